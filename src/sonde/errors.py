@@ -1,0 +1,83 @@
+"""Every error Sonde raises on purpose.
+
+```
+SondeError                    cause + remedy + exit code
+├── UsageError                exit 2: the call was wrong (unknown pid, bad value, no such format)
+├── HostError                 exit 3: this machine cannot, with the remedy
+│   ├── PermissionDenied      a capability is missing: which one, and how to grant it
+│   ├── KernelUnsupported     no BTF, lockdown, a feature the kernel lacks
+│   └── MissingDependency     a library or program that the command needs
+├── CaptureError              exit 1: a capture cannot be read
+│   ├── NotACapture           foreign file
+│   ├── CaptureTruncated      nothing readable is left (a cut tail alone is a warning, not an error)
+│   └── CaptureTooNew         written by a newer version
+├── SinkError                 exit 1: output cannot be written (disk full, no permission)
+└── InternalError             exit 1: a bug of ours, reported as such
+```
+
+A message is one line; a remedy is one imperative sentence. Only `sonde.cli` prints them.
+"""
+
+from __future__ import annotations
+
+
+class SondeError(Exception):
+    """Base of every deliberate error: what went wrong and what mends it."""
+
+    exit_code = 1
+
+    def __init__(self, cause: str, remedy: str = "") -> None:
+        super().__init__(cause)
+        self.cause = cause
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.cause} ({self.remedy})" if self.remedy else self.cause
+
+
+class UsageError(SondeError):
+    """The call itself was wrong."""
+
+    exit_code = 2
+
+
+class HostError(SondeError):
+    """This machine cannot do it."""
+
+    exit_code = 3
+
+
+class PermissionDenied(HostError):
+    """A capability is missing."""
+
+
+class KernelUnsupported(HostError):
+    """The running kernel lacks what is needed."""
+
+
+class MissingDependency(HostError):
+    """A library or program is missing."""
+
+
+class CaptureError(SondeError):
+    """A capture cannot be read."""
+
+
+class NotACapture(CaptureError):
+    """The file is no Sonde capture."""
+
+
+class CaptureTruncated(CaptureError):
+    """The file ends before its first whole chunk."""
+
+
+class CaptureTooNew(CaptureError):
+    """A newer Sonde wrote the file."""
+
+
+class SinkError(SondeError):
+    """Output could not be written."""
+
+
+class InternalError(SondeError):
+    """A defect of Sonde itself."""
