@@ -66,6 +66,9 @@ struct {
 	__uint(max_entries, 256 * 1024);
 } wait_spans SEC(".maps");
 
+/* Puts the layout of the ring's records into the object's BTF. */
+const struct wait_span *wait_span_layout __attribute__((unused));
+
 static __always_inline u32 state_of(struct task_struct *task)
 {
 	if (bpf_core_field_exists(task->__state))

@@ -1,0 +1,102 @@
+"""Sonde's native part, as Python sees it. Raises OSError with the kernel's number where it refuses."""
+
+from collections.abc import Mapping, Sequence
+
+Row = tuple[int, ...]
+Stack = tuple[int, list[int], list[int]]
+"""(id, kernel addresses, user addresses), leaf first."""
+
+class Bpf:
+    """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
+
+    `knobs` set the object's `const volatile` globals by name; `share` makes it use a map of
+    another object; `skip` names programs that are not to be loaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        knobs: Mapping[str, int],
+        share: Mapping[str, Bpf] = ...,
+        skip: Sequence[str] = ...,
+    ) -> None: ...
+    def attach(self, program: str) -> int:
+        """Attach where the program's section says (tp_btf, iter). Returns a link."""
+
+    def attach_sampling(self, program: str, hz: int) -> int:
+        """Run a program `hz` times a second on every online CPU. Returns a link."""
+
+    def attach_uprobes(
+        self, path: str, sites: Sequence[tuple[int, int]], entry: str, exit: str | None, multi: bool
+    ) -> int:
+        """Probe (file offset, cookie) sites of a file, all or none. Returns a link."""
+
+    def detach(self, link: int) -> None: ...
+    def walk(self, link: int) -> None:
+        """Run an iterator program to its end."""
+
+    def fields(self, rows: str) -> list[str]:
+        """Names of a drained row's fields, key first."""
+
+    def drain(self, rows: str) -> list[Row]:
+        """Take all rows since the last call; none is lost or seen twice."""
+
+    def stacks(self, ids: Sequence[int]) -> list[Stack]:
+        """The frames of those of the stacks that are still kept."""
+
+    def clear_stacks(self) -> int:
+        """Forget all stacks, to make room. Returns how many there were."""
+
+    def drain_ring(self, ring: str, of: str, limit: int) -> Columns:
+        """Take up to `limit` records of struct `of` from a ring."""
+
+    def losses(self) -> list[int]:
+        """Losses since the load, indexed as `enum sonde_loss`."""
+
+    def set_array(self, map: str, index: int, value: bytes) -> None: ...
+    def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...
+    def delete_hash(self, map: str, key: bytes) -> None: ...
+    def map_bytes(self) -> int:
+        """Kernel memory of the object's maps."""
+
+class Columns:
+    """Records from a ring, kept packed."""
+
+    def __len__(self) -> int: ...
+    def column(self, name: str) -> list[int]: ...
+    def distinct(self, names: Sequence[str]) -> list[list[int]]:
+        """Distinct combinations of some fields, as unsigned 64-bit numbers."""
+
+    def ints(self, name: str, unit: int = 1) -> Column:
+        """For the encoder: values rounded down to a multiple of `unit`."""
+
+    def texts(self, name: str, names: Mapping[int, str], other: str) -> Column:
+        """For the encoder: each value by its name."""
+
+class Column:
+    """A column ready for the encoder."""
+
+class ProcessEvents:
+    """What processes of the whole machine do, as it happens.
+
+    ("mmap", time_ns, pid, tid, address, length, file_offset, major, minor, inode, "", path)
+    ("comm", time_ns, pid, tid, name, is_exec)
+    ("fork" | "exit", time_ns, pid, parent_pid, tid, parent_tid)
+    """
+
+    lost: int
+    def __init__(self) -> None: ...
+    def wait(self, timeout_ms: int) -> bool: ...
+    def filenos(self) -> list[int]: ...
+    def drain(self) -> list[tuple[object, ...]]: ...
+
+def encode_chunk(
+    meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]
+) -> bytes:
+    """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values."""
+
+def tables_contract() -> str:
+    """abi/tables.json as compiled in."""
+
+def tracepoint_arguments(name: str) -> int | None:
+    """How many arguments the running kernel hands to programs on a tracepoint."""
