@@ -96,17 +96,38 @@ struct wait_span {
 
 /* ---- device calls ---- */
 
-/* How to read one call of a device API; filled from the tables in src/sonde/apis. -1: no such argument. */
+/* How a call tells what became of it. */
+enum call_result {
+	RESULT_STATUS, /* returns its status, 0 is success */
+	RESULT_HANDLE, /* returns a handle, zero is failure; its status goes where status_arg points */
+	RESULT_NONE, /* returns nothing */
+};
+
+#define CALL_FAILED (-2147483647 - 1) /* status of a failure that gave no number */
+
+/*
+ * How to read one call of a device API; filled from the tables in src/sonde/apis. Arguments are
+ * numbered in integer words: registers first, then the stack (where structs passed by value and
+ * larger than two words lie, word by word). -1: no such argument.
+ */
 struct call_spec {
-	__s8 bytes_arg;	     /* argument that holds a size in bytes */
-	__s8 bytes_times[2]; /* further arguments to multiply it with (2-D, 3-D copies) */
-	__s8 bytes_at_arg;   /* argument that points to a vector of 3 size_t, their product is the size */
-	__s8 direction_arg;  /* argument that holds the direction of a copy */
-	__u8 direction;	     /* fixed direction where there is no such argument */
-	__u8 level;	     /* APIs that nest: 1 runtime, 2 driver; the outermost counts */
-	__u8 status_ok_nonzero; /* the call returns a handle: zero is failure */
-	__s8 status_ptr_arg; /* argument that points to where the status is written */
-	__u8 unused[7];
+	__s8 size_arg[3]; /* bytes = scale * the product of these */
+	__s8 vector_arg;  /* * the product of the vector_len size_t at vector_at behind this */
+	__u16 vector_at;
+	__u8 vector_len;
+	__u8 result;	      /* enum call_result */
+	__u32 scale;	      /* 0: the call has no size */
+	__u32 direction_mask; /* of the direction's value, as the API numbers it */
+	__s8 direction_arg;   /* holds the direction, or */
+	__u8 direction_len;   /* points to this many ints at direction_at: it, or both ends */
+	__s8 blocking_arg;    /* non-zero: the call waits for its end */
+	__s8 status_arg;      /* points to where the status is written */
+	__u16 direction_at[2];
+};
+
+enum call_flags {
+	CALL_BLOCKING = 1,
+	CALL_GOING_ON = 2, /* time of a call that has not returned yet: it adds no count */
 };
 
 struct call_key {
@@ -114,18 +135,19 @@ struct call_key {
 	__u32 tid;
 	__u64 start_ns;
 	__u64 stack_id; /* 0: not among the sampled */
-	__u32 call_id;
+	__u32 site;	/* one function of one file: index into `sites` */
 	__s32 status;
-	__u32 direction;
-	__u32 unused;
+	__u32 direction; /* as the API numbers it */
+	__u32 flags;
 };
 
 struct call_value {
 	__u64 count;
+	__u64 nested; /* probed calls inside these: they count as part of them */
 	__u64 ns;
 	__u64 bytes;
 	__u64 weight_count;
-	__u64 weight_ns;
+	__u64 weight_ns; /* whole calls, in the interval of their return */
 	__u64 weight_bytes;
 	__u64 max_ns;
 };
@@ -138,10 +160,10 @@ struct call_span {
 	__u64 bytes;
 	__u32 tgid;
 	__u32 tid;
-	__u32 call_id;
+	__u32 site;
 	__s32 status;
 	__u32 direction;
-	__u32 unused;
+	__u32 flags;
 };
 
 #endif
