@@ -276,9 +276,9 @@ int BPF_PROG(on_new, struct task_struct *task)
 }
 
 /*
- * Run by user space over all tasks at the start and at the end of each interval: threads that wait
- * already are taken in, and the waits in progress are summed up to now, so that what never ends
- * (a hang, a server's accept) is seen while it lasts.
+ * Run by user space over all tasks at the start and before each chunk: threads that wait already are
+ * taken in, and the waits in progress are summed up to now, so that what never ends (a hang, a
+ * server's accept) is seen while it lasts.
  */
 SEC("iter/task")
 int on_walk(struct bpf_iter__task *ctx)
@@ -290,7 +290,8 @@ int on_walk(struct bpf_iter__task *ctx)
 	u64 now, from;
 	long n;
 
-	if (!task || !task->pid || !watched(task->tgid) || task->on_cpu)
+	/* Kernel threads sleep until there is work: their long waits tell nothing. */
+	if (!task || !task->pid || task->flags & PF_KTHREAD || task->on_cpu || !watched(task->tgid))
 		return 0;
 	w = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!w) {

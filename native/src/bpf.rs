@@ -304,12 +304,11 @@ impl Bpf {
         Ok(py.detach(|| maps::stacks(fd, size, &ids)))
     }
 
-    /// Forget every stack: ids seen from now on can be looked up again.
-    fn clear_stacks(&self, py: Python<'_>) -> PyResult<usize> {
-        let map = self.map("stacks")?;
-        let (fd, key_size, value_size) = (map.fd, map.key_size, map.value_size);
-        let taken = py.detach(|| maps::take_all(fd, key_size, value_size, 1024))?;
-        Ok(taken.0.len() / key_size)
+    /// Make room: drop these stacks. One that is seen again is stored again.
+    fn forget_stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<()> {
+        let fd = self.map("stacks")?.fd;
+        py.detach(|| ids.iter().for_each(|id| drop(maps::delete(fd, &id.to_ne_bytes()))));
+        Ok(())
     }
 
     /// Empty a ring of records of one struct.

@@ -70,6 +70,24 @@ impl Columns {
         Ok(Column::Ints { values: self.values(field).map(|v| v / unit * unit).collect() })
     }
 
+    /// A column of zeros for the encoder.
+    fn zeros(&self) -> Column {
+        Column::Ints { values: vec![0; self.__len__()] }
+    }
+
+    /// A column for the encoder that says the same in every row.
+    fn constant(&self, text: String) -> Column {
+        Column::Texts { values: vec![text; self.__len__()] }
+    }
+
+    /// The records in which one field is smaller than another.
+    fn where_less(&self, smaller: &str, larger: &str) -> PyResult<Self> {
+        let (smaller, larger) = (self.field(smaller)?, self.field(larger)?);
+        let kept = self.rows.chunks_exact(self.layout.size);
+        let kept = kept.filter(|row| smaller.read(row) < larger.read(row));
+        Ok(Self { layout: self.layout.clone(), rows: kept.flatten().copied().collect() })
+    }
+
     /// A text column for the encoder: each value by its name, `other` where it has none.
     fn texts(&self, name: &str, names: HashMap<i64, String>, other: String) -> PyResult<Column> {
         let field = self.field(name)?;

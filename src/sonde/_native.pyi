@@ -6,6 +6,8 @@ Row = tuple[int, ...]
 Stack = tuple[int, list[int], list[int]]
 """(id, kernel addresses, user addresses), leaf first."""
 
+VERSION: str
+
 class Bpf:
     """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
 
@@ -44,8 +46,8 @@ class Bpf:
     def stacks(self, ids: Sequence[int]) -> list[Stack]:
         """The frames of those of the stacks that are still kept."""
 
-    def clear_stacks(self) -> int:
-        """Forget all stacks, to make room. Returns how many there were."""
+    def forget_stacks(self, ids: Sequence[int]) -> None:
+        """Drop stacks to make room; one that is seen again is stored again."""
 
     def drain_ring(self, ring: str, of: str, limit: int) -> Columns:
         """Take up to `limit` records of struct `of` from a ring."""
@@ -69,6 +71,11 @@ class Columns:
 
     def ints(self, name: str, unit: int = 1) -> Column:
         """For the encoder: values rounded down to a multiple of `unit`."""
+
+    def zeros(self) -> Column: ...
+    def constant(self, text: str) -> Column: ...
+    def where_less(self, smaller: str, larger: str) -> Columns:
+        """The records in which one field is smaller than another."""
 
     def texts(self, name: str, names: Mapping[int, str], other: str) -> Column:
         """For the encoder: each value by its name."""
