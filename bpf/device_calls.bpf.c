@@ -23,8 +23,6 @@
 
 #define MAX_SITES 4096
 
-const volatile u64 stack_gap_ns = 10000000;
-const volatile u32 stack_odds = 64;
 const volatile u64 long_ns = 1000000; /* a call this long always gets a stack and a span */
 const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this rate, per thread */
 
@@ -55,7 +53,7 @@ struct in_call {
 	u64 start_ns;	/* of the process */
 	u64 bytes;
 	u64 status_at; /* where the call writes its status, 0: nowhere */
-	u64 stack_taken_ns;
+	struct stack_chance chance;
 	u64 span_second_ns; /* the second that `spans` counts in */
 	u32 spans;
 	u32 site;
@@ -331,10 +329,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 		return 0;
 	}
 	ns = now - call->began_ns;
-	if (ns >= long_ns || now - call->stack_taken_ns >= stack_gap_ns)
-		weight = 1;
-	else if (bpf_get_prandom_u32() % stack_odds == 0)
-		weight = stack_odds;
+	weight = ns >= long_ns ? 1 : stack_weight(&call->chance, call->site, now);
 	key.tgid = task->tgid;
 	key.tid = task->pid;
 	key.start_ns = call->start_ns;
@@ -342,10 +337,8 @@ static __always_inline int leave(struct pt_regs *ctx)
 	key.status = status_of(ctx, call);
 	key.direction = call->direction;
 	key.flags = call->flags;
-	if (weight) {
-		call->stack_taken_ns = now;
+	if (weight)
 		key.stack_id = take_stack(ctx, call, key.tgid);
-	}
 	if (span_due(call, now))
 		keep_span(call, &key, now);
 	v = row_of(&device_calls, &key, &zero);

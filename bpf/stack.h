@@ -36,6 +36,46 @@ static __always_inline void count_loss(u32 which)
 		(*n)++;
 }
 
+/*
+ * Which of a thread's events get a stack. The chance is settled before the event's size is known and
+ * the event counts for its inverse, so sums of weights are unbiased; events that come seldom, or
+ * after another kind, get one for sure, so that the sums are steady too. About one stack in
+ * `stack_gap_ns` a thread, whatever its rate.
+ */
+struct stack_chance {
+	u64 taken_ns; /* last stack */
+	u64 last_ns;  /* last event */
+	u64 mean_ns;  /* mean gap between events, lately */
+	s32 kind;     /* of the last event */
+};
+
+const volatile u64 stack_gap_ns = 10000000;
+const volatile u32 stack_odds = 1024; /* one in so many at the least */
+
+/* The weight with which this event gets a stack, 0 for none. */
+static __always_inline u32 stack_weight(struct stack_chance *c, s32 kind, u64 now)
+{
+	u64 since_stack = now - c->taken_ns, gap = now - c->last_ns, odds;
+	bool another = kind != c->kind;
+
+	c->mean_ns += (gap >> 3) - (c->mean_ns >> 3);
+	c->last_ns = now;
+	c->kind = kind;
+	if (since_stack < stack_gap_ns && !(another && since_stack >= stack_gap_ns / 8)) {
+		odds = stack_gap_ns / (c->mean_ns + 1);
+		if (odds > stack_odds)
+			odds = stack_odds;
+		if (odds > 1) {
+			if (bpf_get_prandom_u32() % odds)
+				return 0;
+			c->taken_ns = now;
+			return odds;
+		}
+	}
+	c->taken_ns = now;
+	return 1;
+}
+
 static __always_inline u32 walk_kernel(void *ctx, struct sonde_stack *s)
 {
 	long n = bpf_get_stack(ctx, s->kernel, sizeof(s->kernel), 0);

@@ -7,8 +7,7 @@
  *
  * A thread that was pushed aside while ready has no blocked part. The stack is taken at switch-out,
  * where it is cheap and the address space is still there, but the duration is not known yet; so it
- * is sampled: surely when the thread's last one is `stack_gap_ns` old, else by chance 1/stack_odds,
- * and the wait carries the inverse of its chance as weight. Sums of weights are unbiased.
+ * is sampled (stack_weight), and the wait carries the inverse of its chance as weight.
  *
  * Everything in on_switch runs under the run-queue lock: it is kept short.
  */
@@ -26,8 +25,6 @@
 #define TASK_DEAD (0x10 | 0x20 | 0x80)
 
 const volatile bool switch_has_state = false; /* sched_switch hands the state over (5.18) */
-const volatile u64 stack_gap_ns = 10000000;
-const volatile u32 stack_odds = 64;
 const volatile u64 span_min_ns = 10000000; /* waits at least this long become spans */
 
 SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 16384)
@@ -38,7 +35,7 @@ struct waiting {
 	u64 counted_ns;	 /* summed up to here; taken by atomic exchange: on_switch or the walk */
 	u64 wake_ns;	 /* last wake-up */
 	u64 stack_id;
-	u64 stack_taken_ns;
+	struct stack_chance chance;
 	u64 start_ns;	 /* of the process */
 	u32 weight;	 /* inverse chance of the stack; 0: none taken */
 	s32 reason;
@@ -193,17 +190,11 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->start_ns = start_of(prev);
 	w->reason = reason_of(prev, state, preempted);
 	w->stack_id = 0;
-	w->weight = 0;
 	kernel_thread = prev->flags & PF_KTHREAD;
-	if (now - w->stack_taken_ns >= stack_gap_ns)
-		w->weight = 1;
-	else if (!kernel_thread && bpf_get_prandom_u32() % stack_odds == 0)
-		w->weight = stack_odds;
+	w->weight = stack_weight(&w->chance, w->reason, now);
 	s = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
-	if (s) {
-		w->stack_taken_ns = now;
+	if (s)
 		w->stack_id = stack_take(ctx, s, w->start_ns ^ prev->tgid, !kernel_thread);
-	}
 	w->began_ns = now;
 	__sync_lock_test_and_set(&w->counted_ns, now);
 }

@@ -101,7 +101,6 @@ class Agent:
                     kernel,
                     span_min_ns=int(config.wait_span_ms * 1e6),
                     stack_gap_ns=int(config.stack_gap_ms * 1e6),
-                    stack_odds=config.stack_odds,
                 )
             )
         return collectors

@@ -39,9 +39,7 @@ class Config:
     wait_span_ms: float = 10.0
     """Waits at least this long are kept one by one."""
     stack_gap_ms: float = 10.0
-    """A thread's wait or call gets a stack for sure when its last one is this old."""
-    stack_odds: int = 64
-    """Otherwise one in so many gets one, and counts for so many."""
+    """About how often a thread's waits, and its calls, get a stack; each then counts for those without."""
     probe_budget: float = 0.01
     """Share of one core that probes on device calls may cost before some are taken off."""
 
@@ -52,7 +50,6 @@ class Config:
         _between("chunk_s", self.chunk_s, self.tick_s, 600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
-        _between("stack_odds", self.stack_odds, 1, 65_536)
         _between("probe_budget", self.probe_budget, 0, 1)
         if self.pids is not None and not self.pids:
             raise UsageError("no process to watch", "name at least one pid, or none at all")

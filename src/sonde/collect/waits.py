@@ -24,9 +24,7 @@ class WaitCollector:
 
     name = "waits"
 
-    def __init__(
-        self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int, stack_odds: int
-    ) -> None:
+    def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
         arguments = _native.tracepoint_arguments("sched_switch")
         self._bpf = kernel.load(
             "waits",
@@ -34,7 +32,6 @@ class WaitCollector:
                 "switch_has_state": int((arguments or 0) >= 4),
                 "span_min_ns": span_min_ns,
                 "stack_gap_ns": stack_gap_ns,
-                "stack_odds": stack_odds,
             },
         )
         self._links: list[int] = []
