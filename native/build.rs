@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Compiles every BPF program with clang; the objects are embedded in the library.
 use std::{env, fs, path::PathBuf, process::Command};
 
