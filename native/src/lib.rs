@@ -6,15 +6,20 @@ use pyo3::prelude::*;
 mod bpf;
 mod chunk;
 mod columns;
+mod elf;
 mod layout;
 mod maps;
 mod perf;
+mod symbols;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     bpf::register(module)?;
     chunk::register(module)?;
     columns::register(module)?;
+    elf::register(module)?;
     perf::register(module)?;
+    symbols::register(module)?;
     Ok(())
 }

@@ -107,3 +107,90 @@ def tables_contract() -> str:
 
 def tracepoint_arguments(name: str) -> int | None:
     """How many arguments the running kernel hands to programs on a tracepoint."""
+
+class FunctionSite:
+    """A function of an ELF file, under one of its names."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> int:
+        """As linked, without the address that the file is loaded at."""
+
+    @property
+    def offset(self) -> int:
+        """Of its first instruction in the file."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of code, 0 unknown."""
+
+def build_id(path: str) -> str:
+    """The build id of an ELF file in hex, '' where it has none or is no ELF file."""
+
+def find_functions(path: str, names: Sequence[str]) -> list[FunctionSite]:
+    """Functions that a file defines under one of `names`, each (name, address) once.
+
+    Looks in .dynsym and .symtab, with versions (name@@VERSION) told under the plain name. Indirect
+    functions (IFUNC) are left out. A file that is no readable ELF file has none.
+    """
+
+def probe_site(path: str, offset: int, size: int) -> tuple[int, str, str]:
+    """Where a uprobe on the entry of a function is cheap: (file offset, class, instruction there).
+
+    Classes: `emulated`; `nop` (of several bytes: emulated by Linux 6.18 and newer, single-stepped
+    by older ones); `single-step` (some 20 times as dear, offset unchanged); `unknown` (not x86,
+    offset unchanged). Between `offset` and the site nothing changes the stack pointer or an
+    argument register, and nothing in the function jumps there, so that entry and return probes see
+    what they would see at the start. `size` 0 is unknown: the site then stays at the start.
+    """
+
+def kernel_build_id() -> str:
+    """The build id of the running kernel in hex, '' where it cannot be read."""
+
+class Symbolizer:
+    """Names of functions by address. Demangled, at most 1,024 bytes long, no control characters.
+
+    Keeps an index (12 bytes a function, names excluded) of the ELF files used last, `cache_bytes`
+    in all, and one table of the kernel's functions (about 40 bytes each). Files are read, not
+    mapped. May be used by several threads.
+    """
+
+    def __init__(self, cache_bytes: int = ...) -> None: ...
+    def elf(self, path: str, file_offsets: Sequence[int]) -> list[tuple[str, int] | None]:
+        """(function, offset in it) for each file offset, None where no symbol covers it.
+
+        Symbols come from .symtab, else from the distribution's debug file of the same build id,
+        else from .dynsym. All None where it is no readable ELF file.
+        """
+
+    def kernel(self, addresses: Sequence[int]) -> list[tuple[str, int, str, int] | None]:
+        """(function, offset in it, module, offset from the base of that module) for each address.
+
+        The module is '' for the kernel itself. All None without the privilege to see addresses.
+        """
+
+    def drop(self, path: str) -> bool:
+        """Forget a file. Returns whether it was known."""
+
+    def usage(self) -> tuple[int, int, int, int, int]:
+        """(files, their bytes, files dropped to make room, kernel functions, their bytes)"""
+
+class PerfMap:
+    """What a just-in-time compiler wrote into a perf map, by address. Newer lines win."""
+
+    def __init__(self, max_entries: int = ..., max_name_bytes: int = ...) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def offset(self) -> int:
+        """Bytes of the file read so far."""
+
+    @property
+    def left_out(self) -> int:
+        """Lines for which there was no room."""
+
+    def read(self, fd: int) -> int:
+        """Read what was appended since the last call, at most 8 MiB of it. Returns the bytes."""
+
+    def find(self, address: int) -> str | None:
+        """Name of the code at an address."""
