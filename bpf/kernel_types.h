@@ -53,6 +53,14 @@ enum bpf_map_type {
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
+typedef struct {
+	int counter;
+} atomic_t;
+
+struct signal_struct {
+	atomic_t live; /* threads that have not exited */
+};
+
 struct task_struct {
 	unsigned int __state;
 	unsigned int flags;
@@ -61,6 +69,7 @@ struct task_struct {
 	int tgid;
 	u64 start_boottime;
 	struct task_struct *group_leader;
+	struct signal_struct *signal;
 };
 
 /* Before 5.14 the field had another name. */

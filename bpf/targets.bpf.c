@@ -26,7 +26,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 {
 	u32 tgid = task->tgid;
 
-	if (task->pid == task->tgid)
+	if (!BPF_CORE_READ(task, signal, live.counter)) /* the last of its threads */
 		bpf_map_delete_elem(&targets, &tgid);
 	return 0;
 }
