@@ -30,6 +30,16 @@ IDLE_SHARE = 0.9
 _RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
 """Where a waiting thread nearly always stands; what called into them is the better answer."""
 
+_LOSS_TEXT = {
+    "stack_map_full": "stacks that found no room; their weight is kept, their frames are not",
+    "count_map_full": "rows that found no room; their weight is gone",
+    "task_storage": "events of threads that could not be followed",
+    "ring_full": "single waits or calls not kept one by one; totals hold them",
+    "user_stack": "user stacks that could not be read; kernel frames only",
+    "nested_call": "calls that began in one that never returned",
+    "targets_full": "children of watched processes that could not be watched",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Where:
@@ -271,7 +281,7 @@ def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCall
 def losses(session: Session) -> list[Loss]:
     """Everything that is known to be missing: what the recorder lost and what cannot be read."""
     found = [
-        Loss(name, value or 0.0, text)
+        Loss(name, value or 0.0, text or _LOSS_TEXT.get(name.rpartition(".")[2], ""))
         for name, value, text in session.rows(
             "SELECT name, sum(value), max(text) FROM event WHERE kind = 'loss' "
             "GROUP BY name HAVING sum(value) <> 0 ORDER BY 2 DESC, 1"
@@ -280,11 +290,11 @@ def losses(session: Session) -> list[Loss]:
     info = session.info
     if info.chunks_damaged:
         text = f"{info.damaged_bytes:,} bytes of the file are damaged and were left out"
-        found.append(Loss("chunks_damaged", info.chunks_damaged, text))
+        found.append(Loss("chunks damaged", info.chunks_damaged, text))
     if info.chunks_missing:
-        found.append(Loss("chunks_missing", info.chunks_missing, "chunks never reached the file"))
+        found.append(Loss("chunks missing", info.chunks_missing, "they never reached the file"))
     if info.tail_bytes:
-        found.append(Loss("tail_cut", info.tail_bytes, "bytes of an unfinished chunk at the end"))
+        found.append(Loss("bytes cut", info.tail_bytes, "of an unfinished chunk at the end"))
     return found
 
 
