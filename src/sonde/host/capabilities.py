@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -116,9 +117,9 @@ def without_root() -> str:
 
 def _command() -> str:
     """The command to repeat with privileges; for any but record itself, `sonde record`."""
-    script = Path(sys.argv[0])
     # sudo has a PATH of its own, so name the script by its place.
-    program = str(script.resolve()) if script.name == "sonde" else "sonde"
+    started_as = Path(sys.argv[0])
+    program = (shutil.which(started_as) if started_as.name == "sonde" else None) or "sonde"
     arguments = sys.argv[1:] if sys.argv[1:2] == ["record"] else ["record"]
     return shlex.join([program, *arguments])
 
