@@ -30,8 +30,7 @@ int on_sample(struct bpf_perf_event_data *ctx)
 	if (!s || !key.tid || !watched(key.tgid))
 		return 0;
 	key.start_ns = start_of(task);
-	key.stack_id = stack_take(ctx, s, key.start_ns ^ key.tgid,
-				  !(BPF_CORE_READ(task, flags) & PF_KTHREAD));
+	key.stack_id = stack_take(ctx, s, key.start_ns ^ key.tgid, has_user_frames(task));
 	row = row_of(&samples, &key, &zero);
 	if (row)
 		row->count++;

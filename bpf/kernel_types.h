@@ -68,6 +68,7 @@ struct task_struct {
 	int pid;
 	int tgid;
 	u64 start_boottime;
+	struct mm_struct *mm;
 	struct task_struct *group_leader;
 	struct signal_struct *signal;
 };

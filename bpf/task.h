@@ -3,6 +3,8 @@
 #ifndef SONDE_TASK_H
 #define SONDE_TASK_H
 
+#define PF_IO_WORKER 0x00000010 /* a kernel thread of io_uring, in the process it works for */
+#define PF_USER_WORKER 0x00004000
 #define PF_KTHREAD 0x00200000
 
 /* Watched processes, shared by all objects and kept by targets.bpf.c; unused unless filter_targets. */
@@ -21,6 +23,13 @@ static __always_inline bool watched(u32 tgid)
 	if (self_tgid && tgid == self_tgid)
 		return false;
 	return !filter_targets || bpf_map_lookup_elem(&targets, &tgid);
+}
+
+/* Kernel threads never had user frames; a thread that is exiting has given its memory back. */
+static __always_inline bool has_user_frames(struct task_struct *task)
+{
+	return BPF_CORE_READ(task, mm) &&
+	       !(BPF_CORE_READ(task, flags) & (PF_KTHREAD | PF_USER_WORKER | PF_IO_WORKER));
 }
 
 static __always_inline u64 start_of(struct task_struct *task)

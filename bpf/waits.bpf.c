@@ -177,7 +177,6 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	const u32 slot = 0;
 	struct waiting *w;
 	struct sonde_stack *s;
-	bool kernel_thread;
 
 	if (!preempted && (state & TASK_DEAD))
 		return;
@@ -190,11 +189,10 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->start_ns = start_of(prev);
 	w->reason = reason_of(prev, state, preempted);
 	w->stack_id = 0;
-	kernel_thread = prev->flags & PF_KTHREAD;
 	w->weight = stack_weight(&w->chance, w->reason, now);
 	s = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
 	if (s)
-		w->stack_id = stack_take(ctx, s, w->start_ns ^ prev->tgid, !kernel_thread);
+		w->stack_id = stack_take(ctx, s, w->start_ns ^ prev->tgid, has_user_frames(prev));
 	w->began_ns = now;
 	__sync_lock_test_and_set(&w->counted_ns, now);
 }

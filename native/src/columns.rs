@@ -22,6 +22,16 @@ pub enum Column {
     Texts { values: Vec<String> },
 }
 
+#[pymethods]
+impl Column {
+    fn __len__(&self) -> usize {
+        match self {
+            Self::Ints { values } => values.len(),
+            Self::Texts { values } => values.len(),
+        }
+    }
+}
+
 impl Columns {
     pub fn new(layout: Layout, rows: Vec<u8>) -> Self {
         Self { layout, rows }

@@ -83,6 +83,8 @@ class Columns:
 class Column:
     """A column ready for the encoder."""
 
+    def __len__(self) -> int: ...
+
 class ProcessEvents:
     """What processes of the whole machine do, as it happens.
 

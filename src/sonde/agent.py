@@ -15,7 +15,7 @@ import platform
 import resource
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -172,7 +172,9 @@ class Agent:
             self._chunk.add(table, rows)
         for part in batch.spans:
             self._chunk.add_part("span", part)
-            self._spans += len(part["tid"]) if isinstance(part["tid"], Sequence) else 0
+            tids = part["tid"]
+            assert isinstance(tids, Sized)
+            self._spans += len(tids)
         self._used_threads |= batch.threads
         self._seen_processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
         self._resolve(batch.stacks)

@@ -13,10 +13,10 @@ from sonde.errors import HostError, InternalError, KernelUnsupported, Permission
 
 LOSSES = (
     "stack_map_full",
-    "row_map_full",
+    "count_map_full",
     "task_storage",
     "ring_full",
-    "user_stack_unreadable",
+    "user_stack",
     "nested_call",
     "targets_full",
 )
