@@ -40,6 +40,9 @@ struct {
 	__uint(max_entries, 1024 * 1024);
 } call_spans SEC(".maps");
 
+/* Keeps the struct in the object's BTF, where the loader reads its layout. */
+const struct call_span *call_span_layout __attribute__((unused));
+
 /*
  * A thread's outermost call. Only programs on the thread itself write to it, one after the other;
  * counted_ns alone is contended, by the walk, and changes hands by atomic exchange. The scratch
