@@ -65,7 +65,9 @@ class DeviceWatch:
         """By (pid, function, direction, status)."""
         self.bytes: Counter[tuple[int, str, str, int]] = Counter()
         self.ns: Counter[tuple[int, str, str, int]] = Counter()
-        self.samples: dict[tuple[int, str], list[tuple[int, float, float, float]]] = defaultdict(list)
+        self.samples: dict[tuple[int, str], list[tuple[int, float, float, float]]] = defaultdict(
+            list
+        )
         """By (pid, function): stack, weighted count, ns, bytes."""
         self.stacks: dict[int, tuple[list[int], list[int]]] = {}
         self.spans: list[Mapping[str, object]] = []

@@ -76,7 +76,9 @@ def test_a_python_program_with_the_loader_of_its_wheel(when):
             watch.hear(0.1)
         program.go()
         watch.finish(program)
-        assert any("pyopencl" in text or "libOpenCL-" in text for text in watch.told("probes_attached"))
+        assert any(
+            "pyopencl" in text or "libOpenCL-" in text for text in watch.told("probes_attached")
+        )
         compare(watch, program)
 
 
