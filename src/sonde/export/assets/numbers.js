@@ -39,19 +39,19 @@ const METRICS = {
 
 const KINDS = {
   cpu: {
-    title: "On-CPU", metrics: ["ns", "count"], events: "samples", verb: "running",
+    title: "On-CPU", metrics: ["ns", "count"], events: "samples",
     hint: "Code that the CPUs ran",
   },
   blocked: {
-    title: "Blocked", metrics: ["ns", "count"], events: "waits", verb: "blocked",
-    hint: "Off-CPU: threads that waited for something",
+    title: "Off-CPU: blocked", metrics: ["ns", "count"], events: "waits",
+    hint: "Threads that waited for something",
   },
   runqueue: {
-    title: "Run queue", metrics: ["ns", "count"], events: "waits", verb: "waiting for a CPU",
-    hint: "Off-CPU: threads that were ready and waited for a CPU",
+    title: "Off-CPU: run queue", metrics: ["ns", "count"], events: "waits",
+    hint: "Threads that were ready and waited for a CPU",
   },
   device: {
-    title: "Device calls", metrics: ["ns", "count", "bytes"], events: "calls", verb: "in device calls",
+    title: "Device calls", metrics: ["ns", "count", "bytes"], events: "calls",
     hint: "Calls to a device: time inside them and bytes they moved",
   },
 };

@@ -114,6 +114,7 @@ class Page {
     find("theme").addEventListener("click", () => this.setTheme(this.colours.dark ? "light" : "dark", true));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.setTheme(this.storedTheme()));
     document.addEventListener("keydown", (event) => this.key(event));
+    for (const moved of ["scroll", "resize"]) addEventListener(moved, () => this.showTooltip(-1), { passive: true });
   }
 
   // ---- choices ----
@@ -364,6 +365,18 @@ class Page {
     const table = this.tables[this.tab];
     if (find("table").firstChild !== table.root) find("table").replaceChildren(table.root);
     table.show(this.tableRows());
+    table.note(this.tab === "waits" ? this.bystanderNote() : "", () => {
+      find("bystanders").checked = !this.choice.hideBystanders;
+      this.choose({ hideBystanders: !this.choice.hideBystanders });
+    });
+  }
+
+  bystanderNote() {
+    const hidden = new Set(this.capture.tables.waits.map((row) => row.thread)
+      .filter((thread) => isBystander(this.capture, thread))).size;
+    return !hidden ? "" : this.choice.hideBystanders
+      ? `Show ${grouped(hidden)} threads that slept all the time or are the kernel’s`
+      : "Hide threads that slept all the time or are the kernel’s";
   }
 
   tableRows() {
@@ -374,6 +387,7 @@ class Page {
     if (this.tab === "functions") return this.functionRows(test);
     if (this.tab === "waits") {
       return tables.waits.filter((row) => wanted(threads.process[row.thread])
+        && !(choice.hideBystanders && isBystander(capture, row.thread))
         && test(threadLabel(capture, row.thread), row.reason, row.waker, row.hint, row.binary));
     }
     if (this.tab === "calls") {

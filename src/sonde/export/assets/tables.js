@@ -28,11 +28,12 @@ class DataTable {
     this.limit = SHOWN_ROWS;
     this.body = element("tbody");
     this.more = element("button", { type: "button", class: "more", onclick: () => this.showMore() });
+    this.footnote = element("button", { type: "button", class: "more", hidden: true });
     this.heads = columns.map((column, number) => this.head(column, number));
     this.root = element("div", { class: "sheet" },
       element("table", {}, element("caption", { class: "hidden" }, caption),
         element("thead", {}, element("tr", {}, ...this.heads)), this.body),
-      this.more);
+      this.more, this.footnote);
   }
 
   head(column, number) {
@@ -55,6 +56,13 @@ class DataTable {
   showMore() {
     this.limit *= 5;
     this.render();
+  }
+
+  // A button below the table; '' for none.
+  note(text, onPress) {
+    this.footnote.hidden = !text;
+    this.footnote.textContent = text;
+    this.footnote.onclick = onPress;
   }
 
   render() {
