@@ -95,7 +95,8 @@ def _main() -> None:
     fd = int(sys.argv[1])
     library = ctypes.CDLL(f"/proc/self/fd/{fd}", mode=os.RTLD_NOW | os.RTLD_LOCAL)
     functions = sys.stdin.read().split()
-    json.dump(_ask(library, functions, os.fstat(fd).st_ino), sys.stdout)
+    with os.fdopen(1, "w") as answer:
+        json.dump(_ask(library, functions, os.fstat(fd).st_ino), answer)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,9 @@ static int note(const char *function, const char *direction, size_t bytes, int s
 {
 	int i = 0;
 
-	while (truth[i].function && (strcmp(truth[i].function, function) ||
-				     strcmp(truth[i].direction, direction) || truth[i].status != status))
+	while (truth[i].function &&
+	       (strcmp(truth[i].function, function) || strcmp(truth[i].direction, direction) ||
+		truth[i].status != status))
 		i++;
 	truth[i].function = function;
 	truth[i].direction = direction;
@@ -77,7 +78,8 @@ static void runtime(long i)
 	CALL("d2h", size, cudaMemcpyAsync, pinned, other, size, cudaMemcpyDeviceToHost, stream);
 	CALL("-", 0, cudaStreamSynchronize, stream);
 	CALL("h2d", 48 * 8, cudaMemcpy2D, there, 64, host, 128, 48, 8, cudaMemcpyHostToDevice);
-	CALL("d2h", 32 * 4, cudaMemcpy2DAsync, host, 64, there, 64, 32, 4, cudaMemcpyDeviceToHost, stream);
+	CALL("d2h", 32 * 4, cudaMemcpy2DAsync, host, 64, there, 64, 32, 4, cudaMemcpyDeviceToHost,
+	     stream);
 	CALL("-", 64 * 8 * 4, cudaMalloc3D, &cube, extent);
 	parms.srcPtr.ptr = host;
 	parms.srcPtr.pitch = 64;
@@ -135,7 +137,8 @@ static void graphs(long count)
 typedef void *(*find_fn)(const char *symbol);
 
 static void *library;
-static CUresult (*get_proc)(const char *, void **, int, cuuint64_t, CUdriverProcAddressQueryResult *);
+static CUresult (*get_proc)(const char *, void **, int, cuuint64_t,
+			    CUdriverProcAddressQueryResult *);
 
 /* As exported: the headers map cuMemAlloc to the symbol cuMemAlloc_v2, and so do we. */
 static void *exported(const char *function)

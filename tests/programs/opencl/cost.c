@@ -32,7 +32,8 @@ ENTRY_POINT int clFinish(void *queue)
 }
 
 ENTRY_POINT int clEnqueueWriteBuffer(void *queue, void *buffer, unsigned blocking, size_t offset,
-				     size_t size, const void *host, unsigned n, void *list, void *event)
+				     size_t size, const void *host, unsigned n, void *list,
+				     void *event)
 {
 	volatile char room[32];
 
