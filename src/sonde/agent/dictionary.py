@@ -44,7 +44,7 @@ class Dictionary:
         self.processes: set[ProcessKey] = set()
         """Every process that rows spoke of."""
         self.forgotten = 0
-        """Stacks that rows refer to after they were dropped: a wait may last longer than its stack."""
+        """Stacks dropped before all rows that refer to them had come: some waits last long."""
 
     def take(self, batch: Batch) -> None:
         """Note what a batch refers to, and resolve the stacks that are new.
