@@ -57,7 +57,7 @@ def test_a_killed_recorder_leaves_nothing_in_the_kernel(record):
 def test_a_full_disk_ends_the_recording_and_keeps_what_there_is(record, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
     busy = run(sys.executable, "-c", "while True: sum(range(1000))")
     try:
         flags = ["-d", "60", "-F", "997"]
