@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The functions of one ELF file by address: 8 bytes a function, all else left in the file.
+//! The functions of one ELF file by address: 10 bytes a function, all else left in the file.
 use std::io::Result;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,11 @@ const MAX_UNSIZED_BYTES: u64 = 64 << 10;
 const MAX_CANDIDATES: usize = 32;
 const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
 
+/// Sizes are kept in units of this, rounded up; a function larger than the largest is asked in the
+/// file.
+const SIZE_UNIT: u64 = 16;
+const LARGEST: u16 = u16::MAX;
+
 struct Entry {
     /// Less `Index::base`.
     start: u32,
@@ -29,6 +34,8 @@ struct Entry {
 pub struct Index {
     base: u64,
     entries: Vec<Entry>,
+    /// Of each entry, in `SIZE_UNIT`; 0 where the symbol does not say.
+    sizes: Vec<u16>,
     table: elf::SectionType,
     /// The file that holds the symbols, where it is another than the one that is run.
     debug_file: Option<PathBuf>,
@@ -65,8 +72,13 @@ impl Source<'_> {
 
 impl Index {
     pub fn build(file: &ElfFile) -> Result<Self> {
-        let mut this =
-            Self { base: 0, entries: Vec::new(), table: elf::SHT_SYMTAB, debug_file: None };
+        let mut this = Self {
+            base: 0,
+            entries: Vec::new(),
+            sizes: Vec::new(),
+            table: elf::SHT_SYMTAB,
+            debug_file: None,
+        };
         if let Some((table, _)) = file.symbol_table(elf::SHT_SYMTAB) {
             this.fill(file, table)?;
         } else if let Some((path, debug)) = debug_file_of(file) {
@@ -102,27 +114,29 @@ impl Index {
             let start = symbol.value.checked_sub(base).and_then(|it| u32::try_from(it).ok());
             if let (Some(start), true) = (start, is_function(&symbol)) {
                 if entries.len() < MAX_FUNCTIONS {
-                    entries.push(Entry { start, symbol: place });
+                    let size = symbol.size.div_ceil(SIZE_UNIT).min(u64::from(LARGEST)) as u16;
+                    entries.push((start, place, size));
                 }
             }
             place += 1;
         })?;
-        entries.sort_unstable_by_key(|it| (it.start, it.symbol));
-        entries.shrink_to_fit();
-        self.entries = entries;
+        entries.sort_unstable();
+        self.sizes = entries.iter().map(|it| it.2).collect();
+        self.entries = entries.iter().map(|&(start, symbol, _)| Entry { start, symbol }).collect();
         Ok(())
     }
 
     pub fn bytes(&self) -> usize {
-        size_of::<Self>() + self.entries.len() * size_of::<Entry>()
+        size_of::<Self>() + self.entries.len() * (size_of::<Entry>() + size_of::<u16>())
     }
 
-    /// For each address (as linked) the function that holds it: its name, how far into it.
-    pub fn find(&self, file: &ElfFile, addresses: &[Option<u64>]) -> Vec<Option<(String, u64)>> {
+    /// For each file offset the function that holds it: its name, how far into it.
+    pub fn find(&self, file: &ElfFile, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
+        let addresses: Vec<_> = offsets.iter().map(|&it| file.address_of(it)).collect();
         let debug = self.debug_file.as_ref().and_then(|path| ElfFile::open(path).ok());
         let file = debug.as_ref().unwrap_or(file);
         let Some((table, strings)) = file.symbol_table(self.table) else {
-            return addresses.iter().map(|_| None).collect();
+            return offsets.iter().map(|_| None).collect();
         };
         let source = Source { file, table, strings };
         let one = |address: &Option<u64>| {
@@ -138,14 +152,23 @@ impl Index {
         let nearest = before.last()?.start;
         let mut start = None;
         let mut best = None;
-        for entry in before.iter().rev().take(MAX_CANDIDATES) {
+        for (entry, &size) in before.iter().zip(&self.sizes).rev().take(MAX_CANDIDATES) {
             if start.is_some_and(|it| it != entry.start) {
                 break;
+            }
+            let into = at - u64::from(entry.start);
+            let is_far = match size {
+                0 => entry.start != nearest || into >= MAX_UNSIZED_BYTES,
+                LARGEST => false,
+                size => into >= u64::from(size) * SIZE_UNIT,
+            };
+            if is_far {
+                continue;
             }
             let Some(symbol) = source.file.symbol(source.table, entry.symbol) else { continue };
             let is_sized = symbol.size > 0;
             let reach = if is_sized { symbol.size } else { source.reach(&symbol) };
-            if at - u64::from(entry.start) >= reach || !(is_sized || entry.start == nearest) {
+            if into >= reach {
                 continue;
             }
             let raw = source.file.name(source.strings, symbol.name, names::MAX_RAW_BYTES);

@@ -189,20 +189,20 @@ class Resolver:
     ) -> list[KnownFrame | None]:
         """Fill in the frames that are None."""
         wanted: dict[Binary, list[_Place]] = {}
+        missing = [i for i, known in enumerate(frames) if known is None]
+        lookups = [addresses[i] - (i > 0) for i in missing]
         astray = 0
-        for i, known in enumerate(frames):
-            if known is not None:
-                continue
-            address = addresses[i] - (i > 0)
-            mapping = self._mapping(process, address)
+        mappings = self._mappings(process, lookups)
+        for i, address, mapping in zip(missing, lookups, mappings, strict=True):
             if mapping is None:
                 frames[i] = _ASTRAY
                 astray += 1
                 continue  # not kept: it may be mapped soon, and seldom comes twice
-            binary = self._binaries.of(process, mapping)
+            binary = mapping.binary or self._binaries.of(process, mapping)
             if binary is None or binary.holds_no_code:
-                frames[i] = self._generated(process, mapping, address)
-                if frames[i].frame.kind == "unknown":  # type: ignore[union-attr]
+                generated = self._generated(process, mapping, address)
+                frames[i] = generated
+                if generated.frame.kind == "unknown":
                     continue  # not kept: a perf map may name it soon
             else:
                 offset = address - mapping.start + mapping.offset
@@ -241,12 +241,13 @@ class Resolver:
         process.frames[addresses[position] if position else -addresses[0]] = known
 
     @staticmethod
-    def _mapping(process: LiveProcess, address: int) -> Mapping | None:
-        mapping = process.space().find(address)
-        if mapping is None and process.previous is not None:
+    def _mappings(process: LiveProcess, addresses: Sequence[int]) -> list[Mapping | None]:
+        found = process.space().find_all(addresses)
+        if process.previous is not None and None in found:
             # It ran another program earlier in this interval.
-            mapping = process.previous.space().find(address)
-        return mapping
+            before = process.previous.space().find_all(addresses)
+            found = [now or then for now, then in zip(found, before, strict=True)]
+        return found
 
     def _symbolize(
         self, process: LiveProcess, binary: Binary, places: Sequence[_Place]
