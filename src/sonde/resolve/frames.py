@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from sys import intern
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +27,11 @@ from sonde.resolve.mappings import Mapping
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.recent import Recent
+
+try:
+    from _blake2 import blake2b  # hashlib has the same, and loads OpenSSL with it: 4 MB
+except ImportError:
+    from hashlib import blake2b
 
 MAX_FRAMES: Final = 32_768
 """Frames kept by place: by (file, offset), by kernel address, by name of generated code."""
