@@ -1,3 +1,8 @@
 use pyo3::prelude::*;
+
+mod prio;
+
 #[pymodule]
-fn _native(_m: &Bound<'_, PyModule>) -> PyResult<()> { Ok(()) }
+fn _native(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    prio::register(m)
+}
