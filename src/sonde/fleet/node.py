@@ -30,7 +30,10 @@ class Receipt:
 
 
 def make_reports(
-    task: Task, nodes: Sequence[Identity], samples: Sequence[Sequence[int]], time_s: int,
+    task: Task,
+    nodes: Sequence[Identity],
+    samples: Sequence[Sequence[int]],
+    time_s: int,
     threads: int = 1,
 ) -> list[Report]:
     """One report a node; `samples[i]` are the bucket indices of node i."""
@@ -42,11 +45,16 @@ def make_reports(
     reports = []
     for node, id_, (public, leader, helper) in zip(nodes, ids, shares, strict=True):
         blank = Report(task.id, id_, time_s, node.public, public, b"", b"")
-        reports.append(sign(node, replace(
-            blank,
-            leader=seal.seal(leader, task.leader_key, blank.binding(seal.LEADER)),
-            helper=seal.seal(helper, task.helper_key, blank.binding(seal.HELPER)),
-        )))
+        reports.append(
+            sign(
+                node,
+                replace(
+                    blank,
+                    leader=seal.seal(leader, task.leader_key, blank.binding(seal.LEADER)),
+                    helper=seal.seal(helper, task.helper_key, blank.binding(seal.HELPER)),
+                ),
+            )
+        )
     return reports
 
 
@@ -65,8 +73,12 @@ def upload(task: Task, report: bytes, tls: ssl.SSLContext, timeout_s: float = 30
         url.hostname or "", url.port, context=tls, timeout=timeout_s
     )
     try:
-        connection.request("POST", f"/tasks/{task.id.hex()}/reports", report,
-                           {"Content-Type": "application/octet-stream"})
+        connection.request(
+            "POST",
+            f"/tasks/{task.id.hex()}/reports",
+            report,
+            {"Content-Type": "application/octet-stream"},
+        )
         response = connection.getresponse()
         reason = response.read(200).decode("utf-8", "replace")
     except (OSError, http.client.HTTPException) as error:

@@ -18,9 +18,7 @@ def _opendp() -> Any:
     try:
         import opendp.prelude as dp
     except ImportError as error:
-        raise MissingDependency(
-            "OpenDP is not installed", "pip install 'sonde[fleet]'"
-        ) from error
+        raise MissingDependency("OpenDP is not installed", "pip install 'sonde[fleet]'") from error
     dp.enable_features("contrib")
     return dp
 
@@ -100,9 +98,7 @@ def rho_of_epsilon(epsilon: float, delta: float) -> float:
     return low
 
 
-def plan(
-    sensitivity: int, epsilon: float, delta: float, releases: int = 1
-) -> Mechanism:
+def plan(sensitivity: int, epsilon: float, delta: float, releases: int = 1) -> Mechanism:
     """The mechanism of least variance that can release `releases` times within (epsilon, delta)."""
     if epsilon <= 0 or not 0 < delta < 1 or releases < 1 or sensitivity < 1:
         raise UsageError("privacy needs epsilon > 0, 0 < delta < 1 and at least one release")

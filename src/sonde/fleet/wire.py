@@ -2,10 +2,12 @@
 """The messages, in bytes. Big endian; `lp` is a u32 length and as many bytes.
 
 ```
-report        task 32 │ id 16 │ time_s u64 │ node 32 │ public lp │ leader lp │ helper lp │ signature 64
-job           job 16  │ n u32 │ n × item
-  item        id 16 │ time_s u64 │ node 32 │ leader digest 32 │ public lp │ helper lp │ signature 64 │ message lp
-job reply     n u32 │ n × (ok u8 │ reply lp or reason lp)
+report        task 32, id 16, time_s u64, node 32,
+              public lp, leader lp, helper lp, signature 64
+job           job 16, n u32, n × item
+  item        id 16, time_s u64, node 32, leader digest 32,
+              public lp, helper lp, signature 64, message lp
+job reply     n u32, n × (ok u8, reply lp or reason lp)
 ```
 
 A node is its Ed25519 public key. It signs the digests of all parts, so each aggregator checks for
@@ -44,8 +46,9 @@ class Report:
     signature: bytes = b""
 
     def signed(self) -> bytes:
-        return signed_part(self.task, self.id, self.time_s, self.public,
-                           sha256(self.leader).digest(), self.helper)
+        return signed_part(
+            self.task, self.id, self.time_s, self.public, sha256(self.leader).digest(), self.helper
+        )
 
     def binding(self, role: bytes) -> bytes:
         return share_binding(role, self.task, self.id, self.time_s, self.node)
@@ -134,7 +137,9 @@ class Reply:
 
 def encode_replies(replies: Iterable[Reply]) -> bytes:
     parts = [
-        b"\x00" + lp(reply.reason.encode()) if reply.message is None else b"\x01" + lp(reply.message)
+        b"\x00" + lp(reply.reason.encode())
+        if reply.message is None
+        else b"\x01" + lp(reply.message)
         for reply in replies
     ]
     return _LENGTH.pack(len(parts)) + b"".join(parts)

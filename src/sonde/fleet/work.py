@@ -76,8 +76,16 @@ def lead(
             continue
         asked.append(at)
         items.append(
-            Item(report.id, report.time_s, report.node, sha256(report.leader).digest(),
-                 report.public, report.helper, report.signature, message)
+            Item(
+                report.id,
+                report.time_s,
+                report.node,
+                sha256(report.leader).digest(),
+                report.public,
+                report.helper,
+                report.signature,
+                message,
+            )
         )
     answers: list[bytes | None] = [None] * len(opened)
     replies = exchange(items) if items else []
@@ -113,8 +121,12 @@ def help_block(
         except seal.Unreadable:
             refused[item.id] = "malformed"
     messages, faults, aggregate = aggregation.check(
-        keys.verify_key, [i.id for i in good], [i.public for i in good], shares,
-        [i.message for i in good], threads,
+        keys.verify_key,
+        [i.id for i in good],
+        [i.public for i in good],
+        shares,
+        [i.message for i in good],
+        threads,
     )
     block, by_id = Block(aggregate, refused=refused), {}
     for item, message, fault in zip(good, messages, faults, strict=True):
