@@ -51,7 +51,10 @@ def _command(commands: Any, name: str, text: str, example: str) -> argparse.Argu
     return cast(
         argparse.ArgumentParser,
         commands.add_parser(
-            name, help=text, description=text, epilog=f"example:\n  sonde fleet {example}",
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  sonde fleet {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         ),
     )
@@ -59,22 +62,35 @@ def _command(commands: Any, name: str, text: str, example: str) -> argparse.Argu
 
 def _add_report(commands: Any) -> None:
     parser = _command(
-        commands, "report", "Send this node's samples of one period, in shares.",
+        commands,
+        "report",
+        "Send this node's samples of one period, in shares.",
         "report --node trial/nodes/0000 --kernels kernels.csv",
     )
     parser.add_argument("--node", type=Path, required=True, help="the node's directory")
     parser.add_argument(
-        "--kernels", type=Path, required=True,
+        "--kernels",
+        type=Path,
+        required=True,
         help="kernel records: CSV or JSON lines with name, start_ns, duration_ns[, activity]",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be sent, send nothing")
-    parser.add_argument("--patience", type=float, default=30.0, metavar="S",
-                        help="keep trying for so long while the leader is away (default 30)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be sent, send nothing"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="keep trying for so long while the leader is away (default 30)",
+    )
 
 
 def _add_aggregate(commands: Any) -> None:
     parser = _command(
-        commands, "aggregate", "Run one of the two aggregators, or make a trial fleet (--new).",
+        commands,
+        "aggregate",
+        "Run one of the two aggregators, or make a trial fleet (--new).",
         "aggregate --state trial/leader",
     )
     what = parser.add_mutually_exclusive_group(required=True)
@@ -85,11 +101,16 @@ def _add_aggregate(commands: Any) -> None:
     fleet.add_argument("--nodes", type=int, default=10)
     fleet.add_argument("--tenants", type=int, default=5)
     fleet.add_argument("--release-hours", type=float, default=24.0, help="one release in so long")
-    fleet.add_argument("--min-batch", type=int, default=None,
-                       help="fewest reports of a release (default: half the nodes)")
+    fleet.add_argument(
+        "--min-batch",
+        type=int,
+        default=None,
+        help="fewest reports of a release (default: half the nodes)",
+    )
     fleet.add_argument("--unit", choices=("gpu", "tenant"), default="gpu", help="unit of privacy")
-    fleet.add_argument("--tenant-cap", type=int, default=None,
-                       help="nodes of a tenant that count in a release")
+    fleet.add_argument(
+        "--tenant-cap", type=int, default=None, help="nodes of a tenant that count in a release"
+    )
     fleet.add_argument("--epsilon", type=float, default=8.0, help="of a year of releases")
     fleet.add_argument("--delta", type=float, default=1e-6)
     fleet.add_argument("--port", type=int, default=8471, help="leader; the helper takes the next")
@@ -97,12 +118,18 @@ def _add_aggregate(commands: Any) -> None:
 
 def _add_collect(commands: Any) -> None:
     parser = _command(
-        commands, "collect", "Release one batch: counts with error bars, and their epsilon.",
+        commands,
+        "collect",
+        "Release one batch: counts with error bars, and their epsilon.",
         "collect --state trial/collector --batch 2026-11-20T00:00 -o totals.parquet",
     )
     parser.add_argument("--state", type=Path, required=True, help="the collector's directory")
-    parser.add_argument("--batch", default=None, metavar="TIME",
-                        help="any time in the batch, ISO 8601 in UTC or seconds (default: the last)")
+    parser.add_argument(
+        "--batch",
+        default=None,
+        metavar="TIME",
+        help="any time in the batch, ISO 8601 in UTC or seconds (default: the last)",
+    )
     parser.add_argument("--top", type=int, default=20, help="rows of the table")
     parser.add_argument("--json", action="store_true", help="all of it, for a script")
     parser.add_argument("-o", "--output", type=Path, help="write .parquet or .csv")
@@ -110,7 +137,9 @@ def _add_collect(commands: Any) -> None:
 
 def _add_budget(commands: Any) -> None:
     parser = _command(
-        commands, "budget", "What an aggregator's releases have cost, for GPUs and for tenants.",
+        commands,
+        "budget",
+        "What an aggregator's releases have cost, for GPUs and for tenants.",
         "budget --state trial/leader",
     )
     parser.add_argument("--state", type=Path, required=True, help="an aggregator's directory")
@@ -119,7 +148,9 @@ def _add_budget(commands: Any) -> None:
 
 def _add_simulate(commands: Any) -> None:
     parser = _command(
-        commands, "simulate", "A simulated fleet through the real protocol.",
+        commands,
+        "simulate",
+        "A simulated fleet through the real protocol.",
         "simulate --nodes 2000 --buckets 4096 --dropouts 0.3 --one-sided 0.05 --attacks",
     )
     parser.add_argument("--nodes", type=int, default=2000)
@@ -127,8 +158,12 @@ def _add_simulate(commands: Any) -> None:
     parser.add_argument("--tenants", type=int, default=200)
     parser.add_argument("--unproved", action="store_true", help="plain additive shares, no proofs")
     parser.add_argument("--dropouts", type=float, default=0.3, help="share of nodes that are away")
-    parser.add_argument("--one-sided", type=float, default=0.05,
-                        help="share of reports that reach one aggregator only")
+    parser.add_argument(
+        "--one-sided",
+        type=float,
+        default=0.05,
+        help="share of reports that reach one aggregator only",
+    )
     parser.add_argument("--stragglers", type=float, default=0.02, help="share that come too late")
     parser.add_argument("--liars", type=float, default=0.01, help="share that lie")
     parser.add_argument("--epsilon", type=float, default=1.0)
@@ -206,24 +241,33 @@ def _new_trial(args: argparse.Namespace) -> int:
         raise UsageError("a fleet has nodes and tenants, and releases of an hour or more")
     release_s = int(args.release_hours) * 3600
     task = Task(
-        name=args.new.name, kind="histogram", buckets=4096, max_samples=1, period_s=3600,
-        release_s=release_s, grace_s=3600, min_batch=args.min_batch or max(1, args.nodes // 2),
+        name=args.new.name,
+        kind="histogram",
+        buckets=4096,
+        max_samples=1,
+        period_s=3600,
+        release_s=release_s,
+        grace_s=3600,
+        min_batch=args.min_batch or max(1, args.nodes // 2),
         privacy=Privacy(args.unit, "laplace", 1.0, args.delta, args.epsilon, args.tenant_cap),
-        leader_url=f"https://127.0.0.1:{args.port}", helper_url=f"https://127.0.0.1:{args.port + 1}",
+        leader_url=f"https://127.0.0.1:{args.port}",
+        helper_url=f"https://127.0.0.1:{args.port + 1}",
         space={"applications": 64, "kernels": 64, "levels": 1},
     )
     sensitivity = task.sensitivity(args.unit)
     assert sensitivity is not None  # a proved task with its cap
     releases = max(1, 365 * 86_400 // release_s)
     mechanism = plan(sensitivity, args.epsilon, args.delta, releases)
-    task = replace(task, privacy=replace(
-        task.privacy, mechanism=mechanism.kind, scale=mechanism.scale
-    ))
+    task = replace(
+        task, privacy=replace(task.privacy, mechanism=mechanism.kind, scale=mechanism.scale)
+    )
     provision(args.new, task, [f"tenant-{n % args.tenants}" for n in range(args.nodes)])
     print(f"{args.nodes} nodes, leader, helper and collector in {args.new}")
-    print(f"{releases} releases a year at ε = {args.epsilon:g} per {args.unit}: "
-          f"{mechanism.kind} noise of scale {mechanism.scale:.1f} by each aggregator, "
-          f"± {mechanism.half_width():.0f} samples (95 %)")
+    print(
+        f"{releases} releases a year at ε = {args.epsilon:g} per {args.unit}: "
+        f"{mechanism.kind} noise of scale {mechanism.scale:.1f} by each aggregator, "
+        f"± {mechanism.half_width():.0f} samples (95 %)"
+    )
     return 0
 
 
@@ -273,14 +317,25 @@ def _budget(args: argparse.Namespace) -> int:
     spent = {unit: worst_year(ledger, unit, delta) for unit in units}
     single = {unit: worst_year([entry_for(task, 0)], unit, delta) for unit in units}
     if args.json:
-        print(json.dumps({
-            "task": task.name, "unit": task.privacy.unit, "budget": task.privacy.budget,
-            "delta": delta, "releases": len(ledger), "spent": spent, "per_release": single,
-            "refused": refused,
-        }))
+        print(
+            json.dumps(
+                {
+                    "task": task.name,
+                    "unit": task.privacy.unit,
+                    "budget": task.privacy.budget,
+                    "delta": delta,
+                    "releases": len(ledger),
+                    "spent": spent,
+                    "per_release": single,
+                    "refused": refused,
+                }
+            )
+        )
         return 0
-    print(f"{task.name}: {len(ledger)} releases; budget ε = {task.privacy.budget:g} a year "
-          f"per {task.privacy.unit} at δ = {delta:g}")
+    print(
+        f"{task.name}: {len(ledger)} releases; budget ε = {task.privacy.budget:g} a year "
+        f"per {task.privacy.unit} at δ = {delta:g}"
+    )
     for unit in units:
         each, sum_ = single[unit], spent[unit]
         if each is None or sum_ is None:
@@ -298,10 +353,17 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.nodes < 1 or args.buckets < 2 or args.tenants < 1 or args.workers < 1:
         raise UsageError("a simulated fleet needs nodes, tenants, workers and two buckets")
     scenario = simulate.Scenario(
-        nodes=args.nodes, buckets=args.buckets, tenants=args.tenants,
-        kind="plain" if args.unproved else "histogram", dropouts=args.dropouts,
-        one_sided=args.one_sided, stragglers=args.stragglers, liars=args.liars,
-        epsilon=args.epsilon, delta=args.delta, seed=args.seed,
+        nodes=args.nodes,
+        buckets=args.buckets,
+        tenants=args.tenants,
+        kind="plain" if args.unproved else "histogram",
+        dropouts=args.dropouts,
+        one_sided=args.one_sided,
+        stragglers=args.stragglers,
+        liars=args.liars,
+        epsilon=args.epsilon,
+        delta=args.delta,
+        seed=args.seed,
     )
     progress = _progress if sys.stderr.isatty() else None
     with simulate.open_engine(args.engine, args.workers) as engine:
@@ -326,6 +388,9 @@ def _progress(done: int, total: int) -> None:
 
 
 _RUN = {
-    "report": _report, "aggregate": _aggregate, "collect": _collect,
-    "budget": _budget, "simulate": _simulate,
+    "report": _report,
+    "aggregate": _aggregate,
+    "collect": _collect,
+    "budget": _budget,
+    "simulate": _simulate,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -79,7 +79,7 @@ class Task:
         if self.privacy.unit == "tenant" and self.privacy.tenant_cap is None:
             raise UsageError("per-tenant privacy needs a bound", "set tenant_cap")
 
-    @property
+    @cached_property
     def id(self) -> bytes:
         """32 bytes that change with any field."""
         return sha256(self.to_json().encode()).digest()
