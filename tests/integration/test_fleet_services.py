@@ -66,7 +66,8 @@ class Party:
     def start(self):
         self.process = subprocess.Popen(
             command("aggregate", "--state", self.directory, "--threads", 1),
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout.readline().startswith("listening on https://127.0.0.1:")
 
@@ -83,9 +84,17 @@ class Party:
 def fleet(tmp_path):
     leader, helper = free_ports(2)
     task = Task(
-        name="trial", kind="histogram", buckets=BUCKETS, max_samples=1, period_s=10, release_s=10,
-        grace_s=25, min_batch=500, privacy=Privacy("gpu", "laplace", 1.0, 1e-6, 1.0),
-        leader_url=f"https://127.0.0.1:{leader}", helper_url=f"https://127.0.0.1:{helper}",
+        name="trial",
+        kind="histogram",
+        buckets=BUCKETS,
+        max_samples=1,
+        period_s=10,
+        release_s=10,
+        grace_s=25,
+        min_batch=500,
+        privacy=Privacy("gpu", "laplace", 1.0, 1e-6, 1.0),
+        leader_url=f"https://127.0.0.1:{leader}",
+        helper_url=f"https://127.0.0.1:{helper}",
     )
     task = provision.provision(tmp_path, task, [f"t{n % 50}" for n in range(CLIENTS + 10)])
     parties = {name: Party(tmp_path / name) for name in ("helper", "leader")}
@@ -228,7 +237,8 @@ def test_strangers_are_turned_away(fleet):
         assert get(bundle, url, "/tasks/other/reports", None, b"x")[0] == 404
     assert get(bundle, task.helper_url, f"{path}/jobs", None, b"x")[0] == 401
     assert get(bundle, task.helper_url, f"{path}/jobs", bundle.token, b"x")[:2] == (
-        400, b"malformed"
+        400,
+        b"malformed",
     )
     for name in ("keys.json", "tls.key"):
         assert (directory / "leader" / name).stat().st_mode & 0o077 == 0
@@ -247,13 +257,16 @@ def test_one_node_from_kernels_to_report(fleet, tmp_path):
     assert "secret" not in dry.stdout + sent.stdout
 
 
-@pytest.mark.parametrize(("args", "code", "words"), [
-    (("report", "--node", "/nowhere", "--kernels", "x.csv"), 2, "no task"),
-    (("aggregate", "--state", "/nowhere"), 2, "no fleet party"),
-    (("collect", "--state", "/nowhere"), 2, "no task"),
-    (("budget", "--state", "/nowhere"), 2, "no task"),
-    (("simulate", "--nodes", "0"), 2, "needs nodes"),
-])
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("report", "--node", "/nowhere", "--kernels", "x.csv"), 2, "no task"),
+        (("aggregate", "--state", "/nowhere"), 2, "no fleet party"),
+        (("collect", "--state", "/nowhere"), 2, "no task"),
+        (("budget", "--state", "/nowhere"), 2, "no task"),
+        (("simulate", "--nodes", "0"), 2, "needs nodes"),
+    ],
+)
 def test_wrong_use_is_one_line_and_its_exit_code(args, code, words):
     done = run(*args)
     assert done.returncode == code

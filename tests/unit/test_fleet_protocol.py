@@ -237,3 +237,23 @@ def test_tasks_refuse_nonsense():
         replace(small_task(), period_s=7)
     with pytest.raises(UsageError, match="no such aggregation"):
         replace(small_task(), kind="median")
+
+
+def test_a_job_that_the_helper_refuses_whole_does_not_stand_in_the_way(tmp_path):
+    refusing = [True]
+
+    def wrap(post):
+        def strict(path, body):
+            if refusing:
+                raise Refused("malformed")
+            return post(path, body)
+
+        return strict
+
+    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
+    fleet.send(fleet.report(0, [1]))
+    refusing.clear()
+    fleet.send(fleet.report(1, [1]))
+    assert fleet.raw()[1] == 1
+    assert fleet.leader.store.refusals() == {"malformed": 1}
+    fleet.close()

@@ -144,6 +144,8 @@ class Leader(Aggregator):
     ) -> None:
         super().__init__(task, keys, roster, state, threads, clock)
         self._post = post
+        self._busy: set[bytes] = set()
+        self._taking = threading.Lock()
 
     def admit(self, bodies: list[bytes]) -> list[str]:
         """Takes a group of uploads; per upload "" or the reason. Durable when it returns."""
@@ -176,12 +178,22 @@ class Leader(Aggregator):
         return reason
 
     def step(self) -> int:
-        """Takes one job through; how many reports it held. Raises HelperAway to be retried."""
-        taken = self.store.take_job(os.urandom(16), self.job_size)
-        if taken is None:
-            return 0
-        job, reports = taken
+        """Takes one job through; how many reports it held. Raises HelperAway to be retried.
 
+        Several threads may step: while one waits for the helper, the next works.
+        """
+        with self._taking:
+            taken = self.store.take_job(os.urandom(16), self.job_size, self._busy)
+            if taken is None:
+                return 0
+            self._busy.add(taken[0])
+        try:
+            self._do(*taken)
+        finally:
+            self._busy.discard(taken[0])
+        return len(taken[1])
+
+    def _do(self, job: bytes, reports: list[Report]) -> None:
         def exchange(items: list[Item]) -> list[Reply]:
             replies = decode_replies(self._post("jobs", encode_job(job, items)))
             if len(replies) != len(items):
@@ -192,8 +204,10 @@ class Leader(Aggregator):
             block = lead(self.task, self.keys, reports, exchange, self.threads)
         except Malformed as error:
             raise HelperAway("an answer that makes no sense") from error
+        except Refused as refused:  # the job as a whole; it has counted for neither
+            zero = self.task.aggregation().zero()
+            block = Block(zero, refused={report.id: refused.reason for report in reports})
         self.store.finish_job(job, block, self.clock())
-        return len(reports)
 
     def release(self, start_s: int, duration_s: int) -> tuple[bytes, bytes]:
         """Both parties' noised shares of a batch, sealed for the collector."""

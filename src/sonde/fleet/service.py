@@ -37,6 +37,7 @@ from sonde.fleet.wire import Malformed, lp
 
 _log = logging.getLogger(__name__)
 _COMMIT_LIMIT = 256
+_DRIVERS = 2  # one works while the other waits for the helper
 _JOB_BYTES = 256 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -75,7 +76,7 @@ class HelperClient:
                 raise HelperAway(str(error)) from error
         if response.status == 200:
             return answer
-        if response.status >= 500:
+        if response.status >= 500 or response.status in (401, 404):  # to be mended, not dropped
             raise HelperAway(f"status {response.status}")
         reason, _, detail = answer.decode("utf-8", "replace").partition(": ")
         raise Refused(reason, detail)
@@ -174,10 +175,11 @@ class Service:
             response.force_close()  # the rest of the body is not read
             return response
 
-    # --- the leader's two pumps --------------------------------------------------------------
+    # --- the leader's pumps --------------------------------------------------------------
 
     async def _pumps(self, _: web.Application) -> Any:
-        pumps = [asyncio.create_task(self._commit()), asyncio.create_task(self._drive())]
+        pumps = [asyncio.create_task(self._commit())]
+        pumps += [asyncio.create_task(self._drive()) for _ in range(_DRIVERS)]
         yield
         for pump in pumps:
             pump.cancel()
@@ -211,7 +213,7 @@ class Service:
             try:
                 count = await asyncio.to_thread(self._aggregator.step)
                 pause_s = 0.1
-            except (HelperAway, Refused) as error:
+            except HelperAway as error:
                 _log.warning("the helper did not answer: %s", error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(5.0, pause_s * 2)

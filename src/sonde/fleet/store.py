@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,9 +61,9 @@ class Store:
         self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA page_size=32768")  # a report fills some, not dozens
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA secure_delete=ON")  # a released share leaves no trace
             self._db.executescript(_SCHEMA)
         except sqlite3.Error as error:
             raise SinkError(f"cannot open the state at {path}: {error}") from error
@@ -72,8 +72,9 @@ class Store:
         self._db.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, thorough: bool = False) -> Iterator[sqlite3.Connection]:
         with self._lock:
+            self._db.execute(f"PRAGMA secure_delete={int(thorough)}")
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -81,6 +82,8 @@ class Store:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+            if thorough:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -130,23 +133,27 @@ class Store:
 
     # --- jobs --------------------------------------------------------------------------------
 
-    def take_job(self, new_id: bytes, limit: int) -> tuple[bytes, list[Report]] | None:
-        """An unfinished job if there is one, else a new one of up to `limit` waiting reports."""
+    def take_job(
+        self, new_id: bytes, limit: int, busy: Collection[bytes] = ()
+    ) -> tuple[bytes, list[Report]] | None:
+        """An unfinished job that nobody is busy with, else a new one of up to `limit` reports."""
         with self._transaction() as db:
-            row = db.execute("SELECT id FROM job WHERE done = 0 LIMIT 1").fetchone()
-            if row is None:
+            rows = db.execute("SELECT id FROM job WHERE done = 0").fetchall()
+            job = next((id_ for (id_,) in rows if id_ not in busy), None)
+            if job is None:
                 first = db.execute("SELECT batch FROM report WHERE job IS NULL LIMIT 1").fetchone()
                 if first is None:
                     return None
-                row = (new_id,)
-                db.execute("INSERT INTO job VALUES (?, ?, 0, NULL)", (new_id, first[0]))
+                job = new_id
+                db.execute("INSERT INTO job VALUES (?, ?, 0, NULL)", (job, first[0]))
                 db.execute(
                     "UPDATE report SET job = ? WHERE id IN "
                     "(SELECT id FROM report WHERE job IS NULL AND batch = ? LIMIT ?)",
-                    (new_id, first[0], limit),
+                    (job, first[0], limit),
                 )
-            bodies = db.execute("SELECT body FROM report WHERE job = ? ORDER BY id", row).fetchall()
-        return row[0], [Report.decode(body) for (body,) in bodies]
+            bodies = db.execute("SELECT body FROM report WHERE job = ? ORDER BY id", (job,))
+            reports = [Report.decode(body) for (body,) in bodies]
+        return job, reports
 
     def finish_job(self, job: bytes, block: Block, now_s: float) -> None:
         """The leader's end of a job: counted, and its reports forgotten, in one step."""
@@ -223,8 +230,11 @@ class Store:
         return None if row is None else bytes(row[0])
 
     def release(self, start: int, answer: bytes, entry: Entry) -> bytes:
-        """Books a release with its cost and forgets the raw share; the first answer wins."""
-        with self._transaction() as db:
+        """Books a release with its cost and forgets the raw share; the first answer wins.
+
+        What is forgotten is overwritten, in the file and in its log.
+        """
+        with self._transaction(thorough=True) as db:
             row = db.execute("SELECT answer FROM release WHERE start = ?", (start,)).fetchone()
             if row is not None:
                 return bytes(row[0])
