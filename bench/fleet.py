@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import ssl
 import time
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import replace
 
 import numpy as np
 
 from sonde._native import Aggregation
-from sonde.fleet import accuracy, simulate
+from sonde.fleet import accuracy, seal, simulate
+from sonde.fleet.buckets import BucketSpace
 from sonde.fleet.node import make_report
 from sonde.fleet.population import Population
 from sonde.fleet.rehearsal import small_task
 from sonde.fleet.roster import Identity
 from sonde.fleet.sampling import KernelRecord, Sampler
-from sonde.fleet.buckets import BucketSpace
-from sonde.fleet import seal
-from dataclasses import replace
 
 EPSILONS = [0.1, 0.5, 1.0, 2.0]
 

@@ -145,7 +145,8 @@ def drive(directory: Path, task: Task, args: argparse.Namespace, parties: dict) 
         cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         memory = Path(f"/proc/{process.pid}/status").read_text().split("VmHWM:")[1].split()[0]
         print(
-            f"{name}: {1000 * cpu_s / args.reports:.2f} ms CPU a report, peak {int(memory) / 1024:.0f} MB"
+            f"{name}: {1000 * cpu_s / args.reports:.2f} ms CPU a report, "
+            f"peak {int(memory) / 1024:.0f} MB"
         )
 
 

@@ -14,6 +14,8 @@ use std::num::Wrapping;
 
 use prio::codec::{Encode, ParameterizedDecode};
 use prio::field::{Field128, FieldElement, FieldElementWithInteger};
+use prio::flp::gadgets::{Mul, ParallelSum};
+use prio::flp::types::Histogram;
 use prio::flp::Type;
 use prio::vdaf::prio3::{Prio3, Prio3Histogram, Prio3L1BoundSum, Prio3SumVec};
 use prio::vdaf::xof::{Xof, XofHmacSha256Aes128, XofTurboShake128};
@@ -23,6 +25,8 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use rand_core::Rng;
+
+mod liar;
 
 const NONCE: usize = 16;
 const SEED: usize = 32;
@@ -156,6 +160,17 @@ impl<T> Proved<T>
 where
     T: Type<Field = Field128> + Send + Sync + 'static,
 {
+    fn share(&self, nonce: &Nonce, measurement: &T::Measurement) -> Result<Shares, String> {
+        let (public, inputs) =
+            self.prio3.shard(&self.context, measurement, nonce).map_err(|e| e.to_string())?;
+        let bytes = |x: Result<Vec<u8>, prio::codec::CodecError>| x.map_err(|e| e.to_string());
+        Ok(Shares {
+            public: bytes(public.get_encoded())?,
+            leader: bytes(inputs[0].get_encoded())?,
+            helper: bytes(inputs[1].get_encoded())?,
+        })
+    }
+
     /// Runs one party's half and checks the party's own part of the joint randomness against the
     /// public share. Each aggregator sees only a mismatch of the *other's* hint later on; checking
     /// one's own here makes both parties agree on every report, so that no client can have a
@@ -177,8 +192,10 @@ where
     > {
         let vdaf = &self.prio3;
         let decoded =
-            <Prio3<T, XofTurboShake128, SEED> as Vdaf>::PublicShare::get_decoded_with_param(vdaf, public)
-                .map_err(|_| Fault::Malformed)?;
+            <Prio3<T, XofTurboShake128, SEED> as Vdaf>::PublicShare::get_decoded_with_param(
+                vdaf, public,
+            )
+            .map_err(|_| Fault::Malformed)?;
         let input = <Prio3<T, XofTurboShake128, SEED> as Vdaf>::InputShare::get_decoded_with_param(
             &(vdaf, party),
             share,
@@ -189,9 +206,7 @@ where
             .map_err(|_| Fault::Forged)?;
         if !public.is_empty() {
             let own = verifier.get_encoded().map_err(|_| Fault::Malformed)?;
-            let hint = public
-                .get(party * PART..(party + 1) * PART)
-                .ok_or(Fault::Malformed)?;
+            let hint = public.get(party * PART..(party + 1) * PART).ok_or(Fault::Malformed)?;
             if !own.ends_with(hint) {
                 return Err(Fault::Forged);
             }
@@ -219,24 +234,15 @@ where
         if bytes.len() != self.length * Field128::ENCODED_SIZE {
             return None;
         }
-        let elements = bytes
-            .chunks_exact(Field128::ENCODED_SIZE)
-            .map(|b| Field128::try_from(b).ok());
+        let elements =
+            bytes.chunks_exact(Field128::ENCODED_SIZE).map(|b| Field128::try_from(b).ok());
         elements.collect::<Option<Vec<_>>>().map(Sum::Field)
     }
 
     fn shard(&self, nonce: &Nonce, samples: &[u32]) -> Result<Shares, String> {
-        let measurement = (self.measure)(samples, self.length).ok_or("a sample lies outside the buckets")?;
-        let (public, inputs) = self
-            .prio3
-            .shard(&self.context, &measurement, nonce)
-            .map_err(|e| e.to_string())?;
-        let bytes = |x: Result<Vec<u8>, prio::codec::CodecError>| x.map_err(|e| e.to_string());
-        Ok(Shares {
-            public: bytes(public.get_encoded())?,
-            leader: bytes(inputs[0].get_encoded())?,
-            helper: bytes(inputs[1].get_encoded())?,
-        })
+        let measurement =
+            (self.measure)(samples, self.length).ok_or("a sample lies outside the buckets")?;
+        self.share(nonce, &measurement)
     }
 
     fn begin(
@@ -293,7 +299,8 @@ struct Plain {
 
 impl Plain {
     fn expand(&self, seed: &[u8; SEED], nonce: &Nonce, out: &mut [u8]) {
-        XofHmacSha256Aes128::seed_stream(seed, &[b"sonde plain", &self.context], &[nonce]).fill_bytes(out);
+        XofHmacSha256Aes128::seed_stream(seed, &[b"sonde plain", &self.context], &[nonce])
+            .fill_bytes(out);
     }
 }
 
@@ -328,20 +335,20 @@ impl Scheme for Plain {
         }
         for sample in samples {
             let at = *sample as usize * WORD;
-            let word = pad
-                .get_mut(at..at + WORD)
-                .ok_or("a sample lies outside the buckets")?;
+            let word = pad.get_mut(at..at + WORD).ok_or("a sample lies outside the buckets")?;
             let value = u32::from_le_bytes((&*word).try_into().expect("four bytes"));
             word.copy_from_slice(&value.wrapping_add(1).to_le_bytes());
         }
-        Ok(Shares {
-            public: Vec::new(),
-            leader: pad,
-            helper: seed.to_vec(),
-        })
+        Ok(Shares { public: Vec::new(), leader: pad, helper: seed.to_vec() })
     }
 
-    fn begin(&self, _: &Key, _: &Nonce, public: &[u8], share: &[u8]) -> Result<(Vec<u8>, Finish), Fault> {
+    fn begin(
+        &self,
+        _: &Key,
+        _: &Nonce,
+        public: &[u8],
+        share: &[u8],
+    ) -> Result<(Vec<u8>, Finish), Fault> {
         if !public.is_empty() || share.len() != self.length * WORD {
             return Err(Fault::Malformed);
         }
@@ -393,7 +400,11 @@ fn tally(samples: &[u32], length: usize) -> Option<Vec<u128>> {
 }
 
 /// Splits `items` into one run of neighbours a thread; the results keep the order.
-fn spread<I: Send, O: Send>(items: Vec<I>, threads: usize, work: impl Fn(Vec<I>) -> O + Sync) -> Vec<O> {
+fn spread<I: Send, O: Send>(
+    items: Vec<I>,
+    threads: usize,
+    work: impl Fn(Vec<I>) -> O + Sync,
+) -> Vec<O> {
     let size = items.len().div_ceil(threads.max(1)).max(1);
     let mut runs = Vec::new();
     let mut rest = items.into_iter();
@@ -409,27 +420,17 @@ fn spread<I: Send, O: Send>(items: Vec<I>, threads: usize, work: impl Fn(Vec<I>)
     }
     std::thread::scope(|scope| {
         let work = &work;
-        let running: Vec<_> = runs
-            .into_iter()
-            .map(|run| scope.spawn(move || work(run)))
-            .collect();
-        running
-            .into_iter()
-            .map(|thread| thread.join().expect("a worker never panics"))
-            .collect()
+        let running: Vec<_> = runs.into_iter().map(|run| scope.spawn(move || work(run))).collect();
+        running.into_iter().map(|thread| thread.join().expect("a worker never panics")).collect()
     })
 }
 
 fn nonce_of(bytes: &[u8]) -> PyResult<Nonce> {
-    bytes
-        .try_into()
-        .map_err(|_| PyValueError::new_err("a report id has 16 bytes"))
+    bytes.try_into().map_err(|_| PyValueError::new_err("a report id has 16 bytes"))
 }
 
 fn key_of(bytes: &[u8]) -> PyResult<Key> {
-    bytes
-        .try_into()
-        .map_err(|_| PyValueError::new_err("a verify key has 32 bytes"))
+    bytes.try_into().map_err(|_| PyValueError::new_err("a verify key has 32 bytes"))
 }
 
 /// One aggregation scheme with its parameters, bound to a context (the task).
@@ -479,7 +480,8 @@ impl Aggregation {
                 measure: one,
             }),
             "l1boundsum" => Box::new(Proved {
-                prio3: Prio3L1BoundSum::new_l1_bound_sum(2, max, length, chunk_length).map_err(wrong)?,
+                prio3: Prio3L1BoundSum::new_l1_bound_sum(2, max, length, chunk_length)
+                    .map_err(wrong)?,
                 context,
                 length,
                 measure: tally,
@@ -528,6 +530,33 @@ impl Aggregation {
         Ok(out)
     }
 
+    /// Shares of any vector as a histogram, with the proof that an honest prover computes for it:
+    /// what a dishonest node can send. Only for attacks on one's own aggregators.
+    #[staticmethod]
+    fn shard_dishonestly(
+        py: Python<'_>,
+        length: usize,
+        chunk_length: usize,
+        context: &[u8],
+        nonce: &[u8],
+        vector: Vec<u128>,
+    ) -> PyResult<Triple> {
+        const HISTOGRAM: u32 = 4; // its algorithm id, which the proof is bound to
+        let wrong = |e: prio::vdaf::VdafError| PyValueError::new_err(e.to_string());
+        let honest = Histogram::<Field128, ParallelSum<Field128, Mul>>::new(length, chunk_length)
+            .map_err(|e| PyValueError::new_err(e.to_string()))?;
+        let scheme = Proved {
+            prio3: Prio3::new(2, 1, HISTOGRAM, liar::Liar(honest)).map_err(wrong)?,
+            context: context.to_vec(),
+            length,
+            measure: |_, _| None,
+        };
+        let input: Vec<Field128> = vector.into_iter().map(Field128::from).collect();
+        let shares = scheme.share(&nonce_of(nonce)?, &input).map_err(PyValueError::new_err)?;
+        let bytes = |b: &[u8]| PyBytes::new(py, b).unbind();
+        Ok((bytes(&shares.public), bytes(&shares.leader), bytes(&shares.helper)))
+    }
+
     /// The leader's first step over a batch.
     fn begin(
         &self,
@@ -565,12 +594,7 @@ impl Aggregation {
                 }
             }
         }
-        Ok(Pending {
-            zero: self.scheme.zero(),
-            rest,
-            messages,
-            faults,
-        })
+        Ok(Pending { zero: self.scheme.zero(), rest, messages, faults })
     }
 
     /// The helper's only step over a batch: (replies, faults, sum of the accepted output shares).
@@ -587,7 +611,9 @@ impl Aggregation {
     ) -> PyResult<Verdict> {
         let key = key_of(verify_key)?;
         let mut items = Vec::with_capacity(nonces.len());
-        for (((nonce, public), share), message) in nonces.iter().zip(&publics).zip(&shares).zip(&messages) {
+        for (((nonce, public), share), message) in
+            nonces.iter().zip(&publics).zip(&shares).zip(&messages)
+        {
             items.push((nonce_of(nonce)?, &public[..], &share[..], &message[..]));
         }
         let runs = py.detach(|| {
@@ -666,9 +692,7 @@ impl Pending {
         threads: usize,
     ) -> PyResult<(Vec<Option<&'static str>>, Py<PyBytes>)> {
         if replies.len() != self.rest.len() {
-            return Err(PyValueError::new_err(
-                "as many replies as reports, please, and once only",
-            ));
+            return Err(PyValueError::new_err("as many replies as reports, please, and once only"));
         }
         let items: Vec<_> = std::mem::take(&mut self.rest).into_iter().zip(&replies).collect();
         let zero = &self.zero;
@@ -678,7 +702,9 @@ impl Pending {
                 let done: Vec<_> = run
                     .into_iter()
                     .map(|(finish, reply)| match (finish, reply) {
-                        (Some(finish), Some(reply)) => finish(reply, &mut sum).err().map(Fault::name),
+                        (Some(finish), Some(reply)) => {
+                            finish(reply, &mut sum).err().map(Fault::name)
+                        }
                         (Some(_), None) => Some("refused by the helper"),
                         (None, _) => Some("refused before"),
                     })

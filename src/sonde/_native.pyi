@@ -14,6 +14,12 @@ class Aggregation:
     ) -> list[tuple[bytes, bytes, bytes]]:
         """(public, leader, helper) shares of each report."""
 
+    @staticmethod
+    def shard_dishonestly(
+        length: int, chunk_length: int, context: bytes, nonce: bytes, vector: list[int]
+    ) -> tuple[bytes, bytes, bytes]:
+        """A histogram report of any vector, proved as well as can be; for attacks."""
+
     def begin(
         self,
         verify_key: bytes,

@@ -137,7 +137,7 @@ def test_shares_of_the_wrong_size_are_malformed(size):
 
 def test_an_l1_bound_holds():
     aggregation = Aggregation("l1boundsum", 20, 3, 4, b"task")
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match="value"):
         aggregation.shard([os.urandom(16)], [[0, 1, 2, 3]], 1)
 
 
@@ -155,3 +155,23 @@ def test_noise_may_make_counts_negative():
         aggregation = Aggregation(kind, 3, 1, 1, b"task")
         noised = aggregation.add_noise(aggregation.zero(), [-5, 0, 7])
         assert aggregation.unshard([noised, aggregation.zero()]) == [-5, 0, 7]
+
+
+@pytest.mark.parametrize(
+    ("claim", "fault"),
+    [([1, 0, 0], None), ([2, 0, 0], "forged"), ([1, 1, 0], "forged"), ([0, 0, 0], "forged"),
+     ([2**127, 0, 0], "forged"), ([0, 0, 1], None)],
+)
+def test_only_one_whole_sample_can_be_proved(claim, fault):
+    aggregation = Aggregation("histogram", 3, 1, chunk_length(3), b"task")
+    for _ in range(20):
+        nonce, key = os.urandom(16), os.urandom(32)
+        public, leader, helper = Aggregation.shard_dishonestly(
+            3, chunk_length(3), b"task", nonce, claim
+        )
+        pending = aggregation.begin(key, [nonce], [public], [leader], 1)
+        replies, faults, _ = aggregation.check(
+            key, [nonce], [public], [helper], [pending.messages[0]], 1
+        )
+        assert faults == [fault]
+        assert pending.finish(replies, 1)[0][0] == (fault and "refused by the helper")

@@ -10,8 +10,16 @@ from sonde.fleet.aggregator import HelperAway, Refused
 from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
 from sonde.fleet.roster import Identity
 from sonde.fleet.simulate import overstate
-from sonde.fleet.wire import Item, Malformed, Reply, Report, decode_job, decode_replies
-from sonde.fleet.wire import encode_job, encode_replies
+from sonde.fleet.wire import (
+    Item,
+    Malformed,
+    Reply,
+    Report,
+    decode_job,
+    decode_replies,
+    encode_job,
+    encode_replies,
+)
 
 
 @pytest.fixture
@@ -65,6 +73,7 @@ def test_a_lie_about_size_is_caught_by_the_proof(fleet):
     assert fleet.send(fleet.report(0, [4]), lie) == ["", ""]
     assert sum(fleet.raw()) == 1
     assert fleet.leader.store.refusals() == {"forged": 1}
+    assert fleet.helper.store.refusals() == {"forged": 1}
     assert fleet.leader.store.counts() == fleet.helper.store.counts() == {START_S: 1}
 
 

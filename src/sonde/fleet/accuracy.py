@@ -55,6 +55,10 @@ def sums(population: Population, hours: int, rng: np.random.Generator) -> Ints:
     return total
 
 
+def floats(counts: Ints) -> Floats:
+    return counts.astype(np.float64)
+
+
 def noised(exact: Ints, mechanism: Mechanism) -> Floats:
     """Counts with the noise of both aggregators."""
     noise = np.array(mechanism.sample(len(exact))) + np.array(mechanism.sample(len(exact)))
@@ -86,11 +90,11 @@ def by_epsilon(
     for epsilon in epsilons:
         mechanism = plan(hours, epsilon, DELTA)
         lines.append(
-            errors(f"ε = {epsilon:g}", noised(exact, mechanism), exact * 1.0, truth, count)
+            errors(f"ε = {epsilon:g}", noised(exact, mechanism), floats(exact), truth, count)
         )
         told = local(exact, hours, epsilon, rng)
-        lines.append(errors(f"ε = {epsilon:g}, local DP", told, exact * 1.0, truth, count))
-    lines.append(errors("no privacy", exact * 1.0, exact * 1.0, truth, count))
+        lines.append(errors(f"ε = {epsilon:g}, local DP", told, floats(exact), truth, count))
+    lines.append(errors("no privacy", floats(exact), floats(exact), truth, count))
     return lines
 
 
@@ -102,7 +106,7 @@ def yearly(
     truth = population.truth([hour % 24 for hour in range(hours)])
     mechanism = plan(hours, epsilon, DELTA, releases)
     name = f"{releases} releases a year at ε = {epsilon:g}"
-    return errors(name, noised(exact, mechanism), exact * 1.0, truth, 50)
+    return errors(name, noised(exact, mechanism), floats(exact), truth, 50)
 
 
 def per_tenant(

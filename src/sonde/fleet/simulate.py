@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from sonde._native import Aggregation
 from sonde.fleet import seal
 from sonde.fleet.collector import join
 from sonde.fleet.engine import Engine, open_engine
@@ -27,7 +28,7 @@ from sonde.fleet.noise import plan
 from sonde.fleet.population import Population, grid
 from sonde.fleet.result import Result
 from sonde.fleet.roster import Identity, signed_by
-from sonde.fleet.task import Kind, Privacy, Task
+from sonde.fleet.task import Kind, Privacy, Task, chunk_length
 from sonde.fleet.wire import Item, Malformed, Reply, Report
 from sonde.fleet.work import Block, Keys, checksum, help_block, lead
 
@@ -109,7 +110,8 @@ class Outcome:
             f"verified and summed by both parties: {self.rate:,.0f} reports/s "
             f"({1000 * self.server_cpu_s / max(1, self.sent):.2f} ms CPU each)",
             f"node: {1000 * self.node_s / max(1, self.sent):.2f} ms CPU, "
-            f"{self.report_bytes / 1000:.1f} kB a report; peak memory {self.peak_bytes / 1e6:.0f} MB",
+            f"{self.report_bytes / 1000:.1f} kB a report; "
+            f"peak memory {self.peak_bytes / 1e6:.0f} MB",
             f"privacy: {self.release.promise()}",
             "top-50 error by the noise: "
             + ", ".join(f"{name} {value:.2%}" for name, value in self.top_error.items()),
@@ -284,11 +286,11 @@ def _uploads(
 
 
 def overstate(task: Task, identity: Identity, report: Report, weight: int = 1000) -> Report:
-    """A lying node's report: its leader share claims `weight` more in one bucket."""
-    ((public, leader, helper),) = task.aggregation().shard([report.id], [[0]], 1)
-    width = len(task.aggregation().zero()) // task.buckets
-    claimed = (int.from_bytes(leader[:width], "little") + weight) % 256**width
-    leader = claimed.to_bytes(width, "little") + leader[width:]
+    """A lying node's report: bucket 0 counts `weight` times, with the best proof there is."""
+    claim = [weight] + [0] * (task.buckets - 1)
+    public, leader, helper = Aggregation.shard_dishonestly(
+        task.buckets, chunk_length(task.buckets), task.id, report.id, claim
+    )
     return sign(
         identity,
         replace(
