@@ -159,8 +159,14 @@ def test_noise_may_make_counts_negative():
 
 @pytest.mark.parametrize(
     ("claim", "fault"),
-    [([1, 0, 0], None), ([2, 0, 0], "forged"), ([1, 1, 0], "forged"), ([0, 0, 0], "forged"),
-     ([2**127, 0, 0], "forged"), ([0, 0, 1], None)],
+    [
+        ([1, 0, 0], None),
+        ([2, 0, 0], "forged"),
+        ([1, 1, 0], "forged"),
+        ([0, 0, 0], "forged"),
+        ([2**127, 0, 0], "forged"),
+        ([0, 0, 1], None),
+    ],
 )
 def test_only_one_whole_sample_can_be_proved(claim, fault):
     aggregation = Aggregation("histogram", 3, 1, chunk_length(3), b"task")

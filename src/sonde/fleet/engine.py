@@ -7,6 +7,7 @@ written here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -58,8 +59,8 @@ class RayEngine:
         )
 
     def map(self, function: Callable[[I_], O_], items: Iterable[I_]) -> Iterator[O_]:
-        remote = self._ray.remote(function)
-        waiting = [remote.remote(item) for item in items]
+        apply, shared = self._ray.remote(_apply), self._ray.put(function)
+        waiting = [apply.remote(shared, item) for item in items]
         while waiting:
             done, waiting = self._ray.wait(waiting, num_returns=1)
             yield from self._ray.get(done)
@@ -68,9 +69,11 @@ class RayEngine:
         self._ray.shutdown()
 
 
-def _cluster() -> bool:
-    import os
+def _apply(function: Callable[[I_], O_], item: I_) -> O_:
+    return function(item)
 
+
+def _cluster() -> bool:
     return bool(os.environ.get("RAY_ADDRESS"))
 
 

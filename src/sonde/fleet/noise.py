@@ -109,10 +109,11 @@ def plan(sensitivity: int, epsilon: float, delta: float, releases: int = 1) -> M
     return laplace if math.sqrt(2) * laplace.scale <= gaussian.scale else gaussian
 
 
-def discovery_threshold(scale: float, delta: float) -> int:
-    """Least count at which a bucket that one unit alone fills stays hidden but for delta.
+def discovery_threshold(scale: float, delta: float, contribution: int = 1) -> int:
+    """Least count at which a key that one unit alone holds stays hidden but for delta.
 
-    By the library's stability-based mechanism for keys not known beforehand.
+    By the library's stability-based mechanism for keys not known beforehand; a unit adds up to
+    `contribution` to one key.
     """
     dp = _opendp()
     domain = dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T="i64"))
@@ -120,9 +121,9 @@ def discovery_threshold(scale: float, delta: float) -> int:
 
     def fits(threshold: int) -> bool:
         made = dp.m.make_laplace_threshold(domain, metric, scale=scale, threshold=threshold)
-        return bool(made.map((1, 1, 1))[1] <= delta)
+        return bool(made.map((1, contribution, contribution))[1] <= delta)
 
-    low, high = 1, 2 + math.ceil(scale * (math.log(1 / delta) + 2))
+    low, high = contribution + 1, contribution + 2 + math.ceil(scale * (math.log(1 / delta) + 2))
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sonde.errors import UsageError
 from sonde.fleet.buckets import BucketSpace
-from sonde.fleet.classify import IDLE, Classes
+from sonde.fleet.classify import IDLE, OTHER, Classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Sampler:
         self._rivals = [0] * samples
         self._busy_ns: dict[int, int] = defaultdict(int)
         self._known: dict[str, int] = {}
+        self._unknown: str | None = None
 
     def see(self, record: KernelRecord) -> None:
         kind = self._known.get(record.name)
@@ -65,7 +66,13 @@ class Sampler:
             self._rivals[at] += 1
             if self._rng.random() * self._rivals[at] < 1:
                 self._kept[at] = (kind, record.activity)
+                if at == 0:
+                    self._unknown = record.name if kind == OTHER else None
             at += 1
+
+    def unknown(self) -> str | None:
+        """The kernel at the first instant, if no class knows it. Stays on the node: `discovery`."""
+        return self._unknown
 
     def buckets(self) -> list[int]:
         """One bucket index a sample; an instant at which nothing ran is idle."""
