@@ -259,15 +259,13 @@ class Helper(Aggregator):
         batches = {self.task.batch_of(item.time_s) for item in items}
         if len(batches) != 1 or len({item.id for item in items}) != len(items):
             raise Refused("malformed", "a job holds different reports of one batch")
-        refused: dict[bytes, str] = {}
-        fresh: list[Item] = []
-        claims = [(item.id, item.node, item.time_s) for item in items]
-        for item, claimed in zip(items, self.store.claim(claims), strict=True):
-            reason = self.refuse_origin(item.node, item.time_s) or claimed
-            if reason:
-                refused[item.id] = reason
-            else:
-                fresh.append(item)
+        refused = {item.id: self.refuse_origin(item.node, item.time_s) for item in items}
+        refused = {id_: reason for id_, reason in refused.items() if reason}
+        welcome = [item for item in items if item.id not in refused]
+        claims = [(item.id, item.node, item.time_s) for item in welcome]
+        claimed = zip(welcome, self.store.claim(claims), strict=True)
+        refused |= {item.id: reason for item, reason in claimed if reason}
+        fresh = [item for item in welcome if item.id not in refused]
         block, answers = help_block(self.task, self.keys, fresh, self.threads)
         by_id = {item.id: answer for item, answer in zip(fresh, answers, strict=True)}
         replies = [

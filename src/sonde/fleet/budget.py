@@ -57,21 +57,31 @@ def epsilon(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
     rhos = [rho for rho, _ in losses if rho is not None]
     if len(rhos) < len(losses):
         return None
-    composed = epsilon_of_rho(sum(rhos), delta)
     pure = [e for _, e in losses if e is not None]
-    return min(composed, sum(pure)) if len(pure) == len(losses) else composed
+    return _compose(sum(rhos), sum(pure) if len(pure) == len(losses) else None, delta)
 
 
 def worst_year(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
-    """The largest composed epsilon of any 365 days; None if unbounded, 0 without releases."""
-    worst = 0.0
-    for first in {entry.start_s for entry in entries}:
-        window = [e for e in entries if first <= e.start_s < first + YEAR_S]
-        cost = epsilon(window, unit, delta)
-        if cost is None:
+    """The composed epsilon of the costliest 365 days; None if unbounded, 0 without releases."""
+    ordered = sorted(entries, key=lambda entry: entry.start_s)
+    most_rho = most_pure = rho = pure = 0.0
+    all_pure, first = True, 0
+    for entry in ordered:
+        more_rho, more_pure = entry.loss(unit)
+        if more_rho is None:
             return None
-        worst = max(worst, cost)
-    return worst
+        all_pure = all_pure and more_pure is not None
+        rho, pure = rho + more_rho, pure + (more_pure or 0.0)
+        while ordered[first].start_s <= entry.start_s - YEAR_S:
+            old_rho, old_pure = ordered[first].loss(unit)
+            rho, pure, first = rho - (old_rho or 0.0), pure - (old_pure or 0.0), first + 1
+        most_rho, most_pure = max(most_rho, rho), max(most_pure, pure)
+    return _compose(most_rho, most_pure if all_pure else None, delta)
+
+
+def _compose(rho: float, pure: float | None, delta: float) -> float:
+    composed = epsilon_of_rho(rho, delta)
+    return composed if pure is None else min(composed, pure)
 
 
 def permit(task: Task, ledger: Sequence[Entry], start_s: int) -> Entry:

@@ -53,7 +53,7 @@ class Roster:
         self._nodes_of: dict[str, list[bytes]] = defaultdict(list)
         for node, tag in tenants.items():
             self._nodes_of[tag].append(node)
-        self._chosen: dict[tuple[str, int, int], frozenset[bytes]] = {}
+        self._chosen: dict[tuple[int, int, str], frozenset[bytes]] = {}
 
     def __contains__(self, node: bytes) -> bool:
         return node in self._tag_of
@@ -73,8 +73,10 @@ class Roster:
         nodes = self._nodes_of[tag]
         if cap is None or len(nodes) <= cap:
             return True
-        key = (tag, batch_s, cap)
+        key = (batch_s, cap, tag)
         if key not in self._chosen:
+            if len(self._chosen) > 2 * len(self._nodes_of):  # batches long past
+                self._chosen.clear()
             ranked = sorted(nodes, key=lambda n: sha256(batch_s.to_bytes(8, "big") + n).digest())
             self._chosen[key] = frozenset(ranked[:cap])
         return node in self._chosen[key]
