@@ -22,6 +22,7 @@ from sonde.fleet.population import Population
 from sonde.fleet.rehearsal import small_task
 from sonde.fleet.roster import Identity
 from sonde.fleet.sampling import KernelRecord, Sampler
+from sonde.fleet.task import chunk_length
 
 EPSILONS = [0.1, 0.5, 1.0, 2.0]
 
@@ -60,7 +61,7 @@ def shares_only(buckets: int, workers: int, reports: int = 4000) -> None:
     """Verification and summing alone: no seals, no signatures."""
     print(f"\n== shares to sums, both parties, {buckets} buckets, {workers} threads ==")
     for kind in ("plain", "histogram"):
-        aggregation = Aggregation(kind, buckets, 1, 128, b"bench")
+        aggregation = Aggregation(kind, buckets, 1, chunk_length(buckets), b"bench")
         count = reports * (10 if kind == "plain" else 1) // 4
         ids, key = [os.urandom(16) for _ in range(count)], os.urandom(32)
         made = aggregation.shard(ids, [[i % buckets] for i in range(count)], workers)

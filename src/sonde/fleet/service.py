@@ -259,10 +259,10 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
 
     async def run() -> None:
         service = Service(aggregator, bundle.token)
-        runner = web.AppRunner(service.app(), access_log=None)
-        await runner.setup()
+        front = web.AppRunner(service.app(), access_log=None)
+        await front.setup()
         site = web.TCPSite(
-            runner, parts.hostname, parts.port, ssl_context=bundle.server_tls(), backlog=1024
+            front, parts.hostname, parts.port, ssl_context=bundle.server_tls(), backlog=1024
         )
         await site.start()
         ready(url)
@@ -271,7 +271,17 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         await stop.wait()
-        await runner.cleanup()
+        await front.cleanup()
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run())
     aggregator.store.close()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed: it moves TLS bodies at half the cost."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
