@@ -1,1 +1,46 @@
-fn main() {}
+// SPDX-License-Identifier: Apache-2.0
+//! Compiles every BPF program with clang; the objects are embedded in the library.
+use std::{env, fs, path::PathBuf, process::Command};
+
+fn main() {
+    let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap()).join("..");
+    let out = PathBuf::from(env::var("OUT_DIR").unwrap());
+    let libbpf = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys says where its headers are");
+    let arch = match env::var("CARGO_CFG_TARGET_ARCH").unwrap().as_str() {
+        "x86_64" => "x86",
+        "aarch64" => "arm64",
+        other => panic!("no BPF register names for {other}"),
+    };
+    let clang = env::var("CLANG").unwrap_or_else(|_| "clang".into());
+    let mut table = String::from("pub const OBJECTS: &[(&str, &[u8])] = &[\n");
+
+    println!("cargo:rerun-if-changed={}", root.join("abi").display());
+    println!("cargo:rerun-if-changed={}", root.join("bpf").display());
+    println!("cargo:rerun-if-env-changed=CLANG");
+    let mut sources: Vec<PathBuf> = fs::read_dir(root.join("bpf"))
+        .expect("bpf/")
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.to_string_lossy().ends_with(".bpf.c"))
+        .collect();
+    sources.sort();
+    for source in sources {
+        let name = source.file_name().unwrap().to_string_lossy().replace(".bpf.c", "");
+        let object = out.join(format!("{name}.bpf.o"));
+        let done = Command::new(&clang)
+            .args(["-g", "-O2", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3"])
+            .arg(format!("-D__TARGET_ARCH_{arch}"))
+            .arg(format!("-I{libbpf}"))
+            // The paths of the machine that builds have no place in what is shipped.
+            .arg(format!("-fdebug-prefix-map={}=.", root.display()))
+            .arg("-c")
+            .arg(&source)
+            .arg("-o")
+            .arg(&object)
+            .status()
+            .unwrap_or_else(|e| panic!("cannot run {clang}: {e}"));
+        assert!(done.success(), "{} does not compile", source.display());
+        table += &format!("    ({name:?}, include_bytes!({:?})),\n", object.display());
+    }
+    table += "];\n";
+    fs::write(out.join("objects.rs"), table).unwrap();
+}

@@ -1,4 +1,201 @@
-# SPDX-License-Identifier: Apache-2.0
+"""Sonde's native part, as Python sees it. Raises OSError with the kernel's number where it refuses."""
+
+from collections.abc import Mapping, Sequence
+
+Row = tuple[int, ...]
+Stack = tuple[int, list[int], list[int]]
+"""(id, kernel addresses, user addresses), leaf first."""
+
+VERSION: str
+
+class Bpf:
+    """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
+
+    `knobs` set the object's `const volatile` globals by name; `share` makes it use a map of
+    another object; `skip` names programs that are not to be loaded.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        knobs: Mapping[str, int],
+        share: Mapping[str, Bpf] = ...,
+        skip: Sequence[str] = ...,
+    ) -> None: ...
+    def attach(self, program: str) -> int:
+        """Attach where the program's section says (tp_btf, iter). Returns a link."""
+
+    def attach_sampling(self, program: str, hz: int) -> int:
+        """Run a program `hz` times a second on every online CPU. Returns a link."""
+
+    def attach_uprobes(
+        self, path: str, sites: Sequence[tuple[int, int]], entry: str, exit: str | None, multi: bool
+    ) -> int:
+        """Probe (file offset, cookie) sites of a file, all or none. Returns a link."""
+
+    def detach(self, link: int) -> None: ...
+    def walk(self, link: int) -> None:
+        """Run an iterator program to its end."""
+
+    def fields(self, rows: str) -> list[str]:
+        """Names of a drained row's fields, key first."""
+
+    def drain(self, rows: str) -> list[Row]:
+        """Take all rows since the last call; none is lost or seen twice."""
+
+    def stacks(self, ids: Sequence[int]) -> list[Stack]:
+        """The frames of those of the stacks that are still kept."""
+
+    def forget_stacks(self, ids: Sequence[int]) -> None:
+        """Drop stacks to make room; one that is seen again is stored again."""
+
+    def drain_ring(self, ring: str, of: str, limit: int) -> Columns:
+        """Take up to `limit` records of struct `of` from a ring."""
+
+    def losses(self) -> list[int]:
+        """Losses since the load, indexed as `enum sonde_loss`."""
+
+    def set_array(self, map: str, index: int, value: bytes) -> None: ...
+    def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...
+    def delete_hash(self, map: str, key: bytes) -> None: ...
+    def map_bytes(self) -> int:
+        """Kernel memory of the object's maps."""
+
+class Columns:
+    """Records from a ring, kept packed."""
+
+    def __len__(self) -> int: ...
+    def column(self, name: str) -> list[int]: ...
+    def distinct(self, names: Sequence[str]) -> list[list[int]]:
+        """Distinct combinations of some fields, as unsigned 64-bit numbers."""
+
+    def ints(self, name: str, unit: int = 1) -> Column:
+        """For the encoder: values rounded down to a multiple of `unit`."""
+
+    def zeros(self) -> Column: ...
+    def constant(self, text: str) -> Column: ...
+    def where_less(self, smaller: str, larger: str) -> Columns:
+        """The records in which one field is smaller than another."""
+
+    def texts(self, name: str, names: Mapping[int, str], other: str) -> Column:
+        """For the encoder: each value by its name."""
+
+class Column:
+    """A column ready for the encoder."""
+
+    def __len__(self) -> int: ...
+
+class ProcessEvents:
+    """What processes of the whole machine do, as it happens.
+
+    ("mmap", time_ns, pid, tid, address, length, file_offset, major, minor, inode, "", path)
+    ("comm", time_ns, pid, tid, name, is_exec)
+    ("fork" | "exit", time_ns, pid, parent_pid, tid, parent_tid)
+    """
+
+    lost: int
+    def __init__(self) -> None: ...
+    def wait(self, timeout_ms: int) -> bool: ...
+    def filenos(self) -> list[int]: ...
+    def drain(self) -> list[tuple[object, ...]]: ...
+
+def encode_chunk(
+    meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]
+) -> bytes:
+    """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values."""
+
+def tables_contract() -> str:
+    """abi/tables.json as compiled in."""
+
+def tracepoint_arguments(name: str) -> int | None:
+    """How many arguments the running kernel hands to programs on a tracepoint."""
+
+class FunctionSite:
+    """A function of an ELF file, under one of its names."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> int:
+        """As linked, without the address that the file is loaded at."""
+
+    @property
+    def offset(self) -> int:
+        """Of its first instruction in the file."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of code, 0 unknown."""
+
+def build_id(path: str) -> str:
+    """The build id of an ELF file in hex, '' where it has none or is no ELF file."""
+
+def find_functions(path: str, names: Sequence[str]) -> list[FunctionSite]:
+    """Functions that a file defines under one of `names`, each (name, address) once.
+
+    Looks in .dynsym and .symtab, with versions (name@@VERSION) told under the plain name. Indirect
+    functions (IFUNC) are left out. A file that is no readable ELF file has none.
+    """
+
+def probe_site(path: str, offset: int, size: int) -> tuple[int, str, str]:
+    """Where a uprobe on the entry of a function is cheap: (file offset, class, instruction there).
+
+    Classes: `emulated`; `nop` (of several bytes: emulated by Linux 6.18 and newer, single-stepped
+    by older ones); `single-step` (some 20 times as dear, offset unchanged); `unknown` (not x86,
+    offset unchanged). Between `offset` and the site nothing changes the stack pointer or an
+    argument register, and nothing in the function jumps there, so that entry and return probes see
+    what they would see at the start. `size` 0 is unknown: the site then stays at the start.
+    """
+
+def kernel_build_id() -> str:
+    """The build id of the running kernel in hex, '' where it cannot be read."""
+
+class Symbolizer:
+    """Names of functions by address. Demangled, at most 1,024 bytes long, no control characters.
+
+    Keeps an index (12 bytes a function, names excluded) of the ELF files used last, `cache_bytes`
+    in all, and one table of the kernel's functions (about 40 bytes each). Files are read, not
+    mapped. May be used by several threads.
+    """
+
+    def __init__(self, cache_bytes: int = ...) -> None: ...
+    def elf(self, path: str, file_offsets: Sequence[int]) -> list[tuple[str, int] | None]:
+        """(function, offset in it) for each file offset, None where no symbol covers it.
+
+        Symbols come from .symtab, else from the distribution's debug file of the same build id,
+        else from .dynsym. All None where it is no readable ELF file.
+        """
+
+    def kernel(self, addresses: Sequence[int]) -> list[tuple[str, int, str, int] | None]:
+        """(function, offset in it, module, offset from the base of that module) for each address.
+
+        The module is '' for the kernel itself. All None without the privilege to see addresses.
+        """
+
+    def drop(self, path: str) -> bool:
+        """Forget a file. Returns whether it was known."""
+
+    def usage(self) -> tuple[int, int, int, int, int]:
+        """(files, their bytes, files dropped to make room, kernel functions, their bytes)"""
+
+class PerfMap:
+    """What a just-in-time compiler wrote into a perf map, by address. Newer lines win."""
+
+    def __init__(self, max_entries: int = ..., max_name_bytes: int = ...) -> None: ...
+    def __len__(self) -> int: ...
+    @property
+    def offset(self) -> int:
+        """Bytes of the file read so far."""
+
+    @property
+    def left_out(self) -> int:
+        """Lines for which there was no room."""
+
+    def read(self, fd: int) -> int:
+        """Read what was appended since the last call, at most 8 MiB of it. Returns the bytes."""
+
+    def find(self, address: int) -> str | None:
+        """Name of the code at an address."""
 
 # --- prio: secret-shared sums with proofs --------------------------------------------------------
 

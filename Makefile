@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# Every command sets up what it needs (scripts/setup); a second run finds nothing to do.
+
+PY := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench bundle clean distclean
+
+help:  ## list the commands
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup:  ## install packages, build the native module, fill .venv
+	@scripts/setup build demo test check bench
+
+demo:  ## record a real workload, print the summary, leave demo/report.html
+	@scripts/setup build demo
+	@demo/run
+
+test:  ## the whole test suite (root: kernel tests too)
+	@scripts/setup build demo test
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+check:  ## lint, types, format, room rules
+	@scripts/setup build check
+	@scripts/check
+
+bench:  ## overhead and accuracy, beside perf and py-spy
+	@scripts/setup build demo bench
+	@$(PY) -m bench
+
+bundle:  ## wheel and dependencies for a host without a network, in dist/bundle
+	@scripts/setup build
+	@$(PY) scripts/bundle.py
+
+clean:  ## forget what was built; keep .venv
+	rm -rf build dist demo/out demo/report.html .mypy_cache .ruff_cache .pytest_cache
+	rm -f src/sonde/_native*.so
+	find src tests bench demo scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## forget everything that setup made
+	rm -rf .venv

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What crosses from the kernel to user space. The loader reads these layouts from the compiled
+ * object's BTF, so a field added here is seen by its name on the other side; collectors state the
+ * fields they expect and refuse to start when they differ (tests/unit/test_abi.py).
+ *
+ * Identity of a process: (tgid, start_ns), start_ns = start of its leader in ns since boot.
+ * Times: CLOCK_MONOTONIC in ns.
+ */
+#ifndef SONDE_EVENTS_H
+#define SONDE_EVENTS_H
+
+#define SONDE_KERNEL_FRAMES 48
+#define SONDE_USER_FRAMES 127
+
+/* Every way in which something observed may fail to reach user space; index into `losses`. */
+enum sonde_loss {
+	LOSS_STACK_MAP_FULL, /* a new stack found no room: counted without its frames */
+	LOSS_COUNT_MAP_FULL, /* a new row found no room: its weight is gone */
+	LOSS_TASK_STORAGE,   /* per-thread state could not be made: an event was not seen */
+	LOSS_RING_FULL,	     /* a span found no room in the ring */
+	LOSS_USER_STACK,     /* the user stack could not be read: kernel frames only */
+	LOSS_NESTED_CALL,    /* a call began inside another that never returned */
+	LOSS_TARGETS_FULL,   /* a child of a watched process could not be watched */
+	LOSS_MAX,
+};
+
+/* One stack, stored once under its hash. Leaf first. */
+struct sonde_stack {
+	__u32 kernel_len;
+	__u32 user_len;
+	__u64 kernel[SONDE_KERNEL_FRAMES];
+	__u64 user[SONDE_USER_FRAMES];
+};
+
+/* ---- on-CPU samples ---- */
+
+struct cpu_key {
+	__u32 tgid;
+	__u32 tid;
+	__u64 start_ns;
+	__u64 stack_id; /* 0: the stack found no room */
+};
+
+struct cpu_value {
+	__u64 count;
+};
+
+/* ---- waits: blocked, then waiting for a CPU ---- */
+
+/* Reasons below zero; a reason of zero or more is the number of the system call the thread is in. */
+enum wait_reason {
+	WAIT_PREEMPTED = -1,  /* ready all the time, another thread had the CPU */
+	WAIT_PAGE_FAULT = -2, /* entered the kernel by a fault, not by a call */
+	WAIT_STOPPED = -3,    /* stopped by a signal or a tracer */
+	WAIT_KERNEL = -4,     /* a kernel thread */
+	WAIT_NEW = -5,	      /* a new thread before its first run */
+};
+
+struct wait_key {
+	__u32 tgid;
+	__u32 tid;
+	__u64 start_ns;
+	__u64 stack_id; /* 0: not among the sampled */
+	__s32 reason;
+	__u32 unused;
+};
+
+struct wait_value {
+	__u64 count; /* waits that ended in this interval; one still going on adds time only */
+	__u64 blocked_ns;
+	__u64 runqueue_ns;
+	__u64 weight_count; /* as above, times the inverse of the chance of taking a stack */
+	__u64 weight_blocked_ns;
+	__u64 weight_runqueue_ns;
+	__u64 max_blocked_ns;
+	__u64 max_runqueue_ns;
+	__u32 waker_tgid; /* who ended the last one */
+	__u32 waker_tid;
+};
+
+/* A single long wait. */
+struct wait_span {
+	__u64 start_time_ns;
+	__u64 wake_time_ns;
+	__u64 end_time_ns;
+	__u64 start_ns;
+	__u64 stack_id;
+	__u32 tgid;
+	__u32 tid;
+	__s32 reason;
+	__u32 waker_tgid;
+	__u32 waker_tid;
+	__u32 unused;
+};
+
+/* ---- device calls ---- */
+
+/* How a call tells what became of it. */
+enum call_result {
+	RESULT_STATUS, /* returns its status, 0 is success */
+	RESULT_HANDLE, /* returns a handle, zero is failure; its status goes where status_arg points */
+	RESULT_NONE, /* returns nothing */
+};
+
+#define CALL_FAILED (-2147483647 - 1) /* status of a failure that gave no number */
+
+/*
+ * How to read one call of a device API; filled from the tables in src/sonde/apis. Arguments are
+ * numbered in integer words: registers first, then the stack (where structs passed by value and
+ * larger than two words lie, word by word). -1: no such argument.
+ */
+struct call_spec {
+	__s8 size_arg[3]; /* bytes = scale * the product of these */
+	__s8 vector_arg;  /* * the product of the vector_len size_t at vector_at behind this */
+	__u16 vector_at;
+	__u8 vector_len;
+	__u8 result;	      /* enum call_result */
+	__u32 scale;	      /* 0: the call has no size */
+	__u32 direction_mask; /* of the direction's value, as the API numbers it */
+	__s8 direction_arg;   /* holds the direction, or */
+	__u8 direction_len;   /* points to this many ints at direction_at: it, or both ends */
+	__s8 blocking_arg;    /* non-zero: the call waits for its end */
+	__s8 status_arg;      /* points to where the status is written */
+	__u16 direction_at[2];
+};
+
+enum call_flags {
+	CALL_BLOCKING = 1,
+	CALL_GOING_ON = 2, /* time of a call that has not returned yet: it adds no count */
+};
+
+struct call_key {
+	__u32 tgid;
+	__u32 tid;
+	__u64 start_ns;
+	__u64 stack_id; /* 0: not among the sampled */
+	__u32 site;	/* one function of one file: index into `sites` */
+	__s32 status;
+	__u32 direction; /* as the API numbers it */
+	__u32 flags;
+};
+
+struct call_value {
+	__u64 count;
+	__u64 nested; /* probed calls inside these: they count as part of them */
+	__u64 ns;
+	__u64 bytes;
+	__u64 weight_count;
+	__u64 weight_ns; /* whole calls, in the interval of their return */
+	__u64 weight_bytes;
+	__u64 max_ns;
+};
+
+struct call_span {
+	__u64 start_time_ns;
+	__u64 end_time_ns;
+	__u64 start_ns;
+	__u64 stack_id;
+	__u64 bytes;
+	__u32 tgid;
+	__u32 tid;
+	__u32 site;
+	__s32 status;
+	__u32 direction;
+	__u32 flags;
+};
+
+#endif

@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Calls of device APIs (CUDA, OpenCL, ...), seen at the functions' entry and return by uprobes.
+ * The programs know no API: the attach cookie names a site (one function of one file), and the
+ * entry of `sites` says which arguments to read.
+ *
+ * APIs nest: the CUDA runtime calls the driver, a loader calls the loader below it. The outermost
+ * call of a thread counts and what it calls in turn does not. While a call is going on, the return
+ * address at its entry's stack pointer is the kernel's trampoline (that is how uretprobes work), so
+ * one look at that slot tells a nested call from one whose outer call was left by a longjmp.
+ *
+ * Sites are where the stack pointer is still that of the function's entry: return addresses and
+ * stack arguments are read relative to it, and the kernel writes its trampoline there.
+ */
+#include "kernel_types.h"
+#define __VMLINUX_H__ /* bpf_tracing.h: registers by the names the kernel gives them */
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include "../abi/events.h"
+#include "stack.h"
+#include "task.h"
+
+#define MAX_SITES 4096
+
+const volatile u64 long_ns = 1000000; /* a call this long always gets a stack and a span */
+const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this rate, per thread */
+
+SWAPPED_ROWS(device_calls, struct call_key, struct call_value, 16384)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SITES);
+	__type(key, u32);
+	__type(value, struct call_spec);
+} sites SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1024 * 1024);
+} call_spans SEC(".maps");
+
+/* Keeps the struct in the object's BTF, where the loader reads its layout. */
+const struct call_span *call_span_layout __attribute__((unused));
+
+/*
+ * A thread's outermost call. Only programs on the thread itself write to it, one after the other;
+ * counted_ns alone is contended, by the walk, and changes hands by atomic exchange. The scratch
+ * memory is here because uprobe programs can be preempted: per CPU it could be overwritten.
+ */
+struct in_call {
+	u64 entry_sp; /* 0: in no call */
+	u64 entry_ip;
+	u64 began_ns;
+	u64 counted_ns; /* time is summed up to here */
+	u64 start_ns;	/* of the process */
+	u64 bytes;
+	u64 status_at; /* where the call writes its status, 0: nowhere */
+	struct stack_chance chance;
+	u64 span_second_ns; /* the second that `spans` counts in */
+	u32 spans;
+	u32 site;
+	u32 direction;
+	u32 flags;
+	u32 nested;
+	u32 result;
+	struct sonde_stack scratch;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct in_call);
+} in_calls SEC(".maps");
+
+/* Where the kernel keeps a process's trampoline. */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct xol_area {
+	unsigned long vaddr;
+};
+struct uprobes_state {
+	struct xol_area *xol_area;
+};
+struct mm_struct {
+	struct uprobes_state uprobes_state;
+};
+struct task_struct___with_mm {
+	struct mm_struct *mm;
+};
+#pragma clang attribute pop
+
+static __always_inline u64 user_word(u64 at)
+{
+	u64 word = 0;
+
+	bpf_probe_read_user(&word, sizeof(word), (void *)at);
+	return word;
+}
+
+static __always_inline u32 user_int(u64 at)
+{
+	u32 word = 0;
+
+	bpf_probe_read_user(&word, sizeof(word), (void *)at);
+	return word;
+}
+
+/* The n-th integer word of the arguments: in registers, then on the stack. */
+static __noinline u64 argument(struct pt_regs *ctx, s32 n)
+{
+	switch (n) {
+	case 0:
+		return PT_REGS_PARM1(ctx);
+	case 1:
+		return PT_REGS_PARM2(ctx);
+	case 2:
+		return PT_REGS_PARM3(ctx);
+	case 3:
+		return PT_REGS_PARM4(ctx);
+	case 4:
+		return PT_REGS_PARM5(ctx);
+#if defined(__TARGET_ARCH_x86)
+	case 5:
+		return PT_REGS_PARM6(ctx);
+	}
+	return user_word(PT_REGS_SP(ctx) + 8 * (n - 5)); /* [0] is the return address */
+#elif defined(__TARGET_ARCH_arm64)
+	case 5:
+		return ctx->regs[5];
+	case 6:
+		return ctx->regs[6];
+	case 7:
+		return ctx->regs[7];
+	}
+	return user_word(PT_REGS_SP(ctx) + 8 * (n - 8));
+#endif
+}
+
+#if defined(__TARGET_ARCH_x86)
+#define RETURN_POPS 8 /* a return takes its address off the stack */
+
+/* The outermost call has neither returned nor been left. */
+static __always_inline bool going_on(struct task_struct *task, const struct in_call *call)
+{
+	struct task_struct___with_mm *with_mm = (void *)task;
+	u64 page = BPF_CORE_READ(with_mm, mm, uprobes_state.xol_area, vaddr);
+	u64 return_to = user_word(call->entry_sp);
+
+	return page && return_to >= page && return_to < page + 4096;
+}
+#elif defined(__TARGET_ARCH_arm64)
+#define RETURN_POPS 0
+
+/* The return address is in a register: there is no slot to look at. */
+static __always_inline bool going_on(struct task_struct *task, const struct in_call *call)
+{
+	return true;
+}
+#endif
+
+static __always_inline u64 bytes_of(struct pt_regs *ctx, const struct call_spec *spec)
+{
+	u64 words[3] = {}, bytes = spec->scale, vector;
+
+	if (!bytes) /* the call has no size */
+		return 0;
+	for (u32 i = 0; i < 3; i++)
+		if (spec->size_arg[i] >= 0)
+			bytes *= argument(ctx, spec->size_arg[i]);
+	if (spec->vector_arg < 0)
+		return bytes;
+	vector = argument(ctx, spec->vector_arg);
+	if (!vector ||
+	    bpf_probe_read_user(words, sizeof(words), (void *)(vector + spec->vector_at)))
+		return 0;
+	for (u32 i = 0; i < 3; i++)
+		if (i < spec->vector_len)
+			bytes *= words[i];
+	return bytes;
+}
+
+static __always_inline u32 direction_of(struct pt_regs *ctx, const struct call_spec *spec)
+{
+	u64 value;
+
+	if (spec->direction_arg < 0)
+		return 0;
+	value = argument(ctx, spec->direction_arg);
+	if (spec->direction_len) { /* it points to a struct with the direction, or with two ends */
+		u64 at = value;
+
+		value = user_int(at + spec->direction_at[0]);
+		if (spec->direction_len > 1)
+			value = value << 8 | user_int(at + spec->direction_at[1]);
+	}
+	return value & spec->direction_mask;
+}
+
+static __always_inline int enter(struct pt_regs *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	u32 site = bpf_get_attach_cookie(ctx);
+	u64 sp = PT_REGS_SP(ctx), ip = PT_REGS_IP(ctx);
+	struct call_spec *spec;
+	struct in_call *call;
+
+	if (!watched(task->tgid))
+		return 0;
+	call = bpf_task_storage_get(&in_calls, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!call) {
+		count_loss(LOSS_TASK_STORAGE);
+		return 0;
+	}
+	if (call->entry_sp) {
+		/* A file can be attached twice for a moment, or under two names: one hit, one call. */
+		if (sp == call->entry_sp && ip == call->entry_ip && site != call->site)
+			return 0;
+		if (sp <= call->entry_sp && going_on(task, call)) {
+			call->nested++;
+			return 0;
+		}
+		count_loss(LOSS_NESTED_CALL);
+	}
+	spec = bpf_map_lookup_elem(&sites, &site);
+	if (!spec)
+		return 0;
+	if (!call->start_ns)
+		call->start_ns = start_of(task);
+	call->entry_sp = sp;
+	call->entry_ip = ip;
+	call->site = site;
+	call->nested = 0;
+	call->flags = spec->blocking_arg >= 0 && (u32)argument(ctx, spec->blocking_arg) ?
+			      CALL_BLOCKING :
+			      0;
+	call->bytes = bytes_of(ctx, spec);
+	call->direction = direction_of(ctx, spec);
+	call->result = spec->result;
+	call->status_at = spec->status_arg >= 0 ? argument(ctx, spec->status_arg) : 0;
+	call->began_ns = bpf_ktime_get_ns();
+	__sync_lock_test_and_set(&call->counted_ns, call->began_ns);
+	return 0;
+}
+
+static __always_inline s32 status_of(struct pt_regs *ctx, const struct in_call *call)
+{
+	u64 returned = PT_REGS_RC(ctx);
+
+	if (call->result == RESULT_NONE)
+		return 0;
+	if (call->result == RESULT_STATUS)
+		return (s32)returned;
+	if (call->status_at) /* a handle, and the status through a pointer */
+		return (s32)user_int(call->status_at);
+	return returned ? 0 : CALL_FAILED;
+}
+
+/*
+ * Taken at the return, where the frame pointer is the caller's again: at the entry, before the
+ * prologue has pushed it, the walk would skip the caller. The callee is put in front.
+ */
+static __always_inline u64 take_stack(void *ctx, struct in_call *call, u32 tgid)
+{
+	struct sonde_stack *s = &call->scratch;
+	long n = bpf_get_stack(ctx, &s->user[1], sizeof(s->user) - sizeof(s->user[0]),
+			       BPF_F_USER_STACK);
+
+	if (n <= 0) {
+		count_loss(LOSS_USER_STACK);
+		n = 0;
+	}
+	s->kernel_len = 0;
+	s->user[0] = call->entry_ip;
+	s->user_len = 1 + (u32)n / sizeof(u64);
+	return stack_keep(s, call->start_ns ^ tgid);
+}
+
+/* Whether this call gets a span: a long one always, others while the second has room. */
+static __always_inline bool span_due(struct in_call *call, u64 now)
+{
+	if (now - call->began_ns >= long_ns)
+		return true;
+	if (now - call->span_second_ns >= 1000000000) {
+		call->span_second_ns = now;
+		call->spans = 0;
+	}
+	return call->spans++ < spans_per_s;
+}
+
+static __always_inline void keep_span(const struct in_call *call, const struct call_key *key,
+				      u64 now)
+{
+	struct call_span *span = bpf_ringbuf_reserve(&call_spans, sizeof(*span), 0);
+
+	if (!span) {
+		count_loss(LOSS_RING_FULL);
+		return;
+	}
+	span->start_time_ns = call->began_ns;
+	span->end_time_ns = now;
+	span->start_ns = key->start_ns;
+	span->stack_id = key->stack_id;
+	span->bytes = call->bytes;
+	span->tgid = key->tgid;
+	span->tid = key->tid;
+	span->site = key->site;
+	span->status = key->status;
+	span->direction = key->direction;
+	span->flags = key->flags;
+	bpf_ringbuf_submit(span, BPF_RB_NO_WAKEUP);
+}
+
+static __always_inline int leave(struct pt_regs *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct in_call *call = bpf_task_storage_get(&in_calls, task, 0, 0);
+	const struct call_value zero = {};
+	u64 now = bpf_ktime_get_ns();
+	struct call_key key = {};
+	struct call_value *v;
+	u64 ns, from, weight = 0;
+
+	if (!call || !call->entry_sp)
+		return 0;
+	if (PT_REGS_SP(ctx) < call->entry_sp + RETURN_POPS) /* the return of a nested call */
+		return 0;
+	from = __sync_lock_test_and_set(&call->counted_ns, 0);
+	if (PT_REGS_SP(ctx) != call->entry_sp + RETURN_POPS) { /* of an outer one, long forgotten */
+		count_loss(LOSS_NESTED_CALL);
+		call->entry_sp = 0;
+		return 0;
+	}
+	ns = now - call->began_ns;
+	weight = ns >= long_ns ? 1 : stack_weight(&call->chance, call->site, now);
+	key.tgid = task->tgid;
+	key.tid = task->pid;
+	key.start_ns = call->start_ns;
+	key.site = call->site;
+	key.status = status_of(ctx, call);
+	key.direction = call->direction;
+	key.flags = call->flags;
+	if (weight)
+		key.stack_id = take_stack(ctx, call, key.tgid);
+	if (span_due(call, now))
+		keep_span(call, &key, now);
+	v = row_of(&device_calls, &key, &zero);
+	if (v) {
+		v->count++;
+		v->nested += call->nested;
+		v->ns += now - from;
+		v->bytes += call->bytes;
+		v->weight_count += weight;
+		v->weight_ns += ns * weight;
+		v->weight_bytes += call->bytes * weight;
+		if (ns > v->max_ns)
+			v->max_ns = ns;
+	}
+	call->entry_sp = 0;
+	return 0;
+}
+
+/* One attachment for all sites of a file where the kernel can (6.6), one each where it cannot. */
+SEC("uprobe.multi")
+int on_call_entry_multi(struct pt_regs *ctx)
+{
+	return enter(ctx);
+}
+
+SEC("uretprobe.multi")
+int on_call_return_multi(struct pt_regs *ctx)
+{
+	return leave(ctx);
+}
+
+SEC("uprobe")
+int on_call_entry(struct pt_regs *ctx)
+{
+	return enter(ctx);
+}
+
+SEC("uretprobe")
+int on_call_return(struct pt_regs *ctx)
+{
+	return leave(ctx);
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(on_thread_exit, struct task_struct *task)
+{
+	struct in_call *call = bpf_task_storage_get(&in_calls, task, 0, 0);
+
+	if (call && call->entry_sp)
+		count_loss(LOSS_NESTED_CALL);
+	return 0;
+}
+
+/*
+ * Run by user space over all tasks before it drains: the time of calls still going on is summed up
+ * to now, so that one that never returns (a device that hangs) is seen while it lasts. Its rows are
+ * apart, since the thread itself may be writing to its own.
+ */
+SEC("iter/task")
+int on_walk(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	const struct call_value zero = {};
+	struct call_key key = {};
+	struct call_value *v;
+	struct in_call *call;
+	u64 now, from;
+
+	if (!task)
+		return 0;
+	call = bpf_task_storage_get(&in_calls, task, 0, 0);
+	if (!call)
+		return 0;
+	from = call->counted_ns;
+	now = bpf_ktime_get_ns();
+	if (!from || now <= from)
+		return 0;
+	key.tgid = task->tgid;
+	key.tid = task->pid;
+	key.start_ns = call->start_ns;
+	key.site = call->site;
+	key.direction = call->direction;
+	key.flags = call->flags | CALL_GOING_ON;
+	if (__sync_val_compare_and_swap(&call->counted_ns, from, now) != from)
+		return 0;
+	v = row_of(&device_calls, &key, &zero);
+	if (!v)
+		return 0;
+	v->ns += now - from;
+	if (now - call->began_ns > v->max_ns)
+		v->max_ns = now - call->began_ns;
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Taking a stack: walk it, name it by its hash, keep the frames once. The walk itself is the seam
+ * where another unwinder comes in: replace walk_user() and every program here follows.
+ *
+ * Each object that includes this has its own `stacks` map. The caller gives the scratch memory,
+ * because what is safe differs: per CPU where nothing can interleave (perf_event, sched_switch),
+ * per task where the program can be preempted (uprobes).
+ */
+#ifndef SONDE_STACK_H
+#define SONDE_STACK_H
+
+#ifndef SONDE_MAX_STACKS
+#define SONDE_MAX_STACKS 8192
+#endif
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, SONDE_MAX_STACKS);
+	__type(key, u64);
+	__type(value, struct sonde_stack);
+} stacks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, LOSS_MAX);
+	__type(key, u32);
+	__type(value, u64);
+} losses SEC(".maps");
+
+static __always_inline void count_loss(u32 which)
+{
+	u64 *n = bpf_map_lookup_elem(&losses, &which);
+
+	if (n)
+		(*n)++;
+}
+
+/*
+ * Which of a thread's events get a stack. The chance is settled before the event's size is known and
+ * the event counts for its inverse, so sums of weights are unbiased; events that come seldom, or
+ * after another kind, get one for sure, so that the sums are steady too. About one stack in
+ * `stack_gap_ns` a thread, whatever its rate.
+ */
+struct stack_chance {
+	u64 taken_ns; /* last stack */
+	u64 last_ns;  /* last event */
+	u64 mean_ns;  /* mean gap between events, lately */
+	s32 kind;     /* of the last event */
+};
+
+const volatile u64 stack_gap_ns = 10000000;
+const volatile u32 stack_odds = 1024; /* one in so many at the least */
+
+/* The weight with which this event gets a stack, 0 for none. */
+static __always_inline u32 stack_weight(struct stack_chance *c, s32 kind, u64 now)
+{
+	u64 since_stack = now - c->taken_ns, gap = now - c->last_ns, odds;
+	bool another = kind != c->kind;
+
+	c->mean_ns += (gap >> 3) - (c->mean_ns >> 3);
+	c->last_ns = now;
+	c->kind = kind;
+	if (since_stack < stack_gap_ns && !(another && since_stack >= stack_gap_ns / 8)) {
+		odds = stack_gap_ns / (c->mean_ns + 1);
+		if (odds > stack_odds)
+			odds = stack_odds;
+		if (odds > 1) {
+			if (bpf_get_prandom_u32() % odds)
+				return 0;
+			c->taken_ns = now;
+			return odds;
+		}
+	}
+	c->taken_ns = now;
+	return 1;
+}
+
+static __always_inline u32 walk_kernel(void *ctx, struct sonde_stack *s)
+{
+	long n = bpf_get_stack(ctx, s->kernel, sizeof(s->kernel), 0);
+
+	return n > 0 ? (u32)n / sizeof(u64) : 0;
+}
+
+static __always_inline u32 walk_user(void *ctx, struct sonde_stack *s)
+{
+	long n = bpf_get_stack(ctx, s->user, sizeof(s->user), BPF_F_USER_STACK);
+
+	return n > 0 ? (u32)n / sizeof(u64) : 0;
+}
+
+static __always_inline u64 mix(u64 h, u64 v)
+{
+	h = (h ^ v) * 0x9e3779b97f4a7c15ULL;
+	return h ^ (h >> 29);
+}
+
+/* Hash of the frames and of the process whose addresses they are. */
+static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
+{
+	u64 h = mix(seed, (u64)s->kernel_len << 32 | s->user_len);
+
+	for (u32 i = 0; i < SONDE_KERNEL_FRAMES; i++) {
+		if (i >= s->kernel_len)
+			break;
+		h = mix(h, s->kernel[i]);
+	}
+	for (u32 i = 0; i < SONDE_USER_FRAMES; i++) {
+		if (i >= s->user_len)
+			break;
+		h = mix(h, s->user[i]);
+	}
+	return h ? h : 1;
+}
+
+/* Store the walked stack under its hash. Returns the hash, 0 when there was no room. */
+static __always_inline u64 stack_keep(const struct sonde_stack *s, u64 seed)
+{
+	u64 id = stack_hash(s, seed);
+
+	if (bpf_map_lookup_elem(&stacks, &id))
+		return id;
+	if (bpf_map_update_elem(&stacks, &id, s, BPF_ANY)) {
+		count_loss(LOSS_STACK_MAP_FULL);
+		return 0;
+	}
+	return id;
+}
+
+/* The stack of the current task. `user`: it has a user part. */
+static __always_inline u64 stack_take(void *ctx, struct sonde_stack *s, u64 seed, bool user)
+{
+	s->kernel_len = walk_kernel(ctx, s);
+	s->user_len = user ? walk_user(ctx, s) : 0;
+	if (user && !s->user_len)
+		count_loss(LOSS_USER_STACK);
+	return stack_keep(s, seed);
+}
+
+#endif

@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Who a task is, whether we watch it, and two maps of rows that user space swaps. */
+#ifndef SONDE_TASK_H
+#define SONDE_TASK_H
+
+#define PF_IO_WORKER 0x00000010 /* a kernel thread of io_uring, in the process it works for */
+#define PF_USER_WORKER 0x00004000
+#define PF_KTHREAD 0x00200000
+
+/* Watched processes, shared by all objects and kept by targets.bpf.c; unused unless filter_targets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u32);
+	__type(value, u8);
+} targets SEC(".maps");
+
+const volatile bool filter_targets = false;
+const volatile u32 self_tgid = 0; /* the agent itself is watched like any other unless this is set */
+
+static __always_inline bool watched(u32 tgid)
+{
+	if (self_tgid && tgid == self_tgid)
+		return false;
+	return !filter_targets || bpf_map_lookup_elem(&targets, &tgid);
+}
+
+/* Kernel threads never had user frames; a thread that is exiting has given its memory back. */
+static __always_inline bool has_user_frames(struct task_struct *task)
+{
+	return BPF_CORE_READ(task, mm) &&
+	       !(BPF_CORE_READ(task, flags) & (PF_KTHREAD | PF_USER_WORKER | PF_IO_WORKER));
+}
+
+static __always_inline u64 start_of(struct task_struct *task)
+{
+	return BPF_CORE_READ(task, group_leader, start_boottime);
+}
+
+/*
+ * Rows are summed in one of two hash maps while user space reads and empties the other. The swap
+ * is an update of a map in a map, which returns only when no program still holds the old one:
+ * nothing is lost and nothing is counted twice.
+ */
+#define SWAPPED_ROWS(name, key_type, value_type, entries)                                          \
+	struct name##_rows {                                                                       \
+		__uint(type, BPF_MAP_TYPE_HASH);                                                   \
+		__uint(max_entries, entries);                                                      \
+		__type(key, key_type);                                                             \
+		__type(value, value_type);                                                         \
+	} name##_a SEC(".maps"), name##_b SEC(".maps");                                            \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);                                          \
+		__uint(max_entries, 1);                                                            \
+		__type(key, u32);                                                                  \
+		__array(values, struct name##_rows);                                               \
+	} name SEC(".maps") = {                                                                    \
+		.values = {&name##_a},                                                             \
+	};
+
+/* The row under `key`, made with `zero` where it is new; NULL (and a loss) when there is no room. */
+static __always_inline void *row_of(void *rows_in_use, const void *key, const void *zero)
+{
+	const u32 first = 0;
+	void *rows = bpf_map_lookup_elem(rows_in_use, &first);
+	void *row;
+
+	if (!rows)
+		return NULL;
+	row = bpf_map_lookup_elem(rows, key);
+	if (row)
+		return row;
+	bpf_map_update_elem(rows, key, zero, BPF_NOEXIST);
+	row = bpf_map_lookup_elem(rows, key);
+	if (!row)
+		count_loss(LOSS_COUNT_MAP_FULL);
+	return row;
+}
+
+#endif

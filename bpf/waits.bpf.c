@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Off-CPU: what threads wait for. A wait begins when a thread leaves its CPU and ends when it gets
+ * one back; the wake-up in between parts it in two:
+ *
+ *     switch-out ........ blocked ........ wake-up ... run queue ... switch-in
+ *
+ * A thread that was pushed aside while ready has no blocked part. The stack is taken at switch-out,
+ * where it is cheap and the address space is still there, but the duration is not known yet; so it
+ * is sampled (stack_weight), and the wait carries the inverse of its chance as weight.
+ *
+ * Everything in on_switch runs under the run-queue lock: it is kept short.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include "../abi/events.h"
+#include "stack.h"
+#include "task.h"
+
+#define TASK_INTERRUPTIBLE 0x1
+#define TASK_UNINTERRUPTIBLE 0x2
+#define TASK_STOPPED_OR_TRACED (0x4 | 0x8)
+#define TASK_DEAD (0x10 | 0x20 | 0x80)
+
+const volatile bool switch_has_state = false; /* sched_switch hands the state over (5.18) */
+const volatile u64 span_min_ns = 10000000; /* waits at least this long become spans */
+
+SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 16384)
+
+/* A wait in progress; all zero while the thread runs. */
+struct waiting {
+	u64 began_ns;	 /* switch-out */
+	u64 counted_ns;	 /* summed up to here; taken by atomic exchange: on_switch or the walk */
+	u64 wake_ns;	 /* last wake-up */
+	u64 stack_id;
+	struct stack_chance chance;
+	u64 start_ns;	 /* of the process */
+	u32 weight;	 /* inverse chance of the stack; 0: none taken */
+	s32 reason;
+	u32 waker_tgid;
+	u32 waker_tid;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct waiting);
+} threads SEC(".maps");
+
+/* [0] on_switch, which nothing can interleave on its CPU; [1] the walk over all tasks, alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, u32);
+	__type(value, struct sonde_stack);
+} scratch SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} wait_spans SEC(".maps");
+
+/* Puts the layout of the ring's records into the object's BTF. */
+const struct wait_span *wait_span_layout __attribute__((unused));
+
+static __always_inline u32 state_of(struct task_struct *task)
+{
+	if (bpf_core_field_exists(task->__state))
+		return BPF_CORE_READ(task, __state);
+	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
+}
+
+/* Number of the system call a user thread is in, or WAIT_PAGE_FAULT when it entered otherwise. */
+static __always_inline s32 entered_by(struct task_struct *task)
+{
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+#if defined(__TARGET_ARCH_x86)
+	s32 nr = (s32)BPF_CORE_READ(regs, orig_ax);
+#elif defined(__TARGET_ARCH_arm64)
+	s32 nr = BPF_CORE_READ(regs, syscallno);
+#endif
+	return nr < 0 ? WAIT_PAGE_FAULT : nr;
+}
+
+static __always_inline s32 reason_of(struct task_struct *task, u32 state, bool preempted)
+{
+	if (preempted || !state)
+		return WAIT_PREEMPTED;
+	if (BPF_CORE_READ(task, flags) & PF_KTHREAD)
+		return WAIT_KERNEL;
+	if (state & TASK_STOPPED_OR_TRACED)
+		return WAIT_STOPPED;
+	return entered_by(task);
+}
+
+/* Sum a wait up to `now`. `ended`: it is over, else it goes on. */
+static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 from, u64 now,
+				     bool ended)
+{
+	const struct wait_value zero = {};
+	struct wait_key key = {
+		.tgid = tgid,
+		.tid = tid,
+		.start_ns = w->start_ns,
+		.stack_id = w->stack_id,
+		.reason = w->reason,
+	};
+	u64 ready = w->began_ns; /* when it stopped being blocked */
+	u64 blocked = 0, runqueue, max_blocked, max_runqueue;
+	struct wait_value *v;
+
+	/*
+	 * A thread that blocks is always woken. Where the wake-up is older than the switch-out the
+	 * waker was faster than the switch, and the thread was never blocked at all.
+	 */
+	if (w->reason != WAIT_PREEMPTED && w->reason != WAIT_NEW) {
+		if (w->wake_ns >= w->began_ns)
+			ready = w->wake_ns;
+		else if (!ended)
+			ready = now;
+	}
+	if (ready > now)
+		ready = now;
+	max_blocked = ready - w->began_ns;
+	max_runqueue = now - ready;
+	if (ready > from)
+		blocked = ready - from;
+	runqueue = now - (ready > from ? ready : from);
+
+	v = row_of(&waits, &key, &zero);
+	if (!v)
+		return;
+	v->count += ended;
+	v->blocked_ns += blocked;
+	v->runqueue_ns += runqueue;
+	if (w->weight) {
+		v->weight_count += ended ? w->weight : 0;
+		v->weight_blocked_ns += blocked * w->weight;
+		v->weight_runqueue_ns += runqueue * w->weight;
+	}
+	if (max_blocked > v->max_blocked_ns)
+		v->max_blocked_ns = max_blocked;
+	if (max_runqueue > v->max_runqueue_ns)
+		v->max_runqueue_ns = max_runqueue;
+	if (!ended)
+		return;
+	v->waker_tgid = w->waker_tgid;
+	v->waker_tid = w->waker_tid;
+	if (now - w->began_ns >= span_min_ns && tgid) {
+		struct wait_span *span = bpf_ringbuf_reserve(&wait_spans, sizeof(*span), 0);
+
+		if (!span) {
+			count_loss(LOSS_RING_FULL);
+			return;
+		}
+		span->start_time_ns = w->began_ns;
+		span->wake_time_ns = ready;
+		span->end_time_ns = now;
+		span->start_ns = w->start_ns;
+		span->stack_id = w->stack_id;
+		span->tgid = tgid;
+		span->tid = tid;
+		span->reason = w->reason;
+		span->waker_tgid = w->waker_tgid;
+		span->waker_tid = w->waker_tid;
+		span->unused = 0;
+		bpf_ringbuf_submit(span, BPF_RB_NO_WAKEUP);
+	}
+}
+
+static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 state,
+				       bool preempted, u64 now)
+{
+	const u32 slot = 0;
+	struct waiting *w;
+	struct sonde_stack *s;
+
+	if (!preempted && (state & TASK_DEAD))
+		return;
+	w = bpf_task_storage_get(&threads, prev, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!w) {
+		count_loss(LOSS_TASK_STORAGE);
+		return;
+	}
+	if (!w->start_ns)
+		w->start_ns = start_of(prev);
+	w->reason = reason_of(prev, state, preempted);
+	w->stack_id = 0;
+	w->weight = stack_weight(&w->chance, w->reason, now);
+	s = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
+	if (s) {
+		w->stack_id = stack_take(ctx, s, w->start_ns ^ prev->tgid, has_user_frames(prev));
+		/* The walk is ours: waits with a stack must not be longer than those they stand for. */
+		now = bpf_ktime_get_ns();
+	}
+	w->began_ns = now;
+	__sync_lock_test_and_set(&w->counted_ns, now);
+}
+
+static __always_inline void end_wait(struct task_struct *next, u64 now)
+{
+	struct waiting *w = bpf_task_storage_get(&threads, next, 0, 0);
+	u64 from;
+
+	if (!w)
+		return;
+	from = __sync_lock_test_and_set(&w->counted_ns, 0);
+	if (from)
+		sum_wait(w, next->tgid, next->pid, from, now, true);
+}
+
+SEC("tp_btf/sched_switch")
+int on_switch(u64 *ctx)
+{
+	bool preempted = ctx[0];
+	struct task_struct *prev = (void *)ctx[1];
+	struct task_struct *next = (void *)ctx[2];
+	u64 now = bpf_ktime_get_ns();
+
+	if (prev->pid && watched(prev->tgid)) {
+		u32 state = switch_has_state ? (u32)ctx[3] : state_of(prev);
+
+		begin_wait(ctx, prev, state, preempted, now);
+	}
+	if (next->pid && watched(next->tgid))
+		end_wait(next, now);
+	return 0;
+}
+
+SEC("tp_btf/sched_waking")
+int BPF_PROG(on_waking, struct task_struct *task)
+{
+	struct waiting *w;
+	u64 waker;
+
+	if (!watched(task->tgid))
+		return 0;
+	w = bpf_task_storage_get(&threads, task, 0, 0);
+	if (!w)
+		return 0;
+	waker = bpf_get_current_pid_tgid();
+	w->wake_ns = bpf_ktime_get_ns();
+	w->waker_tgid = waker >> 32;
+	w->waker_tid = (u32)waker;
+	return 0;
+}
+
+SEC("tp_btf/sched_wakeup_new")
+int BPF_PROG(on_new, struct task_struct *task)
+{
+	struct waiting *w;
+
+	if (!watched(task->tgid))
+		return 0;
+	w = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!w) {
+		count_loss(LOSS_TASK_STORAGE);
+		return 0;
+	}
+	w->start_ns = start_of(task);
+	w->reason = WAIT_NEW;
+	w->began_ns = bpf_ktime_get_ns();
+	__sync_lock_test_and_set(&w->counted_ns, w->began_ns);
+	return 0;
+}
+
+/*
+ * Run by user space over all tasks at the start and before each chunk: threads that wait already are
+ * taken in, and the waits in progress are summed up to now, so that what never ends (a hang, a
+ * server's accept) is seen while it lasts.
+ */
+SEC("iter/task")
+int on_walk(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	const u32 slot = 1;
+	struct sonde_stack *s;
+	struct waiting *w;
+	u64 now, from;
+	long n;
+
+	/* Kernel threads sleep until there is work: their long waits tell nothing. */
+	if (!task || !task->pid || task->flags & PF_KTHREAD || task->on_cpu || !watched(task->tgid))
+		return 0;
+	w = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!w) {
+		count_loss(LOSS_TASK_STORAGE);
+		return 0;
+	}
+	now = bpf_ktime_get_ns();
+	from = w->counted_ns;
+	if (from) {
+		if (now > from && __sync_val_compare_and_swap(&w->counted_ns, from, now) == from)
+			sum_wait(w, task->tgid, task->pid, from, now, false);
+		return 0;
+	}
+	if (w->start_ns) /* seen before, and running by now */
+		return 0;
+	w->start_ns = start_of(task);
+	w->reason = reason_of(task, state_of(task), false);
+	s = bpf_map_lookup_elem(&scratch, &slot);
+	if (s) {
+		/* Another task's user stack cannot be read from here; its kernel stack can. */
+		n = bpf_get_task_stack(task, s->kernel, sizeof(s->kernel), 0);
+		s->kernel_len = n > 0 ? (u32)n / sizeof(u64) : 0;
+		s->user_len = 0;
+		w->weight = 1;
+		w->stack_id = stack_keep(s, w->start_ns ^ task->tgid);
+	}
+	w->began_ns = now;
+	__sync_val_compare_and_swap(&w->counted_ns, 0, now);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

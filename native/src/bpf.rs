@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One loaded BPF object: knobs, links, and the ways out for what it saw. It knows no policy; what
+//! to attach and what a row means is decided in Python.
+use std::collections::HashMap;
+use std::io::Read;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::path::PathBuf;
+
+use libbpf_rs::btf::Btf;
+use libbpf_rs::{Iter, Link, MapCore, Object, ObjectBuilder, ProgramMut};
+use libbpf_rs::{UprobeMultiOpts, UprobeOpts};
+use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyTuple};
+
+use crate::columns::Columns;
+use crate::layout::{self, Layout};
+use crate::{maps, perf};
+
+include!(concat!(env!("OUT_DIR"), "/objects.rs"));
+
+/// A map of the object: its descriptor (open as long as the object) and its types.
+pub struct MapInfo {
+    pub fd: RawFd,
+    pub key: Layout,
+    pub value: Layout,
+    pub key_size: usize,
+    pub value_size: usize,
+    pub max_entries: usize,
+}
+
+/// Two row maps and the map that says which one the programs write to.
+struct Swapped {
+    outer: RawFd,
+    rows: [MapInfo; 2],
+    active: usize,
+}
+
+#[pyclass(unsendable)]
+pub struct Bpf {
+    name: String,
+    links: HashMap<u64, Vec<Link>>,
+    next_link: u64,
+    swapped: HashMap<String, Swapped>,
+    maps: HashMap<String, MapInfo>,
+    structs: HashMap<String, Layout>,
+    // Last: links go before the object they belong to.
+    object: Object,
+}
+
+/// libbpf's error as OSError with its number, so that Python can tell EPERM from E2BIG.
+pub fn os_error(what: &str, error: &libbpf_rs::Error) -> PyErr {
+    let number = match error.kind() {
+        libbpf_rs::ErrorKind::PermissionDenied => libc::EPERM,
+        libbpf_rs::ErrorKind::NotFound => libc::ENOENT,
+        libbpf_rs::ErrorKind::InvalidInput => libc::EINVAL,
+        _ => root_errno(error).unwrap_or(libc::EIO),
+    };
+    PyOSError::new_err((number, format!("{what}: {error:#}")))
+}
+
+fn root_errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
+    let mut cause = Some(error);
+    while let Some(current) = cause {
+        if let Some(io) = current.downcast_ref::<std::io::Error>() {
+            return io.raw_os_error();
+        }
+        cause = current.source();
+    }
+    None
+}
+
+fn map_info(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> MapInfo {
+    let (key, value) = layout::of_map(btf, map);
+    MapInfo {
+        fd: map.as_fd().as_raw_fd(),
+        key,
+        value,
+        key_size: map.key_size() as usize,
+        value_size: map.value_size() as usize,
+        max_entries: map.max_entries() as usize,
+    }
+}
+
+impl Bpf {
+    fn map(&self, name: &str) -> PyResult<&MapInfo> {
+        self.maps.get(name).ok_or_else(|| PyKeyError::new_err(format!("no map {name}")))
+    }
+
+    fn program(&self, name: &str) -> PyResult<ProgramMut<'_>> {
+        self.object
+            .progs_mut()
+            .find(|program| program.name() == name)
+            .ok_or_else(|| PyKeyError::new_err(format!("no program {name}")))
+    }
+
+    fn keep(&mut self, links: Vec<Link>) -> u64 {
+        self.next_link += 1;
+        self.links.insert(self.next_link, links);
+        self.next_link
+    }
+
+    fn add_uprobes(
+        &self,
+        path: &PathBuf,
+        sites: &[(u64, u64)],
+        program: &str,
+        retprobe: bool,
+        multi: bool,
+        links: &mut Vec<Link>,
+    ) -> PyResult<()> {
+        let program = self.program(program)?;
+        let failed = |e: libbpf_rs::Error| os_error("cannot attach uprobes", &e);
+        if multi {
+            let opts = UprobeMultiOpts {
+                offsets: sites.iter().map(|site| site.0 as usize).collect(),
+                cookies: sites.iter().map(|site| site.1).collect(),
+                retprobe,
+                ..Default::default()
+            };
+            links.push(program.attach_uprobe_multi_with_opts(-1, path, "", opts).map_err(failed)?);
+            return Ok(());
+        }
+        for &(offset, cookie) in sites {
+            let opts = UprobeOpts { cookie, retprobe, ..Default::default() };
+            let link = program.attach_uprobe_with_opts(-1, path, offset as usize, opts);
+            links.push(link.map_err(failed)?);
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Bpf {
+    #[new]
+    #[pyo3(signature = (name, knobs, share = HashMap::new(), skip = Vec::new()))]
+    fn new(
+        name: String,
+        knobs: HashMap<String, u64>,
+        share: HashMap<String, PyRef<'_, Bpf>>,
+        skip: Vec<String>,
+    ) -> PyResult<Self> {
+        let failed = |e: libbpf_rs::Error| os_error(&format!("cannot load BPF object {name}"), &e);
+        let (_, bytes) = OBJECTS
+            .iter()
+            .find(|(known, _)| *known == name)
+            .ok_or_else(|| PyKeyError::new_err(format!("no BPF object {name}")))?;
+        let btf = Btf::from_raw(&name, bytes)
+            .map_err(failed)?
+            .ok_or_else(|| PyValueError::new_err(format!("BPF object {name} has no BTF")))?;
+        let known = layout::knobs(&btf);
+        let mut open = ObjectBuilder::default().name(&name).map_err(failed)?.open_memory(bytes).map_err(failed)?;
+
+        for mut program in open.progs_mut() {
+            if skip.iter().any(|name| program.name() == name.as_str()) {
+                program.set_autoload(false);
+            }
+        }
+        for mut map in open.maps_mut() {
+            let map_name = map.name().to_string_lossy().into_owned();
+            if let Some(owner) = share.get(&map_name) {
+                let fd = owner.map(&map_name)?.fd;
+                // SAFETY: the owner's object, and with it the descriptor, is borrowed here.
+                map.reuse_fd(unsafe { BorrowedFd::borrow_raw(fd) }).map_err(failed)?;
+            }
+            if map_name.ends_with(".rodata") {
+                let data = map.initial_value_mut().unwrap_or_default();
+                for (knob, value) in &knobs {
+                    let (_, offset, size) = known
+                        .iter()
+                        .find(|(name, _, _)| name == knob)
+                        .ok_or_else(|| PyKeyError::new_err(format!("{name} has no knob {knob}")))?;
+                    data[*offset..offset + size].copy_from_slice(&value.to_le_bytes()[..*size]);
+                }
+            }
+        }
+        let object = open.load().map_err(failed)?;
+
+        let mut maps: HashMap<String, MapInfo> = object
+            .maps()
+            .map(|map| (map.name().to_string_lossy().into_owned(), map_info(&btf, &map)))
+            .collect();
+        let outers: Vec<String> =
+            maps.keys().filter(|name| maps.contains_key(&format!("{name}_a"))).cloned().collect();
+        let mut swapped = HashMap::new();
+        for outer in outers {
+            let halves = (maps.remove(&format!("{outer}_a")), maps.remove(&format!("{outer}_b")));
+            let (Some(a), Some(b)) = halves else { continue };
+            let fd = maps[&outer].fd;
+            swapped.insert(outer, Swapped { outer: fd, rows: [a, b], active: 0 });
+        }
+        let mut structs = HashMap::new();
+        for name in ["wait_span", "call_span", "sonde_stack"] {
+            if let Some(layout) = layout::of_struct(&btf, name) {
+                structs.insert(name.to_owned(), layout);
+            }
+        }
+        drop(btf);
+        Ok(Self { name, links: HashMap::new(), next_link: 0, swapped, maps, structs, object })
+    }
+
+    /// Attach a program where its section says (tp_btf, iter). Returns the link.
+    fn attach(&mut self, program: &str) -> PyResult<u64> {
+        let link = self.program(program)?.attach();
+        let link = link.map_err(|e| os_error(&format!("cannot attach {program}"), &e))?;
+        Ok(self.keep(vec![link]))
+    }
+
+    /// Run a program at `hz` on every online CPU. Returns the link.
+    fn attach_sampling(&mut self, program: &str, hz: u64) -> PyResult<u64> {
+        let mut links = Vec::new();
+        for cpu in perf::online_cpus()? {
+            let fd = perf::open_sampling(cpu, hz)?;
+            let link = self.program(program)?.attach_perf_event(fd);
+            links.push(link.map_err(|e| {
+                // SAFETY: libbpf takes the descriptor only where it succeeds.
+                unsafe { libc::close(fd) };
+                os_error("cannot attach to the sampling clock", &e)
+            })?);
+        }
+        Ok(self.keep(links))
+    }
+
+    /// Probe a file at (offset, cookie) sites: `entry` there, `exit` on return. All or nothing.
+    #[pyo3(signature = (path, sites, entry, exit, multi))]
+    fn attach_uprobes(
+        &mut self,
+        path: PathBuf,
+        sites: Vec<(u64, u64)>,
+        entry: &str,
+        exit: Option<&str>,
+        multi: bool,
+    ) -> PyResult<u64> {
+        let mut links = Vec::new();
+        // Returns first: an entry seen without its return would leave the thread "in the call".
+        if let Some(exit) = exit {
+            self.add_uprobes(&path, &sites, exit, true, multi, &mut links)?;
+        }
+        self.add_uprobes(&path, &sites, entry, false, multi, &mut links)?;
+        Ok(self.keep(links))
+    }
+
+    fn detach(&mut self, link: u64) -> PyResult<()> {
+        self.links.remove(&link).map(drop).ok_or_else(|| PyKeyError::new_err("no such link"))
+    }
+
+    /// Run an iterator program to its end.
+    fn walk(&self, py: Python<'_>, link: u64) -> PyResult<()> {
+        let failed = |e: &libbpf_rs::Error| os_error("cannot walk", e);
+        let link = self.links.get(&link).and_then(|links| links.first());
+        let link = link.ok_or_else(|| PyKeyError::new_err("no such link"))?;
+        let mut iter = Iter::new(link).map_err(|e| failed(&e))?;
+        py.detach(|| {
+            let mut sink = [0u8; 64];
+            while iter.read(&mut sink)? > 0 {}
+            Ok(())
+        })
+    }
+
+    /// Names of the fields of a drained row: key first, then value.
+    fn fields(&self, rows: &str) -> PyResult<Vec<String>> {
+        let half = &self.swapped_rows(rows)?.rows[0];
+        Ok(half.key.fields.iter().chain(&half.value.fields).map(|f| f.name.clone()).collect())
+    }
+
+    /// Swap the row maps, then empty the one that is out of use.
+    fn drain<'py>(&mut self, py: Python<'py>, rows: &str) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let pair = self
+            .swapped
+            .get_mut(rows)
+            .ok_or_else(|| PyKeyError::new_err(format!("no rows {rows}")))?;
+        let outer = pair.outer;
+        let next = pair.rows[1 - pair.active].fd;
+        let full = &pair.rows[pair.active];
+        let (fd, key_size, value_size) = (full.fd, full.key_size, full.value_size);
+        let batch = full.max_entries.min(2048);
+        let (keys, values) = py.detach(|| -> std::io::Result<_> {
+            maps::replace_inner(outer, next)?;
+            maps::take_all(fd, key_size, value_size, batch)
+        })?;
+        pair.active = 1 - pair.active;
+        let full = &pair.rows[1 - pair.active];
+        let mut out = Vec::with_capacity(keys.len() / key_size);
+        for (key, value) in keys.chunks_exact(key_size).zip(values.chunks_exact(value_size)) {
+            let of_key = full.key.fields.iter().map(|field| (field, key));
+            let of_value = full.value.fields.iter().map(|field| (field, value));
+            let row = of_key.chain(of_value).map(|(field, raw)| {
+                let bits = field.read(raw);
+                if field.signed {
+                    PyInt::new(py, bits as i64)
+                } else {
+                    PyInt::new(py, bits)
+                }
+            });
+            out.push(PyTuple::new(py, row.collect::<Vec<_>>())?);
+        }
+        Ok(out)
+    }
+
+    /// Frames of the stacks still kept under these ids: (id, kernel addresses, user addresses).
+    fn stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<maps::Stack>> {
+        let map = self.map("stacks")?;
+        let (fd, size) = (map.fd, map.value_size);
+        Ok(py.detach(|| maps::stacks(fd, size, &ids)))
+    }
+
+    /// Make room: drop these stacks. One that is seen again is stored again.
+    fn forget_stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<()> {
+        let fd = self.map("stacks")?.fd;
+        py.detach(|| ids.iter().for_each(|id| drop(maps::delete(fd, &id.to_ne_bytes()))));
+        Ok(())
+    }
+
+    /// Empty a ring of records of one struct.
+    fn drain_ring(&self, py: Python<'_>, ring: &str, of: &str, limit: usize) -> PyResult<Columns> {
+        let fd = self.map(ring)?.fd;
+        let layout = self.structs.get(of);
+        let layout = layout.ok_or_else(|| PyKeyError::new_err(format!("no struct {of}")))?.clone();
+        let size = layout.size;
+        let rows = py.detach(|| maps::drain_ring(fd, size, limit))?;
+        Ok(Columns::new(layout, rows))
+    }
+
+    /// Losses so far by kind, indexed as `enum sonde_loss`.
+    fn losses(&self) -> PyResult<Vec<u64>> {
+        let map = self.map("losses")?;
+        Ok(maps::per_cpu_sums(map.fd, map.max_entries)?)
+    }
+
+    fn set_array(&self, map: &str, index: u32, value: &[u8]) -> PyResult<()> {
+        self.set(map, &index.to_le_bytes(), value)
+    }
+
+    fn set_hash(&self, map: &str, key: &[u8], value: &[u8]) -> PyResult<()> {
+        self.set(map, key, value)
+    }
+
+    fn delete_hash(&self, map: &str, key: &[u8]) -> PyResult<()> {
+        let info = self.map(map)?;
+        if key.len() != info.key_size {
+            return Err(PyValueError::new_err(format!("keys of {map} have {} bytes", info.key_size)));
+        }
+        Ok(maps::delete(info.fd, key)?)
+    }
+
+    /// Bytes the kernel holds for the maps of this object (shared ones with their owner).
+    fn map_bytes(&self) -> u64 {
+        let halves = self.swapped.values().flat_map(|pair| pair.rows.iter().map(|half| half.fd));
+        self.maps.values().map(|map| map.fd).chain(halves).map(maps::memory_bytes).sum()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<Bpf {}: {} links>", self.name, self.links.len())
+    }
+}
+
+impl Bpf {
+    fn swapped_rows(&self, rows: &str) -> PyResult<&Swapped> {
+        self.swapped.get(rows).ok_or_else(|| PyKeyError::new_err(format!("no rows {rows}")))
+    }
+
+    fn set(&self, map: &str, key: &[u8], value: &[u8]) -> PyResult<()> {
+        let info = self.map(map)?;
+        if key.len() != info.key_size || value.len() != info.value_size {
+            let (k, v) = (info.key_size, info.value_size);
+            return Err(PyValueError::new_err(format!("{map} maps {k} bytes to {v} bytes")));
+        }
+        Ok(maps::update(info.fd, key, value)?)
+    }
+}
+
+/// Arguments the running kernel hands to programs on a tracepoint; None where it does not say.
+#[pyfunction]
+fn tracepoint_arguments(name: &str) -> Option<usize> {
+    layout::tracepoint_arguments(name)
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    libbpf_rs::set_print(None);
+    module.add_function(wrap_pyfunction!(tracepoint_arguments, module)?)?;
+    module.add_class::<Bpf>()
+}

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Chunks: columnar tables as Arrow streams, compressed together, checksummed.
+//!
+//! ```text
+//! 0      4        6      8         12        16            24           28            32
+//! ┌──────┬────────┬──────┬─────────┬─────────┬─────────────┬────────────┬─────────────┐
+//! │ SCHK │version │flags │meta_len │meta_crc │ payload_len │payload_crc │ header_crc  │ meta … payload …
+//! └──────┴────────┴──────┴─────────┴─────────┴─────────────┴────────────┴─────────────┘
+//! ```
+//! Little endian. The columns of each table are those of abi/tables.json.
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use arrow_array::{builder, ArrayRef, BooleanArray, Float64Array, Int32Array, RecordBatch};
+use arrow_array::{StringArray, UInt32Array, UInt64Array};
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use pyo3::exceptions::{PyKeyError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use serde_json::{json, Value};
+
+use crate::columns::Column;
+
+const MAGIC: &[u8; 4] = b"SCHK";
+const VERSION: u16 = 1;
+const COMPRESSION: i32 = 3;
+const TABLES: &str = include_str!("../../abi/tables.json");
+
+fn bad(what: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(what.to_string())
+}
+
+fn data_type(name: &str) -> DataType {
+    match name {
+        "u32" => DataType::UInt32,
+        "u64" => DataType::UInt64,
+        "i32" => DataType::Int32,
+        "f64" => DataType::Float64,
+        "bool" => DataType::Boolean,
+        "utf8" => DataType::Utf8,
+        "list<u64>" => DataType::List(Arc::new(Field::new("item", DataType::UInt64, false))),
+        other => unreachable!("abi/tables.json names no type {other}"),
+    }
+}
+
+fn schemas() -> &'static HashMap<String, SchemaRef> {
+    static SCHEMAS: OnceLock<HashMap<String, SchemaRef>> = OnceLock::new();
+    SCHEMAS.get_or_init(|| {
+        let contract: Value = serde_json::from_str(TABLES).expect("abi/tables.json");
+        let tables = contract["tables"].as_object().expect("tables");
+        let schema = |table: &Value| {
+            let columns = table["columns"].as_array().expect("columns").iter().map(|column| {
+                let (name, ty) = (column[0].as_str(), column[1].as_str());
+                Field::new(name.expect("name"), data_type(ty.expect("type")), false)
+            });
+            Arc::new(Schema::new(columns.collect::<Vec<_>>()))
+        };
+        tables.iter().map(|(name, table)| (name.clone(), schema(table))).collect()
+    })
+}
+
+fn narrow<T: TryFrom<u64>>(values: &[u64]) -> PyResult<Vec<T>> {
+    let too_large = |v: &u64| bad(format!("{v} does not fit its column"));
+    values.iter().map(|v| T::try_from(*v).map_err(|_| too_large(v))).collect()
+}
+
+fn ready_column(column: &Column, ty: &DataType) -> PyResult<ArrayRef> {
+    Ok(match (column, ty) {
+        (Column::Ints { values }, DataType::UInt64) => Arc::new(UInt64Array::from(values.clone())),
+        (Column::Ints { values }, DataType::UInt32) => {
+            Arc::new(UInt32Array::from(narrow::<u32>(values)?))
+        }
+        (Column::Ints { values }, DataType::Int32) => {
+            Arc::new(values.iter().map(|v| Some(*v as i64 as i32)).collect::<Int32Array>())
+        }
+        (Column::Texts { values }, DataType::Utf8) => Arc::new(StringArray::from_iter_values(values)),
+        _ => return Err(bad("a column of the wrong type")),
+    })
+}
+
+fn array(values: &Bound<'_, PyAny>, ty: &DataType) -> PyResult<ArrayRef> {
+    if let Ok(column) = values.cast::<Column>() {
+        return ready_column(column.get(), ty);
+    }
+    Ok(match ty {
+        DataType::UInt32 => Arc::new(UInt32Array::from(values.extract::<Vec<u32>>()?)),
+        DataType::UInt64 => Arc::new(UInt64Array::from(values.extract::<Vec<u64>>()?)),
+        DataType::Int32 => Arc::new(Int32Array::from(values.extract::<Vec<i32>>()?)),
+        DataType::Float64 => Arc::new(Float64Array::from(values.extract::<Vec<f64>>()?)),
+        DataType::Boolean => Arc::new(BooleanArray::from(values.extract::<Vec<bool>>()?)),
+        DataType::Utf8 => Arc::new(StringArray::from(values.extract::<Vec<String>>()?)),
+        DataType::List(item) => {
+            let mut list = builder::ListBuilder::new(builder::UInt64Builder::new())
+                .with_field(item.clone());
+            for row in values.extract::<Vec<Vec<u64>>>()? {
+                list.values().append_slice(&row);
+                list.append(true);
+            }
+            Arc::new(list.finish())
+        }
+        other => return Err(bad(format!("no column has type {other}"))),
+    })
+}
+
+fn encode_table(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<(Vec<u8>, usize)> {
+    let schema = schemas().get(name).ok_or_else(|| PyKeyError::new_err(format!("no table {name}")))?;
+    let mut writer = StreamWriter::try_new(Vec::new(), schema).map_err(bad)?;
+    let mut rows = 0;
+    for part in parts {
+        let columns = schema.fields().iter().map(|field| {
+            let missing = || PyKeyError::new_err(format!("{name} lacks column {}", field.name()));
+            array(&part.get_item(field.name())?.ok_or_else(missing)?, field.data_type())
+        });
+        let batch = RecordBatch::try_new(schema.clone(), columns.collect::<PyResult<_>>()?);
+        let batch = batch.map_err(bad)?;
+        rows += batch.num_rows();
+        writer.write(&batch).map_err(bad)?;
+    }
+    Ok((writer.into_inner().map_err(bad)?, rows))
+}
+
+/// Encode one chunk: `meta` is JSON, each table a list of parts, each part columns by name.
+#[pyfunction]
+fn encode_chunk<'py>(
+    py: Python<'py>,
+    meta: &str,
+    tables: Vec<(String, Vec<Bound<'py, PyDict>>)>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let mut meta: Value = serde_json::from_str(meta).map_err(bad)?;
+    let mut raw = Vec::new();
+    let mut entries = Vec::new();
+    for (name, parts) in &tables {
+        let (bytes, rows) = encode_table(name, parts)?;
+        entries.push(json!({
+            "name": name, "offset": raw.len(), "length": bytes.len(), "rows": rows,
+        }));
+        raw.extend(bytes);
+    }
+    meta["raw_len"] = json!(raw.len());
+    meta["tables"] = json!(entries);
+    let meta = meta.to_string();
+    let out = py.detach(|| -> std::io::Result<Vec<u8>> {
+        let payload = zstd::bulk::compress(&raw, COMPRESSION)?;
+        let mut out = Vec::with_capacity(32 + meta.len() + payload.len());
+        out.extend(MAGIC);
+        out.extend(VERSION.to_le_bytes());
+        out.extend(0u16.to_le_bytes());
+        out.extend((meta.len() as u32).to_le_bytes());
+        out.extend(crc32fast::hash(meta.as_bytes()).to_le_bytes());
+        out.extend((payload.len() as u64).to_le_bytes());
+        out.extend(crc32fast::hash(&payload).to_le_bytes());
+        out.extend(crc32fast::hash(&out).to_le_bytes());
+        out.extend(meta.as_bytes());
+        out.extend(payload);
+        Ok(out)
+    })?;
+    Ok(PyBytes::new(py, &out))
+}
+
+/// The contract on tables, as compiled in.
+#[pyfunction]
+fn tables_contract() -> &'static str {
+    TABLES
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(tables_contract, module)?)?;
+    module.add_function(wrap_pyfunction!(encode_chunk, module)?)
+}

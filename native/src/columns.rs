@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Records drained from a ring, kept packed: Python asks for a column where it needs one, and hands
+//! whole columns to the encoder without touching a row.
+use std::collections::HashMap;
+
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+
+use crate::layout::{Field, Layout};
+
+#[pyclass(frozen)]
+pub struct Columns {
+    layout: Layout,
+    rows: Vec<u8>,
+}
+
+/// A column ready for the encoder.
+#[pyclass(frozen)]
+#[derive(Clone)]
+pub enum Column {
+    Ints { values: Vec<u64> },
+    Texts { values: Vec<String> },
+}
+
+#[pymethods]
+impl Column {
+    fn __len__(&self) -> usize {
+        match self {
+            Self::Ints { values } => values.len(),
+            Self::Texts { values } => values.len(),
+        }
+    }
+}
+
+impl Columns {
+    pub fn new(layout: Layout, rows: Vec<u8>) -> Self {
+        Self { layout, rows }
+    }
+
+    fn field(&self, name: &str) -> PyResult<&Field> {
+        self.layout.field(name).ok_or_else(|| PyKeyError::new_err(format!("no field {name}")))
+    }
+
+    fn values<'a>(&'a self, field: &'a Field) -> impl Iterator<Item = u64> + 'a {
+        self.rows.chunks_exact(self.layout.size).map(|row| field.read(row))
+    }
+}
+
+#[pymethods]
+impl Columns {
+    fn __len__(&self) -> usize {
+        self.rows.len() / self.layout.size
+    }
+
+    /// The values of an integer field; signed fields keep their sign.
+    fn column(&self, name: &str) -> PyResult<Vec<i128>> {
+        let field = self.field(name)?;
+        let widen = |v: u64| if field.signed { i128::from(v as i64) } else { i128::from(v) };
+        Ok(self.values(field).map(widen).collect())
+    }
+
+    /// The distinct values of some fields together.
+    fn distinct(&self, names: Vec<String>) -> PyResult<Vec<Vec<u64>>> {
+        let fields: Vec<&Field> =
+            names.iter().map(|name| self.field(name)).collect::<PyResult<_>>()?;
+        let mut seen: Vec<Vec<u64>> = self
+            .rows
+            .chunks_exact(self.layout.size)
+            .map(|row| fields.iter().map(|field| field.read(row)).collect())
+            .collect();
+        seen.sort_unstable();
+        seen.dedup();
+        Ok(seen)
+    }
+
+    /// A column for the encoder, values rounded down to a multiple of `unit`.
+    #[pyo3(signature = (name, unit = 1))]
+    fn ints(&self, name: &str, unit: u64) -> PyResult<Column> {
+        let field = self.field(name)?;
+        Ok(Column::Ints { values: self.values(field).map(|v| v / unit * unit).collect() })
+    }
+
+    /// A column of zeros for the encoder.
+    fn zeros(&self) -> Column {
+        Column::Ints { values: vec![0; self.__len__()] }
+    }
+
+    /// A column for the encoder that says the same in every row.
+    fn constant(&self, text: String) -> Column {
+        Column::Texts { values: vec![text; self.__len__()] }
+    }
+
+    /// The records in which one field is smaller than another.
+    fn where_less(&self, smaller: &str, larger: &str) -> PyResult<Self> {
+        let (smaller, larger) = (self.field(smaller)?, self.field(larger)?);
+        let kept = self.rows.chunks_exact(self.layout.size);
+        let kept = kept.filter(|row| smaller.read(row) < larger.read(row));
+        Ok(Self { layout: self.layout.clone(), rows: kept.flatten().copied().collect() })
+    }
+
+    /// A text column for the encoder: each value by its name, `other` where it has none.
+    fn texts(&self, name: &str, names: HashMap<i64, String>, other: String) -> PyResult<Column> {
+        let field = self.field(name)?;
+        let text = |v: u64| names.get(&(v as i64)).unwrap_or(&other).clone();
+        Ok(Column::Texts { values: self.values(field).map(text).collect() })
+    }
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Column>()?;
+    module.add_class::<Columns>()
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where in a function a uprobe is cheap.
+//!
+//! The kernel emulates the instruction under a uprobe where it can and single-steps it where it
+//! cannot, which costs some 20 times as much. It emulates pushes of a register, relative jumps,
+//! calls and conditional jumps, and nops (arch/x86/kernel/uprobes.c: push_setup_xol_ops,
+//! branch_setup_xol_ops). Functions often begin otherwise (endbr64, a load, an adjustment of the
+//! stack), with one of those a few bytes on.
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FastFormatter, FlowControl, Instruction, InstructionInfoFactory,
+    Mnemonic, OpAccess, OpKind, Register,
+};
+
+pub const LONGEST_INSTRUCTION: usize = 15;
+/// How far a site may lie behind the function's start.
+const REACH_BYTES: usize = 32;
+/// A larger function is not searched for jumps, and so its probe stays at its start.
+pub const MAX_BODY_BYTES: u64 = 1 << 20;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cost {
+    /// Emulated by every kernel.
+    Emulated,
+    /// A nop of several bytes: emulated by Linux 6.18 and newer, single-stepped by older ones.
+    Nop,
+    SingleStep,
+}
+
+/// The prefix of a push of r8 to r15.
+const REX_B: u8 = 0x41;
+
+/// What a probe sees must be what it would see at the start: arguments, stack pointer.
+const KEPT: [Register; 7] = [
+    Register::RSP,
+    Register::RDI,
+    Register::RSI,
+    Register::RDX,
+    Register::RCX,
+    Register::R8,
+    Register::R9,
+];
+
+fn cost(instruction: &Instruction, bytes: &[u8]) -> Cost {
+    let operand_size_prefix = bytes.first() == Some(&0x66);
+    match instruction.code() {
+        Code::Push_r64 | Code::Push_r32 if bytes.len() == 1 || bytes[0] == REX_B => Cost::Emulated,
+        Code::Nopw | Code::Nopd | Code::Nopq => Cost::Emulated,
+        _ if instruction.mnemonic() == Mnemonic::Nop => Cost::Nop,
+        _ if operand_size_prefix => Cost::SingleStep,
+        _ if instruction.is_jmp_short_or_near()
+            || instruction.is_jcc_short_or_near()
+            || instruction.is_call_near() =>
+        {
+            Cost::Emulated
+        }
+        _ => Cost::SingleStep,
+    }
+}
+
+/// Whether a probe behind the instruction sees the same as one before it, every time.
+fn is_passable(instruction: &Instruction, facts: &mut InstructionInfoFactory) -> bool {
+    if instruction.is_invalid() || instruction.flow_control() != FlowControl::Next {
+        return false;
+    }
+    let writes = |access| {
+        !matches!(
+            access,
+            OpAccess::None | OpAccess::Read | OpAccess::CondRead | OpAccess::NoMemAccess
+        )
+    };
+    facts
+        .info(instruction)
+        .used_registers()
+        .iter()
+        .all(|it| !(writes(it.access()) && KEPT.contains(&it.register().full_register())))
+}
+
+/// The best site in `body`, the code of a whole function: how far in, its cost, its instruction.
+pub fn choose(body: &[u8], bitness: u32, is_whole: bool) -> (usize, Cost, String) {
+    let decode = |from: usize| {
+        let code = body.get(from..).unwrap_or_default();
+        Decoder::with_ip(bitness, code, from as u64, DecoderOptions::NONE)
+    };
+    let mut facts = InstructionInfoFactory::new();
+    let mut first = None;
+    let mut best: Option<(usize, Cost, Instruction)> = None;
+    for instruction in &mut decode(0) {
+        let at = instruction.ip() as usize;
+        if at > REACH_BYTES || instruction.is_invalid() {
+            break;
+        }
+        let cost = cost(&instruction, &body[at..at + instruction.len()]);
+        first.get_or_insert((0, cost, instruction));
+        if cost == Cost::Emulated || (cost == Cost::Nop && best.is_none()) {
+            best = Some((at, cost, instruction));
+        }
+        if cost == Cost::Emulated || !is_whole || !is_passable(&instruction, &mut facts) {
+            break;
+        }
+    }
+    let Some(first) = first else { return (0, Cost::SingleStep, String::new()) };
+    let reenters = |limit: usize| {
+        // A jump back to behind the start would hit a moved probe once more, or pass it by.
+        (&mut decode(0)).into_iter().any(|it| {
+            matches!(
+                it.op0_kind(),
+                OpKind::NearBranch16 | OpKind::NearBranch32 | OpKind::NearBranch64
+            ) && (1..=limit as u64).contains(&it.near_branch_target())
+        })
+    };
+    let chosen = match best {
+        Some(best) if best.0 == 0 || !reenters(best.0) => best,
+        _ => first,
+    };
+    (chosen.0, chosen.1, text(&chosen.2))
+}
+
+fn text(instruction: &Instruction) -> String {
+    let mut text = String::new();
+    FastFormatter::new().format(instruction, &mut text);
+    text
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Structs of the BPF side, as their own BTF describes them: what crosses is read by field name,
+//! so the C declaration is the only one there is.
+use libbpf_rs::btf::types::{self, Composite, Int, IntEncoding};
+use libbpf_rs::btf::{Btf, BtfType, TypeId};
+use libbpf_rs::{AsRawLibbpf, HasSize};
+
+/// One integer field of a struct.
+#[derive(Clone, Debug)]
+pub struct Field {
+    pub name: String,
+    pub offset: usize,
+    pub size: usize,
+    pub signed: bool,
+}
+
+impl Field {
+    /// The field's 64 bits in `row`, sign-extended where it is signed.
+    pub fn read(&self, row: &[u8]) -> u64 {
+        let mut raw = [0u8; 8];
+        raw[..self.size].copy_from_slice(&row[self.offset..self.offset + self.size]);
+        let value = u64::from_le_bytes(raw);
+        let unused = 64 - 8 * self.size as u32;
+        if self.signed {
+            (((value << unused) as i64) >> unused) as u64
+        } else {
+            value
+        }
+    }
+}
+
+/// A struct: its integer fields in order of declaration, and its size in bytes.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    pub fields: Vec<Field>,
+    pub size: usize,
+}
+
+impl Layout {
+    pub fn field(&self, name: &str) -> Option<&Field> {
+        self.fields.iter().find(|field| field.name == name)
+    }
+}
+
+fn integer(ty: BtfType<'_>) -> Option<(usize, bool)> {
+    let int = Int::try_from(ty.skip_mods_and_typedefs()).ok()?;
+    Some((usize::from(int.bits.div_ceil(8)), matches!(int.encoding, IntEncoding::Signed)))
+}
+
+/// The layout of a type: a struct's integer fields, or one field `value` for a bare integer.
+/// Padding (`unused…`) and members that are no integers are left out.
+pub fn of_type(btf: &Btf<'_>, id: u32) -> Option<Layout> {
+    let ty: BtfType<'_> = btf.type_by_id(TypeId::from(id))?;
+    let ty = ty.skip_mods_and_typedefs();
+    if let Some((size, signed)) = integer(ty) {
+        let field = Field { name: "value".into(), offset: 0, size, signed };
+        return Some(Layout { fields: vec![field], size });
+    }
+    let composite = Composite::try_from(ty).ok()?;
+    let mut fields = Vec::new();
+    for member in composite.iter() {
+        let name = member.name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let types::MemberAttr::Normal { offset } = member.attr else { continue };
+        if name.starts_with("unused") {
+            continue;
+        }
+        if let Some((size, signed)) = btf.type_by_id(member.ty).and_then(integer) {
+            fields.push(Field { name, offset: offset as usize / 8, size, signed });
+        }
+    }
+    Some(Layout { fields, size: composite.size() })
+}
+
+/// The layout of the struct called `name`.
+pub fn of_struct(btf: &Btf<'_>, name: &str) -> Option<Layout> {
+    let ty: types::Struct<'_> = btf.type_by_name(name)?;
+    of_type(btf, ty.type_id().into())
+}
+
+/// Where the `const volatile` globals of an object lie in its read-only data: (name, offset, size).
+pub fn knobs(btf: &Btf<'_>) -> Vec<(String, usize, usize)> {
+    let Some(section): Option<types::DataSec<'_>> = btf.type_by_name(".rodata") else {
+        return Vec::new();
+    };
+    section
+        .iter()
+        .filter_map(|var| {
+            let ty: types::Var<'_> = btf.type_by_id(var.ty)?;
+            let name = ty.name()?.to_string_lossy().into_owned();
+            Some((name, var.offset as usize, var.size))
+        })
+        .collect()
+}
+
+/// How many arguments the running kernel hands to programs on the tracepoint `name`.
+pub fn tracepoint_arguments(name: &str) -> Option<usize> {
+    let btf = Btf::from_vmlinux().ok()?;
+    let typedef: types::Typedef<'_> = btf.type_by_name(&format!("btf_trace_{name}"))?;
+    let pointer = typedef.next_type()?;
+    let proto = types::FuncProto::try_from(pointer.next_type()?).ok()?;
+    proto.len().checked_sub(1) // the first is the tracepoint's own data
+}
+
+/// Key and value types of a map, as the object declares them.
+pub fn of_map(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> (Layout, Layout) {
+    let raw = map.as_libbpf_object().as_ptr();
+    // SAFETY: the map belongs to a loaded object that outlives this call.
+    let (key, value) = unsafe {
+        (libbpf_sys::bpf_map__btf_key_type_id(raw), libbpf_sys::bpf_map__btf_value_type_id(raw))
+    };
+    (of_type(btf, key).unwrap_or_default(), of_type(btf, value).unwrap_or_default())
+}

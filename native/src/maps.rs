@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Map operations by descriptor: no interpreter lock, no object borrowed.
+use std::io::{Error, Result};
+use std::os::fd::RawFd;
+use std::ptr;
+
+use libbpf_sys as sys;
+
+/// (id, kernel addresses, user addresses), leaf first.
+pub type Stack = (u64, Vec<u64>, Vec<u64>);
+
+fn checked(rc: i32) -> Result<()> {
+    if rc < 0 {
+        Err(Error::from_raw_os_error(-rc))
+    } else {
+        Ok(())
+    }
+}
+
+pub fn update(fd: RawFd, key: &[u8], value: &[u8]) -> Result<()> {
+    // SAFETY: callers check both lengths against the map's.
+    checked(unsafe { sys::bpf_map_update_elem(fd, key.as_ptr().cast(), value.as_ptr().cast(), 0) })
+}
+
+pub fn delete(fd: RawFd, key: &[u8]) -> Result<()> {
+    // SAFETY: the caller checked the length against the map's.
+    checked(unsafe { sys::bpf_map_delete_elem(fd, key.as_ptr().cast()) })
+}
+
+/// Make `inner` the map in use. Returns when no program holds the one before any more: the kernel
+/// waits for a grace period on every update of a map in a map.
+pub fn replace_inner(outer: RawFd, inner: RawFd) -> Result<()> {
+    update(outer, &0u32.to_ne_bytes(), &inner.to_ne_bytes())
+}
+
+/// Take every entry out of a hash map: keys and values, each packed.
+pub fn take_all(fd: RawFd, key_size: usize, value_size: usize, batch: usize) -> Result<(Vec<u8>, Vec<u8>)> {
+    let (mut keys, mut values) = (Vec::new(), Vec::new());
+    let mut batch = batch.max(64);
+    let mut position = vec![0u8; key_size.max(8)];
+    let mut started = false;
+    loop {
+        let (have_keys, have_values) = (keys.len(), values.len());
+        keys.resize(have_keys + batch * key_size, 0);
+        values.resize(have_values + batch * value_size, 0);
+        let mut count = batch as u32;
+        let from = if started { position.as_mut_ptr() } else { ptr::null_mut() };
+        // SAFETY: the buffers hold `count` entries; `position` is at least as large as a key.
+        let rc = unsafe {
+            sys::bpf_map_lookup_and_delete_batch(
+                fd,
+                from.cast(),
+                position.as_mut_ptr().cast(),
+                keys[have_keys..].as_mut_ptr().cast(),
+                values[have_values..].as_mut_ptr().cast(),
+                &mut count,
+                ptr::null(),
+            )
+        };
+        let done = rc == -libc::ENOENT;
+        if rc == -libc::ENOSPC {
+            // A bucket holds more than the batch: nothing was taken, ask for more at once.
+            keys.truncate(have_keys);
+            values.truncate(have_values);
+            batch *= 2;
+            continue;
+        }
+        if rc < 0 && !done {
+            return Err(Error::from_raw_os_error(-rc));
+        }
+        keys.truncate(have_keys + count as usize * key_size);
+        values.truncate(have_values + count as usize * value_size);
+        started = true;
+        if done {
+            return Ok((keys, values));
+        }
+    }
+}
+
+/// `struct sonde_stack`: two lengths, then the two arrays of fixed size.
+pub fn stacks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Stack> {
+    const KERNEL_FRAMES: usize = 48;
+    let word = |raw: &[u8], at: usize| u64::from_ne_bytes(raw[at..at + 8].try_into().unwrap());
+    let mut raw = vec![0u8; value_size];
+    let mut out = Vec::with_capacity(ids.len());
+    for id in ids {
+        // SAFETY: key and value have the map's sizes.
+        let rc = unsafe {
+            sys::bpf_map_lookup_elem(fd, ptr::from_ref(id).cast(), raw.as_mut_ptr().cast())
+        };
+        if rc < 0 {
+            continue;
+        }
+        let lengths = word(&raw, 0);
+        let most_user = (value_size - 8) / 8 - KERNEL_FRAMES;
+        let kernel = (lengths as u32 as usize).min(KERNEL_FRAMES);
+        let user = ((lengths >> 32) as usize).min(most_user);
+        let user_at = 8 + 8 * KERNEL_FRAMES;
+        out.push((
+            *id,
+            (0..kernel).map(|i| word(&raw, 8 + 8 * i)).collect(),
+            (0..user).map(|i| word(&raw, user_at + 8 * i)).collect(),
+        ));
+    }
+    out
+}
+
+struct RingSink {
+    rows: Vec<u8>,
+    size: usize,
+}
+
+unsafe extern "C" fn on_record(sink: *mut libc::c_void, data: *mut libc::c_void, size: u64) -> i32 {
+    // SAFETY: `sink` is the RingSink that outlives the call to consume; data has `size` bytes.
+    unsafe {
+        let sink = &mut *sink.cast::<RingSink>();
+        let data = std::slice::from_raw_parts(data.cast::<u8>(), size as usize);
+        if data.len() >= sink.size {
+            sink.rows.extend_from_slice(&data[..sink.size]);
+        }
+    }
+    0
+}
+
+/// Up to `limit` records of `size` bytes from a ring buffer, packed.
+pub fn drain_ring(fd: RawFd, size: usize, limit: usize) -> Result<Vec<u8>> {
+    let mut sink = RingSink { rows: Vec::new(), size };
+    // SAFETY: the ring lives only inside this function, and so do its callbacks.
+    unsafe {
+        let ring = sys::ring_buffer__new(fd, Some(on_record), ptr::from_mut(&mut sink).cast(), ptr::null());
+        if ring.is_null() {
+            return Err(Error::last_os_error());
+        }
+        let rc = sys::ring_buffer__consume_n(ring, limit as u64);
+        sys::ring_buffer__free(ring);
+        checked(rc)?;
+    }
+    Ok(sink.rows)
+}
+
+/// An array of per-CPU u64, each summed over the CPUs.
+pub fn per_cpu_sums(fd: RawFd, entries: usize) -> Result<Vec<u64>> {
+    // SAFETY: asks libbpf how many slots a per-CPU value has.
+    let cpus = unsafe { sys::libbpf_num_possible_cpus() };
+    checked(cpus)?;
+    let mut slots = vec![0u64; cpus as usize];
+    (0..entries as u32)
+        .map(|index| {
+            // SAFETY: one u64 a possible CPU.
+            checked(unsafe {
+                sys::bpf_map_lookup_elem(fd, ptr::from_ref(&index).cast(), slots.as_mut_ptr().cast())
+            })?;
+            Ok(slots.iter().sum())
+        })
+        .collect()
+}
+
+/// What the kernel says it holds for a map; 0 where it does not say.
+pub fn memory_bytes(fd: RawFd) -> u64 {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    info.lines()
+        .find_map(|line| line.strip_prefix("memlock:"))
+        .and_then(|value| value.trim().parse().ok())
+        .unwrap_or(0)
+}

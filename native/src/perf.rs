@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+//! perf events: the sampling clock of a CPU, and the kernel's own record of what processes do
+//! (mappings, names, births, deaths), read from per-CPU rings.
+use std::io::{Error, Result};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{fence, Ordering};
+
+use perf_event_open_sys as sys;
+use pyo3::prelude::*;
+use sys::bindings as abi;
+
+/// Pages of records a CPU's ring holds: a power of two.
+const RING_PAGES: usize = 16;
+
+/// Parse the kernel's list of online CPUs, as in "0-3,8".
+pub fn online_cpus() -> Result<Vec<i32>> {
+    let text = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
+    let bad = || Error::from(std::io::ErrorKind::InvalidData);
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let first: i32 = first.parse().map_err(|_| bad())?;
+        let last: i32 = last.parse().map_err(|_| bad())?;
+        cpus.extend(first..=last);
+    }
+    Ok(cpus)
+}
+
+fn open(attr: &mut abi::perf_event_attr, cpu: i32) -> Result<RawFd> {
+    attr.size = size_of::<abi::perf_event_attr>() as u32;
+    let flags = u64::from(abi::PERF_FLAG_FD_CLOEXEC);
+    // SAFETY: the attributes are initialised and as large as they say.
+    let fd = unsafe { sys::perf_event_open(attr, -1, cpu, -1, flags as libc::c_ulong) };
+    if fd < 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(fd)
+}
+
+/// A clock that fires `hz` times a second of a CPU, idle time left out. The caller owns it.
+pub fn open_sampling(cpu: i32, hz: u64) -> Result<RawFd> {
+    let mut attr = abi::perf_event_attr::default();
+    attr.type_ = abi::PERF_TYPE_SOFTWARE;
+    attr.config = u64::from(abi::PERF_COUNT_SW_CPU_CLOCK);
+    attr.__bindgen_anon_1.sample_period = 1_000_000_000 / hz.max(1);
+    attr.set_exclude_idle(1);
+    attr.set_disabled(1);
+    open(&mut attr, cpu)
+}
+
+/// One CPU's ring of records.
+struct Ring {
+    fd: OwnedFd,
+    base: *mut u8,
+    page: usize,
+}
+
+impl Ring {
+    fn new(cpu: i32) -> Result<Self> {
+        let mut attr = abi::perf_event_attr::default();
+        attr.type_ = abi::PERF_TYPE_SOFTWARE;
+        attr.config = u64::from(abi::PERF_COUNT_SW_DUMMY);
+        attr.sample_type = u64::from(abi::PERF_SAMPLE_TID | abi::PERF_SAMPLE_TIME);
+        attr.clockid = libc::CLOCK_MONOTONIC;
+        attr.__bindgen_anon_2.wakeup_watermark = 1;
+        attr.set_watermark(1);
+        attr.set_use_clockid(1);
+        attr.set_sample_id_all(1);
+        attr.set_mmap(1);
+        attr.set_mmap2(1);
+        attr.set_comm(1);
+        attr.set_comm_exec(1);
+        attr.set_task(1);
+        // SAFETY: the descriptor was just opened and belongs to nobody else.
+        let fd = unsafe { OwnedFd::from_raw_fd(open(&mut attr, cpu)?) };
+        // SAFETY: asks for the size of a page.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        // SAFETY: a fresh shared mapping of the ring and its control page.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                page * (1 + RING_PAGES),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::last_os_error());
+        }
+        Ok(Self { fd, base: base.cast(), page })
+    }
+
+    /// Hand every waiting record to `each`: type, misc, body.
+    fn drain(&mut self, mut each: impl FnMut(u32, u16, &[u8])) {
+        let size = (self.page * RING_PAGES) as u64;
+        let control = self.base.cast::<abi::perf_event_mmap_page>();
+        // SAFETY: the control page is mapped; head is written by the kernel, tail by us.
+        let (head, mut tail) = unsafe {
+            let head = std::ptr::read_volatile(&raw const (*control).data_head);
+            fence(Ordering::Acquire);
+            (head, std::ptr::read_volatile(&raw const (*control).data_tail))
+        };
+        let mut record = Vec::with_capacity(512);
+        let copy = |out: &mut Vec<u8>, at: u64, length: usize| {
+            out.clear();
+            let start = (at % size) as usize;
+            let first = length.min(size as usize - start);
+            // SAFETY: both pieces lie inside the ring's data pages.
+            unsafe {
+                let data = self.base.add(self.page);
+                out.extend_from_slice(std::slice::from_raw_parts(data.add(start), first));
+                out.extend_from_slice(std::slice::from_raw_parts(data, length - first));
+            }
+        };
+        while head - tail >= 8 {
+            copy(&mut record, tail, 8);
+            let kind = u32::from_ne_bytes(record[0..4].try_into().unwrap());
+            let misc = u16::from_ne_bytes(record[4..6].try_into().unwrap());
+            let length = u16::from_ne_bytes(record[6..8].try_into().unwrap());
+            if length < 8 || u64::from(length) > head - tail {
+                break;
+            }
+            copy(&mut record, tail + 8, usize::from(length) - 8);
+            each(kind, misc, &record);
+            tail += u64::from(length);
+        }
+        fence(Ordering::Release);
+        // SAFETY: only we write the tail.
+        unsafe { std::ptr::write_volatile(&raw mut (*control).data_tail, head) };
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`, not used after this.
+        unsafe { libc::munmap(self.base.cast(), self.page * (1 + RING_PAGES)) };
+    }
+}
+
+/// What happened to a process. Times in ns of CLOCK_MONOTONIC.
+#[derive(IntoPyObject)]
+enum Happened {
+    #[allow(clippy::type_complexity)]
+    Mmap((&'static str, u64, u32, u32, u64, u64, u64, u32, u32, u64, String, String)),
+    Comm((&'static str, u64, u32, u32, String, bool)),
+    Task((&'static str, u64, u32, u32, u32, u32)),
+}
+
+impl Happened {
+    fn time_ns(&self) -> u64 {
+        match self {
+            Self::Mmap(it) => it.1,
+            Self::Comm(it) => it.1,
+            Self::Task(it) => it.1,
+        }
+    }
+}
+
+fn u32_at(body: &[u8], at: usize) -> u32 {
+    body.get(at..at + 4).map_or(0, |raw| u32::from_ne_bytes(raw.try_into().unwrap()))
+}
+
+fn u64_at(body: &[u8], at: usize) -> u64 {
+    body.get(at..at + 8).map_or(0, |raw| u64::from_ne_bytes(raw.try_into().unwrap()))
+}
+
+fn text_at(body: &[u8], at: usize) -> String {
+    let raw = body.get(at..).unwrap_or_default();
+    let end = raw.iter().position(|&byte| byte == 0).unwrap_or(raw.len());
+    String::from_utf8_lossy(&raw[..end]).into_owned()
+}
+
+/// Every record ends with the id we asked for: pid, tid, time.
+fn time_of(body: &[u8]) -> u64 {
+    body.len().checked_sub(8).map_or(0, |at| u64_at(body, at))
+}
+
+fn parse(kind: u32, misc: u16, body: &[u8]) -> Option<Happened> {
+    let (pid, second) = (u32_at(body, 0), u32_at(body, 4));
+    let time = time_of(body);
+    match kind {
+        abi::PERF_RECORD_MMAP2 => Some(Happened::Mmap((
+            "mmap",
+            time,
+            pid,
+            second,
+            u64_at(body, 8),
+            u64_at(body, 16),
+            u64_at(body, 24),
+            u32_at(body, 32),
+            u32_at(body, 36),
+            u64_at(body, 40),
+            String::new(),
+            text_at(body, 64),
+        ))),
+        abi::PERF_RECORD_COMM => {
+            let exec = u32::from(misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0;
+            Some(Happened::Comm(("comm", time, pid, second, text_at(body, 8), exec)))
+        }
+        abi::PERF_RECORD_FORK | abi::PERF_RECORD_EXIT => {
+            let name = if kind == abi::PERF_RECORD_FORK { "fork" } else { "exit" };
+            let (tid, parent_tid) = (u32_at(body, 8), u32_at(body, 12));
+            Some(Happened::Task((name, time, pid, second, tid, parent_tid)))
+        }
+        _ => None,
+    }
+}
+
+/// The stream of process events of the whole machine.
+#[pyclass(unsendable)]
+pub struct ProcessEvents {
+    rings: Vec<Ring>,
+    lost: u64,
+}
+
+#[pymethods]
+impl ProcessEvents {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let rings = online_cpus()?.into_iter().map(Ring::new).collect::<Result<_>>()?;
+        Ok(Self { rings, lost: 0 })
+    }
+
+    /// Wait until something happened, at most `timeout_ms`. True where there is something to read.
+    fn wait(&self, py: Python<'_>, timeout_ms: i32) -> bool {
+        let mut fds: Vec<libc::pollfd> = self
+            .rings
+            .iter()
+            .map(|ring| libc::pollfd { fd: ring.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+            .collect();
+        // SAFETY: the array is as long as it says. A signal ends the wait early, which is wanted.
+        py.detach(|| unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, timeout_ms) > 0 })
+    }
+
+    /// Descriptors to poll for events.
+    fn filenos(&self) -> Vec<i32> {
+        self.rings.iter().map(|ring| ring.fd.as_raw_fd()).collect()
+    }
+
+    /// All events since the last call, in order of time.
+    fn drain(&mut self) -> Vec<Happened> {
+        let mut out = Vec::new();
+        let lost = &mut self.lost;
+        for ring in &mut self.rings {
+            ring.drain(|kind, misc, body| {
+                if kind == abi::PERF_RECORD_LOST {
+                    *lost += u64_at(body, 8);
+                } else {
+                    out.extend(parse(kind, misc, body));
+                }
+            });
+        }
+        out.sort_by_key(Happened::time_ns);
+        out
+    }
+
+    /// Events the kernel had no room for, so far.
+    #[getter]
+    fn lost(&self) -> u64 {
+        self.lost
+    }
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<ProcessEvents>()
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Addresses to names, for ELF files and for the kernel.
+//!
+//! The readers are our own because those at hand map the files they read, and the owner of a
+//! mapped file can kill its reader by shrinking it. An index of 12 bytes a function is kept for
+//! the files used last; names stay in the files.
+use std::collections::HashMap;
+use std::io::{ErrorKind, Result};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::prelude::*;
+
+use crate::elf::file::{build_id_of_notes, hex, ElfFile, Identity};
+
+mod index;
+mod kernel;
+mod names;
+mod perf_map;
+
+use index::Index;
+
+const MAX_FILES: usize = 512;
+
+struct Kept {
+    index: Index,
+    used: u64,
+}
+
+/// Indices of the files used last, as many as fit.
+struct Files {
+    kept: HashMap<Identity, Kept>,
+    max_bytes: usize,
+    bytes: usize,
+    clock: u64,
+    evicted: u64,
+}
+
+impl Files {
+    fn find(&mut self, path: &Path, offsets: &[u64]) -> Result<Vec<Option<(String, u64)>>> {
+        let file = match ElfFile::open(path) {
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                return Ok(offsets.iter().map(|_| None).collect());
+            }
+            other => other?,
+        };
+        let addresses: Vec<_> = offsets.iter().map(|&it| file.address_of(it)).collect();
+        self.clock += 1;
+        if let Some(kept) = self.kept.get_mut(&file.identity) {
+            kept.used = self.clock;
+            return Ok(kept.index.find(&file, &addresses));
+        }
+        let index = Index::build(&file)?;
+        let found = index.find(&file, &addresses);
+        let size = index.bytes();
+        while self.bytes + size > self.max_bytes || self.kept.len() >= MAX_FILES {
+            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used);
+            let Some(oldest) = oldest.map(|(identity, _)| *identity) else { break };
+            self.forget(&oldest);
+            self.evicted += 1;
+        }
+        if size <= self.max_bytes {
+            self.bytes += size;
+            self.kept.insert(file.identity, Kept { index, used: self.clock });
+        }
+        Ok(found)
+    }
+
+    fn forget(&mut self, identity: &Identity) -> bool {
+        let gone = self.kept.remove(identity);
+        if let Some(kept) = &gone {
+            self.bytes -= kept.index.bytes();
+        }
+        gone.is_some()
+    }
+}
+
+#[pyclass(frozen)]
+pub struct Symbolizer {
+    files: Mutex<Files>,
+    kernel: Mutex<kernel::Kernel>,
+}
+
+/// What a panic left behind is whole: each change is made in one step.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[pymethods]
+impl Symbolizer {
+    #[new]
+    #[pyo3(signature = (cache_bytes = 12 << 20))]
+    fn new(cache_bytes: usize) -> Self {
+        let files =
+            Files { kept: HashMap::new(), max_bytes: cache_bytes, bytes: 0, clock: 0, evicted: 0 };
+        Self { files: Mutex::new(files), kernel: Mutex::default() }
+    }
+
+    /// For each file offset (function, offset in it), or None where no symbol covers it.
+    fn elf(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        file_offsets: Vec<u64>,
+    ) -> PyResult<Vec<Option<(String, u64)>>> {
+        Ok(py.detach(|| locked(&self.files).find(&path, &file_offsets))?)
+    }
+
+    /// For each address (function, offset in it, module, offset from the base of that module).
+    fn kernel(&self, py: Python<'_>, addresses: Vec<u64>) -> Vec<Option<kernel::Found>> {
+        py.detach(|| locked(&self.kernel).find(&addresses))
+    }
+
+    /// Forget a file. Returns whether it was known.
+    fn drop(&self, py: Python<'_>, path: PathBuf) -> bool {
+        let identity = py.detach(|| ElfFile::open(&path)).map(|file| file.identity);
+        identity.is_ok_and(|it| locked(&self.files).forget(&it))
+    }
+
+    /// (files, their bytes, files dropped to make room, kernel functions, their bytes)
+    fn usage(&self) -> (usize, usize, u64, usize, usize) {
+        let (files, kernel) = (locked(&self.files), locked(&self.kernel));
+        (files.kept.len(), files.bytes, files.evicted, kernel.functions(), kernel.bytes())
+    }
+}
+
+/// The build id of the running kernel in hex, '' where it cannot be read.
+#[pyfunction]
+fn kernel_build_id() -> String {
+    let notes = std::fs::read("/sys/kernel/notes").unwrap_or_default();
+    let endian = object::Endianness::default();
+    build_id_of_notes(&notes, 4, endian).map_or_else(String::new, |id| hex(&id))
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Symbolizer>()?;
+    module.add_class::<perf_map::PerfMap>()?;
+    module.add_function(wrap_pyfunction!(kernel_build_id, module)?)
+}

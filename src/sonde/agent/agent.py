@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node: collectors, resolver and sink joined, on one clock.
+
+    every tick    drain the collectors, resolve the stacks that are new
+    every chunk   write the rows with the dictionary entries they need
+
+Between ticks it sleeps on the stream of process events, so that a library is seen when a process
+maps it and a process that lives 50 ms is known before it is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+import uuid
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import Protocol
+
+from sonde import _native, apis
+from sonde.agent.dictionary import Dictionary
+from sonde.collect.collector import Batch, Collector
+from sonde.collect.cpu import CpuSampler
+from sonde.collect.device_calls import DeviceCalls
+from sonde.collect.kernel import Kernel, refusal
+from sonde.collect.waits import WaitCollector
+from sonde.config import Config
+from sonde.resolve import Resolver
+from sonde.sinks.chunk import ChunkBuilder
+
+EVENT_GAP_S = 0.02
+"""After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+LOST_EVENTS = "processes.events"
+
+
+class Sink(Protocol):
+    """Takes finished chunks."""
+
+    written_bytes: int
+
+    def write(self, chunk: bytes) -> None:
+        """Take a chunk, or raise SinkError and leave what was there."""
+
+    def close(self) -> None:
+        """No more chunks come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """How far a recording is."""
+
+    elapsed_s: float
+    samples: int
+    waits: int
+    device_calls: int
+    spans: int
+    lost: int
+    processes: int
+    written_bytes: int
+
+
+class Agent:
+    """Observes this node into a sink."""
+
+    def __init__(self, config: Config, sink: Sink) -> None:
+        self._config = config
+        self._sink = sink
+        self._id = str(uuid.uuid4())
+        self._seq = 0
+        self._started_ns = 0
+        self._tick_ns = 0
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0}
+        self._spans = 0
+        self._lost: dict[str, int] = {}
+        self._chunk = ChunkBuilder(0)
+        self._kernel = Kernel(config.pids)
+        try:
+            self._events = _native.ProcessEvents()
+        except OSError as error:
+            raise refusal(error) from error
+        self._resolver = Resolver()
+        self._dictionary = Dictionary(self._kernel, self._resolver)
+        self._calls = self._make_device_calls()
+        self._collectors = self._make_collectors()
+
+    def _make_device_calls(self) -> DeviceCalls | None:
+        config = self._config
+        if not config.device_calls:
+            return None
+        return DeviceCalls(
+            self._kernel, apis.load(), launches=config.launches, budget=config.probe_budget
+        )
+
+    def _make_collectors(self) -> list[Collector]:
+        config, kernel = self._config, self._kernel
+        collectors: list[Collector] = []
+        if config.on_cpu:
+            collectors.append(CpuSampler(kernel, config.hz))
+        if config.off_cpu:
+            collectors.append(
+                WaitCollector(
+                    kernel,
+                    span_min_ns=int(config.wait_span_ms * 1e6),
+                    stack_gap_ns=int(config.stack_gap_ms * 1e6),
+                )
+            )
+        if self._calls is not None:
+            collectors.append(self._calls)
+        return collectors
+
+    def start(self) -> None:
+        """Attach everything. Raises HostError where this machine cannot."""
+        self._started_ns = self._tick_ns = time.monotonic_ns()
+        self._chunk = ChunkBuilder(self._started_ns)
+        self._resolver.start()
+        for collector in self._collectors:
+            collector.start()
+
+    def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
+        """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
+        while not stop():
+            self._sleep_until(self._tick_ns / 1e9 + self._config.tick_s, stop)
+            age_s = time.monotonic() - self._chunk.start_ns / 1e9
+            chunk_ends = age_s >= self._config.chunk_s - self._config.tick_s / 2
+            self._tick(chunk_ends)
+            if chunk_ends:
+                self._flush(last=False)
+            on_tick(self.live())
+
+    def stop(self) -> None:
+        """Read what is left, detach and write the last chunk. Raises SinkError."""
+        try:
+            self._tick(chunk_ends=True)
+            self._flush(last=True)
+        finally:
+            for collector in self._collectors:
+                collector.stop()
+            self._resolver.close()
+            self._sink.close()
+
+    def live(self) -> Live:
+        """How far it is."""
+        return Live(
+            elapsed_s=(self._tick_ns - self._started_ns) / 1e9,
+            samples=self._counts["cpu"],
+            waits=self._counts["waits"],
+            device_calls=self._counts["device_calls"],
+            spans=self._spans,
+            lost=sum(self._lost.values()),
+            processes=len(self._dictionary.processes),
+            written_bytes=self._sink.written_bytes,
+        )
+
+    def _sleep_until(self, deadline_s: float, stop: Callable[[], bool]) -> None:
+        while (left_s := deadline_s - time.monotonic()) > 0 and not stop():
+            if self._events.wait(min(int(left_s * 1000) + 1, 250)):
+                self._hear()
+                time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+
+    def _hear(self) -> None:
+        events = self._events.drain()
+        self._resolver.feed(events)
+        if self._calls is not None:
+            self._calls.hear(events)
+        if self._events.lost > self._lost.get(LOST_EVENTS, 0):
+            self._resolver.resync()
+
+    def _tick(self, chunk_ends: bool) -> None:
+        since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
+        self._hear()
+        for collector in self._collectors:
+            batch = collector.drain(since_ns, chunk_ends)
+            self._counts[collector.name] += batch.seen
+            self._take(batch)
+        self._count_losses()
+        if chunk_ends:
+            self._count_self()
+
+    def _take(self, batch: Batch) -> None:
+        for table, rows in batch.rows.items():
+            self._chunk.add(table, rows)
+        for part in batch.spans:
+            self._chunk.add_part("span", part)
+            tids = part["tid"]
+            assert isinstance(tids, Sized)
+            self._spans += len(tids)
+        self._dictionary.take(batch)
+
+    def _count_losses(self) -> None:
+        now = {
+            f"{collector.name}.{name}": count
+            for collector in self._collectors
+            for name, count in collector.losses().items()
+        }
+        now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
+        now["stacks.forgotten"] = self._dictionary.forgotten
+        now[LOST_EVENTS] = self._events.lost
+        for name, count in now.items():
+            new = count - self._lost.get(name, 0)
+            if new > 0:
+                self._lost[name] = count
+                row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
+                self._chunk.add("event", [row])
+
+    def _count_self(self) -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
+        for series, value in (
+            ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
+            ("sonde.agent.max_rss_bytes", usage.ru_maxrss * 1024.0),
+            ("sonde.agent.kernel_map_bytes", float(kernel_bytes)),
+            *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
+            *(
+                (f"sonde.resolve.{name}", float(n))
+                for name, n in self._resolver.counters.as_dict().items()
+                if n
+            ),
+        ):
+            self._chunk.add("metric", [(self._tick_ns, series, "", value)])
+
+    def _flush(self, last: bool) -> None:
+        chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)
+        self._dictionary.write(chunk)
+        meta = {
+            "seq": self._seq,
+            "start_ns": chunk.start_ns,
+            "end_ns": self._tick_ns,
+            "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
+            "last": last,
+            "capture": {"id": self._id, "version": _native.VERSION, "host": self._host()},
+        }
+        self._seq += 1
+        self._sink.write(chunk.encode(meta))
+        self._resolver.tick(self._tick_ns)
+
+    def _host(self) -> dict[str, object]:
+        return {
+            "kernel": platform.release(),
+            "machine": platform.machine(),
+            "cpus": os.cpu_count() or 0,
+            "hz": self._config.hz,
+            "whole_machine": self._config.pids is None,
+        }

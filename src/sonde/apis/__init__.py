@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device APIs as data: which functions of which libraries mean what, and how to read a call.
+
+One TOML file an API. Adding a call is adding a table to a file:
+
+```toml
+[[call]]
+function = "cuMemcpyHtoD"                  # the name in every view
+suffixes = ["_v2", "_v2_ptds"]             # symbols: function + suffix; [""] if left out
+arguments = "dstDevice srcHost ByteCount"  # as in the header; NAME:N: a struct by value, N words
+op = "copy"                                # one of OPS
+bytes = "ByteCount"                        # an argument; a list of them to multiply; or
+                                           # { of = POINTER, at = OFFSET, words = N }
+scale = 4                                  # bytes per unit of that
+direction = "h2d"                          # fixed; or { of = ARGUMENT, by = TABLE, mask = M }; or
+                                           # { of = POINTER, at = [OFFSET, …], by = TABLE }
+blocking = "blocking_read"                 # the call waits: an argument that says so, or true
+result = "handle"                          # "status" if left out; or "none"
+status = "errcode_ret"                     # pointer through which a handle's status comes back
+```
+
+Size arguments are 64 bits wide (size_t) in all these APIs.
+"""
+
+from sonde.apis.model import DIRECTIONS, OPS, Api, Call
+from sonde.apis.parse import load, parse
+
+__all__ = ["DIRECTIONS", "OPS", "Api", "Call", "load", "parse"]

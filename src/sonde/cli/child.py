@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command after `--`: made early, started once the probes are attached, watched to its end.
+
+The child is forked at once, so that its pid can be watched before it runs a single instruction of
+its own; it waits at a pipe until `start()`. Under sudo it runs as the user who called sudo, with
+that user's environment, groups and no capabilities: what is recorded behaves as if sudo were not
+there. It stays in our process group, so the terminal's Ctrl-C reaches it directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pwd
+import shlex
+import shutil
+import signal
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from sonde.errors import UsageError
+
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_NOT_STARTED = 127
+
+
+class Child:
+    """A command that is ready to start."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
+        """Find the program and fork. Raises UsageError when there is no such program."""
+        self.command = list(command)
+        self.status: int | None = None
+        self._user = invoking_user(environ)
+        self._environ = dict(environ)
+        if self._user is not None:
+            self._environ = environment_before_sudo(self._user, environ)
+        program = shutil.which(self.command[0], path=self._environ.get("PATH", os.defpath))
+        if program is None:
+            raise UsageError(
+                f"there is no program {self.command[0]}", "Check its name, or give its whole path."
+            )
+        self._program = program
+        gate_read, self._gate = os.pipe()
+        self._error, error_write = os.pipe()  # closed by a successful exec, like all but 0, 1, 2
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self._gate)
+            self._become(gate_read, error_write)
+        os.close(gate_read)
+        os.close(error_write)
+
+    def __str__(self) -> str:
+        return shlex.join(self.command)
+
+    def start(self) -> None:
+        """Let it run. Raises UsageError when the kernel will not execute it."""
+        os.write(self._gate, b"x")
+        self._close_gate()
+        with os.fdopen(self._error, "rb") as pipe:
+            error = pipe.read()
+        if error:
+            self.reap(wait=True)
+            (number,) = struct.unpack("<i", error)
+            raise UsageError(
+                f"cannot run {self._program}: {os.strerror(number)}",
+                "Check that it is a program, and that the user it runs as may execute it.",
+            )
+
+    def abandon(self) -> None:
+        """Give up on a command that was never started; does nothing to one that was."""
+        if self._gate >= 0:
+            self._close_gate()
+            os.close(self._error)
+            self.reap(wait=True)
+
+    def send(self, number: int) -> None:
+        """Pass a signal on; nothing happens when the command is gone."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
+
+    def reap(self, *, wait: bool = False) -> bool:
+        """Whether it has ended; `wait` blocks until it has."""
+        if self.status is None:
+            pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+            if pid:
+                self.status = os.waitstatus_to_exitcode(status)
+        return self.status is not None
+
+    def how_it_ended(self) -> str:
+        """'exited with 0', 'was ended by SIGSEGV', 'still runs (pid 4711)'."""
+        if self.status is None:
+            return f"still runs (pid {self.pid})"
+        if self.status < 0:
+            try:
+                return f"was ended by {signal.Signals(-self.status).name}"
+            except ValueError:
+                return f"was ended by signal {-self.status}"
+        return f"exited with {self.status}"
+
+    def _close_gate(self) -> None:
+        os.close(self._gate)
+        self._gate = -1
+
+    def _become(self, gate: int, error: int) -> None:
+        """In the child: wait for the word, turn into the user, execute. Never returns."""
+        try:
+            # The terminal's Ctrl-C belongs to the recorder alone until there is a command.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            if not os.read(gate, 1):
+                os._exit(_NOT_STARTED)  # the recorder gave up, or died
+            if self._user is not None:
+                os.initgroups(self._user.pw_name, self._user.pw_gid)
+                os.setgid(self._user.pw_gid)
+                os.setuid(self._user.pw_uid)
+            ctypes.CDLL(None).prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+            os.execve(self._program, self.command, self._environ)
+        except OSError as problem:
+            os.write(error, struct.pack("<i", problem.errno or 0))
+        finally:
+            os._exit(_NOT_STARTED)
+
+
+def invoking_user(environ: Mapping[str, str]) -> pwd.struct_passwd | None:
+    """Who called sudo; None when nobody did, or root itself."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        user = pwd.getpwuid(int(environ["SUDO_UID"]))
+    except (KeyError, ValueError):
+        return None
+    return user if user.pw_uid != 0 else None
+
+
+def environment_before_sudo(
+    user: pwd.struct_passwd, environ: Mapping[str, str], pid: int | None = None
+) -> dict[str, str]:
+    """The environment that sudo was called with, read from sudo's own process.
+
+    sudo clears most variables (PATH, VIRTUAL_ENV, LD_LIBRARY_PATH, …), which would make the
+    command another one than the user named. When no ancestor of `pid` (default: this process) is
+    sudo, today's environment is used, with the user's home and name.
+    """
+    for ancestor in _ancestors(pid or os.getpid()):
+        try:
+            if (ancestor / "comm").read_text().strip() != "sudo":
+                continue
+            raw = (ancestor / "environ").read_bytes()
+        except OSError:
+            continue
+        pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+        return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    kept = {name: value for name, value in environ.items() if not name.startswith("SUDO_")}
+    return kept | {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
+
+
+def _ancestors(pid: int) -> list[Path]:
+    folders = []
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            break
+        pid = int(stat.rpartition(")")[2].split()[1])
+        folders.append(Path(f"/proc/{pid}"))
+    return folders

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde doctor`: what this machine can observe, what is missing, and the command that mends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sonde.host import Finding
+
+EXAMPLE = """\
+example:
+  sonde doctor
+  sonde doctor --json | jq -r '.findings[] | select(.status == "fail") | .remedy'
+
+exit code: 0 when `sonde record` can work here, 3 when it cannot.
+"""
+
+MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "n/a": "·"}
+COLOURS = {"pass": "\033[32m", "warn": "\033[33m", "fail": "\033[31m", "n/a": "\033[2m"}
+RESET = "\033[0m"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `doctor` to the commands."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="what this machine can observe, what is missing, and what mends it",
+        description="Examine this machine. Changes nothing; works without privileges.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; 0 when nothing stands in record's way, else 3."""
+    from sonde import host
+
+    findings = host.examine()
+    can_record = not host.blocking(findings)
+    if args.json:
+        document = {
+            "can_record": can_record,
+            "findings": [finding.as_json() for finding in findings],
+        }
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        print(table(findings, width=width, colour=sys.stdout.isatty()))
+        print()
+        print(verdict(findings))
+    return 0 if can_record else 3
+
+
+def table(findings: list[Finding], *, width: int, colour: bool) -> str:
+    """One line a finding, details wrapped, and what a shortcoming costs below it."""
+    names = max(len(finding.name) for finding in findings) + 2
+    indent = " " * (names + 2)
+    lines = []
+    for finding in findings:
+        mark = MARKS[finding.status]
+        if colour:
+            mark = f"{COLOURS[finding.status]}{mark}{RESET}"
+        detail = finding.detail
+        if finding.status in ("warn", "fail") and finding.needed_for:
+            detail += f" — needed for {finding.needed_for}"
+        wrapped = textwrap.wrap(
+            detail, max(width - len(indent), 40), break_on_hyphens=False, break_long_words=False
+        )
+        lines.append(f"{mark} {finding.name:<{names}}{wrapped[0]}")
+        lines += [indent + line for line in wrapped[1:]]
+    return "\n".join(lines)
+
+
+def verdict(findings: list[Finding]) -> str:
+    """What follows from the findings, with each remedy said once."""
+    from sonde import host
+
+    blocking = host.blocking(findings)
+    wanting = blocking or [finding for finding in findings if finding.status == "warn"]
+    if blocking:
+        first = "sonde record cannot work here as this user:"
+    elif wanting:
+        first = "sonde record works here, but sees less than it could:"
+    else:
+        return "sonde record works here, with everything it needs."
+    remedies: dict[str, list[str]] = {}
+    for finding in wanting:
+        remedies.setdefault(finding.remedy, []).append(finding.name)
+    lines = [first]
+    for remedy, names in remedies.items():
+        lines.append(f"  {', '.join(names)}")
+        lines.append(f"    {remedy}")
+    if blocking and all(finding.name.startswith("CAP_") for finding in blocking):
+        from sonde.host import capabilities
+
+        if capabilities.in_container() is None:
+            lines.append("  or, with these capabilities alone and as this user:")
+            lines.append(f"    {capabilities.without_root()}")
+    return "\n".join(lines)

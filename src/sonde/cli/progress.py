@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Live counts of a recording: one line that is rewritten on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from sonde.agent import Live
+
+PLAIN_EVERY_S = 10.0
+_BAR_CELLS = 16
+
+
+class Progress:
+    """Prints `Live` counts to `stream`, at most once a second on a terminal."""
+
+    def __init__(self, stream: TextIO, duration_s: float | None, *, quiet: bool = False) -> None:
+        self._stream = stream
+        self._duration_s = duration_s
+        self._quiet = quiet
+        self._rewrites = stream.isatty()
+        self._every_s = 1.0 if self._rewrites else PLAIN_EVERY_S
+        self._next = time.monotonic() + (0.0 if self._rewrites else PLAIN_EVERY_S)
+        self._shown = False
+
+    def update(self, live: Live) -> None:
+        """Show the counts if it is time."""
+        if self._quiet or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + self._every_s * 0.95
+        line = describe(live, self._duration_s)
+        if self._rewrites:
+            self._stream.write(f"\r\033[K{line}")
+            self._shown = True
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Take the line away, to make room for something else."""
+        if self._shown:
+            self._stream.write("\r\033[K")
+            self._stream.flush()
+            self._shown = False
+
+
+def describe(live: Live, duration_s: float | None) -> str:
+    """One line of counts, e.g. `12 s  4,712 samples  83,201 waits  96 device calls  1.2 MB`."""
+    if duration_s:
+        filled = min(_BAR_CELLS, int(live.elapsed_s / duration_s * _BAR_CELLS))
+        bar = "█" * filled + "░" * (_BAR_CELLS - filled)
+        parts = [f"{bar} {live.elapsed_s:.0f}/{duration_s:g} s"]
+    else:
+        parts = [f"{live.elapsed_s:.0f} s"]
+    parts += [
+        f"{live.samples:,} samples",
+        f"{live.waits:,} waits",
+        f"{live.device_calls:,} device calls",
+        size(live.written_bytes),
+    ]
+    if live.lost:
+        parts.append(f"{live.lost:,} LOST")
+    return "  ".join(parts)
+
+
+def size(count_bytes: int) -> str:
+    """'812 KB', '1.2 MB': decimal units, as file managers and disks have them."""
+    if count_bytes < 1_000_000:
+        return f"{count_bytes / 1e3:.0f} KB"
+    if count_bytes < 1_000_000_000:
+        return f"{count_bytes / 1e6:.1f} MB"
+    return f"{count_bytes / 1e9:.2f} GB"

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde record`: the agent with a file sink, and a summary that answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonde.errors import KernelUnsupported, SinkError, SondeError, UsageError
+
+if TYPE_CHECKING:
+    from sonde.agent import Agent, Live
+    from sonde.cli.child import Child
+    from sonde.cli.ending import Ending
+    from sonde.cli.progress import Progress
+    from sonde.config import Config
+
+EXAMPLE = """\
+examples:
+  sudo sonde record                           the whole machine, until Ctrl-C
+  sudo sonde record -d 30 -o slow.sonde       for 30 seconds, into slow.sonde
+  sudo sonde record -p 4711 -p 4712           two running processes and their children
+  sudo sonde record -- python train.py        a program (as yourself, not root) until it ends
+
+Nothing is restarted or changed; probes are gone when the command ends. The exit code of a
+program after -- is reported, but is not the exit code of sonde.
+"""
+
+ABORTED = 130
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `record` to the commands."""
+    parser = subparsers.add_parser(
+        "record",
+        help="capture where time goes: on-CPU, waits, device calls",
+        description="Record the whole machine, some processes, or one program.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="sonde record [-d S] [-F HZ] [-p PID … | -- CMD …] [-o FILE] [options]",
+    )
+    add = parser.add_argument
+    add("-d", "--duration", type=_seconds, metavar="S", help="end after S seconds")
+    add("-F", "--hz", type=int, metavar="HZ", help="samples a second and CPU (default: 99)")
+    add("-p", "--pid", type=int, action="append", default=[], metavar="PID", dest="pids",
+        help="watch this process and its children only; may be given again")  # fmt: skip
+    add("-o", "--output", type=Path, metavar="FILE",
+        help="the capture (default: sonde-DATE-TIME.sonde)")  # fmt: skip
+    add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
+    add("--launches", action="store_true",
+        help="see every kernel launch too (costs about a microsecond each)")  # fmt: skip
+    add("--no-offcpu", action="store_true", help="leave out what threads wait for")
+    add("--no-device", action="store_true", help="leave out device calls")
+    add("--json", action="store_true", help="print the outcome as JSON instead of the summary")
+    add("-q", "--quiet", action="store_true", help="no progress, no summary")
+    add("command", nargs=argparse.REMAINDER, metavar="-- CMD …", help="run a program and watch it")
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record, then say what was seen. Raises SondeError for whatever stands in the way."""
+    from sonde.cli.ending import Ending
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if command and args.pids:
+        raise UsageError("both -p and a command were given", "Watch one or the other.")
+    _require_host()
+    path = args.output or Path(time.strftime("sonde-%Y%m%d-%H%M%S.sonde"))
+    child = _make_child(command)
+    try:
+        watched = [child.pid] if child is not None else args.pids
+        with Ending(args.duration, args.pids, child) as ending:
+            return _record(args, _config(args, watched), path, child, ending)
+    finally:
+        if child is not None:
+            child.abandon()
+
+
+def _require_host() -> None:
+    """Raise HostError when this machine, or this user on it, cannot record at all."""
+    from sonde.host import Status, capabilities, kernel
+
+    for finding in (kernel.btf(), kernel.lockdown()):
+        if finding.status is Status.FAIL:
+            raise KernelUnsupported(f"{finding.name}: {finding.detail}", finding.remedy)
+    capabilities.require()
+
+
+def _make_child(command: list[str]) -> Child | None:
+    if not command:
+        return None
+    from sonde.cli.child import Child
+
+    return Child(command)
+
+
+def _config(args: argparse.Namespace, watched: list[int]) -> Config:
+    """The configuration, with what was asked for on the command line last."""
+    from sonde.config import load
+
+    flags: dict[str, object] = {}
+    if args.hz is not None:
+        flags["hz"] = args.hz
+    if watched:
+        flags["pids"] = watched
+    if args.launches:
+        flags["launches"] = True
+    if args.no_offcpu:
+        flags["off_cpu"] = False
+    if args.no_device:
+        flags["device_calls"] = False
+    return load(flags)
+
+
+def _record(
+    args: argparse.Namespace, config: Config, path: Path, child: Child | None, ending: Ending
+) -> int:
+    from sonde.agent import Agent
+    from sonde.cli.progress import Progress
+    from sonde.sinks.capture import CaptureFile
+
+    sink = CaptureFile(path, force=args.force)
+    try:
+        _give_to_invoking_user(path)
+        agent = Agent(config, sink)
+        agent.start()
+        if child is not None:
+            child.start()
+    except BaseException:
+        sink.close()
+        path.unlink(missing_ok=True)  # nothing was recorded
+        raise
+
+    # A command owns the terminal; a line of ours that is rewritten would fight with its output.
+    progress = Progress(sys.stderr, args.duration, quiet=args.quiet or child is not None)
+    _note(args, f"recording {_subject(args, child)} at {config.hz} Hz into {path}", ending)
+    failure: SinkError | None = None
+    try:
+        ending.begin()
+        failure = _observe(agent, ending, progress)
+    except KeyboardInterrupt:
+        progress.clear()
+        sink.close()
+        print(f"sonde: aborted; what was written until then is in {path}", file=sys.stderr)
+        return ABORTED
+    progress.clear()
+    live = agent.live()
+    _note(args, _ended(ending, child))
+    _tell(args, path, live, child)
+    if failure is not None:
+        raise failure
+    return 0
+
+
+def _observe(agent: Agent, ending: Ending, progress: Progress) -> SinkError | None:
+    """Run to the end. A full disk ends the recording early; what was written stays."""
+    try:
+        agent.run(ending.due, progress.update)
+    except SinkError as error:
+        with contextlib.suppress(SinkError):
+            agent.stop()
+        return error
+    try:
+        agent.stop()
+    except SinkError as error:
+        return error
+    return None
+
+
+def _subject(args: argparse.Namespace, child: Child | None) -> str:
+    if child is not None:
+        return f"{child} (pid {child.pid})"
+    if args.pids:
+        return f"pid {', '.join(map(str, args.pids))}"
+    return "the whole machine"
+
+
+def _ended(ending: Ending, child: Child | None) -> str:
+    if child is not None:
+        return f"{child} {child.how_it_ended()}"
+    return ending.reason if ending.unforeseen else ""
+
+
+def _note(args: argparse.Namespace, text: str, ending: Ending | None = None) -> None:
+    """A line for people, on stderr, out of the way of what a script reads."""
+    if args.quiet or not text:
+        return
+    if ending is not None and ending.duration_s is None and not args.command:
+        text += "; end with Ctrl-C"
+    print(f"sonde: {text}", file=sys.stderr)
+
+
+def _tell(args: argparse.Namespace, path: Path, live: Live, child: Child | None) -> None:
+    """The outcome: JSON for scripts, else the summary that the reading side makes of the file."""
+    if args.json:
+        outcome: dict[str, object] = {"file": str(path), **dataclasses.asdict(live)}
+        if child is not None:
+            outcome["command"] = {"argv": child.command, "pid": child.pid, "status": child.status}
+        print(json.dumps(outcome, indent=2))
+        return
+    if args.quiet:
+        return
+    print(_summary(path))
+    print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
+
+
+def _summary(path: Path) -> str:
+    # Imported only now: the recorder stays small while it records.
+    from sonde.export import summary
+
+    try:
+        return summary.of_file(path)
+    except SondeError as error:
+        return f"no summary: {error}"
+
+
+def _give_to_invoking_user(path: Path) -> None:
+    """Under sudo the capture belongs to who called it, who otherwise could not delete it."""
+    from sonde.cli.child import invoking_user
+
+    user = invoking_user(os.environ)
+    if user is not None:
+        with contextlib.suppress(OSError):
+            os.chown(path, user.pw_uid, user.pw_gid)

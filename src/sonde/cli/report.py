@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde report`: a capture as a flame graph, as tables, or in the format of another tool."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from sonde.errors import MissingDependency, SinkError, UsageError
+
+if TYPE_CHECKING:
+    from sonde.query.questions import Where
+    from sonde.query.session import Session
+
+EXAMPLE = """\
+formats:
+  table       processes, functions, waits, device calls, losses (the default)
+  summary     the first screen, as `sonde record` prints it
+  html        one self-contained page with an interactive flame graph; opens without a network
+  flamegraph  the same as html
+  pprof       for `go tool pprof`; look at waits with -sample_index=blocked
+  folded      folded stacks for FlameGraph's scripts: samples on a CPU, else microseconds
+  speedscope  for https://www.speedscope.app
+  json        everything, for scripts; times in ns
+
+examples:
+  sonde report run.sonde
+  sonde report run.sonde --format flamegraph            writes run.html
+  sonde report run.sonde --format html --metric offcpu --pid 4211 -o waits.html
+  sonde report run.sonde --format json | jq '.device_calls[] | {function, calls, bytes}'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    module: str
+    suffix: str = ""
+    """Of the file that is written by default; '' for standard output."""
+    default_kinds: tuple[str, ...] = ("cpu", "blocked", "runqueue", "device")
+
+
+_HTML = _Format("html", ".html")
+_FORMATS = {
+    "table": _Format("table"),
+    "summary": _Format("summary"),
+    "html": _HTML,
+    "flamegraph": _HTML,
+    "pprof": _Format("pprof", ".pb.gz"),
+    "folded": _Format("folded", default_kinds=("cpu",)),
+    "speedscope": _Format("speedscope", ".speedscope.json"),
+    "json": _Format("json_report"),
+}
+_METRICS = {"cpu": "cpu", "offcpu": "blocked", "runqueue": "runqueue", "device": "device"}
+
+_PROGRESS_AFTER_S = 1.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `report` to the commands."""
+    parser = subparsers.add_parser(
+        "report",
+        help="a capture as flame graph, tables, pprof, speedscope, JSON",
+        description="Show what a capture holds. Needs no privileges and no network.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", metavar="FILE", type=Path, help="a capture (.sonde)")
+    parser.add_argument("--format", choices=_FORMATS, default="table", help="see below")
+    parser.add_argument(
+        "--metric",
+        choices=_METRICS,
+        help="time on CPUs, blocked, waiting for a CPU, or in device calls "
+        "(default: all of them; folded: cpu)",
+    )
+    parser.add_argument(
+        "--pid", type=_whole, action="append", default=[], help="only this process; may be repeated"
+    )
+    parser.add_argument(
+        "--from",
+        dest="from_s",
+        metavar="S",
+        type=_seconds,
+        help="from this second of the recording",
+    )
+    parser.add_argument(
+        "--to", dest="to_s", metavar="S", type=_seconds, help="up to this second of the recording"
+    )
+    parser.add_argument(
+        "--limit", metavar="N", type=_whole, help="rows of each table (default 30; 0: all)"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        help="where to write; - for standard output (default: FILE with another suffix for html, "
+        "pprof and speedscope, else standard output)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report. Raises UsageError, CaptureError, SinkError, MissingDependency."""
+    chosen = _FORMATS[args.format]
+    if args.limit is not None and args.format != "table":
+        raise UsageError("--limit is for tables", "leave it out, or use --format table")
+    output = _output(args, chosen)
+    try:
+        session = _open(args.file)
+        exporter = importlib.import_module(f"sonde.export.{chosen.module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("sonde"):
+            raise
+        raise MissingDependency(
+            f"the Python package {error.name} is missing", "run: pip install --upgrade sonde"
+        ) from error
+    kinds = (_METRICS[args.metric],) if args.metric else chosen.default_kinds
+    more: dict[str, Any] = {} if args.limit is None else {"limit": args.limit}
+    write = partial(exporter.write, session, kinds=kinds, where=_where(args, session), **more)
+    if output is None:
+        _to_standard_output(write)
+        return 0
+    with _replacing(output) as out:
+        write(out=out)
+    print(f"{output}", file=sys.stderr)
+    return 0
+
+
+def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
+    """The file to write, None for standard output."""
+    if args.output == "-" or (args.output is None and not chosen.suffix):
+        if chosen.suffix == ".pb.gz" and sys.stdout.isatty():
+            raise UsageError("a pprof profile is binary", "name a file with -o, or pipe it on")
+        return None
+    output: Path = Path(args.output) if args.output else args.file.with_suffix(chosen.suffix)
+    with contextlib.suppress(OSError):
+        if output.samefile(args.file):
+            raise UsageError(f"{output} is the capture itself", "name another file with -o")
+    return output
+
+
+def _open(path: Path) -> Session:
+    from sonde.query.capture import read
+    from sonde.query.session import Session
+
+    began = time.monotonic()
+    shown = False
+
+    def on_progress(done: int, whole: int) -> None:
+        nonlocal shown
+        if time.monotonic() - began > _PROGRESS_AFTER_S and sys.stderr.isatty():
+            filled = 24 * done // whole
+            bar = "█" * filled + "░" * (24 - filled)
+            print(f"\rreading {bar} {100 * done // whole:3} %", end="", file=sys.stderr, flush=True)
+            shown = True
+
+    try:
+        return Session(read(path, on_progress))
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _where(args: argparse.Namespace, session: Session) -> Where:
+    from sonde.query.questions import Where
+
+    known = {process.pid for process in session.processes}
+    for pid in args.pid:
+        if pid not in known:
+            raise UsageError(
+                f"{args.file} saw no process {pid}",
+                f"choose one that `sonde report {args.file}` lists",
+            )
+    info = session.info
+    start_ns = None if args.from_s is None else info.start_ns + round(args.from_s * 1e9)
+    end_ns = None if args.to_s is None else info.start_ns + round(args.to_s * 1e9)
+    if max(start_ns or 0, info.start_ns) >= min(end_ns or info.end_ns, info.end_ns):
+        raise UsageError(
+            "--from and --to leave nothing of the recording",
+            f"choose a range within its {info.duration_ns / 1e9:.1f} s",
+        )
+    return Where(pids=tuple(args.pid), start_ns=start_ns, end_ns=end_ns)
+
+
+def _to_standard_output(write: Callable[..., None]) -> None:
+    try:
+        write(out=sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SinkError(
+            f"cannot write to standard output: {error.strerror or error}", "write to a file with -o"
+        ) from error
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose content takes the place of `path` once it is whole. Raises SinkError."""
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as out:
+                yield out
+            return
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                yield out
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(name).chmod(0o666 & ~umask)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SinkError(
+            f"cannot write {path}: {error.strerror or error}",
+            "choose another place with -o, or free some space",
+        ) from error
+
+
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value

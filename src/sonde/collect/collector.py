@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every collector offers, and the rows it hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+TableRow = tuple[object, ...]
+"""A row in the column order of abi/tables.json."""
+
+ProcessKey = tuple[int, int]
+"""(pid, start_ns)"""
+
+START_UNIT_NS = 10_000_000
+"""Starts of processes are cut to this, the unit in which /proc tells them."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a collector saw since its last tick."""
+
+    rows: dict[str, list[TableRow]] = field(default_factory=dict)
+    """By table: sample, activity, event."""
+    spans: list[Mapping[str, object]] = field(default_factory=list)
+    """Parts of the table span: columns by name, ready for the encoder."""
+    stacks: dict[int, ProcessKey] = field(default_factory=dict)
+    """Stack ids that the rows and spans use, with the process whose addresses they hold."""
+    threads: set[tuple[int, int, int]] = field(default_factory=set)
+    """(pid, start_ns, tid) of every thread seen."""
+    seen: int = 0
+    """Events behind the rows, for the live count."""
+
+    def add(self, table: str, row: TableRow) -> None:
+        """Append a row to a table."""
+        self.rows.setdefault(table, []).append(row)
+
+
+class Collector(Protocol):
+    """One concern of the node."""
+
+    name: str
+
+    def start(self) -> None:
+        """Attach. Raises HostError where this machine cannot."""
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """Everything seen since the last call; `since_ns` (CLOCK_MONOTONIC) is when that was.
+
+        `to_the_end`: a chunk ends here, so sum up what is still going on too.
+        """
+
+    def stop(self) -> None:
+        """Detach. Rows not drained yet stay readable."""
+
+    def losses(self) -> Mapping[str, int]:
+        """What was lost so far, by name."""
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On-CPU samples: what every CPU runs, `hz` times a second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+
+FIELDS = ("tgid", "tid", "start_ns", "stack_id", "count")
+
+
+class CpuSampler:
+    """Samples user and kernel stacks on all CPUs; the kernel counts equal ones together."""
+
+    name = "cpu"
+
+    def __init__(self, kernel: Kernel, hz: int) -> None:
+        self._bpf = kernel.load("cpu", {})
+        self._hz = hz
+        self._period_ns = 1e9 / hz
+        self._link: int | None = None
+        expect_fields(self._bpf, "samples", FIELDS)
+
+    def start(self) -> None:
+        """Start the sampling clocks."""
+        try:
+            self._link = self._bpf.attach_sampling("on_sample", self._hz)
+        except OSError as error:
+            raise refusal(error) from error
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """One row of `sample` for each thread and stack; weights in samples and in ns."""
+        batch = Batch()
+        rows = batch.rows["sample"] = []
+        for pid, tid, start, stack_id, count in self._bpf.drain("samples"):
+            start_ns = start - start % START_UNIT_NS
+            weight_ns = count * self._period_ns
+            rows.append(
+                (since_ns, "cpu", "", pid, start_ns, tid, stack_id, float(count), weight_ns, 0.0)
+            )
+            batch.stacks[stack_id] = (pid, start_ns)
+            batch.threads.add((pid, start_ns, tid))
+            batch.seen += count
+        return batch
+
+    def stop(self) -> None:
+        """Stop the clocks."""
+        if self._link is not None:
+            self._bpf.detach(self._link)
+            self._link = None
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()

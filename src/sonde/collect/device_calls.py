@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device calls: what processes ask of their GPUs, by which function, with how many bytes.
+
+Files that carry a device API are found through the mappings of processes: all that are mapped at
+the start, those the dynamic linker knows (before anyone maps them, so that a process that lives
+50 ms is seen whole), and each new one as soon as a process maps it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+
+from sonde import _native
+from sonde.apis import Api
+from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.discovery import Discovery
+from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.probes import Probes
+
+FIELDS = (
+    *("tgid", "tid", "start_ns", "stack_id", "site", "status", "direction", "flags"),
+    *("count", "nested", "ns", "bytes", "weight_count", "weight_ns", "weight_bytes", "max_ns"),
+)
+SPANS_A_TICK = 20_000
+_What = tuple[str, str, str, str, int]
+"""Function, API, operation, direction, status."""
+
+
+class DeviceCalls:
+    """Counts calls of device APIs in all watched processes, exactly; stacks are sampled."""
+
+    name = "device_calls"
+
+    def __init__(
+        self, kernel: Kernel, apis: Iterable[Api], *, launches: bool, budget: float
+    ) -> None:
+        self._bpf = kernel.load("device_calls", {})
+        apis = tuple(apis)
+        self._probes = Probes(self._bpf, apis, launches, budget)
+        self._discovery = Discovery(apis, self._probes)
+        self._walk: int | None = None
+        self._exit: int | None = None
+        self._drained_s = time.monotonic()
+        expect_fields(self._bpf, "device_calls", FIELDS)
+
+    def start(self) -> None:
+        """Probe what is installed and what is mapped. Raises HostError where that is refused."""
+        try:
+            self._exit = self._bpf.attach("on_thread_exit")
+            self._walk = self._bpf.attach("on_walk")
+        except OSError as error:
+            raise refusal(error) from error
+        self._drained_s = time.monotonic()
+        self._discovery.scan()
+
+    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
+        """Take in what processes did, as `sonde._native.ProcessEvents` tells it: at once."""
+        self._discovery.hear(events)
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """Totals of each thread by call, weighted stacks, single calls. `to_the_end`: with the time
+        so far of calls that have not returned."""
+        if to_the_end and self._walk is not None:
+            self._bpf.walk(self._walk)
+        batch = Batch()
+        rows = self._bpf.drain("device_calls")
+        now_s = time.monotonic()
+        self._add_rows(batch, since_ns, rows)
+        self._add_spans(batch, since_ns)
+        self._charge(rows, now_s - self._drained_s)
+        self._drained_s = now_s
+        self._discovery.tidy()
+        for notice in self._probes.notices:
+            row = (since_ns, "probe", notice.name, 0, 0, float(notice.value), notice.text)
+            batch.add("event", row)
+        self._probes.notices.clear()
+        return batch
+
+    def stop(self) -> None:
+        """Take all probes off; what was summed stays readable."""
+        self._probes.close()
+        for link in (self._exit, self._walk):
+            if link is not None:
+                self._bpf.detach(link)
+        self._exit = self._walk = None
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()
+
+    def _add_rows(self, batch: Batch, since_ns: int, rows: list[_native.Row]) -> None:
+        totals: dict[tuple[_What, tuple[int, int, int]], list[int]] = {}
+        for row in rows:
+            pid, tid, start, stack_id, index, status, number, _flags, count, _, ns, size, *rest = (
+                row
+            )
+            weight_count, weight_ns, weight_bytes, max_ns = rest
+            call = self._probes.sites[index].call
+            start_ns = start - start % START_UNIT_NS
+            who = (pid, start_ns, tid)
+            batch.threads.add(who)
+            batch.seen += count
+            what = (call.function, call.api, call.op, call.direction_of(number), status)
+            total = totals.setdefault((what, who), [0, 0, 0, 0])
+            total[0] += count
+            total[1] += ns
+            total[2] += size
+            total[3] = max(total[3], max_ns)
+            if weight_count:
+                weights = (float(weight_count), float(weight_ns), float(weight_bytes))
+                batch.add("sample", (since_ns, "device", call.function, *who, stack_id, *weights))
+                batch.stacks[stack_id] = (pid, start_ns)
+        for (what, who), total in totals.items():
+            batch.add("activity", (since_ns, "device", *what, *who, *total, 0, 0))
+
+    def _add_spans(self, batch: Batch, since_ns: int) -> None:
+        ring = self._bpf.drain_ring("call_spans", "call_span", SPANS_A_TICK)
+        left_out = batch.seen - len(ring)
+        if left_out > 0:
+            text = "short calls beyond the first of each second are totals only"
+            batch.add("event", (since_ns, "notice", "spans_left_out", 0, 0, float(left_out), text))
+        if not len(ring):
+            return
+        calls = {index: site.call for index, site in self._probes.sites.items()}
+        directions = [
+            calls[index].direction_of(number)
+            for index, number in zip(ring.column("site"), ring.column("direction"), strict=True)
+        ]
+        batch.threads |= {
+            (pid, start - start % START_UNIT_NS, tid)
+            for pid, start, tid in ring.distinct(["tgid", "start_ns", "tid"])
+        }
+        batch.stacks |= {
+            stack_id: (pid, start - start % START_UNIT_NS)
+            for stack_id, pid, start in ring.distinct(["stack_id", "tgid", "start_ns"])
+            if stack_id
+        }
+        batch.spans.append(
+            {
+                "start_time_ns": ring.ints("start_time_ns"),
+                "end_time_ns": ring.ints("end_time_ns"),
+                "kind": ring.constant("device"),
+                "name": ring.texts("site", {i: call.function for i, call in calls.items()}, ""),
+                "op": ring.texts("site", {i: call.op for i, call in calls.items()}, ""),
+                "direction": directions,
+                "status": ring.ints("status"),
+                "pid": ring.ints("tgid"),
+                "start_ns": ring.ints("start_ns", START_UNIT_NS),
+                "tid": ring.ints("tid"),
+                "stack_id": ring.ints("stack_id"),
+                "bytes": ring.ints("bytes"),
+            }
+        )
+
+    def _charge(self, rows: list[_native.Row], elapsed_s: float) -> None:
+        """Hold what the probes cost against their budget."""
+        index, count, nested = (FIELDS.index(name) for name in ("site", "count", "nested"))
+        hits: dict[int, int] = {}
+        for row in rows:
+            hits[row[index]] = hits.get(row[index], 0) + row[count] + row[nested]
+        self._probes.charge(hits, elapsed_s)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the files that carry a device API, through the mappings of processes.
+
+All that are mapped at the start; those the dynamic linker knows, before anyone maps them, so that a
+process that lives 50 ms is seen whole; and each new one as soon as a process maps it. Every
+executable file is looked at once: an API may be linked into a program statically.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+
+from sonde.apis import Api
+from sonde.collect.libraries import (
+    FileKey,
+    MappedFile,
+    identity,
+    installed,
+    mapped_now,
+    open_mapped,
+)
+from sonde.collect.probes import Probes
+
+EXAMINED_FILES = 16_384
+"""Files remembered to carry no device API."""
+EXAMINED_FOR_S = 300.0
+"""After this a file is looked at again: another may have its inode by now."""
+EXAMINE_S = 0.05
+"""At most this long on new files at a time; the rest waits for the next."""
+UNMAPPED_S = 30.0
+"""Probes stay this long on a file that no process maps any more."""
+
+_NOBODY = 0
+"""User of files that are probed whether mapped or not."""
+
+
+class Discovery:
+    """Hands files to `probes` and takes them back when no process maps them any more."""
+
+    def __init__(self, apis: Sequence[Api], probes: Probes) -> None:
+        self._apis = apis
+        self._probes = probes
+        self._examined: OrderedDict[tuple[FileKey, str], float] = OrderedDict()
+        self._waiting: deque[MappedFile] = deque()
+        self._users: dict[FileKey, set[int]] = {}
+        self._files_of: dict[int, set[FileKey]] = {}
+        self._unmapped: dict[FileKey, float] = {}
+
+    def scan(self) -> None:
+        """Look at everything that is installed or mapped now."""
+        for path in installed(self._is_library):
+            self._examine_installed(path)
+        for file in sorted(mapped_now(), key=lambda file: not self._is_library(file.name)):
+            self._saw(file)
+        self._examine_waiting(float("inf"))
+
+    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
+        """Take in what processes did, as `sonde._native.ProcessEvents` tells it."""
+        for event in events:
+            match event:
+                case ("mmap", _, int(pid), _, int(address), int(length), _,
+                      int(major), int(minor), int(inode), _, str(path)) if inode:  # fmt: skip
+                    key = (major, minor, inode)
+                    self._saw(MappedFile(pid, key, path, address, address + length))
+                case ("fork", _, int(pid), int(parent), *_) if pid != parent:
+                    for key in self._files_of.get(parent, ()):
+                        self._used(key, pid)
+                case ("exit", _, int(pid), _, int(tid), _) if pid == tid:
+                    self._left(pid)
+                case ("comm", _, int(pid), _, _, True):
+                    self._left(pid)
+        self._examine_waiting(EXAMINE_S)
+
+    def tidy(self) -> None:
+        """Go on with files that wait; take probes off those that nobody maps any more."""
+        self._examine_waiting(EXAMINE_S)
+        self._drop_unmapped(time.monotonic())
+
+    def _is_library(self, name: str) -> bool:
+        return any(api.is_library(name) for api in self._apis)
+
+    def _saw(self, file: MappedFile) -> None:
+        """A process maps a file: note its user, or queue it to be looked at."""
+        if file.key in self._probes.files:
+            self._used(file.key, file.pid)
+            return
+        looked_s = self._examined.get((file.key, file.path))
+        if looked_s is not None:
+            if time.monotonic() - looked_s < EXAMINED_FOR_S:
+                return
+            del self._examined[file.key, file.path]
+        if self._is_library(file.name):
+            self._waiting.appendleft(file)
+        else:
+            self._waiting.append(file)
+
+    def _examine_waiting(self, limit_s: float) -> None:
+        deadline_s = time.monotonic() + limit_s
+        while self._waiting and time.monotonic() < deadline_s:
+            file = self._waiting.popleft()
+            if file.key in self._probes.files:
+                self._used(file.key, file.pid)
+                continue
+            if (file.key, file.path) in self._examined:
+                continue
+            self._examine(file)
+
+    def _examine(self, file: MappedFile) -> None:
+        try:
+            fd = open_mapped(file)
+        except OSError:
+            if self._is_library(file.name):
+                self._probes.tell("library_gone", file.pid, f"{file.path}: gone before it was read")
+            return
+        if self._examine_open(fd, file.key, file.name):
+            self._used(file.key, file.pid)
+            return
+        self._examined[file.key, file.path] = time.monotonic()
+        if len(self._examined) > EXAMINED_FILES:
+            self._examined.popitem(last=False)
+
+    def _examine_installed(self, path: str) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return
+        key = identity(fd)
+        if key is None or key in self._probes.files:
+            os.close(fd)
+        elif self._examine_open(fd, key, os.path.basename(path), trusted=True):  # noqa: PTH119
+            self._users[key] = {_NOBODY}
+
+    def _examine_open(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
+        kept = False
+        try:
+            kept = self._probes.examine(fd, key, name, trusted)
+        except OSError as error:
+            self._probes.tell("probe_refused", 0, f"{name}: {error.strerror}")
+        finally:
+            if not kept:
+                os.close(fd)
+        return kept
+
+    def _used(self, key: FileKey, pid: int) -> None:
+        self._users.setdefault(key, set()).add(pid)
+        self._files_of.setdefault(pid, set()).add(key)
+        self._unmapped.pop(key, None)
+
+    def _left(self, pid: int) -> None:
+        """A process ended, or runs another program now."""
+        for key in self._files_of.pop(pid, ()):
+            users = self._users.get(key, set())
+            users.discard(pid)
+            if not users:
+                self._unmapped[key] = time.monotonic()
+
+    def _drop_unmapped(self, now_s: float) -> None:
+        due = {key for key, since_s in self._unmapped.items() if now_s - since_s >= UNMAPPED_S}
+        if not due:
+            return
+        # Events can be lost: nobody's probes come off while /proc says otherwise.
+        for file in mapped_now():
+            if file.key in due:
+                due.discard(file.key)
+                self._used(file.key, file.pid)
+        for key in due:
+            del self._unmapped[key]
+            self._users.pop(key, None)
+            self._probes.drop(key)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel side of the collectors: BPF objects that share their stacks and their targets."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+
+from sonde import _native
+from sonde.errors import HostError, InternalError, KernelUnsupported, PermissionDenied
+
+LOSSES = (
+    "stack_map_full",
+    "count_map_full",
+    "task_storage",
+    "ring_full",
+    "user_stack",
+    "nested_call",
+    "targets_full",
+)
+"""Names of `enum sonde_loss`, in its order."""
+
+
+class Kernel:
+    """Loads BPF objects for one agent.
+
+    All share one map of stacks, so that a stack is kept once, and one set of watched processes.
+    """
+
+    def __init__(self, pids: Iterable[int] | None, skip_self: bool = False) -> None:
+        self._shared: dict[str, _native.Bpf] = {}
+        self._knobs: dict[str, int] = {}
+        self._stacks: _native.Bpf | None = None
+        if skip_self:
+            self._knobs["self_tgid"] = os.getpid()
+        if pids is not None:
+            targets = self.load("targets", {}, own_stacks=True)
+            self._shared["targets"] = targets
+            self._knobs["filter_targets"] = 1
+            for pid in pids:
+                self.watch(pid)
+            targets.attach("on_fork")
+            targets.attach("on_exit")
+
+    def watch(self, pid: int) -> None:
+        """Add a process to the watched ones."""
+        self._shared["targets"].set_hash("targets", struct.pack("=I", pid), b"\x01")
+
+    def load(
+        self,
+        name: str,
+        knobs: Mapping[str, int],
+        skip: Sequence[str] = (),
+        own_stacks: bool = False,
+    ) -> _native.Bpf:
+        """Load an object with the common knobs and maps. Raises HostError with the remedy."""
+        try:
+            bpf = _native.Bpf(name, {**self._knobs, **knobs}, self._shared, skip)
+        except OSError as error:
+            raise refusal(error) from error
+        if self._stacks is None and not own_stacks:
+            self._stacks = bpf
+            self._shared["stacks"] = bpf
+        return bpf
+
+    def stacks(self, ids: Sequence[int]) -> list[_native.Stack]:
+        """The frames of those of the stacks that are still kept."""
+        return self._stacks.stacks(ids) if self._stacks else []
+
+    def forget_stacks(self, ids: Sequence[int]) -> None:
+        """Make room for new stacks by dropping some that were read."""
+        if self._stacks:
+            self._stacks.forget_stacks(ids)
+
+    def losses(self) -> Mapping[str, int]:
+        """What the upkeep of the watched processes lost so far, by name."""
+        return losses_of(self._shared.get("targets"))
+
+
+def refusal(error: OSError) -> HostError:
+    """The kernel's refusal as an error with its remedy."""
+    text = error.strerror or str(error)
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return PermissionDenied(
+            "the kernel does not let this user load BPF programs",
+            "run as root, or grant what `sonde doctor` says is missing",
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return HostError("no file descriptor is left", "raise the limit: ulimit -n 65536")
+    if error.errno in (errno.ENOMEM, errno.ENOSPC):
+        return HostError(
+            f"the kernel has no memory for it: {text}", "free memory, or lower the rate"
+        )
+    return KernelUnsupported(f"the kernel refuses: {text}", "`sonde doctor` says what it lacks")
+
+
+def expect_fields(bpf: _native.Bpf, rows: str, expected: Sequence[str]) -> None:
+    """Hold the fields that a collector unpacks against those that the programs write."""
+    found = bpf.fields(rows)
+    if found != list(expected):
+        raise InternalError(f"{rows} has the fields {found}, not {list(expected)}", "rebuild Sonde")
+
+
+def losses_of(bpf: _native.Bpf | None) -> dict[str, int]:
+    """Losses of an object by name, those that happened only."""
+    counts = bpf.losses() if bpf else []
+    return {name: count for name, count in zip(LOSSES, counts, strict=False) if count}

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes on the functions of files: where they go, what they may cost, when they come off."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sonde import _native
+from sonde.apis import Api, Call
+from sonde.collect.entry_points import entry_points
+from sonde.collect.libraries import FileKey
+
+MAX_SITES = 4096
+"""Room in the map `sites` of bpf/device_calls.bpf.c."""
+
+COST_NS = {"emulated": 2_000, "nop": 18_000, "single-step": 18_000, "unknown": 4_000}
+"""Of one call, entry and return, by the instruction the entry's probe replaces; measured in
+docs/design/device_calls.md. A nop is single-stepped before Linux 6.18: taken at its dearest."""
+
+CHEAP = frozenset({"emulated", "unknown"})
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a site may cost: a share of one core, and how long it may take it in advance."""
+
+    share: float
+    burst_s: float
+
+
+@dataclass(slots=True)
+class Site:
+    """A probed function of a file."""
+
+    index: int
+    call: Call
+    offset: int
+    """In the file, of the probed instruction."""
+    cost_class: str
+    debt_ns: float = 0.0
+    """Cost so far, less what was allowed meanwhile."""
+
+
+@dataclass(slots=True)
+class ProbedFile:
+    """A file with probes on it. Costly sites have a link each, so that they can come off alone."""
+
+    name: str
+    fd: int
+    """Kept open: the way to this very file, whatever becomes of its paths."""
+    links: dict[int, list[Site]] = field(default_factory=dict)
+
+    @property
+    def path(self) -> str:
+        """Where the kernel finds it."""
+        return f"/proc/self/fd/{self.fd}"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something to tell about probes: a row of `event` of kind probe."""
+
+    name: str
+    value: float
+    text: str
+
+
+class Probes:
+    """All probes of this agent, a file at a time.
+
+    `budget`: share of a core that one site may cost. A site that is single-stepped has a second of
+    it in advance; a cheap one ten times the share, over ten seconds: below that exact totals are
+    worth more than the time. What exceeds it is taken off and told.
+    """
+
+    def __init__(
+        self, bpf: _native.Bpf, apis: Iterable[Api], launches: bool, budget: float
+    ) -> None:
+        self._bpf = bpf
+        self._apis = tuple(apis)
+        self._calls = {
+            (api.name, call.function): call
+            for api in self._apis
+            for call in api.calls
+            if launches or call.op != "launch"
+        }
+        self._symbols = {symbol: call for call in self._calls.values() for symbol in call.symbols}
+        self._slow = Allowance(budget, 1.0)
+        self._cheap = Allowance(budget * 10, 10.0)
+        self._files: dict[FileKey, ProbedFile] = {}
+        self._free = deque(range(MAX_SITES))
+        """Used in turn: a call that began before its site came off may still name it."""
+        self._refused: set[tuple[FileKey, int]] = set()
+        self.sites: dict[int, Site] = {}
+        """By index; those taken off stay until the index is used again."""
+        self.notices: list[Notice] = []
+
+    @property
+    def files(self) -> Mapping[FileKey, ProbedFile]:
+        """Files with probes on them."""
+        return self._files
+
+    def examine(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
+        """Probe whatever an open file defines; True, and the descriptor kept, where that is any
+        call. `trusted`: the system's own, it may be loaded and asked. Raises OSError where the file
+        cannot be read.
+        """
+        file = ProbedFile(name, fd)
+        found = _native.find_functions(file.path, list(self._symbols))
+        places = [(self._symbols[it.name], it.offset, it.size) for it in found]
+        if found and trusted:
+            places += self._handed_out(file)
+        if not places:
+            return False
+        self._files[key] = file
+        sites = self._choose(file, key, places)
+        self._attach(file, [site for site in sites if site.cost_class in CHEAP])
+        for site in sites:
+            if site.cost_class not in CHEAP:
+                self._attach(file, [site])
+        count = sum(len(group) for group in file.links.values())
+        self.tell("probes_attached", count, f"{count} calls of {name}")
+        return True
+
+    def _handed_out(self, file: ProbedFile) -> list[tuple[Call, int, int]]:
+        """(call, offset, size unknown) of functions that the library hands out by name."""
+        places = []
+        for api in self._apis:
+            if api.hands_out and api.is_library(file.name):
+                wanted = {name: call for (of, name), call in self._calls.items() if of == api.name}
+                places += [
+                    (wanted[name], offset, 0) for name, offset in entry_points(file.fd, wanted)
+                ]
+        return places
+
+    def _choose(
+        self, file: ProbedFile, key: FileKey, places: Sequence[tuple[Call, int, int]]
+    ) -> list[Site]:
+        """A site for each function: several symbols may name one."""
+        name = file.name
+        sites: dict[int, Site] = {}
+        for call, start, size in places:
+            offset, cost_class, text = _native.probe_site(file.path, start, size)
+            if offset in sites or (key, offset) in self._refused:
+                continue
+            if not self._free:
+                self.tell("probe_refused", 1, f"{call.function} of {name}: too many probes")
+                continue
+            if cost_class not in CHEAP:
+                each = COST_NS[cost_class] / 1000
+                self.tell(
+                    "probe_slow", each, f"{call.function} of {name}: {each:.0f} µs a call ({text})"
+                )
+            sites[offset] = self._new_site(call, offset, cost_class)
+        return list(sites.values())
+
+    def _attach(self, file: ProbedFile, sites: list[Site]) -> None:
+        """All at once where the kernel can (6.6), else one by one, leaving out what it refuses."""
+        if not sites:
+            return
+        places = [(site.offset, site.index) for site in sites]
+        try:
+            link = self._bpf.attach_uprobes(
+                file.path, places, "on_call_entry_multi", "on_call_return_multi", True
+            )
+            file.links[link] = sites
+            return
+        except OSError:
+            pass
+        for site, place in zip(sites, places, strict=True):
+            try:
+                link = self._bpf.attach_uprobes(
+                    file.path, [place], "on_call_entry", "on_call_return", False
+                )
+                file.links[link] = [site]
+            except OSError as error:
+                self._free.append(site.index)
+                self.tell(
+                    "probe_refused", 1, f"{site.call.function} of {file.name}: {error.strerror}"
+                )
+
+    def charge(self, hits: Mapping[int, int], elapsed_s: float) -> None:
+        """Add what sites cost in an interval; take off those whose allowance is used up."""
+        for key, file in self._files.items():
+            for site in [site for group in file.links.values() for site in group]:
+                cheap = site.cost_class in CHEAP
+                allowed = self._cheap if cheap else self._slow
+                count, each_ns = hits.get(site.index, 0), COST_NS[site.cost_class]
+                cost_ns = count * each_ns - allowed.share * elapsed_s * 1e9
+                site.debt_ns = max(0.0, site.debt_ns + cost_ns)
+                if site.debt_ns > allowed.share * allowed.burst_s * 1e9:
+                    self.take_off(key, site)
+                    rate = count / max(elapsed_s, 1e-9)
+                    self.tell(
+                        "probe_taken_off",
+                        rate,
+                        f"{site.call.function} of {file.name}: {rate:,.0f} calls/s at "
+                        f"{each_ns / 1000:.0f} µs are over the budget; not counted from here on",
+                    )
+
+    def take_off(self, key: FileKey, site: Site) -> None:
+        """Take one site off a file for good. Others that share its link are attached anew, first
+        the new, then off with the old: the kernel side counts a hit of both once."""
+        file = self._files[key]
+        self._refused.add((key, site.offset))
+        for link, group in list(file.links.items()):
+            if site in group:
+                rest = [other for other in group if other is not site]
+                self._attach(
+                    file,
+                    [self._new_site(o.call, o.offset, o.cost_class, o.debt_ns) for o in rest],
+                )
+                self._detach(file, link)
+                return
+
+    def drop(self, key: FileKey) -> None:
+        """Take all probes off a file."""
+        file = self._files.pop(key)
+        for link in list(file.links):
+            self._detach(file, link)
+        os.close(file.fd)
+        self.tell("probes_detached", 1, f"{file.name}: no process maps it any more")
+
+    def close(self) -> None:
+        """Take all probes off."""
+        for file in self._files.values():
+            for link in file.links:
+                self._bpf.detach(link)
+            os.close(file.fd)
+        self._files = {}
+
+    def _new_site(self, call: Call, offset: int, cost_class: str, debt_ns: float = 0.0) -> Site:
+        site = Site(self._free.popleft(), call, offset, cost_class, debt_ns)
+        self._bpf.set_array("sites", site.index, call.reading.packed())
+        self.sites[site.index] = site
+        return site
+
+    def _detach(self, file: ProbedFile, link: int) -> None:
+        self._bpf.detach(link)
+        self._free.extend(site.index for site in file.links.pop(link))
+
+    def tell(self, name: str, value: float, text: str) -> None:
+        """Note something for the next drain."""
+        self.notices.append(Notice(name, value, text))

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Off-CPU: how long threads were blocked and on what, and how long they then waited for a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sonde import _native
+from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.reasons import reason_names, reason_of
+
+FIELDS = (
+    *("tgid", "tid", "start_ns", "stack_id", "reason"),
+    *("count", "blocked_ns", "runqueue_ns"),
+    *("weight_count", "weight_blocked_ns", "weight_runqueue_ns"),
+    *("max_blocked_ns", "max_runqueue_ns", "waker_tgid", "waker_tid"),
+)
+SPANS_A_TICK = 20_000
+
+
+class WaitCollector:
+    """Parts the time off the CPU at the wake-up: blocked before it, in the run queue after."""
+
+    name = "waits"
+
+    def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
+        arguments = _native.tracepoint_arguments("sched_switch")
+        self._bpf = kernel.load(
+            "waits",
+            {
+                "switch_has_state": int((arguments or 0) >= 4),
+                "span_min_ns": span_min_ns,
+                "stack_gap_ns": stack_gap_ns,
+            },
+        )
+        self._links: list[int] = []
+        self._walk: int | None = None
+        self._reasons = reason_names()
+        expect_fields(self._bpf, "waits", FIELDS)
+
+    def start(self) -> None:
+        """Take in the threads that wait already, then follow every switch."""
+        try:
+            self._walk = self._bpf.attach("on_walk")
+            self._links = [
+                self._bpf.attach(program) for program in ("on_waking", "on_new", "on_switch")
+            ]
+            self._bpf.walk(self._walk)
+        except OSError as error:
+            raise refusal(error) from error
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """Totals of each thread by reason, weighted stacks, and the long waits one by one."""
+        if to_the_end and self._walk is not None:
+            self._bpf.walk(self._walk)
+        batch = Batch()
+        for row in self._bpf.drain("waits"):
+            self._add(batch, since_ns, row)
+        self._add_spans(batch)
+        return batch
+
+    def _add(self, batch: Batch, since_ns: int, row: _native.Row) -> None:
+        pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *rest = row
+        weight_count, weight_blocked, weight_runqueue, max_blocked, max_runqueue, *waker = rest
+        start_ns = start - start % START_UNIT_NS
+        name, call = reason_of(nr)
+        who = (pid, start_ns, tid)
+        batch.threads.add(who)
+        batch.seen += count
+        for kind, ns, weight_ns, max_ns in (
+            ("blocked", blocked_ns, weight_blocked, max_blocked),
+            ("runqueue", runqueue_ns, weight_runqueue, max_runqueue),
+        ):
+            if not ns:
+                continue
+            batch.add(
+                "activity",
+                (since_ns, kind, name, "", call, "", 0, *who, count, ns, 0, max_ns, *waker),
+            )
+            if stack_id:
+                weights = (float(weight_count), float(weight_ns), 0.0)
+                batch.add("sample", (since_ns, kind, name, *who, stack_id, *weights))
+                batch.stacks[stack_id] = (pid, start_ns)
+
+    def _add_spans(self, batch: Batch) -> None:
+        ring = self._bpf.drain_ring("wait_spans", "wait_span", SPANS_A_TICK)
+        if not len(ring):
+            return
+        batch.threads |= {
+            (pid, start - start % START_UNIT_NS, tid)
+            for pid, start, tid in ring.distinct(["tgid", "start_ns", "tid"])
+        }
+        batch.stacks |= {
+            stack_id: (pid, start - start % START_UNIT_NS)
+            for stack_id, pid, start in ring.distinct(["stack_id", "tgid", "start_ns"])
+            if stack_id
+        }
+        for kind, start, end in (
+            ("blocked", "start_time_ns", "wake_time_ns"),
+            ("runqueue", "wake_time_ns", "end_time_ns"),
+        ):
+            part = ring.where_less(start, end)
+            batch.spans.append(
+                {
+                    "start_time_ns": part.ints(start),
+                    "end_time_ns": part.ints(end),
+                    "kind": part.constant(kind),
+                    "name": part.texts("reason", self._reasons.names, "system call"),
+                    "op": part.texts("reason", self._reasons.calls, ""),
+                    "direction": part.constant(""),
+                    "status": part.zeros(),
+                    "pid": part.ints("tgid"),
+                    "start_ns": part.ints("start_ns", START_UNIT_NS),
+                    "tid": part.ints("tid"),
+                    "stack_id": part.ints("stack_id"),
+                    "bytes": part.zeros(),
+                }
+            )
+
+    def stop(self) -> None:
+        """Let go of the scheduler; what was summed stays readable."""
+        for link in self._links:
+            self._bpf.detach(link)
+        self._links = []
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a node is told to observe: one frozen Config, read once.
+
+Later sources win: the file (SONDE_CONFIG, else /etc/sonde/config.toml), the environment
+(SONDE_HZ and so on, one variable a field), then the command's flags.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sonde.errors import UsageError
+
+DEFAULT_FILE = Path("/etc/sonde/config.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything an operator may set for the agent."""
+
+    hz: int = 99
+    """On-CPU samples a second and CPU."""
+    pids: frozenset[int] | None = None
+    """Processes to watch, with the children they get; None for the whole machine."""
+    on_cpu: bool = True
+    off_cpu: bool = True
+    device_calls: bool = True
+    launches: bool = False
+    """Watch every kernel launch too: costs about a microsecond a launch."""
+    tick_s: float = 1.0
+    """How often rows are read out of the kernel: the time resolution of totals."""
+    chunk_s: float = 5.0
+    """How often a chunk is written: what a killed recorder may lose."""
+    wait_span_ms: float = 10.0
+    """Waits at least this long are kept one by one."""
+    stack_gap_ms: float = 10.0
+    """About how often a thread's waits, and its calls, get a stack, which counts for the others."""
+    probe_budget: float = 0.01
+    """Share of one core that probes on device calls may cost before some are taken off."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense, by name. Raises UsageError."""
+        _between("hz", self.hz, 1, 10_000)
+        _between("tick_s", self.tick_s, 0.05, 60)
+        _between("chunk_s", self.chunk_s, self.tick_s, 600)
+        _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
+        _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
+        _between("probe_budget", self.probe_budget, 0, 1)
+        if self.pids is not None and not self.pids:
+            raise UsageError("no process to watch", "name at least one pid, or none at all")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise UsageError(f"{name} is {value:g}", f"choose a value from {low:g} to {high:g}")
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:
+    """The configuration of this process. Raises UsageError for what cannot be read."""
+    merged: dict[str, Any] = {**_from_file(environ), **_from_environment(environ), **flags}
+    known = {field.name for field in fields(Config)}
+    for name in merged:
+        if name not in known:
+            raise UsageError(
+                f"no setting is called {name}", f"settings: {', '.join(sorted(known))}"
+            )
+    if merged.get("pids") is not None:
+        merged["pids"] = frozenset(merged["pids"])
+    return Config(**merged)
+
+
+def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
+    named = environ.get("SONDE_CONFIG")
+    path = Path(named) if named else DEFAULT_FILE
+    if not named and not path.exists():
+        return {}
+    try:
+        table = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UsageError(
+            f"cannot read the configuration {path}: {error}", "mend or remove it"
+        ) from error
+    return {name: _coerced(name, value, f"{path}") for name, value in table.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for field in fields(Config):
+        text = environ.get(f"SONDE_{field.name.upper()}")
+        if text is not None:
+            found[field.name] = _coerced(field.name, text, f"SONDE_{field.name.upper()}")
+    return found
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True}
+_SWITCH |= {"0": False, "false": False, "no": False, "off": False}
+
+
+def _coerced(name: str, value: Any, source: str) -> Any:
+    """`value` as the type of the field `name`; unknown names pass (and are refused later)."""
+    defaults = {field.name: field.default for field in fields(Config)}
+    default = defaults.get(name)
+    try:
+        if name == "pids":
+            parts = value.split(",") if isinstance(value, str) else value
+            return frozenset(int(part) for part in parts)
+        if isinstance(default, bool):
+            return _SWITCH[str(value).lower()]
+        if isinstance(default, int):
+            return int(value)
+        if isinstance(default, float):
+            return float(value)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{source} sets {name} to {value!r}", "give it a value of its kind"
+        ) from error
+    return value

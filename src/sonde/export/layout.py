@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers and columns as people read them in a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from sonde.model.answers import Loss
+
+
+def duration(ns: float) -> str:
+    """Nanoseconds with three significant digits and a fitting unit: '1.25 s', '340 µs'."""
+    if ns >= 600e9:
+        return f"{ns / 60e9:,.0f} min"
+    for limit_ns, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
+        # 999.6 ms would round to 1000 ms.
+        if ns >= limit_ns * 0.9995:
+            return f"{three_digits(ns / limit_ns)} {unit}"
+    return f"{ns:.0f} ns" if ns else "0"
+
+
+def size(count_bytes: float) -> str:
+    """Bytes in powers of 1000: '4.00 GB'."""
+    for limit, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if count_bytes >= limit * 0.9995:
+            return f"{three_digits(count_bytes / limit)} {unit}"
+    return f"{count_bytes:.0f} B" if count_bytes else "0"
+
+
+def three_digits(value: float) -> str:
+    """A number that is not less than 0.9995, with three significant digits."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
+
+
+def percent(part: float, whole: float) -> str:
+    """A share: '12.3 %', '-' of nothing."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def loss_line(loss: Loss) -> str:
+    """One loss in words."""
+    amount = f"{loss.amount:,.0f}"
+    return one_line(f"{amount} × {loss.name}: {loss.text}".removesuffix(": "))
+
+
+def one_line(text: str) -> str:
+    """Text without anything that would move the cursor: names come from programs not our own."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def width_of(text: str) -> int:
+    """Terminal cells that a printable text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def fit(text: str, width: int) -> str:
+    """Text of exactly `width` cells: cut in its middle, where names differ least, or padded."""
+    text = one_line(text)
+    if width_of(text) > width:
+        if not text.isascii():
+            while width_of(text) >= width:
+                text = text[:-1]
+            text += "…"
+        else:
+            tail = (width - 1) // 3
+            text = text[: width - 1 - tail] + "…" + text[len(text) - tail :]
+    return text + " " * (width - width_of(text))
+
+
+def columns(rows: Sequence[Sequence[str]], widths: Sequence[int], gap: int = 2) -> list[str]:
+    """Lines of text columns; a negative width aligns to the right, 0 leaves the text as it is."""
+    lines = []
+    for row in rows:
+        cells = []
+        for text, width in zip(row, widths, strict=True):
+            if width < 0:
+                plain = one_line(text)
+                cells.append(" " * (-width - width_of(plain)) + plain)
+            else:
+                cells.append(fit(text, width) if width else one_line(text))
+        lines.append((" " * gap).join(cells).rstrip())
+    return lines

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first screen: what a recording says at once, in 25 lines of 100 columns.
+
+Which code the CPUs ran, what threads waited for, what was asked of devices, and what was lost.
+Bystanders would drown the answer, so threads that slept all the time and kernel threads that
+waited are folded into one line; processes that worked come before those that did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import BinaryIO
+
+from sonde.export.layout import columns, duration, fit, loss_line, one_line, percent, size
+from sonde.model.answers import DeviceCalls, FunctionUse, Loss, ProcessUse, Wait
+from sonde.model.process import Process, Thread
+from sonde.model.profile import KINDS
+from sonde.query import questions
+from sonde.query.capture import CaptureInfo, read
+from sonde.query.questions import EVERYTHING, Where
+from sonde.query.session import Session
+
+CPU_ROWS = 5
+WAIT_ROWS = 5
+DEVICE_ROWS = 4
+LOSS_ROWS = 3
+WORKED_SHARE = 0.01
+"""A process worked if it took this share of one CPU, or waited as long for one."""
+
+_LEFT_WIDTH = 44
+
+
+def of_file(path: Path) -> str:
+    """The summary of a capture file. Raises CaptureError."""
+    return render(Session(read(path)))
+
+
+def render(session: Session, where: Where = EVERYTHING) -> str:
+    """The summary, without a line end behind its last line."""
+    info = session.info
+    processes = questions.processes(session, where)
+    waits = questions.waits(session, where)
+    functions = questions.top_functions(session, "cpu", where, limit=CPU_ROWS)
+    whole = where == EVERYTHING and info.host.get("whole_machine", True)
+    lines = [_headline(info, processes, waits, "Whole machine" if whole else "Chosen processes")]
+    lines += ["", *_on_cpu(info, processes, functions)]
+    lines += ["", *_waits(info, processes, waits)]
+    lines += ["", *_device_calls(questions.device_calls(session, where))]
+    lines += ["", _lost(info, questions.losses(session))]
+    return "\n".join(lines)
+
+
+def write(
+    session: Session,
+    out: BinaryIO,
+    kinds: Sequence[str] = KINDS,
+    where: Where = EVERYTHING,
+) -> None:
+    """Write the summary as UTF-8 text; it always tells of every kind."""
+    out.write(f"{render(session, where)}\n".encode(errors="replace"))
+
+
+def _headline(
+    info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[Wait], scope: str
+) -> str:
+    machine = [duration(info.duration_ns)]
+    if info.cpus:
+        machine.append(f"{info.cpus} CPU{'s' if info.cpus > 1 else ''}")
+    if kernel := info.host.get("kernel"):
+        machine.append(one_line(f"Linux {kernel}"))
+    at = f" at {info.hz} Hz" if info.hz else ""
+    seen = (
+        f"{sum(use.cpu_samples for use in processes):,} samples{at}, "
+        f"{sum(wait.count for wait in waits if wait.kind == 'blocked'):,} waits, "
+        f"{sum(use.device_calls for use in processes):,} device calls"
+    )
+    return f"{scope}, {', '.join(machine)}: {seen}"
+
+
+def _on_cpu(
+    info: CaptureInfo, processes: Sequence[ProcessUse], functions: Sequence[FunctionUse]
+) -> list[str]:
+    busy_ns = sum(use.cpu_ns for use in processes)
+    capacity_ns = info.duration_ns * info.cpus
+    of_all = f" of {duration(capacity_ns)}: {percent(busy_ns, capacity_ns)}" if capacity_ns else ""
+    left = columns(
+        [
+            (percent(use.cpu_ns, busy_ns), duration(use.cpu_ns), use.process.label)
+            for use in processes[:CPU_ROWS]
+            if use.cpu_ns
+        ],
+        (-9, -7, 24),
+    )
+    right = columns(
+        [
+            (percent(use.self_ns, busy_ns), use.function, use.binary)
+            for use in functions
+            if use.self_ns
+        ],
+        (-7, 27, 16),
+    )
+    head = fit(f"ON CPU  {duration(busy_ns)}{of_all}", _LEFT_WIDTH) + "  HOTTEST FUNCTIONS (self)"
+    if not busy_ns:
+        return ["ON CPU  nothing sampled"]
+    return [
+        head,
+        *(f"{a:{_LEFT_WIDTH}}{b}".rstrip() for a, b in zip_longest(left, right, fillvalue="")),
+    ]
+
+
+@dataclass(slots=True)
+class _ThreadWaits:
+    """The waits of one thread, together."""
+
+    thread: Thread
+    blocked_ns: int = 0
+    queued_ns: int = 0
+    longest: Wait | None = None
+    """Of those that blocked it."""
+
+    def add(self, wait: Wait) -> None:
+        if wait.kind == "runqueue":
+            self.queued_ns += wait.ns
+            return
+        self.blocked_ns += wait.ns
+        if self.longest is None or wait.ns > self.longest.ns:
+            self.longest = wait
+
+    def row(self) -> tuple[str, ...]:
+        thread, wait = self.thread, self.longest
+        name = thread.name
+        if name != thread.process.name:
+            name = f"{thread.process.name}/{name}"
+        reason = where = waker = ""
+        if wait:
+            share = round(100 * wait.ns / self.blocked_ns) if self.blocked_ns else 100
+            reason = wait.reason if share > 99 else f"{wait.reason} {share} %"
+            where, waker = wait.hint, wait.waker
+        return (
+            f"  {name} ({thread.tid})",
+            duration(self.blocked_ns),
+            reason,
+            where,
+            waker,
+            duration(self.queued_ns),
+        )
+
+
+_WAIT_HEAD = ("LONGEST WAITS", "blocked", "mostly for", "in", "woken by", "for a CPU")
+_WAIT_WIDTHS = (28, -7, 16, 16, 14, -9)
+
+
+def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[Wait]) -> list[str]:
+    idle = {wait.thread for wait in waits if wait.idle and not wait.thread.process.is_kernel}
+    kernel = {wait.thread for wait in waits if wait.thread.process.is_kernel}
+    threads: dict[Thread, _ThreadWaits] = {}
+    for wait in waits:
+        if wait.thread not in idle and wait.thread not in kernel:
+            threads.setdefault(wait.thread, _ThreadWaits(wait.thread)).add(wait)
+    worked = _worked(info, processes)
+    ranked = sorted(
+        threads.values(),
+        key=lambda one: (one.thread.process not in worked, -one.blocked_ns - one.queued_ns),
+    )
+    left_out = (
+        (len(ranked) - WAIT_ROWS, "more"),
+        (len(idle), "idle all the time"),
+        (len(kernel), "of the kernel"),
+    )
+    folded = [f"{count:,} {what}" for count, what in left_out if count > 0]
+    if not ranked:
+        lines = ["LONGEST WAITS  none"]
+    else:
+        lines = columns([_WAIT_HEAD, *(one.row() for one in ranked[:WAIT_ROWS])], _WAIT_WIDTHS)
+    return [*lines, f"  threads not shown: {', '.join(folded)}"] if folded else lines
+
+
+def _worked(info: CaptureInfo, processes: Sequence[ProcessUse]) -> frozenset[Process]:
+    least_ns = info.duration_ns * WORKED_SHARE
+    return frozenset(
+        use.process
+        for use in processes
+        if use.cpu_ns >= least_ns or use.runqueue_ns >= least_ns or use.device_calls
+    )
+
+
+_DEVICE_HEAD = ("DEVICE CALLS", "", "calls", "bytes", "time", "longest", "errors")
+_DEVICE_WIDTHS = (24, 22, -9, -13, -7, -7, -6)
+
+
+def _device_calls(calls: Sequence[DeviceCalls]) -> list[str]:
+    if not calls:
+        return ["DEVICE CALLS  none seen"]
+    rows = [_device_row(one) for one in calls[:DEVICE_ROWS]]
+    lines = columns([_DEVICE_HEAD, *rows], _DEVICE_WIDTHS)
+    if more := calls[DEVICE_ROWS:]:
+        errors = sum(one.errors for one in more)
+        lines.append(
+            f"  {len(more)} more kinds of call: {sum(one.calls for one in more):,} calls, "
+            f"{duration(sum(one.ns for one in more))}, {errors:,} errors"
+        )
+    return lines
+
+
+def _device_row(one: DeviceCalls) -> tuple[str, ...]:
+    return (
+        f"  {one.process.label}",
+        one.function,
+        f"{one.calls:,}",
+        directions(one),
+        duration(one.ns),
+        duration(one.max_ns),
+        f"{one.errors:,}",
+    )
+
+
+def directions(one: DeviceCalls) -> str:
+    """Bytes by direction: '4.00 GB h2d'."""
+    parts = sorted(one.bytes.items(), key=lambda item: -item[1])
+    return ", ".join(f"{size(moved)} {direction}".rstrip() for direction, moved in parts)
+
+
+def _lost(info: CaptureInfo, losses: Sequence[Loss]) -> str:
+    told = [loss_line(loss) for loss in losses]
+    if not info.clean_end:
+        told.append("the recorder was killed: what it saw last never reached the file")
+    if len(told) > LOSS_ROWS:
+        told[LOSS_ROWS - 1 :] = [f"and {len(told) - LOSS_ROWS + 1} other kinds of loss"]
+    return "\n".join(f"LOST  {line}" for line in told or ["nothing"])

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables for a terminal: processes, functions, waits, device calls, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import BinaryIO
+
+from sonde.export.layout import columns, duration, loss_line, one_line, percent, size
+from sonde.export.summary import directions
+from sonde.model.profile import KINDS
+from sonde.query import questions
+from sonde.query.questions import EVERYTHING, Where
+from sonde.query.session import Session
+
+ROWS = 30
+"""Rows of each table unless asked for more."""
+
+
+def write(
+    session: Session,
+    out: BinaryIO,
+    kinds: Sequence[str] = KINDS,
+    where: Where = EVERYTHING,
+    limit: int = ROWS,
+) -> None:
+    """Write the tables of the kinds as UTF-8 text; `limit` 0 writes every row."""
+    sections = [_capture(session), _processes(session, where, limit)]
+    if "cpu" in kinds:
+        sections.append(_functions(session, where, limit))
+    off_cpu = [kind for kind in kinds if kind in ("blocked", "runqueue")]
+    sections += [_waits(session, kind, where, limit) for kind in off_cpu]
+    if "device" in kinds:
+        sections.append(_device_calls(session, where, limit))
+    sections.append(_losses(session))
+    text = "\n\n".join("\n".join(lines) for lines in sections)
+    out.write(f"{text}\n".encode(errors="replace"))
+
+
+def _capture(session: Session) -> Iterator[str]:
+    info = session.info
+    began = datetime.fromtimestamp((info.start_ns + info.wall_offset_ns) / 1e9, UTC)
+    yield f"{info.path}: {duration(info.duration_ns)} from {began:%Y-%m-%d %H:%M:%S} UTC"
+    facts = [
+        one_line(f"{name} {value}") for name, value in info.host.items() if value not in ("", None)
+    ]
+    yield f"{', '.join(facts)}; {info.chunks} chunks, {size(info.size_bytes)}"
+
+
+def _rows(
+    head: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int], limit: int
+) -> Iterator[str]:
+    if not rows:
+        yield f"{head[0]}  none"
+        return
+    shown = rows[:limit] if limit else rows
+    yield from columns([head, *shown], widths)
+    if len(shown) < len(rows):
+        yield f"… {len(rows) - len(shown):,} more: --limit 0 shows all"
+
+
+def _processes(session: Session, where: Where, limit: int) -> Iterator[str]:
+    uses = questions.processes(session, where)
+    busy_ns = sum(use.cpu_ns for use in uses)
+    rows = [
+        (
+            use.process.label,
+            f"{use.threads:,}",
+            percent(use.cpu_ns, busy_ns),
+            duration(use.cpu_ns),
+            duration(use.blocked_ns),
+            duration(use.runqueue_ns),
+            f"{use.device_calls:,}",
+            duration(use.device_ns),
+        )
+        for use in uses
+    ]
+    head = ("PROCESSES", "threads", "CPU", "on CPU", "blocked", "for a CPU", "calls", "device")
+    return _rows(head, rows, (28, -7, -7, -7, -7, -9, -9, -7), limit)
+
+
+def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
+    uses = questions.top_functions(session, "cpu", where)
+    all_ns = sum(use.self_ns for use in uses)
+    rows = [
+        (
+            percent(use.self_ns, all_ns),
+            duration(use.self_ns),
+            percent(use.total_ns, all_ns),
+            duration(use.total_ns),
+            use.binary,
+            use.function,
+        )
+        for use in uses
+    ]
+    head = ("ON CPU", "self", "", "total", "binary", "function")
+    return _rows(head, rows, (-7, -7, -7, -7, 22, 0), limit)
+
+
+def _waits(session: Session, kind: str, where: Where, limit: int) -> Iterator[str]:
+    rows = [
+        (
+            f"{wait.thread.name} ({wait.thread.tid})",
+            duration(wait.ns),
+            f"{wait.count:,}",
+            duration(wait.max_ns),
+            f"{wait.reason}, {wait.system_call}"
+            if wait.system_call not in ("", wait.reason)
+            else wait.reason,
+            wait.waker,
+            f"{wait.hint} [{wait.hint_binary}]" if wait.hint else "",
+        )
+        for wait in questions.waits(session, where)
+        if wait.kind == kind
+    ]
+    title = "BLOCKED" if kind == "blocked" else "WAITING FOR A CPU"
+    head = (title, "total", "waits", "longest", "reason", "woken by", "in")
+    return _rows(head, rows, (24, -7, -9, -7, 22, 22, 0), limit)
+
+
+def _device_calls(session: Session, where: Where, limit: int) -> Iterator[str]:
+    rows = [
+        (
+            call.process.label,
+            f"{call.calls:,}",
+            duration(call.ns),
+            duration(call.max_ns),
+            f"{call.errors:,}",
+            directions(call),
+            call.api,
+            call.function,
+        )
+        for call in questions.device_calls(session, where)
+    ]
+    head = ("DEVICE CALLS", "calls", "time", "longest", "errors", "bytes", "API", "function")
+    return _rows(head, rows, (24, -9, -7, -7, -6, -13, 12, 0), limit)
+
+
+def _losses(session: Session) -> Iterator[str]:
+    lines = [f"LOST  {loss_line(loss)}" for loss in questions.losses(session)]
+    if not session.info.clean_end:
+        lines.append("LOST  the recorder was killed: what it saw last never reached the file")
+    yield from lines or ["LOST  nothing"]
+    for notice in questions.notices(session):
+        where = f" {notice.process}" if notice.process else ""
+        yield one_line(f"NOTICE  {notice.count:,} × {notice.name}{where}: {notice.text}")

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accelerators on this machine and the libraries through which programs reach them."""
+
+from __future__ import annotations
+
+import ctypes.util
+from collections.abc import Iterator
+from pathlib import Path
+
+from sonde.host.finding import Finding, Status
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+OPENCL_VENDORS = Path("/etc/OpenCL/vendors")
+
+
+def findings() -> Iterator[Finding]:
+    """What there is; a machine without a device is a good machine too."""
+    yield nvidia()
+    yield opencl()
+
+
+def nvidia(driver: Path = NVIDIA_DRIVER, gpus: Path = NVIDIA_GPUS) -> Finding:
+    """The NVIDIA kernel driver, its version and the GPUs it drives, from /proc/driver/nvidia."""
+    name = "NVIDIA GPUs"
+    try:
+        version = _driver_version(driver.read_text())
+    except FileNotFoundError:
+        if list(Path("/dev").glob("nvidia[0-9]*")):  # a container given devices but no /proc view
+            return Finding(name, Status.PASS, "device nodes present, driver version hidden")
+        return Finding(name, Status.ABSENT, "no NVIDIA driver is loaded")
+    except OSError as error:
+        return Finding(name, Status.ABSENT, f"{driver}: {error.strerror}")
+    models = sorted(_model(gpu / "information") for gpu in _children(gpus))
+    if not models:
+        return Finding(
+            name,
+            Status.WARN,
+            f"driver {version}, but no GPU",
+            "device calls of CUDA programs",
+            "See `dmesg | grep -i nvrm` for why the driver found none.",
+        )
+    counted = ", ".join(
+        f"{models.count(model)} × {model}" if models.count(model) > 1 else model
+        for model in dict.fromkeys(models)
+    )
+    return Finding(name, Status.PASS, f"{counted}; driver {version}", "device calls")
+
+
+def _driver_version(text: str) -> str:
+    """'580.159' from `NVRM version: NVIDIA UNIX … Kernel Module  580.159  Release Build …`."""
+    for word in text.partition("\n")[0].split():
+        if word[0].isdigit() and "." in word:
+            return word
+    return "unknown"
+
+
+def _model(information: Path) -> str:
+    try:
+        for line in information.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "Model":
+                return value.strip()
+    except OSError:
+        pass
+    return "unknown model"
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def opencl(vendors: Path = OPENCL_VENDORS) -> Finding:
+    """OpenCL drivers that are registered, one .icd file each, naming a library."""
+    name = "OpenCL drivers"
+    drivers: list[str] = []
+    broken: list[str] = []
+    for icd in _children(vendors):
+        if icd.suffix != ".icd":
+            continue
+        try:
+            library = icd.read_text().strip()
+        except OSError:
+            library = ""
+        present = library and (
+            Path(library).exists() if library.startswith("/") else _findable(library)
+        )
+        (drivers if present else broken).append(f"{icd.stem} ({library or 'empty'})")
+    if broken:
+        return Finding(
+            name,
+            Status.WARN,
+            f"library not found: {', '.join(broken)}"
+            + (f"; found: {', '.join(drivers)}" if drivers else ""),
+            "device calls of OpenCL programs",
+            f"Install the driver's library, or remove its file from {vendors}.",
+        )
+    if drivers:
+        return Finding(name, Status.PASS, ", ".join(drivers), "device calls of OpenCL programs")
+    return Finding(name, Status.ABSENT, "none registered")
+
+
+def _findable(library: str) -> bool:
+    """Whether the dynamic loader's usual folders hold the library; nothing is loaded."""
+    folders = ["/lib", "/usr/lib", "/usr/local/lib", "/lib64", "/usr/lib64"]
+    folders += [str(path) for path in Path("/usr/lib").glob("*-linux-gnu")]
+    if any((Path(folder) / library).exists() for folder in folders):
+        return True
+    stem = library.removeprefix("lib").partition(".so")[0]
+    return ctypes.util.find_library(stem) is not None

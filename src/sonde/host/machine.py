@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine itself: processors, memory, disk, control groups, interpreter."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sonde.host.finding import Finding, Status
+
+_LOW_DISK_BYTES = 200 * 2**20
+
+
+def findings() -> Iterator[Finding]:
+    """What the machine is made of."""
+    yield architecture()
+    yield memory()
+    yield disk(Path.cwd())
+    yield control_groups()
+    yield python()
+
+
+def architecture(machine: str | None = None) -> Finding:
+    """x86-64 is proved, aarch64 builds, others have no BPF register layout here."""
+    machine = machine or platform.machine()
+    detail = f"{os.cpu_count()} CPUs, {machine}"
+    if machine == "x86_64":
+        return Finding("processors", Status.PASS, detail)
+    if machine == "aarch64":
+        return Finding("processors", Status.WARN, f"{detail}: builds, but is not proved yet")
+    return Finding(
+        "processors",
+        Status.FAIL,
+        f"{machine} is not supported",
+        "everything",
+        "Use an x86-64 machine.",
+    )
+
+
+def memory(path: Path = Path("/proc/meminfo")) -> Finding:
+    """Total and available memory."""
+    try:
+        sizes = {
+            key: int(value.split()[0]) * 1024
+            for key, _, value in (line.partition(":") for line in path.read_text().splitlines())
+            if value
+        }
+        detail = (
+            f"{sizes['MemTotal'] / 2**30:.1f} GiB, {sizes['MemAvailable'] / 2**30:.1f} available"
+        )
+    except (OSError, KeyError, ValueError, IndexError) as error:
+        return Finding("memory", Status.ABSENT, f"{path}: {error}")
+    return Finding("memory", Status.PASS, detail)
+
+
+def disk(folder: Path) -> Finding:
+    """Room for captures where they go by default: the working directory."""
+    try:
+        free = os.statvfs(folder)
+    except OSError as error:
+        return Finding("disk", Status.ABSENT, f"{folder}: {error.strerror}")
+    free_bytes = free.f_bavail * free.f_frsize
+    if free_bytes < _LOW_DISK_BYTES:
+        return Finding(
+            "disk",
+            Status.WARN,
+            f"{free_bytes / 2**20:.0f} MiB free in {folder}",
+            "captures",
+            f"Write captures elsewhere: sonde record -o {tempfile.gettempdir()}/FILE.sonde",
+        )
+    return Finding("disk", Status.PASS, f"{free_bytes / 2**30:.1f} GiB free in {folder}")
+
+
+def control_groups(root: Path = Path("/sys/fs/cgroup")) -> Finding:
+    """cgroup version 2 (one tree), version 1 (one a controller), or both at once."""
+    if (root / "cgroup.controllers").exists():
+        return Finding("control groups", Status.PASS, "version 2")
+    if (root / "unified" / "cgroup.procs").exists():
+        return Finding("control groups", Status.PASS, "version 1, with version 2 beside it")
+    if (root / "cpu").exists() or (root / "memory").exists():
+        return Finding("control groups", Status.PASS, "version 1")
+    return Finding("control groups", Status.ABSENT, f"none mounted at {root}")
+
+
+def python() -> Finding:
+    """The interpreter, and whether the native module loads in it."""
+    version = f"Python {platform.python_version()} at {sys.executable}"
+    try:
+        import sonde._native  # noqa: F401
+    except ImportError as error:
+        return Finding(
+            "native module",
+            Status.FAIL,
+            f"does not load: {error}",
+            "everything that is observed",
+            "Reinstall Sonde from a wheel for this machine, or run `make setup` in a checkout.",
+        )
+    return Finding("native module", Status.PASS, f"loads in {version}")

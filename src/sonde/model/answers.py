@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that the questions of `sonde.query` answer with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sonde.model.process import Process, Thread
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """What one process did while the capture ran."""
+
+    process: Process
+    threads: int
+    cpu_samples: int
+    cpu_ns: int
+    """Estimated from the samples."""
+    blocked_ns: int
+    """Summed over its threads, as are the others."""
+    runqueue_ns: int
+    device_calls: int
+    device_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionUse:
+    """A function's own weight (self) and that with everything it called (total)."""
+
+    function: str
+    binary: str
+    file: str
+    self_count: int
+    self_ns: int
+    self_bytes: int
+    total_count: int
+    total_ns: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Exact total of a thread's waits for one reason."""
+
+    thread: Thread
+    kind: str
+    """blocked | runqueue"""
+    reason: str
+    system_call: str
+    count: int
+    ns: int
+    max_ns: int
+    waker: str
+    """The thread that ended most of this time: 'name (tid)', '' unknown."""
+    idle: bool
+    """One wait of this thread spanned the whole recording, or nearly so."""
+    hint: str
+    """The function of the thread's own code that waited, from the heaviest sampled stack."""
+    hint_binary: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCalls:
+    """Exact total of a process's calls of one function of a device API."""
+
+    process: Process
+    function: str
+    api: str
+    op: str
+    calls: int
+    errors: int
+    """Calls that returned something other than 0."""
+    ns: int
+    max_ns: int
+    bytes: dict[str, int]
+    """Direction ('h2d', 'd2h', ..., '' where it has none) to bytes; no entry without bytes."""
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all directions."""
+        return sum(self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Something that the capture does not hold, and how much of it."""
+
+    name: str
+    amount: float
+    text: str
+    """A sentence for people; may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that happened to a probe, a process or Sonde itself."""
+
+    kind: str
+    name: str
+    process: str
+    """'' where it concerns the whole machine."""
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricUse:
+    """A series of numbers, summed up."""
+
+    series: str
+    labels: str
+    """A JSON object, or ''."""
+    points: int
+    first: float
+    last: float
+    min: float
+    mean: float
+    max: float

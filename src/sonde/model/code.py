@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where code is: frames, and the stacks made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One code location, as in the table `frame`."""
+
+    kind: str
+    """user | kernel | vdso | jit | python | unknown"""
+    function: str
+    """Demangled name; '' where no symbol covers the address."""
+    binary: str
+    """File name of the mapping, [kernel], [module], [vdso], [jit] or [anon]."""
+    build_id: str = ""
+    offset: int = 0
+    """Offset in the file (user), address less its base (kernel)."""
+    file: str = ""
+    line: int = 0
+
+    @property
+    def name(self) -> str:
+        """What a picture writes on the frame.
+
+        Addresses without a symbol are told apart by nothing that a reader knows, so all of a
+        binary share one name.
+        """
+        if self.function:
+            return self.function
+        return self.binary if self.binary.startswith("[") else f"[{self.binary or 'unknown'}]"
+
+
+NO_STACK = Frame(kind="unknown", function="", binary="[no stack]")
+"""Stands in for a stack that was not taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Stacks without their weights, packed so that 200,000 of them cost little memory.
+
+    Stack `i` is `frame_indices[offsets[i]:offsets[i + 1]]`, leaf first, kernel frames before user
+    frames. Stack 0 is empty: none was taken.
+    """
+
+    frames: Sequence[Frame]
+    offsets: Sequence[int]
+    frame_indices: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def indices(self, stack: int) -> Sequence[int]:
+        """Indices into `frames`, leaf first."""
+        return self.frame_indices[self.offsets[stack] : self.offsets[stack + 1]]
+
+    def __getitem__(self, stack: int) -> tuple[Frame, ...]:
+        """The frames of a stack, leaf first; `NO_STACK` alone where none was taken."""
+        return tuple(self.frames[i] for i in self.indices(stack)) or (NO_STACK,)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who ran: processes and threads. A process is (pid, start), because pids are used again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KTHREADD_PID = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that the capture saw."""
+
+    pid: int
+    start_ns: int
+    """Start in ns since boot, cut to 10 ms."""
+    ppid: int = 0
+    comm: str = ""
+    exe: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of its leader thread, else of its executable."""
+        return self.comm or self.exe or f"pid {self.pid}"
+
+    @property
+    def label(self) -> str:
+        """Name and pid, as tables print it."""
+        return f"{self.name} ({self.pid})" if self.comm or self.exe else self.name
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is a kernel thread (all are children of kthreadd) or the idle task."""
+        return self.pid in (0, KTHREADD_PID) or self.ppid == KTHREADD_PID
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread of a process."""
+
+    process: Process
+    tid: int
+    comm: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its own name, else that of its process."""
+        return self.comm or self.process.name

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read a capture file into one set of columnar tables.
+
+Chunks repeat the dictionary rows (stack, frame, process, thread) that they need; here every key
+appears once. Rows of the other tables are put one after another. What could not be read is counted
+in `CaptureInfo`, never passed over in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from sonde.errors import CaptureError, CaptureTruncated
+from sonde.query import framing
+from sonde.query.schema import TABLES, conform
+
+Progress = Callable[[int, int], None]
+"""Called with bytes read so far and bytes in all."""
+
+_MAX_RAW_BYTES = 2 << 30
+"""A chunk holds seconds of one machine; one that claims more than this is damaged or hostile."""
+
+_KEYS: dict[str, tuple[str, ...]] = {
+    "stack": ("stack_id",),
+    "frame": ("frame_id",),
+    "process": ("pid", "start_ns"),
+    "thread": ("pid", "start_ns", "tid"),
+}
+_RENAMED_BY_EXEC = ("process", "thread")
+"""Dictionaries whose last entry holds: a program may rename itself. The others never change."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureInfo:
+    """What a capture says about itself, and what could be read of it."""
+
+    path: Path
+    size_bytes: int
+    id: str
+    version: str
+    """Version of Sonde that recorded."""
+    host: dict[str, Any]
+    start_ns: int
+    """CLOCK_MONOTONIC, as `end_ns`."""
+    end_ns: int
+    wall_offset_ns: int
+    """Add to a monotonic time for the time since 1970."""
+    chunks: int
+    chunks_damaged: int
+    """Stretches between chunks that hold something unreadable."""
+    chunks_missing: int
+    """Chunks absent from the sequence that no damaged stretch accounts for."""
+    damaged_bytes: int
+    tail_bytes: int
+    """Bytes after the last readable chunk: a chunk that was being written."""
+    clean_end: bool
+    """The recorder closed the file; it was not killed."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Length of the recording."""
+        return max(0, self.end_ns - self.start_ns)
+
+    @property
+    def cpus(self) -> int:
+        """CPUs of the machine, 0 unknown."""
+        return _whole(self.host.get("cpus"))
+
+    @property
+    def hz(self) -> int:
+        """Samples per second and CPU, 0 unknown."""
+        return _whole(self.host.get("hz"))
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A capture in memory: `tables` has every table of `schema.TABLES`, empty ones included."""
+
+    info: CaptureInfo
+    tables: dict[str, pa.Table]
+
+
+class _DamagedError(Exception):
+    """A chunk whose checksums hold but whose content does not make sense."""
+
+
+@dataclass(slots=True)
+class _Merge:
+    """Tables of the chunks read so far."""
+
+    parts: dict[str, list[pa.Table]] = field(default_factory=lambda: {n: [] for n in TABLES})
+    seen: dict[str, set[Hashable]] = field(default_factory=lambda: {n: set() for n in _KEYS})
+
+    def add(self, name: str, table: pa.Table) -> None:
+        keys = _KEYS.get(name)
+        if keys and name not in _RENAMED_BY_EXEC:
+            table = self._unseen(name, keys[0], table)
+        if table.num_rows:
+            self.parts[name].append(table)
+
+    def _unseen(self, name: str, key: str, table: pa.Table) -> pa.Table:
+        seen = self.seen[name]
+        fresh = []
+        for row, value in enumerate(table.column(key).to_pylist()):
+            if value not in seen:
+                seen.add(value)
+                fresh.append(row)
+        if len(fresh) == table.num_rows:
+            return table
+        # The copy lets go of the chunk it was read from.
+        return table.take(pa.array(fresh, pa.int64()))
+
+    def tables(self) -> dict[str, pa.Table]:
+        merged = {}
+        for name, schema in TABLES.items():
+            parts = self.parts.pop(name)
+            table = pa.concat_tables(parts).unify_dictionaries() if parts else schema.empty_table()
+            merged[name] = _last_of_each(name, table) if name in _RENAMED_BY_EXEC else table
+        return merged
+
+
+def _last_of_each(name: str, table: pa.Table) -> pa.Table:
+    columns = [table.column(key).to_pylist() for key in _KEYS[name]]
+    last = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+    return table.take(pa.array(last.values(), pa.int64()))
+
+
+def read(path: Path, on_progress: Progress | None = None) -> Capture:
+    """Read a capture file.
+
+    Raises CaptureError (NotACapture, CaptureTruncated, CaptureTooNew) where nothing can be read;
+    damage that leaves something readable is told in the result's `info`.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            kind = "a directory" if path.is_dir() else "not a regular file"
+            raise CaptureError(f"{path} is {kind}", "give a file that `sonde record` wrote")
+        with path.open("rb") as file:
+            return _read(file, path, on_progress)
+    except FileNotFoundError:
+        raise CaptureError(
+            f"{path} does not exist", "check the path, or record one with `sonde record`"
+        ) from None
+    except PermissionError:
+        raise CaptureError(
+            f"{path} may not be read by this user",
+            f"make it readable, e.g. `sudo chown $USER {path}`",
+        ) from None
+    except OSError as error:
+        raise CaptureError(
+            f"{path} cannot be read: {error.strerror or error}",
+            "check the path and the disk that it lies on",
+        ) from error
+    except ValueError as error:  # A NUL byte in the path.
+        raise CaptureError(f"{str(path)!r} is no path: {error}", "check the path") from error
+
+
+def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
+    size_bytes = file.seek(0, 2)
+    file.seek(0)
+    framing.check_file_header(file.read(framing.FILE_HEADER.size), str(path))
+    merge = _Merge()
+    metas: list[dict[str, Any]] = []
+    damaged = damaged_bytes = tail_bytes = 0
+    for chunk in framing.chunks(file, size_bytes):
+        if isinstance(chunk, framing.BadChunk):
+            if chunk.at_end:
+                tail_bytes = chunk.size_bytes
+            else:
+                damaged += 1
+                damaged_bytes += chunk.size_bytes
+            continue
+        try:
+            meta, tables = _decode(chunk)
+        except _DamagedError:
+            damaged += 1
+            damaged_bytes += len(chunk.meta) + len(chunk.payload)
+            continue
+        metas.append(meta)
+        for name, table in tables.items():
+            merge.add(name, table)
+        if on_progress:
+            on_progress(chunk.end, size_bytes)
+    if not metas:
+        lost = f"{damaged} damaged" if damaged else "cut before its first one was whole"
+        raise CaptureTruncated(
+            f"{path} holds no readable chunk ({lost})",
+            "record again; `sonde record` writes a chunk every few seconds",
+        )
+    missing = max(0, _gaps([meta["seq"] for meta in metas]) - damaged)
+    capture = metas[-1]["capture"]
+    info = CaptureInfo(
+        path=path,
+        size_bytes=size_bytes,
+        id=str(capture.get("id", "")),
+        version=str(capture.get("version", "")),
+        host=capture["host"],
+        start_ns=min(meta["start_ns"] for meta in metas),
+        end_ns=max(meta["end_ns"] for meta in metas),
+        wall_offset_ns=metas[-1]["wall_offset_ns"],
+        chunks=len(metas),
+        chunks_damaged=damaged,
+        chunks_missing=missing,
+        damaged_bytes=damaged_bytes,
+        tail_bytes=tail_bytes,
+        clean_end=bool(metas[-1].get("last")) and not tail_bytes,
+    )
+    return Capture(info, merge.tables())
+
+
+def _gaps(numbers: list[int]) -> int:
+    """How many numbers of 0, 1, 2, ... up to the greatest are absent."""
+    return max(numbers) + 1 - len(set(numbers))
+
+
+def _decode(chunk: framing.RawChunk) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    meta = _meta(chunk.meta)
+    try:
+        raw = pa.decompress(chunk.payload, decompressed_size=meta["raw_len"], codec="zstd")
+        tables = {}
+        for entry in meta["tables"]:
+            name, offset, length = entry["name"], entry["offset"], entry["length"]
+            if name not in TABLES or not length:
+                continue
+            if not 0 <= offset <= offset + length <= raw.size:
+                raise _DamagedError(f"table {name} lies outside its payload")
+            table = pa.ipc.open_stream(raw.slice(offset, length)).read_all()
+            # A checksum proves that these are the writer's bytes, not that it was a friend.
+            table.validate(full=True)
+            tables[name] = conform(name, table)
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise _DamagedError(str(error)) from error
+    return meta, tables
+
+
+def _meta(raw: bytes) -> dict[str, Any]:
+    try:
+        meta: dict[str, Any] = json.loads(raw)
+        numbers = [meta[k] for k in ("seq", "start_ns", "end_ns", "wall_offset_ns", "raw_len")]
+        capture = meta["capture"]
+        sound = (
+            all(type(number) is int and abs(number) < 1 << 63 for number in numbers)
+            and 0 <= meta["seq"] < 1 << 40
+            and 0 <= meta["raw_len"] <= _MAX_RAW_BYTES
+            and isinstance(meta["tables"], list)
+            and isinstance(capture.get("host"), dict)
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _DamagedError(f"meta: {error}") from error
+    if not sound:
+        raise _DamagedError("meta: a value is out of range")
+    return meta
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outer layout of a `.sonde` file: a header, then chunks that each stand for themselves.
+
+```
+file    "SONDE\\r\\n\\x1a"  u16 version  6 × 0                                        16 bytes
+chunk   "SCHK" u16 version u16 flags u32 meta_len u32 meta_crc32
+        u64 payload_len u32 payload_crc32 u32 header_crc32                          32 bytes
+        meta      UTF-8 JSON
+        payload   one zstd frame
+```
+
+All little endian; checksums are CRC-32 as in zlib, `header_crc32` over the 28 bytes before it. A
+recorder that is killed leaves a chunk that ends too early; a bad disk leaves one whose checksum is
+wrong. Either costs that chunk alone: the reader looks for the next header whose checksum holds.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from sonde.errors import CaptureTooNew, CaptureTruncated, NotACapture
+
+FILE_MAGIC = b"SONDE\r\n\x1a"
+FILE_HEADER = struct.Struct("<8sH6x")
+CHUNK_MAGIC = b"SCHK"
+CHUNK_HEADER = struct.Struct("<4sHHIIQII")
+VERSION = 1
+
+_SCAN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RawChunk:
+    """A chunk whose checksums hold."""
+
+    meta: bytes
+    payload: bytes
+    """Compressed."""
+    end: int
+    """Offset in the file of the byte after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadChunk:
+    """A stretch of the file that holds no readable chunk."""
+
+    offset: int
+    size_bytes: int
+    at_end: bool
+    """Nothing readable follows: the tail of a recording that was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    version: int
+    meta_len: int
+    meta_crc32: int
+    payload_len: int
+    payload_crc32: int
+
+    @property
+    def size_bytes(self) -> int:
+        return CHUNK_HEADER.size + self.meta_len + self.payload_len
+
+
+def check_file_header(head: bytes, name: str) -> None:
+    """Check the first 16 bytes of a file; `name` is the file's, for the message.
+
+    Raises NotACapture, CaptureTruncated or CaptureTooNew.
+    """
+    if len(head) < FILE_HEADER.size:
+        if head == FILE_MAGIC[: len(head)] or head.startswith(FILE_MAGIC):
+            what = "is empty" if not head else f"ends after {len(head)} bytes"
+            raise CaptureTruncated(
+                f"{name} {what}: it holds no chunk",
+                "record again and let the recorder run for at least a second",
+            )
+        raise NotACapture(f"{name} is no Sonde capture", "give a file that `sonde record` wrote")
+    magic, version = FILE_HEADER.unpack(head[: FILE_HEADER.size])
+    if magic != FILE_MAGIC or version == 0:
+        raise NotACapture(f"{name} is no Sonde capture", "give a file that `sonde record` wrote")
+    if version > VERSION:
+        raise CaptureTooNew(
+            f"{name} has format {version}, this Sonde reads up to {VERSION}",
+            "upgrade Sonde here, or report on the machine that recorded it",
+        )
+
+
+def chunks(file: BinaryIO, size_bytes: int) -> Iterator[RawChunk | BadChunk]:
+    """Walk the chunks that follow the file header.
+
+    `file` must be seekable; `size_bytes` is its length. Never raises for what the file holds.
+    """
+    position = FILE_HEADER.size
+    while position < size_bytes:
+        header = _header_at(file, position)
+        chunk = _chunk_at(file, position, header, size_bytes) if header else None
+        if chunk:
+            yield chunk
+            position = chunk.end
+            continue
+        following = _after_damage(file, position, header, size_bytes)
+        at_end = following is None
+        end = size_bytes if following is None else following
+        yield BadChunk(offset=position, size_bytes=end - position, at_end=at_end)
+        position = end
+
+
+def _header_at(file: BinaryIO, position: int) -> _Header | None:
+    file.seek(position)
+    raw = file.read(CHUNK_HEADER.size)
+    if len(raw) < CHUNK_HEADER.size:
+        return None
+    magic, version, _flags, meta_len, meta_crc32, payload_len, payload_crc32, header_crc32 = (
+        CHUNK_HEADER.unpack(raw)
+    )
+    if magic != CHUNK_MAGIC or zlib.crc32(raw[:-4]) != header_crc32:
+        return None
+    return _Header(version, meta_len, meta_crc32, payload_len, payload_crc32)
+
+
+def _chunk_at(file: BinaryIO, position: int, header: _Header, size_bytes: int) -> RawChunk | None:
+    """Read the chunk behind a header; the file stands after that header."""
+    end = position + header.size_bytes
+    if header.version != VERSION or end > size_bytes:
+        return None
+    meta = file.read(header.meta_len)
+    payload = file.read(header.payload_len)
+    if len(meta) + len(payload) != end - position - CHUNK_HEADER.size:
+        return None
+    if zlib.crc32(meta) != header.meta_crc32 or zlib.crc32(payload) != header.payload_crc32:
+        return None
+    return RawChunk(meta, payload, end)
+
+
+def _after_damage(
+    file: BinaryIO, position: int, header: _Header | None, size_bytes: int
+) -> int | None:
+    """Offset of the next chunk header after a bad chunk, None where there is none."""
+    if header:
+        # The header holds, so its lengths do too, unless bytes were cut out or put in.
+        end = position + header.size_bytes
+        if end == size_bytes:
+            return end
+        if end < size_bytes and _header_at(file, end):
+            return end
+    scan = position + 1
+    while scan < size_bytes:
+        file.seek(scan)
+        block = file.read(_SCAN_BYTES)
+        if not block:
+            return None
+        found = block.find(CHUNK_MAGIC)
+        while found >= 0:
+            if _header_at(file, scan + found):
+                return scan + found
+            found = block.find(CHUNK_MAGIC, found + 1)
+        scan += max(1, len(block) - len(CHUNK_MAGIC) + 1)
+    return None

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed questions to a capture.
+
+Profiles and functions come from `sample`: estimates with stacks. Waits and device calls come from
+`activity`: exact totals, to which a sampled stack is only a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sonde.model.answers import (
+    DeviceCalls,
+    FunctionUse,
+    Loss,
+    MetricUse,
+    Notice,
+    ProcessUse,
+    Wait,
+)
+from sonde.model.code import Frame, Stacks
+from sonde.model.profile import Profile
+from sonde.query.session import Session
+
+IDLE_SHARE = 0.9
+"""A thread counts as idle if one of its waits took this share of the recording, or more."""
+
+_RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
+"""Where a waiting thread nearly always stands; what called into them is the better answer."""
+
+LOSS_TEXT = {
+    "stack_map_full": "stacks that found no room; their weight is kept, their frames are not",
+    "count_map_full": "rows that found no room; their weight is gone",
+    "task_storage": "events of threads that could not be followed",
+    "ring_full": "single waits or calls not kept one by one; totals hold them",
+    "user_stack": "user stacks that could not be read; kernel frames only",
+    "nested_call": "calls that began in one that never returned",
+    "forgotten": "stacks dropped before all their waits had ended; their weight is kept",
+    "events": "births, names and mappings of processes that went unheard; /proc was asked instead",
+    "targets_full": "children of watched processes that could not be watched",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which rows a question is about; an empty field leaves nothing out.
+
+    `names` are reasons of waits or functions of device calls; times are CLOCK_MONOTONIC, the end
+    exclusive, and pick rows by the start of the interval that they sum over.
+    """
+
+    pids: Sequence[int] = ()
+    tids: Sequence[int] = ()
+    names: Sequence[str] = ()
+    start_ns: int | None = None
+    end_ns: int | None = None
+
+    def sql(self, *conditions: str) -> tuple[str, list[Any]]:
+        """The WHERE clause that also demands `conditions`, and its parameters."""
+        wanted = list(conditions)
+        parameters: list[Any] = []
+        chosen: Iterable[tuple[str, Sequence[Any]]] = (
+            ("pid", self.pids),
+            ("tid", self.tids),
+            ("name", self.names),
+        )
+        for column, values in chosen:
+            if values:
+                wanted.append(f"{column} IN ({', '.join('?' * len(values))})")
+                parameters += values
+        if self.start_ns is not None:
+            wanted.append("time_ns >= ?")
+            parameters.append(self.start_ns)
+        if self.end_ns is not None:
+            wanted.append("time_ns < ?")
+            parameters.append(self.end_ns)
+        return (f"WHERE {' AND '.join(wanted)}" if wanted else ""), parameters
+
+
+EVERYTHING = Where()
+
+
+def profile(session: Session, kind: str, where: Where = EVERYTHING) -> Profile:
+    """Weighted stacks of one kind, heaviest first."""
+    clause, parameters = where.sql("kind = ?")
+    rows = session.arrow(
+        "SELECT thread, stack, name, CAST(round(sum(weight_count)) AS BIGINT) AS n, "
+        "CAST(round(sum(weight_ns)) AS BIGINT) AS ns, "
+        "CAST(round(sum(weight_bytes)) AS BIGINT) AS bytes "
+        f"FROM sample {clause} GROUP BY thread, stack, name ORDER BY ns DESC, thread, stack, name",
+        [kind, *parameters],
+    )
+    names = rows.column("name").combine_chunks().dictionary_encode()
+
+    def column(name: str) -> Sequence[int]:
+        values: Sequence[int] = rows.column(name).to_pylist()
+        return values
+
+    return Profile(
+        kind=kind,
+        stacks=session.stacks,
+        threads=session.threads,
+        names=names.dictionary.to_pylist(),
+        row_thread=column("thread"),
+        row_stack=column("stack"),
+        row_name=names.indices.to_pylist(),
+        row_events=column("n"),
+        row_ns=column("ns"),
+        row_bytes=column("bytes"),
+    )
+
+
+def top_functions(
+    session: Session, kind: str, where: Where = EVERYTHING, limit: int = 0
+) -> list[FunctionUse]:
+    """Functions by their own time, then by that of what they called; `limit` 0 gives all."""
+    functions = session.functions
+    session.index_functions()
+    clause, parameters = where.sql("kind = ?")
+    rows = session.rows(
+        "WITH weight AS ("
+        " SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS b"
+        f" FROM sample {clause} GROUP BY stack), "
+        "own AS ("
+        " SELECT l.function, sum(n) AS n, sum(ns) AS ns, sum(b) AS b"
+        " FROM weight w JOIN leaf l ON w.stack = l.stack GROUP BY l.function), "
+        "whole AS ("
+        " SELECT m.function, sum(n) AS n, sum(ns) AS ns, sum(b) AS b"
+        " FROM weight w JOIN member m ON w.stack = m.stack GROUP BY m.function) "
+        "SELECT whole.function, coalesce(own.n, 0), coalesce(own.ns, 0), coalesce(own.b, 0),"
+        " whole.n, whole.ns, whole.b "
+        "FROM whole LEFT JOIN own ON whole.function = own.function "
+        f"ORDER BY 3 DESC, 6 DESC, 1{f' LIMIT {limit}' if limit else ''}",
+        [kind, *parameters],
+    )
+    return [
+        FunctionUse(*functions[number], *(round(weight) for weight in weights))
+        for number, *weights in rows
+    ]
+
+
+def processes(session: Session, where: Where = EVERYTHING) -> list[ProcessUse]:
+    """What each process did, busiest first: on a CPU, then in device calls, then waiting."""
+    clause, parameters = where.sql()
+    rows = session.rows(
+        "WITH every AS ("
+        " SELECT process, thread, kind, weight_count AS n, weight_ns AS ns"
+        f" FROM (SELECT * FROM sample {clause}) s WHERE kind = 'cpu' UNION ALL"
+        ' SELECT process, thread, kind, "count" AS n, ns'
+        f" FROM (SELECT * FROM activity {clause}) a) "
+        "SELECT process, count(DISTINCT thread),"
+        " sum(CASE WHEN kind = 'cpu' THEN n ELSE 0 END),"
+        " sum(CASE WHEN kind = 'cpu' THEN ns ELSE 0 END) AS cpu_ns,"
+        " sum(CASE WHEN kind = 'blocked' THEN ns ELSE 0 END) AS blocked_ns,"
+        " sum(CASE WHEN kind = 'runqueue' THEN ns ELSE 0 END),"
+        " sum(CASE WHEN kind = 'device' THEN n ELSE 0 END),"
+        " sum(CASE WHEN kind = 'device' THEN ns ELSE 0 END) AS device_ns "
+        "FROM every GROUP BY process ORDER BY cpu_ns DESC, device_ns DESC, blocked_ns DESC, 1",
+        [*parameters, *parameters],
+    )
+    return [
+        ProcessUse(session.processes[number], threads, *(round(weight) for weight in weights))
+        for number, threads, *weights in rows
+    ]
+
+
+def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
+    """Every thread's waits by reason, the longest total first."""
+    clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
+    rows = session.rows(
+        "WITH part AS ("
+        ' SELECT thread, kind, name, op, waker_tid, sum("count") AS n, sum(ns) AS ns,'
+        " max(max_ns) AS longest"
+        f" FROM activity {clause} GROUP BY thread, kind, name, op, waker_tid) "
+        "SELECT thread, kind, name, CAST(sum(n) AS BIGINT), CAST(sum(ns) AS BIGINT) AS ns,"
+        " CAST(max(longest) AS BIGINT), max_by(op, ns), max_by(waker_tid, ns) "
+        "FROM part GROUP BY thread, kind, name ORDER BY ns DESC, thread, kind, name",
+        parameters,
+    )
+    idle = _idle_threads(session, rows)
+    hints = _hints(session, where)
+    tids = {thread.tid: thread for thread in session.threads}
+    answers = []
+    for thread, kind, reason, count, ns, max_ns, system_call, waker_tid in rows:
+        waker = tids.get(waker_tid)
+        name = f"{waker.name} ({waker_tid})" if waker else f"tid {waker_tid}" if waker_tid else ""
+        hint = hints.get((thread, kind, reason))
+        answers.append(
+            Wait(
+                thread=session.threads[thread],
+                kind=kind,
+                reason=reason,
+                system_call=system_call,
+                count=count,
+                ns=ns,
+                max_ns=max_ns,
+                waker=name,
+                idle=thread in idle,
+                hint=hint.name if hint else "",
+                hint_binary=hint.binary if hint else "",
+            )
+        )
+    return answers
+
+
+def idle_threads(session: Session) -> frozenset[int]:
+    """Numbers of the threads of which one wait spanned (nearly) the whole recording."""
+    rows = session.rows(
+        "SELECT thread, kind, name, 0, 0, max(max_ns) FROM activity "
+        "WHERE kind = 'blocked' GROUP BY thread, kind, name"
+    )
+    return _idle_threads(session, rows)
+
+
+def _idle_threads(session: Session, rows: Iterable[tuple[Any, ...]]) -> frozenset[int]:
+    span_ns = session.info.duration_ns * IDLE_SHARE
+    if not span_ns:
+        return frozenset()
+    return frozenset(row[0] for row in rows if row[1] == "blocked" and row[5] >= span_ns)
+
+
+def _hints(session: Session, where: Where) -> dict[tuple[int, str, str], Frame]:
+    """The frame to blame for the waits of (thread, kind, reason)."""
+    clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
+    rows = session.rows(
+        "WITH part AS ("
+        " SELECT thread, kind, name, stack, sum(weight_ns) AS ns"
+        f" FROM sample {clause} GROUP BY thread, kind, name, stack) "
+        "SELECT thread, kind, name, max_by(stack, ns) FROM part GROUP BY thread, kind, name",
+        parameters,
+    )
+    frames = ((key, _own_frame(session.stacks, stack)) for *key, stack in rows)
+    return {(key[0], key[1], key[2]): frame for key, frame in frames if frame}
+
+
+def _own_frame(stacks: Stacks, stack: int) -> Frame | None:
+    """The innermost frame that is the program's own rather than the C library's or the kernel's."""
+    fallback = None
+    for index in stacks.indices(stack):
+        frame = stacks.frames[index]
+        if frame.kind == "kernel":
+            continue
+        if frame.function and not frame.binary.startswith(_RUNTIME_LIBRARIES):
+            return frame
+        if fallback is None or (frame.function and not fallback.function):
+            fallback = frame
+    return fallback
+
+
+def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCalls]:
+    """Device calls by process and function, the longest total first."""
+    clause, parameters = where.sql("kind = 'device'")
+    rows = session.rows(
+        'SELECT process, name, api, op, direction, CAST(sum("count") AS BIGINT),'
+        ' CAST(sum(CASE WHEN status = 0 THEN 0 ELSE "count" END) AS BIGINT),'
+        " CAST(sum(ns) AS BIGINT), CAST(max(max_ns) AS BIGINT), CAST(sum(bytes) AS BIGINT) "
+        f"FROM activity {clause} GROUP BY process, name, api, op, direction "
+        "ORDER BY process, name, api, op, direction",
+        parameters,
+    )
+    grouped: dict[tuple[int, str, str, str], list[tuple[Any, ...]]] = {}
+    for process, name, api, op, *rest in rows:
+        grouped.setdefault((process, name, api, op), []).append(tuple(rest))
+    answers = [
+        DeviceCalls(
+            process=session.processes[process],
+            function=name,
+            api=api,
+            op=op,
+            calls=sum(row[1] for row in parts),
+            errors=sum(row[2] for row in parts),
+            ns=sum(row[3] for row in parts),
+            max_ns=max(row[4] for row in parts),
+            bytes={row[0]: row[5] for row in parts if row[5]},
+        )
+        for (process, name, api, op), parts in grouped.items()
+    ]
+    return sorted(answers, key=lambda row: -row.ns)
+
+
+def losses(session: Session) -> list[Loss]:
+    """Everything that is known to be missing: what the recorder lost and what cannot be read."""
+    found = [
+        Loss(name, value or 0.0, text or LOSS_TEXT.get(name.rpartition(".")[2], ""))
+        for name, value, text in session.rows(
+            "SELECT name, sum(value), max(text) FROM event WHERE kind = 'loss' "
+            "GROUP BY name HAVING sum(value) <> 0 ORDER BY 2 DESC, 1"
+        )
+    ]
+    info = session.info
+    if info.chunks_damaged:
+        text = f"{info.damaged_bytes:,} bytes of the file are damaged and were left out"
+        found.append(Loss("chunks damaged", info.chunks_damaged, text))
+    if info.chunks_missing:
+        found.append(Loss("chunks missing", info.chunks_missing, "they never reached the file"))
+    if info.tail_bytes:
+        found.append(Loss("bytes cut", info.tail_bytes, "of an unfinished chunk at the end"))
+    return found
+
+
+def notices(session: Session) -> list[Notice]:
+    """What happened to probes and to Sonde itself, the most frequent first."""
+    named = {(p.pid, p.start_ns): p.label for p in session.processes}
+    return [
+        Notice(kind, name, named.get((pid, start_ns), f"pid {pid}" if pid else ""), count, text)
+        for kind, name, pid, start_ns, count, text in session.rows(
+            "SELECT kind, name, pid, start_ns, count(*), max(text) FROM event "
+            "WHERE kind IN ('probe', 'notice') GROUP BY kind, name, pid, start_ns "
+            "ORDER BY 5 DESC, kind, name, pid"
+        )
+    ]
+
+
+def metrics(session: Session) -> list[MetricUse]:
+    """Every series, summed up over the recording."""
+    return [
+        MetricUse(*row)
+        for row in session.rows(
+            "SELECT series, labels, count(*), min_by(value, time_ns), max_by(value, time_ns),"
+            " min(value), avg(value), max(value) FROM metric GROUP BY series, labels "
+            "ORDER BY series, labels"
+        )
+    ]

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a chunk as the reading side wants them; a test holds this to abi/tables.json.
+
+A chunk may come from any version of the writer: what is unknown here is ignored, a column that
+was added later and is missing is filled with its default, and every column is brought to the type
+given here. Strings that repeat are kept as dictionaries, which a million rows need.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_U32 = pa.uint32()
+_U64 = pa.uint64()
+_F64 = pa.float64()
+_TEXT = pa.string()
+_NAME = pa.dictionary(pa.int32(), pa.string())
+
+TABLES: dict[str, pa.Schema] = {
+    "sample": pa.schema(
+        {
+            "time_ns": _U64,
+            "kind": _NAME,
+            "name": _NAME,
+            "pid": _U32,
+            "start_ns": _U64,
+            "tid": _U32,
+            "stack_id": _U64,
+            "weight_count": _F64,
+            "weight_ns": _F64,
+            "weight_bytes": _F64,
+        }
+    ),
+    "activity": pa.schema(
+        {
+            "time_ns": _U64,
+            "kind": _NAME,
+            "name": _NAME,
+            "api": _NAME,
+            "op": _NAME,
+            "direction": _NAME,
+            "status": pa.int32(),
+            "pid": _U32,
+            "start_ns": _U64,
+            "tid": _U32,
+            "count": _U64,
+            "ns": _U64,
+            "bytes": _U64,
+            "max_ns": _U64,
+            "waker_pid": _U32,
+            "waker_tid": _U32,
+        }
+    ),
+    "span": pa.schema(
+        {
+            "start_time_ns": _U64,
+            "end_time_ns": _U64,
+            "kind": _NAME,
+            "name": _NAME,
+            "op": _NAME,
+            "direction": _NAME,
+            "status": pa.int32(),
+            "pid": _U32,
+            "start_ns": _U64,
+            "tid": _U32,
+            "stack_id": _U64,
+            "bytes": _U64,
+        }
+    ),
+    "stack": pa.schema({"stack_id": _U64, "frame_ids": pa.list_(_U64), "complete": pa.bool_()}),
+    "frame": pa.schema(
+        {
+            "frame_id": _U64,
+            "kind": _TEXT,
+            "function": _TEXT,
+            "binary": _TEXT,
+            "build_id": _TEXT,
+            "offset": _U64,
+            "file": _TEXT,
+            "line": _U32,
+        }
+    ),
+    "process": pa.schema(
+        {"pid": _U32, "start_ns": _U64, "ppid": _U32, "comm": _TEXT, "exe": _TEXT}
+    ),
+    "thread": pa.schema({"pid": _U32, "start_ns": _U64, "tid": _U32, "comm": _TEXT}),
+    "metric": pa.schema({"time_ns": _U64, "series": _NAME, "labels": _NAME, "value": _F64}),
+    "event": pa.schema(
+        {
+            "time_ns": _U64,
+            "kind": _NAME,
+            "name": _NAME,
+            "pid": _U32,
+            "start_ns": _U64,
+            "value": _F64,
+            "text": _TEXT,
+        }
+    ),
+}
+
+ADDED_LATER: dict[str, frozenset[str]] = {name: frozenset() for name in TABLES}
+"""Columns that a chunk of version 1 may lack."""
+
+
+def conform(name: str, table: pa.Table) -> pa.Table:
+    """Bring a table read from a chunk to the schema here.
+
+    Raises KeyError for a missing column that every version writes, and pyarrow.ArrowException for
+    one that cannot be cast.
+    """
+    schema = TABLES[name]
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            if field.name not in ADDED_LATER[name]:
+                raise KeyError(field.name)
+            columns.append(_default(field.type, table.num_rows))
+            continue
+        column = table.column(field.name)
+        plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if column.type not in (plain, field.type):
+            column = column.cast(plain)
+        if column.null_count and not pa.types.is_nested(plain):
+            column = pc.fill_null(column, _zero(plain))
+        if column.type != field.type:
+            column = column.dictionary_encode()
+        columns.append(column)
+    return pa.table(columns, schema=schema)
+
+
+def _zero(kind: pa.DataType) -> pa.Scalar:
+    if pa.types.is_string(kind):
+        return pa.scalar("", kind)
+    return pa.scalar(0).cast(kind)
+
+
+def _default(kind: pa.DataType, rows: int) -> pa.Array:
+    if pa.types.is_dictionary(kind):
+        return pa.repeat(_zero(kind.value_type), rows).dictionary_encode()
+    if pa.types.is_list(kind):
+        return pa.array([[]] * rows, kind)
+    return pa.repeat(_zero(kind), rows)

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture's tables in an embedded SQL engine, with dense dictionaries beside them.
+
+Tables that questions may ask: `sample` and `activity` as in a chunk, with the columns `thread`,
+`process` and (sample) `stack`, indices into the lists here; `process`, `thread`; `leaf` and
+`member`, which function a stack ends in and which ones it holds; `event` and `metric`.
+SQL is kept to what DuckDB and Spark both speak.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sonde.model.code import NO_STACK, Frame, Stacks
+from sonde.model.process import Process, Thread
+from sonde.query.capture import Capture, CaptureInfo
+
+_UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
+
+FunctionKey = tuple[str, str, str]
+"""(name, binary, source file)"""
+
+
+def _function_key(frame: Frame) -> FunctionKey:
+    return (frame.name, frame.binary, frame.file)
+
+
+class Session:
+    """Answers SQL about one capture. Not safe to share between threads."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.info: CaptureInfo = capture.info
+        tables = capture.tables
+        # Nothing is fetched and no extension is loaded: a report works without a network.
+        self._connection = duckdb.connect(
+            config={
+                "memory_limit": "1GB",  # beyond it the engine spills to the disk
+                "temp_directory": tempfile.gettempdir(),
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+        )
+        self._connection.register("raw_activity", tables["activity"])
+        self._connection.register("event", tables["event"])
+        self._connection.register("metric", tables["metric"])
+        self.stacks: Stacks = _stacks(tables["stack"], tables["frame"])
+        self._connection.register("raw_sample", _with_stack(tables["sample"], tables["stack"]))
+        self.processes: Sequence[Process] = self._index_processes(tables["process"])
+        self.threads: Sequence[Thread] = self._index_threads(tables["thread"])
+        self._views()
+        self._functions_indexed = False
+
+    def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query and return its rows as tuples."""
+        return self._connection.execute(sql, parameters).fetchall()
+
+    def arrow(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        """Run a query and return its rows as columns."""
+        return self._connection.sql(sql, params=parameters).to_arrow_table()
+
+    @cached_property
+    def functions(self) -> Sequence[FunctionKey]:
+        """Every function of the capture, at the numbers that `function_of_frame` gives."""
+        return list(self._function_numbers)
+
+    @cached_property
+    def function_of_frame(self) -> Sequence[int]:
+        """The function of each frame of `stacks`; the function of an empty stack comes last."""
+        return [*map(self._function_numbers.__getitem__, map(_function_key, self._frames()))]
+
+    @cached_property
+    def _function_numbers(self) -> dict[FunctionKey, int]:
+        numbers: dict[FunctionKey, int] = {}
+        for frame in self._frames():
+            numbers.setdefault(_function_key(frame), len(numbers))
+        return numbers
+
+    def _frames(self) -> Iterator[Frame]:
+        return chain(self.stacks.frames, [NO_STACK])
+
+    def index_functions(self) -> None:
+        """Make the tables `leaf` and `member`, once."""
+        if not self._functions_indexed:
+            self._index_functions()
+            self._functions_indexed = True
+
+    def _index_processes(self, table: pa.Table) -> list[Process]:
+        processes = [Process(**row) for row in table.to_pylist()]
+        self._connection.register("known_process", table.select(["pid", "start_ns"]))
+        # A process may have ended before anything could be learned about it.
+        processes += [
+            Process(pid=pid, start_ns=start_ns)
+            for pid, start_ns in self.rows(
+                "SELECT pid, start_ns FROM raw_sample UNION "
+                "SELECT pid, start_ns FROM raw_activity EXCEPT "
+                "SELECT pid, start_ns FROM known_process"
+            )
+        ]
+        columns = {
+            "process": pa.array(range(len(processes)), pa.int32()),
+            "pid": pa.array([p.pid for p in processes], pa.uint32()),
+            "start_ns": pa.array([p.start_ns for p in processes], pa.uint64()),
+        }
+        self._connection.register("process", pa.table(columns))
+        return processes
+
+    def _index_threads(self, table: pa.Table) -> list[Thread]:
+        process_of = {(p.pid, p.start_ns): number for number, p in enumerate(self.processes)}
+        named = {
+            (row["pid"], row["start_ns"], row["tid"]): row["comm"] for row in table.to_pylist()
+        }
+        self._connection.register("known_thread", table.select(["pid", "start_ns", "tid"]))
+        seen = self.rows(
+            "SELECT pid, start_ns, tid FROM raw_sample UNION "
+            "SELECT pid, start_ns, tid FROM raw_activity UNION "
+            "SELECT k.pid, k.start_ns, k.tid FROM known_thread k "
+            "JOIN process p ON k.pid = p.pid AND k.start_ns = p.start_ns ORDER BY 1, 2, 3"
+        )
+        threads = []
+        process_numbers = []
+        for pid, start_ns, tid in seen:
+            number = process_of[pid, start_ns]
+            process_numbers.append(number)
+            comm = named.get((pid, start_ns, tid), "")
+            threads.append(Thread(self.processes[number], tid, comm))
+        columns = {
+            "thread": pa.array(range(len(threads)), pa.int32()),
+            "process": pa.array(process_numbers, pa.int32()),
+            "pid": pa.array([pid for pid, _, _ in seen], pa.uint32()),
+            "start_ns": pa.array([start_ns for _, start_ns, _ in seen], pa.uint64()),
+            "tid": pa.array([tid for _, _, tid in seen], pa.uint32()),
+        }
+        self._connection.register("thread", pa.table(columns))
+        return threads
+
+    def _views(self) -> None:
+        for name in ("sample", "activity"):
+            self._connection.execute(
+                f"CREATE VIEW {name} AS SELECT r.*, t.thread, t.process FROM raw_{name} r "
+                "JOIN thread t ON r.pid = t.pid AND r.start_ns = t.start_ns AND r.tid = t.tid"
+            )
+
+    def _index_functions(self) -> None:
+        stacks = self.stacks
+        *of_frame, no_stack = self.function_of_frame
+        offsets, frames = stacks.offsets, stacks.frame_indices
+        leaves = [
+            of_frame[frames[offsets[i]]] if offsets[i] < offsets[i + 1] else no_stack
+            for i in range(len(stacks))
+        ]
+        self._connection.register(
+            "leaf",
+            pa.table(
+                {
+                    "stack": pa.array(range(len(stacks)), pa.int32()),
+                    "function": pa.array(leaves, pa.int32()),
+                }
+            ),
+        )
+        flat = pa.array(of_frame, pa.int32()).take(_array(frames, pa.int32()))
+        lists = pa.ListArray.from_arrays(_array(offsets, pa.int32()), flat)
+        places = pa.table(
+            {"stack": pc.list_parent_indices(lists).cast(pa.int32()), "function": lists.flatten()}
+        )
+        self._connection.register("place", places)
+        self._connection.execute(
+            "CREATE TABLE member AS SELECT DISTINCT stack, function FROM place UNION "
+            f"SELECT 0 AS stack, {no_stack} AS function"
+        )
+        self._connection.unregister("place")
+
+
+def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
+    """Dense stacks: number 0 is the empty one, the others follow in the table's order."""
+    names = [
+        [sys.intern(text) for text in frame.column(name).to_pylist()]
+        for name in ("kind", "function", "binary", "build_id", "file")
+    ]
+    numbers = [frame.column(name).to_pylist() for name in ("offset", "line")]
+    frames = [
+        Frame(kind, function, binary, build_id, offset, file, line)
+        for kind, function, binary, build_id, file, offset, line in zip(
+            *names, *numbers, strict=True
+        )
+    ]
+    frames.append(_UNKNOWN_FRAME)
+    lists = stack.column("frame_ids").combine_chunks()
+    lists = pc.fill_null(lists, pa.scalar([], lists.type)) if lists.null_count else lists
+    flat = pc.index_in(lists.flatten(), value_set=frame.column("frame_id"))
+    flat = pc.fill_null(flat, len(frames) - 1)
+    lengths = pc.list_value_length(lists).cast(pa.int32())
+    ends = pc.cumulative_sum(pa.concat_arrays([pa.array([0, 0], pa.int32()), lengths]))
+    return Stacks(frames=frames, offsets=_memory(ends), frame_indices=_memory(flat))
+
+
+def _with_stack(sample: pa.Table, stack: pa.Table) -> pa.Table:
+    """Replace `stack_id` by the number of the stack, 0 for one that is not there."""
+    number = pc.index_in(sample.column("stack_id"), value_set=stack.column("stack_id"))
+    number = pc.fill_null(pc.add(number, 1), 0)
+    return sample.drop_columns(["stack_id"]).append_column("stack", number)
+
+
+def _memory(array: pa.Array) -> memoryview[int]:
+    """The values of an int32 array without nulls, without a copy."""
+    values: memoryview[int] = memoryview(array.buffers()[1]).cast("i")
+    return values[array.offset : array.offset + len(array)]
+
+
+def _array(values: Sequence[int], kind: pa.DataType) -> pa.Array:
+    """The reverse of `_memory`."""
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])

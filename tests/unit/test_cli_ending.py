@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a recording ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from sonde.cli.child import Child
+from sonde.cli.ending import Ending
+from sonde.errors import UsageError
+
+
+def test_it_ends_when_its_time_is_up() -> None:
+    with Ending(duration_s=0.05) as ending:
+        ending.begin()
+        assert not ending.due()
+        time.sleep(0.06)
+        assert ending.due()
+    assert ending.reason == "0.05 s are over"
+
+
+def test_it_ends_when_the_last_watched_process_has_ended() -> None:
+    first, second = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    with Ending(pids=[first.pid, second.pid]) as ending:
+        first.kill()
+        first.wait()
+        assert not ending.due()
+        second.kill()
+        second.wait()
+        assert ending.due()
+    assert ending.reason == "all watched processes have ended"
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**22 + 1, 2**40])
+def test_a_pid_that_is_no_process_is_wrong_use(pid: int) -> None:
+    with pytest.raises(UsageError, match=f"no process {pid}"):
+        Ending(pids=[pid])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_aborts(number: signal.Signals) -> None:
+    with Ending() as ending:
+        os.kill(os.getpid(), number)
+        assert ending.due()
+        assert ending.reason == "asked to end"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_with_a_command_the_end_is_the_commands_and_a_signal_is_passed_on() -> None:
+    child = Child(["sh", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.02; done"])
+    with Ending(child=child) as ending:
+        child.start()
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(100):
+            if ending.due():
+                break
+            time.sleep(0.02)
+    assert ending.reason.endswith("exited with 7")

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a whole: help, versions, and what a person sees when something goes wrong."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+import sonde
+from sonde.cli import main as cli
+from sonde.errors import HostError, SondeError, UsageError
+
+
+def sonde_command(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sonde", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environ,
+    )
+
+
+def run_as(command: Callable[[argparse.Namespace], int], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The exit code of `main` when its command is `command`."""
+    parser = argparse.ArgumentParser()
+    parser.set_defaults(run=command, command="test")
+    monkeypatch.setattr(cli, "build_parser", lambda: parser)
+    return cli.main([])
+
+
+def test_version() -> None:
+    done = sonde_command("--version")
+
+    assert (done.returncode, done.stdout) == (0, f"sonde {sonde.__version__}\n")
+
+
+@pytest.mark.parametrize("name", [[], *([command] for command in cli.COMMANDS)])
+def test_every_help_has_an_example(name: list[str]) -> None:
+    done = sonde_command(*name, "--help")
+
+    assert done.returncode == 0
+    assert "example" in done.stdout
+    assert "sonde " in done.stdout.partition("example")[2]
+
+
+def test_help_comes_at_once() -> None:
+    times_s = []
+    for _ in range(5):
+        began = time.perf_counter()
+        sonde_command("--help")
+        times_s.append(time.perf_counter() - began)
+
+    bare_s = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "pass"])
+    bare_s = time.perf_counter() - bare_s
+
+    assert min(times_s) < max(0.1, 5 * bare_s)
+
+
+@pytest.mark.parametrize("arguments", [[], ["no-such-command"], ["doctor", "--no-such-flag"]])
+def test_wrong_use_exits_with_2(arguments: list[str]) -> None:
+    done = sonde_command(*arguments)
+
+    assert done.returncode == 2
+    assert "usage: sonde" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("error", "code"), [(SondeError, 1), (UsageError, 2), (HostError, 3)])
+def test_a_deliberate_error_is_two_lines(
+    error: type[SondeError],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def command(args: argparse.Namespace) -> int:
+        raise error("the thing is broken", "Mend the thing.")
+
+    assert run_as(command, monkeypatch) == code
+    assert capsys.readouterr().err == "sonde: the thing is broken\n  remedy: Mend the thing.\n"
+
+
+def test_a_defect_is_owned_up_to_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(args: argparse.Namespace) -> int:
+        raise ZeroDivisionError("division by zero")
+
+    assert run_as(command, monkeypatch) == 1
+    said = capsys.readouterr().err
+    assert "a defect in Sonde" in said
+    assert "SONDE_DEBUG=1" in said
+    assert "Traceback" not in said
+
+    monkeypatch.setenv("SONDE_DEBUG", "1")
+    run_as(command, monkeypatch)
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_no_defect(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    assert run_as(command, monkeypatch) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_defect() -> None:
+    line = f"{sys.executable} -m sonde doctor --json | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[0] == "{"

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde record` as a person meets it: what is refused, what is kept, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sonde.query.capture import read
+
+SONDE = [sys.executable, "-m", "sonde"]
+WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+AS_ROOT = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="gives capabilities up"
+)
+
+
+def record(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*SONDE, "record", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | environ,
+    )
+
+
+def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """A recorder that has attached its probes."""
+    process = subprocess.Popen(
+        [*SONDE, "record", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("sonde: recording")
+    return process
+
+
+# ---- what is refused, before anything is recorded ----
+
+
+@pytest.mark.bpf
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        (["-p", "99999999"], "there is no process 99999999"),
+        (["--", "sonde-does-not-exist"], "there is no program sonde-does-not-exist"),
+        (["-p", "1", "--", "true"], "both -p and a command"),
+        (["-F", "0", "-d", "1"], "hz is 0"),
+        (["-F", "100000", "-d", "1"], "hz is 100000"),
+        (["-d", "soon"], "'soon' is not a number of seconds"),
+        (["-d", "-1"], "'-1' is not a number of seconds"),
+    ],
+)
+def test_wrong_use_is_said_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], cause: str
+) -> None:
+    done = record(tmp_path, *arguments)
+
+    assert done.returncode == 2
+    assert cause in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@AS_ROOT
+def test_without_privileges_the_capability_and_its_remedy_are_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*WITHOUT_CAPABILITIES, *SONDE, "record", "-d", "1"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 3
+    assert "CAP_BPF and CAP_PERFMON" in done.stderr
+    assert "remedy: " in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.bpf
+def test_an_existing_file_is_not_overwritten_unless_forced(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.sonde"
+    kept.write_text("precious")
+
+    refused = record(tmp_path, "-d", "0.2", "-o", "kept.sonde")
+    assert refused.returncode == 1
+    assert "kept.sonde exists" in refused.stderr
+    assert "--force" in refused.stderr
+    assert kept.read_text() == "precious"
+
+    forced = record(tmp_path, "-d", "0.2", "-o", "kept.sonde", "--force")
+    assert forced.returncode == 0
+    assert read(kept) is not None
+
+
+@pytest.mark.bpf
+def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
+    done = record(tmp_path, "-d", "0.2", "-o", "nowhere/x.sonde")
+
+    assert done.returncode == 1
+    assert "nowhere/x.sonde" in done.stderr
+    assert "remedy: " in done.stderr
+
+
+# ---- how it ends, and what is left ----
+
+
+@pytest.mark.bpf
+def test_it_ends_after_its_duration_with_a_summary_and_a_hint(tmp_path: Path) -> None:
+    began = time.monotonic()
+    done = record(tmp_path, "-d", "1")
+
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 15
+    (capture,) = tmp_path.glob("sonde-*.sonde")
+    assert read(capture) is not None
+    assert "Whole machine" in done.stdout
+    assert f"sonde report {capture.name} --format html" in done.stdout
+
+
+@pytest.mark.bpf
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_with_a_whole_capture(tmp_path: Path, number: int) -> None:
+    process = begin(tmp_path, "-o", "x.sonde")
+    time.sleep(0.5)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=20)
+
+    assert process.returncode == 0
+    assert "Whole machine" in out
+    assert read(tmp_path / "x.sonde") is not None
+
+
+@pytest.mark.bpf
+def test_a_killed_recorder_leaves_a_readable_file(tmp_path: Path) -> None:
+    process = begin(tmp_path, "-o", "x.sonde")
+    deadline = time.monotonic() + 20
+    while (tmp_path / "x.sonde").stat().st_size < 1000 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.kill()
+    process.communicate()
+
+    report = subprocess.run(
+        [*SONDE, "report", "x.sonde"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert report.returncode == 0, report.stderr
+
+
+@pytest.mark.bpf
+def test_the_command_is_recorded_to_its_end_and_its_exit_code_reported(tmp_path: Path) -> None:
+    done = record(tmp_path, "-o", "x.sonde", "--", "sh", "-c", "echo from the command; exit 3")
+
+    assert done.returncode == 0
+    assert "exited with 3" in done.stderr
+    assert "from the command" in done.stdout
+    assert "Chosen processes" in done.stdout
+
+
+@pytest.mark.bpf
+def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
+    done = record(tmp_path, "--json", "-o", "x.sonde", "--", "true")
+
+    outcome = json.loads(done.stdout)
+    assert outcome["file"] == "x.sonde"
+    assert outcome["command"]["status"] == 0
+    assert outcome["lost"] == 0
+    assert outcome["written_bytes"] == (tmp_path / "x.sonde").stat().st_size
+
+
+@pytest.mark.bpf
+def test_quiet_says_nothing(tmp_path: Path) -> None:
+    done = record(tmp_path, "-q", "-d", "0.3", "-o", "x.sonde")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.bpf
+def test_a_watched_process_that_ends_ends_the_recording(tmp_path: Path) -> None:
+    sleeper = subprocess.Popen(["sleep", "60"])
+    process = begin(tmp_path, "-p", str(sleeper.pid), "-o", "x.sonde")
+    time.sleep(0.5)
+    sleeper.kill()
+    sleeper.wait()
+    out, err = process.communicate(timeout=20)
+
+    assert process.returncode == 0
+    assert "all watched processes have ended" in err
+    assert "Chosen processes" in out
+
+
+@pytest.mark.bpf
+def test_a_process_that_ends_at_once_leaves_a_partial_result(tmp_path: Path) -> None:
+    brief = subprocess.Popen(["sleep", "0.3"])
+    done = record(tmp_path, "-p", str(brief.pid), "-o", "x.sonde")
+    brief.wait()
+
+    # Gone before the probes were there: wrong use; gone after: a result, and why it is short.
+    assert done.returncode in (0, 2)
+    assert "Traceback" not in done.stderr
+    assert ("all watched processes have ended" if done.returncode == 0 else "no process") in (
+        done.stderr
+    )
+
+
+@pytest.mark.bpf
+def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path) -> None:
+    def small_files_only() -> None:  # the kernel's answer is EFBIG, as on a full disk ENOSPC
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+
+    done = subprocess.run(
+        [*SONDE, "record", "-d", "60", "-o", "x.sonde"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"SONDE_CHUNK_S": "0.2", "SONDE_TICK_S": "0.1"},
+        preexec_fn=small_files_only,
+        timeout=60,
+    )
+
+    assert done.returncode == 1
+    assert "cannot write" in done.stderr
+    assert "Whole machine" in done.stdout
+    assert read(tmp_path / "x.sonde") is not None
+
+
+@pytest.mark.bpf
+def test_on_a_terminal_counts_are_live_and_ctrl_c_ends(tmp_path: Path) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(SONDE[0], [*SONDE, "record", "-o", "x.sonde"])
+    seen = b""
+    while b"samples" not in seen:
+        seen += os.read(terminal, 4096)
+    os.write(terminal, b"\x03")
+    try:
+        while chunk := os.read(terminal, 4096):
+            seen += chunk
+    except OSError:
+        pass  # the terminal closes with the process
+    _, status = os.waitpid(pid, 0)
+
+    text = seen.decode()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert "\r\033[K" in text
+    assert "device calls" in text
+    assert "Whole machine" in text
