@@ -156,7 +156,9 @@ def status(task: Task, bundle: provision.Bundle) -> dict:
         url.hostname or "", url.port, context=bundle.client_tls()
     )
     connection.request(
-        "GET", f"/tasks/{task.id.hex()}/status", headers={"Authorization": f"Bearer {bundle.token}"}
+        "GET",
+        f"/tasks/{task.id.hex()}/status",
+        headers={"Authorization": f"Bearer {bundle.operator_token}"},
     )
     return json.loads(connection.getresponse().read())
 

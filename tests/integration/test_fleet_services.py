@@ -118,7 +118,7 @@ def get(bundle, url, path, token=None, body=None):
 def status(directory, task, name):
     bundle = provision.Bundle.load(directory / name)
     url = task.leader_url if name == "leader" else task.helper_url
-    code, body = get(bundle, url, f"/tasks/{task.id.hex()}/status", bundle.token)
+    code, body = get(bundle, url, f"/tasks/{task.id.hex()}/status", bundle.operator_token)
     assert code == 200
     return json.loads(body)
 
@@ -240,6 +240,8 @@ def test_strangers_are_turned_away(fleet):
         400,
         b"malformed",
     )
+    collector = provision.Bundle.load(directory / "collector")
+    assert get(bundle, task.leader_url, f"{path}/status", collector.token)[0] == 401
     for name in ("keys.json", "tls.key"):
         assert (directory / "leader" / name).stat().st_mode & 0o077 == 0
 

@@ -48,6 +48,7 @@ class Bundle:
     verify_key: str = ""
     token: str = ""  # what this party demands
     helper_token: str = ""  # what the leader shows to the helper
+    operator_token: str = ""  # opens the exact counts: never the collector's
 
     @property
     def keys(self) -> Keys:
@@ -109,18 +110,26 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
         helper_key=pairs["helper"][1],
         collector_key=pairs["collector"][1],
     )
-    verify_key, leader_token, helper_token = (secrets.token_hex(32) for _ in range(3))
+    verify_key, for_collector, for_leader, own, theirs = (secrets.token_hex(32) for _ in range(5))
     bundles = (
         Bundle(
             directory / "leader",
             "leader",
             pairs["leader"][0],
             verify_key,
-            leader_token,
-            helper_token,
+            token=for_collector,
+            helper_token=for_leader,
+            operator_token=own,
         ),
-        Bundle(directory / "helper", "helper", pairs["helper"][0], verify_key, helper_token),
-        Bundle(directory / "collector", "collector", pairs["collector"][0], "", leader_token),
+        Bundle(
+            directory / "helper",
+            "helper",
+            pairs["helper"][0],
+            verify_key,
+            token=for_leader,
+            operator_token=theirs,
+        ),
+        Bundle(directory / "collector", "collector", pairs["collector"][0], token=for_collector),
     )
     nodes = [Identity() for _ in tenants]
     roster = Roster({node.public: tag for node, tag in zip(nodes, tenants, strict=True)})

@@ -5,7 +5,7 @@
 POST /tasks/{task}/reports    node → leader        a report; 201, or a status and a reason
 POST /tasks/{task}/jobs       leader → helper      a batch of proof checks (token)
 POST /tasks/{task}/releases   collector → leader → helper   noised aggregate shares (token)
-GET  /tasks/{task}/status     operator             counts and refusals (token)
+GET  /tasks/{task}/status     operator             exact counts and refusals (token)
 ```
 
 The sockets are here, the protocol is in `aggregator`.
@@ -85,9 +85,9 @@ class HelperClient:
 class Service:
     """One aggregator behind its sockets."""
 
-    def __init__(self, aggregator: Aggregator, token: str) -> None:
+    def __init__(self, aggregator: Aggregator, bundle: Bundle) -> None:
         self._aggregator = aggregator
-        self._token = token
+        self._bundle = bundle
         self._task = aggregator.task
         self._uploads: asyncio.Queue[tuple[bytes, asyncio.Future[str]]] = asyncio.Queue(4096)
         self._work_came = asyncio.Event()
@@ -102,13 +102,17 @@ class Service:
 
         app = web.Application(client_max_size=limit, middlewares=[refusals])
         prefix = f"/tasks/{self._task.id.hex()}"
-        app.router.add_post(f"{prefix}/releases", self._authorised(self._release))
-        app.router.add_get(f"{prefix}/status", self._authorised(self._status))
+        app.router.add_post(
+            f"{prefix}/releases", self._authorised(self._release, self._bundle.token)
+        )
+        app.router.add_get(
+            f"{prefix}/status", self._authorised(self._status, self._bundle.operator_token)
+        )
         if isinstance(self._aggregator, Leader):
             app.router.add_post(f"{prefix}/reports", self._upload)
             app.cleanup_ctx.append(self._pumps)
         else:
-            app.router.add_post(f"{prefix}/jobs", self._authorised(self._job))
+            app.router.add_post(f"{prefix}/jobs", self._authorised(self._job, self._bundle.token))
         return app
 
     # --- requests ----------------------------------------------------------------------------
@@ -144,12 +148,13 @@ class Service:
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response(await asyncio.to_thread(status_of, self._aggregator))
 
-    def _authorised(self, handler: Handler) -> Handler:
-        expected = f"Bearer {self._token}"
+    @staticmethod
+    def _authorised(handler: Handler, token: str) -> Handler:
+        expected = f"Bearer {token}"
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             given = request.headers.get("Authorization", "")
-            if not hmac.compare_digest(given.encode(), expected.encode()):
+            if not token or not hmac.compare_digest(given.encode(), expected.encode()):
                 raise web.HTTPUnauthorized(text="unknown token")
             return await handler(request)
 
@@ -258,7 +263,7 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
     parts = urlsplit(url)
 
     async def run() -> None:
-        service = Service(aggregator, bundle.token)
+        service = Service(aggregator, bundle)
         front = web.AppRunner(service.app(), access_log=None)
         await front.setup()
         site = web.TCPSite(

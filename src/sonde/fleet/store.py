@@ -249,6 +249,9 @@ class Store:
                     entry.tenant_epsilon,
                 ),
             )
+            db.execute(
+                "DELETE FROM latency WHERE job IN (SELECT id FROM job WHERE batch = ?)", (start,)
+            )
             for table, column in (
                 ("batch", "start"),
                 ("seen", "batch"),
