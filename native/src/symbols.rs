@@ -2,8 +2,8 @@
 //! Addresses to names, for ELF files and for the kernel.
 //!
 //! The readers are our own because those at hand map the files they read, and the owner of a
-//! mapped file can kill its reader by shrinking it. An index of 12 bytes a function is kept for
-//! the files used last; names stay in the files.
+//! mapped file can kill its reader by shrinking it. An index of 8 bytes a function is kept for
+//! the files used last; the rest stays in the files.
 use std::collections::HashMap;
 use std::io::{ErrorKind, Result};
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[pymethods]
 impl Symbolizer {
     #[new]
-    #[pyo3(signature = (cache_bytes = 12 << 20))]
+    #[pyo3(signature = (cache_bytes = 8 << 20))]
     fn new(cache_bytes: usize) -> Self {
         let files =
             Files { kept: HashMap::new(), max_bytes: cache_bytes, bytes: 0, clock: 0, evicted: 0 };

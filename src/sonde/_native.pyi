@@ -99,9 +99,7 @@ class ProcessEvents:
     def filenos(self) -> list[int]: ...
     def drain(self) -> list[tuple[object, ...]]: ...
 
-def encode_chunk(
-    meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]
-) -> bytes:
+def encode_chunk(meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]) -> bytes:
     """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values."""
 
 def tables_contract() -> str:
@@ -153,7 +151,7 @@ def kernel_build_id() -> str:
 class Symbolizer:
     """Names of functions by address. Demangled, at most 1,024 bytes long, no control characters.
 
-    Keeps an index (12 bytes a function, names excluded) of the ELF files used last, `cache_bytes`
+    Keeps an index (8 bytes a function, names stay in the file) of the ELF files used last, `cache_bytes`
     in all, and one table of the kernel's functions (about 40 bytes each). Files are read, not
     mapped. May be used by several threads.
     """

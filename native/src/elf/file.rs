@@ -255,24 +255,43 @@ impl ElfFile {
     }
 
     pub fn each_symbol(&self, table: &Section, visit: impl FnMut(Symbol)) -> Result<()> {
+        self.symbols(table, 0, self.symbol_count(table), visit)
+    }
+
+    /// The symbol at a place in the table.
+    pub fn symbol(&self, table: &Section, place: u32) -> Option<Symbol> {
+        let mut found = None;
+        self.symbols(table, place, 1, |symbol| found = Some(symbol)).ok()?;
+        found
+    }
+
+    fn symbols(
+        &self,
+        table: &Section,
+        first: u32,
+        count: usize,
+        visit: impl FnMut(Symbol),
+    ) -> Result<()> {
         if self.is_64 {
-            self.each_symbol_of::<elf::FileHeader64<Endianness>>(table, visit)
+            self.symbols_of::<elf::FileHeader64<Endianness>>(table, first, count, visit)
         } else {
-            self.each_symbol_of::<elf::FileHeader32<Endianness>>(table, visit)
+            self.symbols_of::<elf::FileHeader32<Endianness>>(table, first, count, visit)
         }
     }
 
-    fn each_symbol_of<E: FileHeader<Endian = Endianness>>(
+    fn symbols_of<E: FileHeader<Endian = Endianness>>(
         &self,
         table: &Section,
+        first: u32,
+        mut left: usize,
         mut visit: impl FnMut(Symbol),
     ) -> Result<()> {
         let entry = size_of::<E::Sym>();
-        let (mut left, mut at) = (self.symbol_count(table), table.offset);
-        let mut buffer = vec![0u64; (SYMBOLS_AT_ONCE * entry).div_ceil(8)];
+        let mut at = table.offset.saturating_add(u64::from(first) * entry as u64);
+        let mut buffer = vec![0u64; (left.min(SYMBOLS_AT_ONCE) * entry).div_ceil(8)];
         while left > 0 {
-            let bytes =
-                &mut pod::bytes_of_slice_mut(&mut buffer)[..left.min(SYMBOLS_AT_ONCE) * entry];
+            let wanted = left.min(SYMBOLS_AT_ONCE) * entry;
+            let bytes = &mut pod::bytes_of_slice_mut(&mut buffer)[..wanted];
             let count = self.read_some(bytes, at)? / entry;
             let (symbols, _) = pod::slice_from_bytes::<E::Sym>(bytes, count)
                 .map_err(|()| malformed("a symbol table is cut short"))?;

@@ -23,16 +23,18 @@ from sonde import _native
 from sonde.model.code import Frame
 from sonde.resolve.binaries import Binaries, Binary
 from sonde.resolve.counters import Counters
-from sonde.resolve.live import GRACE_NS, LiveProcess
+from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.perf_maps import PerfMaps
-from sonde.resolve.processes import ProcessTable
+from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.recent import Recent
 
 MAX_FRAMES: Final = 32_768
 """Frames kept by place: by (file, offset), by kernel address, by name of generated code."""
 MAX_PROCESS_FRAMES: Final = 65_536
 """Addresses kept of all processes together."""
+CACHE_BYTES: Final = 10 << 20
+"""For the indices of files: enough for the largest library there is, and a dozen large ones."""
 MAX_NEW_FILES: Final = 32
 """Files opened ahead at one tick, in case their process ends before it is asked about."""
 
@@ -40,8 +42,6 @@ MAX_KERNEL_FRAMES: Final = 16_384
 
 _KERNEL: Final = "[kernel]"
 _JIT: Final = "[jit]"
-_UNMAPPED: Final = Frame("unknown", "", "[unknown]")
-"""Where a walk went astray: the address itself says nothing, and would make a frame of its own."""
 
 
 class KnownFrame(NamedTuple):
@@ -69,18 +69,26 @@ def frame_id(frame: Frame) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
+_UNMAPPED: Final = Frame("unknown", "", "[unknown]")
+_ASTRAY: Final = KnownFrame(frame_id(_UNMAPPED), _UNMAPPED)
+"""For what lies in no mapping. The address says nothing, and would make a frame of its own."""
+
+
 class Resolver:
     """Names what runs: the one object that the agent talks to."""
 
-    def __init__(self, symbols: _native.Symbolizer | None = None) -> None:
+    def __init__(self, cache_bytes: int = CACHE_BYTES, grace_ns: int = GRACE_NS) -> None:
+        """`cache_bytes` for the symbol indices of files. `grace_ns`: how long the names of dead
+        processes are kept; longer than it takes until they are written.
+        """
         self.counters = Counters()
-        self.processes = ProcessTable(self.counters)
-        self._symbols = symbols or _native.Symbolizer()
+        self.processes = ProcessTable(self.counters, grace_ns=grace_ns)
+        self._symbols = _native.Symbolizer(cache_bytes)
         self._binaries = Binaries(self.counters)
         self._perf_maps = PerfMaps(self.counters)
         self._placed: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
         self._nowhere: Recent[Frame, KnownFrame] = Recent(MAX_FRAMES // 4)
-        """Frames that have no place of their own: generated code, unmapped addresses."""
+        """Frames that have no place of their own: generated code."""
         self._kernel: dict[int, KnownFrame] = {}
         self._kernel_build_id = _native.kernel_build_id()
         self._users: set[LiveProcess] = set()
@@ -111,7 +119,7 @@ class Resolver:
         self.processes.expire(now_ns)
         self._binaries.expire(now_ns)
         self._perf_maps.expire()
-        self._users = {it for it in self._users if it.is_alive or it.dead_ns + GRACE_NS > now_ns}
+        self._users = {it for it in self._users if it.frames}
         evicted = self._placed.evicted + self._nowhere.evicted
         self.counters.frames_evicted = evicted + self._forgotten
 
@@ -135,10 +143,11 @@ class Resolver:
     def resolve(
         self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
-        """The frames of a stack, leaf first, kernel before user. One for each address, in order.
+        """The frames of a stack, leaf first, kernel before user: one for each address, in order.
 
         Addresses are those of a stack walk: the first of each part is where the code was, the
-        others are return addresses and stand for the call before them.
+        others are return addresses and stand for the call before them. Where a walk went astray,
+        addresses that lie in no mapping follow one another: those become one frame, [unknown].
         """
         found: list[KnownFrame | None] = []
         if kernel:
@@ -153,9 +162,7 @@ class Resolver:
             get = process.frames.get
             frames = [get(address) for address in user]
             frames[0] = get(-user[0])
-            if not all(frames):
-                self._look_up(process, user, frames)
-            found += frames
+            found += frames if all(frames) else self._look_up(process, user, frames)
         return found  # type: ignore[return-value]  # every None was replaced
 
     def _look_up_kernel(self, addresses: Sequence[int], frames: list[KnownFrame | None]) -> None:
@@ -179,18 +186,21 @@ class Resolver:
 
     def _look_up(
         self, process: LiveProcess, addresses: Sequence[int], frames: list[KnownFrame | None]
-    ) -> None:
+    ) -> list[KnownFrame | None]:
         """Fill in the frames that are None."""
         wanted: dict[Binary, list[_Place]] = {}
+        astray = 0
         for i, known in enumerate(frames):
             if known is not None:
                 continue
             address = addresses[i] - (i > 0)
             mapping = self._mapping(process, address)
-            binary = None if mapping is None else self._binaries.of(process, mapping)
             if mapping is None:
-                frames[i] = self._unmapped(process)
-            elif binary is None or binary.holds_no_code:
+                frames[i] = _ASTRAY
+                astray += 1
+                continue  # not kept: it may be mapped soon, and seldom comes twice
+            binary = self._binaries.of(process, mapping)
+            if binary is None or binary.holds_no_code:
                 frames[i] = self._generated(process, mapping, address)
                 if frames[i].frame.kind == "unknown":  # type: ignore[union-attr]
                     continue  # not kept: a perf map may name it soon
@@ -205,6 +215,12 @@ class Resolver:
             for place, known in zip(places, self._symbolize(process, binary, places), strict=True):
                 frames[place.position] = known
                 self._keep(process, addresses, place.position, known)
+        self.counters.frames_unmapped += astray
+        if astray > 1:
+            return [
+                it for i, it in enumerate(frames) if it is not _ASTRAY or frames[i - 1] is not it
+            ]
+        return frames
 
     def _keep(
         self,
@@ -261,11 +277,6 @@ class Resolver:
             return self._without_place(Frame(name.kind, name.function, _JIT, file=name.file))
         start = mapping.start - (mapping.offset if mapping.has_file else 0)
         return self._without_place(Frame("unknown", "", mapping.name, offset=address - start))
-
-    def _unmapped(self, process: LiveProcess) -> KnownFrame:
-        process.has_unmapped = True
-        self.counters.frames_unmapped += 1
-        return self._without_place(_UNMAPPED)
 
     def _without_place(self, frame: Frame) -> KnownFrame:
         known = self._nowhere.get(frame)
