@@ -19,6 +19,8 @@ from sonde.fleet.noise import (
 )
 from sonde.fleet.rehearsal import small_task
 
+SURE = 1 - 1e-6  # noise cannot be seeded: a test may not fail one time in twenty
+
 
 def test_a_single_release_is_cheapest_with_laplace_and_a_year_of_them_with_gauss():
     assert plan(1, 1.0, 1e-6) == Mechanism("laplace", 1.0)
@@ -43,7 +45,7 @@ def test_error_bars_hold_the_noise_of_both_parties_in_95_percent(kind):
     mechanism = Mechanism(kind, 20.0)
     pairs = zip(mechanism.sample(20_000), mechanism.sample(20_000), strict=True)
     inside = statistics.mean(abs(a + b) <= mechanism.half_width() for a, b in pairs)
-    assert 0.94 < inside < 0.96
+    assert 0.935 < inside < 0.965
 
 
 def test_losses_compose_over_releases():
@@ -92,16 +94,16 @@ def test_senseless_privacy_is_refused():
         plan(1, -1.0, 1e-6)
 
 
-def test_canaries_find_no_more_than_the_stated_epsilon_and_nearly_all_of_it():
-    audit = attacks.canary("laplace", 1.0, trials=10_000)
+def test_canaries_find_no_more_than_the_stated_epsilon_and_much_of_it():
+    audit = attacks.canary("laplace", 1.0, SURE, trials=20_000)
     assert audit.held
-    assert float(audit.reached.split()[-1]) > 0.8
+    assert float(audit.reached.split()[-1]) > 0.5
 
 
 def test_the_audit_notices_noise_that_is_too_small():
     without, with_ = attacks._views(Mechanism("laplace", 0.5), 20_000)
     tests = [(t, above) for t in (-1.0, 0.0, 1.0, 2.0) for above in (True, False)]
-    assert max(attacks._bound(without, with_, test, 0.0) for test in tests) > 1.5
+    assert max(attacks._bound(without, with_, test, 0.0, SURE) for test in tests) > 1.5
 
 
 def test_clopper_pearson_agrees_with_published_values():
@@ -111,6 +113,6 @@ def test_clopper_pearson_agrees_with_published_values():
 
 
 def test_every_attack_is_held_where_something_is_promised():
-    table = attacks.run_all(seed=3)
+    table = attacks.run_all(seed=3, confidence=SURE)
     assert [attack.name for attack in table if attack.held is False] == []
     assert "BROKEN" not in attacks.to_table(table)
