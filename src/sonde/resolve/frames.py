@@ -217,9 +217,8 @@ class Resolver:
                 self._keep(process, addresses, place.position, known)
         self.counters.frames_unmapped += astray
         if astray > 1:
-            return [
-                it for i, it in enumerate(frames) if it is not _ASTRAY or frames[i - 1] is not it
-            ]
+            runs = zip([None, *frames], frames, strict=False)
+            return [it for before, it in runs if it is not _ASTRAY or before is not it]
         return frames
 
     def _keep(
