@@ -10,6 +10,7 @@ mod elf;
 mod layout;
 mod maps;
 mod perf;
+mod prio;
 mod symbols;
 
 #[pymodule]
@@ -20,6 +21,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     columns::register(module)?;
     elf::register(module)?;
     perf::register(module)?;
+    prio::register(module)?;
     symbols::register(module)?;
     Ok(())
 }
