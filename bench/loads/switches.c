@@ -101,7 +101,8 @@ int main(int argc, char **argv)
 	if (argc < 4 || cpus > 1024)
 		return 2;
 	rounds_per_ms = (atof(argv[3]) / cpus / 1000 - 1) / 2;
-	counters = mmap(NULL, 64 * cpus, PROT_READ | PROT_WRITE, MAP_SHARED, open(argv[1], O_RDWR), 0);
+	counters =
+		mmap(NULL, 64 * cpus, PROT_READ | PROT_WRITE, MAP_SHARED, open(argv[1], O_RDWR), 0);
 	if (counters == MAP_FAILED)
 		return 1;
 	for (long cpu = 0; cpu < cpus; cpu++) {
