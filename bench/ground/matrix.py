@@ -59,6 +59,7 @@ def build(to: Path, cupti: Path) -> list[str]:
     nvcc = shutil.which("nvcc") or ("/usr/local/cuda/bin/nvcc" if Path("/usr/local/cuda/bin/nvcc").exists() else "")
     if nvcc:
         commands.append([nvcc, "-O2", "-arch=sm_90", "-cudart", "shared", "-o", f"{to}/launch", f"{HERE}/launch.cu", "-ldl"])
+        commands.append([nvcc, "-O2", "-std=c++17", "-arch=sm_90", "-cudart", "shared", "-o", f"{to}/stages", f"{HERE}/stages.cu", "-ldl"])
         commands.append([nvcc, "-O2", "-arch=sm_90", "-o", f"{to}/launch_static", f"{HERE}/launch.cu", "-ldl"])
     running = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands]
     for c, p in zip(commands, running, strict=True):
@@ -112,6 +113,35 @@ class Zygote:
             self.p.wait(5)
         except subprocess.TimeoutExpired:
             self.p.kill()
+
+
+def stages(bins: Path, builds: dict[str, Path], names: list[str], limit_s: float = 14) -> dict[str, Any]:
+    """stages.cu with every build: costs one after the other, finalize cycles three at a time."""
+    out: dict[str, Any] = {}
+
+    def start(build: str, mode: str, cycles: int) -> subprocess.Popen[str]:
+        return subprocess.Popen([f"{bins}/stages", f"{bins}/windows.so", str(builds[build]), mode, str(cycles)],
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=library_path())
+
+    def end(p: subprocess.Popen[str]) -> Any:
+        try:
+            text, _ = p.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            p.kill()
+            text, _ = p.communicate()
+            return {"exit": "hang", "said": text[-600:]}
+        try:
+            return {"exit": p.returncode, **json.loads(text)}
+        except json.JSONDecodeError:
+            return {"exit": p.returncode, "said": text[-600:]}
+
+    for b in names:
+        out[f"{b} cost"] = end(start(b, "cost", 0))
+    for b in names:
+        running = {m: start(b, m, 20) for m in ("idle", "exit", "busy")}
+        for m, p in running.items():
+            out[f"{b} {m}"] = end(p)
+    return out
 
 
 # ---- what a trial means -----------------------------------------------------------------------
@@ -258,7 +288,7 @@ def script(mode: str, spec: str, rate: float, dump: str, phase_s: float, windows
     if mode in ("kineto", "kineto-yield"):
         flags = "ry" if mode.endswith("yield") else "r"
         watch = [["command", "watch"]]
-        kinds = "kc"
+        kinds = "k"  # Kineto keeps CUPTI's one subscription for good once it was used
         return [["kineto", 20], *begin[:3], *watch, ["wait"], ["command", f"windows {kinds} {on} 150 {int(windows_s * 5)} {flags}"],
                 ["steps", w // 3, "windows1"], ["kineto", 20], ["steps", w // 3, "windows2"], ["kineto", 20],
                 ["steps", w // 3, "windows3"], ["wait"], ["kineto", 20], ["steps", a, "later"], *end], windows_s * 2 + phase_s * 3
@@ -293,10 +323,16 @@ def plan(which: str, builds: list[str]) -> list[tuple[str, str, str]]:
         cells += [("own", "graph", "exit"), ("own", "eager", "fork"), ("own", "eager", "fork-control")]
         cells += [("own", "graph", "k/rf"), ("own", "decode", "kineto-yield"), ("own", "decode", "cycles")]
     else:
-        for _ in range(4):
-            cells += [("own", w, m) for w in works for m in ("none", "idle", "kc")]
-        cells += [(pre[-1], w, m) for w in works for m in ("k", "kc", "kineto-yield")] if pre else []
-        cells += [(p, "graph", m) for p in ("own", *pre) for m in ("cycles",)]
+        cells += [("own", w, m) for m in ("idle", "kc", "k/rz") for w in works]
+        cells += [("own", "eager", "kineto-yield"), ("own", "graph", "kineto-yield"), ("own", "eager", "kineto")]
+        cells += [(b, w, "kc") for b in reversed(pre) if b != "pre-13.0" for w in works]
+        cells += [(pre[-1], w, "k/rz") for w in works] if pre else []
+        cells += [(f"late-{b}", w, "kc") for b in (builds[-1], "12.9") if b in builds for w in ("eager", "graph")]
+        cells += [("own", w, "hook") for w in ("eager", "decode")]
+        cells += [("own", "graph", "exit"), ("own", "eager", "fork"), ("own", "eager", "fork-control")]
+        cells += [(pre[-1], w, "kineto-yield") for w in ("eager", "graph")] if pre else []
+        cells += [("own", "decode", "cycles"), ("own", "graph", "cycles"), ("own", "eager", "kr"), ("own", "decode", "kineto-yield")]
+        cells += [("own", w, m) for m in ("none", "k/rz", "idle") for w in ("graph", "decode")]
     return cells
 
 
@@ -337,6 +373,9 @@ def main() -> None:
             except (subprocess.TimeoutExpired, json.JSONDecodeError) as e:
                 report[binary] = {"failed": repr(e)[:500]}
             print(binary, f"{time.monotonic() - began:.0f} s", flush=True)
+        if (tmp / "stages").exists():
+            report["stages"] = stages(tmp, builds, names)
+            print("stages", f"{time.monotonic() - began:.0f} s", flush=True)
     report["torch"] = zygotes["own"].ready()
     rate: dict[str, float] = {}
     for i, (b, workload, mode) in enumerate(cells):
@@ -382,15 +421,23 @@ def main() -> None:
 
 def table(report: dict[str, Any]) -> None:
     for name in ("launch", "launch_static"):
+        if "exit" in report.get(name, {}) or "failed" in report.get(name, {}):
+            print(name, report[name])
+            continue
         for k, v in sorted(report.get(name, {}).items(), key=lambda kv: kv[1]["median_ns"] if isinstance(kv[1], dict) else 0):
             print(f"{name:14} {k:42} {v if not isinstance(v, dict) else round(v['median_ns'])} {v.get('seen') if isinstance(v, dict) else ''}")
+    for k, v in report.get("stages", {}).items():
+        print(k, json.dumps(v).replace('"', "").replace(", ", ","))
     digests: dict[str, str] = {}
     for r in report["rows"]:
         if r["mode"] == "none" and "work" in r:
             digests.setdefault(r["workload"], r["work"]["digest"])
     print("build workload mode | exit digest | steps/s before idle out in after later | n win fail empty | "
           "lost whole/graphs none stale early>mine long>mine | open close flush ms | kineto got/expected | yields foreign")
+    print("not run:", sum(r["exit"] == "not run" for r in report["rows"]))
     for r in report["rows"]:
+        if r["exit"] == "not run":
+            continue
         w, t, c, x = r.get("work", {}), r.get("truth", {}), r.get("cupti", {}), r.get("rates", {})
 
         def m(k: str, x: dict[str, Any] = x) -> str:
@@ -405,8 +452,10 @@ def table(report: dict[str, Any]) -> None:
               "|", t.get("n", "-"), t.get("windows", "-"), t.get("failed", "-"), t.get("empty", "-"),
               "|", t.get("single_lost", "-"), f"{t.get('graph_whole', '-')}/{t.get('graphs', '-')}", t.get("graph_none", "-"),
               t.get("stale", "-"), f"{t.get('early', '-')}>{t.get('early_mine', '-')}", f"{t.get('long', '-')}>{t.get('long_mine', '-')}",
-              "|", *(f"{t.get(k, 0):.2f}" for k in ("open_ms", "close_ms", "flush_ms")),
+              "|", *(f"{t.get(k, 0):.1f}" for k in ("open_ms", "close_ms", "flush_ms")),
               "|", kineto, "|", c.get("yields", "-"), c.get("foreign_buffers", "-"), w.get("kids") or "",
+              f"fin {c['finalizes']}-{c['finalize_missed']} {c['finalize_result']}" if c.get("finalizes") or c.get("finalize_missed") else "",
+              (str(r.get("threads", ""))[:200] + r.get("log", "")[-150:]) if r["exit"] else "",
               "STUCK" if w.get("stuck") else "", r.get("unread", ""))
 
 

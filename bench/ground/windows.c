@@ -7,7 +7,9 @@
 //   init loaded|PATH              find CUPTI (the loaded copy, or load this one) and register
 //   windows KINDS ON OFF N FLAGS  N windows of ON ms every ON+OFF ms (OFF varies by half)
 //        KINDS: k kernels, r runtime calls, d driver calls, g graph-level, c callbacks at each launch
-//        FLAGS: - none, r register again in each window, f force the flush, y yield to others
+//        FLAGS: - none, r register again in each window, f force the flush, y yield to others,
+//               z finalize CUPTI after each window, inside the exit of a synchronizing call
+//   finalize                      finalize CUPTI now, from this thread
 //   watch                         intercept the CUPTI calls of every other library
 //   hook 0|1|2                    launch hook through import tables: off, with a clock read, without
 //   flush | dump PATH
@@ -80,6 +82,10 @@ static CUpti_SubscriberHandle subscriber;
 static bool subscribed;
 static const char *kinds = "k", *flags = "-";
 
+static atomic_int finalize_armed, finalized;
+static unsigned finalizes, finalize_missed;
+static int finalize_result;
+
 static uint64_t now_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -91,7 +97,7 @@ static uint64_t now_ns(void) {
 #define FUNCTIONS(X)                                                                                        \
     X(cuptiActivityRegisterCallbacks) X(cuptiActivityEnable) X(cuptiActivityDisable) X(cuptiActivityFlushAll) \
     X(cuptiActivityGetNextRecord) X(cuptiActivityGetNumDroppedRecords) X(cuptiGetTimestamp)                  \
-    X(cuptiGetVersion) X(cuptiSubscribe) X(cuptiUnsubscribe) X(cuptiEnableCallback)
+    X(cuptiFinalize) X(cuptiGetVersion) X(cuptiSubscribe) X(cuptiUnsubscribe) X(cuptiEnableCallback)
 #define DECLARE(f) static __typeof__(f) *p_##f;
 FUNCTIONS(DECLARE)
 
@@ -161,8 +167,18 @@ static void CUPTIAPI buffer_completed(CUcontext c, uint32_t stream, uint8_t *buf
 }
 
 static void CUPTIAPI on_call(void *user, CUpti_CallbackDomain d, CUpti_CallbackId id, const void *data) {
-    (void)user, (void)d;
+    (void)user;
+    (void)d;
     const CUpti_CallbackData *c = data;
+    if (c->callbackSite == CUPTI_API_EXIT && finalize_armed) {
+        int armed = 1;
+        if (atomic_compare_exchange_strong(&finalize_armed, &armed, 0)) {
+            finalize_result |= p_cuptiFinalize();
+            finalized = 1;
+        }
+        return;
+    }
+    if (id == CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize || id == CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize) return;
     if (c->callbackSite != CUPTI_API_ENTER) return;
     unsigned i = n_launches++;
     if (i < MAX_LAUNCHES) launches[i] = (struct launch){now_ns(), c->correlationId, window_now, id};
@@ -173,6 +189,29 @@ static const int launch_ids[] = {
     CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx_ptsz,
     CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch,    CUPTI_DRIVER_TRACE_CBID_cuGraphLaunch_ptsz,
 };
+
+// As NVIDIA's own sample does it: in the application's thread, at the exit of a call; here of one after
+// which the device is idle, as far as that thread's work goes.
+static void finalize_at_sync(void) {
+    if (p_cuptiSubscribe(&subscriber, on_call, NULL) != CUPTI_SUCCESS) {
+        finalize_missed++;
+        return;
+    }
+    finalized = 0, finalize_armed = 1;
+    p_cuptiEnableCallback(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_cuCtxSynchronize);
+    p_cuptiEnableCallback(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, CUPTI_DRIVER_TRACE_CBID_cuStreamSynchronize);
+    for (int i = 0; i < 300 && !finalized; i++) {
+        struct timespec t = {0, 1000000};
+        nanosleep(&t, NULL);
+    }
+    int armed = 1;
+    if (!finalized && atomic_compare_exchange_strong(&finalize_armed, &armed, 0)) {
+        p_cuptiUnsubscribe(subscriber);
+        finalize_missed++;
+    } else {
+        finalizes++;
+    }
+}
 
 static int kind_of(char c) {
     switch (c) {
@@ -189,6 +228,8 @@ static void stamp(uint64_t *dev, uint64_t *mono) {
     p_cuptiGetTimestamp(dev);
     *mono = a + (now_ns() - a) / 2;
 }
+
+static bool only_load;
 
 static void do_init(const char *spec) {
     uint64_t t0 = now_ns();
@@ -208,6 +249,7 @@ static void do_init(const char *spec) {
 #define RESOLVE(f) p_##f = (__typeof__(p_##f))dlsym(h, #f);
     FUNCTIONS(RESOLVE)
     p_cuptiGetVersion(&version);
+    if (only_load) return;
     uint64_t t2 = now_ns();
     int r = p_cuptiActivityRegisterCallbacks(buffer_requested, buffer_completed);
     uint64_t t3 = now_ns();
@@ -251,6 +293,7 @@ static void close_window(unsigned w, bool forced) {
         nanosleep(&drain, NULL);
     }
     p_cuptiActivityFlushAll(forced || strchr(flags, 'f') ? 1 : 0);
+    if (!forced && strchr(flags, 'z')) finalize_at_sync();
     v->flushed = now_ns();
 }
 
@@ -424,6 +467,12 @@ void ground_hook(int level) {
 }
 
 // For launch.cu, which measures by itself: switch one thing on or off.
+void ground_load(const char *spec) {
+    only_load = true;
+    do_init(spec);
+    only_load = false;
+}
+
 void ground_init(const char *spec) {
     if (!records) {
         records = mmap(NULL, sizeof *records * MAX_RECORDS, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -433,10 +482,13 @@ void ground_init(const char *spec) {
 }
 void ground_window(const char *k, int on) {
     kinds = k, flags = "r";
-    n_records = n_launches = 0;
+    if (on) n_records = n_launches = 0;
     if (on) open_window(0);
     else close_window(0, true);
 }
+int ground_finalize(void) { return p_cuptiFinalize ? (int)p_cuptiFinalize() : -1; }
+void ground_register(void) { p_cuptiActivityRegisterCallbacks(buffer_requested, buffer_completed); }
+void ground_finalize_at_sync(void) { finalize_at_sync(); }
 unsigned ground_count(int what) { return what ? n_launches : n_records; }
 
 // ---- the driver's lines -----------------------------------------------------------------------
@@ -455,9 +507,9 @@ static void do_dump(const char *path) {
     unsigned held = 0;
     for (int i = 0; i < MAX_BUFFERS; i++) held += buffer_busy[i];
     fprintf(f, "{\"cupti\":\"%s\",\"version\":%u,\"init_ms\":[%.3f,%.3f,%.3f],\"register\":%.0f,\"foreign_buffers\":%u,"
-               "\"lost_buffers\":%u,\"buffers_held\":%u,\"yields\":%u,\"patched\":%u,\"hooked\":%llu,\"windows\":[",
+               "\"lost_buffers\":%u,\"buffers_held\":%u,\"yields\":%u,\"patched\":%u,\"finalizes\":%u,\"finalize_missed\":%u,\"finalize_result\":%d,\"hooked\":%llu,\"windows\":[",
             what_loaded, version, init_ms[0], init_ms[1], init_ms[2], init_ms[3], foreign_buffers, lost_buffers, held,
-            yields, patched_slots, (unsigned long long)hook_head);
+            yields, patched_slots, finalizes, finalize_missed, finalize_result, (unsigned long long)hook_head);
     for (unsigned i = 0; i < n_windows; i++) {
         const struct window *w = &windows[i];
         fprintf(f, "%s[%lu,%lu,%lu,%lu,%lu,%lu,%lu,%lu,%lu,%u,%u,%u,%u]", i ? "," : "", w->open0, w->open1, w->close0,
@@ -480,6 +532,7 @@ static void obey(char *line) {
         if (p_cuptiActivityEnable) do_windows(a, on, off, n, b);
     } else if (!strncmp(line, "watch", 5)) do_watch();
     else if (sscanf(line, "hook %d", &n) == 1) ground_hook(n);
+    else if (!strncmp(line, "finalize", 8) && p_cuptiFinalize) finalize_result |= p_cuptiFinalize(), finalizes++;
     else if (!strncmp(line, "flush", 5) && p_cuptiActivityFlushAll) p_cuptiActivityFlushAll(1);
     else if (sscanf(line, "dump %511s", a) == 1) do_dump(a);
 }
@@ -490,10 +543,19 @@ static void *serve(void *arg) {
     char name[64], line[1024];
     snprintf(name, sizeof name, "/tmp/ground-%d.fifo", getpid());
     int fd = open(name, O_RDWR | O_CLOEXEC);
-    FILE *f = fd >= 0 ? fdopen(fd, "r") : NULL;
     snprintf(name, sizeof name, "/tmp/ground-%d.done", getpid());
     int done = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    for (uint64_t n = 0; f && fgets(line, sizeof line, f);) {
+    // Not stdio: a thread that sleeps in fgets holds the stream's lock, and from glibc 2.38 or so exit()
+    // waits for it for ever.
+    uint64_t n = 0;
+    for (size_t have = 0; fd >= 0;) {
+        ssize_t got = read(fd, line + have, 1);
+        if (got <= 0) break;
+        if (line[have] != '\n') {
+            have += have < sizeof line - 1;
+            continue;
+        }
+        line[have] = 0, have = 0;
         obey(line);
         n++;
         if (pwrite(done, &n, sizeof n, 0) != sizeof n) break;

@@ -291,6 +291,13 @@ def zygote() -> None:
                 answer["exit"] = os.waitstatus_to_exitcode(status)
                 break
             time.sleep(0.01)
+            done = Path(cell["out"] + ".work.json")
+            if done.exists() and time.time() - done.stat().st_mtime > 4:
+                answer["exit"] = "exit hang"
+                answer["threads"] = last_words(pid)
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                break
         else:
             answer["threads"] = last_words(pid)
             os.kill(pid, signal.SIGKILL)
