@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501
 """Attach hundreds of times to programs in a storm and count who survived.
 
     python3 storm.py [--attaches 200] [--out DIR]
@@ -30,8 +31,18 @@ def build(to: Path) -> None:
     library = ["-shared", "-fPIC", str(HERE / "payload.c"), "-lpthread"]
     for command in (
         ["gcc", *warn, "-o", str(to / "inject"), str(HERE / "inject.c")],
-        ["gcc", *warn, "-mavx2", "-mno-red-zone", "-pthread", "-rdynamic", "-o", str(to / "storm"),
-         str(HERE / "storm.c"), "-ldl"],
+        [
+            "gcc",
+            *warn,
+            "-mavx2",
+            "-mno-red-zone",
+            "-pthread",
+            "-rdynamic",
+            "-o",
+            str(to / "storm"),
+            str(HERE / "storm.c"),
+            "-ldl",
+        ],
         ["gcc", *warn, "-Wl,-z,nodelete", "-o", str(to / "payload.so"), *library],
         ["gcc", *warn, "-DGROUND_LOCKED", "-o", str(to / "locked.so"), *library, "-ldl"],
     ):
@@ -51,14 +62,18 @@ def mapped(pid: int) -> int:
 def inject(bin_: Path, pid: int, library: str, *options: str) -> tuple[int, dict[str, Any]]:
     done = subprocess.run(
         [str(bin_ / "inject"), str(pid), str(bin_ / library), *options],
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     return done.returncode, json.loads(done.stdout) if done.stdout else {"why": "killed"}
 
 
 def start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def finish(p: subprocess.Popen[str]) -> tuple[int | None, dict[str, Any], str]:
@@ -85,17 +100,34 @@ def in_namespaces(p: subprocess.Popen[str]) -> int:
 
 def storm(bin_: Path, mode: str, attaches: int, kind: str) -> dict[str, Any]:
     """One storm: `kind` is plain, control (nobody attaches), killed (the injector dies) or namespaced."""
-    row: dict[str, Any] = {"mode": mode, "kind": kind, "attaches": 0, "loaded": 0, "survived": 0,
-                           "processes": 0, "harm": [], "why": {}, "syscalls": {}}
+    row: dict[str, Any] = {
+        "mode": mode,
+        "kind": kind,
+        "attaches": 0,
+        "loaded": 0,
+        "survived": 0,
+        "processes": 0,
+        "harm": [],
+        "why": {},
+        "syscalls": {},
+    }
     stops: list[float] = []
     totals: list[float] = []
     while row["attaches"] < attaches:
         command = [str(bin_ / "storm"), mode, "120"]
         if kind == "namespaced":
             # Its own mounts, /tmp hidden behind an empty one, and its own process numbers.
-            command = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c",
-                       f"cp {bin_}/storm /run/ground-storm && mount -t tmpfs none /tmp && "
-                       f"mkdir -p /tmp/x && cp /run/ground-storm /tmp/x/storm && exec /tmp/x/storm {mode} 120"]
+            command = [
+                "unshare",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--mount-proc",
+                "sh",
+                "-c",
+                f"cp {bin_}/storm /run/ground-storm && mount -t tmpfs none /tmp && "
+                f"mkdir -p /tmp/x && cp /run/ground-storm /tmp/x/storm && exec /tmp/x/storm {mode} 120",
+            ]
         p = start(command)
         time.sleep(0.15)
         pid = in_namespaces(p) if kind == "namespaced" else p.pid
@@ -135,8 +167,15 @@ def storm(bin_: Path, mode: str, attaches: int, kind: str) -> dict[str, Any]:
 
 def trap(bin_: Path, rounds: int) -> dict[str, Any]:
     """A load that can never finish: is it given up in time, is the program whole, does a later one work?"""
-    row: dict[str, Any] = {"mode": "trap", "kind": "abort", "attaches": 0, "why": {}, "survived": 0,
-                           "processes": 0, "harm": []}
+    row: dict[str, Any] = {
+        "mode": "trap",
+        "kind": "abort",
+        "attaches": 0,
+        "why": {},
+        "survived": 0,
+        "processes": 0,
+        "harm": [],
+    }
     for _ in range(rounds):
         p = start([str(bin_ / "storm"), "trap", "4", str(bin_ / "locked.so")])
         time.sleep(0.3)
@@ -172,17 +211,27 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
         rows.append(trap(bin_, 3))
         print(json.dumps(rows[-1]), flush=True)
-    report = {"date": time.strftime("%Y-%m-%d"), "kernel": platform.release(), "cpus": os.cpu_count(),
-              "libc": " ".join(platform.libc_ver()), "seed": a.seed, "rows": rows}
+    report = {
+        "date": time.strftime("%Y-%m-%d"),
+        "kernel": platform.release(),
+        "cpus": os.cpu_count(),
+        "libc": " ".join(platform.libc_ver()),
+        "seed": a.seed,
+        "rows": rows,
+    }
     if a.out:
         a.out.mkdir(parents=True, exist_ok=True)
         (a.out / "storm.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{'storm':8} {'kind':11} {'attach':>6} {'loaded':>6} {'alive':>7} {'stop p50':>9} {'p99 us':>8}  aborts, harm, answers")
+    print(
+        f"{'storm':8} {'kind':11} {'attach':>6} {'loaded':>6} {'alive':>7} {'stop p50':>9} {'p99 us':>8}  aborts, harm, answers"
+    )
     for r in rows:
         stop = r["stop_us"] if isinstance(r.get("stop_us"), dict) else {}
-        print(f"{r['mode']:8} {r['kind']:11} {r['attaches']:6} {r.get('loaded', 0):6} "
-              f"{r['survived']:3}/{r['processes']:3} {stop.get('p50') or 0:9.0f} {stop.get('p99') or 0:8.0f}  "
-              f"{r.get('aborts', 0) or ''} {r['harm'] or ''} {r['why'] or ''}")
+        print(
+            f"{r['mode']:8} {r['kind']:11} {r['attaches']:6} {r.get('loaded', 0):6} "
+            f"{r['survived']:3}/{r['processes']:3} {stop.get('p50') or 0:9.0f} {stop.get('p99') or 0:8.0f}  "
+            f"{r.get('aborts', 0) or ''} {r['harm'] or ''} {r['why'] or ''}"
+        )
 
 
 if __name__ == "__main__":

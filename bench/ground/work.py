@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: E501
 """PyTorch programs with a known number of kernels, and the script of one trial.
 
 `work.py` runs as a zygote: it imports torch once, then forks one child per trial (a line of JSON on
@@ -135,7 +136,8 @@ class Trial:
         t = time.monotonic_ns()
         p = subprocess.Popen(
             [f"{bins}/inject", str(os.getpid()), f"{bins}/windows.so", "--wait-ms", "4000"],
-            stdout=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         first = len(self.stamps)
         while p.poll() is None:
@@ -147,13 +149,17 @@ class Trial:
         assert p.stdout
         self.out["attach"] = json.loads(p.stdout.read() or "{}")
         self.out["attach_ms"] = (time.monotonic_ns() - t) / 1e6
-        if not self.out["attach"].get("ok"):  # the trial goes on with a plain load; the failure is on record
+        if not self.out["attach"].get(
+            "ok"
+        ):  # the trial goes on with a plain load; the failure is on record
             self.loaded = ctypes.CDLL(f"{bins}/windows.so")
 
     def command(self, line: str) -> None:
         fd = os.open(f"{self.base}.fifo", os.O_RDWR | os.O_NONBLOCK)  # never waits for a reader
         os.write(fd, (line + "\n").encode())
-        self.fifos.append(fd)  # kept open: a line without a reader would be lost with the last descriptor
+        self.fifos.append(
+            fd
+        )  # kept open: a line without a reader would be lost with the last descriptor
         self.sent += 1
 
     def wait(self, limit_s: float = 8.0) -> None:
@@ -161,7 +167,11 @@ class Trial:
         until = time.monotonic() + limit_s
         first = len(self.stamps)
         while time.monotonic() < until:
-            data = Path(f"{self.base}.done").read_bytes() if Path(f"{self.base}.done").exists() else b""
+            data = (
+                Path(f"{self.base}.done").read_bytes()
+                if Path(f"{self.base}.done").exists()
+                else b""
+            )
             if int.from_bytes(data[:8], "little") >= self.sent:
                 break
             if self.cell.get("fixed"):
@@ -192,14 +202,24 @@ class Trial:
         total = 0
         results = p.profiler.kineto_results if p.profiler else None
         for e in results.events() if results else []:
-            if e.device_type() != torch.autograd.DeviceType.CUDA or e.name().startswith(("Mem", "Activity")):
+            if e.device_type() != torch.autograd.DeviceType.CUDA or e.name().startswith(
+                ("Mem", "Activity")
+            ):
                 continue
             kernels += 1
             strange += not 0 < e.duration_ns() < 50_000_000
             total += e.duration_ns()
-        self.sessions.append({"steps": n, "kernels": kernels, "expected": n * self.program.kernels,
-                              "strange": strange, "mean_ns": total / kernels if kernels else 0, "ms": took,
-                              "begin": t})
+        self.sessions.append(
+            {
+                "steps": n,
+                "kernels": kernels,
+                "expected": n * self.program.kernels,
+                "strange": strange,
+                "mean_ns": total / kernels if kernels else 0,
+                "ms": took,
+                "begin": t,
+            }
+        )
 
     def fork(self, n: int) -> None:
         for i in range(n):
@@ -231,7 +251,9 @@ class Trial:
         os.mkfifo(f"{self.base}.fifo")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cpu":  # a rehearsal: the thread that CUDA's driver would have asleep in poll
-            threading.Thread(target=lambda: [time.sleep(0.01) for _ in range(100000)], daemon=True).start()
+            threading.Thread(
+                target=lambda: [time.sleep(0.01) for _ in range(100000)], daemon=True
+            ).start()
         self.program = Program(cell["workload"], device)
         self.out.update(kernels=self.program.kernels, launches=self.program.launches, device=device)
         for op in cell["script"]:
@@ -257,7 +279,9 @@ def child(cell: dict[str, Any]) -> None:
     os.dup2(log, 2)
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     faulthandler.enable()
-    if not cell["mode"].startswith("fork"):  # its watchdog thread would be missing in a forked child
+    if not cell["mode"].startswith(
+        "fork"
+    ):  # its watchdog thread would be missing in a forked child
         faulthandler.dump_traceback_later(cell["timeout_s"] - 3, exit=False)
     Trial(cell).run()
     if not cell["mode"].startswith("fork"):
