@@ -1,4 +1,4 @@
-"""Sonde's native part, as Python sees it. OSError carries the kernel's number where it refuses."""
+"""Sonde's native part, as Python sees it. OSError carries the number of the kernel's refusal."""
 
 from collections.abc import Mapping, Sequence
 
@@ -152,8 +152,8 @@ class Symbolizer:
     """Names of functions by address. Demangled, at most 1,024 bytes long, no control characters.
 
     Keeps an index (10 bytes a function, names stay in the file) of the ELF files used last,
-    `cache_bytes` in all, and one table of the kernel's functions (about 40 bytes each). Files are read, not
-    mapped. May be used by several threads.
+    `cache_bytes` in all, and one table of the kernel's functions (about 40 bytes each). Files are
+    read, not mapped. May be used by several threads.
     """
 
     def __init__(self, cache_bytes: int = ...) -> None: ...
