@@ -163,7 +163,8 @@ def test_each_of_many_waits_is_counted(pingpong):
             )[0][0]
             for kind, name in (("blocked", IN_CALL), ("runqueue", "name = 'preempted'"))
         ]
-        assert counts[0] == waited
+        # The program's own reading of its counts is not at one instant with the loop's end.
+        assert counts[0] == pytest.approx(waited, abs=2)
         # Before and after the loop, too, a thread may be pushed aside.
         assert aside <= counts[1] <= aside + 50
 
