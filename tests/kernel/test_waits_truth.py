@@ -166,7 +166,7 @@ def test_each_of_many_waits_is_counted(pingpong):
         # The program's own reading of its counts is not at one instant with the loop's end.
         assert counts[0] == pytest.approx(waited, abs=2)
         # Before and after the loop, too, a thread may be pushed aside.
-        assert aside <= counts[1] <= aside + 50
+        assert aside - 2 <= counts[1] <= aside + 50
 
 
 def test_weighted_sums_of_many_waits_agree_with_exact_ones(pingpong):
@@ -174,7 +174,8 @@ def test_weighted_sums_of_many_waits_agree_with_exact_ones(pingpong):
     for tid in truth:
         for kind in ("blocked", "runqueue"):
             exact, exact_ns, max_ns = recorder.rows(
-                'SELECT sum("count"), sum(ns), max(max_ns) FROM activity WHERE tid = ? AND kind = ?',
+                'SELECT sum("count"), sum(ns), max(max_ns) FROM activity'
+                " WHERE tid = ? AND kind = ?",
                 tid,
                 kind,
             )[0]
