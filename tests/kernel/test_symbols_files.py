@@ -317,7 +317,8 @@ def test_a_map_that_is_a_link_or_a_pipe_is_not_followed(resolver: Resolver, jit:
 def test_a_map_is_found_by_the_pid_that_its_process_has_in_its_own_namespace(
     resolver: Resolver, tmp_path: Path
 ) -> None:
-    inner = [sys.executable, "-c", JIT, "/tmp/perf-{pid}.map"]
+    # The interpreter itself: a checkout below /tmp, with its .venv, is out of sight in there.
+    inner = [str(Path(sys.executable).resolve()), "-c", JIT, "/tmp/perf-{pid}.map"]
     script = f'mount --bind {tmp_path} /tmp && exec "$@"'
     # unshare --fork stays our child; the program is its child, with pid 1.
     with Talking("unshare", "-mp", "--fork", "sh", "-c", script, "sh", *inner) as talking:
