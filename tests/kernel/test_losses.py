@@ -100,8 +100,8 @@ def test_waits_that_found_no_row_are_counted(program):
     assert lost > 1000
     # Every time one left its CPU it waited for the next, and every new thread waited for its first.
     truth = said["switches"] + said["threads"]
-    # The rest is what happened before and after the program counted, and what the kernel leaves
-    # out while another tracer comes or goes at the same tracepoint.
+    # The rest is what happened before and after the program counted, and what goes missing while
+    # another recorder comes or goes (docs/design/overhead.md).
     assert batch.seen + lost == pytest.approx(truth, rel=0.005)
 
 
