@@ -11,6 +11,7 @@ mod layout;
 mod maps;
 mod perf;
 mod symbols;
+mod unwind;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -21,5 +22,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     elf::register(module)?;
     perf::register(module)?;
     symbols::register(module)?;
+    unwind::register(module)?;
     Ok(())
 }
