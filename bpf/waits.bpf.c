@@ -191,8 +191,11 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	w->stack_id = 0;
 	w->weight = stack_weight(&w->chance, w->reason, now);
 	s = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
-	if (s)
+	if (s) {
 		w->stack_id = stack_take(ctx, s, w->start_ns ^ prev->tgid, has_user_frames(prev));
+		/* The walk is ours: waits with a stack must not be longer than those they stand for. */
+		now = bpf_ktime_get_ns();
+	}
 	w->began_ns = now;
 	__sync_lock_test_and_set(&w->counted_ns, now);
 }

@@ -61,7 +61,7 @@ def filled(name: str, rows: Rows) -> pa.Table:
     return pa.Table.from_pylist(complete, table_schema(name))
 
 
-def chunk(tables: dict[str, pa.Table], *, version: int = 1, **meta: Any) -> bytes:
+def chunk(tables: dict[str, pa.Table], /, *, version: int = 1, **meta: Any) -> bytes:
     payload = b""
     listed = []
     for name, table in tables.items():

@@ -39,7 +39,7 @@ class Config:
     wait_span_ms: float = 10.0
     """Waits at least this long are kept one by one."""
     stack_gap_ms: float = 10.0
-    """About how often a thread's waits, and its calls, get a stack; each then counts for those without."""
+    """About how often a thread's waits, and its calls, get a stack, which counts for the others."""
     probe_budget: float = 0.01
     """Share of one core that probes on device calls may cost before some are taken off."""
 
@@ -66,7 +66,9 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> C
     known = {field.name for field in fields(Config)}
     for name in merged:
         if name not in known:
-            raise UsageError(f"no setting is called {name}", f"settings: {', '.join(sorted(known))}")
+            raise UsageError(
+                f"no setting is called {name}", f"settings: {', '.join(sorted(known))}"
+            )
     if merged.get("pids") is not None:
         merged["pids"] = frozenset(merged["pids"])
     return Config(**merged)
@@ -80,10 +82,10 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"cannot read the configuration {path}: {error}", "mend or remove it") from error
-    return {
-        name: _coerced(name, value, f"{path}") for name, value in table.items()
-    }
+        raise UsageError(
+            f"cannot read the configuration {path}: {error}", "mend or remove it"
+        ) from error
+    return {name: _coerced(name, value, f"{path}") for name, value in table.items()}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -114,5 +116,7 @@ def _coerced(name: str, value: Any, source: str) -> Any:
         if isinstance(default, float):
             return float(value)
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{source} sets {name} to {value!r}", "give it a value of its kind") from error
+        raise UsageError(
+            f"{source} sets {name} to {value!r}", "give it a value of its kind"
+        ) from error
     return value

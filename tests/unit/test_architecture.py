@@ -28,7 +28,7 @@ DOORS: dict[str, set[str]] = {
     "collect": {"apis", "config", "errors", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
     "sinks": {"errors", "model", "_native"},
-    "agent": {"collect", "config", "errors", "model", "resolve", "sinks", "_native"},
+    "agent": {"apis", "collect", "config", "errors", "model", "resolve", "sinks", "_native"},
     "query": {"errors", "model"},
     "export": {"errors", "model", "query"},
 }
@@ -37,7 +37,9 @@ DOORS: dict[str, set[str]] = {
 HEAVY = {"pyarrow": {"query"}, "duckdb": {"query"}, "numpy": set[str]()}
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
-BUILT = re.compile(r"\.(o|so|a|d|whl|pyc|min\.js|map|sonde)$|(^|/)(node_modules|target|dist)/")
+BUILT = re.compile(
+    r"\.(o|so|a|d|whl|pyc|min\.js|js\.map|css\.map|sonde)$|(^|/)(node_modules|target|dist)/"
+)
 PICTURES = re.compile(r"^docs/images/.*\.png$")
 RECORDED = re.compile(r"^tests/(data|golden)/")
 GENERATED = re.compile(r"(^|/)(Cargo\.lock|package-lock\.json)$|^LICENSES/")

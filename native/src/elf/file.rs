@@ -32,6 +32,7 @@ pub struct Segment {
 
 pub struct Section {
     pub kind: elf::SectionType,
+    pub address: u64,
     pub offset: u64,
     pub size: u64,
     pub link: u32,
@@ -203,6 +204,7 @@ impl ElfFile {
             .iter()
             .map(|it| Section {
                 kind: it.sh_type(endian),
+                address: it.sh_addr(endian).into(),
                 offset: it.sh_offset(endian).into(),
                 size: it.sh_size(endian).into(),
                 link: it.sh_link(endian),

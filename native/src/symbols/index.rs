@@ -11,25 +11,32 @@ use super::names;
 
 /// Functions of one file; the rest are left out (they resolve to file and offset).
 const MAX_FUNCTIONS: usize = 1 << 20;
-/// A symbol of assembly code may have no size. It then reaches to the next one, but not further.
+/// A symbol of assembly code may have no size. It then reaches to the next one or to the end of its
+/// section, but not further than this.
 const MAX_UNSIZED_BYTES: u64 = 64 << 10;
 /// How many smaller functions may lie in a larger one, before an address in it.
 const MAX_NESTED: usize = 32;
 const MAX_ALIASES: usize = 16;
 const LOCAL: u32 = 1 << 31;
+const UNSIZED: u32 = 1 << 30;
+const SIZE: u32 = UNSIZED - 1;
 const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
 
 struct Entry {
     /// Less `Index::base`.
     start: u32,
-    /// Bytes, with `LOCAL` set for a local symbol.
+    /// Bytes, with `LOCAL` set for a local symbol and `UNSIZED` where it does not say so itself.
     size: u32,
     name: u32,
 }
 
 impl Entry {
     fn size(&self) -> u64 {
-        u64::from(self.size & !LOCAL)
+        u64::from(self.size & SIZE)
+    }
+
+    fn is_unsized(&self) -> bool {
+        self.size & UNSIZED != 0
     }
 }
 
@@ -82,6 +89,13 @@ impl Index {
             elf::STT_NOTYPE => it.bind != elf::STB_LOCAL && file.is_code(it.value),
             _ => false,
         };
+        let reach = |it: &Symbol| {
+            // Between exported functions lies code that is not theirs.
+            let most = if table.kind == elf::SHT_SYMTAB { MAX_UNSIZED_BYTES } else { 1 };
+            let section = it.section.index().and_then(|at| file.sections.get(usize::from(at)));
+            let end = section.map_or(u64::MAX, |it| it.address.saturating_add(it.size));
+            end.saturating_sub(it.value).min(most)
+        };
         let code = file.segments.iter().filter(|it| it.kind == elf::PT_LOAD);
         self.base = code.map(|it| it.address).min().unwrap_or(0);
         let base = self.base;
@@ -90,13 +104,18 @@ impl Index {
             let start = symbol.value.checked_sub(base).and_then(|it| u32::try_from(it).ok());
             if let (Some(start), true) = (start, is_function(&symbol)) {
                 if entries.len() < MAX_FUNCTIONS {
-                    let size = symbol.size.min(u64::from(LOCAL - 1)) as u32;
-                    let local = if symbol.bind == elf::STB_LOCAL { LOCAL } else { 0 };
-                    entries.push(Entry { start, size: size | local, name: symbol.name });
+                    let mut size = symbol.size.min(u64::from(SIZE)) as u32;
+                    if size == 0 {
+                        size = reach(&symbol) as u32 | UNSIZED;
+                    }
+                    if symbol.bind == elf::STB_LOCAL {
+                        size |= LOCAL;
+                    }
+                    entries.push(Entry { start, size, name: symbol.name });
                 }
             }
         })?;
-        entries.sort_unstable_by_key(|it| (it.start, it.size(), it.name));
+        entries.sort_unstable_by_key(|it| (it.start, !it.is_unsized(), it.size(), it.name));
         entries.shrink_to_fit();
         self.entries = entries;
         Ok(())
@@ -124,14 +143,10 @@ impl Index {
     fn covering(&self, at: u64) -> Option<&Entry> {
         let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
         let nearest = self.entries[..after].last()?;
-        let covers = |it: &&Entry| at - u64::from(it.start) < it.size();
-        let sized = self.entries[..after].iter().rev().take(MAX_NESTED).find(covers);
-        sized.or_else(|| {
-            let distance = at - u64::from(nearest.start);
-            // Between exported functions lies code that is not theirs.
-            let reach = if self.table == elf::SHT_SYMTAB { MAX_UNSIZED_BYTES } else { 1 };
-            (nearest.size() == 0 && distance < reach).then_some(nearest)
-        })
+        let covers = |it: &&Entry| {
+            at - u64::from(it.start) < it.size() && (!it.is_unsized() || it.start == nearest.start)
+        };
+        self.entries[..after].iter().rev().take(MAX_NESTED).find(covers)
     }
 
     fn name_at(&self, file: &ElfFile, strings: &Section, entry: &Entry) -> String {
@@ -139,7 +154,7 @@ impl Index {
         let aliases = self.entries[first..].iter().take_while(|it| it.start == entry.start);
         let best = aliases
             .take(MAX_ALIASES)
-            .filter(|it| it.size() > 0 || entry.size() == 0)
+            .filter(|it| !it.is_unsized() || entry.is_unsized())
             .filter_map(|it| {
                 let raw = file.name(strings, it.name, names::MAX_RAW_BYTES)?;
                 Some((it.size & LOCAL != 0, raw))

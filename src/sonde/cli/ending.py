@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 class Ending:
-    """A context that holds the signal handlers and answers `due()`."""
+    """A context that holds the signal handlers and answers `due()`.
+
+    `reason` says why it ended; `unforeseen` that the user may want to be told.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class Ending:
         self.duration_s = duration_s
         self.asked = 0
         self.reason = ""
+        self.unforeseen = False
         self._child = child
         self._began = time.monotonic()
         self._alive = {}
@@ -82,6 +86,7 @@ class Ending:
             self.reason = "asked to end"
         elif self._watches_pids and not self._some_alive():
             self.reason = "all watched processes have ended"
+            self.unforeseen = True
         elif self.duration_s is not None and time.monotonic() - self._began >= self.duration_s:
             self.reason = f"{self.duration_s:g} s are over"
         return bool(self.reason)

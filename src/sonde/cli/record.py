@@ -192,7 +192,7 @@ def _subject(args: argparse.Namespace, child: Child | None) -> str:
 def _ended(ending: Ending, child: Child | None) -> str:
     if child is not None:
         return f"{child} {child.how_it_ended()}"
-    return ending.reason
+    return ending.reason if ending.unforeseen else ""
 
 
 def _note(args: argparse.Namespace, text: str, ending: Ending | None = None) -> None:

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,7 +83,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "(default: all of them; folded: cpu)",
     )
     parser.add_argument(
-        "--pid", type=_pid, action="append", default=[], help="only this process; may be repeated"
+        "--pid", type=_whole, action="append", default=[], help="only this process; may be repeated"
     )
     parser.add_argument(
         "--from",
@@ -96,7 +96,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--to", dest="to_s", metavar="S", type=_seconds, help="up to this second of the recording"
     )
     parser.add_argument(
-        "--limit", metavar="N", type=_count, help="rows of each table (default 30; 0: all)"
+        "--limit", metavar="N", type=_whole, help="rows of each table (default 30; 0: all)"
     )
     parser.add_argument(
         "-o",
@@ -127,9 +127,7 @@ def run(args: argparse.Namespace) -> int:
     more: dict[str, Any] = {} if args.limit is None else {"limit": args.limit}
     write = partial(exporter.write, session, kinds=kinds, where=_where(args, session), **more)
     if output is None:
-        sys.stdout.flush()
-        write(out=sys.stdout.buffer)
-        sys.stdout.buffer.flush()
+        _to_standard_output(write)
         return 0
     with _replacing(output) as out:
         write(out=out)
@@ -193,7 +191,19 @@ def _where(args: argparse.Namespace, session: Session) -> Where:
             "--from and --to leave nothing of the recording",
             f"choose a range within its {seconds:.1f} s",
         )
-    return Where(pids=args.pid, start_ns=start_ns, end_ns=end_ns)
+    return Where(pids=tuple(args.pid), start_ns=start_ns, end_ns=end_ns)
+
+
+def _to_standard_output(write: Callable[..., None]) -> None:
+    try:
+        write(out=sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise SinkError(
+            f"cannot write to standard output: {error.strerror or error}", "write to a file with -o"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -222,23 +232,17 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def _pid(text: str) -> int:
-    return _number(text, int, 0)
-
-
-def _count(text: str) -> int:
-    return _number(text, int, 0)
+def _whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
-    return _number(text, float, 0.0)
-
-
-def _number(text: str, kind: Any, least: Any) -> Any:
     try:
-        value = kind(text)
+        value = float(text)
     except ValueError:
-        value = None
-    if value is None or not least <= value < 1 << 31:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} on")
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return value

@@ -81,12 +81,14 @@ def refusal(error: OSError) -> HostError:
     if error.errno in (errno.EPERM, errno.EACCES):
         return PermissionDenied(
             "the kernel does not let this user load BPF programs",
-            "run as root, or grant CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE; `sonde doctor` says which is missing",
+            "run as root, or grant what `sonde doctor` says is missing",
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return HostError("no file descriptor is left", "raise the limit: ulimit -n 65536")
     if error.errno in (errno.ENOMEM, errno.ENOSPC):
-        return HostError(f"the kernel has no memory for it: {text}", "free memory, or lower the rate")
+        return HostError(
+            f"the kernel has no memory for it: {text}", "free memory, or lower the rate"
+        )
     return KernelUnsupported(f"the kernel refuses: {text}", "`sonde doctor` says what it lacks")
 
 

@@ -30,13 +30,15 @@ IDLE_SHARE = 0.9
 _RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
 """Where a waiting thread nearly always stands; what called into them is the better answer."""
 
-_LOSS_TEXT = {
+LOSS_TEXT = {
     "stack_map_full": "stacks that found no room; their weight is kept, their frames are not",
     "count_map_full": "rows that found no room; their weight is gone",
     "task_storage": "events of threads that could not be followed",
     "ring_full": "single waits or calls not kept one by one; totals hold them",
     "user_stack": "user stacks that could not be read; kernel frames only",
     "nested_call": "calls that began in one that never returned",
+    "forgotten": "stacks dropped before all their waits had ended; their weight is kept",
+    "events": "births, names and mappings of processes that went unheard; /proc was asked instead",
     "targets_full": "children of watched processes that could not be watched",
 }
 
@@ -281,7 +283,7 @@ def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCall
 def losses(session: Session) -> list[Loss]:
     """Everything that is known to be missing: what the recorder lost and what cannot be read."""
     found = [
-        Loss(name, value or 0.0, text or _LOSS_TEXT.get(name.rpartition(".")[2], ""))
+        Loss(name, value or 0.0, text or LOSS_TEXT.get(name.rpartition(".")[2], ""))
         for name, value, text in session.rows(
             "SELECT name, sum(value), max(text) FROM event WHERE kind = 'loss' "
             "GROUP BY name HAVING sum(value) <> 0 ORDER BY 2 DESC, 1"

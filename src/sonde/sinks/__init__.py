@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where chunks go: a file today, a server tomorrow. A sink takes finished chunks and nothing else."""
+"""Where chunks go: a file today, a server tomorrow."""

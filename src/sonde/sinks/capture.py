@@ -48,7 +48,9 @@ class CaptureFile:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             raise SinkError(
                 f"cannot write {self.path}: {error.strerror}",
-                "free some space; what was recorded until then is kept" if full else "check the disk",
+                "free some space; what was recorded until then is kept"
+                if full
+                else "check the disk",
             ) from error
         self.written_bytes += len(chunk)
 

@@ -41,6 +41,8 @@ class ChunkBuilder:
         for table in sorted({*self.rows, *self.parts}):
             parts = list(self.parts.get(table, ()))
             if rows := self.rows.get(table):
-                parts.append(dict(zip(columns_of(table), map(list, zip(*rows, strict=True)), strict=True)))
+                parts.append(
+                    dict(zip(columns_of(table), map(list, zip(*rows, strict=True)), strict=True))
+                )
             tables.append((table, parts))
         return _native.encode_chunk(json.dumps(meta), tables)

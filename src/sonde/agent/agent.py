@@ -15,25 +15,24 @@ import platform
 import resource
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Protocol
 
-from sonde import _native
-from sonde.collect.collector import Batch, Collector, ProcessKey
+from sonde import _native, apis
+from sonde.agent.dictionary import Dictionary
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.cpu import CpuSampler
+from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
-from sonde.resolve.frames import Resolver
-from sonde.resolve.processes import ProcessTable
+from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
 
 EVENT_GAP_S = 0.02
-"""After reacting to process events at once, let at least this long pass: bounds wake-ups in a storm."""
-STACKS_IN_KERNEL = 5_000
-"""Stacks read and still kept in the kernel, of its 8192, before they are dropped there."""
-STACKS_CACHED = 20_000
+"""After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+LOST_EVENTS = "processes.events"
 
 
 class Sink(Protocol):
@@ -75,20 +74,24 @@ class Agent:
         self._counts = {"cpu": 0, "waits": 0, "device_calls": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
-        self._stacks: dict[int, tuple[list[int], bool]] = {}
-        self._in_kernel: list[int] = []
-        self._seen_processes: set[ProcessKey] = set()
         self._chunk = ChunkBuilder(0)
-        self._used_stacks: set[int] = set()
-        self._used_threads: set[tuple[int, int, int]] = set()
         self._kernel = Kernel(config.pids)
         try:
             self._events = _native.ProcessEvents()
         except OSError as error:
             raise refusal(error) from error
-        self._processes = ProcessTable()
-        self._resolver = Resolver(self._processes)
+        self._resolver = Resolver()
+        self._dictionary = Dictionary(self._kernel, self._resolver)
+        self._calls = self._make_device_calls()
         self._collectors = self._make_collectors()
+
+    def _make_device_calls(self) -> DeviceCalls | None:
+        config = self._config
+        if not config.device_calls:
+            return None
+        return DeviceCalls(
+            self._kernel, apis.load(), launches=config.launches, budget=config.probe_budget
+        )
 
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel
@@ -103,13 +106,15 @@ class Agent:
                     stack_gap_ns=int(config.stack_gap_ms * 1e6),
                 )
             )
+        if self._calls is not None:
+            collectors.append(self._calls)
         return collectors
 
     def start(self) -> None:
         """Attach everything. Raises HostError where this machine cannot."""
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
-        self._processes.scan()
+        self._resolver.start()
         for collector in self._collectors:
             collector.start()
 
@@ -132,6 +137,7 @@ class Agent:
         finally:
             for collector in self._collectors:
                 collector.stop()
+            self._resolver.close()
             self._sink.close()
 
     def live(self) -> Live:
@@ -143,7 +149,7 @@ class Agent:
             device_calls=self._counts["device_calls"],
             spans=self._spans,
             lost=sum(self._lost.values()),
-            processes=len(self._seen_processes),
+            processes=len(self._dictionary.processes),
             written_bytes=self._sink.written_bytes,
         )
 
@@ -154,7 +160,12 @@ class Agent:
                 time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
 
     def _hear(self) -> None:
-        self._processes.feed(self._events.drain())
+        events = self._events.drain()
+        self._resolver.feed(events)
+        if self._calls is not None:
+            self._calls.hear(events)
+        if self._events.lost > self._lost.get(LOST_EVENTS, 0):
+            self._resolver.resync()
 
     def _tick(self, chunk_ends: bool) -> None:
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
@@ -175,20 +186,7 @@ class Agent:
             tids = part["tid"]
             assert isinstance(tids, Sized)
             self._spans += len(tids)
-        self._used_threads |= batch.threads
-        self._seen_processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
-        self._resolve(batch.stacks)
-
-    def _resolve(self, owners: Mapping[int, ProcessKey]) -> None:
-        self._used_stacks |= owners.keys()
-        unknown = [stack_id for stack_id in owners if stack_id not in self._stacks and stack_id]
-        for stack_id, kernel, user in self._kernel.stacks(unknown):
-            pid, start_ns = owners[stack_id]
-            self._stacks[stack_id] = self._resolver.resolve(pid, start_ns, kernel, user)
-        self._in_kernel += unknown
-        if len(self._in_kernel) > STACKS_IN_KERNEL:
-            self._kernel.forget_stacks(self._in_kernel)
-            self._in_kernel = []
+        self._dictionary.take(batch)
 
     def _count_losses(self) -> None:
         now = {
@@ -196,7 +194,7 @@ class Agent:
             for collector in self._collectors
             for name, count in collector.losses().items()
         }
-        now["processes.events"] = self._events.lost
+        now[LOST_EVENTS] = self._events.lost
         for name, count in now.items():
             new = count - self._lost.get(name, 0)
             if new > 0:
@@ -211,12 +209,18 @@ class Agent:
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", usage.ru_maxrss * 1024.0),
             ("sonde.agent.kernel_map_bytes", float(kernel_bytes)),
+            *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
+            *(
+                (f"sonde.resolve.{name}", float(n))
+                for name, n in self._resolver.counters.as_dict().items()
+                if n
+            ),
         ):
             self._chunk.add("metric", [(self._tick_ns, series, "", value)])
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)
-        self._add_dictionaries(chunk)
+        self._dictionary.write(chunk)
         meta = {
             "seq": self._seq,
             "start_ns": chunk.start_ns,
@@ -227,19 +231,7 @@ class Agent:
         }
         self._seq += 1
         self._sink.write(chunk.encode(meta))
-        while len(self._stacks) > STACKS_CACHED:
-            del self._stacks[next(iter(self._stacks))]
-
-    def _add_dictionaries(self, chunk: ChunkBuilder) -> None:
-        stacks, self._used_stacks = self._used_stacks, set()
-        threads, self._used_threads = self._used_threads, set()
-        known = [stack_id for stack_id in stacks if stack_id in self._stacks]
-        chunk.add("stack", [(stack_id, *self._stacks[stack_id]) for stack_id in known])
-        frames = {frame_id for stack_id in known for frame_id in self._stacks[stack_id][0]}
-        chunk.add("frame", self._resolver.frame_rows(frames))
-        processes = {(pid, start_ns) for pid, start_ns, _ in threads}
-        chunk.add("process", self._processes.process_rows(processes))
-        chunk.add("thread", self._processes.thread_rows(threads))
+        self._resolver.tick(self._tick_ns)
 
     def _host(self) -> dict[str, object]:
         return {

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rows refer to: stacks, frames, processes, threads. Each chunk gets the entries it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sonde.collect.collector import Batch, ProcessKey, TableRow
+from sonde.collect.kernel import Kernel
+from sonde.resolve import KnownFrame, Resolver
+from sonde.sinks.chunk import ChunkBuilder
+
+STACKS_IN_KERNEL = 5_000
+"""Stacks read and still kept in the kernel, of its 8192, before they are dropped there."""
+STACKS_CACHED = 16_384
+
+ENTRIES = frozenset(
+    {
+        *("_start", "__libc_start_main", "start_thread", "thread_start", "clone", "clone3"),
+        *("__clone", "__clone3", "ret_from_fork", "ret_from_fork_asm", "runtime.goexit"),
+        *("_dl_start_user", "entry_SYSCALL_64_after_hwframe"),
+    }
+)
+"""Where threads begin: a walk that ends in one of these is whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    frames: tuple[KnownFrame, ...]
+    complete: bool
+
+
+class Dictionary:
+    """Resolves stacks when they are first seen, and remembers what the current chunk refers to."""
+
+    def __init__(self, kernel: Kernel, resolver: Resolver) -> None:
+        self._kernel = kernel
+        self._resolver = resolver
+        self._stacks: dict[int, _Stack] = {}
+        self._in_kernel: list[int] = []
+        self._used_stacks: set[int] = set()
+        self._used_threads: set[tuple[int, int, int]] = set()
+        self.processes: set[ProcessKey] = set()
+        """Every process that rows spoke of."""
+
+    def take(self, batch: Batch) -> None:
+        """Note what a batch refers to, and resolve the stacks that are new.
+
+        Soon, that is: while their processes are remembered and the kernel still has their frames.
+        """
+        self._used_threads |= batch.threads
+        self.processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
+        self._used_stacks |= batch.stacks.keys()
+        self._resolve(batch.stacks)
+
+    def write(self, chunk: ChunkBuilder) -> None:
+        """Add the entries that the rows since the last call need."""
+        stacks, self._used_stacks = self._used_stacks, set()
+        threads, self._used_threads = self._used_threads, set()
+        known = {
+            stack_id: self._stacks[stack_id] for stack_id in stacks if stack_id in self._stacks
+        }
+        chunk.add("stack", map(_stack_row, known.items()))
+        chunk.add("frame", _frame_rows(known.values()))
+        chunk.add("process", self._process_rows(threads))
+        chunk.add("thread", self._thread_rows(threads))
+        while len(self._stacks) > STACKS_CACHED:
+            del self._stacks[next(iter(self._stacks))]
+
+    def _resolve(self, owners: Mapping[int, ProcessKey]) -> None:
+        unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
+        for stack_id, kernel, user in self._kernel.stacks(unknown):
+            process = self._resolver.processes.find(*owners[stack_id])
+            frames = tuple(self._resolver.resolve(process, kernel, user))
+            complete = bool(frames) and frames[-1].frame.function in ENTRIES
+            self._stacks[stack_id] = _Stack(frames, complete)
+        self._in_kernel += unknown
+        if len(self._in_kernel) > STACKS_IN_KERNEL:
+            self._kernel.forget_stacks(self._in_kernel)
+            self._in_kernel = []
+
+    def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
+        for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:
+            known = self._resolver.processes.find(pid, start_ns).record()
+            yield pid, start_ns, known.ppid, known.comm, known.exe
+
+    def _thread_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
+        processes = self._resolver.processes
+        for pid, start_ns, tid in threads:
+            yield pid, start_ns, tid, processes.thread_name(processes.find(pid, start_ns), tid)
+
+
+def _stack_row(item: tuple[int, _Stack]) -> TableRow:
+    stack_id, stack = item
+    return stack_id, [known.id for known in stack.frames], stack.complete
+
+
+def _frame_rows(stacks: Iterable[_Stack]) -> Iterable[TableRow]:
+    for known in {known.id: known for stack in stacks for known in stack.frames}.values():
+        it = known.frame
+        yield (
+            *(known.id, it.kind, it.function, it.binary, it.build_id, it.offset),
+            *(it.file, it.line),
+        )

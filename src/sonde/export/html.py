@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One self-contained page: an interactive flame graph and the exact tables beside it.
+
+The page needs no network and no server. Its content security policy allows the script and the
+style that are in it, by their hashes, and nothing else. What the capture says travels as
+base64 of gzipped JSON, so that no name in it can end up as markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, BinaryIO
+
+from sonde.export import call_tree, json_report
+from sonde.export.call_tree import CallTree
+from sonde.export.summary import directions
+from sonde.model.profile import KINDS
+from sonde.query import questions
+from sonde.query.questions import EVERYTHING, Where
+from sonde.query.session import Session
+
+MAX_NODES = 150_000
+"""Of the flame graph's tree: what a page loads in well under a second."""
+MAX_ROWS = 5_000
+"""Of each table."""
+
+_SCRIPTS = ("numbers.js", "capture.js", "tree.js", "colours.js", "flame.js", "tables.js", "page.js")
+
+
+def write(
+    session: Session,
+    out: BinaryIO,
+    kinds: Sequence[str] = KINDS,
+    where: Where = EVERYTHING,
+) -> None:
+    """Write the page. With several kinds it begins with the first that was seen."""
+    script = "".join(_asset(name) for name in _SCRIPTS)
+    style = _asset("page.css")
+    policy = (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; "
+        f"script-src {_hash(script)}; style-src {_hash(style)}; require-trusted-types-for 'script'"
+    )
+    data = json.dumps(_document(session, kinds, where), separators=(",", ":"))
+    packed = gzip.compress(data.encode(errors="replace"), compresslevel=6, mtime=0)
+    parts = {
+        "@policy@": policy,
+        "@title@": html.escape(f"{session.info.path.name} · Sonde"),
+        "@style@": style,
+        "@data@": base64.b64encode(packed).decode(),
+        "@script@": script,
+    }
+    # Split rather than replaced one by one: a value may contain another's mark.
+    page = _asset("page.html")
+    for mark, value in parts.items():
+        before, found, rest = page.partition(mark)
+        if not found:
+            raise ValueError(f"page.html has no {mark}, or not in this order")
+        out.write(before.encode() + value.encode(errors="replace"))
+        page = rest
+    out.write(page.encode())
+
+
+def _asset(name: str) -> str:
+    return files("sonde.export").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _document(session: Session, kinds: Sequence[str], where: Where) -> dict[str, Any]:
+    profiles = [questions.profile(session, kind, where) for kind in kinds]
+    tree = call_tree.build(profiles, MAX_NODES)
+    idle = questions.idle_threads(session)
+    numbers = {process: number for number, process in enumerate(session.processes)}
+    return {
+        "capture": json_report.capture(session.info),
+        "filtered": where != EVERYTHING,
+        "processes": {
+            "pid": [process.pid for process in session.processes],
+            "name": [process.name for process in session.processes],
+            "kernel": [int(process.is_kernel) for process in session.processes],
+        },
+        "threads": {
+            "process": [numbers[thread.process] for thread in session.threads],
+            "tid": [thread.tid for thread in session.threads],
+            "name": [thread.name for thread in session.threads],
+            "idle": [int(number in idle) for number in range(len(session.threads))],
+        },
+        "tree": _tree(tree),
+        "tables": _tables(session, kinds, where),
+    }
+
+
+def _tree(tree: CallTree) -> dict[str, Any]:
+    functions = tree.functions
+    return {
+        "name": [function.name for function in functions],
+        "kind": [function.kind for function in functions],
+        "binary": [function.binary for function in functions],
+        "file": [function.file for function in functions],
+        "firstLine": [function.first_line for function in functions],
+        "lastLine": [function.last_line for function in functions],
+        "parent": list(tree.parent),
+        "function": list(tree.function),
+        "folded": tree.folded_nodes,
+        "kinds": {
+            kind: {
+                "thread": rows.thread,
+                "node": rows.node,
+                "count": rows.events,
+                "ns": rows.ns,
+                "bytes": rows.bytes,
+            }
+            for kind, rows in tree.kinds.items()
+        },
+    }
+
+
+def _tables(session: Session, kinds: Sequence[str], where: Where) -> dict[str, Any]:
+    numbers = {process: number for number, process in enumerate(session.processes)}
+    threads = {thread: number for number, thread in enumerate(session.threads)}
+    waits = [wait for wait in questions.waits(session, where) if wait.kind in kinds]
+    calls = questions.device_calls(session, where) if "device" in kinds else []
+    uses = questions.processes(session, where)
+    return {
+        "waits": [
+            {
+                "thread": threads[wait.thread],
+                "kind": wait.kind,
+                "reason": wait.reason,
+                "call": wait.system_call,
+                "count": wait.count,
+                "ns": wait.ns,
+                "max": wait.max_ns,
+                "waker": wait.waker,
+                "hint": wait.hint,
+                "binary": wait.hint_binary,
+            }
+            for wait in waits[:MAX_ROWS]
+        ],
+        "waitsInAll": len(waits),
+        "calls": [
+            {
+                "process": numbers[call.process],
+                "function": call.function,
+                "api": call.api,
+                "op": call.op,
+                "count": call.calls,
+                "bytes": call.bytes_total,
+                "directions": directions(call),
+                "ns": call.ns,
+                "max": call.max_ns,
+                "errors": call.errors,
+            }
+            for call in calls[:MAX_ROWS]
+        ],
+        "callsInAll": len(calls),
+        "processes": [
+            {
+                "process": numbers[use.process],
+                "threads": use.threads,
+                "samples": use.cpu_samples,
+                "cpu": use.cpu_ns,
+                "blocked": use.blocked_ns,
+                "runqueue": use.runqueue_ns,
+                "calls": use.device_calls,
+                "device": use.device_ns,
+            }
+            for use in uses[:MAX_ROWS]
+        ],
+        "processesInAll": len(uses),
+        "losses": [
+            {"name": loss.name, "amount": loss.amount, "text": loss.text}
+            for loss in questions.losses(session)
+        ],
+        "notices": [
+            {
+                "name": notice.name,
+                "process": notice.process,
+                "count": notice.count,
+                "text": notice.text,
+            }
+            for notice in questions.notices(session)[:MAX_ROWS]
+        ],
+        "metrics": [
+            {"series": metric.series, "labels": metric.labels, "last": metric.last}
+            for metric in questions.metrics(session)[:MAX_ROWS]
+        ],
+    }

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files that frames lie in: found again when deleted or in another mount namespace.
+
+A file is known by device and inode for as long as it is held open here: an inode in use is not
+given to another file. Once closed, it is compared (size, time of change) when it is opened again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from sonde import _native
+from sonde.resolve import procfs
+from sonde.resolve.counters import Counters
+from sonde.resolve.mappings import FileKey, Mapping
+from sonde.resolve.recent import Recent
+
+if TYPE_CHECKING:
+    from sonde.resolve.live import LiveProcess
+
+MAX_FILES: Final = 4_096
+"""Files known by device and inode."""
+MAX_OPEN: Final = 96
+"""Files held open."""
+IDLE_NS: Final = 30_000_000_000
+"""How long a file is held open after its last use, so that deleted ones are freed."""
+MAX_NAME: Final = 128
+"""Characters of a file name that a frame shows."""
+
+_Identity = tuple[int, int, int, int]
+_ELF_MAGIC: Final = b"\x7fELF"
+_indices = count(1)
+
+
+class Binary:
+    """One file with code in it."""
+
+    __slots__ = (
+        "build_id",
+        "fd",
+        "identity",
+        "index",
+        "is_elf",
+        "kind",
+        "name",
+        "owner",
+        "used_ns",
+    )
+
+    def __init__(self, name: str, kind: str = "user") -> None:
+        self.index = next(_indices)
+        """Of the content: another one when the file changes."""
+        self.name = procfs.printable(name)[:MAX_NAME]
+        self.kind = kind
+        """Kind of its frames: user, vdso."""
+        self.build_id = ""
+        self.is_elf = False
+        self.fd = -1
+        """Open for reading, -1 not now."""
+        self.identity: _Identity = (0, 0, 0, 0)
+        self.owner: LiveProcess | None = None
+        """Who used it last."""
+        self.used_ns = 0
+
+    @property
+    def holds_no_code(self) -> bool:
+        """It was looked at and is no ELF file: code that a compiler keeps in a file of its own."""
+        return self.identity[1] != 0 and not self.is_elf
+
+    @property
+    def path(self) -> str:
+        """Leads to the open file."""
+        return f"/proc/self/fd/{self.fd}"
+
+    def take(self, fd: int) -> None:
+        """Hold it by this descriptor from now on, and learn what it is now."""
+        found = os.fstat(fd)
+        identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        self.fd = fd
+        if identity != self.identity:
+            if self.identity[1]:
+                self.index = next(_indices)
+            self.identity = identity
+            self.is_elf = os.pread(fd, 4, 0) == _ELF_MAGIC
+            self.build_id = _native.build_id(self.path) if self.is_elf else ""
+
+
+class Binaries:
+    """All files of all processes, as many of them open as is allowed."""
+
+    def __init__(self, counters: Counters, max_open: int = MAX_OPEN) -> None:
+        self._counters = counters
+        self._max_open = max_open
+        self._known: Recent[FileKey, Binary] = Recent(MAX_FILES)
+        self._open: dict[Binary, None] = {}
+        """Those used last at the end."""
+        self._vdso: Binary | None = None
+
+    @property
+    def held_open(self) -> int:
+        """Descriptors in use."""
+        return len(self._open)
+
+    def of(self, process: LiveProcess, mapping: Mapping) -> Binary | None:
+        """The file behind a mapping; None where there is none."""
+        binary = mapping.binary
+        if binary is None:
+            if mapping.has_file:
+                binary = self._find(process, mapping)
+            elif mapping.path == "[vdso]":
+                binary = self._own_vdso(mapping)
+            mapping.binary = binary
+        return binary
+
+    def open(self, binary: Binary, process: LiveProcess, mapping: Mapping) -> bool:
+        """Make sure that the file can be read. False where no way leads to it any more."""
+        now_ns = time.monotonic_ns()
+        if binary.fd < 0:
+            fd = self._open_mapped(process, mapping)
+            if fd is None:
+                return False
+            self._hold(binary, fd)
+        elif binary in self._open:
+            del self._open[binary]
+            self._open[binary] = None
+            binary.take(binary.fd)
+        binary.used_ns, binary.owner = now_ns, process
+        return True
+
+    def expire(self, now_ns: int) -> None:
+        """Let go of files that nobody asked about for a while."""
+        for binary in list(self._open):
+            if binary.used_ns + IDLE_NS > now_ns:
+                break
+            owner = binary.owner
+            if owner is None or not owner.is_alive or os.fstat(binary.fd).st_nlink:
+                self._release(binary)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for binary in list(self._open):
+            self._release(binary)
+        if self._vdso is not None and self._vdso.fd >= 0:
+            os.close(self._vdso.fd)
+            self._vdso.fd = -1
+
+    def _find(self, process: LiveProcess, mapping: Mapping) -> Binary:
+        known = self._known.get(mapping.file)
+        if known is not None and known.fd >= 0:
+            return known
+        fd = self._open_mapped(process, mapping)
+        if fd is None:
+            # It may be the known one or another: better no name than a wrong one.
+            self._counters.files_unopened += 1
+            return Binary(mapping.name)
+        binary = known or Binary(mapping.name)
+        self._hold(binary, fd)
+        binary.owner, binary.used_ns = process, time.monotonic_ns()
+        self._known.put(mapping.file, binary)
+        self._counters.files_evicted = self._known.evicted
+        return binary
+
+    def _hold(self, binary: Binary, fd: int) -> None:
+        binary.take(fd)
+        self._counters.files_opened += 1
+        while len(self._open) >= self._max_open:
+            # Deleted ones cannot be opened again once their process is gone.
+            still_there = (it for it in self._open if os.fstat(it.fd).st_nlink)
+            self._release(next(still_there, next(iter(self._open))))
+        self._open[binary] = None
+
+    def _release(self, binary: Binary) -> None:
+        del self._open[binary]
+        os.close(binary.fd)
+        binary.fd, binary.owner = -1, None
+
+    def _open_mapped(self, process: LiveProcess, mapping: Mapping) -> int | None:
+        """The very file that is mapped. Its mapping leads to it while the process lives, whatever
+        became of the path; after that the path may, in the process's root, its parent's or ours.
+        """
+        pid, path = process.pid, mapping.path
+        if process.is_alive:
+            fd = procfs.open_regular(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
+            if fd is not None:
+                return fd
+        for root in (f"/proc/{pid}/root", f"/proc/{process.ppid}/root", ""):
+            fd = procfs.open_regular(root + path)
+            if fd is not None:
+                if _is(mapping.file, os.fstat(fd)):
+                    return fd
+                os.close(fd)
+        return None
+
+    def _own_vdso(self, mapping: Mapping) -> Binary | None:
+        """The kernel maps the same image into every process of our kind: read it from our own."""
+        if self._vdso is None:
+            self._vdso = _dump_vdso()
+        same = self._vdso is not None and self._vdso.identity[2] == mapping.end - mapping.start
+        return self._vdso if same else None
+
+
+def _is(file: FileKey, found: os.stat_result) -> bool:
+    """Whether a file found by its path is the one that is mapped.
+
+    Mappings and stat() tell different devices on some file systems (btrfs, overlayfs: major 0).
+    """
+    major, minor, inode = file
+    if found.st_ino != inode:
+        return False
+    device = os.major(found.st_dev), os.minor(found.st_dev)
+    return device == (major, minor) or not (major and device[0])
+
+
+def _dump_vdso() -> Binary | None:
+    for line in (procfs.read_maps(os.getpid()) or b"").splitlines():
+        if line.endswith(b"[vdso]"):
+            start, _, end = line.partition(b" ")[0].partition(b"-")
+            binary = Binary("[vdso]", "vdso")
+            try:
+                with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+                    image = os.pread(memory.fileno(), int(end, 16) - int(start, 16), int(start, 16))
+                fd = os.memfd_create("vdso", os.MFD_CLOEXEC)
+                os.write(fd, image)
+            except OSError:
+                return None
+            binary.take(fd)
+            return binary
+    return None

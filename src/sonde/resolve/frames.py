@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Addresses to frames, each looked up once.
+
+```
+address ──▶ frames of its process ──▶ frames of (file, offset) ──▶ symbol index of the file
+            one dict lookup            where another process        native; kept for the
+                                       has seen it                  files used last
+```
+No address is dropped: without a symbol its frame keeps binary and offset, without a mapping it is
+unknown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from sys import intern
+from typing import Any, Final, NamedTuple
+
+from sonde import _native
+from sonde.model.code import Frame
+from sonde.resolve.binaries import Binaries, Binary
+from sonde.resolve.counters import Counters
+from sonde.resolve.live import GRACE_NS, LiveProcess
+from sonde.resolve.mappings import Mapping
+from sonde.resolve.perf_maps import PerfMaps
+from sonde.resolve.processes import ProcessTable
+from sonde.resolve.recent import Recent
+
+MAX_FRAMES: Final = 32_768
+"""Frames kept by place: by (file, offset), by kernel address, by name of generated code."""
+MAX_PROCESS_FRAMES: Final = 65_536
+"""Addresses kept of all processes together."""
+MAX_NEW_FILES: Final = 32
+"""Files opened ahead at one tick, in case their process ends before it is asked about."""
+
+MAX_KERNEL_FRAMES: Final = 16_384
+
+_KERNEL: Final = "[kernel]"
+_JIT: Final = "[jit]"
+_UNMAPPED: Final = Frame("unknown", "", "[unknown]")
+"""Where a walk went astray: the address itself says nothing, and would make a frame of its own."""
+
+
+class KnownFrame(NamedTuple):
+    """A frame and its id, which is the same wherever the same code location is seen."""
+
+    id: int
+    frame: Frame
+
+
+class _Place(NamedTuple):
+    """Where an address of a stack lies."""
+
+    position: int
+    offset: int
+    mapping: Mapping
+
+
+def frame_id(frame: Frame) -> int:
+    """64-bit hash of a frame's content, never 0."""
+    content = (
+        *(frame.kind, frame.function, frame.binary, frame.build_id),
+        *(str(frame.offset), frame.file, str(frame.line)),
+    )
+    digest = blake2b("\0".join(content).encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+class Resolver:
+    """Names what runs: the one object that the agent talks to."""
+
+    def __init__(self, symbols: _native.Symbolizer | None = None) -> None:
+        self.counters = Counters()
+        self.processes = ProcessTable(self.counters)
+        self._symbols = symbols or _native.Symbolizer()
+        self._binaries = Binaries(self.counters)
+        self._perf_maps = PerfMaps(self.counters)
+        self._placed: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
+        self._nowhere: Recent[Frame, KnownFrame] = Recent(MAX_FRAMES // 4)
+        """Frames that have no place of their own: generated code, unmapped addresses."""
+        self._kernel: dict[int, KnownFrame] = {}
+        self._kernel_build_id = _native.kernel_build_id()
+        self._users: set[LiveProcess] = set()
+        """Processes that have frames."""
+        self._in_use = 0
+        self._forgotten = 0
+
+    def start(self) -> None:
+        """Take in the processes that run already."""
+        self.processes.scan()
+
+    def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """What processes did since the last call, in order of time (see native ProcessEvents)."""
+        self.processes.feed(events)
+        fresh = self.processes.new_files
+        if fresh:
+            for process, file in fresh[-MAX_NEW_FILES:]:
+                for mapping in process.image.told(file):
+                    self._binaries.of(process, mapping)
+            fresh.clear()
+
+    def resync(self) -> None:
+        """Events were lost: ask /proc about everything again."""
+        self.processes.resync()
+
+    def tick(self, now_ns: int) -> None:
+        """Let go of what is no longer needed. `now_ns`: CLOCK_MONOTONIC."""
+        self.processes.expire(now_ns)
+        self._binaries.expire(now_ns)
+        self._perf_maps.expire()
+        self._users = {it for it in self._users if it.is_alive or it.dead_ns + GRACE_NS > now_ns}
+        evicted = self._placed.evicted + self._nowhere.evicted
+        self.counters.frames_evicted = evicted + self._forgotten
+
+    def usage(self) -> dict[str, int]:
+        """What is held now, by name, for metrics."""
+        files, file_bytes, _, functions, kernel_bytes = self._symbols.usage()
+        return {
+            "processes": len(self.processes),
+            "frames": len(self._placed) + len(self._nowhere) + len(self._kernel),
+            "files_open": self._binaries.held_open,
+            "files_indexed": files,
+            "file_index_bytes": file_bytes,
+            "kernel_functions": functions,
+            "kernel_table_bytes": kernel_bytes,
+        }
+
+    def close(self) -> None:
+        """Close every file."""
+        self._binaries.close()
+
+    def resolve(
+        self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
+    ) -> list[KnownFrame]:
+        """The frames of a stack, leaf first, kernel before user. One for each address, in order.
+
+        Addresses are those of a stack walk: the first of each part is where the code was, the
+        others are return addresses and stand for the call before them.
+        """
+        found: list[KnownFrame | None] = []
+        if kernel:
+            get = self._kernel.get
+            found = [get(address) for address in kernel]
+            found[0] = get(-kernel[0])
+            if not all(found):
+                self._look_up_kernel(kernel, found)
+        if user:
+            if process.image.pending:
+                process.space()
+            get = process.frames.get
+            frames = [get(address) for address in user]
+            frames[0] = get(-user[0])
+            if not all(frames):
+                self._look_up(process, user, frames)
+            found += frames
+        return found  # type: ignore[return-value]  # every None was replaced
+
+    def _look_up_kernel(self, addresses: Sequence[int], frames: list[KnownFrame | None]) -> None:
+        missing = [i for i, frame in enumerate(frames) if frame is None]
+        found = self._symbols.kernel([max(addresses[i] - (i > 0), 0) for i in missing])
+        if len(self._kernel) > MAX_KERNEL_FRAMES:
+            self._forgotten += len(self._kernel)
+            self._kernel.clear()
+        for i, symbol in zip(missing, found, strict=True):
+            if symbol is None:
+                frame = Frame("kernel", "", _KERNEL)
+                self.counters.frames_unnamed += 1
+            else:
+                name, _, module, offset = symbol
+                build_id = "" if module else self._kernel_build_id
+                binary = f"[{module}]" if module else _KERNEL
+                frame = Frame("kernel", intern(name), intern(binary), build_id, offset)
+            known = KnownFrame(frame_id(frame), frame)
+            self.counters.frames_new += 1
+            self._kernel[addresses[i] if i else -addresses[0]] = frames[i] = known
+
+    def _look_up(
+        self, process: LiveProcess, addresses: Sequence[int], frames: list[KnownFrame | None]
+    ) -> None:
+        """Fill in the frames that are None."""
+        wanted: dict[Binary, list[_Place]] = {}
+        for i, known in enumerate(frames):
+            if known is not None:
+                continue
+            address = addresses[i] - (i > 0)
+            mapping = self._mapping(process, address)
+            binary = None if mapping is None else self._binaries.of(process, mapping)
+            if mapping is None:
+                frames[i] = self._unmapped(process)
+            elif binary is None or binary.holds_no_code:
+                frames[i] = self._generated(process, mapping, address)
+                if frames[i].frame.kind == "unknown":  # type: ignore[union-attr]
+                    continue  # not kept: a perf map may name it soon
+            else:
+                offset = address - mapping.start + mapping.offset
+                frames[i] = self._placed.get((binary.index, offset))
+                if frames[i] is None:
+                    wanted.setdefault(binary, []).append(_Place(i, offset, mapping))
+                    continue
+            self._keep(process, addresses, i, frames[i])
+        for binary, places in wanted.items():
+            for place, known in zip(places, self._symbolize(process, binary, places), strict=True):
+                frames[place.position] = known
+                self._keep(process, addresses, place.position, known)
+
+    def _keep(
+        self,
+        process: LiveProcess,
+        addresses: Sequence[int],
+        position: int,
+        known: KnownFrame | None,
+    ) -> None:
+        if known is None:
+            return
+        if self._in_use >= MAX_PROCESS_FRAMES:
+            for user in self._users:
+                self._forgotten += len(user.frames)
+                user.forget_frames()
+            self._users.clear()
+            self._in_use = 0
+        self._in_use += 1
+        self._users.add(process)
+        process.frames[addresses[position] if position else -addresses[0]] = known
+
+    @staticmethod
+    def _mapping(process: LiveProcess, address: int) -> Mapping | None:
+        mapping = process.space().find(address)
+        if mapping is None and process.previous is not None:
+            # It ran another program earlier in this interval.
+            mapping = process.previous.space().find(address)
+        return mapping
+
+    def _symbolize(
+        self, process: LiveProcess, binary: Binary, places: Sequence[_Place]
+    ) -> list[KnownFrame]:
+        offsets = [place.offset for place in places]
+        is_open = self._binaries.open(binary, process, places[0].mapping)
+        names: Sequence[tuple[str, int] | None] = [None] * len(offsets)
+        if is_open:
+            with suppress(OSError):
+                names = self._symbols.elf(binary.path, offsets)
+        found = []
+        for offset, name in zip(offsets, names, strict=True):
+            function = intern(name[0]) if name else ""
+            frame = Frame(binary.kind, function, binary.name, binary.build_id, offset)
+            known = KnownFrame(frame_id(frame), frame)
+            self.counters.frames_new += 1
+            self.counters.frames_unnamed += not function
+            if is_open:  # otherwise another process may still lead to the file
+                self._placed.put((binary.index, offset), known)
+            found.append(known)
+        return found
+
+    def _generated(self, process: LiveProcess, mapping: Mapping, address: int) -> KnownFrame:
+        """Code that no file holds."""
+        name = self._perf_maps.find(process, address, time.monotonic_ns())
+        if name is not None:
+            return self._without_place(Frame(name.kind, name.function, _JIT, file=name.file))
+        start = mapping.start - (mapping.offset if mapping.has_file else 0)
+        return self._without_place(Frame("unknown", "", mapping.name, offset=address - start))
+
+    def _unmapped(self, process: LiveProcess) -> KnownFrame:
+        process.has_unmapped = True
+        self.counters.frames_unmapped += 1
+        return self._without_place(_UNMAPPED)
+
+    def _without_place(self, frame: Frame) -> KnownFrame:
+        known = self._nowhere.get(frame)
+        if known is None:
+            known = KnownFrame(frame_id(frame), frame)
+            self._nowhere.put(frame, known)
+            self.counters.frames_new += 1
+            self.counters.frames_unnamed += not frame.function
+        return known

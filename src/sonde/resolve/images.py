@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one program start (exec) has mapped, put together only when somebody asks.
+
+Most processes are never sampled, so what the kernel tells of their mappings is kept as it came and
+costs next to nothing until then.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Final, Literal
+
+from sonde.resolve import procfs
+from sonde.resolve.mappings import AddressSpace, FileKey, Mapping, parse_maps
+
+MAX_PENDING: Final = 4096
+"""Mappings told and not yet looked at, of one image."""
+_MAX_DEPTH: Final = 32
+"""Forks in a row without an exec before mappings are put together at once."""
+
+MmapEvent = tuple[str, int, int, int, int, int, int, int, int, int, str, str]
+"""("mmap", time_ns, pid, tid, address, length, file offset, major, minor, inode, build id, path)"""
+
+
+class Image:
+    """The mappings of a process from one exec to the next, or shared with the process it forked."""
+
+    __slots__ = ("_depth", "_program", "_source", "_space", "left_out", "pending", "pid")
+
+    def __init__(self, pid: int, source: Literal["proc", "exec"] | Image) -> None:
+        """`source`: read /proc/PID/maps; start empty; or start as another image is."""
+        self.pid = pid
+        self.pending: list[MmapEvent] = []
+        self.left_out = 0
+        self._program = ""
+        self._source = source
+        self._space: AddressSpace | None = None
+        self._depth: int = source._depth + 1 if isinstance(source, Image) else 0
+
+    def add(self, event: MmapEvent) -> None:
+        """A new mapping. It is looked at when somebody asks."""
+        if len(self.pending) < MAX_PENDING:
+            self.pending.append(event)
+        else:
+            self.left_out += 1
+
+    def forked(self, pid: int) -> Image:
+        """The image of a child."""
+        if self._depth >= _MAX_DEPTH:
+            self.space()
+        return Image(pid, self)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether all its mappings are known without asking /proc."""
+        if self._space is not None or self._source == "exec":
+            return True
+        return isinstance(self._source, Image) and self._source.is_told
+
+    def space(self) -> AddressSpace:
+        """The mappings as known now."""
+        if self._space is None or self.pending:
+            self.update()
+        return self._space or AddressSpace()
+
+    def update(self) -> bool:
+        """Take in what was told since. Returns whether that took the place of something."""
+        space, replaced = self._space, False
+        if space is None:
+            space = self._space = self._start()
+        self.program  # noqa: B018 (asked for while the events are there to tell)
+        for event in self.pending:
+            replaced |= space.add(_mapping(event))
+        self.pending = []
+        self._source, self._depth = "exec", 0
+        return replaced
+
+    def told(self, file: FileKey) -> list[Mapping]:
+        """The mapping of a file that was told and not yet taken in; an empty list without one."""
+        events = (event for event in self.pending if event[7:10] == file)
+        return [_mapping(event) for event in islice(events, 1)]
+
+    @property
+    def program(self) -> str:
+        """File name of what an exec mapped first: the program. '' where no exec was seen."""
+        if not self._program and self._source == "exec":
+            named = (event for event in self.pending if event[9] and event[11].startswith("/"))
+            for event in named:
+                self._program = procfs.printable(_mapping(event).name)
+                break
+        return self._program
+
+    def _start(self) -> AddressSpace:
+        parent = self._source if isinstance(self._source, Image) else None
+        if self._source == "exec":
+            return AddressSpace()
+        if parent is not None and parent.is_told:
+            return parent.space().copy()
+        text = procfs.read_maps(self.pid)
+        if text is None and parent is not None:
+            return parent.space().copy()
+        return AddressSpace(parse_maps(text or b""))
+
+
+def _mapping(event: MmapEvent) -> Mapping:
+    _, _, _, _, address, length, offset, major, minor, inode, _, path = event
+    return Mapping(address, address + length, offset, (major, minor, inode), path)

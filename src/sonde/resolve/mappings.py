@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is mapped where in a process."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from sys import intern
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from sonde.resolve.binaries import Binary
+
+MAX_MAPPINGS: Final = 16_384
+"""Executable mappings kept of one process."""
+MAX_MAPS_BYTES: Final = 16 << 20
+"""Read of one /proc/PID/maps."""
+
+FileKey = tuple[int, int, int]
+"""(major, minor, inode) of the device and file, as mappings tell them."""
+
+_DELETED: Final = " (deleted)"
+# start-end perms offset major:minor inode path (proc_pid_maps(5))
+_LINE: Final = rb"^([0-9a-f]+)-([0-9a-f]+) (%s) ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)$"
+_ANY: Final = re.compile(_LINE % rb"[r-][w-][x-][ps]", re.MULTILINE)
+_EXECUTABLE: Final = re.compile(_LINE % rb"[r-][w-]x[ps]", re.MULTILINE)
+
+
+class Mapping:
+    """One range of addresses and the file it shows, if any."""
+
+    __slots__ = ("binary", "deleted", "end", "file", "offset", "path", "prot", "start")
+
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        offset: int = 0,
+        file: FileKey = (0, 0, 0),
+        path: str = "",
+        prot: str = "r-xp",
+    ) -> None:
+        self.start = start
+        self.end = end
+        self.offset = offset
+        """In the file, of the first byte."""
+        self.file = file
+        self.deleted = path.endswith(_DELETED)
+        self.path = intern(path.removesuffix(_DELETED))
+        """As the process sees it, '' where nothing was said; [vdso] and such as they are."""
+        self.prot = prot
+        self.binary: Binary | None = None
+        """The file behind it, once somebody asked."""
+
+    @property
+    def name(self) -> str:
+        """What a frame shows: the file name, [vdso], or [anon] for memory without a file."""
+        if self.path.startswith(_MEMFD):
+            return f"[memfd:{self.path.removeprefix(_MEMFD).partition('/')[0]}]"
+        if self.has_file:
+            return self.path.rpartition("/")[2]
+        return self.path if self.path in ("[vdso]", "[vsyscall]") else "[anon]"
+
+    @property
+    def has_file(self) -> bool:
+        """Whether a file stands behind it that may hold code (memfd_create makes such, too)."""
+        return self.file[2] != 0 and self.path[:1] == "/" and not self.path.startswith(_NO_FILES)
+
+    def __repr__(self) -> str:
+        return f"Mapping({self.start:#x}-{self.end:#x} {self.prot} {self.offset:#x} {self.path!r})"
+
+
+_MEMFD: Final = "/memfd:"
+_NO_FILES: Final = ("/dev/zero", "/SYSV", "/anon_hugepage", "//anon", "/[aio]")
+
+
+def parse_maps(text: bytes, executable_only: bool = True) -> Iterator[Mapping]:
+    """The mappings in the text of a /proc/PID/maps, in order of address."""
+    pattern = _EXECUTABLE if executable_only else _ANY
+    for match in pattern.finditer(text):
+        start, end, prot, offset, major, minor, inode, path = match.groups()
+        yield Mapping(
+            int(start, 16),
+            int(end, 16),
+            int(offset, 16),
+            (int(major, 16), int(minor, 16), int(inode)),
+            path.replace(rb"\012", b"\n").decode("utf-8", "surrogateescape"),
+            prot.decode(),
+        )
+
+
+class AddressSpace:
+    """The mappings of a process by address. They never overlap."""
+
+    __slots__ = ("_starts", "left_out", "mappings")
+
+    def __init__(self, mappings: Iterable[Mapping] = ()) -> None:
+        self.mappings: list[Mapping] = []
+        self._starts: list[int] = []
+        self.left_out = 0
+        for mapping in mappings:
+            self.add(mapping)
+
+    def copy(self) -> AddressSpace:
+        """As a fork makes it. The mappings themselves are shared: they are never changed."""
+        copy = AddressSpace()
+        copy.mappings = self.mappings.copy()
+        copy._starts = self._starts.copy()
+        return copy
+
+    def find(self, address: int) -> Mapping | None:
+        """The mapping that holds an address."""
+        index = bisect_right(self._starts, address) - 1
+        if index < 0:
+            return None
+        mapping = self.mappings[index]
+        return mapping if address < mapping.end else None
+
+    def add(self, mapping: Mapping) -> bool:
+        """Put a mapping in, in place of what lay there. Returns whether something did."""
+        first = bisect_right(self._starts, mapping.start)
+        if first and self.mappings[first - 1].end > mapping.start:
+            first -= 1
+        last = first
+        while last < len(self.mappings) and self.mappings[last].start < mapping.end:
+            last += 1
+        pieces = [mapping]
+        for old in self.mappings[first:last]:
+            if old.start < mapping.start:
+                pieces.insert(0, _part(old, old.start, mapping.start))
+            if old.end > mapping.end:
+                pieces.append(_part(old, mapping.end, old.end))
+        if len(self.mappings) + len(pieces) - (last - first) > MAX_MAPPINGS:
+            self.left_out += 1
+            return False
+        self.mappings[first:last] = pieces
+        self._starts[first:last] = [piece.start for piece in pieces]
+        return last > first
+
+    def __len__(self) -> int:
+        return len(self.mappings)
+
+
+def _part(mapping: Mapping, start: int, end: int) -> Mapping:
+    part = Mapping(
+        start, end, mapping.offset + start - mapping.start, mapping.file, "", mapping.prot
+    )
+    part.path, part.deleted, part.binary = mapping.path, mapping.deleted, mapping.binary
+    return part

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions: tables in, answers out."""
+
+import pytest
+
+from captures import SECOND_NS, START_NS, Writer, scene
+from sonde.model.code import NO_STACK
+from sonde.query import questions
+from sonde.query.capture import read
+from sonde.query.questions import Where
+from sonde.query.session import Session
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Open what a writer holds."""
+
+    def ask(writer):
+        return Session(read(writer.write(tmp_path / "a.sonde")))
+
+    return ask
+
+
+@pytest.fixture
+def session(ask):
+    return ask(scene())
+
+
+def names(frames):
+    return [frame.name for frame in frames]
+
+
+# ---- profiles ----
+
+
+def test_a_profile_has_the_weights_of_its_kind(session):
+    profile = questions.profile(session, "cpu")
+    assert profile.total_events == 650
+    assert profile.total_ns == pytest.approx(650 / 99 * 1e9, abs=10)
+    assert questions.profile(session, "device").total_bytes == 5_000_000_000
+
+
+def test_rows_come_heaviest_first_with_their_thread_and_stack(session):
+    first = next(iter(profile := questions.profile(session, "cpu")))
+    assert profile.threads[first.thread].tid == 4211
+    assert names(profile.stacks[first.stack]) == ["memmove", "train_step", "main", "_start"]
+    assert (first.name, first.events) == ("", 300)
+
+
+def test_rows_of_several_chunks_are_summed(ask):
+    writer = Writer(seconds=2, chunk_seconds=1)
+    key = writer.process(7, "p")
+    for second in range(2):
+        writer.on_cpu(key, 7, writer.stack("main"), 10)
+        writer.rows["sample"][-1]["time_ns"] = START_NS + second * SECOND_NS
+    profile = questions.profile(ask(writer), "cpu")
+    assert len(profile) == 1
+    assert profile.total_events == 20
+
+
+def test_a_stack_that_was_not_taken_is_one_frame(session):
+    profile = questions.profile(session, "blocked", Where(names=["sleep"]))
+    assert [profile.stacks[row.stack] for row in profile] == [(NO_STACK,)]
+
+
+@pytest.mark.parametrize(
+    ("where", "events"),
+    [
+        (Where(pids=[4211]), 580),
+        (Where(pids=[4211, 17]), 590),
+        (Where(tids=[4215]), 180),
+        (Where(pids=[1]), 0),
+        (Where(start_ns=START_NS + 1), 0),
+        (Where(start_ns=START_NS, end_ns=START_NS + 1), 650),
+        (Where(end_ns=START_NS), 0),
+    ],
+    ids=str,
+)
+def test_a_filter_leaves_out_the_rest(session, where, events):
+    assert questions.profile(session, "cpu", where).total_events == events
+
+
+def test_names_filter_reasons(session):
+    rows = questions.profile(session, "blocked", Where(names=["futex", "read"]))
+    assert {row.name for row in rows} == {"futex", "read"}
+
+
+def test_a_process_without_a_dictionary_entry_still_counts(ask):
+    writer = Writer()
+    writer.on_cpu({"pid": 77, "start_ns": 5}, 77, writer.stack("main"), 3)
+    session = ask(writer)
+    assert questions.profile(session, "cpu").total_events == 3
+    assert questions.processes(session)[0].process.label == "pid 77"
+
+
+def test_a_frame_without_a_dictionary_entry_is_unknown(ask):
+    writer = Writer()
+    writer.on_cpu(writer.process(7, "p"), 7, writer.stack("main", "gone"), 3)
+    del writer.rows["frame"][1]
+    profile = questions.profile(ask(writer), "cpu")
+    assert names(profile.stacks[next(iter(profile)).stack]) == ["[unknown]", "main"]
+
+
+def test_an_empty_capture_answers_with_nothing(ask):
+    session = ask(Writer())
+    assert len(questions.profile(session, "cpu")) == 0
+    for ask_for in (
+        *(questions.processes, questions.waits, questions.device_calls),
+        *(questions.losses, questions.notices, questions.metrics),
+    ):
+        assert ask_for(session) == []
+    assert questions.top_functions(session, "cpu") == []
+
+
+# ---- functions ----
+
+
+def test_self_is_the_leaf_and_total_the_whole_stack(session):
+    by_name = {use.function: use for use in questions.top_functions(session, "cpu")}
+    assert (by_name["memmove"].self_count, by_name["memmove"].total_count) == (300, 300)
+    assert (by_name["train_step"].self_count, by_name["train_step"].total_count) == (0, 400)
+    assert by_name["train_step"].file == "/src/train.cc"
+    assert sum(use.self_count for use in by_name.values()) == 650
+
+
+def test_recursion_counts_once(session):
+    (fold,) = (u for u in questions.top_functions(session, "cpu") if u.function == "fold")
+    assert (fold.self_count, fold.total_count) == (40, 40)
+
+
+def test_addresses_without_a_symbol_go_by_their_binary(session):
+    functions = [use.function for use in questions.top_functions(session, "cpu")]
+    assert "[libjpeg.so.62]" in functions
+
+
+def test_functions_of_one_name_in_two_binaries_are_two(session):
+    mains = [u.binary for u in questions.top_functions(session, "cpu") if u.function == "main"]
+    assert sorted(mains) == ["cc1", "python3"]
+
+
+def test_the_limit_keeps_the_hottest(session):
+    top = questions.top_functions(session, "cpu", limit=2)
+    assert [use.function for use in top] == ["memmove", "decode"]
+
+
+# ---- processes, waits, device calls ----
+
+
+def test_processes_are_summed_over_their_threads(session):
+    python = questions.processes(session)[0]
+    assert python.process.comm == "python3"
+    assert (python.threads, python.cpu_samples, python.device_calls) == (2, 580, 3000)
+    assert python.blocked_ns == round(6.5 * SECOND_NS)
+    assert python.runqueue_ns == round(0.25 * SECOND_NS)
+
+
+def wait_of(session, reason, kind="blocked"):
+    (wait,) = (w for w in questions.waits(session) if w.reason == reason and w.kind == kind)
+    return wait
+
+
+def test_waits_are_exact_totals_by_thread_and_reason(session):
+    wait = wait_of(session, "futex")
+    assert (wait.thread.tid, wait.count, wait.ns) == (4211, 400, 4 * SECOND_NS)
+    assert wait.system_call == "futex"
+    assert wait.max_ns == SECOND_NS // 100
+
+
+def test_time_for_a_cpu_is_told_apart(session):
+    assert wait_of(session, "futex", "runqueue").ns == SECOND_NS // 4
+    assert wait_of(session, "preempted", "runqueue").ns == 3 * SECOND_NS
+
+
+def test_a_wait_names_its_waker_and_the_code_that_waited(session):
+    wait = wait_of(session, "futex")
+    assert wait.waker == "loader (4215)"
+    assert (wait.hint, wait.hint_binary) == ("train_step", "app.so")
+
+
+def test_the_waker_is_the_one_that_ended_most_of_the_time(ask):
+    writer = Writer()
+    key = writer.process(7, "p", threads=[{"tid": t, "comm": f"t{t}"} for t in (7, 8, 9)])
+    writer.wait(key, 7, "futex", 1.0, waker=(7, 8))
+    writer.wait(key, 7, "futex", 0.5, waker=(7, 9))
+    writer.wait(key, 7, "futex", 0.8, waker=(7, 9))
+    assert wait_of(ask(writer), "futex").waker == "t9 (9)"
+
+
+def test_a_waker_that_nobody_knows_is_a_number(ask):
+    writer = Writer()
+    writer.wait(writer.process(7, "p"), 7, "futex", 1.0, waker=(55, 56))
+    assert wait_of(ask(writer), "futex").waker == "tid 56"
+
+
+def test_only_a_wait_as_long_as_the_recording_makes_a_thread_idle(session):
+    assert wait_of(session, "sleep").idle
+    assert not wait_of(session, "kernel thread").idle  # long in all, in many short waits
+    idle = questions.idle_threads(session)
+    assert [session.threads[number].tid for number in idle] == [900]
+
+
+def test_device_calls_are_exact_by_direction(session):
+    read_back = {call.function: call for call in questions.device_calls(session)}
+    call = read_back["clEnqueueReadBuffer"]
+    assert (call.calls, call.errors, call.bytes) == (1000, 1, {"d2h": 1_000_000_000})
+    assert call.ns == 751_000_000
+    assert read_back["clEnqueueWriteBuffer"].bytes == {"h2d": 4_000_000_000}
+    assert read_back["clFinish"].bytes == {}
+
+
+def test_device_calls_come_longest_first(session):
+    assert questions.device_calls(session)[0].function == "clFinish"
+
+
+# ---- losses, notices, metrics ----
+
+
+def test_losses_are_summed_and_worded(ask):
+    writer = Writer()
+    for _ in range(2):
+        writer.event("loss", "waits.ring_full", 21)
+    writer.event("loss", "cpu.other", 0)
+    (loss,) = questions.losses(ask(writer))
+    assert (loss.name, loss.amount) == ("waits.ring_full", 42)
+    assert "totals hold them" in loss.text
+
+
+def test_damage_of_the_file_is_a_loss_too(tmp_path):
+    data = bytearray(Writer(seconds=4, chunk_seconds=1).bytes())
+    data[60] ^= 1
+    path = tmp_path / "a.sonde"
+    path.write_bytes(data[:-3])
+    losses = questions.losses(Session(read(path)))
+    assert [loss.name for loss in losses] == ["chunks damaged", "bytes cut"]
+
+
+def test_every_loss_that_the_kernel_side_counts_has_words():
+    from sonde.collect.kernel import LOSSES
+
+    assert set(LOSSES) <= set(questions.LOSS_TEXT)
+
+
+def test_notices_and_metrics(session):
+    (notice,) = questions.notices(session)
+    assert (notice.name, notice.text) == ("probe_refused", "would single-step")
+    (metric,) = questions.metrics(session)
+    assert (metric.points, metric.first, metric.last, metric.mean) == (3, 1e6, 3e6, 2e6)
