@@ -25,12 +25,19 @@ enum sonde_loss {
 	LOSS_MAX,
 };
 
-/* One stack, stored once under its hash. Leaf first. */
+/*
+ * One stack, stored once under its hash. Leaf first. A long one is stored in pieces, each naming the
+ * one that goes on toward the thread's entry; those parts are shared by all stacks that have them.
+ * A user frame is an address, or two words of Python (abi/unwind.h); zero fills a piece's end.
+ */
 struct sonde_stack {
 	__u32 kernel_len;
 	__u32 user_len;
 	__u64 kernel[SONDE_KERNEL_FRAMES];
 	__u64 user[SONDE_USER_FRAMES];
+	__u64 next; /* id of the piece that follows, 0: none */
+	__u32 stop; /* enum unwind_stop: why the walk ended; 0: it reached the thread's entry */
+	__u32 unused;
 };
 
 /* ---- on-CPU samples ---- */

@@ -55,7 +55,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
 	__type(key, u32);
-	__type(value, struct sonde_stack);
+	__type(value, struct unwind_walk);
 } scratch SEC(".maps");
 
 struct {
@@ -176,7 +176,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 {
 	const u32 slot = 0;
 	struct waiting *w;
-	struct sonde_stack *s;
+	struct unwind_walk *walk;
 
 	if (!preempted && (state & TASK_DEAD))
 		return;
@@ -190,9 +190,10 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	w->reason = reason_of(prev, state, preempted);
 	w->stack_id = 0;
 	w->weight = stack_weight(&w->chance, w->reason, now);
-	s = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
-	if (s) {
-		w->stack_id = stack_take(ctx, s, w->start_ns ^ prev->tgid, has_user_frames(prev));
+	walk = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
+	if (walk) {
+		w->stack_id = stack_take(ctx, walk, w->start_ns ^ prev->tgid,
+					 has_user_frames(prev), 0);
 		/* The walk is ours: waits with a stack must not be longer than those they stand for. */
 		now = bpf_ktime_get_ns();
 	}
@@ -277,6 +278,7 @@ int on_walk(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 	const u32 slot = 1;
+	struct unwind_walk *walk;
 	struct sonde_stack *s;
 	struct waiting *w;
 	u64 now, from;
@@ -301,12 +303,15 @@ int on_walk(struct bpf_iter__task *ctx)
 		return 0;
 	w->start_ns = start_of(task);
 	w->reason = reason_of(task, state_of(task), false);
-	s = bpf_map_lookup_elem(&scratch, &slot);
-	if (s) {
+	walk = bpf_map_lookup_elem(&scratch, &slot);
+	if (walk) {
+		s = &walk->pieces[0];
 		/* Another task's user stack cannot be read from here; its kernel stack can. */
 		n = bpf_get_task_stack(task, s->kernel, sizeof(s->kernel), 0);
 		s->kernel_len = n > 0 ? (u32)n / sizeof(u64) : 0;
 		s->user_len = 0;
+		s->next = 0;
+		s->stop = STOP_ENTRY;
 		w->weight = 1;
 		w->stack_id = stack_keep(s, w->start_ns ^ task->tgid);
 	}

@@ -83,7 +83,7 @@ fn map_info(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> MapInfo {
 }
 
 impl Bpf {
-    fn map(&self, name: &str) -> PyResult<&MapInfo> {
+    pub fn map(&self, name: &str) -> PyResult<&MapInfo> {
         self.maps.get(name).ok_or_else(|| PyKeyError::new_err(format!("no map {name}")))
     }
 

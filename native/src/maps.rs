@@ -6,8 +6,8 @@ use std::ptr;
 
 use libbpf_sys as sys;
 
-/// (id, kernel addresses, user addresses), leaf first.
-pub type Stack = (u64, Vec<u64>, Vec<u64>);
+/// (id, kernel addresses, user words, why the walk ended), leaf first.
+pub type Stack = (u64, Vec<u64>, Vec<u64>, u32);
 
 fn checked(rc: i32) -> Result<()> {
     if rc < 0 {
@@ -77,30 +77,54 @@ pub fn take_all(fd: RawFd, key_size: usize, value_size: usize, batch: usize) -> 
     }
 }
 
-/// `struct sonde_stack`: two lengths, then the two arrays of fixed size.
-pub fn stacks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Stack> {
+/// One stored piece of a stack (`struct sonde_stack`).
+struct Piece {
+    kernel: Vec<u64>,
+    user: Vec<u64>,
+    next: u64,
+    stop: u32,
+}
+
+fn piece(fd: RawFd, id: u64, raw: &mut [u8]) -> Option<Piece> {
     const KERNEL_FRAMES: usize = 48;
-    let word = |raw: &[u8], at: usize| u64::from_ne_bytes(raw[at..at + 8].try_into().unwrap());
+    // SAFETY: key and value have the map's sizes.
+    let rc = unsafe {
+        sys::bpf_map_lookup_elem(fd, ptr::from_ref(&id).cast(), raw.as_mut_ptr().cast())
+    };
+    if rc < 0 {
+        return None;
+    }
+    let word = |at: usize| u64::from_ne_bytes(raw[at..at + 8].try_into().unwrap());
+    let user_at = 8 + 8 * KERNEL_FRAMES;
+    let next_at = raw.len() - 16;
+    let kernel = (word(0) as u32 as usize).min(KERNEL_FRAMES);
+    let user = ((word(0) >> 32) as usize).min((next_at - user_at) / 8);
+    Some(Piece {
+        kernel: (0..kernel).map(|i| word(8 + 8 * i)).collect(),
+        user: (0..user).map(|i| word(user_at + 8 * i)).filter(|&it| it != 0).collect(),
+        next: word(next_at),
+        stop: word(next_at + 8) as u32,
+    })
+}
+
+/// The stacks still kept under `ids`, their pieces joined.
+pub fn stacks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Stack> {
+    const CUT: u32 = u32::MAX;
     let mut raw = vec![0u8; value_size];
     let mut out = Vec::with_capacity(ids.len());
-    for id in ids {
-        // SAFETY: key and value have the map's sizes.
-        let rc = unsafe {
-            sys::bpf_map_lookup_elem(fd, ptr::from_ref(id).cast(), raw.as_mut_ptr().cast())
-        };
-        if rc < 0 {
-            continue;
+    for &id in ids {
+        let Some(mut first) = piece(fd, id, &mut raw) else { continue };
+        let mut left = 16; // more than there are in a walk
+        while first.next != 0 && left > 0 {
+            left -= 1;
+            let Some(more) = piece(fd, first.next, &mut raw) else {
+                first.stop = CUT; // its tail was dropped meanwhile
+                break;
+            };
+            first.user.extend(more.user);
+            first.next = more.next;
         }
-        let lengths = word(&raw, 0);
-        let most_user = (value_size - 8) / 8 - KERNEL_FRAMES;
-        let kernel = (lengths as u32 as usize).min(KERNEL_FRAMES);
-        let user = ((lengths >> 32) as usize).min(most_user);
-        let user_at = 8 + 8 * KERNEL_FRAMES;
-        out.push((
-            *id,
-            (0..kernel).map(|i| word(&raw, 8 + 8 * i)).collect(),
-            (0..user).map(|i| word(&raw, user_at + 8 * i)).collect(),
-        ));
+        out.push((id, first.kernel, first.user, first.stop));
     }
     out
 }

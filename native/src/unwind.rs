@@ -6,6 +6,8 @@ use pyo3::prelude::*;
 
 use crate::elf::file::ElfFile;
 
+mod maps;
+mod pool;
 mod rules;
 mod section;
 mod table;
@@ -32,6 +34,7 @@ fn find_unwind_rules(py: Python<'_>, path: PathBuf, addresses: Vec<u64>) -> PyRe
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<maps::UnwindMaps>()?;
     module.add_function(wrap_pyfunction!(build_unwind_table, module)?)?;
     module.add_function(wrap_pyfunction!(find_unwind_rules, module)?)
 }
