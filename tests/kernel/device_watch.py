@@ -152,7 +152,7 @@ def truth_of(program: Told) -> dict[str, tuple[int, int]]:
 
 
 def compare(watch: DeviceWatch, program: Told) -> None:
-    """Counts and bytes of every function that the program speaks of are the truth; directions too."""
+    """Counts, bytes and directions of every function that the program speaks of are the truth."""
     truth = truth_of(program)
     assert truth
     seen = watch.totals(program.pid)

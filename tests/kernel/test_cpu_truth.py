@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from sonde.query import questions
 
 pytestmark = pytest.mark.bpf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenCL programs that know what they called, wherever their library comes from: nothing is missed."""
+"""OpenCL programs that know what they called, wherever their library comes from."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from device_watch import OPENCL, VENDORS, DeviceWatch, Told, compare, truth_of
 
-from tests.conftest import PROGRAMS
+PROGRAMS = Path(__file__).parents[1] / "programs"
 
 pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
 
@@ -118,7 +119,7 @@ def test_from_a_deleted_library(copies, tmp_path, when):
 
 @pytest.mark.parametrize("stripped", [False, True])
 def test_linked_into_the_program(program, tmp_path, stripped):
-    """The program's own entry points call those of the library: once. Stripped, only those count."""
+    """Its own entry points call those of the library: once. Stripped, only the latter count."""
     loader = str(PROGRAMS / "opencl/static_loader.c")
     binary = tmp_path / "copies"
     shutil.copy(program("opencl/copies", loader, "-ldl"), binary)

@@ -136,7 +136,7 @@ def test_a_site_over_the_budget_comes_off_and_the_others_stay(edges):
 def test_a_cheap_site_over_the_budget_leaves_its_group_without_a_gap(edges):
     """Its neighbours are attached anew before the old probes go: nothing is missed in between."""
     with DeviceWatch() as watch:
-        ran = Told(edges, "nest", 300_000, "hold")
+        ran = Told(edges, "nest", 60_000, "hold")
         ran.wait_for("ready")
         watch.hear(0.1)
         probes = watch.collector._probes

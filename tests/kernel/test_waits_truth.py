@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
 from sonde.query import questions
 
 pytestmark = pytest.mark.bpf
@@ -255,7 +257,7 @@ def test_kernel_threads_are_kept_apart(record):
     checked = 0
     for pid, said in rows:
         try:
-            with open(f"/proc/{pid}/stat") as stat:
+            with Path(f"/proc/{pid}/stat").open() as stat:
                 flags = int(stat.read().rpartition(")")[2].split()[6])
         except OSError:
             continue

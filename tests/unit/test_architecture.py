@@ -137,12 +137,16 @@ def test_only_the_command_line_prints_and_exits() -> None:
     for path in modules():
         if room_of(path) in ("cli", "__main__"):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        # A module that is run as a process of its own answers its parent on standard output.
+        child = 'if __name__ == "__main__":' in text
+        allowed = {("sys", "stdout")} if child else set()
+        for node in ast.walk(ast.parse(text)):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in forbidden, where
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                assert (node.value.id, node.attr) not in attributes, where
+                assert (node.value.id, node.attr) not in attributes - allowed, where
             if isinstance(node, ast.Name):
                 assert node.id != "SystemExit", where
 

@@ -101,6 +101,21 @@ def test_a_container_is_told_how_to_be_started_a_host_to_use_sudo(
     assert "hostPID: true" in capabilities.how_to_grant()
 
 
+def test_the_command_to_repeat_is_given_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "sonde"
+    script.touch(mode=0o755)
+    monkeypatch.setattr(capabilities, "in_container", lambda: None)
+
+    monkeypatch.setattr("sys.argv", [str(script), "record", "--", "echo", "a b"])
+    assert f"sudo {script} record -- echo 'a b'" in capabilities.how_to_grant()
+
+    monkeypatch.setattr("sys.argv", ["/usr/bin/pytest", "-q"])
+    assert "sudo sonde record" in capabilities.how_to_grant()
+    assert "sonde record" in capabilities.without_root()
+
+
 def test_a_foreign_pid_namespace_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "pid").symlink_to("pid:[4026532201]")
     (tmp_path / "uts").symlink_to("uts:[4026531838]")

@@ -16,6 +16,8 @@ use object::Endianness;
 
 /// Symbols are read in pieces of this many.
 const SYMBOLS_AT_ONCE: usize = 8192;
+/// More than the largest programs have; the rest of a larger table is not looked at.
+const MAX_SYMBOLS: u64 = 1 << 22;
 const IDENT_BYTES: u64 = 16;
 const MAX_SECTIONS: usize = 1 << 16;
 const MAX_NOTE_BYTES: u64 = 1 << 20;
@@ -248,7 +250,8 @@ impl ElfFile {
 
     pub fn symbol_count(&self, table: &Section) -> usize {
         let entry = if self.is_64 { 24 } else { 16 };
-        (table.size.min(self.len.saturating_sub(table.offset)) / entry) as usize
+        let there = table.size.min(self.len.saturating_sub(table.offset));
+        (there / entry).min(MAX_SYMBOLS) as usize
     }
 
     pub fn each_symbol(&self, table: &Section, visit: impl FnMut(Symbol)) -> Result<()> {

@@ -15,8 +15,12 @@ use super::file::{ElfFile, Section};
 const PIECE_BYTES: usize = 1 << 20;
 /// Longer names are not looked for.
 const MAX_NAME_BYTES: usize = 4096;
-/// A string table larger than this is no linker's work.
-const MAX_STRINGS_BYTES: u64 = 1 << 30;
+/// More than the largest programs have; the rest of a larger table is not looked at.
+const MAX_STRINGS_BYTES: u64 = 1 << 28;
+
+/// Linkers write a name once or, in other names, a few times.
+const MAX_PLACES: usize = 1 << 16;
+const MAX_FOUND: usize = 1 << 12;
 
 pub struct Found {
     /// Index into the wanted names.
@@ -85,10 +89,15 @@ fn wanted_offsets(
         // A name ends with its string, or where a version follows: name@VERSION, name@@VERSION.
         for stop in memchr2_iter(0, b'@', &buffer[MAX_NAME_BYTES..end]) {
             let text = &buffer[stop..MAX_NAME_BYTES + stop];
+            if text.last() == Some(&0) {
+                continue;
+            }
             for name in endings.of(text) {
                 let start = (at + stop as u64).checked_sub(endings.names[name].len() as u64);
                 if let Some(start) = start.and_then(|it| u32::try_from(it).ok()) {
-                    found.insert(start, name);
+                    if found.len() < MAX_PLACES {
+                        found.insert(start, name);
+                    }
                 }
             }
         }
@@ -115,7 +124,7 @@ pub fn find(file: &ElfFile, names: &[String]) -> Result<Vec<Found>> {
             }
             let Some(&name) = wanted.get(&symbol.name) else { return };
             let known = |it: &Found| it.name == name && it.address == symbol.value;
-            if found.iter().any(known) {
+            if found.len() >= MAX_FOUND || found.iter().any(known) {
                 return;
             }
             if let Some(offset) = file.offset_of(symbol.value) {

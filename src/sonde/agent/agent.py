@@ -194,6 +194,8 @@ class Agent:
             for collector in self._collectors
             for name, count in collector.losses().items()
         }
+        now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
+        now["stacks.forgotten"] = self._dictionary.forgotten
         now[LOST_EVENTS] = self._events.lost
         for name, count in now.items():
             new = count - self._lost.get(name, 0)

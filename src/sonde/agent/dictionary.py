@@ -43,6 +43,8 @@ class Dictionary:
         self._used_threads: set[tuple[int, int, int]] = set()
         self.processes: set[ProcessKey] = set()
         """Every process that rows spoke of."""
+        self.forgotten = 0
+        """Stacks dropped before all rows that refer to them had come: some waits last long."""
 
     def take(self, batch: Batch) -> None:
         """Note what a batch refers to, and resolve the stacks that are new.
@@ -70,7 +72,9 @@ class Dictionary:
 
     def _resolve(self, owners: Mapping[int, ProcessKey]) -> None:
         unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
-        for stack_id, kernel, user in self._kernel.stacks(unknown):
+        found = self._kernel.stacks(unknown)
+        self.forgotten += len(unknown) - len(found)
+        for stack_id, kernel, user in found:
             process = self._resolver.processes.find(*owners[stack_id])
             frames = tuple(self._resolver.resolve(process, kernel, user))
             complete = bool(frames) and frames[-1].frame.function in ENTRIES

@@ -97,6 +97,8 @@ class Api:
     name: str
     libraries: tuple[str, ...]
     """Patterns of file names. Other files are searched too: the API may be linked in."""
+    hands_out: bool
+    """The library has a function (cuGetProcAddress) that hands out functions no symbol names."""
     verified: bool
     """Whether these calls were compared with the truth on a real device."""
     calls: tuple[Call, ...]

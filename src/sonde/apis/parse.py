@@ -17,7 +17,7 @@ from sonde.errors import UsageError
 REGISTER_ARGUMENTS = {"x86_64": 6, "aarch64": 8}
 """Integer words of the arguments that are passed in registers."""
 
-_API_KEYS = {"api", "libraries", "verified", "directions", "call"}
+_API_KEYS = {"api", "libraries", "hands_out", "verified", "directions", "call"}
 _CALL_KEYS = {
     *("function", "suffixes", "arguments", "op", "bytes", "scale"),
     *("direction", "blocking", "result", "status"),
@@ -81,10 +81,9 @@ class _ApiParser:
         if not isinstance(entries, list) or not entries:
             self._fail("no [[call]]")
         calls = tuple(self._call(name, self._mapping(entry, "call")) for entry in entries)
-        verified = table.get("verified", True)
-        if not isinstance(verified, bool):
-            self._fail("verified is true or false")
-        return Api(name, libraries, verified, calls)
+        hands_out = self._flag(table, "hands_out", default=False)
+        verified = self._flag(table, "verified", default=True)
+        return Api(name, libraries, hands_out, verified, calls)
 
     def _call(self, api: str, entry: Mapping[str, object]) -> Call:
         function = self._text(entry, "function")
@@ -229,6 +228,12 @@ class _ApiParser:
         for key in entry:
             if key not in keys:
                 self._fail(f"unknown key {key!r}; known are {', '.join(sorted(keys))}")
+
+    def _flag(self, entry: Mapping[str, object], key: str, default: bool) -> bool:
+        value = entry.get(key, default)
+        if not isinstance(value, bool):
+            self._fail(f"{key} is true or false")
+        return value
 
     def _text(self, entry: Mapping[str, object], key: str) -> str:
         value = entry.get(key)

@@ -180,16 +180,13 @@ def _where(args: argparse.Namespace, session: Session) -> Where:
                 f"{args.file} saw no process {pid}",
                 f"choose one that `sonde report {args.file}` lists",
             )
-    begin_ns = session.info.start_ns
-    start_ns = None if args.from_s is None else begin_ns + round(args.from_s * 1e9)
-    end_ns = None if args.to_s is None else begin_ns + round(args.to_s * 1e9)
-    if (start_ns or begin_ns) >= session.info.end_ns or (end_ns or begin_ns + 1) <= (
-        start_ns or begin_ns
-    ):
-        seconds = session.info.duration_ns / 1e9
+    info = session.info
+    start_ns = None if args.from_s is None else info.start_ns + round(args.from_s * 1e9)
+    end_ns = None if args.to_s is None else info.start_ns + round(args.to_s * 1e9)
+    if max(start_ns or 0, info.start_ns) >= min(end_ns or info.end_ns, info.end_ns):
         raise UsageError(
             "--from and --to leave nothing of the recording",
-            f"choose a range within its {seconds:.1f} s",
+            f"choose a range within its {info.duration_ns / 1e9:.1f} s",
         )
     return Where(pids=tuple(args.pid), start_ns=start_ns, end_ns=end_ns)
 

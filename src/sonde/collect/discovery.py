@@ -130,13 +130,13 @@ class Discovery:
         key = identity(fd)
         if key is None or key in self._probes.files:
             os.close(fd)
-        elif self._examine_open(fd, key, os.path.basename(path)):  # noqa: PTH119
+        elif self._examine_open(fd, key, os.path.basename(path), trusted=True):  # noqa: PTH119
             self._users[key] = {_NOBODY}
 
-    def _examine_open(self, fd: int, key: FileKey, name: str) -> bool:
+    def _examine_open(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
         kept = False
         try:
-            kept = self._probes.examine(fd, key, name)
+            kept = self._probes.examine(fd, key, name, trusted)
         except OSError as error:
             self._probes.tell("probe_refused", 0, f"{name}: {error.strerror}")
         finally:

@@ -74,6 +74,10 @@ class Kernel:
         if self._stacks:
             self._stacks.forget_stacks(ids)
 
+    def losses(self) -> Mapping[str, int]:
+        """What the upkeep of the watched processes lost so far, by name."""
+        return losses_of(self._shared.get("targets"))
+
 
 def refusal(error: OSError) -> HostError:
     """The kernel's refusal as an error with its remedy."""

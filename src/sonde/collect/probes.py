@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from sonde import _native
 from sonde.apis import Api, Call
+from sonde.collect.entry_points import entry_points
 from sonde.collect.libraries import FileKey
 
 MAX_SITES = 4096
 """Room in the map `sites` of bpf/device_calls.bpf.c."""
 
-COST_NS = {"emulated": 2_000, "nop": 22_000, "single-step": 22_000, "unknown": 4_000}
+COST_NS = {"emulated": 2_000, "nop": 18_000, "single-step": 18_000, "unknown": 4_000}
 """Of one call, entry and return, by the instruction the entry's probe replaces; measured in
 docs/design/device_calls.md. A nop is single-stepped before Linux 6.18: taken at its dearest."""
 
@@ -79,14 +80,14 @@ class Probes:
         self, bpf: _native.Bpf, apis: Iterable[Api], launches: bool, budget: float
     ) -> None:
         self._bpf = bpf
-        calls = (call for api in apis for call in api.calls)
+        self._apis = tuple(apis)
         self._calls = {
-            symbol: call
-            for call in calls
+            (api.name, call.function): call
+            for api in self._apis
+            for call in api.calls
             if launches or call.op != "launch"
-            for symbol in call.symbols
         }
-        self._symbols = list(self._calls)
+        self._symbols = {symbol: call for call in self._calls.values() for symbol in call.symbols}
         self._slow = Allowance(budget, 1.0)
         self._cheap = Allowance(budget * 10, 10.0)
         self._files: dict[FileKey, ProbedFile] = {}
@@ -102,16 +103,20 @@ class Probes:
         """Files with probes on them."""
         return self._files
 
-    def examine(self, fd: int, key: FileKey, name: str) -> bool:
+    def examine(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
         """Probe whatever an open file defines; True, and the descriptor kept, where that is any
-        call. Raises OSError where the file cannot be read.
+        call. `trusted`: the system's own, it may be loaded and asked. Raises OSError where the file
+        cannot be read.
         """
         file = ProbedFile(name, fd)
-        found = _native.find_functions(file.path, self._symbols)
-        if not found:
+        found = _native.find_functions(file.path, list(self._symbols))
+        places = [(self._symbols[it.name], it.offset, it.size) for it in found]
+        if found and trusted:
+            places += self._handed_out(file)
+        if not places:
             return False
         self._files[key] = file
-        sites = self._choose(file, key, found)
+        sites = self._choose(file, key, places)
         self._attach(file, [site for site in sites if site.cost_class in CHEAP])
         for site in sites:
             if site.cost_class not in CHEAP:
@@ -120,15 +125,25 @@ class Probes:
         self.tell("probes_attached", count, f"{count} calls of {name}")
         return True
 
+    def _handed_out(self, file: ProbedFile) -> list[tuple[Call, int, int]]:
+        """(call, offset, size unknown) of functions that the library hands out by name."""
+        places = []
+        for api in self._apis:
+            if api.hands_out and api.is_library(file.name):
+                wanted = {name: call for (of, name), call in self._calls.items() if of == api.name}
+                places += [
+                    (wanted[name], offset, 0) for name, offset in entry_points(file.fd, wanted)
+                ]
+        return places
+
     def _choose(
-        self, file: ProbedFile, key: FileKey, found: Sequence[_native.FunctionSite]
+        self, file: ProbedFile, key: FileKey, places: Sequence[tuple[Call, int, int]]
     ) -> list[Site]:
         """A site for each function: several symbols may name one."""
         name = file.name
         sites: dict[int, Site] = {}
-        for function in found:
-            call = self._calls[function.name]
-            offset, cost_class, text = _native.probe_site(file.path, function.offset, function.size)
+        for call, start, size in places:
+            offset, cost_class, text = _native.probe_site(file.path, start, size)
             if offset in sites or (key, offset) in self._refused:
                 continue
             if not self._free:

@@ -24,8 +24,8 @@ from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
 CPU_ROWS = 5
-WAIT_ROWS = 6
-DEVICE_ROWS = 5
+WAIT_ROWS = 5
+DEVICE_ROWS = 4
 LOSS_ROWS = 3
 WORKED_SHARE = 0.01
 """A process worked if it took this share of one CPU, or waited as long for one."""
@@ -166,8 +166,8 @@ def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[W
         key=lambda one: (one.thread.process not in worked, -one.blocked_ns - one.queued_ns),
     )
     left_out = (
-        (len(ranked) - WAIT_ROWS, "that waited less or did no work"),
-        (len(idle), "that slept all the time"),
+        (len(ranked) - WAIT_ROWS, "more"),
+        (len(idle), "idle all the time"),
         (len(kernel), "of the kernel"),
     )
     folded = [f"{count:,} {what}" for count, what in left_out if count > 0]
@@ -175,7 +175,7 @@ def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[W
         lines = ["LONGEST WAITS  none"]
     else:
         lines = columns([_WAIT_HEAD, *(one.row() for one in ranked[:WAIT_ROWS])], _WAIT_WIDTHS)
-    return [*lines, f"  threads left out: {', '.join(folded)}"] if folded else lines
+    return [*lines, f"  threads not shown: {', '.join(folded)}"] if folded else lines
 
 
 def _worked(info: CaptureInfo, processes: Sequence[ProcessUse]) -> frozenset[Process]:
@@ -188,7 +188,7 @@ def _worked(info: CaptureInfo, processes: Sequence[ProcessUse]) -> frozenset[Pro
 
 
 _DEVICE_HEAD = ("DEVICE CALLS", "", "calls", "bytes", "time", "longest", "errors")
-_DEVICE_WIDTHS = (24, 24, -9, -13, -7, -7, -6)
+_DEVICE_WIDTHS = (24, 22, -9, -13, -7, -7, -6)
 
 
 def _device_calls(calls: Sequence[DeviceCalls]) -> list[str]:

@@ -118,8 +118,9 @@ def without_root() -> str:
 def _command() -> str:
     """The command to repeat with privileges; for any but record itself, `sonde record`."""
     # sudo has a PATH of its own, so name the script by its place.
-    started_as = Path(sys.argv[0])
-    program = (shutil.which(started_as) if started_as.name == "sonde" else None) or "sonde"
+    program = "sonde"
+    if Path(sys.argv[0]).name == program:
+        program = shutil.which(sys.argv[0]) or program
     arguments = sys.argv[1:] if sys.argv[1:2] == ["record"] else ["record"]
     return shlex.join([program, *arguments])
 

@@ -47,23 +47,28 @@ int main(int argc, char **argv)
 			return 1;
 	}
 	from = clCreateBuffer(context, CL_MEM_READ_WRITE, LARGEST, NULL, &status);
-	to = clCreateBuffer(context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, LARGEST, host, &status);
+	to = clCreateBuffer(context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, LARGEST, host,
+			    &status);
 	check(status, "buffer");
 	for (long i = 0; i < count; i++) {
 		size_t size = 16 + (size_t)(i * 37 % 1009);
-		cl_mem one = clCreateBuffer(context, CL_MEM_READ_ONLY, size, NULL, i % 2 ? &status : NULL);
+		cl_mem one = clCreateBuffer(context, CL_MEM_READ_ONLY, size, NULL,
+					    i % 2 ? &status : NULL);
 
 		buffer_bytes += size;
 		clReleaseMemObject(one);
 		switch (i % 3) {
 		case 0:
-			status = clEnqueueWriteBuffer(queue, from, CL_TRUE, i % 64, size, host, 0, NULL, NULL);
+			status = clEnqueueWriteBuffer(queue, from, CL_TRUE, i % 64, size, host, 0,
+						      NULL, NULL);
 			break;
 		case 1:
-			status = clEnqueueCopyBuffer(queue, from, to, 0, i % 64, size, 0, NULL, NULL);
+			status = clEnqueueCopyBuffer(queue, from, to, 0, i % 64, size, 0, NULL,
+						     NULL);
 			break;
 		case 2:
-			status = clEnqueueReadBuffer(queue, to, i & 1, 0, size, host, 0, NULL, NULL);
+			status =
+				clEnqueueReadBuffer(queue, to, i & 1, 0, size, host, 0, NULL, NULL);
 			break;
 		}
 		check(status, "copy");

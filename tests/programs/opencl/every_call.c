@@ -53,21 +53,22 @@ int main(void)
 	tell("clEnqueueReadBuffer", 2002, "d2h", status);
 	status = clEnqueueReadBuffer(queue, a, CL_TRUE, SIZE, 8, host, 0, NULL, NULL);
 	tell("clEnqueueReadBuffer", 8, "d2h", status);
-	status = clEnqueueWriteBufferRect(queue, a, CL_TRUE, origin, origin, region, 64, 1024, 32, 512,
-					  host, 0, NULL, NULL);
+	status = clEnqueueWriteBufferRect(queue, a, CL_TRUE, origin, origin, region, 64, 1024, 32,
+					  512, host, 0, NULL, NULL);
 	tell("clEnqueueWriteBufferRect", 512, "h2d", status);
-	status = clEnqueueReadBufferRect(queue, a, CL_TRUE, origin, origin, region, 0, 0, 0, 0, host, 0,
-					 NULL, NULL);
+	status = clEnqueueReadBufferRect(queue, a, CL_TRUE, origin, origin, region, 0, 0, 0, 0,
+					 host, 0, NULL, NULL);
 	tell("clEnqueueReadBufferRect", 512, "d2h", status);
 	status = clEnqueueCopyBuffer(queue, a, b, 0, 7, 3003, 0, NULL, NULL);
 	tell("clEnqueueCopyBuffer", 3003, "d2d", status);
-	status = clEnqueueCopyBufferRect(queue, a, b, origin, origin, region, 64, 1024, 64, 1024, 0, NULL,
-					 NULL);
+	status = clEnqueueCopyBufferRect(queue, a, b, origin, origin, region, 64, 1024, 64, 1024, 0,
+					 NULL, NULL);
 	tell("clEnqueueCopyBufferRect", 512, "d2d", status);
 	status = clEnqueueFillBuffer(queue, a, pattern, sizeof(pattern), 0, 4004, 0, NULL, NULL);
 	tell("clEnqueueFillBuffer", 4004, "-", status);
 
-	mapped = clEnqueueMapBuffer(queue, a, CL_TRUE, CL_MAP_READ, 16, 505, 0, NULL, NULL, &status);
+	mapped =
+		clEnqueueMapBuffer(queue, a, CL_TRUE, CL_MAP_READ, 16, 505, 0, NULL, NULL, &status);
 	tell("clEnqueueMapBuffer", 505, "d2h", status);
 	status = clEnqueueUnmapMemObject(queue, a, mapped, 0, NULL, NULL);
 	tell("clEnqueueUnmapMemObject", 0, "-", status);

@@ -41,7 +41,8 @@ static void *below(const char *function)
 
 FORWARD(cl_int, clGetPlatformIDs, (cl_uint n, cl_platform_id *ids, cl_uint *count), (n, ids, count))
 FORWARD(cl_int, clGetDeviceIDs,
-	(cl_platform_id platform, cl_device_type type, cl_uint n, cl_device_id *ids, cl_uint *count),
+	(cl_platform_id platform, cl_device_type type, cl_uint n, cl_device_id *ids,
+	 cl_uint *count),
 	(platform, type, n, ids, count))
 FORWARD(cl_context, clCreateContext,
 	(const cl_context_properties *properties, cl_uint n, const cl_device_id *devices,

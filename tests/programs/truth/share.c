@@ -20,7 +20,7 @@ static double cpu_s(void)
 		double began = cpu_s(), now = began;                                               \
                                                                                                    \
 		while (now - began < seconds) {                                                    \
-			for (int i = 0; i < 20000; i++)                                            \
+			for (int i = 0; i < 200000; i++)                                           \
 				sink += i;                                                         \
 			now = cpu_s();                                                             \
 		}                                                                                  \

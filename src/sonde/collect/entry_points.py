@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of the CUDA driver that no symbol names.
+
+`cuGetProcAddress` may hand out addresses other than the exported ones, and most programs get the
+driver's functions through it: the runtime does, and so everything that has the runtime linked in
+and its symbols stripped. Where the functions lie in the file is learned by asking the library, in a
+process of its own: it is loaded there, not initialised, and asked for each function's address.
+
+Only for libraries that the system's own dynamic linker vouches for: to load a file is to run it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+PATIENCE_S = 20.0
+
+VERSIONS = (3020, 4000, 5050, 6050, 7000, 8000, 9000, 10000, 11000, 11020, 12000, 12080, 13000)
+"""Each may get another version of a function. Before 3.2 sizes had 32 bits: not asked for."""
+
+_LEGACY_STREAM, _PER_THREAD_STREAM = 1, 2
+"""CU_GET_PROC_ADDRESS_*: functions for the two kinds of default stream."""
+
+
+def entry_points(fd: int, functions: Iterable[str]) -> list[tuple[str, int]]:
+    """(function, offset in the file) of what an open CUDA driver library hands out.
+
+    Empty where it cannot be loaded or does not know how: then its symbols are all there is.
+    """
+    command = [sys.executable, "-P", "-m", __name__, str(fd)]
+    try:
+        done = subprocess.run(
+            command,
+            input="\n".join(functions),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            pass_fds=[fd],
+            check=True,
+        )
+        return [(str(name), int(offset)) for name, offset in json.loads(done.stdout)]
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+        return []
+
+
+def _offset_of(address: int, inode: int) -> int | None:
+    """Offset in the file of an address in its mappings."""
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+        span, _, offset, _, number, *_ = line.split(maxsplit=5)
+        start, _, end = span.partition("-")
+        if int(number) == inode and int(start, 16) <= address < int(end, 16):
+            return address - int(start, 16) + int(offset, 16)
+    return None
+
+
+def _ask(library: ctypes.CDLL, functions: Sequence[str], inode: int) -> list[tuple[str, int]]:
+    ask = library.cuGetProcAddress_v2
+    ask.restype = ctypes.c_int
+    ask.argtypes = [
+        ctypes.c_char_p,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_int,
+        ctypes.c_uint64,
+        ctypes.POINTER(ctypes.c_int),
+    ]
+    found: dict[tuple[str, int], None] = {}
+    for function in functions:
+        addresses = set()
+        for version in VERSIONS:
+            for flags in (_LEGACY_STREAM, _PER_THREAD_STREAM):
+                address, status = ctypes.c_void_p(), ctypes.c_int()
+                refused = ask(
+                    function.encode(),
+                    ctypes.byref(address),
+                    version,
+                    flags,
+                    ctypes.byref(status),
+                )
+                if not refused and address.value:
+                    addresses.add(address.value)
+        for one in addresses:
+            offset = _offset_of(one, inode)
+            if offset is not None:
+                found[function, offset] = None
+    return list(found)
+
+
+def _main() -> None:
+    fd = int(sys.argv[1])
+    library = ctypes.CDLL(f"/proc/self/fd/{fd}", mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    functions = sys.stdin.read().split()
+    with os.fdopen(1, "w") as answer:
+        json.dump(_ask(library, functions, os.fstat(fd).st_ino), answer)
+
+
+if __name__ == "__main__":
+    _main()

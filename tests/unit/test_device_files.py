@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files processes map, how exactly those are opened, and which are looked at, and when."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sonde import apis
+from sonde.collect import discovery, libraries
+from sonde.collect.discovery import Discovery
+from sonde.collect.libraries import MappedFile, identity, installed, mapped_by, open_mapped
+
+A_LIBRARY = "/usr/lib/libOpenCL.so.1"
+
+
+class FakeProbes:
+    """Finds a device API in files of the names it is told."""
+
+    def __init__(self, *carriers: str) -> None:
+        self.carriers = carriers
+        self.files: dict[libraries.FileKey, str] = {}
+        self.examined: list[str] = []
+        self.notices: list[tuple[str, float, str]] = []
+
+    def examine(self, fd, key, name, trusted=False):
+        self.examined.append(name)
+        if name in self.carriers:
+            self.files[key] = name
+            os.close(fd)
+            return True
+        return False
+
+    def drop(self, key):
+        del self.files[key]
+
+    def tell(self, name, value, text):
+        self.notices.append((name, value, text))
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Files need not exist: opening one gives a descriptor of nothing."""
+    paths = []
+
+    def open_any(file):
+        paths.append(file.path)
+        return os.open("/dev/null", os.O_RDONLY)
+
+    monkeypatch.setattr(discovery, "open_mapped", open_any)
+    monkeypatch.setattr(discovery, "mapped_now", lambda: iter(()))
+    return paths
+
+
+def mapped(pid, inode, path):
+    return ("mmap", 0, pid, pid, 0x1000, 0x1000, 0, 8, 1, inode, "", path)
+
+
+def make(probes):
+    return Discovery(apis.load(), probes)
+
+
+def test_every_file_is_looked_at_once_libraries_first(opened):
+    probes = FakeProbes("libOpenCL.so.1")
+    found = make(probes)
+    events = [
+        *(mapped(10, 1, "/bin/sh"), mapped(10, 2, "/lib/libc.so.6"), mapped(10, 3, A_LIBRARY)),
+        *(mapped(11, 1, "/bin/sh"), mapped(11, 3, A_LIBRARY)),
+    ]
+    found.hear(events)
+    found.hear(events)
+    assert probes.examined == ["libOpenCL.so.1", "sh", "libc.so.6"]
+    assert list(probes.files) == [(8, 1, 3)]
+
+
+def test_what_is_no_file_is_passed_over(opened):
+    probes = FakeProbes()
+    make(probes).hear([mapped(10, 0, "//anon"), ("mmap",), ("comm", 0, 1, 1, "x", False)])
+    assert probes.examined == []
+
+
+def test_a_storm_of_new_files_is_spread_over_time(opened, monkeypatch):
+    probes = FakeProbes()
+    found = make(probes)
+    monkeypatch.setattr(discovery, "EXAMINE_S", 0.0)
+    found.hear([mapped(10, inode, f"/lib/{inode}.so") for inode in range(1, 100)])
+    assert probes.examined == []
+    monkeypatch.setattr(discovery, "EXAMINE_S", 10.0)
+    found.tidy()
+    assert len(probes.examined) == 99
+
+
+def test_a_file_is_looked_at_again_when_its_inode_may_be_another(opened, monkeypatch):
+    probes = FakeProbes()
+    found = make(probes)
+    found.hear([mapped(10, 5, "/tmp/a.out")])
+    found.hear([mapped(11, 5, "/tmp/b.out")])
+    assert probes.examined == ["a.out", "b.out"]
+    monkeypatch.setattr(discovery, "EXAMINED_FOR_S", 0.0)
+    found.hear([mapped(12, 5, "/tmp/a.out")])
+    assert probes.examined == ["a.out", "b.out", "a.out"]
+
+
+def test_what_is_remembered_is_bounded(opened, monkeypatch):
+    monkeypatch.setattr(discovery, "EXAMINED_FILES", 10)
+    found = make(FakeProbes())
+    found.hear([mapped(10, inode, f"/lib/{inode}.so") for inode in range(1, 100)])
+    assert len(found._examined) == 10
+
+
+@pytest.fixture
+def used(opened, monkeypatch):
+    """A library that process 10 maps, dropped as soon as nobody does."""
+    monkeypatch.setattr(discovery, "UNMAPPED_S", 0.0)
+    probes = FakeProbes("libOpenCL.so.1")
+    found = make(probes)
+    found.hear([mapped(10, 3, A_LIBRARY)])
+    return found, probes
+
+
+def test_probes_stay_while_a_process_maps_the_file(used):
+    found, probes = used
+    found.tidy()
+    assert probes.files
+
+
+@pytest.mark.parametrize("end", [("exit", 0, 10, 1, 10, 1), ("comm", 0, 10, 10, "other", True)])
+def test_probes_come_off_when_the_last_process_ends_or_runs_something_else(used, end):
+    found, probes = used
+    found.hear([("exit", 0, 10, 1, 12, 1)])  # another of its threads
+    found.tidy()
+    assert probes.files
+    found.hear([end])
+    found.tidy()
+    assert not probes.files
+
+
+def test_a_child_that_inherited_the_mapping_keeps_the_probes(used):
+    found, probes = used
+    found.hear([("fork", 0, 20, 10, 20, 10), ("exit", 0, 10, 1, 10, 1)])
+    found.tidy()
+    assert probes.files
+    found.hear([("exit", 0, 20, 10, 20, 10)])
+    found.tidy()
+    assert not probes.files
+
+
+def test_probes_stay_where_proc_knows_of_a_user_that_no_event_told_of(used, monkeypatch):
+    found, probes = used
+    one = MappedFile(30, (8, 1, 3), A_LIBRARY, 0, 4096)
+    monkeypatch.setattr(discovery, "mapped_now", lambda: iter([one]))
+    found.hear([("exit", 0, 10, 1, 10, 1)])
+    found.tidy()
+    assert probes.files
+
+
+def test_a_library_that_is_gone_before_it_could_be_read_is_told(monkeypatch):
+    def gone(file):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(discovery, "open_mapped", gone)
+    probes = FakeProbes()
+    make(probes).hear([mapped(10, 3, A_LIBRARY), mapped(10, 4, "/tmp/quick")])
+    assert [(name, text) for name, _, text in probes.notices] == [
+        ("library_gone", f"{A_LIBRARY}: gone before it was read")
+    ]
+
+
+def test_opens_the_file_that_is_mapped_after_its_path_was_taken_by_another(tmp_path):
+    path = tmp_path / "sleep"
+    shutil.copy("/bin/sleep", path)
+    process = subprocess.Popen([str(path), "30"])
+    try:
+        while not (files := [f for f in mapped_by(process.pid) if f.path == str(path)]):
+            pass
+        content = path.read_bytes()
+        path.unlink()
+        path.write_text("another")
+        [file] = [f for f in mapped_by(process.pid) if f.key == files[0].key]
+        assert file.name == "sleep"
+        fd = open_mapped(file)
+        assert os.read(fd, len(content)) == content
+        os.close(fd)
+    finally:
+        process.kill()
+        process.wait()
+    with pytest.raises(FileNotFoundError):
+        open_mapped(files[0])
+
+
+def test_identity_is_what_mappings_say(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 5000)
+    fd = os.open(path, os.O_RDONLY)
+    with mmap.mmap(fd, 0, mmap.MAP_PRIVATE) as view:
+        anchor = ctypes.c_char.from_buffer(view)
+        start = f"{ctypes.addressof(anchor):x}-"
+        del anchor
+        [line] = [
+            line
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if line.startswith(start)
+        ]
+    device, inode = line.split()[3:5]
+    assert identity(fd) == (*(int(part, 16) for part in device.split(":")), int(inode))
+    os.close(fd)
+    assert identity(os.open("/dev/null", os.O_RDONLY)) is None
+
+
+def test_finds_executable_mappings_only():
+    files = list(mapped_by(os.getpid()))
+    assert any(Path(file.path).name.startswith("libc.so") for file in files)
+    assert all(file.start < file.end and file.key[2] for file in files)
+    assert list(mapped_by(2**22 + 1)) == []
+
+
+def write_cache(path, entries, prefix=b""):
+    """An ld.so.cache of (name, path) pairs."""
+    strings, rows = b"", b""
+    at = 48 + 24 * len(entries)
+    for name, target in entries:
+        for text in (name, target):
+            strings += text.encode() + b"\0"
+        key = at + len(strings) - len(target) - 1 - len(name) - 1
+        rows += struct.pack("<iIIIQ", 3, key, key + len(name) + 1, 0, 0)
+    header = b"glibc-ld.so.cache1.1" + struct.pack("<II", len(entries), len(strings)) + b"\0" * 20
+    path.write_bytes(prefix + header + rows + strings)
+
+
+def test_reads_the_linkers_cache(tmp_path, monkeypatch):
+    real = tmp_path / "libOpenCL.so.1.0.0"
+    real.touch()
+    (tmp_path / "libOpenCL.so.1").symlink_to(real)
+    cache = tmp_path / "ld.so.cache"
+    monkeypatch.setattr(libraries, "_CACHE", cache)
+    entries = [
+        ("libOpenCL.so.1", str(tmp_path / "libOpenCL.so.1")),
+        ("libOpenCL.so", str(tmp_path / "libOpenCL.so.1")),
+        ("libc.so.6", "/lib/libc.so.6"),
+    ]
+    write_cache(cache, entries, prefix=b"ld.so-1.7.0\0")
+    assert list(installed(lambda name: name.startswith("libOpenCL"))) == [str(real)]
+
+
+@pytest.mark.parametrize("content", [b"", b"glibc-ld.so.cache1.1", b"\xff" * 500])
+def test_a_broken_cache_is_an_empty_one(tmp_path, monkeypatch, content):
+    cache = tmp_path / "ld.so.cache"
+    cache.write_bytes(content)
+    monkeypatch.setattr(libraries, "_CACHE", cache)
+    assert list(installed(lambda name: True)) == []
+    cache.unlink()
+    assert list(installed(lambda name: True)) == []
+
+
+def test_a_cache_cut_short_gives_what_is_whole(tmp_path, monkeypatch):
+    cache = tmp_path / "ld.so.cache"
+    monkeypatch.setattr(libraries, "_CACHE", cache)
+    write_cache(cache, [(f"lib{i}.so", f"/lib/lib{i}.so") for i in range(50)])
+    whole = cache.read_bytes()
+    for length in (30, 60, 500, 1300, len(whole) - 5):
+        cache.write_bytes(whole[:length])
+        list(installed(lambda name: True))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux")
+def test_the_real_cache_names_libraries_that_exist():
+    assert all(Path(path).exists() for path in installed(lambda name: name.startswith("libc.so")))

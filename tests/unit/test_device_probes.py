@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where probes go, what they may cost, and what becomes of the rows: the kernel is played."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sonde import _native
+from sonde.apis.parse import parse
+from sonde.collect import probes as probes_module
+from sonde.collect.device_calls import FIELDS, DeviceCalls
+from sonde.collect.probes import COST_NS, MAX_SITES, Probes
+
+TABLE = """
+api = "test"
+libraries = ["libtest.so*"]
+[directions.kind]
+1 = "h2d"
+2 = "d2h"
+[[call]]
+function = "copy"
+suffixes = ["", "_v2"]
+arguments = "size kind"
+op = "copy"
+bytes = "size"
+direction = { of = "kind", by = "kind" }
+[[call]]
+function = "wait"
+op = "sync"
+[[call]]
+function = "launch"
+op = "launch"
+"""
+KEY = (8, 1, 99)
+
+
+class FakeBpf:
+    """Notes what is attached; refuses what it is told to."""
+
+    def __init__(self):
+        self.sites: dict[int, bytes] = {}
+        self.links: dict[int, tuple[list[tuple[int, int]], bool]] = {}
+        self.made = 0
+        self.multi = True
+        self.refused_offsets: set[int] = set()
+        self.most_links = 0
+        self.rows: list[tuple[int, ...]] = []
+
+    def set_array(self, name, index, value):
+        assert name == "sites"
+        self.sites[index] = value
+
+    def attach_uprobes(self, path, sites, entry, leave, multi):
+        assert Path(path).exists()
+        if multi and not self.multi:
+            raise OSError(22, "Invalid argument")
+        if any(offset in self.refused_offsets for offset, _ in sites):
+            raise OSError(524, "Unknown error 524")
+        self.made += 1
+        self.links[self.made] = (list(sites), multi)
+        self.most_links = max(self.most_links, len(self.links))
+        return self.made
+
+    def detach(self, link):
+        del self.links[link]
+
+    def offsets(self):
+        return sorted(offset for sites, _ in self.links.values() for offset, _ in sites)
+
+    def fields(self, rows):
+        return list(FIELDS)
+
+    def drain(self, rows):
+        rows, self.rows = self.rows, []
+        return rows
+
+    def drain_ring(self, ring, of, limit):
+        return []
+
+    def attach(self, program):
+        return 0
+
+    def losses(self):
+        return []
+
+
+class FakeElf:
+    """A file of functions: name to (offset, offset of the probe, cost class)."""
+
+    def __init__(self, monkeypatch, functions):
+        def find(path, names):
+            return [
+                SimpleNamespace(name=name, offset=start, size=64)
+                for name, (start, _, _) in functions.items()
+                if name in names
+            ]
+
+        def site(path, offset, size):
+            [(_, moved, cost)] = {it for it in functions.values() if it[0] == offset}
+            return moved, cost, "push rbp"
+
+        monkeypatch.setattr(_native, "find_functions", find)
+        monkeypatch.setattr(_native, "probe_site", site)
+
+
+@pytest.fixture
+def bpf():
+    return FakeBpf()
+
+
+def make(bpf, launches=False, budget=0.01):
+    return Probes(bpf, [parse(TABLE, "t", "x86_64")], launches, budget)
+
+
+def examine(probes):
+    return probes.examine(os.open("/dev/null", os.O_RDONLY), KEY, "libtest.so.1")
+
+
+def site_of(probes, function):
+    [site] = [
+        site
+        for group in probes.files[KEY].links.values()
+        for site in group
+        if site.call.function == function
+    ]
+    return site
+
+
+USUAL = {
+    "copy": (100, 100, "emulated"),
+    "copy_v2": (100, 100, "emulated"),
+    "wait": (200, 204, "emulated"),
+    "launch": (300, 300, "emulated"),
+}
+
+
+def test_one_site_for_each_function_where_it_is_cheap(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    probes = make(bpf)
+    assert examine(probes)
+    assert bpf.offsets() == [100, 204]
+    assert [multi for _, multi in bpf.links.values()] == [True]
+    assert [notice.name for notice in probes.notices] == ["probes_attached"]
+
+
+def test_launches_on_request(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    examine(make(bpf, launches=True))
+    assert bpf.offsets() == [100, 204, 300]
+
+
+def test_files_without_calls_are_left_alone(bpf, monkeypatch):
+    FakeElf(monkeypatch, {"main": (1, 1, "emulated")})
+    probes = make(bpf)
+    assert not examine(probes)
+    assert not probes.files and not bpf.links
+
+
+def test_a_costly_site_has_a_link_of_its_own_and_is_told(bpf, monkeypatch):
+    FakeElf(monkeypatch, {**USUAL, "wait": (200, 200, "single-step")})
+    probes = make(bpf)
+    examine(probes)
+    assert sorted(len(sites) for sites, _ in bpf.links.values()) == [1, 1]
+    [slow] = [notice for notice in probes.notices if notice.name == "probe_slow"]
+    assert slow.text == "wait of libtest.so.1: 18 µs a call (push rbp)"
+
+
+def test_one_by_one_where_the_kernel_cannot_do_all_at_once(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    bpf.multi = False
+    examine(make(bpf))
+    assert bpf.offsets() == [100, 204]
+    assert [multi for _, multi in bpf.links.values()] == [False, False]
+
+
+def test_what_the_kernel_refuses_is_told_and_the_rest_attached(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    bpf.refused_offsets = {204}
+    probes = make(bpf)
+    examine(probes)
+    assert bpf.offsets() == [100]
+    [refused] = [notice for notice in probes.notices if notice.name == "probe_refused"]
+    assert refused.text.startswith("wait of libtest.so.1")
+
+
+def test_a_single_stepped_site_may_cost_its_share_and_no_more(bpf, monkeypatch):
+    FakeElf(monkeypatch, {**USUAL, "wait": (200, 200, "single-step")})
+    probes = make(bpf, budget=0.01)
+    examine(probes)
+    affordable = int(0.01 * 1e9 / COST_NS["single-step"])
+    for _ in range(100):
+        probes.charge({site_of(probes, "wait").index: affordable}, 1.0)
+    assert bpf.offsets() == [100, 200]
+    for _ in range(12):
+        if 200 in bpf.offsets():
+            probes.charge({site_of(probes, "wait").index: affordable * 3}, 1.0)
+    assert bpf.offsets() == [100]
+    [off] = [notice for notice in probes.notices if notice.name == "probe_taken_off"]
+    assert "wait of libtest.so.1" in off.text and "over the budget" in off.text
+
+
+def test_a_cheap_site_may_cost_ten_times_that_for_ten_seconds(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    probes = make(bpf, budget=0.01)
+    examine(probes)
+    share = int(0.1 * 1e9 / COST_NS["emulated"])
+    for _ in range(9):
+        probes.charge({site_of(probes, "copy").index: share * 2}, 1.0)
+    assert bpf.offsets() == [100, 204]
+    for _ in range(3):
+        if 100 in bpf.offsets():
+            probes.charge({site_of(probes, "copy").index: share * 2}, 1.0)
+    assert bpf.offsets() == [204]
+
+
+def test_neighbours_are_attached_anew_before_the_old_probes_go(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    probes = make(bpf)
+    examine(probes)
+    before = site_of(probes, "wait").index
+    probes.take_off(KEY, site_of(probes, "copy"))
+    assert bpf.most_links == 2
+    assert bpf.offsets() == [204]
+    # The kernel side tells one hit of both by the site it names.
+    assert site_of(probes, "wait").index != before
+    assert before in probes.sites
+
+
+def test_indices_of_sites_are_used_in_turn(bpf, monkeypatch):
+    """A call still going on names its site after that is gone: no other may have its index soon."""
+    FakeElf(monkeypatch, USUAL)
+    probes = make(bpf)
+    seen = []
+    for _ in range(MAX_SITES // 2):
+        examine(probes)
+        seen += [site_of(probes, name).index for name in ("copy", "wait")]
+        probes.drop(KEY)
+    assert sorted(seen) == list(range(MAX_SITES))
+    examine(probes)
+    assert site_of(probes, "copy").index in range(MAX_SITES)
+
+
+def test_without_room_for_more_sites_it_says_so(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    monkeypatch.setattr(probes_module, "MAX_SITES", 1)
+    probes = make(bpf)
+    examine(probes)
+    assert len(bpf.offsets()) == 1
+    assert any("too many probes" in notice.text for notice in probes.notices)
+
+
+def row(
+    site, *, stack=0, status=0, direction=0, flags=0, count=1, nested=0, ns=10, size=0, weight=0
+):
+    weights = (weight, weight * ns, weight * size)
+    key = (7, 8, 123_456_789_012, stack, site, status, direction, flags)
+    return (*key, count, nested, ns, size, *weights, ns)
+
+
+@pytest.fixture
+def calls(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    kernel = SimpleNamespace(load=lambda name, knobs: bpf)
+    collector = DeviceCalls(kernel, [parse(TABLE, "t", "x86_64")], launches=False, budget=0.01)
+    examine(collector._probes)
+    return collector
+
+
+def test_rows_of_one_call_become_one_total(calls, bpf):
+    index = site_of(calls._probes, "copy").index
+    bpf.rows = [
+        row(index, direction=1, count=10, ns=100, size=1000),
+        row(index, direction=1, count=2, ns=500, size=200, stack=55, weight=6),
+        row(index, direction=1, count=0, ns=7, flags=2),
+        row(index, direction=2, count=3, ns=30, size=30),
+        row(index, direction=1, count=1, ns=1, size=9, status=-5),
+    ]
+    batch = calls.drain(1000, False)
+    who = (7, 123_450_000_000, 8)
+    copy = (1000, "device", "copy", "test", "copy")
+    assert batch.rows["activity"] == [
+        (*copy, "h2d", 0, *who, 12, 607, 1200, 500, 0, 0),
+        (*copy, "d2h", 0, *who, 3, 30, 30, 30, 0, 0),
+        (*copy, "h2d", -5, *who, 1, 1, 9, 1, 0, 0),
+    ]
+    assert batch.rows["sample"] == [(1000, "device", "copy", *who, 55, 6.0, 3000.0, 1200.0)]
+    assert batch.stacks == {55: (7, 123_450_000_000)}
+    assert batch.threads == {who}
+    assert batch.seen == 16
+
+
+def test_calls_left_out_of_the_spans_are_told(calls, bpf):
+    bpf.rows = [row(site_of(calls._probes, "copy").index, count=400)]
+    events = calls.drain(1000, False).rows["event"]
+    [left_out] = [event for event in events if event[2] == "spans_left_out"]
+    assert left_out[5] == 400.0
+
+
+def test_nested_calls_are_charged_to_the_call_that_makes_them(calls, bpf, monkeypatch):
+    charged = {}
+    monkeypatch.setattr(calls._probes, "charge", lambda hits, elapsed_s: charged.update(hits))
+    index = site_of(calls._probes, "copy").index
+    bpf.rows = [row(index, count=5, nested=15)]
+    calls.drain(1000, False)
+    assert charged == {index: 20}

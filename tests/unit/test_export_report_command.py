@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde report`: formats, filters, where output goes, and one clear line on bad input."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from captures import file_header, scene
+from sonde.cli.main import main
+
+
+@pytest.fixture
+def capture(tmp_path):
+    return scene().write(tmp_path / "run.sonde")
+
+
+@pytest.fixture
+def report(capture, capfd):
+    """Run the command; gives exit code, standard output and standard error."""
+
+    def report(*arguments, file=capture):
+        try:
+            code = main(["report", str(file), *map(str, arguments)])
+        except SystemExit as ended:
+            code = ended.code
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return report
+
+
+@pytest.mark.parametrize(
+    ("name", "begin"),
+    [
+        ("table", ""),
+        ("summary", "Whole machine, 10.0 s"),
+        ("folded", "python3;_start;main"),
+        ("json", "{\n"),
+    ],
+)
+def test_text_goes_to_standard_output(report, name, begin):
+    code, out, err = report("--format", name)
+    assert (code, err) == (0, "")
+    assert out.startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "begin"),
+    [
+        ("html", ".html", b"<!doctype html>"),
+        ("flamegraph", ".html", b"<!doctype html>"),
+        ("pprof", ".pb.gz", b"\x1f\x8b"),
+        ("speedscope", ".speedscope.json", b'{"$schema"'),
+    ],
+)
+def test_the_rest_goes_to_a_file_beside_the_capture(report, capture, name, suffix, begin):
+    code, out, err = report("--format", name)
+    path = capture.with_suffix(suffix)
+    assert (code, out, err) == (0, "", f"{path}\n")
+    assert path.read_bytes().startswith(begin)
+    assert [p.name for p in sorted(capture.parent.iterdir())] == sorted([path.name, "run.sonde"])
+
+
+def test_output_goes_where_it_is_told(report, tmp_path):
+    assert report("-o", tmp_path / "t.txt")[0] == 0
+    assert "BLOCKED" in (tmp_path / "t.txt").read_text()
+    assert report("--format", "pprof", "-o", tmp_path / "p")[0] == 0
+    assert gzip.decompress((tmp_path / "p").read_bytes())
+    assert report("--format", "speedscope", "-o", "-")[1].startswith("{")
+
+
+def test_metric_and_pid_choose(report):
+    _, out, _ = report("--format", "folded", "--metric", "runqueue", "--pid", "5000")
+    assert out == "cc1 <\"&'>;_start;(preempted) 3000000\n"
+
+
+def test_a_range_of_seconds_chooses(report):
+    assert len(json.loads(report("--format", "json", "--to", "1")[1])["processes"]) == 4
+    assert json.loads(report("--format", "json", "--from", "1")[1])["processes"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--format", "pdf"],
+        ["--metric", "moon"],
+        ["--pid", "x"],
+        ["--pid", "-1"],
+        ["--pid", "4211", "--pid", "99999"],
+        ["--from", "nan"],
+        ["--from", "11"],
+        ["--from", "3", "--to", "3"],
+        ["--limit", "5", "--format", "json"],
+        ["--limit", "many"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_is_exit_code_2(report, arguments):
+    code, out, err = report(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    assert err
+
+
+def test_the_capture_itself_is_never_overwritten(report, capture):
+    before = capture.read_bytes()
+    assert report("--format", "html", "-o", capture)[0] == 2
+    assert capture.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "does not exist"),
+        (b"", "is empty"),
+        (b"GIF89a" * 9, "is no Sonde capture"),
+        (file_header(), "no readable chunk"),
+        (file_header(version=9), "format 9"),
+    ],
+    ids=["missing", "empty", "foreign", "header", "newer"],
+)
+def test_a_bad_capture_is_one_line_with_a_remedy(report, tmp_path, content, says):
+    path = tmp_path / "bad.sonde"
+    if content is not None:
+        path.write_bytes(content)
+    code, out, err = report("--format", "html", file=path)
+    assert (code, out) == (1, "")
+    cause, remedy = err.splitlines()
+    assert says in cause
+    assert "remedy: " in remedy
+    assert not path.with_suffix(".html").exists()
+
+
+def test_a_damaged_capture_is_reported_with_its_loss(report, capture):
+    capture.write_bytes(capture.read_bytes()[:-10])
+    code, out, _ = report("--format", "summary")
+    assert code == 0
+    assert "LOST" in out
+    assert "unfinished chunk" in out
+
+
+@pytest.mark.parametrize("where", ["/dev/full", "/none/out.html", "/proc/out.html"])
+def test_output_that_cannot_be_written(report, where):
+    code, _, err = report("--format", "html", "-o", where)
+    assert code == 1
+    assert err.startswith(f"sonde: cannot write {where}")
+    assert "remedy:" in err
+
+
+def test_an_output_that_fails_leaves_what_was_there(report, tmp_path, monkeypatch):
+    from sonde.export import folded
+
+    target = tmp_path / "old.txt"
+    target.write_text("old")
+
+    def broken(session, out, **_):
+        out.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folded, "write", broken)
+    code, _, err = report("--format", "folded", "-o", target)
+    assert code == 1
+    assert "No space left" in err
+    assert target.read_text() == "old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["old.txt", "run.sonde"]
+
+
+def test_a_reader_that_goes_away_is_no_error(capture):
+    command = [sys.executable, "-m", "sonde", "report", str(capture), "--format", "json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=30) == 0
+
+
+def test_help_shows_every_format_and_an_example(report):
+    code, out, _ = report("--help")
+    assert code == 0
+    assert "sonde report run.sonde --format flamegraph" in out
+    for name in ("table", "summary", "html", "pprof", "folded", "speedscope", "json"):
+        assert f"\n  {name} " in out
+
+
+def test_the_command_line_starts_without_the_engine():
+    check = "import sys, sonde.cli.report; print({'pyarrow', 'duckdb'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_nothing_is_left_in_the_working_folder(capture, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    command = [sys.executable, "-m", "sonde", "report", str(capture)]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    assert list(Path(folder).iterdir()) == []

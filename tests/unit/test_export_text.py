@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people read in a terminal, held against golden files.
+
+Run with SONDE_UPDATE_GOLDEN=1 to write them anew; then read the difference.
+"""
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from captures import Writer, scene
+from sonde.export import folded, layout, summary, table
+from sonde.query.capture import read
+from sonde.query.questions import Where
+from sonde.query.session import Session
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "report"
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def opened(writer):
+        return Session(read(writer.write(Path("a.sonde"))))
+
+    return opened
+
+
+def written(exporter, session, **more):
+    out = io.BytesIO()
+    exporter.write(session, out, **more)
+    return out.getvalue().decode()
+
+
+def check(name, text):
+    path = GOLDEN / name
+    if os.environ.get("SONDE_UPDATE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_summary(opened):
+    check("scene.summary.txt", written(summary, opened(scene())))
+
+
+def test_table(opened):
+    check("scene.table.txt", written(table, opened(scene())))
+
+
+def test_folded(opened):
+    check("scene.folded", written(folded, opened(scene())))
+
+
+# ---- summary ----
+
+
+def crowd(threads=300):
+    """A machine with many bystanders, one worker among them."""
+    writer = Writer()
+    for pid in range(1000, 1000 + threads):
+        sleeper = writer.process(pid, f"daemon{pid}")
+        if pid % 3:
+            writer.wait(sleeper, pid, "poll", 10.0, count=0, longest=10.0)
+        else:
+            writer.wait(sleeper, pid, "poll", 9.9, count=99)
+    for pid in range(100, 200):
+        writer.wait(writer.process(pid, f"kworker/{pid}", ppid=2), pid, "kernel thread", 9.0)
+    worker = writer.process(7, "worker")
+    writer.on_cpu(worker, 7, writer.stack("main", "work"), 500)
+    writer.wait(worker, 7, "futex", 2.0, count=20)
+    for number in range(9):
+        writer.calls(worker, 7, f"clCall{number}", count=9, seconds=0.1, op="sync", status=-5)
+        writer.event("loss", f"odd.kind{number}", number + 1)
+    return writer
+
+
+def test_bystanders_do_not_drown_the_answer(opened):
+    lines = summary.render(opened(crowd())).splitlines()
+    (head,) = (line for line in lines if line.startswith("LONGEST WAITS"))
+    assert lines[lines.index(head) + 1].split()[:2] == ["worker", "(7)"]
+    (left_out,) = (line for line in lines if "not shown" in line)
+    assert "200 idle all the time" in left_out
+    assert "100 of the kernel" in left_out
+
+
+def test_the_summary_fits_a_screen(opened):
+    for writer in (scene(), crowd(), Writer()):
+        lines = summary.render(opened(writer)).splitlines()
+        losses = sum(line.startswith("LOST") for line in lines)
+        assert len(lines) - losses < 25
+        assert max(layout.width_of(line) for line in lines) <= 100
+
+
+def test_losses_are_always_stated(opened):
+    assert "LOST  nothing" in summary.render(opened(scene()))
+    text = summary.render(opened(crowd()))
+    assert "LOST  9 × odd.kind8" in text
+    assert "LOST  and 7 other kinds of loss" in text
+
+
+def test_a_killed_recorder_is_told(tmp_path):
+    path = tmp_path / "a.sonde"
+    path.write_bytes(scene().bytes(last=False))
+    assert "LOST  the recorder was killed" in summary.of_file(path)
+
+
+def test_a_summary_of_chosen_processes(opened):
+    text = summary.render(opened(scene()), Where(pids=(5000,)))
+    assert text.startswith("Chosen processes")
+    assert "python3" not in text
+    assert "DEVICE CALLS  none seen" in text
+
+
+def test_an_empty_capture_has_a_summary(opened):
+    text = summary.render(opened(Writer()))
+    assert "ON CPU  nothing sampled" in text
+    assert "LONGEST WAITS  none" in text
+
+
+# ---- table ----
+
+
+def test_a_table_says_what_it_leaves_out(opened):
+    text = written(table, opened(crowd()), limit=5)
+    assert "more: --limit 0 shows all" in text
+    assert "more:" not in written(table, opened(crowd()), limit=0)
+
+
+def test_a_table_of_one_kind(opened):
+    text = written(table, opened(scene()), kinds=("device",))
+    assert "DEVICE CALLS" in text
+    assert "BLOCKED" not in text
+
+
+# ---- folded ----
+
+
+def test_folded_lines_are_a_stack_and_a_weight(opened):
+    lines = written(folded, opened(scene()), kinds=("cpu",)).splitlines()
+    assert lines[0] == "python3;_start;main;train_step;memmove 300"
+    assert sum(int(line.rpartition(" ")[2]) for line in lines) == 650
+
+
+def test_folded_names_cannot_break_the_line(opened):
+    writer = Writer()
+    writer.on_cpu(writer.process(7, "a;b\nc"), 7, writer.stack("x;y\n\t5"), 3)
+    assert written(folded, opened(writer), kinds=("cpu",)) == "a:b\ufffdc;x:y\ufffd\ufffd5 3\n"
+
+
+def test_names_cannot_steer_the_terminal(opened):
+    writer = Writer()
+    key = writer.process(7, "\x1b[31mred")
+    writer.on_cpu(key, 7, writer.stack("evil\x1b]0;title\x07"), 3)
+    writer.wait(key, 7, "futex\x1b[2J", 1.0)
+    writer.event("loss", "odd\x1b[2J", 1)
+    session = opened(writer)
+    for exporter in (summary, table, folded):
+        assert "\x1b" not in written(exporter, session)
+
+
+# ---- numbers ----
+
+
+@pytest.mark.parametrize(
+    ("ns", "text"),
+    [
+        *((0, "0"), (7, "7 ns"), (999, "999 ns"), (1_500, "1.50 µs"), (340_400, "340 µs")),
+        *((999_600, "1.00 ms"), (12_340_000, "12.3 ms"), (9_996_000_000, "10.0 s")),
+        *((123_000_000_000, "123 s"), (7_200_000_000_000, "120 min")),
+    ],
+)
+def test_durations(ns, text):
+    assert layout.duration(ns) == text
+
+
+@pytest.mark.parametrize(
+    ("count_bytes", "text"), [(0, "0"), (999, "999 B"), (4e9, "4.00 GB"), (1.5e13, "15.0 TB")]
+)
+def test_sizes(count_bytes, text):
+    assert layout.size(count_bytes) == text
+
+
+def test_columns_cut_and_pad():
+    assert layout.columns([("abcdefghij", "7")], (6, -3)) == ["abcd…j    7"]
+    assert layout.fit("漢字漢字", 5) == "漢字…"
