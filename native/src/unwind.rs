@@ -6,6 +6,7 @@ use pyo3::prelude::*;
 
 use crate::elf::file::ElfFile;
 
+mod cpython;
 mod maps;
 mod pool;
 mod rules;
@@ -33,8 +34,21 @@ fn find_unwind_rules(py: Python<'_>, path: PathBuf, addresses: Vec<u64>) -> PyRe
     })
 }
 
+/// (version, runtime, thread key, evaluation loop, first bytes of the runtime), as linked.
+type Interpreter = (u64, u64, u64, [u64; 4], Vec<u8>);
+
+/// The CPython interpreter in an ELF file, None where there is none.
+#[pyfunction]
+fn find_cpython(py: Python<'_>, path: PathBuf) -> PyResult<Option<Interpreter>> {
+    py.detach(|| {
+        let found = cpython::find(&ElfFile::open(&path)?)?;
+        Ok(found.map(|it| (it.version, it.runtime, it.thread_key, it.evaluation, it.runtime_bytes)))
+    })
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<maps::UnwindMaps>()?;
     module.add_function(wrap_pyfunction!(build_unwind_table, module)?)?;
+    module.add_function(wrap_pyfunction!(find_cpython, module)?)?;
     module.add_function(wrap_pyfunction!(find_unwind_rules, module)?)
 }
