@@ -188,6 +188,8 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	if (!w->start_ns)
 		w->start_ns = start_of(prev);
 	w->reason = reason_of(prev, state, preempted);
+	if (w->reason == WAIT_PREEMPTED) /* nobody wakes a thread that is ready */
+		w->waker_tgid = w->waker_tid = 0;
 	w->stack_id = 0;
 	w->weight = stack_weight(&w->chance, w->reason, now);
 	walk = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;

@@ -37,6 +37,11 @@ def library(source: str, target: Path, *flags: str) -> Path:
     return build(source, target, "-shared", "-fPIC", *flags)
 
 
+def plugin(target: Path) -> Path:
+    """A library whose functions have versions."""
+    return library("plugin.c", target, f"-Wl,--version-script={SOURCES / 'plugin.map'}")
+
+
 def write_library(path: Path, names: Sequence[str], total_bytes: int = 0) -> None:
     """An ELF file of functions of 16 bytes, one after the other from offset 4096, and little else.
 

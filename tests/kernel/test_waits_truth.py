@@ -107,6 +107,14 @@ def test_the_waker_is_named(waiters, thread, waker):
     assert wait.waker == f"{waker} ({waiters.tid[waker]})"
 
 
+def test_nobody_wakes_a_thread_that_is_ready(waiters):
+    wakers = waiters.recorder.rows(
+        "SELECT DISTINCT waker_tid FROM activity WHERE tid = ? AND name = 'preempted'",
+        waiters.tid["starved"],
+    )
+    assert wakers == [(0,)]
+
+
 @pytest.mark.parametrize(("thread", "kind"), [("sleeper", "blocked"), ("starved", "runqueue")])
 def test_waits_of_seldom_switching_threads_all_have_stacks(waiters, thread, kind):
     tid = waiters.tid[thread]

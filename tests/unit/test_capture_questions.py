@@ -3,7 +3,7 @@
 
 import pytest
 
-from captures import SECOND_NS, START_NS, Writer, scene
+from captures import KERNEL, SECOND_NS, START_NS, Writer, scene
 from sonde.model.code import NO_STACK
 from sonde.query import questions
 from sonde.query.capture import read
@@ -83,6 +83,22 @@ def test_a_filter_leaves_out_the_rest(session, where, events):
 def test_names_filter_reasons(session):
     rows = questions.profile(session, "blocked", Where(names=["futex", "read"]))
     assert {row.name for row in rows} == {"futex", "read"}
+
+
+def test_stacks_of_waits_end_where_the_thread_did_not_where_the_probe_did(ask):
+    writer = Writer()
+    key = writer.process(7, "p")
+    probe = (("__traceiter_sched_switch", KERNEL), ("bpf_trace_run4", KERNEL))
+    stack = writer.stack("main", ("schedule", KERNEL), *probe, ("bpf_prog_1f_on_switch", "[bpf]"))
+    writer.wait(key, 7, "futex", 1.0, stack=stack)
+    writer.on_cpu(key, 7, stack, 1)
+    session = ask(writer)
+    ends = {
+        kind: profile.stacks[next(iter(profile)).stack][0].name
+        for kind in ("cpu", "blocked")
+        for profile in [questions.profile(session, kind)]
+    }
+    assert ends == {"cpu": "bpf_prog_1f_on_switch", "blocked": "schedule"}
 
 
 def test_a_process_without_a_dictionary_entry_still_counts(ask):

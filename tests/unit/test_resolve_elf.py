@@ -14,16 +14,14 @@ from pathlib import Path
 import pytest
 
 from sonde import _native
-from symbol_programs import build, library, write_library
+from symbol_programs import build, library, plugin, write_library
 
 x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="x86-64 instructions")
 
 
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("elf")
-    versions = Path(__file__).parents[1] / "programs" / "symbols" / "plugin.map"
-    return library("plugin.c", folder / "plugin.so", f"-Wl,--version-script={versions}")
+@pytest.fixture(name="plugin", scope="module")
+def _plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plugin(tmp_path_factory.mktemp("elf") / "plugin.so")
 
 
 def test_the_build_id_is_that_of_the_linker(tmp_path: Path) -> None:

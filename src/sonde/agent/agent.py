@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from sonde import _native, apis
@@ -209,7 +210,7 @@ class Agent:
         kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
-            ("sonde.agent.max_rss_bytes", usage.ru_maxrss * 1024.0),
+            ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
             ("sonde.agent.kernel_map_bytes", float(kernel_bytes)),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
             *(
@@ -243,3 +244,12 @@ class Agent:
             "hz": self._config.hz,
             "whole_machine": self._config.pids is None,
         }
+
+
+def _max_rss_bytes() -> int:
+    """The most memory this process had resident.
+
+    Not from getrusage(), which also counts what the process was before it became this program.
+    """
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])

@@ -99,6 +99,9 @@ def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
 
 
 def _waits(session: Session, kind: str, where: Where, limit: int) -> Iterator[str]:
+    waits = [wait for wait in questions.waits(session, where) if wait.kind == kind]
+    # Bystanders last: threads that slept all the time, and the kernel's own.
+    waits.sort(key=lambda wait: wait.idle or wait.thread.process.is_kernel)
     rows = [
         (
             f"{wait.thread.name} ({wait.thread.tid})",
@@ -111,8 +114,7 @@ def _waits(session: Session, kind: str, where: Where, limit: int) -> Iterator[st
             wait.waker,
             f"{wait.hint} [{wait.hint_binary}]" if wait.hint else "",
         )
-        for wait in questions.waits(session, where)
-        if wait.kind == kind
+        for wait in waits
     ]
     title = "BLOCKED" if kind == "blocked" else "WAITING FOR A CPU"
     head = (title, "total", "waits", "longest", "reason", "woken by", "in")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from sonde.model.answers import (
@@ -236,17 +237,16 @@ def _hints(session: Session, where: Where) -> dict[tuple[int, str, str], Frame]:
 
 
 def _own_frame(stacks: Stacks, stack: int) -> Frame | None:
-    """The innermost frame that is the program's own rather than the C library's or the kernel's."""
-    fallback = None
-    for index in stacks.indices(stack):
-        frame = stacks.frames[index]
-        if frame.kind == "kernel":
-            continue
-        if frame.function and not frame.binary.startswith(_RUNTIME_LIBRARIES):
-            return frame
-        if fallback is None or (frame.function and not fallback.function):
-            fallback = frame
-    return fallback
+    """The innermost frame that is the program's own rather than the C library's or the kernel's.
+
+    Where its own frames have no symbol their binary still says more than the C library does.
+    """
+    user = [stacks.frames[i] for i in stacks.indices(stack) if stacks.frames[i].kind != "kernel"]
+    own = [frame for frame in user if not frame.binary.startswith(_RUNTIME_LIBRARIES)]
+    named = (frame for frame in own if frame.function)
+    placed = (frame for frame in own if frame.binary and not frame.binary.startswith("["))
+    known = (frame for frame in user if frame.function)
+    return next(chain(named, placed, known), None)
 
 
 def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCalls]:

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.model.process import Process, Thread
 from sonde.query.capture import Capture, CaptureInfo
+from sonde.query.probe_frames import without_probe_frames
 
 _UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
 
@@ -52,8 +53,9 @@ class Session:
         self._connection.register("raw_activity", tables["activity"])
         self._connection.register("event", tables["event"])
         self._connection.register("metric", tables["metric"])
-        self.stacks: Stacks = _stacks(tables["stack"], tables["frame"])
-        self._connection.register("raw_sample", _with_stack(tables["sample"], tables["stack"]))
+        self.stacks, instead = without_probe_frames(_stacks(tables["stack"], tables["frame"]))
+        sample = _with_stack(tables["sample"], tables["stack"], instead)
+        self._connection.register("raw_sample", sample)
         self.processes: Sequence[Process] = self._index_processes(tables["process"])
         self.threads: Sequence[Thread] = self._index_threads(tables["thread"])
         self._views()
@@ -202,10 +204,12 @@ def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
     return Stacks(frames=frames, offsets=_memory(ends), frame_indices=_memory(flat))
 
 
-def _with_stack(sample: pa.Table, stack: pa.Table) -> pa.Table:
+def _with_stack(sample: pa.Table, stack: pa.Table, of_waits: Sequence[int]) -> pa.Table:
     """Replace `stack_id` by the number of the stack, 0 for one that is not there."""
     number = pc.index_in(sample.column("stack_id"), value_set=stack.column("stack_id"))
     number = pc.fill_null(pc.add(number, 1), 0)
+    waits = pc.is_in(sample.column("kind"), value_set=pa.array(["blocked", "runqueue"]))
+    number = pc.if_else(waits, pc.take(pa.array(of_waits, pa.int32()), number), number)
     return sample.drop_columns(["stack_id"]).append_column("stack", number)
 
 

@@ -23,16 +23,17 @@ from sonde import _native
 from sonde.model.code import Frame
 from sonde.resolve.binaries import Binaries, Binary
 from sonde.resolve.counters import Counters
-from sonde.resolve.live import GRACE_NS, LiveProcess
+from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.perf_maps import PerfMaps
-from sonde.resolve.processes import ProcessTable
+from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.recent import Recent
 
 MAX_FRAMES: Final = 32_768
 """Frames kept by place: by (file, offset), by kernel address, by name of generated code."""
 MAX_PROCESS_FRAMES: Final = 65_536
 """Addresses kept of all processes together."""
+CACHE_BYTES: Final = 12 << 20
 MAX_NEW_FILES: Final = 32
 """Files opened ahead at one tick, in case their process ends before it is asked about."""
 
@@ -72,10 +73,13 @@ def frame_id(frame: Frame) -> int:
 class Resolver:
     """Names what runs: the one object that the agent talks to."""
 
-    def __init__(self, symbols: _native.Symbolizer | None = None) -> None:
+    def __init__(self, cache_bytes: int = CACHE_BYTES, grace_ns: int = GRACE_NS) -> None:
+        """`cache_bytes` for the symbol indices of files. `grace_ns`: how long the names of dead
+        processes are kept; longer than it takes until they are written.
+        """
         self.counters = Counters()
-        self.processes = ProcessTable(self.counters)
-        self._symbols = symbols or _native.Symbolizer()
+        self.processes = ProcessTable(self.counters, grace_ns=grace_ns)
+        self._symbols = _native.Symbolizer(cache_bytes)
         self._binaries = Binaries(self.counters)
         self._perf_maps = PerfMaps(self.counters)
         self._placed: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
@@ -111,7 +115,7 @@ class Resolver:
         self.processes.expire(now_ns)
         self._binaries.expire(now_ns)
         self._perf_maps.expire()
-        self._users = {it for it in self._users if it.is_alive or it.dead_ns + GRACE_NS > now_ns}
+        self._users = {it for it in self._users if it.frames}
         evicted = self._placed.evicted + self._nowhere.evicted
         self.counters.frames_evicted = evicted + self._forgotten
 

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from sonde.resolve.frames import KnownFrame
     from sonde.resolve.perf_maps import ProcessPerfMap
 
-GRACE_NS: Final = 15_000_000_000
-"""How long a dead process is kept: longer than the agent takes to ask about its last samples."""
+EXEC_GRACE_NS: Final = 15_000_000_000
+"""How long the mappings before an exec are kept: longer than samples wait to be resolved."""
+
+MAX_THREADS: Final = 4_096
+"""Names kept of one process's threads."""
 
 
 class LiveProcess:
@@ -92,17 +95,28 @@ class LiveProcess:
         self.frames.clear()
         self.has_unmapped = False
 
-    def renamed(self, tid: int, comm: str) -> None:
-        """A thread has a new name."""
+    def forget_image(self) -> None:
+        """Nobody will ask about its addresses again; its names stay."""
+        self._exe = self.exe
+        self.image, self.previous = Image(self.pid, "exec"), None
+        self.perf_map = self.owner = None
+        self.forget_frames()
+
+    def renamed(self, tid: int, comm: str) -> bool:
+        """A thread has this name. Returns whether another one's was forgotten for it."""
         if tid == self.pid:
             self.comm = comm
         if self.threads is None:
             self.threads = {}
+        crowded = len(self.threads) >= MAX_THREADS and tid not in self.threads
+        if crowded:
+            del self.threads[next(iter(self.threads))]
         self.threads[tid] = comm
+        return crowded
 
     def executed(self, now_ns: int) -> None:
         """It runs another program now; addresses mean something else."""
-        self.previous, self.previous_until_ns = self.image, now_ns + GRACE_NS
+        self.previous, self.previous_until_ns = self.image, now_ns + EXEC_GRACE_NS
         self.image = Image(self.pid, "exec")
         self._exe = ""
         self.perf_map = None

@@ -16,15 +16,15 @@ from typing import Any, Final
 from sonde.resolve import procfs
 from sonde.resolve.counters import Counters
 from sonde.resolve.images import Image, MmapEvent
-from sonde.resolve.live import GRACE_NS, LiveProcess
+from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import FileKey
 
+GRACE_NS: Final = 15_000_000_000
+"""How long the names of a dead process are kept. Its mappings go at the second tick after it."""
 SWEEP_NS: Final = 60_000_000_000
 """How often /proc is asked which processes vanished without an event."""
 MAX_PROCESSES: Final = 16_384
 MAX_SEEN_FILES: Final = 65_536
-MAX_THREADS: Final = 4_096
-"""Names kept of one process's threads."""
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are asked about."""
 _SAME_START_NS: Final = 2 * procfs.TICK_NS
@@ -35,9 +35,13 @@ class ProcessTable:
     """All processes. Feed it events in order of time; ask it by (pid, start_ns)."""
 
     def __init__(
-        self, counters: Counters | None = None, max_processes: int = MAX_PROCESSES
+        self,
+        counters: Counters | None = None,
+        max_processes: int = MAX_PROCESSES,
+        grace_ns: int = GRACE_NS,
     ) -> None:
         self.counters = counters or Counters()
+        self._grace_ns = grace_ns
         self.new_files: list[tuple[LiveProcess, FileKey]] = []
         """Files mapped by processes since this was last emptied; of each file the first time."""
         self._seen_files: set[FileKey] = set()
@@ -46,6 +50,9 @@ class ProcessTable:
         self._dead: dict[int, list[LiveProcess]] = {}
         self._graves: deque[LiveProcess] = deque()
         """The dead in the order in which they ended."""
+        self._just_died: list[LiveProcess] = []
+        """Since the last tick; their samples come with the next one."""
+        self._died_before: list[LiveProcess] = []
         self._now_ns = 0
         self._boot_offset_ns = 0
         self._next_sweep_ns = 0
@@ -112,18 +119,17 @@ class ProcessTable:
             name = procfs.read_comm(process.pid, tid) if process.is_alive else None
             if name is None:
                 return process.comm if tid == process.pid else ""
-            if process.threads is None:
-                process.threads = {}
-            if len(process.threads) >= MAX_THREADS:
-                self.counters.threads_evicted += 1
-                del process.threads[next(iter(process.threads))]
-            process.threads[tid] = name
+            self.counters.threads_evicted += process.renamed(tid, name)
         return name
 
     def expire(self, now_ns: int) -> None:
-        """Forget those that have been dead for a while. Call it once a second or so."""
+        """A tick is over: samples up to it are resolved. Forget what no sample will ask about."""
         self._now_ns = now_ns
-        while self._graves and self._graves[0].dead_ns + GRACE_NS <= now_ns:
+        for process in self._died_before:
+            if not process.is_alive:
+                process.forget_image()
+        self._died_before, self._just_died = self._just_died, []
+        while self._graves and self._graves[0].dead_ns + self._grace_ns <= now_ns:
             process = self._graves[0]
             self._bury(process)
             self._return_if_alive(process)
@@ -144,6 +150,7 @@ class ProcessTable:
         same = found is not None and found.start_ns == process.start_ns
         if same and process.pid not in self._live and procfs.has_threads(process.pid):
             process.dead_ns = 0
+            process.image = Image(process.pid, "proc")
             self._live[process.pid] = process
 
     def _mapped(self, event: MmapEvent) -> None:
@@ -168,14 +175,16 @@ class ProcessTable:
                 self._bury(process)
                 process.dead_ns = 0
                 self._live[pid] = process
-        process.renamed(tid, procfs.printable(comm))
+        self.counters.threads_evicted += process.renamed(tid, procfs.printable(comm))
 
     def _forked(self, time_ns: int, pid: int, ppid: int, tid: int, ptid: int) -> None:
         parent = self._known(ppid, time_ns)
         if pid == ppid:
             name = parent.threads.get(ptid) if parent.threads else None
-            if name is not None and len(parent.threads or ()) < MAX_THREADS:
-                parent.renamed(tid, name)
+            if name is not None:
+                self.counters.threads_evicted += parent.renamed(tid, name)
+            elif parent.threads:
+                parent.threads.pop(tid, None)  # of an earlier thread with this id
             return
         start = time_ns + self._boot_offset_ns
         start -= start % procfs.TICK_NS
@@ -268,6 +277,7 @@ class ProcessTable:
             del self._live[process.pid]
         self._dead.setdefault(process.pid, []).append(process)
         self._graves.append(process)
+        self._just_died.append(process)
 
     def _bury(self, process: LiveProcess) -> None:
         """It is no longer among the dead."""

@@ -81,6 +81,10 @@ class Colours {
     return this.dark ? "hsl(222 10% 22%)" : "hsl(222 16% 93%)";
   }
 
+  get narrow() {
+    return this.dark ? "hsl(222 9% 26%)" : "hsl(222 14% 89%)";
+  }
+
   get ink() {
     return this.dark ? "hsl(220 20% 95%)" : "hsl(222 35% 14%)";
   }

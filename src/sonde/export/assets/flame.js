@@ -173,10 +173,22 @@ class FlameView {
     while (stack.length) {
       const node = stack.pop();
       const [x0, x1] = this.box(node);
-      if (x1 - x0 < MIN_WIDTH) continue;
       this.drawFrame(node, x0, x1);
       this.drawn++;
-      for (let child = tree.begin[node]; child < tree.end[node]; child++) stack.push(child);
+      let narrow = 0; // width of the children that are too narrow to draw, which stand last
+      let from = x1;
+      for (let child = tree.begin[node]; child < tree.end[node]; child++) {
+        const [left, right] = this.box(child);
+        if (right - left >= MIN_WIDTH) stack.push(child);
+        else if (right > left) {
+          narrow += right - left;
+          from = Math.min(from, left);
+        }
+      }
+      if (narrow >= MIN_WIDTH) {
+        context.fillStyle = this.colours.narrow;
+        context.fillRect(from, this.rowTop(tree.level[node] + 1), narrow, ROW - 1);
+      }
     }
     if (this.hovered >= 0) this.outline(this.hovered, 1.5);
     if (this.selected >= 0) this.outline(this.selected, 2.5);

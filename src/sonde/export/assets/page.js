@@ -183,9 +183,7 @@ class Page {
     const weights = new Map();
     for (let node = 1; node < tree.size; node++) {
       if (!tree.self[node] || tree.fn[node] < 0) continue;
-      const above = tree.fn[tree.parent[node]];
-      const fn = isTip(calls, tree.fn[node]) && above >= 0 ? above : tree.fn[node];
-      const binary = calls.binary[fn];
+      const binary = calls.binary[this.ownCode(node)];
       weights.set(binary, (weights.get(binary) ?? 0) + tree.self[node]);
     }
     const heaviest = [...weights].filter(([binary]) => binary).sort((a, b) => b[1] - a[1]).slice(0, 12);
@@ -195,6 +193,18 @@ class Page {
       return element("button", { type: "button", onclick: () => this.search(binary), title: `Search for ${binary}` },
         swatch, binary, element("small", {}, percent(weight, tree.total[0])));
     }));
+  }
+
+  // The function that a node's own weight is put down to. Every wait ends in the scheduler, so off
+  // the CPU it is the innermost one outside the kernel.
+  ownCode(node) {
+    const { fn, parent } = this.tree;
+    const { kind } = this.capture.tree;
+    const offCpu = this.choice.kind === "blocked" || this.choice.kind === "runqueue";
+    const passed = offCpu ? ["wait", "call", "kernel"] : ["wait", "call"];
+    let at = node;
+    while (passed.includes(kind[fn[at]]) && fn[parent[at]] >= 0) at = parent[at];
+    return fn[at];
   }
 
   // ---- search ----

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contracts between C, Rust and Python: what one side writes the other one reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sonde import _native
+from sonde.collect import cpu, device_calls, waits
+from sonde.collect.kernel import LOSSES
+from sonde.collect.reasons import reason_of
+from sonde.query import questions
+from sonde.query.schema import TABLES
+
+ROOT = Path(__file__).parents[2]
+EVENTS = (ROOT / "abi/events.h").read_text()
+CONTRACT = json.loads((ROOT / "abi/tables.json").read_text())["tables"]
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def fields_of(struct):
+    """Names of a struct's fields in order, padding left out."""
+    body = re.search(rf"struct {struct} {{(.*?)}};", without_comments(EVENTS), re.DOTALL).group(1)
+    names = re.findall(r"__[us]\d+ (\w+)", body)
+    return [name for name in names if not name.startswith("unused")]
+
+
+def members_of(enum):
+    """Names and numbers of an enum."""
+    body = re.search(rf"enum {enum} {{(.*?)}};", without_comments(EVENTS), re.DOTALL).group(1)
+    members, number = {}, -1
+    for name, value in re.findall(r"(\w+)(?:\s*=\s*(-?\d+))?\s*,", body):
+        number = int(value) if value else number + 1
+        members[name] = number
+    return members
+
+
+@pytest.mark.parametrize(
+    ("collector", "key", "value"),
+    [
+        (cpu, "cpu_key", "cpu_value"),
+        (waits, "wait_key", "wait_value"),
+        (device_calls, "call_key", "call_value"),
+    ],
+)
+def test_collectors_expect_the_fields_that_programs_write(collector, key, value):
+    assert list(collector.FIELDS) == fields_of(key) + fields_of(value)
+
+
+@pytest.mark.bpf
+@pytest.mark.parametrize(
+    ("name", "rows", "collector"),
+    [("cpu", "samples", cpu), ("waits", "waits", waits), ("device_calls",) * 2 + (device_calls,)],
+)
+def test_the_compiled_programs_have_them_too(name, rows, collector):
+    assert _native.Bpf(name, {}).fields(rows) == list(collector.FIELDS)
+
+
+def test_losses_have_the_names_of_the_kernel_side():
+    members = members_of("sonde_loss")
+    assert members.pop("LOSS_MAX") == len(LOSSES)
+    assert [f"LOSS_{name.upper()}" for name in LOSSES] == sorted(members, key=members.__getitem__)
+
+
+def test_every_loss_is_explained_to_people():
+    assert set(LOSSES) <= questions.LOSS_TEXT.keys()
+
+
+def test_reasons_have_the_numbers_of_the_kernel_side():
+    named = {
+        "WAIT_PREEMPTED": "preempted",
+        "WAIT_PAGE_FAULT": "page fault",
+        "WAIT_STOPPED": "stopped",
+        "WAIT_KERNEL": "kernel thread",
+        "WAIT_NEW": "new thread",
+    }
+    members = members_of("wait_reason")
+    assert {name: reason_of(number) for name, number in members.items()} == {
+        name: (text, "") for name, text in named.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [("futex", "futex"), ("clock_nanosleep", "sleep"), ("read", "read"), ("epoll_wait", "poll")],
+)
+def test_system_calls_are_known_by_their_number_here(call, reason):
+    header = Path("/usr/include/asm-generic/unistd.h")
+    numbers = {}
+    for path in (*Path("/usr/include").glob("*/asm/unistd_64.h"), header):
+        if path.exists():
+            numbers = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", path.read_text()))
+            break
+    if call not in numbers:
+        pytest.skip("needs the kernel's headers, and that call on this machine")
+    assert reason_of(int(numbers[call])) == (reason, call)
+
+
+def test_an_unknown_system_call_keeps_its_number():
+    assert reason_of(9999) == ("system call", "call 9999")
+
+
+def test_the_contract_compiled_in_is_the_one_in_the_repository():
+    assert json.loads(_native.tables_contract())["tables"] == CONTRACT
+
+
+def test_the_reader_wants_the_tables_of_the_contract():
+    plain = {
+        "u32": pa.uint32(),
+        "u64": pa.uint64(),
+        "i32": pa.int32(),
+        "f64": pa.float64(),
+        "utf8": pa.string(),
+        "bool": pa.bool_(),
+        "list<u64>": pa.list_(pa.uint64()),
+    }
+
+    def undictionaried(kind):
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+    read = {
+        table: [(field.name, undictionaried(field.type)) for field in schema]
+        for table, schema in TABLES.items()
+    }
+    written = {
+        table: [(name, plain[kind]) for name, kind, _ in spec["columns"]]
+        for table, spec in CONTRACT.items()
+    }
+    assert read == written
