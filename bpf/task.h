@@ -16,7 +16,8 @@ struct {
 } targets SEC(".maps");
 
 const volatile bool filter_targets = false;
-const volatile u32 self_tgid = 0; /* the agent itself is watched like any other unless this is set */
+const volatile u32 self_tgid =
+	0; /* the agent itself is watched like any other unless this is set */
 
 static __always_inline bool watched(u32 tgid)
 {

@@ -25,19 +25,19 @@
 #define TASK_DEAD (0x10 | 0x20 | 0x80)
 
 const volatile bool switch_has_state = false; /* sched_switch hands the state over (5.18) */
-const volatile u64 span_min_ns = 10000000; /* waits at least this long become spans */
+const volatile u64 span_min_ns = 10000000;    /* waits at least this long become spans */
 
 SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 16384)
 
 /* A wait in progress; all zero while the thread runs. */
 struct waiting {
-	u64 began_ns;	 /* switch-out */
-	u64 counted_ns;	 /* summed up to here; taken by atomic exchange: on_switch or the walk */
-	u64 wake_ns;	 /* last wake-up */
+	u64 began_ns;	/* switch-out */
+	u64 counted_ns; /* summed up to here; taken by atomic exchange: on_switch or the walk */
+	u64 wake_ns;	/* last wake-up */
 	u64 stack_id;
 	struct stack_chance chance;
-	u64 start_ns;	 /* of the process */
-	u32 weight;	 /* inverse chance of the stack; 0: none taken */
+	u64 start_ns; /* of the process */
+	u32 weight;   /* inverse chance of the stack; 0: none taken */
 	s32 reason;
 	u32 waker_tgid;
 	u32 waker_tid;

@@ -3,7 +3,7 @@
 
 // out[row, col] = sum over k of in[row, k] * weights[k, col], through tanh when `activate`.
 kernel void forward_layer(global const float *in, global const float *weights, global float *out,
-                          int inner, int columns, int activate)
+			  int inner, int columns, int activate)
 {
 	int row = get_global_id(0), col = get_global_id(1);
 	float sum = 0;
@@ -14,7 +14,7 @@ kernel void forward_layer(global const float *in, global const float *weights, g
 
 // Cross-entropy of a sample, and its gradient with respect to the scores.
 kernel void softmax_loss(global const float *scores, global const int *labels,
-                         global float *gradient, global float *losses, int classes)
+			 global float *gradient, global float *losses, int classes)
 {
 	int row = get_global_id(0);
 	float largest = -INFINITY, total = 0;
@@ -32,8 +32,8 @@ kernel void softmax_loss(global const float *scores, global const int *labels,
 
 // Back through the second layer and the tanh of the first.
 kernel void backward_hidden(global const float *score_gradient, global const float *weights,
-                            global const float *hidden, global float *hidden_gradient,
-                            int hidden_units, int classes)
+			    global const float *hidden, global float *hidden_gradient,
+			    int hidden_units, int classes)
 {
 	int row = get_global_id(0), unit = get_global_id(1);
 	float sum = 0;
@@ -45,8 +45,8 @@ kernel void backward_hidden(global const float *score_gradient, global const flo
 
 // weights[k, col] -= rate / batch * sum over rows of values[row, k] * gradient[row, col]
 kernel void update_weights(global float *weights, global const float *values,
-                           global const float *gradient, int batch, int inner, int columns,
-                           float rate)
+			   global const float *gradient, int batch, int inner, int columns,
+			   float rate)
 {
 	int k = get_global_id(0), col = get_global_id(1);
 	float sum = 0;

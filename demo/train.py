@@ -24,7 +24,7 @@ import numpy as np
 import pyopencl as cl
 
 FEATURES = 784
-HIDDEN = 24
+HIDDEN = 16
 CLASSES = 10
 BATCH = 256
 SHARD_SAMPLES = 4096

@@ -124,6 +124,15 @@ def test_stacks_share_their_nodes(profiles):
     assert paths(tree)["main;step;f0;g0"] == 40
 
 
+def test_a_run_of_frames_without_a_symbol_is_one_node(tmp_path):
+    writer = Writer()
+    runs = (("", "a.so", "", 1), ("", "a.so", "", 2), ("", "b.so"), ("", "a.so"), "work", "work")
+    writer.on_cpu(writer.process(7, "p"), 7, writer.stack(*runs), 3)
+    session = Session(read(writer.write(tmp_path / "c.sonde")))
+    tree = call_tree.build([questions.profile(session, "cpu")], max_nodes=100)
+    assert paths(tree) == {"[a.so];[b.so];[a.so];work;work": 3}
+
+
 def test_a_function_keeps_the_lines_that_occur(profiles):
     tree = call_tree.build(profiles, max_nodes=1000)
     (step,) = (function for function in tree.functions if function.name == "step")

@@ -86,6 +86,17 @@ def test_bystanders_do_not_drown_the_answer(opened):
     assert "100 of the kernel" in left_out
 
 
+def test_who_used_a_device_comes_first(opened):
+    writer = Writer()
+    busy, user = writer.process(7, "busy"), writer.process(8, "user")
+    writer.on_cpu(busy, 7, writer.stack("main"), 500)
+    writer.wait(busy, 7, "futex", 5.0)
+    writer.wait(user, 8, "poll", 1.0)
+    writer.calls(user, 8, "clFinish", count=1, seconds=0.1, op="sync")
+    text = summary.render(opened(writer))
+    assert text.index("  user (8)") < text.index("  busy (7)  ", text.index("LONGEST"))
+
+
 def test_the_summary_fits_a_screen(opened):
     for writer in (scene(), crowd(), Writer()):
         lines = summary.render(opened(writer)).splitlines()
@@ -148,6 +159,14 @@ def test_folded_names_cannot_break_the_line(opened):
     writer = Writer()
     writer.on_cpu(writer.process(7, "a;b\nc"), 7, writer.stack("x;y\n\t5"), 3)
     assert written(folded, opened(writer), kinds=("cpu",)) == "a:b\ufffdc;x:y\ufffd\ufffd5 3\n"
+
+
+def test_a_run_of_frames_without_a_symbol_is_one(opened):
+    writer = Writer()
+    runs = (("", "a.so", "", 1), ("", "a.so", "", 2), ("", "b.so"), ("", "a.so"), "work", "work")
+    writer.on_cpu(writer.process(7, "p"), 7, writer.stack(*runs), 3)
+    lines = written(folded, opened(writer), kinds=("cpu",))
+    assert lines == "p;[a.so];[b.so];[a.so];work;work 3\n"
 
 
 def test_names_cannot_steer_the_terminal(opened):

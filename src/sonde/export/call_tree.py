@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sonde.export.picture import tip
-from sonde.model.code import Frame
+from sonde.model.code import NO_STACK, Frame
 from sonde.model.profile import Profile
 
 LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
@@ -103,13 +103,16 @@ class _Growing:
     def _walk(self, profile: Profile, stack: int) -> int:
         stacks, of_frame, children = profile.stacks, self._of_frame, self._children
         indices = stacks.indices(stack)
-        node = _ROOT
         if not len(indices):
-            return self._child(node, self._number(stacks[stack][0]))
+            return self._child(_ROOT, self._number(NO_STACK))
+        node, last = _ROOT, -1
         for index in reversed(indices):
             function = of_frame.get(index)
             if function is None:
                 function = of_frame[index] = self._number(stacks.frames[index])
+            if function == last and not stacks.frames[index].function:
+                continue  # As picture.root_first, which would take twice as long here.
+            last = function
             child = children.get((node, function))
             node = self._child(node, function) if child is None else child
         return node

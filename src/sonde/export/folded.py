@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from sonde.export.layout import one_line
-from sonde.export.picture import root_first, tip
+from sonde.export.picture import frames_root_first, tip
 from sonde.model.code import Frame
 from sonde.model.profile import KINDS
 from sonde.query import questions
@@ -43,7 +43,7 @@ def write(
         weights: dict[str, int] = {}
         for row in profile:
             process = profile.threads[row.thread].process
-            parts = [_safe(process.name), *map(text, root_first(profile, row))]
+            parts = [_safe(process.name), *map(text, frames_root_first(profile.stacks, row.stack))]
             if len(kinds) > 1:
                 parts.insert(0, kind)
             if end := tip(profile, row):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sonde.model.code import Frame
+from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.model.profile import Profile, ProfileRow
 
 
@@ -23,6 +23,29 @@ def tip(profile: Profile, row: ProfileRow) -> str:
     return f"({row.name})"
 
 
-def root_first(profile: Profile, row: ProfileRow) -> Iterator[Frame]:
-    """The frames of a row from the thread's entry on, without its tip."""
-    return reversed(profile.stacks[row.stack])
+def root_first(stacks: Stacks, stack: int) -> Iterator[int]:
+    """Indices of a stack's frames from the thread's entry on, as a picture shows them.
+
+    Frames without a symbol tell only their binary, so a run of them in one binary is one frame.
+    Empty where no stack was taken.
+    """
+    nameless = ""
+    for index in reversed(stacks.indices(stack)):
+        frame = stacks.frames[index]
+        if frame.function:
+            nameless = ""
+        elif frame.name == nameless:
+            continue
+        else:
+            nameless = frame.name
+        yield index
+
+
+def frames_root_first(stacks: Stacks, stack: int) -> Iterator[Frame]:
+    """The frames that `root_first` gives; `NO_STACK` alone where none was taken."""
+    shown = False
+    for index in root_first(stacks, stack):
+        shown = True
+        yield stacks.frames[index]
+    if not shown:
+        yield NO_STACK

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
-from sonde.export.picture import tip
+from sonde.export.picture import frames_root_first, tip
 from sonde.model.profile import KINDS, Profile
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
@@ -74,7 +74,7 @@ def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
         if row.stack not in known:
             known[row.stack] = [
                 shared.number(frame.name, frame.file or frame.binary, frame.line)
-                for frame in reversed(stacks[row.stack])
+                for frame in frames_root_first(stacks, row.stack)
             ]
         process = profile.threads[row.thread].process
         sample = [shared.number(process.label), *known[row.stack]]

@@ -3,7 +3,7 @@
 
 Which code the CPUs ran, what threads waited for, what was asked of devices, and what was lost.
 Bystanders would drown the answer, so threads that slept all the time and kernel threads that
-waited are folded into one line; processes that worked come before those that did not.
+waited are folded into one line; processes that used a device come first, then those that worked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WAIT_ROWS = 5
 DEVICE_ROWS = 4
 LOSS_ROWS = 3
 WORKED_SHARE = 0.01
-"""A process worked if it took this share of one CPU, or waited as long for one."""
+"""A process worked if it was on a CPU, or wanted to be, for this share of the recording."""
 
 _LEFT_WIDTH = 44
 
@@ -160,10 +160,10 @@ def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[W
     for wait in waits:
         if wait.thread not in idle and wait.thread not in kernel:
             threads.setdefault(wait.thread, _ThreadWaits(wait.thread)).add(wait)
-    worked = _worked(info, processes)
+    rank = _ranks(info, processes)
     ranked = sorted(
         threads.values(),
-        key=lambda one: (one.thread.process not in worked, -one.blocked_ns - one.queued_ns),
+        key=lambda one: (rank[one.thread.process], -one.blocked_ns - one.queued_ns),
     )
     left_out = (
         (len(ranked) - WAIT_ROWS, "more"),
@@ -178,13 +178,13 @@ def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[W
     return [*lines, f"  threads not shown: {', '.join(folded)}"] if folded else lines
 
 
-def _worked(info: CaptureInfo, processes: Sequence[ProcessUse]) -> frozenset[Process]:
+def _ranks(info: CaptureInfo, processes: Sequence[ProcessUse]) -> dict[Process, int]:
+    """0 for processes that used a device, 1 for those that worked, 2 for the rest."""
     least_ns = info.duration_ns * WORKED_SHARE
-    return frozenset(
-        use.process
+    return {
+        use.process: 0 if use.device_calls else 1 if use.cpu_ns + use.runqueue_ns >= least_ns else 2
         for use in processes
-        if use.cpu_ns >= least_ns or use.runqueue_ns >= least_ns or use.device_calls
-    )
+    }
 
 
 _DEVICE_HEAD = ("DEVICE CALLS", "", "calls", "bytes", "time", "longest", "errors")

@@ -59,7 +59,8 @@ int main(int argc, char **argv)
 	volatile char *memory;
 
 	uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
-	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+		      0);
 	range.range.start = (unsigned long)memory;
 	range.range.len = pages * PAGE;
 	if (uffd < 0 || memory == MAP_FAILED || ioctl(uffd, UFFDIO_API, &api) ||

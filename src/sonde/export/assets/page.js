@@ -186,7 +186,8 @@ class Page {
       const binary = calls.binary[this.ownCode(node)];
       weights.set(binary, (weights.get(binary) ?? 0) + tree.self[node]);
     }
-    const heaviest = [...weights].filter(([binary]) => binary).sort((a, b) => b[1] - a[1]).slice(0, 12);
+    const heaviest = [...weights].filter(([binary, weight]) => binary && weight >= tree.total[0] / 1000)
+      .sort((a, b) => b[1] - a[1]).slice(0, 12);
     find("legend").replaceChildren(...heaviest.map(([binary, weight]) => {
       const swatch = element("i", { class: "swatch" });
       swatch.style.background = this.colours.ofBinary(binary);
