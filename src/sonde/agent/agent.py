@@ -30,9 +30,12 @@ from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
+from sonde.unwind import Unwinder
 
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+BUSY_GAP_S = 0.01
+"""While unwind tables are being made, look this often whether one is ready."""
 LOST_EVENTS = "processes.events"
 
 
@@ -82,7 +85,8 @@ class Agent:
         except OSError as error:
             raise refusal(error) from error
         self._resolver = Resolver()
-        self._dictionary = Dictionary(self._kernel, self._resolver)
+        self._unwinder = Unwinder(self._kernel.unwind, self._resolver)
+        self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinder)
         self._calls = self._make_device_calls()
         self._collectors = self._make_collectors()
 
@@ -116,6 +120,7 @@ class Agent:
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
         self._resolver.start()
+        self._unwinder.start(self._config.pids)
         for collector in self._collectors:
             collector.start()
 
@@ -138,6 +143,7 @@ class Agent:
         finally:
             for collector in self._collectors:
                 collector.stop()
+            self._unwinder.close()
             self._resolver.close()
             self._sink.close()
 
@@ -156,15 +162,20 @@ class Agent:
 
     def _sleep_until(self, deadline_s: float, stop: Callable[[], bool]) -> None:
         while (left_s := deadline_s - time.monotonic()) > 0 and not stop():
-            if self._events.wait(min(int(left_s * 1000) + 1, 250)):
+            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinder.is_busy else 250
+            if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
                 self._hear()
                 time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+            else:
+                self._unwinder.update()
 
     def _hear(self) -> None:
         events = self._events.drain()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
+        self._unwinder.hear(events)
+        self._unwinder.update()
         if self._events.lost > self._lost.get(LOST_EVENTS, 0):
             self._resolver.resync()
 
@@ -208,11 +219,18 @@ class Agent:
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
+        kernel_bytes += self._kernel.unwind.map_bytes()
+        unwinding = {
+            **self._unwinder.usage(),
+            **{f"stop.{name}": n for name, n in self._unwinder.stops().items()},
+            "python_unread": self._dictionary.python.unread,
+        }
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
             ("sonde.agent.kernel_map_bytes", float(kernel_bytes)),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
+            *((f"sonde.unwind.{name}", float(n)) for name, n in unwinding.items()),
             *(
                 (f"sonde.resolve.{name}", float(n))
                 for name, n in self._resolver.counters.as_dict().items()

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
 from sonde.resolve import KnownFrame, Resolver
+from sonde.resolve.live import LiveProcess
 from sonde.sinks.chunk import ChunkBuilder
+from sonde.unwind import PythonCode, Unwinder
+from sonde.unwind.loader import WHOLE
+from sonde.unwind.python_code import PYTHON_FRAME
 
 STACKS_IN_KERNEL = 5_000
 """Stacks read and still kept in the kernel, of its 8192, before they are dropped there."""
@@ -34,9 +38,11 @@ class _Stack:
 class Dictionary:
     """Resolves stacks when they are first seen, and remembers what the current chunk refers to."""
 
-    def __init__(self, kernel: Kernel, resolver: Resolver) -> None:
+    def __init__(self, kernel: Kernel, resolver: Resolver, unwinder: Unwinder) -> None:
         self._kernel = kernel
         self._resolver = resolver
+        self._unwinder = unwinder
+        self.python = PythonCode()
         self._stacks: dict[int, _Stack] = {}
         self._in_kernel: list[int] = []
         self._used_stacks: set[int] = set()
@@ -74,15 +80,35 @@ class Dictionary:
         unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
         found = self._kernel.stacks(unknown)
         self.forgotten += len(unknown) - len(found)
-        for stack_id, kernel, user in found:
+        for stack_id, kernel, user, stop in found:
             process = self._resolver.processes.find(*owners[stack_id])
-            frames = tuple(self._resolver.resolve(process, kernel, user))
-            complete = bool(frames) and frames[-1].frame.function in ENTRIES
+            frames = tuple(self._frames(process, kernel, user))
+            complete = bool(frames) and (stop == WHOLE or frames[-1].frame.function in ENTRIES)
             self._stacks[stack_id] = _Stack(frames, complete)
         self._in_kernel += unknown
         if len(self._in_kernel) > STACKS_IN_KERNEL:
             self._kernel.forget_stacks(self._in_kernel)
             self._in_kernel = []
+
+    def _frames(
+        self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
+    ) -> list[KnownFrame]:
+        """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
+        python = self._unwinder.python_of(process)
+        if python is None or not any(word & PYTHON_FRAME for word in user):
+            return self._resolver.resolve(process, kernel, user)
+        native = [word for word in user if not word & PYTHON_FRAME]
+        if native and user[0] & PYTHON_FRAME:
+            native[0] -= 1  # not where the code was, but where a call returns to
+        named = self._resolver.resolve(process, kernel, native)
+        frames, rest = named[: len(kernel)], iter(named[len(kernel) :])
+        words = iter(user)
+        for word in words:
+            if not word & PYTHON_FRAME:
+                frames.append(next(rest))
+            elif frame := self.python.frame(process, python, word, next(words, 0)):
+                frames.append(frame)
+        return frames
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:

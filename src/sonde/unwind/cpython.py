@@ -29,7 +29,7 @@ _MUSL_TSD: Final = (0, 8, 0x80)
 """struct pthread: `void **tsd` at 0x80 (src/internal/pthread_impl.h)."""
 
 
-class Unsupported(SondeError):
+class UnsupportedPythonError(SondeError):
     """A CPython that we cannot walk: too old, too new, or free-threaded."""
 
 
@@ -115,14 +115,16 @@ _OWNED_BY_THE_LOOP: Final = 3
 
 
 def interpreter(found: Found, file_name: str) -> Interpreter:
-    """The layouts of an interpreter. Raises Unsupported."""
+    """The layouts of an interpreter. Raises UnsupportedPythonError."""
     version, is_threaded = _version(found, file_name)
     if not OLDEST <= version <= NEWEST:
-        raise Unsupported(f"no layout of CPython {version[0]}.{version[1]} is known")
+        raise UnsupportedPythonError(f"no layout of CPython {version[0]}.{version[1]} is known")
     if is_threaded:
-        raise Unsupported("a free-threaded build of CPython")
+        raise UnsupportedPythonError("a free-threaded build of CPython")
     if not found.thread_key:
-        raise Unsupported("where this build of CPython keeps its thread states is not seen")
+        raise UnsupportedPythonError(
+            "where this build of CPython keeps its thread states is not seen"
+        )
     minor = version[1]
     if minor in _FRAMES:
         frames, code = _FRAMES[minor], _CODE[minor]
@@ -144,10 +146,10 @@ def _version(found: Found, file_name: str) -> tuple[tuple[int, int], bool]:
 
 def _published(raw: bytes, minor: int) -> tuple[Frames, Code]:
     if not raw.startswith(_COOKIE) or len(raw) < 8 * 80:
-        raise Unsupported("this build of CPython publishes no offsets")
+        raise UnsupportedPythonError("this build of CPython publishes no offsets")
     words = struct.unpack_from("<80Q", raw)
     if words[2]:
-        raise Unsupported("a free-threaded build of CPython")
+        raise UnsupportedPythonError("a free-threaded build of CPython")
     thread = 3 + 3 + _INTERPRETER_FIELDS[minor]
     frame = thread + 9
     code = frame + _FRAME_FIELDS[minor]
@@ -169,5 +171,5 @@ def _published(raw: bytes, minor: int) -> tuple[Frames, Code]:
     )
     small = (frames.previous, frames.code, frames.instruction, frames.owner)
     if max(small) > 104 or max(frames.of_thread, names.filename, names.instructions) > 4096:
-        raise Unsupported("this build of CPython publishes offsets that make no sense")
+        raise UnsupportedPythonError("this build of CPython publishes offsets that make no sense")
     return frames, names

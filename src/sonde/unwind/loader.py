@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells the kernel how to walk the stacks of processes, as they come, change and go.
+
+A process is told when a walk met it for the first time: until then its stacks are walked by frame
+pointers, and so are those of its files whose table is still being made.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sonde import _native
+from sonde.resolve import Resolver, procfs
+from sonde.resolve.binaries import Binary
+from sonde.resolve.live import LiveProcess
+from sonde.resolve.mappings import Mapping
+from sonde.resolve.recent import Recent
+from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
+from sonde.unwind.tables import TableCache
+
+MAX_AT_ONCE: Final = 64
+"""Processes told in one go, so that the agent is not held up."""
+STOPS: Final = (
+    *("entry", "no_process", "no_mapping", "no_rule", "unsupported_rule", "register_unknown"),
+    *("memory_unreadable", "no_progress", "too_deep", "table_missing", "no_bpf_loop", "cpu_busy"),
+    *("new_program", "no_registers", "python_no_thread", "python_unreadable", "python_no_frame"),
+)
+"""Names of `enum unwind_stop`, in its order."""
+FIRST_WAIT_S: Final = 2.0
+"""How long chosen processes' tables may hold up the start."""
+MAX_PYTHONS: Final = 8192
+"""Processes, ended ones too, whose Python is remembered."""
+WHOLE: Final = 0
+"""The walk reached the thread's entry."""
+_PT_LOAD: Final = 1
+_SKIPPED: Final = ("[uprobes]", "[vsyscall]")
+_START_CODE: Final = 25
+"""Field 26 of /proc/PID/stat."""
+
+
+@dataclass(slots=True)
+class _File:
+    """One file with code, as the kernel knows it."""
+
+    name: str
+    """Of its table on disk."""
+    table: int = 0
+    """Number of its table in the kernel; 0: not there."""
+    is_settled: bool = False
+    """Its table is there, or there will be none."""
+    loads: tuple[tuple[int, int, int], ...] = ()
+    """(file offset, address as linked, size) of what it has loaded."""
+    python: Interpreter | None = None
+    users: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Told:
+    """A process that the kernel knows how to walk."""
+
+    process: LiveProcess
+    files: set[int] = field(default_factory=set)
+    python: Interpreter | None = None
+
+
+class Unwinder:
+    """Keeps the kernel's maps of tables and processes."""
+
+    def __init__(
+        self, owner: _native.Bpf, resolver: Resolver, cache: TableCache | None = None
+    ) -> None:
+        self._maps = _native.UnwindMaps(owner)
+        self._resolver = resolver
+        self._cache = cache or TableCache()
+        self._files: dict[int, _File] = {}
+        """By the index of their content (resolve.binaries)."""
+        self._waiting: dict[str, set[int]] = {}
+        """Processes that wait for a table, by its name."""
+        self._told: dict[int, _Told] = {}
+        self._stale: set[int] = set()
+        self._pythons: Recent[tuple[int, int], Interpreter] = Recent(MAX_PYTHONS)
+        self.refused_python = 0
+        """Files with a CPython that is not supported."""
+        self.left_out = 0
+        """Tables and processes for which the kernel had no room."""
+
+    def start(self, pids: Iterable[int] | None) -> None:
+        """Tell what runs already. Chosen processes are waited for, for a while: they matter."""
+        self._stale |= set(procfs.pids() if pids is None else pids)
+        deadline_s = time.monotonic() + (FIRST_WAIT_S if pids is not None else 0.0)
+        self.update()
+        while self.is_busy and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+            self.update()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something will be ready soon: ask again in a few milliseconds."""
+        return self._cache.is_busy or bool(self._stale)
+
+    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """What processes did (native ProcessEvents)."""
+        for event in events:
+            kind, pid = event[0], event[2]
+            if pid not in self._told:
+                continue
+            if kind == "mmap":
+                self._stale.add(pid)
+            elif (kind == "comm" and event[5]) or (kind == "exit" and event[4] == pid):
+                self._forget(pid)
+
+    def update(self) -> None:
+        """Tell the kernel what is new. Cheap where nothing is; call it often."""
+        for name in self._cache.poll():
+            self._stale |= self._waiting.pop(name, set())
+        self._stale |= set(self._maps.wanted())
+        for pid in list(self._stale)[:MAX_AT_ONCE]:
+            self._stale.discard(pid)
+            self._tell(pid)
+
+    def python_of(self, process: LiveProcess) -> Interpreter | None:
+        """The Python that a process runs or ran last, None where it runs none that is walked."""
+        return self._pythons.get(process.key)
+
+    def stops(self) -> dict[str, int]:
+        """How walks ended so far, by name."""
+        return {name: n for name, n in zip(STOPS, self._maps.stops(), strict=False) if n}
+
+    def usage(self) -> dict[str, int]:
+        """What is held now, by name, for metrics."""
+        size, free, tables, processes = self._maps.usage()
+        return {
+            "table_bytes": size,
+            "table_bytes_free": free,
+            "tables": tables,
+            "processes": processes,
+            "tables_built": self._cache.built,
+            "tables_failed": self._cache.failed,
+            "left_out": self.left_out,
+            "python_refused": self.refused_python,
+        }
+
+    def close(self) -> None:
+        """End what runs beside us."""
+        self._cache.close()
+
+    def _tell(self, pid: int) -> None:
+        stat = procfs.read_file(f"/proc/{pid}/stat")
+        found = procfs.read_stat(pid)
+        if stat is None or found is None:
+            self._forget(pid)
+            return
+        start_code = int(stat.rpartition(b")")[2].split()[_START_CODE - 2])
+        if not start_code:  # a kernel thread, or on its way out
+            return
+        process = self._resolver.processes.find(pid, found.start_ns)
+        told = _Told(process)
+        ranges = []
+        kernel_python = None
+        mappings = process.space().mappings
+        is_musl = any("/ld-musl-" in mapping.path for mapping in mappings)
+        for mapping in mappings:
+            if "x" not in mapping.prot or mapping.path in _SKIPPED:
+                continue
+            file, index = self._file_of(process, mapping)
+            bias = _bias(mapping, file) if file is not None else None
+            if file is None or bias is None:
+                ranges.append((mapping.start, mapping.end, 0, 0))
+                continue
+            if not file.is_settled:
+                self._waiting.setdefault(file.name, set()).add(pid)
+            told.files.add(index)
+            ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
+            if file.python is not None:
+                told.python = file.python
+                kernel_python = file.python.for_kernel(bias, is_musl)
+        try:
+            self._maps.set_process(pid, start_code, ranges, kernel_python)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.E2BIG, errno.ENOMEM):
+                raise
+            self.left_out += 1
+            return
+        before = self._told.get(pid)
+        if before is not None:
+            self._leave(pid, before.files - told.files)
+        for index in told.files:
+            self._files[index].users.add(pid)
+        self._told[pid] = told
+        if told.python is not None:
+            self._pythons.put(process.key, told.python)
+
+    def _forget(self, pid: int) -> None:
+        self._maps.drop_process(pid)
+        told = self._told.pop(pid, None)
+        if told is not None:
+            self._leave(pid, told.files)
+
+    def _leave(self, pid: int, files: Iterable[int]) -> None:
+        for index in files:
+            self._files[index].users.discard(pid)
+
+    def _file_of(self, process: LiveProcess, mapping: Mapping) -> tuple[_File | None, int]:
+        """The file behind a mapping with its table, as far as that is there; None without one."""
+        known = mapping.binary
+        if known is not None and (file := self._files.get(known.index)) and file.is_settled:
+            return file, known.index
+        binary = self._resolver.file_of(process, mapping)
+        if binary is None:
+            return None, 0
+        found = self._files.get(binary.index)
+        if found is None:
+            found = self._files[binary.index] = _File(_name_of(binary), loads=_loads(binary.fd))
+        if not found.is_settled:
+            self._settle(found, binary)
+        return found, binary.index
+
+    def _settle(self, file: _File, binary: Binary) -> None:
+        built = self._cache.find(file.name)
+        if built is None:
+            file.is_settled = self._cache.has_failed(file.name)
+            if not file.is_settled:
+                self._cache.request(file.name, binary.fd)
+            return
+        try:
+            file.table = self._add(str(built.path))
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                self.left_out += 1
+                file.is_settled = True
+            else:  # damaged, or of another version
+                self._cache.forget(file.name)
+                self._cache.request(file.name, binary.fd)
+            return
+        file.is_settled = True
+        if built.python is not None:
+            try:
+                file.python = interpreter(built.python, binary.name)
+            except UnsupportedPythonError:
+                self.refused_python += 1
+
+    def _add(self, path: str) -> int:
+        """Put a table into the kernel, in place of some that nobody uses where there is no room."""
+        try:
+            return self._maps.add_table(path)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        unused = [(index, it) for index, it in self._files.items() if it.table and not it.users]
+        for index, file in unused:
+            self._maps.drop_table(file.table)
+            del self._files[index]
+        return self._maps.add_table(path)
+
+
+def _name_of(binary: Binary) -> str:
+    device, inode, size, changed_ns = binary.identity
+    if binary.build_id:
+        return f"{binary.build_id[:64]}-{size:x}"
+    return f"{device:x}-{inode:x}-{changed_ns:x}-{size:x}"
+
+
+def _loads(fd: int) -> tuple[tuple[int, int, int], ...]:
+    """The program headers of a 64-bit ELF file that say what is loaded where."""
+    try:
+        header = os.pread(fd, 64, 0)
+        at, size, count = (
+            struct.unpack_from(layout, header, offset)[0]
+            for layout, offset in (("<Q", 32), ("<H", 54), ("<H", 56))
+        )
+        raw = os.pread(fd, size * min(count, 256), at)
+        found = []
+        for offset in range(0, len(raw) - 55, size or 56):
+            kind, _, position, address, _, length = struct.unpack_from("<IIQQQQ", raw, offset)
+            if kind == _PT_LOAD:
+                found.append((position, address, length))
+    except (OSError, struct.error):
+        return ()
+    return tuple(found)
+
+
+def _bias(mapping: Mapping, file: _File) -> int | None:
+    """What the addresses of a mapping are above those as linked."""
+    end = mapping.offset + mapping.end - mapping.start
+    for position, address, length in file.loads:
+        if position < end and mapping.offset < position + length:
+            return mapping.start - (address + mapping.offset - position)
+    return None
