@@ -63,6 +63,7 @@ struct signal_struct {
 };
 
 struct task_struct {
+	void *stack;
 	unsigned int __state;
 	unsigned int flags;
 	int on_cpu;

@@ -233,6 +233,23 @@ int on_switch(u64 *ctx)
 	return 0;
 }
 
+/*
+ * Interrupts wake threads too (timers, devices), and the task they happen to stop is not the waker.
+ * An interrupt that stopped user code shows in the task's registers: it is in no system call. One
+ * that stopped kernel code runs on a stack of its own, and so do we.
+ */
+#define THREAD_STACK (16 * 1024)
+
+static __always_inline bool in_interrupt(struct task_struct *task)
+{
+	char here;
+	u64 depth = (u64)&here - (u64)task->stack;
+
+	if (depth >= THREAD_STACK)
+		return true;
+	return !(task->flags & PF_KTHREAD) && entered_by(task) == WAIT_PAGE_FAULT;
+}
+
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_waking, struct task_struct *task)
 {
@@ -244,7 +261,7 @@ int BPF_PROG(on_waking, struct task_struct *task)
 	w = bpf_task_storage_get(&threads, task, 0, 0);
 	if (!w)
 		return 0;
-	waker = bpf_get_current_pid_tgid();
+	waker = in_interrupt(bpf_get_current_task_btf()) ? 0 : bpf_get_current_pid_tgid();
 	w->wake_ns = bpf_ktime_get_ns();
 	w->waker_tgid = waker >> 32;
 	w->waker_tid = (u32)waker;

@@ -241,7 +241,10 @@ impl Bpf {
     }
 
     fn detach(&mut self, link: u64) -> PyResult<()> {
-        self.links.remove(&link).map(drop).ok_or_else(|| PyKeyError::new_err("no such link"))
+        let links = self.links.remove(&link).ok_or_else(|| PyKeyError::new_err("no such link"))?;
+        // Entries go before returns, the other way round than they came.
+        links.into_iter().rev().for_each(drop);
+        Ok(())
     }
 
     /// Run an iterator program to its end.

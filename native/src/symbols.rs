@@ -2,16 +2,16 @@
 //! Addresses to names, for ELF files and for the kernel.
 //!
 //! The readers are our own because those at hand map the files they read, and the owner of a
-//! mapped file can kill its reader by shrinking it. An index of 12 bytes a function is kept for
-//! the files used last; names stay in the files.
+//! mapped file can kill its reader by shrinking it. An index of 10 bytes a function is kept for
+//! the files used last; the rest stays in the files.
 use std::collections::HashMap;
 use std::io::{ErrorKind, Result};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 
-use crate::elf::file::{build_id_of_notes, hex, ElfFile, Identity};
+use crate::elf::file::{build_id_of_notes, hex, open, ElfFile, Identity, Layout};
 
 mod index;
 mod kernel;
@@ -24,6 +24,7 @@ const MAX_FILES: usize = 512;
 
 struct Kept {
     index: Index,
+    layout: Arc<Layout>,
     used: u64,
 }
 
@@ -38,20 +39,16 @@ struct Files {
 
 impl Files {
     fn find(&mut self, path: &Path, offsets: &[u64]) -> Result<Vec<Option<(String, u64)>>> {
-        let file = match ElfFile::open(path) {
-            Err(error) if error.kind() == ErrorKind::InvalidData => {
-                return Ok(offsets.iter().map(|_| None).collect());
-            }
-            other => other?,
-        };
-        let addresses: Vec<_> = offsets.iter().map(|&it| file.address_of(it)).collect();
+        let (file, identity) = open(path)?;
         self.clock += 1;
-        if let Some(kept) = self.kept.get_mut(&file.identity) {
+        if let Some(kept) = self.kept.get_mut(&identity) {
             kept.used = self.clock;
-            return Ok(kept.index.find(&file, &addresses));
+            let file = ElfFile::with_layout(file, Arc::clone(&kept.layout));
+            return Ok(kept.index.find(&file, offsets));
         }
+        let file = ElfFile::parse(file, identity)?;
         let index = Index::build(&file)?;
-        let found = index.find(&file, &addresses);
+        let found = index.find(&file, offsets);
         let size = index.bytes();
         while self.bytes + size > self.max_bytes || self.kept.len() >= MAX_FILES {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used);
@@ -61,7 +58,8 @@ impl Files {
         }
         if size <= self.max_bytes {
             self.bytes += size;
-            self.kept.insert(file.identity, Kept { index, used: self.clock });
+            let kept = Kept { index, layout: file.layout(), used: self.clock };
+            self.kept.insert(identity, kept);
         }
         Ok(found)
     }
@@ -89,7 +87,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[pymethods]
 impl Symbolizer {
     #[new]
-    #[pyo3(signature = (cache_bytes = 12 << 20))]
+    #[pyo3(signature = (cache_bytes = 8 << 20))]
     fn new(cache_bytes: usize) -> Self {
         let files =
             Files { kept: HashMap::new(), max_bytes: cache_bytes, bytes: 0, clock: 0, evicted: 0 };
@@ -103,7 +101,13 @@ impl Symbolizer {
         path: PathBuf,
         file_offsets: Vec<u64>,
     ) -> PyResult<Vec<Option<(String, u64)>>> {
-        Ok(py.detach(|| locked(&self.files).find(&path, &file_offsets))?)
+        py.detach(|| match locked(&self.files).find(&path, &file_offsets) {
+            // No ELF file, or one that contradicts itself.
+            Err(error) if error.kind() == ErrorKind::InvalidData => {
+                Ok(file_offsets.iter().map(|_| None).collect())
+            }
+            other => Ok(other?),
+        })
     }
 
     /// For each address (function, offset in it, module, offset from the base of that module).
@@ -113,8 +117,7 @@ impl Symbolizer {
 
     /// Forget a file. Returns whether it was known.
     fn drop(&self, py: Python<'_>, path: PathBuf) -> bool {
-        let identity = py.detach(|| ElfFile::open(&path)).map(|file| file.identity);
-        identity.is_ok_and(|it| locked(&self.files).forget(&it))
+        py.detach(|| open(&path)).is_ok_and(|(_, it)| locked(&self.files).forget(&it))
     }
 
     /// (files, their bytes, files dropped to make room, kernel functions, their bytes)

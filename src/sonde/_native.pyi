@@ -154,7 +154,7 @@ def kernel_build_id() -> str:
 class Symbolizer:
     """Names of functions by address. Demangled, at most 1,024 bytes long, no control characters.
 
-    Keeps an index (12 bytes a function, names excluded) of the ELF files used last, `cache_bytes`
+    Keeps an index (10 bytes a function, names stay in the file) of the ELF files used last, `cache_bytes`
     in all, and one table of the kernel's functions (about 40 bytes each). Files are read, not
     mapped. May be used by several threads.
     """

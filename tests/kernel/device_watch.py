@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import time
 from collections import Counter, defaultdict
@@ -84,10 +85,18 @@ class DeviceWatch:
         """Follow processes, as the agent does between its ticks."""
         until = time.monotonic() + seconds
         while True:
-            if self._processes.wait(10):
-                self.collector.hear(self._processes.drain())
+            self._processes.wait(10)
+            self.collector.hear(self._processes.drain())
             if time.monotonic() >= until:
                 return
+
+    def follow(self, program: Told, line: str) -> None:
+        """Follow processes until the program says so, and a moment longer."""
+        assert program.process.stdout is not None
+        while not select.select([program.process.stdout], [], [], 0)[0]:
+            self.hear()
+        program.wait_for(line)
+        self.hear(0.1)
 
     def drain(self) -> None:
         batch = self.collector.drain(time.monotonic_ns(), True)

@@ -69,8 +69,7 @@ def test_every_runtime_call_with_the_real_runtime(cuda, tmp_path, linked, when):
     with DeviceWatch(launches=True) as watch:
         if when == "after":
             ran = Told(*command, env=env)
-            ran.wait_for("ready")
-            watch.hear(0.1)
+            watch.follow(ran, "ready")
         ran.go()
         watch.finish(ran)
         truth = told(ran)
@@ -90,8 +89,7 @@ def test_functions_of_the_driver_that_no_symbol_names(program, tmp_path):
         fd = os.open(library, os.O_RDONLY)
         key = identity(fd)
         assert watch.collector._probes.examine(fd, key, library.name, trusted=True)
-        ran.wait_for("ready")
-        watch.hear(0.1)
+        watch.follow(ran, "ready")
         ran.go()
         watch.finish(ran)
         compare(watch, ran)

@@ -34,18 +34,20 @@ def told_calls(ran: Told) -> dict[tuple[int, str], int]:
     }
 
 
-def seen_calls(watch: DeviceWatch) -> dict[tuple[int, str], int]:
+def seen_calls(watch: DeviceWatch, ran: Told) -> dict[tuple[int, str], int]:
+    """What was recorded of the processes that the program speaks of."""
+    pids = {pid for pid, _ in told_calls(ran)}
     found: dict[tuple[int, str], int] = {}
     for (pid, function, _, _), count in watch.calls.items():
-        found[pid, function] = found.get((pid, function), 0) + count
-    return {key: count for key, count in found.items() if count}
+        if pid in pids and count:
+            found[pid, function] = found.get((pid, function), 0) + count
+    return found
 
 
 def run_case(watch: DeviceWatch, edges: Path, case: str, count: int = COUNT) -> Told:
     """Run a case once its file is known."""
     ran = Told(edges, case, count, "hold")
-    ran.wait_for("ready")
-    watch.hear(0.1)
+    watch.follow(ran, "ready")
     ran.go()
     watch.finish(ran)
     return ran
@@ -59,15 +61,14 @@ def test_what_returns_counts_once_and_what_does_not_is_a_loss(edges, case, left)
     """A call left by a jump or by the end of its thread is counted among the losses."""
     with DeviceWatch() as watch:
         ran = run_case(watch, edges, case)
-        assert seen_calls(watch) == told_calls(ran)
+        assert seen_calls(watch, ran) == told_calls(ran)
         assert watch.collector.losses() == ({"nested_call": left} if left else {})
 
 
 def test_a_call_that_does_not_return_is_seen_while_it_lasts(edges):
     with DeviceWatch() as watch:
         ran = Told(edges, "hang", 2, "hold")
-        ran.wait_for("ready")
-        watch.hear(0.1)
+        watch.follow(ran, "ready")
         ran.go()
         ran.wait_for("inside")
         began = time.monotonic()
@@ -85,13 +86,12 @@ def test_a_file_attached_twice_counts_once(edges):
     """As happens for a moment when probes are regrouped, and where one file has two identities."""
     with DeviceWatch() as watch:
         ran = Told(edges, "nest", COUNT, "hold")
-        ran.wait_for("ready")
-        watch.hear(0.1)
+        watch.follow(ran, "ready")
         fd = os.open(edges, os.O_RDONLY)
         assert watch.collector._probes.examine(fd, (0, 0, 1), "again")
         ran.go()
         watch.finish(ran)
-        assert seen_calls(watch) == told_calls(ran)
+        assert seen_calls(watch, ran) == told_calls(ran)
         assert watch.collector.losses() == {}
 
 
@@ -115,7 +115,7 @@ def test_without_uprobe_multi_each_site_is_attached_alone(edges, monkeypatch):
         monkeypatch.setattr(watch.collector._probes, "_bpf", Older())
         ran = run_case(watch, edges, "nest")
         assert attached and all(len(sites) == 1 for sites in attached)
-        assert seen_calls(watch) == told_calls(ran)
+        assert seen_calls(watch, ran) == told_calls(ran)
 
 
 def test_a_site_over_the_budget_comes_off_and_the_others_stay(edges):
@@ -126,19 +126,18 @@ def test_a_site_over_the_budget_comes_off_and_the_others_stay(edges):
         assert "edges" in slow
         [taken_off] = watch.told("probe_taken_off")
         assert taken_off.startswith("clFlush of edges")
-        seen = seen_calls(watch).get((ran.pid, "clFlush"), 0)
+        seen = seen_calls(watch, ran).get((ran.pid, "clFlush"), 0)
         assert 0 < seen <= told_calls(ran)[ran.pid, "clFlush"]
         again = run_case(watch, edges, "tail")
-        assert seen_calls(watch)[again.pid, "clFinish"] == COUNT
-        assert (again.pid, "clFlush") not in seen_calls(watch)
+        assert seen_calls(watch, again)[again.pid, "clFinish"] == COUNT
+        assert (again.pid, "clFlush") not in seen_calls(watch, again)
 
 
 def test_a_cheap_site_over_the_budget_leaves_its_group_without_a_gap(edges):
     """Its neighbours are attached anew before the old probes go: nothing is missed in between."""
     with DeviceWatch() as watch:
         ran = Told(edges, "nest", 60_000, "hold")
-        ran.wait_for("ready")
-        watch.hear(0.1)
+        watch.follow(ran, "ready")
         probes = watch.collector._probes
         [(key, file)] = [(k, f) for k, f in probes.files.items() if f.name == "edges"]
         ran.go()
@@ -148,7 +147,7 @@ def test_a_cheap_site_over_the_budget_leaves_its_group_without_a_gap(edges):
             [site] = [s for group in file.links.values() for s in group if s.call.function == name]
             probes.take_off(key, site)
         watch.finish(ran)
-        assert seen_calls(watch) == told_calls(ran)
+        assert seen_calls(watch, ran) == told_calls(ran)
         assert watch.collector.losses() == {}
 
 
@@ -172,18 +171,17 @@ def test_probes_come_off_files_that_nobody_maps(edges, tmp_path, monkeypatch):
         assert key not in watch.collector._probes.files
         assert any("no process maps it" in text for text in watch.told("probes_detached"))
         again = run_case(watch, binary, "nest")
-        assert seen_calls(watch)[again.pid, "clCompileProgram"] == COUNT
+        assert seen_calls(watch, again)[again.pid, "clCompileProgram"] == COUNT
 
 
 def test_follows_a_fork_and_an_exec(edges):
     """The child inherits the mapping without an event; the shell becomes the program."""
     with DeviceWatch() as watch:
         ran = Told("sh", "-c", f"sh -c 'exec {edges} fork {COUNT} hold'")
-        ran.wait_for("ready")
-        watch.hear(0.1)
+        watch.follow(ran, "ready")
         ran.go()
         watch.finish(ran)
-        assert seen_calls(watch) == told_calls(ran)
+        assert seen_calls(watch, ran) == told_calls(ran)
 
 
 def test_stacks_begin_with_the_called_function_then_its_caller(edges):

@@ -73,6 +73,19 @@ def test_return_addresses_stand_for_the_call_before_them(
         assert stack[1].frame.offset == stack[0].frame.offset - 1
 
 
+def test_where_a_walk_went_astray_is_one_frame_and_what_follows_is_kept(
+    resolver: Resolver, tmp_path: Path
+) -> None:
+    with Talking(build("named.c", tmp_path / "named")) as talking:
+        work = talking.addresses["visible_work"] + 2
+        stack = [5, 6, work, 0, 1 << 50, 7, work, 8]
+        frames = resolver.resolve(_process(resolver, talking.pid), [], stack)
+        shown = [known.frame.function or known.frame.binary for known in frames]
+        astray = "[unknown]"
+        assert shown == [astray, "visible_work", astray, "visible_work", astray]
+        assert resolver.counters.frames_unmapped == 6
+
+
 def test_cpp_and_rust_programs_are_named_as_in_their_source(
     resolver: Resolver, tmp_path: Path
 ) -> None:

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import os
 import pty
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,20 @@ def test_without_privileges_the_capability_and_its_remedy_are_named(tmp_path: Pa
     assert "CAP_BPF and CAP_PERFMON" in done.stderr
     assert "remedy: " in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_native_module_that_does_not_load_is_a_missing_dependency(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['sonde._native'] = None;"
+        "from sonde.cli.main import main; sys.exit(main(['record', '-d', '1']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    assert done.returncode == 3
+    assert "native module: does not load" in done.stderr
+    assert "remedy: Reinstall" in done.stderr
 
 
 @pytest.mark.bpf
@@ -218,27 +232,37 @@ def test_a_process_that_ends_at_once_leaves_a_partial_result(tmp_path: Path) -> 
     )
 
 
-@pytest.mark.bpf
-def test_a_full_disk_is_said_and_what_was_written_is_kept(tmp_path: Path) -> None:
-    def small_files_only() -> None:  # the kernel's answer is EFBIG, as on a full disk ENOSPC
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
 
-    done = subprocess.run(
-        [*SONDE, "record", "-d", "60", "-o", "x.sonde"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        env=os.environ | {"SONDE_CHUNK_S": "0.2", "SONDE_TICK_S": "0.1"},
-        preexec_fn=small_files_only,
-        timeout=60,
-    )
+
+@pytest.mark.bpf
+def test_a_full_disk_is_said_and_what_was_written_is_kept(small_disk: Path) -> None:
+    done = record(small_disk, "-d", "100", "-o", "x.sonde", SONDE_CHUNK_S="0.2", SONDE_TICK_S="0.1")
 
     assert done.returncode == 1
-    assert "cannot write" in done.stderr
+    assert "cannot write x.sonde: No space left on device" in done.stderr
+    assert "remedy: free some space" in done.stderr
     assert "Whole machine" in done.stdout
-    assert read(tmp_path / "x.sonde") is not None
+    assert read(small_disk / "x.sonde") is not None
+
+
+@pytest.mark.bpf
+def test_a_disk_that_was_full_all_along_leaves_no_file(small_disk: Path) -> None:
+    with pytest.raises(OSError, match="No space left"), (small_disk / "filler").open("wb") as out:
+        while True:
+            out.write(bytes(4096))
+            out.flush()
+
+    done = record(small_disk, "-d", "1", "-o", "x.sonde")
+
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert not (small_disk / "x.sonde").exists()
 
 
 @pytest.mark.bpf

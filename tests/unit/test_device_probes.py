@@ -166,7 +166,7 @@ def test_a_costly_site_has_a_link_of_its_own_and_is_told(bpf, monkeypatch):
     examine(probes)
     assert sorted(len(sites) for sites, _ in bpf.links.values()) == [1, 1]
     [slow] = [notice for notice in probes.notices if notice.name == "probe_slow"]
-    assert slow.text == "wait of libtest.so.1: 18 µs a call (push rbp)"
+    assert slow.text == "wait of libtest.so.1: 14 µs a call (push rbp)"
 
 
 def test_one_by_one_where_the_kernel_cannot_do_all_at_once(bpf, monkeypatch):

@@ -6,8 +6,10 @@
 //! anything is allocated.
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
+use std::ops::Deref;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use object::elf;
 use object::pod;
@@ -18,6 +20,8 @@ use object::Endianness;
 const SYMBOLS_AT_ONCE: usize = 8192;
 /// More than the largest programs have; the rest of a larger table is not looked at.
 const MAX_SYMBOLS: u64 = 1 << 22;
+/// Most names are shorter.
+const SHORT_NAME_BYTES: usize = 128;
 const IDENT_BYTES: u64 = 16;
 const MAX_SECTIONS: usize = 1 << 16;
 const MAX_NOTE_BYTES: u64 = 1 << 20;
@@ -67,61 +71,88 @@ pub struct Identity {
     changed: (i64, i64),
 }
 
-pub struct ElfFile {
-    file: File,
+/// What the headers of a file say.
+pub struct Layout {
     len: u64,
-    pub identity: Identity,
     endian: Endianness,
-    pub is_64: bool,
+    is_64: bool,
     pub machine: elf::Machine,
     pub segments: Vec<Segment>,
     pub sections: Vec<Section>,
+}
+
+pub struct ElfFile {
+    file: File,
+    layout: Arc<Layout>,
+}
+
+impl Deref for ElfFile {
+    type Target = Layout;
+
+    fn deref(&self) -> &Layout {
+        &self.layout
+    }
 }
 
 fn malformed(what: &str) -> Error {
     Error::new(ErrorKind::InvalidData, format!("not a readable ELF file: {what}"))
 }
 
+/// Errors: those of the system; InvalidData where it is no plain file.
+pub fn open(path: &Path) -> Result<(File, Identity)> {
+    // Not to wait for a writer where the path leads to a pipe.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() {
+        return Err(malformed("not a regular file"));
+    }
+    let identity = Identity {
+        device: metadata.dev(),
+        inode: metadata.ino(),
+        len: metadata.len(),
+        changed: (metadata.mtime(), metadata.mtime_nsec()),
+    };
+    Ok((file, identity))
+}
+
 impl ElfFile {
     /// Errors: those of the system; InvalidData where it is no ELF file.
     pub fn open(path: &Path) -> Result<Self> {
-        // Not to wait for a writer where the path leads to a pipe.
-        Self::new(File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?)
+        let (file, identity) = open(path)?;
+        Self::parse(file, identity)
     }
 
-    pub fn new(file: File) -> Result<Self> {
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(malformed("not a regular file"));
-        }
-        let mut this = Self {
-            file,
-            len: metadata.len(),
-            identity: Identity {
-                device: metadata.dev(),
-                inode: metadata.ino(),
-                len: metadata.len(),
-                changed: (metadata.mtime(), metadata.mtime_nsec()),
-            },
+    /// A file opened again whose headers are known.
+    pub fn with_layout(file: File, layout: Arc<Layout>) -> Self {
+        Self { file, layout }
+    }
+
+    pub fn layout(&self) -> Arc<Layout> {
+        Arc::clone(&self.layout)
+    }
+
+    pub fn parse(file: File, identity: Identity) -> Result<Self> {
+        let layout = Layout {
+            len: identity.len,
             endian: Endianness::Little,
             is_64: true,
             machine: elf::EM_NONE,
             segments: Vec::new(),
             sections: Vec::new(),
         };
+        let mut this = Self { file, layout: Arc::new(layout) };
         let ident = this.read(0, IDENT_BYTES).map_err(|_| malformed("too short"))?;
         if ident[..4] != elf::ELFMAG {
             return Err(malformed("no magic number"));
         }
-        this.is_64 = ident[4] == elf::ELFCLASS64.0;
-        if ident[5] == elf::ELFDATA2MSB.0 {
-            this.endian = Endianness::Big;
-        }
-        if this.is_64 {
-            this.read_headers::<elf::FileHeader64<Endianness>>()?;
+        let is_64 = ident[4] == elf::ELFCLASS64.0;
+        let is_big = ident[5] == elf::ELFDATA2MSB.0;
+        let endian = if is_big { Endianness::Big } else { Endianness::Little };
+        this.layout = Arc::new(if is_64 {
+            this.read_headers::<elf::FileHeader64<Endianness>>(endian)?
         } else {
-            this.read_headers::<elf::FileHeader32<Endianness>>()?;
-        }
+            this.read_headers::<elf::FileHeader32<Endianness>>(endian)?
+        });
         Ok(this)
     }
 
@@ -163,10 +194,11 @@ impl ElfFile {
         Ok(entries.to_vec())
     }
 
-    fn read_headers<E: FileHeader<Endian = Endianness>>(&mut self) -> Result<()> {
-        let endian = self.endian;
+    fn read_headers<E: FileHeader<Endian = Endianness>>(
+        &self,
+        endian: Endianness,
+    ) -> Result<Layout> {
         let header = *self.read_table::<E>(0, 1)?.first().ok_or_else(|| malformed("no header"))?;
-        self.machine = header.e_machine(endian);
         let sections_at: u64 = header.e_shoff(endian).into();
         let mut section_count = usize::from(header.e_shnum(endian));
         let mut segment_count = usize::from(header.e_phnum(endian));
@@ -185,7 +217,7 @@ impl ElfFile {
         if section_count > MAX_SECTIONS || segment_count > MAX_SECTIONS {
             return Err(malformed("too many sections or segments"));
         }
-        self.segments = self
+        let segments = self
             .read_table::<E::ProgramHeader>(header.e_phoff(endian).into(), segment_count)?
             .iter()
             .map(|it| Segment {
@@ -202,7 +234,7 @@ impl ElfFile {
             0 => Vec::new(),
             at => self.read_table::<E::SectionHeader>(at, section_count).unwrap_or_default(),
         };
-        self.sections = sections
+        let sections = sections
             .iter()
             .map(|it| Section {
                 kind: it.sh_type(endian),
@@ -213,7 +245,14 @@ impl ElfFile {
                 align: it.sh_addralign(endian).into(),
             })
             .collect();
-        Ok(())
+        Ok(Layout {
+            len: self.len,
+            endian,
+            is_64: header.is_type_64(),
+            machine: header.e_machine(endian),
+            segments,
+            sections,
+        })
     }
 
     pub fn is_code(&self, address: u64) -> bool {
@@ -255,24 +294,43 @@ impl ElfFile {
     }
 
     pub fn each_symbol(&self, table: &Section, visit: impl FnMut(Symbol)) -> Result<()> {
+        self.symbols(table, 0, self.symbol_count(table), visit)
+    }
+
+    /// The symbol at a place in the table.
+    pub fn symbol(&self, table: &Section, place: u32) -> Option<Symbol> {
+        let mut found = None;
+        self.symbols(table, place, 1, |symbol| found = Some(symbol)).ok()?;
+        found
+    }
+
+    fn symbols(
+        &self,
+        table: &Section,
+        first: u32,
+        count: usize,
+        visit: impl FnMut(Symbol),
+    ) -> Result<()> {
         if self.is_64 {
-            self.each_symbol_of::<elf::FileHeader64<Endianness>>(table, visit)
+            self.symbols_of::<elf::FileHeader64<Endianness>>(table, first, count, visit)
         } else {
-            self.each_symbol_of::<elf::FileHeader32<Endianness>>(table, visit)
+            self.symbols_of::<elf::FileHeader32<Endianness>>(table, first, count, visit)
         }
     }
 
-    fn each_symbol_of<E: FileHeader<Endian = Endianness>>(
+    fn symbols_of<E: FileHeader<Endian = Endianness>>(
         &self,
         table: &Section,
+        first: u32,
+        mut left: usize,
         mut visit: impl FnMut(Symbol),
     ) -> Result<()> {
         let entry = size_of::<E::Sym>();
-        let (mut left, mut at) = (self.symbol_count(table), table.offset);
-        let mut buffer = vec![0u64; (SYMBOLS_AT_ONCE * entry).div_ceil(8)];
+        let mut at = table.offset.saturating_add(u64::from(first) * entry as u64);
+        let mut buffer = vec![0u64; (left.min(SYMBOLS_AT_ONCE) * entry).div_ceil(8)];
         while left > 0 {
-            let bytes =
-                &mut pod::bytes_of_slice_mut(&mut buffer)[..left.min(SYMBOLS_AT_ONCE) * entry];
+            let wanted = left.min(SYMBOLS_AT_ONCE) * entry;
+            let bytes = &mut pod::bytes_of_slice_mut(&mut buffer)[..wanted];
             let count = self.read_some(bytes, at)? / entry;
             let (symbols, _) = pod::slice_from_bytes::<E::Sym>(bytes, count)
                 .map_err(|()| malformed("a symbol table is cut short"))?;
@@ -298,11 +356,20 @@ impl ElfFile {
     /// A name of a string table, at most `limit` bytes of it.
     pub fn name(&self, strings: &Section, at: u32, limit: usize) -> Option<Vec<u8>> {
         let room = strings.size.checked_sub(u64::from(at))?;
-        let mut name = vec![0; limit.min(room as usize)];
-        let read = self.read_some(&mut name, strings.offset.checked_add(u64::from(at))?).ok()?;
-        let end = name[..read].iter().position(|&byte| byte == 0).unwrap_or(read);
-        name.truncate(end);
-        Some(name)
+        let offset = strings.offset.checked_add(u64::from(at))?;
+        for length in [SHORT_NAME_BYTES, limit] {
+            let mut name = vec![0; length.min(usize::try_from(room).unwrap_or(length))];
+            let read = self.read_some(&mut name, offset).ok()?;
+            name.truncate(read);
+            if let Some(end) = memchr::memchr(0, &name) {
+                name.truncate(end);
+                return Some(name);
+            }
+            if length == limit {
+                return Some(name);
+            }
+        }
+        None
     }
 
     /// The build id in the file's notes, empty where it has none.

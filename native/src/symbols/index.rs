@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The functions of one ELF file by address: 12 bytes a function, names left in the file.
+//! The functions of one ELF file by address: 10 bytes a function, all else left in the file.
 use std::io::Result;
 use std::path::{Path, PathBuf};
 
@@ -14,35 +14,28 @@ const MAX_FUNCTIONS: usize = 1 << 20;
 /// A symbol of assembly code may have no size. It then reaches to the next one or to the end of its
 /// section, but not further than this.
 const MAX_UNSIZED_BYTES: u64 = 64 << 10;
-/// How many smaller functions may lie in a larger one, before an address in it.
-const MAX_NESTED: usize = 32;
-const MAX_ALIASES: usize = 16;
-const LOCAL: u32 = 1 << 31;
-const UNSIZED: u32 = 1 << 30;
-const SIZE: u32 = UNSIZED - 1;
+/// How many symbols before an address are asked whether they hold it: functions can lie in larger
+/// ones, and one function can have many names.
+const MAX_CANDIDATES: usize = 32;
 const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
+
+/// Sizes are kept in units of this, rounded up; a function larger than the largest is asked in the
+/// file.
+const SIZE_UNIT: u64 = 16;
+const LARGEST: u16 = u16::MAX;
 
 struct Entry {
     /// Less `Index::base`.
     start: u32,
-    /// Bytes, with `LOCAL` set for a local symbol and `UNSIZED` where it does not say so itself.
-    size: u32,
-    name: u32,
-}
-
-impl Entry {
-    fn size(&self) -> u64 {
-        u64::from(self.size & SIZE)
-    }
-
-    fn is_unsized(&self) -> bool {
-        self.size & UNSIZED != 0
-    }
+    /// Its place in the symbol table.
+    symbol: u32,
 }
 
 pub struct Index {
     base: u64,
     entries: Vec<Entry>,
+    /// Of each entry, in `SIZE_UNIT`; 0 where the symbol does not say.
+    sizes: Vec<u16>,
     table: elf::SectionType,
     /// The file that holds the symbols, where it is another than the one that is run.
     debug_file: Option<PathBuf>,
@@ -59,10 +52,33 @@ fn debug_file_of(file: &ElfFile) -> Option<(PathBuf, ElfFile)> {
     (debug.build_id() == id).then_some((path, debug))
 }
 
+/// A symbol table with what belongs to it.
+struct Source<'file> {
+    file: &'file ElfFile,
+    table: &'file Section,
+    strings: &'file Section,
+}
+
+impl Source<'_> {
+    /// How far a symbol reaches that does not say so itself.
+    fn reach(&self, symbol: &Symbol) -> u64 {
+        // Between exported functions lies code that is not theirs.
+        let most = if self.table.kind == elf::SHT_SYMTAB { MAX_UNSIZED_BYTES } else { 1 };
+        let section = symbol.section.index().and_then(|at| self.file.sections.get(usize::from(at)));
+        let end = section.map_or(u64::MAX, |it| it.address.saturating_add(it.size));
+        end.saturating_sub(symbol.value).min(most)
+    }
+}
+
 impl Index {
     pub fn build(file: &ElfFile) -> Result<Self> {
-        let mut this =
-            Self { base: 0, entries: Vec::new(), table: elf::SHT_SYMTAB, debug_file: None };
+        let mut this = Self {
+            base: 0,
+            entries: Vec::new(),
+            sizes: Vec::new(),
+            table: elf::SHT_SYMTAB,
+            debug_file: None,
+        };
         if let Some((table, _)) = file.symbol_table(elf::SHT_SYMTAB) {
             this.fill(file, table)?;
         } else if let Some((path, debug)) = debug_file_of(file) {
@@ -89,78 +105,81 @@ impl Index {
             elf::STT_NOTYPE => it.bind != elf::STB_LOCAL && file.is_code(it.value),
             _ => false,
         };
-        let reach = |it: &Symbol| {
-            // Between exported functions lies code that is not theirs.
-            let most = if table.kind == elf::SHT_SYMTAB { MAX_UNSIZED_BYTES } else { 1 };
-            let section = it.section.index().and_then(|at| file.sections.get(usize::from(at)));
-            let end = section.map_or(u64::MAX, |it| it.address.saturating_add(it.size));
-            end.saturating_sub(it.value).min(most)
-        };
         let code = file.segments.iter().filter(|it| it.kind == elf::PT_LOAD);
         self.base = code.map(|it| it.address).min().unwrap_or(0);
         let base = self.base;
         let mut entries = Vec::with_capacity(file.symbol_count(table).min(MAX_FUNCTIONS));
+        let mut place = 0;
         file.each_symbol(table, |symbol| {
             let start = symbol.value.checked_sub(base).and_then(|it| u32::try_from(it).ok());
             if let (Some(start), true) = (start, is_function(&symbol)) {
                 if entries.len() < MAX_FUNCTIONS {
-                    let mut size = symbol.size.min(u64::from(SIZE)) as u32;
-                    if size == 0 {
-                        size = reach(&symbol) as u32 | UNSIZED;
-                    }
-                    if symbol.bind == elf::STB_LOCAL {
-                        size |= LOCAL;
-                    }
-                    entries.push(Entry { start, size, name: symbol.name });
+                    let size = symbol.size.div_ceil(SIZE_UNIT).min(u64::from(LARGEST)) as u16;
+                    entries.push((start, place, size));
                 }
             }
+            place += 1;
         })?;
-        entries.sort_unstable_by_key(|it| (it.start, !it.is_unsized(), it.size(), it.name));
-        entries.shrink_to_fit();
-        self.entries = entries;
+        entries.sort_unstable();
+        self.sizes = entries.iter().map(|it| it.2).collect();
+        self.entries = entries.iter().map(|&(start, symbol, _)| Entry { start, symbol }).collect();
         Ok(())
     }
 
     pub fn bytes(&self) -> usize {
-        size_of::<Self>() + self.entries.len() * size_of::<Entry>()
+        size_of::<Self>() + self.entries.len() * (size_of::<Entry>() + size_of::<u16>())
     }
 
-    /// For each address (as linked) the function that holds it: its name, how far into it.
-    pub fn find(&self, file: &ElfFile, addresses: &[Option<u64>]) -> Vec<Option<(String, u64)>> {
+    /// For each file offset the function that holds it: its name, how far into it.
+    pub fn find(&self, file: &ElfFile, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
+        let addresses: Vec<_> = offsets.iter().map(|&it| file.address_of(it)).collect();
         let debug = self.debug_file.as_ref().and_then(|path| ElfFile::open(path).ok());
         let file = debug.as_ref().unwrap_or(file);
-        let Some((_, strings)) = file.symbol_table(self.table) else {
-            return addresses.iter().map(|_| None).collect();
+        let Some((table, strings)) = file.symbol_table(self.table) else {
+            return offsets.iter().map(|_| None).collect();
         };
+        let source = Source { file, table, strings };
         let one = |address: &Option<u64>| {
-            let at = address.and_then(|it| it.checked_sub(self.base))?;
-            let entry = self.covering(at)?;
-            Some((self.name_at(file, strings, entry), at - u64::from(entry.start)))
+            self.function(&source, address.and_then(|it| it.checked_sub(self.base))?)
         };
         addresses.iter().map(one).collect()
     }
 
-    fn covering(&self, at: u64) -> Option<&Entry> {
+    /// The function that starts last of those that hold the address, under its best name.
+    fn function(&self, source: &Source<'_>, at: u64) -> Option<(String, u64)> {
         let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
-        let nearest = self.entries[..after].last()?;
-        let covers = |it: &&Entry| {
-            at - u64::from(it.start) < it.size() && (!it.is_unsized() || it.start == nearest.start)
-        };
-        self.entries[..after].iter().rev().take(MAX_NESTED).find(covers)
-    }
-
-    fn name_at(&self, file: &ElfFile, strings: &Section, entry: &Entry) -> String {
-        let first = self.entries.partition_point(|it| it.start < entry.start);
-        let aliases = self.entries[first..].iter().take_while(|it| it.start == entry.start);
-        let best = aliases
-            .take(MAX_ALIASES)
-            .filter(|it| !it.is_unsized() || entry.is_unsized())
-            .filter_map(|it| {
-                let raw = file.name(strings, it.name, names::MAX_RAW_BYTES)?;
-                Some((it.size & LOCAL != 0, raw))
-            })
-            .filter(|(_, raw)| !raw.is_empty())
-            .max_by(|a, b| names::rank(a.0, &a.1).cmp(&names::rank(b.0, &b.1)));
-        best.map_or_else(String::new, |(_, raw)| names::demangled(&raw))
+        let before = &self.entries[..after];
+        let nearest = before.last()?.start;
+        let mut start = None;
+        let mut best = None;
+        for (entry, &size) in before.iter().zip(&self.sizes).rev().take(MAX_CANDIDATES) {
+            if start.is_some_and(|it| it != entry.start) {
+                break;
+            }
+            let into = at - u64::from(entry.start);
+            let is_far = match size {
+                0 => entry.start != nearest || into >= MAX_UNSIZED_BYTES,
+                LARGEST => false,
+                size => into >= u64::from(size) * SIZE_UNIT,
+            };
+            if is_far {
+                continue;
+            }
+            let Some(symbol) = source.file.symbol(source.table, entry.symbol) else { continue };
+            let is_sized = symbol.size > 0;
+            let reach = if is_sized { symbol.size } else { source.reach(&symbol) };
+            if into >= reach {
+                continue;
+            }
+            let raw = source.file.name(source.strings, symbol.name, names::MAX_RAW_BYTES);
+            let Some(raw) = raw.filter(|it| !it.is_empty()) else { continue };
+            start = Some(entry.start);
+            let rank = (is_sized, names::rank(symbol.bind == elf::STB_LOCAL, &raw));
+            if best.as_ref().is_none_or(|(known, _)| rank > *known) {
+                best = Some((rank, raw));
+            }
+        }
+        let (_, raw) = best?;
+        Some((names::demangled(&raw), at - u64::from(start?)))
     }
 }

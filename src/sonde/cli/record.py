@@ -13,7 +13,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonde.errors import KernelUnsupported, SinkError, SondeError, UsageError
+from sonde.errors import (
+    KernelUnsupported,
+    MissingDependency,
+    SinkError,
+    UsageError,
+)
 
 if TYPE_CHECKING:
     from sonde.agent import Agent, Live
@@ -92,11 +97,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _require_host() -> None:
     """Raise HostError when this machine, or this user on it, cannot record at all."""
-    from sonde.host import Status, capabilities, kernel
+    from sonde.host import Status, capabilities, kernel, machine
 
-    for finding in (kernel.btf(), kernel.lockdown()):
+    for finding, error in (
+        (machine.architecture(), KernelUnsupported),
+        (machine.native_module(), MissingDependency),
+        (kernel.btf(), KernelUnsupported),
+        (kernel.lockdown(), KernelUnsupported),
+    ):
         if finding.status is Status.FAIL:
-            raise KernelUnsupported(f"{finding.name}: {finding.detail}", finding.remedy)
+            raise error(f"{finding.name}: {finding.detail}", finding.remedy)
     capabilities.require()
 
 
@@ -158,9 +168,11 @@ def _record(
         print(f"sonde: aborted; what was written until then is in {path}", file=sys.stderr)
         return ABORTED
     progress.clear()
-    live = agent.live()
+    if failure is not None and not sink.holds_chunks:
+        path.unlink(missing_ok=True)
+        raise failure
     _note(args, _ended(ending, child))
-    _tell(args, path, live, child)
+    _tell(args, path, agent.live(), child)
     if failure is not None:
         raise failure
     return 0
@@ -214,18 +226,11 @@ def _tell(args: argparse.Namespace, path: Path, live: Live, child: Child | None)
         return
     if args.quiet:
         return
-    print(_summary(path))
-    print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
-
-
-def _summary(path: Path) -> str:
     # Imported only now: the recorder stays small while it records.
     from sonde.export import summary
 
-    try:
-        return summary.of_file(path)
-    except SondeError as error:
-        return f"no summary: {error}"
+    print(summary.of_file(path))
+    print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
 
 
 def _give_to_invoking_user(path: Path) -> None:

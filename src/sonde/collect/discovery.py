@@ -28,7 +28,7 @@ EXAMINED_FILES = 16_384
 """Files remembered to carry no device API."""
 EXAMINED_FOR_S = 300.0
 """After this a file is looked at again: another may have its inode by now."""
-EXAMINE_S = 0.05
+EXAMINE_S = 0.2
 """At most this long on new files at a time; the rest waits for the next."""
 UNMAPPED_S = 30.0
 """Probes stay this long on a file that no process maps any more."""

@@ -16,7 +16,7 @@ from sonde.collect.libraries import FileKey
 MAX_SITES = 4096
 """Room in the map `sites` of bpf/device_calls.bpf.c."""
 
-COST_NS = {"emulated": 2_000, "nop": 18_000, "single-step": 18_000, "unknown": 4_000}
+COST_NS = {"emulated": 2_000, "nop": 14_000, "single-step": 14_000, "unknown": 4_000}
 """Of one call, entry and return, by the instruction the entry's probe replaces; measured in
 docs/design/device_calls.md. A nop is single-stepped before Linux 6.18: taken at its dearest."""
 

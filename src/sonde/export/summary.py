@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
-from sonde.export.layout import columns, duration, fit, loss_line, one_line, percent, size
+from sonde.export.layout import columns, duration, fit, loss_line, percent, size
 from sonde.model.answers import DeviceCalls, FunctionUse, Loss, ProcessUse, Wait
 from sonde.model.process import Process, Thread
 from sonde.model.profile import KINDS
@@ -69,8 +69,6 @@ def _headline(
     machine = [duration(info.duration_ns)]
     if info.cpus:
         machine.append(f"{info.cpus} CPU{'s' if info.cpus > 1 else ''}")
-    if kernel := info.host.get("kernel"):
-        machine.append(one_line(f"Linux {kernel}"))
     at = f" at {info.hz} Hz" if info.hz else ""
     seen = (
         f"{sum(use.cpu_samples for use in processes):,} samples{at}, "
@@ -188,7 +186,7 @@ def _ranks(info: CaptureInfo, processes: Sequence[ProcessUse]) -> dict[Process, 
 
 
 _DEVICE_HEAD = ("DEVICE CALLS", "", "calls", "bytes", "time", "longest", "errors")
-_DEVICE_WIDTHS = (24, 22, -9, -13, -7, -7, -6)
+_DEVICE_WIDTHS = (22, 22, -9, -15, -7, -7, -6)
 
 
 def _device_calls(calls: Sequence[DeviceCalls]) -> list[str]:
@@ -210,11 +208,17 @@ def _device_row(one: DeviceCalls) -> tuple[str, ...]:
         f"  {one.process.label}",
         one.function,
         f"{one.calls:,}",
-        directions(one),
+        _moved(one),
         duration(one.ns),
         duration(one.max_ns),
         f"{one.errors:,}",
     )
+
+
+def _moved(one: DeviceCalls) -> str:
+    """All bytes and the ways they went: '4.00 GB h2d+d2h'. The table tells them apart."""
+    ways = sorted((way for way in one.bytes if way), key=lambda way: -one.bytes[way])
+    return f"{size(one.bytes_total)} {'+'.join(ways)}".rstrip() if one.bytes else ""
 
 
 def directions(one: DeviceCalls) -> str:

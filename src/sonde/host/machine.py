@@ -21,7 +21,7 @@ def findings() -> Iterator[Finding]:
     yield memory()
     yield disk(Path.cwd())
     yield control_groups()
-    yield python()
+    yield native_module()
 
 
 def architecture(machine: str | None = None) -> Finding:
@@ -86,8 +86,8 @@ def control_groups(root: Path = Path("/sys/fs/cgroup")) -> Finding:
     return Finding("control groups", Status.ABSENT, f"none mounted at {root}")
 
 
-def python() -> Finding:
-    """The interpreter, and whether the native module loads in it."""
+def native_module() -> Finding:
+    """Whether the native module loads, and in which interpreter."""
     version = f"Python {platform.python_version()} at {sys.executable}"
     try:
         import sonde._native  # noqa: F401

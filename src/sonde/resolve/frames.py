@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from sys import intern
 from typing import Any, Final, NamedTuple
 
@@ -29,11 +28,17 @@ from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.recent import Recent
 
+try:
+    from _blake2 import blake2b  # hashlib has the same, and loads OpenSSL with it: 4 MB
+except ImportError:
+    from hashlib import blake2b
+
 MAX_FRAMES: Final = 32_768
 """Frames kept by place: by (file, offset), by kernel address, by name of generated code."""
 MAX_PROCESS_FRAMES: Final = 65_536
 """Addresses kept of all processes together."""
-CACHE_BYTES: Final = 12 << 20
+CACHE_BYTES: Final = 10 << 20
+"""For the indices of files: enough for the largest library there is, and a dozen large ones."""
 MAX_NEW_FILES: Final = 32
 """Files opened ahead at one tick, in case their process ends before it is asked about."""
 
@@ -41,8 +46,6 @@ MAX_KERNEL_FRAMES: Final = 16_384
 
 _KERNEL: Final = "[kernel]"
 _JIT: Final = "[jit]"
-_UNMAPPED: Final = Frame("unknown", "", "[unknown]")
-"""Where a walk went astray: the address itself says nothing, and would make a frame of its own."""
 
 
 class KnownFrame(NamedTuple):
@@ -70,6 +73,11 @@ def frame_id(frame: Frame) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
+_UNMAPPED: Final = Frame("unknown", "", "[unknown]")
+_ASTRAY: Final = KnownFrame(frame_id(_UNMAPPED), _UNMAPPED)
+"""For what lies in no mapping. The address says nothing, and would make a frame of its own."""
+
+
 class Resolver:
     """Names what runs: the one object that the agent talks to."""
 
@@ -84,7 +92,7 @@ class Resolver:
         self._perf_maps = PerfMaps(self.counters)
         self._placed: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
         self._nowhere: Recent[Frame, KnownFrame] = Recent(MAX_FRAMES // 4)
-        """Frames that have no place of their own: generated code, unmapped addresses."""
+        """Frames that have no place of their own: generated code."""
         self._kernel: dict[int, KnownFrame] = {}
         self._kernel_build_id = _native.kernel_build_id()
         self._users: set[LiveProcess] = set()
@@ -148,10 +156,11 @@ class Resolver:
     def resolve(
         self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
-        """The frames of a stack, leaf first, kernel before user. One for each address, in order.
+        """The frames of a stack, leaf first, kernel before user: one for each address, in order.
 
         Addresses are those of a stack walk: the first of each part is where the code was, the
-        others are return addresses and stand for the call before them.
+        others are return addresses and stand for the call before them. Where a walk went astray,
+        addresses that lie in no mapping follow one another: those become one frame, [unknown].
         """
         found: list[KnownFrame | None] = []
         if kernel:
@@ -166,9 +175,7 @@ class Resolver:
             get = process.frames.get
             frames = [get(address) for address in user]
             frames[0] = get(-user[0])
-            if not all(frames):
-                self._look_up(process, user, frames)
-            found += frames
+            found += frames if all(frames) else self._look_up(process, user, frames)
         return found  # type: ignore[return-value]  # every None was replaced
 
     def _look_up_kernel(self, addresses: Sequence[int], frames: list[KnownFrame | None]) -> None:
@@ -192,20 +199,23 @@ class Resolver:
 
     def _look_up(
         self, process: LiveProcess, addresses: Sequence[int], frames: list[KnownFrame | None]
-    ) -> None:
+    ) -> list[KnownFrame | None]:
         """Fill in the frames that are None."""
         wanted: dict[Binary, list[_Place]] = {}
-        for i, known in enumerate(frames):
-            if known is not None:
-                continue
-            address = addresses[i] - (i > 0)
-            mapping = self._mapping(process, address)
-            binary = None if mapping is None else self._binaries.of(process, mapping)
+        missing = [i for i, known in enumerate(frames) if known is None]
+        lookups = [addresses[i] - (i > 0) for i in missing]
+        astray = 0
+        mappings = self._mappings(process, lookups)
+        for i, address, mapping in zip(missing, lookups, mappings, strict=True):
             if mapping is None:
-                frames[i] = self._unmapped(process)
-            elif binary is None or binary.holds_no_code:
-                frames[i] = self._generated(process, mapping, address)
-                if frames[i].frame.kind == "unknown":  # type: ignore[union-attr]
+                frames[i] = _ASTRAY
+                astray += 1
+                continue  # not kept: it may be mapped soon, and seldom comes twice
+            binary = mapping.binary or self._binaries.of(process, mapping)
+            if binary is None or binary.holds_no_code:
+                generated = self._generated(process, mapping, address)
+                frames[i] = generated
+                if generated.frame.kind == "unknown":
                     continue  # not kept: a perf map may name it soon
             else:
                 offset = address - mapping.start + mapping.offset
@@ -218,6 +228,11 @@ class Resolver:
             for place, known in zip(places, self._symbolize(process, binary, places), strict=True):
                 frames[place.position] = known
                 self._keep(process, addresses, place.position, known)
+        self.counters.frames_unmapped += astray
+        if astray > 1:
+            runs = zip([None, *frames], frames, strict=False)
+            return [it for before, it in runs if it is not _ASTRAY or before is not it]
+        return frames
 
     def _keep(
         self,
@@ -239,12 +254,13 @@ class Resolver:
         process.frames[addresses[position] if position else -addresses[0]] = known
 
     @staticmethod
-    def _mapping(process: LiveProcess, address: int) -> Mapping | None:
-        mapping = process.space().find(address)
-        if mapping is None and process.previous is not None:
+    def _mappings(process: LiveProcess, addresses: Sequence[int]) -> list[Mapping | None]:
+        found = process.space().find_all(addresses)
+        if process.previous is not None and None in found:
             # It ran another program earlier in this interval.
-            mapping = process.previous.space().find(address)
-        return mapping
+            before = process.previous.space().find_all(addresses)
+            found = [now or then for now, then in zip(found, before, strict=True)]
+        return found
 
     def _symbolize(
         self, process: LiveProcess, binary: Binary, places: Sequence[_Place]
@@ -274,11 +290,6 @@ class Resolver:
             return self._without_place(Frame(name.kind, name.function, _JIT, file=name.file))
         start = mapping.start - (mapping.offset if mapping.has_file else 0)
         return self._without_place(Frame("unknown", "", mapping.name, offset=address - start))
-
-    def _unmapped(self, process: LiveProcess) -> KnownFrame:
-        process.has_unmapped = True
-        self.counters.frames_unmapped += 1
-        return self._without_place(_UNMAPPED)
 
     def _without_place(self, frame: Frame) -> KnownFrame:
         known = self._nowhere.get(frame)

@@ -59,9 +59,12 @@ class Image:
 
     def space(self) -> AddressSpace:
         """The mappings as known now."""
-        if self._space is None or self.pending:
+        space = self._space
+        if space is None or self.pending:
             self.update()
-        return self._space or AddressSpace()
+            space = self._space
+            assert space is not None
+        return space
 
     def update(self) -> bool:
         """Take in what was told since. Returns whether that took the place of something."""

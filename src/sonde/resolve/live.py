@@ -25,7 +25,7 @@ class LiveProcess:
     """A process of this machine, as far as it is known."""
 
     __slots__ = (
-        *("_exe", "comm", "dead_ns", "frames", "has_unmapped", "image", "owner", "perf_map"),
+        *("_exe", "comm", "dead_ns", "frames", "image", "owner", "perf_map"),
         *("pid", "ppid", "previous", "previous_until_ns", "start_ns", "threads", "used_ns"),
     )
 
@@ -46,8 +46,6 @@ class LiveProcess:
         self.used_ns = 0
         self.frames: dict[int, KnownFrame] = {}
         """Of addresses already resolved: the address, negative where it was a leaf's."""
-        self.has_unmapped = False
-        """Some of these lie in no known mapping: a later one may hold them."""
         self.owner: procfs.Owner | None = None
         self.perf_map: ProcessPerfMap | None = None
 
@@ -86,14 +84,13 @@ class LiveProcess:
     def space(self) -> AddressSpace:
         """Its mappings as known now."""
         image = self.image
-        if image.pending and self.frames and (image.update() or self.has_unmapped):
+        if image.pending and image.update():
             self.forget_frames()
         return image.space()
 
     def forget_frames(self) -> None:
         """What its addresses mean has changed."""
         self.frames.clear()
-        self.has_unmapped = False
 
     def forget_image(self) -> None:
         """Nobody will ask about its addresses again; its names stay."""

@@ -117,6 +117,18 @@ class AddressSpace:
         mapping = self.mappings[index]
         return mapping if address < mapping.end else None
 
+    def find_all(self, addresses: Iterable[int]) -> list[Mapping | None]:
+        """The same for several, several times as fast."""
+        starts, mappings = self._starts, self.mappings
+        found: list[Mapping | None] = []
+        for address in addresses:
+            index = bisect_right(starts, address) - 1
+            if index < 0 or address >= mappings[index].end:
+                found.append(None)
+            else:
+                found.append(mappings[index])
+        return found
+
     def add(self, mapping: Mapping) -> bool:
         """Put a mapping in, in place of what lay there. Returns whether something did."""
         first = bisect_right(self._starts, mapping.start)

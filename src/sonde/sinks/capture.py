@@ -34,7 +34,17 @@ class CaptureFile:
             raise SinkError(
                 f"cannot write {path}: {error.strerror}", "choose another place with -o"
             ) from error
-        self.write(HEADER)
+        try:
+            self.write(HEADER)
+        except SinkError:
+            self.close()
+            path.unlink(missing_ok=True)
+            raise
+
+    @property
+    def holds_chunks(self) -> bool:
+        """Whether anything but the header was written."""
+        return self.written_bytes > len(HEADER)
 
     def write(self, chunk: bytes) -> None:
         """Append one chunk whole. Raises SinkError where it does not fit."""

@@ -166,7 +166,7 @@ class Page {
       const capacity = (this.capture.capture.host.cpus ?? 0) * length;
       const detail = kind === "cpu" && capacity ? `${percent(sums.ns, capacity)} of ${this.capture.capture.host.cpus} CPUs`
         : kind === "device" && sums.bytes ? `${grouped(sums.count)} calls, ${byteSize(sums.bytes)}`
-          : `${grouped(sums.count)} ${events}${sums.hidden.size ? `, ${grouped(sums.hidden.size)} threads hidden` : ""}`;
+          : `${grouped(sums.count)} ${events}${sums.hidden.size ? `, ${grouped(sums.hidden.size)} ${sums.hidden.size === 1 ? "thread" : "threads"} hidden` : ""}`;
       const chosen = kind === this.choice.kind;
       return element("button", {
         type: "button", role: "tab", id: `kind-${kind}`, class: "kind", title: hint, "aria-selected": String(chosen),

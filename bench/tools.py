@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The profilers that are compared, each started as a user would start it, at the same rate."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.cgroup import Cgroup
+
+HZ = 99
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a tool says of its own run."""
+
+    samples: int
+    lost: int
+
+
+class Tool:
+    """A profiler. One instance runs once."""
+
+    name = ""
+    scope = "machine"
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self.pid = pid
+        self.path = folder / f"{self.name}.out"
+        self.cgroup = Cgroup()
+        self._log = (folder / f"{self.name}.log").open("w+")
+        self._said = (folder / f"{self.name}.json").open("w+")
+        self._process = subprocess.Popen(
+            self.command(), stdout=self._said, stderr=self._log, preexec_fn=self.cgroup.enter
+        )
+
+    @classmethod
+    def missing(cls) -> str:
+        """Why it cannot run here; '' where it can."""
+        return ""
+
+    def command(self) -> list[str]:
+        """The command line."""
+        raise NotImplementedError
+
+    def has_begun(self) -> bool:
+        """It observes by now."""
+        raise NotImplementedError
+
+    def outcome(self) -> Outcome:
+        """Once it has ended: what it got and what it lost."""
+        raise NotImplementedError
+
+    def wait_until_begun(self) -> None:
+        """Raises RuntimeError where it ends before, or does not begin within 60 s."""
+        for _ in range(600):
+            if self._process.poll() is not None:
+                break
+            if self.has_begun():
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"{self.name} did not start: {self.log()}")
+
+    def stop(self) -> Outcome:
+        """End it as a user would, by Ctrl-C."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(60)
+        try:
+            return self.outcome()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End it in any case."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+        self._said.close()
+        self.cgroup.close()
+
+    def bpf_run_time_s(self) -> tuple[float, int]:
+        """Run time and number of runs of its BPF programs, while the kernel counts them."""
+        total_ns = runs = 0
+        for info in Path(f"/proc/{self._process.pid}/fdinfo").iterdir():
+            lines = info.read_text().splitlines()
+            fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+            total_ns += int(fields.get("run_time_ns", 0))
+            runs += int(fields.get("run_cnt", 0))
+        return total_ns / 1e9, runs
+
+    def log(self) -> str:
+        """What it said on stderr."""
+        self._log.flush()
+        return Path(self._log.name).read_text()
+
+    def said(self) -> str:
+        """What it said on stdout."""
+        return Path(self._said.name).read_text()
+
+
+class Sonde(Tool):
+    """`sonde record` with everything that it records by default."""
+
+    name = "sonde"
+
+    def command(self) -> list[str]:
+        options = ["-F", str(HZ), "--json", "-f", "-o", str(self.path)]
+        return [sys.executable, "-m", "sonde", "record", *options]
+
+    def has_begun(self) -> bool:
+        return "sonde: recording" in self.log()
+
+    def outcome(self) -> Outcome:
+        said = json.loads(self.said())
+        return Outcome(said["samples"], said["lost"])
+
+
+class Perf(Tool):
+    """`perf record -g` on all CPUs, by the software clock, which virtual machines have too."""
+
+    name = "perf"
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if shutil.which("perf") else "perf is not installed"
+
+    def command(self) -> list[str]:
+        options = ["-g", "-F", str(HZ), "-e", "cpu-clock", "-a", "-o", str(self.path)]
+        return ["perf", "record", *options]
+
+    def has_begun(self) -> bool:
+        return self.path.exists() and self.path.stat().st_size > 0
+
+    def outcome(self) -> Outcome:
+        command = ["perf", "report", "--stats", "-i", str(self.path)]
+        stats = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        counts = {name: int(count) for name, count in re.findall(r"(\w+) events:\s+(\d+)", stats)}
+        lost = counts.get("LOST", 0) + counts.get("LOST_SAMPLES", 0)
+        return Outcome(counts.get("SAMPLE", 0), lost)
+
+
+class PySpy(Tool):
+    """`py-spy record`, which serves one Python process."""
+
+    name = "py-spy"
+    scope = "process"
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if cls._program() else "py-spy is not installed"
+
+    @staticmethod
+    def _program() -> str:
+        beside = Path(sys.executable).with_name("py-spy")
+        return str(beside) if beside.exists() else shutil.which("py-spy") or ""
+
+    def command(self) -> list[str]:
+        options = ["-r", str(HZ), "-f", "raw", "-d", "600", "-o", str(self.path), "--pid"]
+        return [self._program(), "record", *options, str(self.pid)]
+
+    def has_begun(self) -> bool:
+        return "Sampling process" in self.log() + self.said()
+
+    def outcome(self) -> Outcome:
+        found = re.search(r"Samples: (\d+) Errors: (\d+)", self.log() + self.said())
+        return Outcome(int(found[1]), int(found[2])) if found else Outcome(0, 0)
+
+
+def tools_for(load: str) -> list[type[Tool]]:
+    """Tools that can profile a load here; says on stderr which cannot."""
+    wanted: list[type[Tool]] = [Sonde, Perf]
+    if load == "python":
+        wanted.append(PySpy)
+    for tool in wanted:
+        if reason := tool.missing():
+            print(f"bench: left out: {reason}", file=sys.stderr)
+    return [tool for tool in wanted if not tool.missing()]
+
+
+def require_root() -> None:
+    """Whole-machine profilers need it."""
+    if os.geteuid() != 0:
+        sys.exit("bench: the tools that are compared watch the whole machine: run as root")
