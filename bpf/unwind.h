@@ -41,6 +41,7 @@ static __always_inline bool start_walk(struct unwind_walk *w)
 		goto unknown;
 	}
 	w->process = *process;
+	process->walks++;
 	if (w->process.tgid != tgid ||
 	    w->process.start_code != BPF_CORE_READ(more, mm, start_code)) {
 		w->stop = STOP_EXEC;

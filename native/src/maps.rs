@@ -22,6 +22,13 @@ pub fn update(fd: RawFd, key: &[u8], value: &[u8]) -> Result<()> {
     checked(unsafe { sys::bpf_map_update_elem(fd, key.as_ptr().cast(), value.as_ptr().cast(), 0) })
 }
 
+pub fn lookup(fd: RawFd, key: &[u8], value_size: usize) -> Option<Vec<u8>> {
+    let mut value = vec![0; value_size];
+    // SAFETY: the caller knows the map's sizes of keys and values.
+    let rc = unsafe { sys::bpf_map_lookup_elem(fd, key.as_ptr().cast(), value.as_mut_ptr().cast()) };
+    (rc == 0).then_some(value)
+}
+
 pub fn delete(fd: RawFd, key: &[u8]) -> Result<()> {
     // SAFETY: the caller checked the length against the map's.
     checked(unsafe { sys::bpf_map_delete_elem(fd, key.as_ptr().cast()) })

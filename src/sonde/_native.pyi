@@ -238,6 +238,9 @@ class UnwindMaps:
         """Tell a process's executable mappings: (start, end, bias modulo 2^64, table or 0)."""
 
     def drop_process(self, tgid: int) -> bool: ...
+    def walks(self) -> dict[int, int]:
+        """How many stacks were walked of each process told."""
+
     def wanted(self) -> list[int]:
         """Processes that walks met without knowing them, since the last call."""
 

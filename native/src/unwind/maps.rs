@@ -5,7 +5,7 @@ use std::io::{Error, Result};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyKeyError;
+use pyo3::exceptions::{PyKeyError, PyOSError};
 use pyo3::prelude::*;
 
 use super::pool::{Place, Pool};
@@ -19,6 +19,8 @@ const MAX_RANGES: usize = 4096;
 const RANGE_WORDS: usize = 10;
 /// `struct unwind_python`
 const PYTHON_BYTES: usize = 72;
+/// `struct unwind_process`
+const PROCESS_BYTES: usize = 32 + PYTHON_BYTES;
 
 struct Loaded {
     places: Vec<Place>,
@@ -43,6 +45,14 @@ pub struct UnwindMaps {
     next_table: u32,
     // The descriptors above are its.
     _owner: Py<Bpf>,
+}
+
+/// With its number, which Python acts upon.
+fn numbered(error: Error) -> PyErr {
+    match error.raw_os_error() {
+        Some(number) => PyOSError::new_err((number, error.to_string())),
+        None => error.into(),
+    }
 }
 
 fn words_of(bytes: &[u8]) -> Vec<u32> {
@@ -130,7 +140,7 @@ impl UnwindMaps {
     /// Put the table saved at `path` into the kernel. Returns its number, from 1.
     fn add_table(&mut self, path: PathBuf) -> PyResult<u32> {
         let table = Table::load(&path)?;
-        let loaded = self.load(&table)?;
+        let loaded = self.load(&table).map_err(numbered)?;
         self.next_table += 1;
         self.tables.insert(self.next_table, loaded);
         Ok(self.next_table)
@@ -162,12 +172,12 @@ impl UnwindMaps {
         ranges.truncate(MAX_RANGES);
         let mut words = Vec::with_capacity(RANGE_WORDS * ranges.len());
         for range in &ranges {
-            words.extend(self.range_words(range)?);
+            words.extend(self.range_words(range).map_err(numbered)?);
         }
-        let place = self.pool.allocate(words.len())?;
-        self.pool.write(place, &words)?;
+        let place = self.pool.allocate(words.len()).map_err(numbered)?;
+        self.pool.write(place, &words).map_err(numbered)?;
         self.pool.rest();
-        let mut value = Vec::with_capacity(24 + PYTHON_BYTES);
+        let mut value = Vec::with_capacity(PROCESS_BYTES);
         value.extend(start_code.to_ne_bytes());
         value.extend(tgid.to_ne_bytes());
         value.extend(u32::from(python.is_some()).to_ne_bytes());
@@ -176,9 +186,10 @@ impl UnwindMaps {
         let mut python = python.unwrap_or_default();
         python.resize(PYTHON_BYTES, 0);
         value.extend(python);
+        value.extend(0u64.to_ne_bytes());
         if let Err(error) = maps::update(self.processes, &tgid.to_ne_bytes(), &value) {
             self.pool.give_back(place);
-            return Err(error.into());
+            return Err(numbered(error));
         }
         if let Some(before) = self.ranges.insert(tgid, place) {
             self.pool.give_back(before);
@@ -194,6 +205,16 @@ impl UnwindMaps {
             self.pool.give_back(place);
         }
         place.is_some()
+    }
+
+    /// How many stacks were walked of each process told.
+    fn walks(&self) -> HashMap<u32, u64> {
+        let walks = |tgid: &u32| {
+            let value = maps::lookup(self.processes, &tgid.to_ne_bytes(), PROCESS_BYTES)?;
+            let count = u64::from_ne_bytes(value[PROCESS_BYTES - 8..].try_into().unwrap());
+            Some((*tgid, count))
+        };
+        self.ranges.keys().filter_map(walks).collect()
     }
 
     /// Processes that were met without mappings since the last call.

@@ -34,6 +34,8 @@ STOPS: Final = (
 """Names of `enum unwind_stop`, in its order."""
 FIRST_WAIT_S: Final = 2.0
 """How long chosen processes' tables may hold up the start."""
+ROOM_AGAIN_S: Final = 1.5
+"""After making room, until what was given back can be used."""
 MAX_PYTHONS: Final = 8192
 """Processes, ended ones too, whose Python is remembered."""
 WHOLE: Final = 0
@@ -84,16 +86,22 @@ class Unwinder:
         """Processes that wait for a table, by its name."""
         self._told: dict[int, _Told] = {}
         self._stale: set[int] = set()
+        self._put_off: set[int] = set()
+        """Processes for whose tables there was no room."""
+        self._retry_s = 0.0
+        self._walks: dict[int, int] = {}
         self._pythons: Recent[tuple[int, int], Interpreter] = Recent(MAX_PYTHONS)
         self.refused_python = 0
         """Files with a CPython that is not supported."""
         self.left_out = 0
-        """Tables and processes for which the kernel had no room."""
+        """Times that the kernel had no room for a table or a process."""
 
     def start(self, pids: Iterable[int] | None) -> None:
-        """Tell what runs already. Chosen processes are waited for, for a while: they matter."""
-        self._stale |= set(procfs.pids() if pids is None else pids)
-        deadline_s = time.monotonic() + (FIRST_WAIT_S if pids is not None else 0.0)
+        """Tell the chosen processes, and wait for their tables for a while."""
+        if not pids:
+            return
+        self._stale |= set(pids)
+        deadline_s = time.monotonic() + FIRST_WAIT_S
         self.update()
         while self.is_busy and time.monotonic() < deadline_s:
             time.sleep(0.005)
@@ -120,6 +128,9 @@ class Unwinder:
         for name in self._cache.poll():
             self._stale |= self._waiting.pop(name, set())
         self._stale |= set(self._maps.wanted())
+        if self._put_off and time.monotonic() > self._retry_s:
+            self._stale |= self._put_off
+            self._put_off = set()
         for pid in list(self._stale)[:MAX_AT_ONCE]:
             self._stale.discard(pid)
             self._tell(pid)
@@ -168,7 +179,11 @@ class Unwinder:
         for mapping in mappings:
             if "x" not in mapping.prot or mapping.path in _SKIPPED:
                 continue
-            file, index = self._file_of(process, mapping)
+            try:
+                file, index = self._file_of(process, mapping)
+            except _NoRoomError:
+                self._put_off.add(pid)
+                file = None
             bias = _bias(mapping, file) if file is not None else None
             if file is None or bias is None:
                 ranges.append((mapping.start, mapping.end, 0, 0))
@@ -185,7 +200,8 @@ class Unwinder:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.E2BIG, errno.ENOMEM):
                 raise
-            self.left_out += 1
+            self._put_off.add(pid)
+            self._make_room()
             return
         before = self._told.get(pid)
         if before is not None:
@@ -229,14 +245,13 @@ class Unwinder:
                 self._cache.request(file.name, binary.fd)
             return
         try:
-            file.table = self._add(str(built.path))
+            file.table = self._maps.add_table(str(built.path))
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                self.left_out += 1
-                file.is_settled = True
-            else:  # damaged, or of another version
-                self._cache.forget(file.name)
-                self._cache.request(file.name, binary.fd)
+                self._make_room()
+                raise _NoRoomError from error
+            self._cache.forget(file.name)  # damaged, or of another version
+            self._cache.request(file.name, binary.fd)
             return
         file.is_settled = True
         if built.python is not None:
@@ -245,18 +260,28 @@ class Unwinder:
             except UnsupportedPythonError:
                 self.refused_python += 1
 
-    def _add(self, path: str) -> int:
-        """Put a table into the kernel, in place of some that nobody uses where there is no room."""
-        try:
-            return self._maps.add_table(path)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-        unused = [(index, it) for index, it in self._files.items() if it.table and not it.users]
-        for index, file in unused:
+    def _make_room(self) -> None:
+        """Let go of the processes that were walked least of late, and of tables nobody uses.
+
+        What is given back can be used again a second later.
+        """
+        self.left_out += 1
+        now_s = time.monotonic()
+        if now_s < self._retry_s:
+            return
+        self._retry_s = now_s + ROOM_AGAIN_S
+        walks = self._maps.walks()
+        by_use = sorted(walks, key=lambda pid: walks[pid] - self._walks.get(pid, 0))
+        self._walks = walks
+        for pid in by_use[: len(by_use) // 4 + 1]:
+            self._forget(pid)
+        for index, file in [(i, it) for i, it in self._files.items() if it.table and not it.users]:
             self._maps.drop_table(file.table)
             del self._files[index]
-        return self._maps.add_table(path)
+
+
+class _NoRoomError(Exception):
+    """The kernel's maps are full."""
 
 
 def _name_of(binary: Binary) -> str:
