@@ -43,7 +43,7 @@ struct Symbol {
 
 /// The interpreter in a file, None where there is none.
 pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
-    if file.machine != elf::EM_X86_64 || !file.is_64 {
+    if file.machine != elf::EM_X86_64 {
         return Ok(None);
     }
     let symbols = symbols_of(file)?;

@@ -5,6 +5,7 @@ use std::io::{Error, ErrorKind, Read, Result};
 use crate::elf::file::ElfFile;
 
 const SHF_COMPRESSED: u64 = 1 << 11;
+const ELFCLASS64: u8 = 2;
 const ELFCOMPRESS_ZLIB: u32 = 1;
 
 pub struct Found {
@@ -30,6 +31,9 @@ pub fn u64_at(raw: &[u8], at: usize) -> u64 {
 pub fn named(file: &ElfFile, name: &str) -> Result<Option<Found>> {
     const ENTRY: u64 = 64;
     let header = file.read(0, 64)?;
+    if header[4] != ELFCLASS64 {
+        return Ok(None);
+    }
     let table = u64_at(&header, 0x28);
     let names = usize::from(u16_at(&header, 0x3e));
     let (Some(names), false) = (file.sections.get(names), table == 0) else { return Ok(None) };

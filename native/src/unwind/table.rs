@@ -249,7 +249,7 @@ impl Builder {
 impl Table {
     /// From .eh_frame, or from .debug_frame where there is none (Go). Errors: InvalidData.
     pub fn build(file: &ElfFile) -> Result<Self> {
-        if file.machine != elf::EM_X86_64 || !file.is_64 {
+        if file.machine != elf::EM_X86_64 {
             return Err(malformed("not for x86-64"));
         }
         let code: Vec<(u64, u64)> = file
