@@ -154,8 +154,8 @@ def kernel_build_id() -> str:
 class Symbolizer:
     """Names of functions by address. Demangled, at most 1,024 bytes long, no control characters.
 
-    Keeps an index (10 bytes a function, names stay in the file) of the ELF files used last, `cache_bytes`
-    in all, and one table of the kernel's functions (about 40 bytes each). Files are read, not
+    Keeps an index (10 bytes a function, names stay in the file) of the ELF files used last,
+    `cache_bytes` in all, and one table of the kernel's functions (about 40 bytes each). Files are read, not
     mapped. May be used by several threads.
     """
 

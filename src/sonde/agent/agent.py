@@ -34,6 +34,8 @@ from sonde.unwind import Unwinder
 
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+FIRST_WAIT_S = 2.0
+"""How long the tables of chosen processes may hold up the start."""
 BUSY_GAP_S = 0.01
 """While unwind tables are being made, look this often whether one is ready."""
 LOST_EVENTS = "processes.events"
@@ -120,9 +122,19 @@ class Agent:
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
         self._resolver.start()
-        self._unwinder.start(self._config.pids)
+        self._get_ready()
         for collector in self._collectors:
             collector.start()
+
+    def _get_ready(self) -> None:
+        """Have the chosen processes' tables made, and wait for them for a while."""
+        self._unwinder.expect(self._config.pids or ())
+        deadline_s = time.monotonic() + FIRST_WAIT_S
+        while self._unwinder.is_busy and time.monotonic() < deadline_s:
+            if self._events.wait(int(BUSY_GAP_S * 1000)):
+                self._hear()
+            else:
+                self._unwinder.update()
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""

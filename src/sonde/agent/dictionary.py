@@ -97,18 +97,21 @@ class Dictionary:
         python = self._unwinder.python_of(process)
         if python is None or not any(word & PYTHON_FRAME for word in user):
             return self._resolver.resolve(process, kernel, user)
-        native = [word for word in user if not word & PYTHON_FRAME]
-        if native and user[0] & PYTHON_FRAME:
-            native[0] -= 1  # not where the code was, but where a call returns to
-        named = self._resolver.resolve(process, kernel, native)
-        frames, rest = named[: len(kernel)], iter(named[len(kernel) :])
-        words = iter(user)
+        frames = self._resolver.resolve(process, kernel, ())
+        run: list[int] = []
+        """Native frames that follow one another."""
+        words, is_leaf = iter(user), True
         for word in words:
             if not word & PYTHON_FRAME:
-                frames.append(next(rest))
-            elif frame := self.python.frame(process, python, word, next(words, 0)):
+                # Behind a Python frame the first is a return address, not where the code was.
+                run.append(word if run or is_leaf else word - 1)
+                continue
+            frames += self._resolver.resolve(process, (), run)
+            run, is_leaf = [], False
+            frame = self.python.frame(process, python, word, next(words, 0))
+            if frame is not None:
                 frames.append(frame)
-        return frames
+        return frames + self._resolver.resolve(process, (), run)
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:

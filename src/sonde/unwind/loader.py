@@ -32,8 +32,6 @@ STOPS: Final = (
     *("new_program", "no_registers", "python_no_thread", "python_unreadable", "python_no_frame"),
 )
 """Names of `enum unwind_stop`, in its order."""
-FIRST_WAIT_S: Final = 2.0
-"""How long chosen processes' tables may hold up the start."""
 ROOM_AGAIN_S: Final = 1.5
 """After making room, until what was given back can be used."""
 MAX_PYTHONS: Final = 8192
@@ -96,16 +94,10 @@ class Unwinder:
         self.left_out = 0
         """Times that the kernel had no room for a table or a process."""
 
-    def start(self, pids: Iterable[int] | None) -> None:
-        """Tell the chosen processes, and wait for their tables for a while."""
-        if not pids:
-            return
-        self._stale |= set(pids)
-        deadline_s = time.monotonic() + FIRST_WAIT_S
+    def expect(self, pids: Iterable[int]) -> None:
+        """Tell these processes without waiting for a walk to meet them."""
+        self._stale |= {pid for pid in pids if procfs.read_stat(pid) is not None}
         self.update()
-        while self.is_busy and time.monotonic() < deadline_s:
-            time.sleep(0.005)
-            self.update()
 
     @property
     def is_busy(self) -> bool:

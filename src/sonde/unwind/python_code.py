@@ -27,6 +27,7 @@ from sonde.unwind.python_lines import line_at
 PYTHON_FRAME: Final = 1 << 63
 MAX_CODE: Final = 32_768
 MAX_TEXT: Final = 512
+MAX_LINE: Final = 1 << 31
 MAX_LINES_BYTES: Final = 1 << 18
 TRUST_NS: Final = 200_000_000
 """How long what was read is believed without looking again."""
@@ -76,6 +77,8 @@ class PythonCode:
         signed = place - (place >> 31 << 32)
         offset = signed - python.code.instructions if python.code.instructions else 2 * signed
         line = line_at(known.lines, known.first_line, offset, python.version)
+        if not 0 < line < MAX_LINE:
+            line = 0
         frame = Frame("python", known.function, "[python]", file=known.file, line=line)
         return KnownFrame(frame_id(frame), frame)
 
