@@ -155,8 +155,8 @@ class Symbolizer:
     """Names of functions by address. Demangled, at most 1,024 bytes long, no control characters.
 
     Keeps an index (10 bytes a function, names stay in the file) of the ELF files used last,
-    `cache_bytes` in all, and one table of the kernel's functions (about 40 bytes each). Files are read, not
-    mapped. May be used by several threads.
+    `cache_bytes` in all, and one table of the kernel's functions (about 40 bytes each). Files are
+    read, not mapped. May be used by several threads.
     """
 
     def __init__(self, cache_bytes: int = ...) -> None: ...
