@@ -84,6 +84,7 @@ class Unwinder:
         """Processes that wait for a table, by its name."""
         self._told: dict[int, _Told] = {}
         self._stale: set[int] = set()
+        self._expected: set[int] = set()
         self._put_off: set[int] = set()
         """Processes for whose tables there was no room."""
         self._retry_s = 0.0
@@ -95,8 +96,9 @@ class Unwinder:
         """Times that the kernel had no room for a table or a process."""
 
     def expect(self, pids: Iterable[int]) -> None:
-        """Tell these processes without waiting for a walk to meet them."""
-        self._stale |= {pid for pid in pids if procfs.read_stat(pid) is not None}
+        """Tell these processes and their children without waiting for a walk to meet them."""
+        self._expected |= {pid for pid in pids if procfs.read_stat(pid) is not None}
+        self._stale |= self._expected
         self.update()
 
     @property
@@ -108,11 +110,16 @@ class Unwinder:
         """What processes did (native ProcessEvents)."""
         for event in events:
             kind, pid = event[0], event[2]
-            if pid not in self._told:
+            if kind == "fork" and event[3] in self._expected:
+                self._expected.add(pid)
+            if pid not in self._told and pid not in self._expected:
                 continue
             if kind == "mmap":
                 self._stale.add(pid)
-            elif (kind == "comm" and event[5]) or (kind == "exit" and event[4] == pid):
+            elif kind == "exit" and event[4] == pid:
+                self._expected.discard(pid)
+                self._forget(pid)
+            elif kind == "comm" and event[5]:
                 self._forget(pid)
 
     def update(self) -> None:
