@@ -34,6 +34,8 @@ from sonde.unwind import Unwinder
 
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+CHOSEN_EVENT_GAP_S = 0.003
+"""The same where processes are chosen: they are few, and their first moments count."""
 FIRST_WAIT_S = 2.0
 """How long the tables of chosen processes may hold up the start."""
 BUSY_GAP_S = 0.01
@@ -87,6 +89,7 @@ class Agent:
         except OSError as error:
             raise refusal(error) from error
         self._resolver = Resolver()
+        self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
         self._unwinder = Unwinder(self._kernel.unwind, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinder)
         self._calls = self._make_device_calls()
@@ -177,7 +180,7 @@ class Agent:
             longest_ms = int(BUSY_GAP_S * 1000) if self._unwinder.is_busy else 250
             if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
                 self._hear()
-                time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+                time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
             else:
                 self._unwinder.update()
 

@@ -99,6 +99,8 @@ class Unwinder:
         """Tell these processes and their children without waiting for a walk to meet them."""
         self._expected |= {pid for pid in pids if procfs.read_stat(pid) is not None}
         self._stale |= self._expected
+        if self._expected:
+            self._cache.warm_up()
         self.update()
 
     @property

@@ -105,6 +105,12 @@ class TableCache:
         self._queue.append(_Request(name, os.dup(fd)))
         self._send()
 
+    def warm_up(self) -> None:
+        """Start the building process ahead of its first request."""
+        if self._child is None:
+            self._start_child()
+            self._used_s = time.monotonic()
+
     def poll(self) -> list[str]:
         """Names that were finished (or failed) since the last call."""
         done = []
