@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ROOT / "tests" / "programs" / "stacks"
 HZ = 199
 ENTRIES = ("_start", "clone", "__clone", "clone3", "__clone3", "runtime.goexit", "runtime.rt0_go")
+THREAD_NAMES = ("process ", "thread ", "Thread-", "MainThread")
 PYTHON_ENTRIES = ("<module>", "_bootstrap")
 
 GO = """package main
@@ -147,7 +148,7 @@ def py_spy(pid: int, seconds: float, folder: Path) -> Share:
     whole = total = 0
     for line in path.read_text().splitlines():
         stack, _, count = line.rpartition(" ")
-        first = next((it for it in stack.split(";") if not it.startswith("process ")), "")
+        first = next((it for it in stack.split(";") if not it.startswith(THREAD_NAMES)), "")
         total += int(count)
         whole += int(count) * first.startswith(PYTHON_ENTRIES)
     return Share(whole, total)

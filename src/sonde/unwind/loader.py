@@ -39,6 +39,7 @@ MAX_PYTHONS: Final = 8192
 WHOLE: Final = 0
 """The walk reached the thread's entry."""
 _PT_LOAD: Final = 1
+_PF_X: Final = 1
 _SKIPPED: Final = ("[uprobes]", "[vsyscall]")
 _START_CODE: Final = 25
 """Field 26 of /proc/PID/stat."""
@@ -55,7 +56,7 @@ class _File:
     is_settled: bool = False
     """Its table is there, or there will be none."""
     loads: tuple[tuple[int, int, int], ...] = ()
-    """(file offset, address as linked, size) of what it has loaded."""
+    """(file offset, address as linked, size) of the code that it has loaded."""
     python: Interpreter | None = None
     users: set[int] = field(default_factory=set)
 
@@ -303,8 +304,8 @@ def _loads(fd: int) -> tuple[tuple[int, int, int], ...]:
         raw = os.pread(fd, size * min(count, 256), at)
         found = []
         for offset in range(0, len(raw) - 55, size or 56):
-            kind, _, position, address, _, length = struct.unpack_from("<IIQQQQ", raw, offset)
-            if kind == _PT_LOAD:
+            kind, flags, position, address, _, length = struct.unpack_from("<IIQQQQ", raw, offset)
+            if kind == _PT_LOAD and flags & _PF_X:
                 found.append((position, address, length))
     except (OSError, struct.error):
         return ()
