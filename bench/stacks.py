@@ -150,8 +150,13 @@ def py_spy(pid: int, seconds: float, folder: Path) -> Share:
         stack, _, count = line.rpartition(" ")
         first = next((it for it in stack.split(";") if not it.startswith(THREAD_NAMES)), "")
         total += int(count)
-        whole += int(count) * first.startswith(PYTHON_ENTRIES)
+        whole += int(count) * (_name(first) in PYTHON_ENTRIES)
     return Share(whole, total)
+
+
+def _name(frame: str) -> str:
+    """`_bootstrap` of "Thread._bootstrap (threading.py:1002)"."""
+    return frame.partition(" ")[0].rpartition(".")[2]
 
 
 def main() -> int:
