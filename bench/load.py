@@ -35,7 +35,7 @@ def kinds() -> list[Kind]:
         Kind("cpu", f"CPU-bound, {cpus} threads on {cpus} CPUs", "cpu.c", (str(cpus),), cpus),
         Kind(
             "switches",
-            f"{SWITCHES_PER_S:,} switches a second on {cpus} CPUs, busy in between",
+            f"{SWITCHES_PER_S:,} switches a second on {cpus} CPUs, a third busy",
             "switches.c",
             (str(cpus), str(SWITCHES_PER_S)),
             cpus,
@@ -50,6 +50,8 @@ class Progress:
 
     time_s: float
     units: int
+    busy_s: float
+    """Time that the units took: all of it, for loads that do nothing else."""
     switches: int
     cpu_s: float
 
@@ -92,7 +94,9 @@ class Load:
         if self._process.poll() is not None:
             raise RuntimeError(f"the load {self.kind.name} ended by itself")
         raw = memoryview(self._file.read_bytes()).cast("Q")
-        return Progress(time.monotonic(), sum(raw[::8]), self._switches(), self._cpu_s())
+        now_s = time.monotonic()
+        busy_s = sum(raw[1::8]) / 1e9 or now_s
+        return Progress(now_s, sum(raw[::8]), busy_s, self._switches(), self._cpu_s())
 
     def _switches(self) -> int:
         total = 0

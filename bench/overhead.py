@@ -110,7 +110,7 @@ def _rate(load: Load, seconds: float) -> float:
 
 
 def _between(before: Progress, after: Progress) -> float:
-    return (after.units - before.units) / (after.time_s - before.time_s)
+    return (after.units - before.units) / (after.busy_s - before.busy_s)
 
 
 def _with_tool(tool: type[Tool], folder: Path, load: Load, plan: Plan, cost: Cost) -> float:

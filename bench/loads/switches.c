@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Switches a stated number of times a second, evenly, and works the rest of the time.
+// Switches a stated number of times a second, evenly, and works a little in between.
 //
 //     switches FILE CPUS SWITCHES_PER_SECOND
 //
-// On every CPU two threads are pinned: one works and, whenever it is behind its schedule, passes a
-// byte to the other one and back through pipes, which takes two switches. FILE as in cpu.c.
+// On every CPU two threads are pinned. Each millisecond one of them wakes, passes a byte to the other
+// one and back as often as the schedule says (two switches each time), works, and sleeps again (one
+// more). The CPU is not kept busy: on current kernels a pair that is would starve all others.
+//
+// FILE holds for each CPU, 64 bytes apart, a u64 of units of work and one of the ns that they took.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -16,7 +19,7 @@
 #include <unistd.h>
 
 static volatile uint64_t *counters;
-static double rounds_per_s;
+static double rounds_per_ms;
 
 struct pair {
 	long cpu;
@@ -32,12 +35,12 @@ static void pin(long cpu)
 	sched_setaffinity(0, sizeof(one), &one);
 }
 
-static double now_s(void)
+static uint64_t now_ns(void)
 {
 	struct timespec t;
 
 	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + t.tv_nsec / 1e9;
+	return t.tv_sec * 1000000000ULL + t.tv_nsec;
 }
 
 static __attribute__((noinline)) uint64_t unit(uint64_t x)
@@ -61,23 +64,29 @@ static void *echo(void *arg)
 static void *work(void *arg)
 {
 	struct pair *p = arg;
-	uint64_t x = p->cpu, rounds = 0;
-	double began;
+	uint64_t x = p->cpu;
+	struct timespec wake;
+	double due = 0;
 	char byte = 'x';
 
 	pin(p->cpu);
-	began = now_s();
+	clock_gettime(CLOCK_MONOTONIC, &wake);
 	for (;;) {
-		double due = (now_s() - began) * rounds_per_s;
+		uint64_t began;
 
-		if (due > rounds + rounds_per_s) /* was stopped for a second: do not make up for it */
-			rounds = due;
-		while (rounds < due) {
+		wake.tv_nsec += 1000000;
+		if (wake.tv_nsec >= 1000000000) {
+			wake.tv_nsec -= 1000000000;
+			wake.tv_sec++;
+		}
+		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &wake, NULL);
+		began = now_ns();
+		for (due += rounds_per_ms; due >= 1; due--)
 			if (write(p->there[1], &byte, 1) != 1 || read(p->back[0], &byte, 1) != 1)
 				exit(1);
-			rounds++;
-		}
-		x = unit(x);
+		for (int i = 0; i < 20; i++)
+			x = unit(x);
+		counters[8 * p->cpu + 1] += now_ns() - began;
 		counters[8 * p->cpu] += 1 + (x == 0);
 	}
 	return NULL;
@@ -91,8 +100,9 @@ int main(int argc, char **argv)
 
 	if (argc < 4 || cpus > 1024)
 		return 2;
-	rounds_per_s = atof(argv[3]) / cpus / 2;
-	counters = mmap(NULL, 64 * cpus, PROT_READ | PROT_WRITE, MAP_SHARED, open(argv[1], O_RDWR), 0);
+	rounds_per_ms = (atof(argv[3]) / cpus / 1000 - 1) / 2;
+	counters =
+		mmap(NULL, 64 * cpus, PROT_READ | PROT_WRITE, MAP_SHARED, open(argv[1], O_RDWR), 0);
 	if (counters == MAP_FAILED)
 		return 1;
 	for (long cpu = 0; cpu < cpus; cpu++) {

@@ -149,7 +149,11 @@ impl Bpf {
             .map_err(failed)?
             .ok_or_else(|| PyValueError::new_err(format!("BPF object {name} has no BTF")))?;
         let known = layout::knobs(&btf);
-        let mut open = ObjectBuilder::default().name(&name).map_err(failed)?.open_memory(bytes).map_err(failed)?;
+        let mut open = ObjectBuilder::default()
+            .name(&name)
+            .map_err(failed)?
+            .open_memory(bytes)
+            .map_err(failed)?;
 
         for mut program in open.progs_mut() {
             if skip.iter().any(|name| program.name() == name.as_str()) {
@@ -341,7 +345,10 @@ impl Bpf {
     fn delete_hash(&self, map: &str, key: &[u8]) -> PyResult<()> {
         let info = self.map(map)?;
         if key.len() != info.key_size {
-            return Err(PyValueError::new_err(format!("keys of {map} have {} bytes", info.key_size)));
+            return Err(PyValueError::new_err(format!(
+                "keys of {map} have {} bytes",
+                info.key_size
+            )));
         }
         Ok(maps::delete(info.fd, key)?)
     }

@@ -74,7 +74,9 @@ fn ready_column(column: &Column, ty: &DataType) -> PyResult<ArrayRef> {
         (Column::Ints { values }, DataType::Int32) => {
             Arc::new(values.iter().map(|v| Some(*v as i64 as i32)).collect::<Int32Array>())
         }
-        (Column::Texts { values }, DataType::Utf8) => Arc::new(StringArray::from_iter_values(values)),
+        (Column::Texts { values }, DataType::Utf8) => {
+            Arc::new(StringArray::from_iter_values(values))
+        }
         _ => return Err(bad("a column of the wrong type")),
     })
 }
@@ -91,8 +93,8 @@ fn array(values: &Bound<'_, PyAny>, ty: &DataType) -> PyResult<ArrayRef> {
         DataType::Boolean => Arc::new(BooleanArray::from(values.extract::<Vec<bool>>()?)),
         DataType::Utf8 => Arc::new(StringArray::from(values.extract::<Vec<String>>()?)),
         DataType::List(item) => {
-            let mut list = builder::ListBuilder::new(builder::UInt64Builder::new())
-                .with_field(item.clone());
+            let mut list =
+                builder::ListBuilder::new(builder::UInt64Builder::new()).with_field(item.clone());
             for row in values.extract::<Vec<Vec<u64>>>()? {
                 list.values().append_slice(&row);
                 list.append(true);
@@ -104,7 +106,8 @@ fn array(values: &Bound<'_, PyAny>, ty: &DataType) -> PyResult<ArrayRef> {
 }
 
 fn encode_table(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<(Vec<u8>, usize)> {
-    let schema = schemas().get(name).ok_or_else(|| PyKeyError::new_err(format!("no table {name}")))?;
+    let schema =
+        schemas().get(name).ok_or_else(|| PyKeyError::new_err(format!("no table {name}")))?;
     let mut writer = StreamWriter::try_new(Vec::new(), schema).map_err(bad)?;
     let mut rows = 0;
     for part in parts {

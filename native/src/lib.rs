@@ -10,6 +10,7 @@ mod elf;
 mod layout;
 mod maps;
 mod perf;
+mod prio;
 mod symbols;
 mod unwind;
 
@@ -21,6 +22,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     columns::register(module)?;
     elf::register(module)?;
     perf::register(module)?;
+    prio::register(module)?;
     symbols::register(module)?;
     unwind::register(module)?;
     Ok(())

@@ -41,7 +41,12 @@ pub fn replace_inner(outer: RawFd, inner: RawFd) -> Result<()> {
 }
 
 /// Take every entry out of a hash map: keys and values, each packed.
-pub fn take_all(fd: RawFd, key_size: usize, value_size: usize, batch: usize) -> Result<(Vec<u8>, Vec<u8>)> {
+pub fn take_all(
+    fd: RawFd,
+    key_size: usize,
+    value_size: usize,
+    batch: usize,
+) -> Result<(Vec<u8>, Vec<u8>)> {
     let (mut keys, mut values) = (Vec::new(), Vec::new());
     let mut batch = batch.max(64);
     let mut position = vec![0u8; key_size.max(8)];
@@ -158,7 +163,12 @@ pub fn drain_ring(fd: RawFd, size: usize, limit: usize) -> Result<Vec<u8>> {
     let mut sink = RingSink { rows: Vec::new(), size };
     // SAFETY: the ring lives only inside this function, and so do its callbacks.
     unsafe {
-        let ring = sys::ring_buffer__new(fd, Some(on_record), ptr::from_mut(&mut sink).cast(), ptr::null());
+        let ring = sys::ring_buffer__new(
+            fd,
+            Some(on_record),
+            ptr::from_mut(&mut sink).cast(),
+            ptr::null(),
+        );
         if ring.is_null() {
             return Err(Error::last_os_error());
         }
@@ -179,7 +189,11 @@ pub fn per_cpu_sums(fd: RawFd, entries: usize) -> Result<Vec<u64>> {
         .map(|index| {
             // SAFETY: one u64 a possible CPU.
             checked(unsafe {
-                sys::bpf_map_lookup_elem(fd, ptr::from_ref(&index).cast(), slots.as_mut_ptr().cast())
+                sys::bpf_map_lookup_elem(
+                    fd,
+                    ptr::from_ref(&index).cast(),
+                    slots.as_mut_ptr().cast(),
+                )
             })?;
             Ok(slots.iter().sum())
         })

@@ -91,12 +91,16 @@ class DeviceWatch:
                 return
 
     def follow(self, program: Told, line: str) -> None:
-        """Follow processes until the program says so, and a moment longer."""
+        """Follow processes until the program says so, and what it maps by then was looked at."""
         assert program.process.stdout is not None
         while not select.select([program.process.stdout], [], [], 0)[0]:
             self.hear()
         program.wait_for(line)
-        self.hear(0.1)
+        self.hear()
+        deadline = time.monotonic() + PATIENCE_S
+        while self.collector.backlog:
+            assert time.monotonic() < deadline, "the collector does not keep up"
+            self.hear()
 
     def drain(self) -> None:
         batch = self.collector.drain(time.monotonic_ns(), True)

@@ -72,7 +72,6 @@ def test_a_python_program_with_the_loader_of_its_wheel(when):
     with DeviceWatch() as watch:
         if when == "after":
             program = Told(*command, env=VENDORS)
-            watch.hear(0.1)
             watch.follow(program, "ready")
         program.go()
         watch.finish(program)
@@ -152,8 +151,7 @@ def test_several_versions_of_a_library_side_by_side(copies, tmp_path):
             place.mkdir()
             shutil.copy(OPENCL, place / "libOpenCL.so.1")
             programs.append(Told(copies, SOME, "hold", env={"LD_LIBRARY_PATH": str(place)}))
-            programs[-1].wait_for("ready")
-        watch.hear(0.1)
+            watch.follow(programs[-1], "ready")
         for ran in programs:
             ran.go()
         watch.finish(*programs)

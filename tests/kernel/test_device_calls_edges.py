@@ -157,7 +157,7 @@ def test_probes_come_off_files_that_nobody_maps(edges, tmp_path, monkeypatch):
     shutil.copy(edges, binary)
     with DeviceWatch() as watch:
         ran = Told(binary, "nest", 10, "hold")
-        ran.wait_for("ready")
+        watch.follow(ran, "ready")
         watch.hear(0.5)
         watch.drain()
         fd = os.open(binary, os.O_RDONLY)
@@ -192,13 +192,12 @@ def test_stacks_begin_with_the_called_function_then_its_caller(edges):
                 symbols[name] = range(int(address, 16), int(address, 16) + int(size, 16))
     with DeviceWatch() as watch:
         ran = Told(edges, "jump", 400, "hold")
-        ran.wait_for("ready")
+        watch.follow(ran, "ready")
         [base] = [
             int(line.split("-")[0], 16)
             for line in Path(f"/proc/{ran.pid}/maps").read_text().splitlines()
             if line.endswith("/edges") and " 00000000 " in line
         ]
-        watch.hear(0.1)
         ran.go()
         watch.finish(ran)
         callers = set()

@@ -144,7 +144,7 @@ def test_long_waits_are_kept_one_by_one(waiters):
 def pingpong(program, record):
     """(recorder, tid to how often it waited in a call and how often it was pushed aside)"""
     with record() as recorder:
-        process = run(program("truth/pingpong"), 1_000_000)
+        process = run(program("truth/pingpong"), 400_000)
         truth = json.loads(process.communicate()[0])
     return recorder, {tid: (waited, aside) for tid, waited, aside in truth.values()}
 

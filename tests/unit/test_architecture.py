@@ -34,10 +34,11 @@ DOORS: dict[str, set[str]] = {
     },
     "query": {"errors", "model"},
     "export": {"errors", "model", "query"},
+    "fleet": {"errors", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
-HEAVY = {"pyarrow": {"query"}, "duckdb": {"query"}, "numpy": set[str]()}
+HEAVY = {"pyarrow": {"query", "fleet"}, "duckdb": {"query"}, "numpy": {"fleet"}}
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
 BUILT = re.compile(

@@ -68,16 +68,16 @@ def make(probes):
     return Discovery(apis.load(), probes)
 
 
-def test_every_file_is_looked_at_once_libraries_first(opened):
+def test_every_file_is_looked_at_once_programs_and_device_libraries_first(opened):
     probes = FakeProbes("libOpenCL.so.1")
     found = make(probes)
     events = [
-        *(mapped(10, 1, "/bin/sh"), mapped(10, 2, "/lib/libc.so.6"), mapped(10, 3, A_LIBRARY)),
+        *(mapped(10, 2, "/lib/libc.so.6"), mapped(10, 1, "/bin/sh"), mapped(10, 3, A_LIBRARY)),
         *(mapped(11, 1, "/bin/sh"), mapped(11, 3, A_LIBRARY)),
     ]
     found.hear(events)
     found.hear(events)
-    assert probes.examined == ["libOpenCL.so.1", "sh", "libc.so.6"]
+    assert probes.examined == ["sh", "libOpenCL.so.1", "libc.so.6"]
     assert list(probes.files) == [(8, 1, 3)]
 
 
@@ -93,9 +93,11 @@ def test_a_storm_of_new_files_is_spread_over_time(opened, monkeypatch):
     monkeypatch.setattr(discovery, "EXAMINE_S", 0.0)
     found.hear([mapped(10, inode, f"/lib/{inode}.so") for inode in range(1, 100)])
     assert probes.examined == []
+    assert found.backlog == 99
     monkeypatch.setattr(discovery, "EXAMINE_S", 10.0)
     found.tidy()
     assert len(probes.examined) == 99
+    assert found.backlog == 0
 
 
 def test_a_file_is_looked_at_again_when_its_inode_may_be_another(opened, monkeypatch):

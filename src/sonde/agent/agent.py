@@ -88,7 +88,7 @@ class Agent:
             self._events = _native.ProcessEvents()
         except OSError as error:
             raise refusal(error) from error
-        self._resolver = Resolver()
+        self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9))
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
         self._unwinder = Unwinder(self._kernel.unwind, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinder)
@@ -201,6 +201,7 @@ class Agent:
             batch = collector.drain(since_ns, chunk_ends)
             self._counts[collector.name] += batch.seen
             self._take(batch)
+        self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
             self._count_self()
@@ -267,7 +268,6 @@ class Agent:
         }
         self._seq += 1
         self._sink.write(chunk.encode(meta))
-        self._resolver.tick(self._tick_ns)
 
     def _host(self) -> dict[str, object]:
         return {

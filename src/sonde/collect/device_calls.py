@@ -58,6 +58,11 @@ class DeviceCalls:
         """Take in what processes did, as `sonde._native.ProcessEvents` tells it: at once."""
         self._discovery.hear(events)
 
+    @property
+    def backlog(self) -> int:
+        """Mapped files not looked at yet: `hear` goes on with them, and so does `drain`."""
+        return self._discovery.backlog
+
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Totals of each thread by call, weighted stacks, single calls. `to_the_end`: with the time
         so far of calls that have not returned."""

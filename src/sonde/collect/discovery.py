@@ -44,7 +44,9 @@ class Discovery:
         self._apis = apis
         self._probes = probes
         self._examined: OrderedDict[tuple[FileKey, str], float] = OrderedDict()
-        self._waiting: deque[MappedFile] = deque()
+        self._urgent: deque[MappedFile] = deque()
+        """Not looked at yet: device libraries by their name, and programs."""
+        self._others: deque[MappedFile] = deque()
         self._users: dict[FileKey, set[int]] = {}
         self._files_of: dict[int, set[FileKey]] = {}
         self._unmapped: dict[FileKey, float] = {}
@@ -53,7 +55,7 @@ class Discovery:
         """Look at everything that is installed or mapped now."""
         for path in installed(self._is_library):
             self._examine_installed(path)
-        for file in sorted(mapped_now(), key=lambda file: not self._is_library(file.name)):
+        for file in mapped_now():
             self._saw(file)
         self._examine_waiting(float("inf"))
 
@@ -74,6 +76,11 @@ class Discovery:
                     self._left(pid)
         self._examine_waiting(EXAMINE_S)
 
+    @property
+    def backlog(self) -> int:
+        """Files not looked at yet."""
+        return len(self._urgent) + len(self._others)
+
     def tidy(self) -> None:
         """Go on with files that wait; take probes off those that nobody maps any more."""
         self._examine_waiting(EXAMINE_S)
@@ -92,15 +99,13 @@ class Discovery:
             if time.monotonic() - looked_s < EXAMINED_FOR_S:
                 return
             del self._examined[file.key, file.path]
-        if self._is_library(file.name):
-            self._waiting.appendleft(file)
-        else:
-            self._waiting.append(file)
+        is_urgent = self._is_library(file.name) or ".so" not in file.name
+        (self._urgent if is_urgent else self._others).append(file)
 
     def _examine_waiting(self, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
-        while self._waiting and time.monotonic() < deadline_s:
-            file = self._waiting.popleft()
+        while self.backlog and time.monotonic() < deadline_s:
+            file = (self._urgent or self._others).popleft()
             if file.key in self._probes.files:
                 self._used(file.key, file.pid)
                 continue

@@ -32,6 +32,8 @@ STOPS: Final = (
     *("new_program", "no_registers", "python_no_thread", "python_unreadable", "python_no_frame"),
 )
 """Names of `enum unwind_stop`, in its order."""
+READY_GAP_S: Final = 0.2
+"""While tables are being made, tell a process what is ready this often."""
 ROOM_AGAIN_S: Final = 1.5
 """After making room, until what was given back can be used."""
 MAX_PYTHONS: Final = 8192
@@ -86,6 +88,9 @@ class Unwinder:
         self._told: dict[int, _Told] = {}
         self._stale: set[int] = set()
         self._expected: set[int] = set()
+        self._ready: set[int] = set()
+        """Processes with a table that was finished since they were told."""
+        self._told_s = 0.0
         self._put_off: set[int] = set()
         """Processes for whose tables there was no room."""
         self._retry_s = 0.0
@@ -107,7 +112,7 @@ class Unwinder:
     @property
     def is_busy(self) -> bool:
         """Whether something will be ready soon: ask again in a few milliseconds."""
-        return self._cache.is_busy or bool(self._stale)
+        return self._cache.is_busy or bool(self._stale or self._ready)
 
     def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
         """What processes did (native ProcessEvents)."""
@@ -128,7 +133,13 @@ class Unwinder:
     def update(self) -> None:
         """Tell the kernel what is new. Cheap where nothing is; call it often."""
         for name in self._cache.poll():
-            self._stale |= self._waiting.pop(name, set())
+            self._ready |= self._waiting.pop(name, set())
+        now_s = time.monotonic()
+        if self._ready and (not self._cache.is_busy or now_s > self._told_s + READY_GAP_S):
+            # All its mappings are told again: not for each one of its files.
+            self._told_s = now_s
+            self._stale |= self._ready
+            self._ready = set()
         self._stale |= set(self._maps.wanted())
         if self._put_off and time.monotonic() > self._retry_s:
             self._stale |= self._put_off

@@ -23,6 +23,8 @@ from sonde.unwind.cpython import Found
 
 MAX_CACHE_BYTES: Final = 512 << 20
 MAX_QUEUED: Final = 1024
+MAX_SENT: Final = 8
+"""Requests under way: where the process dies over one, these fail with it."""
 IDLE_S: Final = 20.0
 """The building process ends when it had nothing to do for so long."""
 
@@ -68,7 +70,7 @@ class TableCache:
         self._queue: deque[_Request] = deque()
         self._waiting: set[str] = set()
         self._failed: set[str] = set()
-        self._sent: _Request | None = None
+        self._sent: deque[_Request] = deque()
         self._heard = b""
         self._used_s = 0.0
         self.built = 0
@@ -114,8 +116,8 @@ class TableCache:
     def poll(self) -> list[str]:
         """Names that were finished (or failed) since the last call."""
         done = []
-        while self._sent is not None and (answer := self._answer()) is not None:
-            request, self._sent = self._sent, None
+        while self._sent and (answer := self._answer()) is not None:
+            request = self._sent.popleft()
             os.close(request.fd)
             self._waiting.discard(request.name)
             if answer:
@@ -136,25 +138,25 @@ class TableCache:
 
     def close(self) -> None:
         """End the building process; what is not made yet is not made."""
-        for request in (*self._queue, *([self._sent] if self._sent else [])):
+        for request in (*self._queue, *self._sent):
             os.close(request.fd)
         self._queue.clear()
         self._waiting.clear()
-        self._sent = None
+        self._sent.clear()
         self._end_child()
 
     def _send(self) -> None:
-        if self._sent is not None or not self._queue:
-            return
-        child = self._child or self._start_child()
-        request = self._sent = self._queue.popleft()
-        self._used_s = time.monotonic()
-        path = f"/proc/{os.getpid()}/fd/{request.fd}"
-        line = json.dumps({"path": path, "out": str(self._folder / f"{request.name}.unw")})
-        assert child.stdin is not None
-        with suppress(BrokenPipeError):
-            child.stdin.write(line.encode() + b"\n")
-            child.stdin.flush()
+        while self._queue and len(self._sent) < MAX_SENT:
+            child = self._child or self._start_child()
+            request = self._queue.popleft()
+            self._sent.append(request)
+            self._used_s = time.monotonic()
+            path = f"/proc/{os.getpid()}/fd/{request.fd}"
+            line = json.dumps({"path": path, "out": str(self._folder / f"{request.name}.unw")})
+            assert child.stdin is not None
+            with suppress(BrokenPipeError):
+                child.stdin.write(line.encode() + b"\n")
+                child.stdin.flush()
 
     def _answer(self) -> str | None:
         """'' done, else why not; None: not yet."""

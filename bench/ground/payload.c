@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the storms load: a constructor that starts a thread, as the real library will.
+// GROUND_LOCKED: a constructor that first waits for the program's own mutex (the trap of storm.c).
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+static void *beat(void *arg) {
+    (void)arg;
+    prctl(PR_SET_NAME, "ground-beat");
+    for (int i = 0; i < 20; i++) {
+        free(malloc(4096));
+        usleep(1000);
+    }
+    return NULL;
+}
+
+__attribute__((constructor)) static void begin(void) {
+#ifdef GROUND_LOCKED
+    pthread_mutex_t *m = dlsym(RTLD_DEFAULT, "trap_lock");
+    if (m) pthread_mutex_lock(m), pthread_mutex_unlock(m);
+#endif
+    pthread_t t;
+    pthread_attr_t a;
+    pthread_attr_init(&a);
+    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+    if (pthread_create(&t, &a, beat, NULL)) abort();
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A dishonest node, for the attack harness: any vector it likes, with the best proof there is.
+//!
+//! The proof is what the honest prover computes for a statement that does not hold; shares, seeds
+//! and joint randomness are all in order. Only the soundness of the proof stands against it.
+
+use prio::field::Field128;
+use prio::flp::{Flp, FlpError, Gadget, Type};
+
+/// `T` whose measurement is the encoded input itself, valid or not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Liar<T>(pub T);
+
+impl<T: Type<Field = Field128>> Flp for Liar<T> {
+    type Field = Field128;
+
+    fn gadget(&self) -> Vec<Box<dyn Gadget<Field128>>> {
+        self.0.gadget()
+    }
+
+    fn num_gadgets(&self) -> usize {
+        self.0.num_gadgets()
+    }
+
+    fn valid(
+        &self,
+        gadgets: &mut Vec<Box<dyn Gadget<Field128>>>,
+        input: &[Field128],
+        joint_rand: &[Field128],
+        num_shares: usize,
+    ) -> Result<Vec<Field128>, FlpError> {
+        self.0.valid(gadgets, input, joint_rand, num_shares)
+    }
+
+    fn input_len(&self) -> usize {
+        self.0.input_len()
+    }
+
+    fn proof_len(&self) -> usize {
+        self.0.proof_len()
+    }
+
+    fn verifier_len(&self) -> usize {
+        self.0.verifier_len()
+    }
+
+    fn joint_rand_len(&self) -> usize {
+        self.0.joint_rand_len()
+    }
+
+    fn eval_output_len(&self) -> usize {
+        self.0.eval_output_len()
+    }
+
+    fn prove_rand_len(&self) -> usize {
+        self.0.prove_rand_len()
+    }
+}
+
+impl<T: Type<Field = Field128>> Type for Liar<T> {
+    type Measurement = Vec<Field128>;
+    type AggregateResult = T::AggregateResult;
+
+    fn encode_measurement(&self, measurement: &Vec<Field128>) -> Result<Vec<Field128>, FlpError> {
+        Ok(measurement.clone())
+    }
+
+    fn truncate(&self, input: Vec<Field128>) -> Result<Vec<Field128>, FlpError> {
+        self.0.truncate(input)
+    }
+
+    fn decode_result(
+        &self,
+        data: &[Field128],
+        num_measurements: usize,
+    ) -> Result<T::AggregateResult, FlpError> {
+        self.0.decode_result(data, num_measurements)
+    }
+
+    fn output_len(&self) -> usize {
+        self.0.output_len()
+    }
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The standard Prio3 types, two parties, as one scheme.
+
+use prio::codec::{Encode, ParameterizedDecode};
+use prio::field::{Field128, FieldElement};
+use prio::flp::Type;
+use prio::vdaf::prio3::Prio3;
+use prio::vdaf::xof::XofTurboShake128;
+use prio::vdaf::{Aggregator, Client, Vdaf, VerifyTransition};
+
+use super::scheme::{Fault, Finish, Key, Nonce, Scheme, Shares, Sum, NONCE, SEED};
+
+/// Bytes of one party's joint-randomness part in a public share.
+const PART: usize = 32;
+
+pub struct Proved<T: Type> {
+    pub prio3: Prio3<T, XofTurboShake128, SEED>,
+    pub context: Vec<u8>,
+    pub length: usize,
+    pub measure: fn(&[u32], usize) -> Option<T::Measurement>,
+}
+
+impl<T> Proved<T>
+where
+    T: Type<Field = Field128> + Send + Sync + 'static,
+{
+    pub fn share(&self, nonce: &Nonce, measurement: &T::Measurement) -> Result<Shares, String> {
+        let (public, inputs) =
+            self.prio3.shard(&self.context, measurement, nonce).map_err(|e| e.to_string())?;
+        let bytes = |x: Result<Vec<u8>, prio::codec::CodecError>| x.map_err(|e| e.to_string());
+        Ok(Shares {
+            public: bytes(public.get_encoded())?,
+            leader: bytes(inputs[0].get_encoded())?,
+            helper: bytes(inputs[1].get_encoded())?,
+        })
+    }
+
+    /// Runs one party's half and checks the party's own part of the joint randomness against the
+    /// public share. Each aggregator sees only a mismatch of the *other's* hint later on; checking
+    /// one's own here makes both parties agree on every report, so that no client can have a
+    /// report counted by one and refused by the other.
+    #[allow(clippy::type_complexity)]
+    fn init(
+        &self,
+        party: usize,
+        key: &Key,
+        nonce: &Nonce,
+        public: &[u8],
+        share: &[u8],
+    ) -> Result<
+        (
+            <Prio3<T, XofTurboShake128, SEED> as Aggregator<SEED, NONCE>>::VerifyState,
+            <Prio3<T, XofTurboShake128, SEED> as Aggregator<SEED, NONCE>>::VerifierShare,
+        ),
+        Fault,
+    > {
+        let vdaf = &self.prio3;
+        let decoded =
+            <Prio3<T, XofTurboShake128, SEED> as Vdaf>::PublicShare::get_decoded_with_param(
+                vdaf, public,
+            )
+            .map_err(|_| Fault::Malformed)?;
+        let input = <Prio3<T, XofTurboShake128, SEED> as Vdaf>::InputShare::get_decoded_with_param(
+            &(vdaf, party),
+            share,
+        )
+        .map_err(|_| Fault::Malformed)?;
+        let (state, verifier) = vdaf
+            .verify_init(key, &self.context, party, &(), nonce, &decoded, &input)
+            .map_err(|_| Fault::Forged)?;
+        if !public.is_empty() {
+            let own = verifier.get_encoded().map_err(|_| Fault::Malformed)?;
+            let hint = public.get(party * PART..(party + 1) * PART).ok_or(Fault::Malformed)?;
+            if !own.ends_with(hint) {
+                return Err(Fault::Forged);
+            }
+        }
+        Ok((state, verifier))
+    }
+}
+
+fn add(out: &[Field128], sum: &mut Sum) {
+    if let Sum::Field(total) = sum {
+        total.iter_mut().zip(out).for_each(|(x, y)| *x += *y);
+    }
+}
+
+impl<T> Scheme for Proved<T>
+where
+    T: Type<Field = Field128> + Send + Sync + 'static,
+    T::Measurement: Send + Sync,
+{
+    fn zero(&self) -> Sum {
+        Sum::Field(vec![Field128::zero(); self.length])
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Option<Sum> {
+        if bytes.len() != self.length * Field128::ENCODED_SIZE {
+            return None;
+        }
+        let elements =
+            bytes.chunks_exact(Field128::ENCODED_SIZE).map(|b| Field128::try_from(b).ok());
+        elements.collect::<Option<Vec<_>>>().map(Sum::Field)
+    }
+
+    fn shard(&self, nonce: &Nonce, samples: &[u32]) -> Result<Shares, String> {
+        let measurement =
+            (self.measure)(samples, self.length).ok_or("a sample lies outside the buckets")?;
+        self.share(nonce, &measurement)
+    }
+
+    fn begin(
+        &self,
+        key: &Key,
+        nonce: &Nonce,
+        public: &[u8],
+        share: &[u8],
+    ) -> Result<(Vec<u8>, Finish), Fault> {
+        let (state, verifier) = self.init(0, key, nonce, public, share)?;
+        let message = verifier.get_encoded().map_err(|_| Fault::Malformed)?;
+        let (vdaf, context) = (self.prio3.clone(), self.context.clone());
+        let finish: Finish = Box::new(move |reply, sum| {
+            let reply = <Prio3<T, XofTurboShake128, SEED> as Aggregator<SEED, NONCE>>::VerifierMessage::get_decoded_with_param(&state, reply)
+                .map_err(|_| Fault::Malformed)?;
+            match vdaf.verify_next(&context, state, reply) {
+                Ok(VerifyTransition::Finish(out)) => add(out.as_ref(), sum),
+                _ => return Err(Fault::Forged),
+            }
+            Ok(())
+        });
+        Ok((message, finish))
+    }
+
+    fn check(
+        &self,
+        key: &Key,
+        nonce: &Nonce,
+        public: &[u8],
+        share: &[u8],
+        message: &[u8],
+        sum: &mut Sum,
+    ) -> Result<Vec<u8>, Fault> {
+        let (state, own) = self.init(1, key, nonce, public, share)?;
+        let theirs = <Prio3<T, XofTurboShake128, SEED> as Aggregator<SEED, NONCE>>::VerifierShare::get_decoded_with_param(&state, message)
+            .map_err(|_| Fault::Malformed)?;
+        let verdict = self
+            .prio3
+            .verifier_shares_to_message(&self.context, &(), [theirs, own])
+            .map_err(|_| Fault::Forged)?;
+        let reply = verdict.get_encoded().map_err(|_| Fault::Malformed)?;
+        match self.prio3.verify_next(&self.context, state, verdict) {
+            Ok(VerifyTransition::Finish(out)) => add(out.as_ref(), sum),
+            _ => return Err(Fault::Forged),
+        }
+        Ok(reply)
+    }
+}
+
+pub fn one(samples: &[u32], length: usize) -> Option<usize> {
+    match samples {
+        [only] if (*only as usize) < length => Some(*only as usize),
+        _ => None,
+    }
+}
+
+pub fn tally(samples: &[u32], length: usize) -> Option<Vec<u128>> {
+    let mut counts = vec![0u128; length];
+    for sample in samples {
+        *counts.get_mut(*sample as usize)? += 1;
+    }
+    Some(counts)
+}

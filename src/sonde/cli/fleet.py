@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sonde fleet: totals over many machines that nobody can look into."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from sonde.errors import MissingDependency, SinkError, SondeError, UsageError
+
+if TYPE_CHECKING:
+    from sonde.fleet.task import Task
+
+EXAMPLES = """\
+examples:
+  sonde fleet aggregate --new trial --nodes 20     keys and directories of every party, for a trial
+  sonde fleet aggregate --state trial/helper &     the two aggregators, each its own process
+  sonde fleet aggregate --state trial/leader &
+  sonde fleet report --node trial/nodes/0000 --kernels kernels.csv
+  sonde fleet collect --state trial/collector -o totals.parquet
+  sonde fleet budget --state trial/leader          what the releases have cost so far
+  sonde fleet simulate --nodes 10000 --attacks     the whole protocol in one process, attacked
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `sonde fleet` and its commands."""
+    parser = subparsers.add_parser(
+        "fleet",
+        help="fleet totals, private by construction",
+        description="Totals over a fleet of GPUs that no server and no reader can take apart.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    commands = parser.add_subparsers(dest="fleet_command", metavar="COMMAND", required=True)
+    _add_report(commands)
+    _add_aggregate(commands)
+    _add_collect(commands)
+    _add_budget(commands)
+    _add_simulate(commands)
+
+
+def _command(commands: Any, name: str, text: str, example: str) -> argparse.ArgumentParser:
+    return cast(
+        argparse.ArgumentParser,
+        commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=f"example:\n  sonde fleet {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        ),
+    )
+
+
+def _add_report(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "report",
+        "Send this node's samples of one period, in shares.",
+        "report --node trial/nodes/0000 --kernels kernels.csv",
+    )
+    parser.add_argument("--node", type=Path, required=True, help="the node's directory")
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        required=True,
+        help="kernel records: CSV or JSON lines with name, start_ns, duration_ns[, activity]",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be sent, send nothing"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="keep trying for so long while the leader is away (default 30)",
+    )
+
+
+def _add_aggregate(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "aggregate",
+        "Run one of the two aggregators, or make a trial fleet (--new).",
+        "aggregate --state trial/leader",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--state", type=Path, help="the aggregator's directory")
+    what.add_argument("--new", type=Path, metavar="DIR", help="make a trial fleet there and exit")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    fleet = parser.add_argument_group("a trial fleet")
+    fleet.add_argument("--nodes", type=int, default=10)
+    fleet.add_argument("--tenants", type=int, default=5)
+    fleet.add_argument("--release-hours", type=float, default=24.0, help="one release in so long")
+    fleet.add_argument(
+        "--min-batch",
+        type=int,
+        default=None,
+        help="fewest reports of a release (default: half the nodes)",
+    )
+    fleet.add_argument("--unit", choices=("gpu", "tenant"), default="gpu", help="unit of privacy")
+    fleet.add_argument(
+        "--tenant-cap", type=int, default=None, help="nodes of a tenant that count in a release"
+    )
+    fleet.add_argument("--epsilon", type=float, default=8.0, help="of a year of releases")
+    fleet.add_argument("--delta", type=float, default=1e-6)
+    fleet.add_argument("--port", type=int, default=8471, help="leader; the helper takes the next")
+
+
+def _add_collect(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "collect",
+        "Release one batch: counts with error bars, and their epsilon.",
+        "collect --state trial/collector --batch 2026-11-20T00:00 -o totals.parquet",
+    )
+    parser.add_argument("--state", type=Path, required=True, help="the collector's directory")
+    parser.add_argument(
+        "--batch",
+        default=None,
+        metavar="TIME",
+        help="any time in the batch, ISO 8601 in UTC or seconds (default: the last)",
+    )
+    parser.add_argument("--top", type=int, default=20, help="rows of the table")
+    parser.add_argument("--json", action="store_true", help="all of it, for a script")
+    parser.add_argument("-o", "--output", type=Path, help="write .parquet or .csv")
+
+
+def _add_budget(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "budget",
+        "What an aggregator's releases have cost, for GPUs and for tenants.",
+        "budget --state trial/leader",
+    )
+    parser.add_argument("--state", type=Path, required=True, help="an aggregator's directory")
+    parser.add_argument("--json", action="store_true")
+
+
+def _add_simulate(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "simulate",
+        "A simulated fleet through the real protocol.",
+        "simulate --nodes 2000 --buckets 4096 --dropouts 0.3 --one-sided 0.05 --attacks",
+    )
+    parser.add_argument("--nodes", type=int, default=2000)
+    parser.add_argument("--buckets", type=int, default=4096)
+    parser.add_argument("--tenants", type=int, default=200)
+    parser.add_argument("--unproved", action="store_true", help="plain additive shares, no proofs")
+    parser.add_argument("--dropouts", type=float, default=0.3, help="share of nodes that are away")
+    parser.add_argument(
+        "--one-sided",
+        type=float,
+        default=0.05,
+        help="share of reports that reach one aggregator only",
+    )
+    parser.add_argument("--stragglers", type=float, default=0.02, help="share that come too late")
+    parser.add_argument("--liars", type=float, default=0.01, help="share that lie")
+    parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--delta", type=float, default=1e-6)
+    parser.add_argument("--engine", choices=("local", "ray"), default="local")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--attacks", action="store_true", help="run the attack harness too")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("-o", "--output", type=Path, help="write the release as .parquet or .csv")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen fleet command; returns the exit code."""
+    try:
+        return _RUN[args.fleet_command](args)
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"the fleet protocol needs {error.name}", "pip install 'sonde[fleet]'"
+        ) from error
+
+
+def _report(args: argparse.Namespace) -> int:
+    from sonde.fleet import node, provision
+    from sonde.fleet.buckets import BucketSpace
+    from sonde.fleet.sampling import Sampler, read_records
+    from sonde.fleet.task import Task
+
+    task, identity = Task.load(args.node / "task.json"), provision.load_node(args.node)
+    space, records = BucketSpace.of_task(task), list(read_records(args.kernels))
+    start_ns = min((r.start_ns for r in records), default=0)
+    end_ns = max((r.start_ns + r.duration_ns for r in records), default=0)
+    sampler = Sampler(space, start_ns, max(1, end_ns - start_ns), task.max_samples)
+    for record in records:
+        sampler.see(record)
+    buckets = sampler.buckets()
+    if args.dry_run:
+        for bucket in buckets:
+            application, kernel, activity = space.label(bucket)
+            print(f"bucket {bucket}: {application} / {kernel} {activity}".rstrip())
+        print(f"would be sent in shares to {task.leader_url}; nothing was sent")
+        return 0
+    report = node.make_report(task, identity, buckets, int(time.time()))
+    tls = provision.client_tls(args.node)
+    receipt = node.upload_patiently(task, report.encode(), tls, args.patience)
+    if not receipt.accepted:
+        raise SinkError(f"the leader refuses the report: {receipt.reason}")
+    print(f"{len(buckets)} samples sent in shares")
+    return 0
+
+
+def _aggregate(args: argparse.Namespace) -> int:
+    if args.new is not None:
+        return _new_trial(args)
+    from sonde.fleet.service import serve
+
+    def ready(url: str) -> None:
+        print(f"listening on {url}", flush=True)
+
+    try:
+        serve(args.state, args.threads, ready)
+    except OSError as error:
+        raise SondeError(
+            f"cannot listen: {error.strerror or error}", "choose another port in task.json"
+        ) from error
+    return 0
+
+
+def _new_trial(args: argparse.Namespace) -> int:
+    from sonde.fleet.noise import plan
+    from sonde.fleet.provision import provision
+    from sonde.fleet.task import Privacy, Task
+
+    if args.nodes < 1 or args.tenants < 1 or args.release_hours < 1:
+        raise UsageError("a fleet has nodes and tenants, and releases of an hour or more")
+    release_s = int(args.release_hours) * 3600
+    task = Task(
+        name=args.new.name,
+        kind="histogram",
+        buckets=4096,
+        max_samples=1,
+        period_s=3600,
+        release_s=release_s,
+        grace_s=3600,
+        min_batch=args.min_batch or max(1, args.nodes // 2),
+        privacy=Privacy(args.unit, "laplace", 1.0, args.delta, args.epsilon, args.tenant_cap),
+        leader_url=f"https://127.0.0.1:{args.port}",
+        helper_url=f"https://127.0.0.1:{args.port + 1}",
+        space={"applications": 64, "kernels": 64, "levels": 1},
+    )
+    sensitivity = task.sensitivity(args.unit)
+    assert sensitivity is not None  # a proved task with its cap
+    releases = max(1, 365 * 86_400 // release_s)
+    mechanism = plan(sensitivity, args.epsilon, args.delta, releases)
+    task = replace(
+        task, privacy=replace(task.privacy, mechanism=mechanism.kind, scale=mechanism.scale)
+    )
+    provision(args.new, task, [f"tenant-{n % args.tenants}" for n in range(args.nodes)])
+    print(f"{args.nodes} nodes, leader, helper and collector in {args.new}")
+    print(
+        f"{releases} releases a year at ε = {args.epsilon:g} per {args.unit}: "
+        f"{mechanism.kind} noise of scale {mechanism.scale:.1f} by each aggregator, "
+        f"± {mechanism.half_width():.0f} samples (95 %)"
+    )
+    return 0
+
+
+def _collect(args: argparse.Namespace) -> int:
+    from sonde.fleet import collector, result
+    from sonde.fleet.task import Task
+
+    task = Task.load(args.state / "task.json")
+    release = collector.collect(args.state, _batch_start(task, args.batch))
+    if args.output is not None:
+        result.write(release, args.output)
+    if args.json:
+        print(json.dumps({**asdict(release), "privacy": release.promise()}))
+    else:
+        print(result.to_table(release, args.top))
+    return 0
+
+
+def _batch_start(task: Task, text: str | None) -> int:
+    from datetime import UTC, datetime
+
+    if text is None:
+        return task.batch_of(int(time.time()) - task.release_s - task.grace_s - 1)
+    try:
+        if text.isdigit():
+            return task.batch_of(int(text))
+        when = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"not a time: {text}", "write it like 2026-11-20T00:00") from error
+    return task.batch_of(int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()))
+
+
+def _budget(args: argparse.Namespace) -> int:
+    from sonde.fleet.budget import entry_for, worst_year
+    from sonde.fleet.store import Store
+    from sonde.fleet.task import Task, Unit
+
+    task, path = Task.load(args.state / "task.json"), args.state / "state.sqlite"
+    if not path.exists():
+        raise UsageError(f"{args.state} has released nothing yet", "run the aggregator first")
+    store = Store(path, task)
+    ledger = store.ledger()
+    refused = store.refusals()
+    store.close()
+    units: tuple[Unit, Unit] = ("gpu", "tenant")
+    delta = task.privacy.delta
+    spent = {unit: worst_year(ledger, unit, delta) for unit in units}
+    single = {unit: worst_year([entry_for(task, 0)], unit, delta) for unit in units}
+    if args.json:
+        print(
+            json.dumps(
+                {
+                    "task": task.name,
+                    "unit": task.privacy.unit,
+                    "budget": task.privacy.budget,
+                    "delta": delta,
+                    "releases": len(ledger),
+                    "spent": spent,
+                    "per_release": single,
+                    "refused": refused,
+                }
+            )
+        )
+        return 0
+    print(
+        f"{task.name}: {len(ledger)} releases; budget ε = {task.privacy.budget:g} a year "
+        f"per {task.privacy.unit} at δ = {delta:g}"
+    )
+    for unit in units:
+        each, sum_ = single[unit], spent[unit]
+        if each is None or sum_ is None:
+            print(f"  per {unit:<7} not bounded: no promise")
+        else:
+            print(f"  per {unit:<7} ε = {each:.3g} a release, {sum_:.3g} in the worst year so far")
+    for reason, count in refused.items():
+        print(f"  refused: {reason:<14} {count}")
+    return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from sonde.fleet import attacks, result, simulate
+
+    if args.nodes < 1 or args.buckets < 2 or args.tenants < 1 or args.workers < 1:
+        raise UsageError("a simulated fleet needs nodes, tenants, workers and two buckets")
+    scenario = simulate.Scenario(
+        nodes=args.nodes,
+        buckets=args.buckets,
+        tenants=args.tenants,
+        kind="plain" if args.unproved else "histogram",
+        dropouts=args.dropouts,
+        one_sided=args.one_sided,
+        stragglers=args.stragglers,
+        liars=args.liars,
+        epsilon=args.epsilon,
+        delta=args.delta,
+        seed=args.seed,
+    )
+    progress = _progress if sys.stderr.isatty() else None
+    with simulate.open_engine(args.engine, args.workers) as engine:
+        outcome = simulate.run(scenario, engine, progress)
+    if args.output is not None:
+        result.write(outcome.release, args.output)
+    table = attacks.run_all(args.seed) if args.attacks else []
+    if args.json:
+        print(json.dumps({"simulation": outcome.figures(), "attacks": [asdict(a) for a in table]}))
+        return 0
+    print(outcome.summary())
+    if table:
+        print()
+        print(attacks.to_table(table))
+    return 0
+
+
+def _progress(done: int, total: int) -> None:
+    filled = 30 * done // max(1, total)
+    end = "\n" if done >= total else ""
+    print(f"\r[{'#' * filled:<30}] {done}/{total} reports", end=end, file=sys.stderr, flush=True)
+
+
+_RUN = {
+    "report": _report,
+    "aggregate": _aggregate,
+    "collect": _collect,
+    "budget": _budget,
+    "simulate": _simulate,
+}

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a release is from the truth, by epsilon, beside local DP and no privacy at all.
+
+The sums are drawn from the made-up fleet and noised by the real mechanisms; the cryptography in
+between is exact and therefore left out. Two errors are told apart:
+
+noise   released against the exact sums: what privacy costs
+total   released against the true shares of time: noise and sampling together
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sonde.fleet.noise import Mechanism, plan
+from sonde.fleet.population import Floats, Ints, Population
+
+DELTA = 1e-6
+
+
+@dataclass(frozen=True)
+class Line:
+    """Relative errors of the largest buckets: median and 90th percentile."""
+
+    name: str
+    noise_median: float
+    noise_p90: float
+    total_median: float
+    total_p90: float
+
+
+def errors(name: str, released: Floats, exact: Floats, truth: Floats, count: int) -> Line:
+    """Errors over the `count` truly largest buckets; all vectors in expected counts."""
+    top = np.argsort(truth)[::-1][:count]
+    noise = np.abs(released[top] - exact[top]) / np.maximum(exact[top], 1)
+    total = np.abs(released[top] - truth[top]) / truth[top]
+    return Line(
+        name,
+        float(np.median(noise)),
+        float(np.quantile(noise, 0.9)),
+        float(np.median(total)),
+        float(np.quantile(total, 0.9)),
+    )
+
+
+def sums(population: Population, hours: int, rng: np.random.Generator) -> Ints:
+    """Exact counts if every node sends one sample an hour."""
+    total = np.zeros(population.buckets, dtype=np.int64)
+    for hour in range(hours):
+        sampled = population.sample(hour % 24, rng)
+        total += np.bincount(sampled, minlength=population.buckets)
+    return total
+
+
+def floats(counts: Ints) -> Floats:
+    return counts.astype(np.float64)
+
+
+def noised(exact: Ints, mechanism: Mechanism) -> Floats:
+    """Counts with the noise of both aggregators."""
+    noise = np.array(mechanism.sample(len(exact))) + np.array(mechanism.sample(len(exact)))
+    return np.asarray(exact + noise, dtype=np.float64)
+
+
+def local(exact: Ints, hours: int, epsilon: float, rng: np.random.Generator) -> Floats:
+    """The same fleet under local DP: every node tells one of its samples by optimised unary
+    encoding (Wang et al., USENIX Security 2017), spending its whole epsilon on it.
+    """
+    nodes = int(exact.sum()) // hours
+    told = rng.multinomial(nodes, exact / exact.sum())
+    q = 1 / (math.exp(epsilon) + 1)
+    heard = rng.binomial(told, 0.5) + rng.binomial(nodes - told, q)
+    return np.asarray((heard - nodes * q) / (0.5 - q) * hours)
+
+
+def by_epsilon(
+    population: Population,
+    hours: int,
+    epsilons: list[float],
+    rng: np.random.Generator,
+    count: int = 50,
+) -> list[Line]:
+    """One release of so many hours per GPU, at each epsilon; then without privacy."""
+    exact = sums(population, hours, rng)
+    truth = population.truth([hour % 24 for hour in range(hours)])
+    lines = []
+    for epsilon in epsilons:
+        mechanism = plan(hours, epsilon, DELTA)
+        lines.append(
+            errors(f"ε = {epsilon:g}", noised(exact, mechanism), floats(exact), truth, count)
+        )
+        told = local(exact, hours, epsilon, rng)
+        lines.append(errors(f"ε = {epsilon:g}, local DP", told, floats(exact), truth, count))
+    lines.append(errors("no privacy", floats(exact), floats(exact), truth, count))
+    return lines
+
+
+def yearly(
+    population: Population, hours: int, releases: int, epsilon: float, rng: np.random.Generator
+) -> Line:
+    """One of `releases` equal releases a year that together cost epsilon per GPU."""
+    exact = sums(population, hours, rng)
+    truth = population.truth([hour % 24 for hour in range(hours)])
+    mechanism = plan(hours, epsilon, DELTA, releases)
+    name = f"{releases} releases a year at ε = {epsilon:g}"
+    return errors(name, noised(exact, mechanism), floats(exact), truth, 50)
+
+
+def per_tenant(
+    population: Population, hours: int, epsilon: float, cap: int, rng: np.random.Generator
+) -> Line:
+    """Shares of the application classes when a whole tenant is the unit.
+
+    At most `cap` nodes of a tenant count, chosen at random. Large tenants so weigh less than they
+    are: that bias is in the total error, which compares shares with the true shares of all nodes.
+    """
+    order = rng.permutation(population.nodes)
+    tenant = population.tenant[order]
+    rank = np.empty(population.nodes, dtype=np.int64)
+    by_tenant = np.argsort(tenant, kind="stable")
+    sizes = np.bincount(tenant)
+    starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
+    rank[by_tenant] = np.arange(population.nodes) - starts[tenant[by_tenant]]
+    kept = order[rank < cap]
+    exact = np.zeros(population.buckets, dtype=np.int64)
+    for hour in range(hours):
+        sampled = population.sample(hour % 24, rng)
+        exact += np.bincount(sampled[kept], minlength=population.buckets)
+    truth = population.truth([hour % 24 for hour in range(hours)])
+    released = noised(exact, plan(hours * cap, epsilon, DELTA))
+    scale = truth.sum() / exact.sum()  # the size of the fleet is no secret, shares are released
+    busy = slice(1, None)
+    return errors(
+        f"per tenant, ε = {epsilon:g}, cap {cap}",
+        released[busy] * scale,
+        exact[busy] * scale,
+        truth[busy],
+        population.buckets,
+    )

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sample is reduced to before it leaves: application class × kernel class × activity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sonde.errors import UsageError
+from sonde.fleet.classify import Classes
+from sonde.fleet.task import Task
+
+
+@dataclass(frozen=True)
+class BucketSpace:
+    """The grid. Its size is fixed beforehand, so places without a name yet are reserved.
+
+    activity is the hardware activity of the sample, cut into `levels` equal steps of [0, 1].
+    """
+
+    applications: int = 64
+    kernels: int = 64
+    levels: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.applications * self.kernels * self.levels
+
+    def index(self, application: int, kernel: int, activity: float = 0.0) -> int:
+        """The bucket of a sample; classes beyond the grid fall into `other` (1)."""
+        application = application if application < self.applications else 1
+        kernel = kernel if kernel < self.kernels else 1
+        level = min(self.levels - 1, max(0, int(activity * self.levels)))
+        return (application * self.kernels + kernel) * self.levels + level
+
+    def label(self, bucket: int) -> tuple[str, str, str]:
+        """(application, kernel, activity) in words."""
+        classes = Classes.shipped()
+        rest, level = divmod(bucket, self.levels)
+        application, kernel = divmod(rest, self.kernels)
+        low, high = level / self.levels, (level + 1) / self.levels
+        activity = "" if self.levels == 1 else f"{low:.0%}-{high:.0%}"
+        return classes.application_name(application), classes.kernel_name(kernel), activity
+
+    @staticmethod
+    def of_task(task: Task) -> BucketSpace:
+        """The grid that a task was made with; a plain row of buckets where it says none."""
+        if not task.space:
+            return BucketSpace(task.buckets, 1, 1)
+        try:
+            space = BucketSpace(**task.space)
+        except TypeError as error:
+            raise UsageError(f"not a bucket grid: {task.space}") from error
+        if space.size != task.buckets:
+            raise UsageError(f"the grid has {space.size} buckets, the task {task.buckets}")
+        return space

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What releases cost together, and when to refuse the next one. Pure.
+
+A GPU (or tenant) takes part in every release, so losses compose. They are added up as zCDP and,
+where every release was pure, as pure epsilon too; the smaller of the two holds. The yearly budget
+must hold in *every* window of 365 days, not only in calendar years.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sonde.errors import SondeError
+from sonde.fleet.noise import epsilon_of_rho
+from sonde.fleet.task import Task, Unit
+
+YEAR_S = 365 * 86_400
+
+
+class BudgetSpent(SondeError):
+    """The release would cost more than the year allows."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One release in the ledger. None: nothing bounds that unit's loss."""
+
+    start_s: int
+    gpu_rho: float | None
+    gpu_epsilon: float | None
+    tenant_rho: float | None
+    tenant_epsilon: float | None
+
+    def loss(self, unit: Unit) -> tuple[float | None, float | None]:
+        if unit == "gpu":
+            return self.gpu_rho, self.gpu_epsilon
+        return self.tenant_rho, self.tenant_epsilon
+
+
+def entry_for(task: Task, start_s: int) -> Entry:
+    """What releasing the batch at start_s costs, for both units."""
+    losses: list[float | None] = []
+    for unit in ("gpu", "tenant"):
+        sensitivity = task.sensitivity(unit)
+        if sensitivity is None:
+            losses += [None, None]
+        else:
+            cost = task.mechanism.cost(sensitivity)
+            losses += [cost.rho, cost.epsilon]
+    return Entry(start_s, *losses)
+
+
+def epsilon(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
+    """The composed epsilon at delta; None if some release left the unit unbounded."""
+    losses = [entry.loss(unit) for entry in entries]
+    rhos = [rho for rho, _ in losses if rho is not None]
+    if len(rhos) < len(losses):
+        return None
+    pure = [e for _, e in losses if e is not None]
+    return _compose(sum(rhos), sum(pure) if len(pure) == len(losses) else None, delta)
+
+
+def worst_year(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
+    """The composed epsilon of the costliest 365 days; None if unbounded, 0 without releases."""
+    ordered = sorted(entries, key=lambda entry: entry.start_s)
+    most_rho = most_pure = rho = pure = 0.0
+    all_pure, first = True, 0
+    for entry in ordered:
+        more_rho, more_pure = entry.loss(unit)
+        if more_rho is None:
+            return None
+        all_pure = all_pure and more_pure is not None
+        rho, pure = rho + more_rho, pure + (more_pure or 0.0)
+        while ordered[first].start_s <= entry.start_s - YEAR_S:
+            old_rho, old_pure = ordered[first].loss(unit)
+            rho, pure, first = rho - (old_rho or 0.0), pure - (old_pure or 0.0), first + 1
+        most_rho, most_pure = max(most_rho, rho), max(most_pure, pure)
+    return _compose(most_rho, most_pure if all_pure else None, delta)
+
+
+def _compose(rho: float, pure: float | None, delta: float) -> float:
+    composed = epsilon_of_rho(rho, delta)
+    return composed if pure is None else min(composed, pure)
+
+
+def permit(task: Task, ledger: Sequence[Entry], start_s: int) -> Entry:
+    """The entry for a new release; raises BudgetSpent where the year does not hold it."""
+    entry = entry_for(task, start_s)
+    privacy = task.privacy
+    cost = worst_year([*ledger, entry], privacy.unit, privacy.delta)
+    if cost is None:
+        raise BudgetSpent(
+            f"nothing bounds what one {privacy.unit} adds to this task",
+            "use a task with proofs" if task.kind == "plain" else "set a tenant cap",
+        )
+    if cost > privacy.budget * (1 + 1e-9):
+        raise BudgetSpent(
+            f"the release would bring the year to epsilon {cost:.3f} per {privacy.unit}, "
+            f"above the budget of {privacy.budget:g}",
+            "wait until older releases are a year old",
+        )
+    return entry

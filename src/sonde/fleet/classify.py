@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names to classes, on the node: what is sent is an index into a public table, never a name.
+
+A mix of kernels identifies an application as well as its name does, so the mix is looked at here
+and only the class leaves.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+IDLE, OTHER = 0, 1
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The tables of classes.toml."""
+
+    kernels: tuple[str, ...]
+    patterns: tuple[re.Pattern[str] | None, ...]
+    applications: tuple[str, ...]
+    conditions: tuple[dict[str, float], ...]
+
+    @staticmethod
+    @lru_cache(maxsize=1)
+    def shipped() -> Classes:
+        """The table that comes with Sonde."""
+        table = tomllib.loads(files("sonde.fleet").joinpath("classes.toml").read_text())
+        return Classes(
+            tuple(row["name"] for row in table["kernels"]),
+            tuple(
+                re.compile("|".join(row["patterns"]), re.IGNORECASE) if row["patterns"] else None
+                for row in table["kernels"]
+            ),
+            tuple(row["name"] for row in table["applications"]),
+            tuple(row["least"] for row in table["applications"]),
+        )
+
+    def kernel(self, name: str) -> int:
+        """Class of a kernel by its name; `other` if no pattern knows it."""
+        for number, pattern in enumerate(self.patterns):
+            if pattern is not None and pattern.search(name):
+                return number
+        return OTHER
+
+    def application(self, mix: Mapping[int, float]) -> int:
+        """Class of an application by the share of time in each kernel class (sum at most 1)."""
+        by_name = {self.kernels[number]: share for number, share in mix.items()}
+        for number, least in enumerate(self.conditions):
+            if least and all(by_name.get(name, 0.0) >= share for name, share in least.items()):
+                return number
+        return OTHER
+
+    def kernel_name(self, number: int) -> str:
+        return self.kernels[number] if number < len(self.kernels) else f"reserved {number}"
+
+    def application_name(self, number: int) -> str:
+        known = number < len(self.applications)
+        return self.applications[number] if known else f"reserved {number}"

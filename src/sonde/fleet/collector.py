@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collector: asks for a batch, joins the two noised shares, never sees anything else."""
+
+from __future__ import annotations
+
+import http.client
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from sonde.errors import SinkError, UsageError
+from sonde.fleet import seal
+from sonde.fleet.aggregator import Refused
+from sonde.fleet.budget import entry_for, epsilon
+from sonde.fleet.provision import Bundle
+from sonde.fleet.result import Result, make_result
+from sonde.fleet.task import Task
+from sonde.fleet.wire import Malformed, Reader, aggregate_binding
+
+
+def collect(directory: Path, start_s: int) -> Result:
+    """The release of the batch that begins at start_s.
+
+    Raises UsageError with the aggregators' reason where they refuse, SinkError where they are away.
+    """
+    bundle, task = Bundle.load(directory), Task.load(directory / "task.json")
+    sealed = _request(task, bundle, start_s)
+    opener = seal.Opener(bundle.hpke_private)
+    try:
+        shares = [
+            opener.open(share, aggregate_binding(role, task.id, start_s, task.release_s))
+            for role, share in zip((seal.LEADER, seal.HELPER), sealed, strict=True)
+        ]
+    except seal.Unreadable as error:
+        raise SinkError("an aggregate share does not open with this collector's key") from error
+    return join(task, start_s, shares)
+
+
+def join(task: Task, start_s: int, shares: list[bytes]) -> Result:
+    """The result that two noised aggregate shares amount to."""
+    entry = entry_for(task, start_s)
+    losses = {
+        "gpu": epsilon([entry], "gpu", task.privacy.delta),
+        "tenant": epsilon([entry], "tenant", task.privacy.delta),
+    }
+    return make_result(task, start_s, task.aggregation().unshard(shares), losses)
+
+
+def _request(task: Task, bundle: Bundle, start_s: int) -> tuple[bytes, bytes]:
+    url = urlsplit(task.leader_url)
+    body = start_s.to_bytes(8, "big") + task.release_s.to_bytes(8, "big")
+    try:
+        answer = post(task, bundle, url.hostname or "", url.port, "releases", body)
+        reader = Reader(answer)
+        return reader.lp(), reader.lp()
+    except Refused as refused:
+        raise UsageError(f"the aggregators refuse: {refused.reason}", str(refused)) from refused
+    except Malformed as error:
+        raise SinkError("the leader's answer makes no sense") from error
+
+
+def post(task: Task, bundle: Bundle, host: str, port: int | None, path: str, body: bytes) -> bytes:
+    """One authorised request to an aggregator; raises Refused or SinkError."""
+    connection = http.client.HTTPSConnection(host, port, context=bundle.client_tls(), timeout=120)
+    try:
+        connection.request(
+            "POST",
+            f"/tasks/{task.id.hex()}/{path}",
+            body,
+            {"Authorization": f"Bearer {bundle.token}"},
+        )
+        response = connection.getresponse()
+        answer = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
+    finally:
+        connection.close()
+    if response.status == 200:
+        return answer
+    reason, _, detail = answer.decode("utf-8", "replace").partition(": ")
+    if response.status >= 500:
+        raise SinkError(f"the leader failed: {reason}", "try again later")
+    raise Refused(reason, detail)

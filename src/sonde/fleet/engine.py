@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where blocks of reports are worked on: threads of this machine, or a Ray cluster.
+
+The work is the same functions either way (`work`), because they are pure; nothing distributed is
+written here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+from sonde.errors import MissingDependency, UsageError
+
+I_ = TypeVar("I_")
+O_ = TypeVar("O_")
+
+
+class Engine(Protocol):
+    """Applies a pure function to every item; results come in any order."""
+
+    workers: int
+
+    def map(self, function: Callable[[I_], O_], items: Iterable[I_]) -> Iterator[O_]: ...
+
+
+class LocalEngine:
+    """Threads: the native part gives up the interpreter lock, so blocks run side by side."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self._pool = ThreadPoolExecutor(workers)
+
+    def map(self, function: Callable[[I_], O_], items: Iterable[I_]) -> Iterator[O_]:
+        return self._pool.map(function, items)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+class RayEngine:
+    """Ray tasks: on this machine, or on the cluster that RAY_ADDRESS names."""
+
+    def __init__(self, workers: int) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingDependency("Ray is not installed", "pip install ray") from error
+        self.workers = workers
+        self._ray: Any = ray
+        ray.init(
+            num_cpus=None if _cluster() else workers,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+
+    def map(self, function: Callable[[I_], O_], items: Iterable[I_]) -> Iterator[O_]:
+        apply, shared = self._ray.remote(_apply), self._ray.put(function)
+        waiting = [apply.remote(shared, item) for item in items]
+        while waiting:
+            done, waiting = self._ray.wait(waiting, num_returns=1)
+            yield from self._ray.get(done)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+def _apply(function: Callable[[I_], O_], item: I_) -> O_:
+    return function(item)
+
+
+def _cluster() -> bool:
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+@contextmanager
+def open_engine(name: str, workers: int) -> Iterator[LocalEngine | RayEngine]:
+    """The engine of that name, closed at the end."""
+    makers: dict[str, Callable[[int], LocalEngine | RayEngine]] = {
+        "local": LocalEngine,
+        "ray": RayEngine,
+    }
+    if name not in makers:
+        raise UsageError(f"no such engine: {name}", f"use one of {', '.join(makers)}")
+    engine = makers[name](workers)
+    try:
+        yield engine
+    finally:
+        engine.close()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node's side: bucket indices in, one sealed and signed report out.
+
+Nothing but the indices is ever encoded, and neither aggregator can open the other's part.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+from sonde.errors import SinkError, UsageError
+from sonde.fleet import seal
+from sonde.fleet.roster import Identity
+from sonde.fleet.task import Task
+from sonde.fleet.wire import Report
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The leader's answer to an upload: taken, or why not."""
+
+    accepted: bool
+    reason: str
+
+
+def make_reports(
+    task: Task,
+    nodes: Sequence[Identity],
+    samples: Sequence[Sequence[int]],
+    time_s: int,
+    threads: int = 1,
+) -> list[Report]:
+    """One report a node; `samples[i]` are the bucket indices of node i."""
+    ids = [os.urandom(16) for _ in nodes]
+    try:
+        shares = task.aggregation().shard(ids, [list(s) for s in samples], threads)
+    except ValueError as error:
+        raise UsageError(f"these samples fit no report of this task: {error}") from error
+    reports = []
+    for node, id_, (public, leader, helper) in zip(nodes, ids, shares, strict=True):
+        blank = Report(task.id, id_, time_s, node.public, public, b"", b"")
+        reports.append(
+            sign(
+                node,
+                replace(
+                    blank,
+                    leader=seal.seal(leader, task.leader_key, blank.binding(seal.LEADER)),
+                    helper=seal.seal(helper, task.helper_key, blank.binding(seal.HELPER)),
+                ),
+            )
+        )
+    return reports
+
+
+def sign(node: Identity, report: Report) -> Report:
+    return replace(report, signature=node.sign(report.signed()))
+
+
+def make_report(task: Task, node: Identity, samples: Sequence[int], time_s: int) -> Report:
+    return make_reports(task, [node], [samples], time_s)[0]
+
+
+def upload(task: Task, report: bytes, tls: ssl.SSLContext, timeout_s: float = 30) -> Receipt:
+    """Hands a report to the leader. Safe to repeat: a second copy is refused as a replay."""
+    url = urlsplit(task.leader_url)
+    connection = http.client.HTTPSConnection(
+        url.hostname or "", url.port, context=tls, timeout=timeout_s
+    )
+    try:
+        connection.request(
+            "POST",
+            f"/tasks/{task.id.hex()}/reports",
+            report,
+            {"Content-Type": "application/octet-stream"},
+        )
+        response = connection.getresponse()
+        reason = response.read(200).decode("utf-8", "replace")
+    except (OSError, http.client.HTTPException) as error:
+        raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
+    finally:
+        connection.close()
+    return Receipt(response.status == 201, reason)
+
+
+def upload_patiently(task: Task, report: bytes, tls: ssl.SSLContext, deadline_s: float) -> Receipt:
+    """Repeats an upload, waiting longer each time, while the leader is away.
+
+    A replay after a failed attempt means that the first copy had arrived.
+    """
+    wait_s, tried = 0.1, False
+    end = time.monotonic() + deadline_s
+    while True:
+        try:
+            receipt = upload(task, report, tls)
+        except SinkError:
+            if time.monotonic() + wait_s > end:
+                raise
+        else:
+            arrived = tried and receipt.reason == "replayed"
+            return Receipt(True, "taken before") if arrived else receipt
+        tried = True
+        time.sleep(wait_s)
+        wait_s = min(2.0, wait_s * 1.7)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A made-up fleet: Zipf tenants, applications, kernels, and a day that moves round the world.
+
+Sizes of tenants, popularity of applications and of kernels within an application all follow
+Zipf's law with exponent 1. Every application ranks the kernels in its own order. A node is busy
+with a probability that swings with its tenant's hour. No figure comes from a real fleet.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def zipf(count: int, exponent: float = 1.0) -> Floats:
+    """Probabilities of ranks 1…count."""
+    weights = np.arange(1, count + 1, dtype=np.float64) ** -exponent
+    return np.asarray(weights / weights.sum())
+
+
+def grid(buckets: int) -> tuple[int, int]:
+    """(applications, kernels): the squarest grid of so many buckets."""
+    applications = next(n for n in range(math.isqrt(buckets), 0, -1) if buckets % n == 0)
+    return applications, buckets // applications
+
+
+@dataclass(frozen=True)
+class Population:
+    """tenant, application: one a node; kernel_of[a, r]: the kernel of rank r in application a."""
+
+    buckets: int
+    tenant: Ints
+    application: Ints
+    kernel_of: Ints
+    kernel_share: Floats
+    longitude_h: Floats
+
+    @staticmethod
+    def draw(
+        nodes: int, buckets: int, tenants: int, rng: np.random.Generator, loyalty: float = 0.7
+    ) -> Population:
+        """A node runs its tenant's main application with probability `loyalty`, else any."""
+        applications, kernels = grid(buckets)
+        tenant = rng.choice(tenants, size=nodes, p=zipf(tenants))
+        popularity = zipf(applications)
+        main = rng.choice(applications, size=tenants, p=popularity)
+        other = rng.choice(applications, size=nodes, p=popularity)
+        application = np.where(rng.random(nodes) < loyalty, main[tenant], other)
+        kernel_of = np.stack([rng.permutation(kernels) for _ in range(applications)])
+        return Population(
+            buckets, tenant, application, kernel_of, zipf(kernels), rng.uniform(0, 24, tenants)
+        )
+
+    @property
+    def nodes(self) -> int:
+        return len(self.tenant)
+
+    def busy(self, hour: float) -> Floats:
+        """How likely each node is to be busy in this hour (UTC): 0.4 to 1, 0.7 on average."""
+        local = hour + self.longitude_h[self.tenant]
+        return np.asarray(0.7 + 0.3 * np.cos((local - 15) * math.pi / 12))
+
+    def sample(self, hour: float, rng: np.random.Generator) -> Ints:
+        """One bucket a node: what it did at a random instant of the hour; bucket 0 is idle."""
+        kernels = len(self.kernel_share)
+        rank = rng.choice(kernels, size=self.nodes, p=self.kernel_share)
+        bucket = self.application * kernels + self.kernel_of[self.application, rank]
+        return np.where(rng.random(self.nodes) < self.busy(hour), bucket, 0)
+
+    def truth(self, hours: list[float]) -> Floats:
+        """Expected samples by bucket if every node sends one an hour."""
+        applications, kernels = self.kernel_of.shape
+        expected = np.zeros((applications, kernels))
+        idle = 0.0
+        for hour in hours:
+            busy = self.busy(hour)
+            idle += float((1 - busy).sum())
+            weight = np.bincount(self.application, weights=busy, minlength=applications)
+            for application in range(applications):
+                expected[application, self.kernel_of[application]] += (
+                    weight[application] * self.kernel_share
+                )
+        flat = expected.reshape(-1)
+        flat[0] += idle
+        return np.asarray(flat)

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys, certificates and directories of the parties.
+
+`provision` makes all of them in one place, which is for trials: in earnest each party makes its
+own HPKE and TLS keys and gives away only the public halves; leader and helper agree on the verify
+key and their token, nobody else learns them.
+
+```
+DIR/leader, DIR/helper   task.json roster.json keys.json tls.crt tls.key ca.crt state.sqlite
+DIR/collector            task.json keys.json ca.crt
+DIR/nodes/0000           task.json node.key ca.crt
+```
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import secrets
+import ssl
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from sonde.errors import SinkError, UsageError
+from sonde.fleet import seal
+from sonde.fleet.roster import Identity, Roster
+from sonde.fleet.task import Task
+from sonde.fleet.work import Keys
+
+Role = Literal["leader", "helper", "collector"]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A party's secrets and where its certificates lie."""
+
+    directory: Path
+    role: Role
+    hpke_private: str
+    verify_key: str = ""
+    token: str = ""  # what this party demands
+    helper_token: str = ""  # what the leader shows to the helper
+    operator_token: str = ""  # opens the exact counts: never the collector's
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(self.hpke_private, bytes.fromhex(self.verify_key))
+
+    def server_tls(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.load_cert_chain(self.directory / "tls.crt", self.directory / "tls.key")
+        return context
+
+    def client_tls(self) -> ssl.SSLContext:
+        return client_tls(self.directory)
+
+    def save(self) -> None:
+        fields = {k: v for k, v in asdict(self).items() if k != "directory"}
+        write_secret(self.directory / "keys.json", json.dumps(fields).encode())
+
+    @staticmethod
+    def load(directory: Path) -> Bundle:
+        try:
+            return Bundle(directory, **json.loads((directory / "keys.json").read_text()))
+        except OSError as error:
+            raise UsageError(
+                f"no fleet party at {directory}: {error.strerror}",
+                "make one with 'sonde fleet aggregate --new DIR'",
+            ) from error
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"not a fleet party: {directory}: {error}") from error
+
+
+def client_tls(directory: Path) -> ssl.SSLContext:
+    """Trusts the authority in `directory` and nobody else."""
+    try:
+        context = ssl.create_default_context(cafile=str(directory / "ca.crt"))
+    except OSError as error:
+        raise UsageError(f"no certificate authority at {directory / 'ca.crt'}") from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Readable by its owner alone, from its first byte on."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
+    """Makes every party of a trial; `tenants[i]` is the tag of node i. Returns the final task."""
+    if (directory / "leader").exists():
+        raise UsageError(f"{directory} already holds a fleet", "name an empty directory")
+    pairs = {role: seal.new_key() for role in ("leader", "helper", "collector")}
+    task = replace(
+        task,
+        leader_key=pairs["leader"][1],
+        helper_key=pairs["helper"][1],
+        collector_key=pairs["collector"][1],
+    )
+    verify_key, for_collector, for_leader, own, theirs = (secrets.token_hex(32) for _ in range(5))
+    bundles = (
+        Bundle(
+            directory / "leader",
+            "leader",
+            pairs["leader"][0],
+            verify_key,
+            token=for_collector,
+            helper_token=for_leader,
+            operator_token=own,
+        ),
+        Bundle(
+            directory / "helper",
+            "helper",
+            pairs["helper"][0],
+            verify_key,
+            token=for_leader,
+            operator_token=theirs,
+        ),
+        Bundle(directory / "collector", "collector", pairs["collector"][0], token=for_collector),
+    )
+    nodes = [Identity() for _ in tenants]
+    roster = Roster({node.public: tag for node, tag in zip(nodes, tenants, strict=True)})
+    authority = _Authority()
+    try:
+        for bundle in bundles:
+            bundle.directory.mkdir(parents=True)
+            bundle.save()
+            (bundle.directory / "task.json").write_text(task.to_json())
+            (bundle.directory / "ca.crt").write_bytes(authority.certificate)
+            if bundle.role != "collector":
+                roster.save(bundle.directory / "roster.json")
+                certificate, key = authority.issue(bundle.role)
+                (bundle.directory / "tls.crt").write_bytes(certificate)
+                write_secret(bundle.directory / "tls.key", key)
+        for number, node in enumerate(nodes):
+            home = directory / "nodes" / f"{number:04}"
+            home.mkdir(parents=True)
+            write_secret(home / "node.key", node.private().hex().encode())
+            (home / "task.json").write_text(task.to_json())
+            (home / "ca.crt").write_bytes(authority.certificate)
+    except OSError as error:
+        raise SinkError(f"cannot write {directory}: {error.strerror}") from error
+    return task
+
+
+def load_node(directory: Path) -> Identity:
+    try:
+        return Identity(bytes.fromhex((directory / "node.key").read_text().strip()))
+    except OSError as error:
+        raise UsageError(f"no node at {directory}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"not a node's key: {directory / 'node.key'}") from error
+
+
+class _Authority:
+    """A throw-away certificate authority for loopback."""
+
+    def __init__(self) -> None:
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sonde fleet")])
+        extension = x509.BasicConstraints(ca=True, path_length=0)
+        signed = self._builder(self._name, self._key.public_key()).add_extension(extension, True)
+        usage = x509.KeyUsage(
+            digital_signature=True,
+            key_cert_sign=True,
+            crl_sign=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        made = signed.add_extension(usage, True).sign(self._key, hashes.SHA256())
+        self.certificate = made.public_bytes(serialization.Encoding.PEM)
+
+    def _builder(
+        self, name: x509.Name, public: ec.EllipticCurvePublicKey
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(name)
+            .issuer_name(self._name)
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=365))
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False
+            )
+        )
+
+    def issue(self, name: str) -> tuple[bytes, bytes]:
+        """(certificate, private key), PEM, for localhost."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        names = x509.SubjectAlternativeName(
+            [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        )
+        builder = self._builder(subject, key.public_key()).add_extension(names, False)
+        certificate = builder.sign(self._key, hashes.SHA256())
+        return (
+            certificate.public_bytes(serialization.Encoding.PEM),
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.PKCS8,
+                serialization.NoEncryption(),
+            ),
+        )

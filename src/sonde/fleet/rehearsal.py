@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both aggregators in one process, with a clock that can be set: for attacks and for tests.
+
+Everything but the sockets is the real thing: the state on disk, the admission, the proof checks,
+the noise, the ledger.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from sonde.fleet import seal
+from sonde.fleet.aggregator import Helper, Leader
+from sonde.fleet.collector import join
+from sonde.fleet.node import make_report
+from sonde.fleet.result import Result
+from sonde.fleet.roster import Identity, Roster
+from sonde.fleet.task import Kind, Privacy, Task
+from sonde.fleet.wire import Report, aggregate_binding
+from sonde.fleet.work import Keys
+
+HOUR_S = 3600
+START_S = 1_800_000_000 // HOUR_S * HOUR_S
+
+
+def small_task(
+    buckets: int = 16,
+    kind: Kind = "histogram",
+    max_samples: int = 1,
+    min_batch: int = 2,
+    scale: float = 1.0,
+    budget: float = 8.0,
+    tenant_cap: int | None = None,
+) -> Task:
+    """A task of one-hour releases with Laplace noise."""
+    return Task(
+        name="rehearsal",
+        kind=kind,
+        buckets=buckets,
+        max_samples=max_samples,
+        period_s=HOUR_S,
+        release_s=HOUR_S,
+        grace_s=600,
+        min_batch=min_batch,
+        privacy=Privacy("gpu", "laplace", scale, 1e-6, budget, tenant_cap),
+    )
+
+
+class Rehearsal:
+    """A leader, a helper, a collector and their nodes."""
+
+    def __init__(
+        self,
+        directory: Path,
+        task: Task,
+        tenants: Sequence[str],
+        wrap: Callable[[Callable[[str, bytes], bytes]], Callable[[str, bytes], bytes]] = lambda p: (
+            p
+        ),
+    ) -> None:
+        self.now_s = START_S + 60.0
+        keys = [seal.new_key() for _ in range(3)]
+        self.task = replace(
+            task, leader_key=keys[0][1], helper_key=keys[1][1], collector_key=keys[2][1]
+        )
+        self._collector = seal.Opener(keys[2][0])
+        self.nodes = [Identity() for _ in tenants]
+        self.roster = Roster({n.public: t for n, t in zip(self.nodes, tenants, strict=True)})
+        verify_key = os.urandom(32)
+        self._keys = Keys(keys[0][0], verify_key), Keys(keys[1][0], verify_key)
+        self._directory, self._wrap = directory, wrap
+        self.open()
+
+    def open(self) -> None:
+        """Starts both parties from what lies on disk, as after a crash."""
+        self.helper = Helper(
+            self.task, self._keys[1], self.roster, self._directory / "helper.sqlite", 1, self._clock
+        )
+
+        def post(path: str, body: bytes) -> bytes:
+            return self.helper.job(body) if path == "jobs" else self.helper.release(body)
+
+        self.leader = Leader(
+            self.task,
+            self._keys[0],
+            self.roster,
+            self._directory / "leader.sqlite",
+            self._wrap(post),
+            1,
+            self._clock,
+        )
+
+    def close(self) -> None:
+        self.leader.store.close()
+        self.helper.store.close()
+
+    def _clock(self) -> float:
+        return self.now_s
+
+    def report(self, node: int, samples: Sequence[int]) -> Report:
+        return make_report(self.task, self.nodes[node], samples, int(self.now_s))
+
+    def send(self, *reports: Report | bytes) -> list[str]:
+        """Uploads and works through them; per upload "" or the leader's reason."""
+        bodies = [r if isinstance(r, bytes) else r.encode() for r in reports]
+        reasons = self.leader.admit(bodies)
+        while self.leader.step():
+            pass
+        return reasons
+
+    def raw(self, start_s: int = START_S) -> list[int]:
+        """The sums before noise, which nobody could see in earnest."""
+        shares = [party.store.batch(start_s).share for party in (self.leader, self.helper)]
+        return self.task.aggregation().unshard(shares)
+
+    def close_batch(self) -> None:
+        """Moves the clock past the end of the current batch and its grace."""
+        self.now_s = self.task.batch_of(int(self.now_s)) + self.task.release_s
+        self.now_s += self.task.grace_s + 1
+
+    def collect(self, start_s: int = START_S) -> Result:
+        sealed = self.leader.release(start_s, self.task.release_s)
+        shares = []
+        for role, share in zip((seal.LEADER, seal.HELPER), sealed, strict=True):
+            binding = aggregate_binding(role, self.task.id, start_s, self.task.release_s)
+            shares.append(self._collector.open(share, binding))
+        return join(self.task, start_s, shares)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release: estimates with their error bars, and what it cost whom."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sonde.errors import SinkError, UsageError
+from sonde.fleet.buckets import BucketSpace
+from sonde.fleet.task import Task
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bucket: samples counted, and half the width of the 95 % interval of the noise."""
+
+    bucket: int
+    application: str
+    kernel: str
+    activity: str
+    count: int
+    error: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A release. `epsilon` is by unit of privacy; None: that unit is not protected."""
+
+    task: str
+    start_s: int
+    duration_s: int
+    unit: str
+    epsilon: dict[str, float | None]
+    delta: float
+    budget: float
+    rows: list[Row]
+
+    def top(self, count: int) -> list[Row]:
+        return sorted(self.rows, key=lambda row: -row.count)[:count]
+
+    def promise(self) -> str:
+        """The unit of privacy, in words, for every place a result is shown."""
+
+        def one(unit: str) -> str:
+            epsilon = self.epsilon[unit]
+            return f"ε = {epsilon:.3g} per {unit}" if epsilon is not None else f"no ε per {unit}"
+
+        units = sorted(self.epsilon, key=lambda unit: unit != self.unit)
+        return f"{', '.join(one(unit) for unit in units)} (δ = {self.delta:g})"
+
+
+def make_result(
+    task: Task, start_s: int, counts: Sequence[int], epsilon: dict[str, float | None]
+) -> Result:
+    space = BucketSpace.of_task(task)
+    error = task.mechanism.half_width(CONFIDENCE)
+    total = max(1, sum(counts))
+    rows = []
+    for bucket, count in enumerate(counts):
+        application, kernel, activity = space.label(bucket)
+        rows.append(Row(bucket, application, kernel, activity, count, error, count / total))
+    return Result(
+        task.name,
+        start_s,
+        task.release_s,
+        task.privacy.unit,
+        epsilon,
+        task.privacy.delta,
+        task.privacy.budget,
+        rows,
+    )
+
+
+def to_table(result: Result, count: int = 20) -> str:
+    """For people: the largest buckets, with their error bars."""
+    when = datetime.fromtimestamp(result.start_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    lines = [
+        f"{result.task}: {result.duration_s / 3600:g} h from {when}",
+        f"privacy: {result.promise()}",
+        "",
+        f"{'application':<20} {'kernel':<20} {'activity':<9} "
+        f"{'samples':>10} {'± 95 %':>8} {'share':>7}",
+    ]
+    for row in result.top(count):
+        mark = "" if row.count > row.error else "  (within the noise)"
+        lines.append(
+            f"{row.application:<20} {row.kernel:<20} {row.activity:<9} {row.count:>10} "
+            f"{row.error:>8.1f} {row.share:>7.2%}{mark}"
+        )
+    return "\n".join(lines)
+
+
+_COLUMNS = ("bucket", "application", "kernel", "activity", "count", "error", "share")
+
+
+def to_csv(result: Result) -> str:
+    """Every bucket; the promise stands in a comment on top, so that no copy goes without it."""
+    out = io.StringIO()
+    out.write(
+        f"# {result.task} from {result.start_s} for {result.duration_s} s; {result.promise()}\n"
+    )
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for row in result.rows:
+        writer.writerow([getattr(row, name) for name in _COLUMNS])
+    return out.getvalue()
+
+
+def write(result: Result, path: Path) -> None:
+    """Writes Parquet or CSV, by the file's ending."""
+    try:
+        if path.suffix == ".csv":
+            path.write_text(to_csv(result))
+        elif path.suffix == ".parquet":
+            _write_parquet(result, path)
+        else:
+            raise UsageError(f"unknown kind of file: {path.name}", "end it in .csv or .parquet")
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _write_parquet(result: Result, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {name: [getattr(row, name) for row in result.rows] for name in _COLUMNS}
+    table = pa.table(columns).replace_schema_metadata(
+        {
+            "sonde.fleet.task": result.task,
+            "sonde.fleet.start_s": str(result.start_s),
+            "sonde.fleet.duration_s": str(result.duration_s),
+            "sonde.fleet.privacy": result.promise(),
+        }
+    )
+    pq.write_table(table, path)

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may report: nodes by public key, each under its tenant's opaque tag.
+
+Both aggregators hold the same roster. A tag is a random label, never a name; it exists so that a
+tenant's contribution can be bounded by servers that cannot see what it contributed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from sonde.errors import UsageError
+
+
+class Identity:
+    """A node's signing key."""
+
+    def __init__(self, private_key: bytes | None = None) -> None:
+        self._key = (
+            Ed25519PrivateKey.generate()
+            if private_key is None
+            else Ed25519PrivateKey.from_private_bytes(private_key)
+        )
+        self.public: bytes = self._key.public_key().public_bytes_raw()
+
+    def private(self) -> bytes:
+        return self._key.private_bytes_raw()
+
+    def sign(self, message: bytes) -> bytes:
+        return self._key.sign(message)
+
+
+def signed_by(node: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the node of this public key signed it."""
+    try:
+        Ed25519PublicKey.from_public_bytes(node).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+class Roster:
+    """Enrolled nodes and their tenants' tags."""
+
+    def __init__(self, tenants: dict[bytes, str]) -> None:
+        self._tag_of = tenants
+        self._nodes_of: dict[str, list[bytes]] = defaultdict(list)
+        for node, tag in tenants.items():
+            self._nodes_of[tag].append(node)
+        self._chosen: dict[tuple[int, int, str], frozenset[bytes]] = {}
+
+    def __contains__(self, node: bytes) -> bool:
+        return node in self._tag_of
+
+    def __len__(self) -> int:
+        return len(self._tag_of)
+
+    def counts(self, node: bytes, batch_s: int, cap: int | None) -> bool:
+        """Whether this node is among the `cap` of its tenant that count in this batch.
+
+        The choice is a hash of node and batch: both aggregators make it alike, it changes from
+        batch to batch, and being early gains nothing.
+        """
+        tag = self._tag_of.get(node)
+        if tag is None:
+            return False
+        nodes = self._nodes_of[tag]
+        if cap is None or len(nodes) <= cap:
+            return True
+        key = (batch_s, cap, tag)
+        if key not in self._chosen:
+            if len(self._chosen) > 2 * len(self._nodes_of):  # batches long past
+                self._chosen.clear()
+            ranked = sorted(nodes, key=lambda n: sha256(batch_s.to_bytes(8, "big") + n).digest())
+            self._chosen[key] = frozenset(ranked[:cap])
+        return node in self._chosen[key]
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps({node.hex(): tag for node, tag in self._tag_of.items()}))
+
+    @staticmethod
+    def load(path: Path) -> Roster:
+        try:
+            entries = json.loads(path.read_text())
+            return Roster({bytes.fromhex(node): tag for node, tag in entries.items()})
+        except OSError as error:
+            raise UsageError(f"no roster at {path}: {error.strerror}") from error
+        except (ValueError, AttributeError) as error:
+            raise UsageError(f"not a roster: {path}: {error}") from error

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time is sampled inside every node: what ran at a few random instants of the period.
+
+Every node takes part and every instant is as likely as any other, so counts of samples estimate
+shares of device time without bias; sampling the nodes instead would lose most of the accuracy.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sonde.errors import UsageError
+from sonde.fleet.buckets import BucketSpace
+from sonde.fleet.classify import IDLE, OTHER, Classes
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """One kernel run on the device; activity in [0, 1] if a hardware metric is at hand."""
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    activity: float = 0.0
+
+
+class Sampler:
+    """Watches the kernels of one period pass by and keeps what ran at its instants.
+
+    Kernels may overlap: of those that run at an instant one is kept, each as likely.
+    """
+
+    def __init__(
+        self,
+        space: BucketSpace,
+        start_ns: int,
+        duration_ns: int,
+        samples: int,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._space, self._classes = space, Classes.shipped()
+        self._rng = rng or random.SystemRandom()
+        self._start_ns, self._duration_ns = start_ns, duration_ns
+        self._instants = sorted(start_ns + self._rng.randrange(duration_ns) for _ in range(samples))
+        self._kept: list[tuple[int, float] | None] = [None] * samples
+        self._rivals = [0] * samples
+        self._busy_ns: dict[int, int] = defaultdict(int)
+        self._known: dict[str, int] = {}
+        self._unknown: str | None = None
+
+    def see(self, record: KernelRecord) -> None:
+        kind = self._known.get(record.name)
+        if kind is None:
+            kind = self._known[record.name] = self._classes.kernel(record.name)
+        end_ns = record.start_ns + record.duration_ns
+        self._busy_ns[kind] += record.duration_ns
+        at = bisect_left(self._instants, record.start_ns)
+        while at < len(self._instants) and self._instants[at] < end_ns:
+            self._rivals[at] += 1
+            if self._rng.random() * self._rivals[at] < 1:
+                self._kept[at] = (kind, record.activity)
+                if at == 0:
+                    self._unknown = record.name if kind == OTHER else None
+            at += 1
+
+    def unknown(self) -> str | None:
+        """The kernel at the first instant, if no class knows it. Stays on the node: `discovery`."""
+        return self._unknown
+
+    def buckets(self) -> list[int]:
+        """One bucket index a sample; an instant at which nothing ran is idle."""
+        busy_ns = sum(self._busy_ns.values())
+        whole_ns = max(busy_ns, self._duration_ns)
+        if busy_ns < 0.05 * whole_ns:
+            application = IDLE
+        else:  # the mix of what ran: how busy the device was is not the application's nature
+            mix = {kind: ns / busy_ns for kind, ns in self._busy_ns.items()}
+            application = self._classes.application(mix)
+        return [
+            self._space.index(IDLE, IDLE)
+            if kept is None
+            else self._space.index(application, kept[0], kept[1])
+            for kept in self._kept
+        ]
+
+
+def read_records(path: Path) -> Iterator[KernelRecord]:
+    """Kernel records of a file: CSV with a header, or one JSON object a line.
+
+    Columns: name, start_ns, duration_ns and, if known, activity. Raises UsageError.
+    """
+    try:
+        with path.open(newline="") as file:
+            rows: Iterable[dict[str, str]] = (
+                csv.DictReader(file)
+                if path.suffix == ".csv"
+                else (json.loads(line) for line in file if line.strip())
+            )
+            for row in rows:
+                yield KernelRecord(
+                    str(row["name"]),
+                    int(row["start_ns"]),
+                    int(row["duration_ns"]),
+                    float(row.get("activity") or 0.0),
+                )
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(
+            f"{path} holds no kernel records: {error!r}",
+            "give CSV or JSON lines with name, start_ns and duration_ns",
+        ) from error

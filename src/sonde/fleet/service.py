@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The aggregators as HTTPS services, in the manner of DAP (draft-ietf-ppm-dap).
+
+```
+POST /tasks/{task}/reports    node → leader        a report; 201, or a status and a reason
+POST /tasks/{task}/jobs       leader → helper      a batch of proof checks (token)
+POST /tasks/{task}/releases   collector → leader → helper   noised aggregate shares (token)
+GET  /tasks/{task}/status     operator             exact counts and refusals (token)
+```
+
+The sockets are here, the protocol is in `aggregator`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import http.client
+import logging
+import signal
+import ssl
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from sonde.errors import UsageError
+from sonde.fleet.aggregator import Aggregator, Helper, HelperAway, Leader, Refused
+from sonde.fleet.provision import Bundle
+from sonde.fleet.roster import Roster
+from sonde.fleet.task import Task
+from sonde.fleet.wire import Malformed, lp
+
+_log = logging.getLogger(__name__)
+_COMMIT_LIMIT = 256
+_DRIVERS = 2  # one works while the other waits for the helper
+_JOB_BYTES = 256 << 20
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class HelperClient:
+    """The leader's connection to the helper: one, kept open, one request at a time."""
+
+    def __init__(self, task: Task, token: str, tls: ssl.SSLContext, timeout_s: float = 60) -> None:
+        self._url = urlsplit(task.helper_url)
+        self._task, self._token, self._tls, self._timeout_s = task, token, tls, timeout_s
+        self._connection: http.client.HTTPSConnection | None = None
+        self._lock = threading.Lock()
+
+    def post(self, path: str, body: bytes) -> bytes:
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = http.client.HTTPSConnection(
+                        self._url.hostname or "",
+                        self._url.port,
+                        context=self._tls,
+                        timeout=self._timeout_s,
+                    )
+                self._connection.request(
+                    "POST",
+                    f"/tasks/{self._task.id.hex()}/{path}",
+                    body,
+                    {"Authorization": f"Bearer {self._token}"},
+                )
+                response = self._connection.getresponse()
+                answer = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                if self._connection is not None:
+                    self._connection.close()
+                self._connection = None
+                raise HelperAway(str(error)) from error
+        if response.status == 200:
+            return answer
+        if response.status >= 500 or response.status in (401, 404):  # to be mended, not dropped
+            raise HelperAway(f"status {response.status}")
+        reason, _, detail = answer.decode("utf-8", "replace").partition(": ")
+        raise Refused(reason, detail)
+
+
+class Service:
+    """One aggregator behind its sockets."""
+
+    def __init__(self, aggregator: Aggregator, bundle: Bundle) -> None:
+        self._aggregator = aggregator
+        self._bundle = bundle
+        self._task = aggregator.task
+        self._uploads: asyncio.Queue[tuple[bytes, asyncio.Future[str]]] = asyncio.Queue(4096)
+        self._work_came = asyncio.Event()
+        self._oversized: Counter[str] = Counter()
+
+    def app(self) -> web.Application:
+        limit = _JOB_BYTES if isinstance(self._aggregator, Helper) else self._task.max_report_bytes
+
+        @web.middleware
+        async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
+            return await self._answer(request, handler)
+
+        app = web.Application(client_max_size=limit, middlewares=[refusals])
+        prefix = f"/tasks/{self._task.id.hex()}"
+        app.router.add_post(
+            f"{prefix}/releases", self._authorised(self._release, self._bundle.token)
+        )
+        app.router.add_get(
+            f"{prefix}/status", self._authorised(self._status, self._bundle.operator_token)
+        )
+        if isinstance(self._aggregator, Leader):
+            app.router.add_post(f"{prefix}/reports", self._upload)
+            app.cleanup_ctx.append(self._pumps)
+        else:
+            app.router.add_post(f"{prefix}/jobs", self._authorised(self._job, self._bundle.token))
+        return app
+
+    # --- requests ----------------------------------------------------------------------------
+
+    async def _upload(self, request: web.Request) -> web.Response:
+        if (request.content_length or 0) > self._task.max_report_bytes:
+            raise web.HTTPRequestEntityTooLarge(self._task.max_report_bytes, 0)
+        body = await request.read()
+        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        await self._uploads.put((body, done))
+        reason = await done
+        if reason:
+            raise Refused(reason)
+        return web.Response(status=201)
+
+    async def _job(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        assert isinstance(self._aggregator, Helper)
+        return web.Response(body=await asyncio.to_thread(self._aggregator.job, body))
+
+    async def _release(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        aggregator = self._aggregator
+        if isinstance(aggregator, Helper):
+            return web.Response(body=await asyncio.to_thread(aggregator.release, body))
+        assert isinstance(aggregator, Leader)
+        if len(body) != 16:
+            raise Refused("malformed")
+        start_s, duration_s = int.from_bytes(body[:8], "big"), int.from_bytes(body[8:], "big")
+        own, theirs = await asyncio.to_thread(aggregator.release, start_s, duration_s)
+        return web.Response(body=lp(own) + lp(theirs))
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return web.json_response(await asyncio.to_thread(status_of, self._aggregator))
+
+    @staticmethod
+    def _authorised(handler: Handler, token: str) -> Handler:
+        expected = f"Bearer {token}"
+
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            given = request.headers.get("Authorization", "")
+            if not token or not hmac.compare_digest(given.encode(), expected.encode()):
+                raise web.HTTPUnauthorized(text="unknown token")
+            return await handler(request)
+
+        return guarded
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Every refusal becomes a status, a reason and a count."""
+        try:
+            return await handler(request)
+        except Refused as refused:
+            detail = str(refused)
+            text = refused.reason if detail == refused.reason else f"{refused.reason}: {detail}"
+            return web.Response(status=refused.status, text=text)
+        except Malformed:
+            return web.Response(status=400, text="malformed")
+        except HelperAway:
+            return web.Response(status=503, text="the helper is away, try again")
+        except web.HTTPRequestEntityTooLarge:
+            await asyncio.to_thread(
+                self._aggregator.store.count_refusals, Counter({"oversized": 1})
+            )
+            response = web.Response(status=413, text="oversized")
+            response.force_close()  # the rest of the body is not read
+            return response
+
+    # --- the leader's pumps --------------------------------------------------------------
+
+    async def _pumps(self, _: web.Application) -> Any:
+        pumps = [asyncio.create_task(self._commit())]
+        pumps += [asyncio.create_task(self._drive()) for _ in range(_DRIVERS)]
+        yield
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _commit(self) -> None:
+        """Admits uploads in groups: one sync to disk serves all that wait for it."""
+        assert isinstance(self._aggregator, Leader)
+        while True:
+            group = [await self._uploads.get()]
+            while len(group) < _COMMIT_LIMIT and not self._uploads.empty():
+                group.append(self._uploads.get_nowait())
+            try:
+                reasons = await asyncio.to_thread(self._aggregator.admit, [b for b, _ in group])
+            except Exception as error:
+                _log.exception("admission failed")
+                for _, done in group:
+                    if not done.done():
+                        done.set_exception(web.HTTPInternalServerError(text=type(error).__name__))
+                continue
+            for (_, done), reason in zip(group, reasons, strict=True):
+                if not done.done():
+                    done.set_result(reason)
+            self._work_came.set()
+
+    async def _drive(self) -> None:
+        """Takes jobs through while there are any; waits longer while the helper is away."""
+        assert isinstance(self._aggregator, Leader)
+        pause_s = 0.1
+        while True:
+            try:
+                count = await asyncio.to_thread(self._aggregator.step)
+                pause_s = 0.1
+            except HelperAway as error:
+                _log.warning("the helper did not answer: %s", error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(5.0, pause_s * 2)
+                continue
+            if count == 0:
+                self._work_came.clear()
+                try:
+                    await asyncio.wait_for(self._work_came.wait(), 1.0)
+                    await asyncio.sleep(0.05)  # let a group gather
+                except TimeoutError:
+                    pass
+
+
+def status_of(aggregator: Aggregator) -> dict[str, Any]:
+    """Counts for the operator; nothing of any report's content."""
+    store = aggregator.store
+    return {
+        "task": aggregator.task.name,
+        "verified": {str(start): count for start, count in store.counts().items()},
+        "refused": store.refusals(),
+        "latency_s": store.latencies(),
+    }
+
+
+def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Bundle]:
+    """The aggregator whose files lie in `state`."""
+    bundle = Bundle.load(state)
+    task, roster = Task.load(state / "task.json"), Roster.load(state / "roster.json")
+    path = state / "state.sqlite"
+    if bundle.role == "helper":
+        return Helper(task, bundle.keys, roster, path, threads), bundle
+    if bundle.role == "leader":
+        client = HelperClient(task, bundle.helper_token, bundle.client_tls())
+        return Leader(task, bundle.keys, roster, path, client.post, threads), bundle
+    raise UsageError(f"{state} belongs to a {bundle.role}, not to an aggregator")
+
+
+def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda url: None) -> None:
+    """Runs the aggregator of a state directory until SIGINT or SIGTERM."""
+    aggregator, bundle = open_aggregator(state, threads)
+    url = aggregator.task.leader_url if bundle.role == "leader" else aggregator.task.helper_url
+    parts = urlsplit(url)
+
+    async def run() -> None:
+        service = Service(aggregator, bundle)
+        front = web.AppRunner(service.app(), access_log=None)
+        await front.setup()
+        site = web.TCPSite(
+            front, parts.hostname, parts.port, ssl_context=bundle.server_tls(), backlog=1024
+        )
+        await site.start()
+        ready(url)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        await stop.wait()
+        await front.cleanup()
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run())
+    aggregator.store.close()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's, where it is installed: it moves TLS bodies at half the cost."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,302 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A whole fleet through the real protocol in one process: real shares, seals, signatures, proofs.
+
+Reports are made (the nodes' cost) and then verified and summed by both parties (timed apart), a
+chunk at a time, so that memory does not grow with the fleet. What is left out is the wire and the
+disk; the services' own figures come from `bench/fleet_services.py`.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from sonde._native import Aggregation
+from sonde.fleet import seal
+from sonde.fleet.collector import join
+from sonde.fleet.engine import Engine, open_engine
+from sonde.fleet.node import make_reports, sign
+from sonde.fleet.noise import plan
+from sonde.fleet.population import Population, grid
+from sonde.fleet.result import Result
+from sonde.fleet.roster import Identity, signed_by
+from sonde.fleet.task import Kind, Privacy, Task, chunk_length
+from sonde.fleet.wire import Item, Malformed, Reply, Report
+from sonde.fleet.work import Block, Keys, checksum, help_block, lead
+
+__all__ = ["Outcome", "Scenario", "open_engine", "run"]
+
+HOUR_S = 3600
+BATCH_S = 1_800_000_000 // HOUR_S * HOUR_S
+CHUNK = 1000
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A fleet and its troubles; each share is of the nodes (dropouts) or of those left."""
+
+    nodes: int
+    buckets: int
+    tenants: int
+    kind: Kind = "histogram"
+    dropouts: float = 0.3
+    one_sided: float = 0.05
+    stragglers: float = 0.02
+    liars: float = 0.01
+    epsilon: float = 1.0
+    delta: float = 1e-6
+    seed: int = 1
+
+
+@dataclass
+class Outcome:
+    """What a simulation showed."""
+
+    scenario: Scenario
+    release: Result
+    sent: int
+    verified: int
+    refused: Counter[str]
+    exact: bool
+    agreed: bool
+    node_s: float
+    server_s: float
+    server_cpu_s: float
+    report_bytes: int
+    peak_bytes: int
+    top_error: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return self.verified / self.server_s if self.server_s else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "nodes": self.scenario.nodes,
+            "buckets": self.scenario.buckets,
+            "kind": self.scenario.kind,
+            "sent": self.sent,
+            "verified": self.verified,
+            "refused": dict(self.refused),
+            "exact_before_noise": self.exact,
+            "parties_agree": self.agreed,
+            "verified_per_s": self.rate,
+            "server_cpu_ms": 1000 * self.server_cpu_s / max(1, self.sent),
+            "node_ms": 1000 * self.node_s / max(1, self.sent),
+            "report_bytes": self.report_bytes,
+            "peak_bytes": self.peak_bytes,
+            "privacy": self.release.promise(),
+            "top_error": self.top_error,
+        }
+
+    def summary(self) -> str:
+        """For people."""
+        refused = ", ".join(f"{count} {reason}" for reason, count in sorted(self.refused.items()))
+        lines = [
+            f"{self.scenario.nodes} nodes, {self.scenario.buckets} buckets, "
+            f"{'proved' if self.scenario.kind != 'plain' else 'NOT proved'}",
+            f"sent {self.sent}, verified {self.verified}; refused: {refused or 'none'}",
+            f"sums before noise: {'exact' if self.exact else 'WRONG'}; "
+            f"the parties {'agree' if self.agreed else 'DISAGREE'} on the reports",
+            f"verified and summed by both parties: {self.rate:,.0f} reports/s "
+            f"({1000 * self.server_cpu_s / max(1, self.sent):.2f} ms CPU each)",
+            f"node: {1000 * self.node_s / max(1, self.sent):.2f} ms CPU, "
+            f"{self.report_bytes / 1000:.1f} kB a report; "
+            f"peak memory {self.peak_bytes / 1e6:.0f} MB",
+            f"privacy: {self.release.promise()}",
+            "top-50 error by the noise: "
+            + ", ".join(f"{name} {value:.2%}" for name, value in self.top_error.items()),
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a worker needs besides the uploads."""
+
+    task: Task
+    leader: Keys
+    helper: Keys
+
+
+@dataclass
+class _Verified:
+    """Both parties' word on a block of uploads."""
+
+    leader: Block
+    helper: Block
+    refused: Counter[str]
+
+
+def verify_block(work: _Work, uploads: Sequence[bytes]) -> _Verified:
+    """Everything both aggregators do for a block of uploads, but for wire and disk."""
+    refused: Counter[str] = Counter()
+    reports = []
+    for upload in uploads:
+        try:
+            report = Report.decode(upload)
+        except Malformed:
+            refused["malformed"] += 1
+            continue
+        if work.task.batch_of(report.time_s) != BATCH_S:
+            refused["late"] += 1
+        elif not signed_by(report.node, report.signature, report.signed()):
+            refused["forged"] += 1
+        else:
+            reports.append(report)
+    theirs = Block(work.task.aggregation().zero())
+
+    def exchange(items: list[Item]) -> list[Reply]:
+        nonlocal theirs
+        theirs, replies = help_block(work.task, work.helper, items)
+        return replies
+
+    ours = lead(work.task, work.leader, reports, exchange)
+    refused.update(ours.refused.values())
+    return _Verified(ours, theirs, refused)
+
+
+def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) -> Outcome:
+    """Simulates one release of one report a node."""
+    rng = np.random.default_rng(scenario.seed)
+    population = Population.draw(scenario.nodes, scenario.buckets, scenario.tenants, rng)
+    work = make_work(scenario)
+    present = rng.random(scenario.nodes) >= scenario.dropouts
+    nodes = np.flatnonzero(present)
+    samples = population.sample(12.0, rng)
+    fate = rng.random(scenario.nodes)
+    expected = np.zeros(scenario.buckets, dtype=np.int64)
+    aggregation = work.task.aggregation()
+    ours, theirs = aggregation.zero(), aggregation.zero()
+    accepted: tuple[list[bytes], list[bytes]] = ([], [])
+    refused: Counter[str] = Counter()
+    node_s = server_s = server_cpu_s = 0.0
+    report_bytes = 0
+    for at in range(0, len(nodes), CHUNK):
+        chunk = nodes[at : at + CHUNK]
+        before = time.process_time()
+        uploads, honest = _uploads(scenario, work.task, chunk, samples, fate, engine.workers)
+        node_s += time.process_time() - before
+        np.add.at(expected, samples[honest], 1)
+        report_bytes = max(report_bytes, len(uploads[0]))
+        size = -(-len(uploads) // (2 * engine.workers))
+        blocks = [uploads[b : b + size] for b in range(0, len(uploads), size)]
+        began, began_cpu = time.perf_counter(), time.process_time()
+        for done in engine.map(partial(verify_block, work), blocks):
+            ours = aggregation.merge([ours, done.leader.aggregate])
+            theirs = aggregation.merge([theirs, done.helper.aggregate])
+            accepted[0].extend(done.leader.accepted)
+            accepted[1].extend(done.helper.accepted)
+            refused.update(done.refused)
+        server_s += time.perf_counter() - began
+        server_cpu_s += time.process_time() - began_cpu
+        if progress is not None:
+            progress(at + len(chunk), len(nodes))
+    exact = np.array_equal(aggregation.unshard([ours, theirs]), expected)
+    mechanism = work.task.mechanism
+    noised = [
+        aggregation.add_noise(share, mechanism.sample(scenario.buckets)) for share in (ours, theirs)
+    ]
+    release = join(work.task, BATCH_S, noised)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Outcome(
+        scenario,
+        release,
+        len(nodes),
+        len(accepted[0]),
+        refused,
+        exact,
+        checksum(accepted[0]) == checksum(accepted[1]),
+        node_s,
+        server_s,
+        server_cpu_s,
+        report_bytes,
+        peak,
+        top_error(expected, np.array([row.count for row in release.rows])),
+    )
+
+
+def top_error(exact: Any, released: Any, count: int = 50) -> dict[str, float]:
+    """Relative error of the largest buckets: median and 90th percentile."""
+    top = np.argsort(exact)[::-1][:count]
+    top = top[exact[top] > 0]
+    if not len(top):
+        return {"median": 0.0, "p90": 0.0}
+    error = np.abs(released[top] - exact[top]) / exact[top]
+    return {"median": float(np.median(error)), "p90": float(np.quantile(error, 0.9))}
+
+
+def make_work(scenario: Scenario) -> _Work:
+    """A task of one-hour releases and both parties' keys."""
+    leader, helper, collector = seal.new_key(), seal.new_key(), seal.new_key()
+    mechanism = plan(1, scenario.epsilon, scenario.delta)
+    applications, kernels = grid(scenario.buckets)
+    task = Task(
+        name="simulated",
+        kind=scenario.kind,
+        buckets=scenario.buckets,
+        max_samples=1,
+        period_s=HOUR_S,
+        release_s=HOUR_S,
+        grace_s=HOUR_S,
+        min_batch=1,
+        privacy=Privacy("gpu", mechanism.kind, mechanism.scale, scenario.delta, scenario.epsilon),
+        leader_key=leader[1],
+        helper_key=helper[1],
+        collector_key=collector[1],
+        space={"applications": applications, "kernels": kernels},
+    )
+    verify_key = sha256(b"verify key" + leader[0].encode()).digest()
+    return _Work(task, Keys(leader[0], verify_key), Keys(helper[0], verify_key))
+
+
+def _uploads(
+    scenario: Scenario, task: Task, nodes: Any, samples: Any, fate: Any, threads: int
+) -> tuple[list[bytes], list[int]]:
+    """The chunk's uploads with their troubles, and the nodes whose report must be counted."""
+    secret = scenario.seed.to_bytes(8, "big")
+    identities = [Identity(sha256(secret + int(n).to_bytes(8, "big")).digest()) for n in nodes]
+    buckets = [[int(samples[n])] for n in nodes]
+    reports = make_reports(task, identities, buckets, BATCH_S + 60, threads)
+    late = scenario.one_sided + scenario.stragglers
+    lie = late + (scenario.liars if task.kind != "plain" else 0)  # nothing stops those
+    uploads, honest = [], []
+    for node, identity, report in zip(nodes, identities, reports, strict=True):
+        if fate[node] < scenario.one_sided / 2:
+            report = sign(identity, replace(report, leader=report.leader[:-1]))
+        elif fate[node] < scenario.one_sided:
+            report = sign(identity, replace(report, helper=report.helper[:-1]))
+        elif fate[node] < late:
+            report = sign(identity, replace(report, time_s=BATCH_S - 60))
+        elif fate[node] < lie:
+            report = overstate(task, identity, report)
+        else:
+            honest.append(int(node))
+        uploads.append(report.encode())
+    return uploads, honest
+
+
+def overstate(task: Task, identity: Identity, report: Report, weight: int = 1000) -> Report:
+    """A lying node's report: bucket 0 counts `weight` times, with the best proof there is."""
+    claim = [weight] + [0] * (task.buckets - 1)
+    public, leader, helper = Aggregation.shard_dishonestly(
+        task.buckets, chunk_length(task.buckets), task.id, report.id, claim
+    )
+    return sign(
+        identity,
+        replace(
+            report,
+            public=public,
+            leader=seal.seal(leader, task.leader_key, report.binding(seal.LEADER)),
+            helper=seal.seal(helper, task.helper_key, report.binding(seal.HELPER)),
+        ),
+    )

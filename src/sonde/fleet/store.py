@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An aggregator's memory: one SQLite file, one transaction a step, synced before any answer.
+
+What must survive `kill -9` and must not happen twice is decided here and nowhere else: a report is
+admitted once, a job is counted once, a batch is released once and its cost is booked with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sonde.errors import SinkError
+from sonde.fleet.budget import Entry
+from sonde.fleet.task import Task
+from sonde.fleet.wire import Report
+from sonde.fleet.work import Block, checksum
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS report (
+    id BLOB PRIMARY KEY, batch INTEGER NOT NULL, job BLOB, admitted REAL NOT NULL,
+    body BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS report_by_job ON report (job, batch);
+CREATE TABLE IF NOT EXISTS seen (
+    id BLOB PRIMARY KEY, batch INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contribution (
+    node BLOB, period INTEGER, batch INTEGER NOT NULL, PRIMARY KEY (node, period)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS job (
+    id BLOB PRIMARY KEY, batch INTEGER NOT NULL, done INTEGER NOT NULL, reply BLOB);
+CREATE TABLE IF NOT EXISTS batch (
+    start INTEGER PRIMARY KEY, share BLOB NOT NULL, count INTEGER NOT NULL, checksum BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS release (
+    start INTEGER PRIMARY KEY, answer BLOB NOT NULL,
+    gpu_rho REAL, gpu_epsilon REAL, tenant_rho REAL, tenant_epsilon REAL);
+CREATE TABLE IF NOT EXISTS refusal (
+    reason TEXT PRIMARY KEY, count INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS latency (
+    job BLOB PRIMARY KEY, count INTEGER NOT NULL, oldest_s REAL NOT NULL);
+"""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one party holds of a batch."""
+
+    share: bytes
+    count: int
+    checksum: bytes
+
+
+class Store:
+    """The state of one aggregator for one task. Threads may share it."""
+
+    def __init__(self, path: Path, task: Task) -> None:
+        self._task = task
+        self._lock = threading.Lock()
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA page_size=32768")  # a report fills some, not dozens
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise SinkError(f"cannot open the state at {path}: {error}") from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self, thorough: bool = False) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._db.execute(f"PRAGMA secure_delete={int(thorough)}")
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+            if thorough:
+                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    # --- admission ---------------------------------------------------------------------------
+
+    def admit(self, reports: Sequence[Report], now_s: float) -> list[str]:
+        """Takes reports in one transaction; per report "" or the reason of its refusal."""
+        reasons = []
+        with self._transaction() as db:
+            for report in reports:
+                reason = self._claim(db, report.id, report.node, report.time_s)
+                if not reason:
+                    db.execute(
+                        "INSERT INTO report VALUES (?, ?, NULL, ?, ?)",
+                        (report.id, self._task.batch_of(report.time_s), now_s, report.encode()),
+                    )
+                reasons.append(reason)
+            _count(db, Counter(reason for reason in reasons if reason))
+        return reasons
+
+    def _claim(self, db: sqlite3.Connection, id_: bytes, node: bytes, time_s: int) -> str:
+        """Books a report's id and its node's period, once; or says why not."""
+        batch = self._task.batch_of(time_s)
+        if db.execute("SELECT 1 FROM release WHERE start = ?", (batch,)).fetchone():
+            return "late"
+        if db.execute("SELECT 1 FROM seen WHERE id = ?", (id_,)).fetchone():
+            return "replayed"
+        period = time_s // self._task.period_s
+        taken = db.execute(
+            "INSERT OR IGNORE INTO contribution VALUES (?, ?, ?)", (node, period, batch)
+        )
+        if taken.rowcount == 0:
+            return "quota"
+        db.execute("INSERT INTO seen VALUES (?, ?)", (id_, batch))
+        return ""
+
+    def claim(self, claims: Sequence[tuple[bytes, bytes, int]]) -> list[str]:
+        """Whether the helper could take these (id, node, time); nothing is booked yet."""
+        with self._lock:
+            self._db.execute("BEGIN")
+            try:
+                return [self._claim(self._db, *claim) for claim in claims]
+            finally:
+                self._db.execute("ROLLBACK")
+
+    def count_refusals(self, reasons: Counter[str]) -> None:
+        with self._transaction() as db:
+            _count(db, reasons)
+
+    # --- jobs --------------------------------------------------------------------------------
+
+    def take_job(
+        self, new_id: bytes, limit: int, busy: Collection[bytes] = ()
+    ) -> tuple[bytes, list[Report]] | None:
+        """An unfinished job that nobody is busy with, else a new one of up to `limit` reports."""
+        with self._transaction() as db:
+            rows = db.execute("SELECT id FROM job WHERE done = 0").fetchall()
+            job = next((id_ for (id_,) in rows if id_ not in busy), None)
+            if job is None:
+                first = db.execute("SELECT batch FROM report WHERE job IS NULL LIMIT 1").fetchone()
+                if first is None:
+                    return None
+                job = new_id
+                db.execute("INSERT INTO job VALUES (?, ?, 0, NULL)", (job, first[0]))
+                db.execute(
+                    "UPDATE report SET job = ? WHERE id IN "
+                    "(SELECT id FROM report WHERE job IS NULL AND batch = ? LIMIT ?)",
+                    (job, first[0], limit),
+                )
+            bodies = db.execute("SELECT body FROM report WHERE job = ? ORDER BY id", (job,))
+            reports = [Report.decode(body) for (body,) in bodies]
+        return job, reports
+
+    def finish_job(self, job: bytes, block: Block, now_s: float) -> None:
+        """The leader's end of a job: counted, and its reports forgotten, in one step."""
+        with self._transaction() as db:
+            row = db.execute("SELECT batch, done FROM job WHERE id = ?", (job,)).fetchone()
+            if row is None or row[1]:
+                return
+            oldest = db.execute("SELECT min(admitted) FROM report WHERE job = ?", (job,)).fetchone()
+            self._add(db, row[0], block)
+            db.execute("DELETE FROM report WHERE job = ?", (job,))
+            db.execute("UPDATE job SET done = 1 WHERE id = ?", (job,))
+            if oldest[0] is not None:
+                db.execute(
+                    "INSERT OR REPLACE INTO latency VALUES (?, ?, ?)",
+                    (job, len(block.accepted), now_s - oldest[0]),
+                )
+            _count(db, Counter(block.refused.values()))
+
+    def reply_of(self, job: bytes) -> bytes | None:
+        """The helper's stored answer, if it has done this job before."""
+        with self._lock:
+            row = self._db.execute("SELECT reply FROM job WHERE id = ?", (job,)).fetchone()
+        return None if row is None else row[0]
+
+    def record_job(
+        self,
+        job: bytes,
+        batch: int,
+        claims: Sequence[tuple[bytes, bytes, int]],
+        block: Block,
+        reply: bytes,
+    ) -> None:
+        """The helper's end of a job: ids booked, sum and answer kept, in one step."""
+        with self._transaction() as db:
+            for claim in claims:
+                self._claim(db, *claim)
+            self._add(db, batch, block)
+            db.execute("INSERT INTO job VALUES (?, ?, 1, ?)", (job, batch, reply))
+            _count(db, Counter(block.refused.values()))
+
+    def _add(self, db: sqlite3.Connection, start: int, block: Block) -> None:
+        if not block.accepted:
+            return
+        row = db.execute("SELECT share, count, checksum FROM batch WHERE start = ?", (start,))
+        held = row.fetchone()
+        share, count, check = block.aggregate, len(block.accepted), checksum(block.accepted)
+        if held is not None:
+            share = self._task.aggregation().merge([held[0], share])
+            count += held[1]
+            check = bytes(a ^ b for a, b in zip(held[2], check, strict=True))
+        db.execute("INSERT OR REPLACE INTO batch VALUES (?, ?, ?, ?)", (start, share, count, check))
+
+    # --- releases ----------------------------------------------------------------------------
+
+    def pending(self, start: int) -> int:
+        """Reports of a batch that are not yet through the proof check."""
+        with self._lock:
+            query = "SELECT count(*) FROM report WHERE batch = ?"
+            return int(self._db.execute(query, (start,)).fetchone()[0])
+
+    def batch(self, start: int) -> Batch:
+        with self._lock:
+            row = self._db.execute(
+                "SELECT share, count, checksum FROM batch WHERE start = ?", (start,)
+            ).fetchone()
+        return Batch(self._task.aggregation().zero(), 0, bytes(32)) if row is None else Batch(*row)
+
+    def released(self, start: int) -> bytes | None:
+        """The answer that was given for a batch: noise is drawn once and never again."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT answer FROM release WHERE start = ?", (start,)
+            ).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def release(self, start: int, answer: bytes, entry: Entry) -> bytes:
+        """Books a release with its cost and forgets the raw share; the first answer wins.
+
+        What is forgotten is overwritten, in the file and in its log.
+        """
+        with self._transaction(thorough=True) as db:
+            row = db.execute("SELECT answer FROM release WHERE start = ?", (start,)).fetchone()
+            if row is not None:
+                return bytes(row[0])
+            db.execute(
+                "INSERT INTO release VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    start,
+                    answer,
+                    entry.gpu_rho,
+                    entry.gpu_epsilon,
+                    entry.tenant_rho,
+                    entry.tenant_epsilon,
+                ),
+            )
+            db.execute(
+                "DELETE FROM latency WHERE job IN (SELECT id FROM job WHERE batch = ?)", (start,)
+            )
+            for table, column in (
+                ("batch", "start"),
+                ("seen", "batch"),
+                ("contribution", "batch"),
+                ("job", "batch"),
+            ):
+                db.execute(f"DELETE FROM {table} WHERE {column} = ?", (start,))
+        return answer
+
+    def ledger(self) -> list[Entry]:
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT start, gpu_rho, gpu_epsilon, tenant_rho, tenant_epsilon FROM release "
+                "ORDER BY start"
+            ).fetchall()
+        return [Entry(*row) for row in rows]
+
+    # --- status ------------------------------------------------------------------------------
+
+    def refusals(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._db.execute("SELECT reason, count FROM refusal ORDER BY reason"))
+
+    def counts(self) -> dict[int, int]:
+        """Verified reports a batch that is not yet released."""
+        with self._lock:
+            return dict(self._db.execute("SELECT start, count FROM batch ORDER BY start"))
+
+    def latencies(self) -> list[tuple[int, float]]:
+        """(reports, seconds since its oldest report was admitted) of each finished job."""
+        with self._lock:
+            return list(self._db.execute("SELECT count, oldest_s FROM latency"))
+
+
+def _count(db: sqlite3.Connection, reasons: Counter[str]) -> None:
+    db.executemany(
+        "INSERT INTO refusal VALUES (?, ?) "
+        "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
+        list(reasons.items()),
+    )

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The heavy part of an aggregator: open, check the signature, verify the proof, add up.
+
+Pure functions of a block of reports: no clock, no file, no socket of their own. The services call
+them with their blocks, the simulation spreads them over processes or Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from sonde.fleet import seal
+from sonde.fleet.roster import signed_by
+from sonde.fleet.task import Task
+from sonde.fleet.wire import Item, Reply, Report
+
+Exchange = Callable[[list[Item]], list[Reply]]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """An aggregator's secrets: its own HPKE key, and the verify key that both share.
+
+    Nodes must never learn the verify key; a proof is sound only against who does not know it.
+    """
+
+    hpke_private: str
+    verify_key: bytes
+
+
+@dataclass
+class Block:
+    """What came of a block: an aggregate share, who is in it, and why the others are not."""
+
+    aggregate: bytes
+    accepted: list[bytes] = field(default_factory=list)
+    refused: dict[bytes, str] = field(default_factory=dict)
+
+
+def checksum(ids: Sequence[bytes]) -> bytes:
+    """XOR of the hashes of report ids: equal at both parties if they counted the same reports."""
+    total = 0
+    for id_ in ids:
+        total ^= int.from_bytes(sha256(id_).digest(), "big")
+    return total.to_bytes(32, "big")
+
+
+def lead(
+    task: Task, keys: Keys, reports: Sequence[Report], exchange: Exchange, threads: int = 1
+) -> Block:
+    """The leader's side of a block; `exchange` asks the helper.
+
+    Signatures are checked at admission, before a report is taken.
+    """
+    aggregation, opener = task.aggregation(), seal.Opener(keys.hpke_private)
+    block = Block(aggregation.zero())
+    opened: list[Report] = []
+    shares: list[bytes] = []
+    for report in reports:
+        try:
+            shares.append(opener.open(report.leader, report.binding(seal.LEADER)))
+            opened.append(report)
+        except seal.Unreadable:
+            block.refused[report.id] = "malformed"
+    ids, publics = [r.id for r in opened], [r.public for r in opened]
+    pending = aggregation.begin(keys.verify_key, ids, publics, shares, threads)
+    asked: list[int] = []
+    items: list[Item] = []
+    for at, (report, message, fault) in enumerate(
+        zip(opened, pending.messages, pending.faults, strict=True)
+    ):
+        if message is None:
+            block.refused[report.id] = str(fault)
+            continue
+        asked.append(at)
+        items.append(
+            Item(
+                report.id,
+                report.time_s,
+                report.node,
+                sha256(report.leader).digest(),
+                report.public,
+                report.helper,
+                report.signature,
+                message,
+            )
+        )
+    answers: list[bytes | None] = [None] * len(opened)
+    replies = exchange(items) if items else []
+    for at, reply in zip(asked, replies, strict=True):
+        answers[at] = reply.message
+        if reply.message is None:
+            block.refused[opened[at].id] = reply.reason
+    faults, block.aggregate = pending.finish(answers, threads)
+    for report, fault in zip(opened, faults, strict=True):
+        if fault is None:
+            block.accepted.append(report.id)
+        else:
+            block.refused.setdefault(report.id, fault)
+    return block
+
+
+def help_block(
+    task: Task, keys: Keys, items: Sequence[Item], threads: int = 1
+) -> tuple[Block, list[Reply]]:
+    """The helper's side: its share of the sum, and one reply an item in their order."""
+    aggregation, opener = task.aggregation(), seal.Opener(keys.hpke_private)
+    refused: dict[bytes, str] = {}
+    good: list[Item] = []
+    shares: list[bytes] = []
+    task_id = task.id
+    for item in items:
+        if not signed_by(item.node, item.signature, item.signed(task_id)):
+            refused[item.id] = "forged"
+            continue
+        try:
+            shares.append(opener.open(item.helper, item.binding(seal.HELPER, task_id)))
+            good.append(item)
+        except seal.Unreadable:
+            refused[item.id] = "malformed"
+    messages, faults, aggregate = aggregation.check(
+        keys.verify_key,
+        [i.id for i in good],
+        [i.public for i in good],
+        shares,
+        [i.message for i in good],
+        threads,
+    )
+    block, by_id = Block(aggregate, refused=refused), {}
+    for item, message, fault in zip(good, messages, faults, strict=True):
+        if message is None:
+            refused[item.id] = str(fault)
+        else:
+            block.accepted.append(item.id)
+            by_id[item.id] = Reply(message)
+    replies = [by_id.get(i.id) or Reply(None, refused[i.id]) for i in items]
+    return block, replies

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same work over Ray as over threads. Ray is large and optional: skipped where it is not."""
+
+import pytest
+
+from sonde.fleet import simulate
+
+pytest.importorskip("ray")
+
+
+def test_ray_and_threads_agree():
+    scenario = simulate.Scenario(200, 64, 20)
+    outcomes = []
+    for name in ("local", "ray"):
+        with simulate.open_engine(name, 2) as engine:
+            outcomes.append(simulate.run(scenario, engine))
+    local, ray = outcomes
+    assert ray.exact
+    assert ray.agreed
+    assert (ray.verified, ray.refused) == (local.verified, local.refused)

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two real aggregator processes and a collector over TLS, 1,000 clients, kills in the middle."""
+
+import asyncio
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+import pytest
+
+from sonde.fleet import node, provision
+from sonde.fleet.roster import Identity
+from sonde.fleet.simulate import overstate
+from sonde.fleet.store import Store
+from sonde.fleet.task import Privacy, Task
+
+CLIENTS = 1000
+BUCKETS = 256
+RUNNER = """
+import argparse, sys
+from sonde.cli import fleet
+from sonde.errors import SondeError
+parser = argparse.ArgumentParser()
+fleet.add_parser(parser.add_subparsers(required=True))
+args = parser.parse_args(["fleet", *sys.argv[1:]])
+try:
+    sys.exit(args.run(args))
+except SondeError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+
+def command(*args):
+    return [sys.executable, "-c", RUNNER, *map(str, args)]
+
+
+def run(*args):
+    return subprocess.run(command(*args), capture_output=True, text=True, timeout=120, check=False)
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+class Party:
+    """An aggregator process that can be killed and started again."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.start()
+
+    def start(self):
+        self.process = subprocess.Popen(
+            command("aggregate", "--state", self.directory, "--threads", 1),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout.readline().startswith("listening on https://127.0.0.1:")
+
+    def kill(self):
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self):
+        self.process.terminate()
+        assert self.process.wait(timeout=20) == 0
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    leader, helper = free_ports(2)
+    task = Task(
+        name="trial",
+        kind="histogram",
+        buckets=BUCKETS,
+        max_samples=1,
+        period_s=10,
+        release_s=10,
+        grace_s=25,
+        min_batch=500,
+        privacy=Privacy("gpu", "laplace", 1.0, 1e-6, 1.0),
+        leader_url=f"https://127.0.0.1:{leader}",
+        helper_url=f"https://127.0.0.1:{helper}",
+    )
+    task = provision.provision(tmp_path, task, [f"t{n % 50}" for n in range(CLIENTS + 10)])
+    parties = {name: Party(tmp_path / name) for name in ("helper", "leader")}
+    yield tmp_path, task, parties
+    for party in parties.values():
+        if party.process.poll() is None:
+            party.stop()
+
+
+def get(bundle, url, path, token=None, body=None):
+    parts = urlsplit(url)
+    connection = http.client.HTTPSConnection(
+        parts.hostname, parts.port, context=bundle.client_tls(), timeout=30
+    )
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    connection.request("POST" if body is not None else "GET", path, body, headers)
+    response = connection.getresponse()
+    return response.status, response.read()
+
+
+def status(directory, task, name):
+    bundle = provision.Bundle.load(directory / name)
+    url = task.leader_url if name == "leader" else task.helper_url
+    code, body = get(bundle, url, f"/tasks/{task.id.hex()}/status", bundle.operator_token)
+    assert code == 200
+    return json.loads(body)
+
+
+def raw_sums(directory, task, start_s):
+    shares = []
+    for name in ("leader", "helper"):
+        store = Store(directory / name / "state.sqlite", task)
+        shares.append(store.batch(start_s).share)
+        store.close()
+    return task.aggregation().unshard(shares)
+
+
+def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(fleet):
+    directory, task, parties = fleet
+    rng = random.Random(7)
+    nodes = [provision.load_node(directory / "nodes" / f"{n:04}") for n in range(CLIENTS + 10)]
+    tls = provision.client_tls(directory / "nodes" / "0000")
+    samples = [[rng.randrange(20)] for _ in nodes]
+    time_s = int(time.time()) + 5
+    start_s = task.batch_of(time_s)
+    reports = [r.encode() for r in node.make_reports(task, nodes, samples, time_s, 2)]
+    honest = reports[:CLIENTS]
+    expected = [sum(s[0] == b for s in samples[:CLIENTS]) for b in range(BUCKETS)]
+
+    async def clients():
+        done = 0
+        loop = asyncio.get_running_loop()
+
+        async def client(report):
+            nonlocal done
+            await asyncio.sleep(rng.random() * 2)
+            receipt = await asyncio.to_thread(node.upload_patiently, task, report, tls, 60)
+            done += 1
+            return receipt
+
+        async def killer():
+            for at, name in ((300, "leader"), (600, "helper")):
+                while done < at:
+                    await asyncio.sleep(0.01)
+                parties[name].kill()
+                await asyncio.sleep(0.5)
+                await loop.run_in_executor(apart, parties[name].start)
+
+        apart = ThreadPoolExecutor(1)  # not to wait behind clients that wait for the party
+        loop.set_default_executor(ThreadPoolExecutor(16))
+        _, *receipts = await asyncio.gather(killer(), *(client(report) for report in honest))
+        return receipts
+
+    receipts = asyncio.run(clients())
+    assert [r.reason for r in receipts if not r.accepted] == []
+
+    # the unwelcome, each with its reason
+    def send(body):
+        return node.upload(task, body, tls).reason
+
+    good = node.Report.decode(reports[CLIENTS])
+    assert send(honest[0]) == "replayed"
+    assert send(honest[1][:-7]) == "malformed"
+    assert send(b"") == "malformed"
+    assert send(bytes(task.max_report_bytes + 1)) == "oversized"
+    assert send(replace(good, signature=bytes(64)).encode()) == "forged"
+    assert send(replace(good, node=Identity().public).encode()) == "unknown node"
+    lie = overstate(task, nodes[CLIENTS], good)
+    assert send(lie.encode()) == ""  # taken, and found out by the proof
+    stale = node.make_report(task, nodes[CLIENTS + 1], [1], time_s - 3600)
+    assert send(stale.encode()) == "late"
+
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = status(directory, task, "leader")
+        settled = found["refused"].get("forged", 0) == 2
+        if settled and found["verified"].get(str(start_s)) == CLIENTS:
+            break
+        time.sleep(0.2)
+    assert found["verified"] == {str(start_s): CLIENTS}
+    assert status(directory, task, "helper")["verified"] == {str(start_s): CLIENTS}
+    refused = found["refused"]
+    again = refused.pop("replayed")  # clients that had not heard the killed leader's answer
+    assert again >= 1
+    assert refused == {"malformed": 2, "oversized": 1, "forged": 2, "unknown node": 1, "late": 1}
+    assert raw_sums(directory, task, start_s) == expected
+
+    # releases: not before its time, once, within the budget
+    early = run("collect", "--state", directory / "collector", "--batch", start_s)
+    assert early.returncode == 2
+    assert "still open" in early.stderr
+    time.sleep(max(0.0, start_s + task.release_s + task.grace_s + 1.5 - time.time()))
+    out = directory / "totals.csv"
+    collect = ("collect", "--state", directory / "collector", "--batch", start_s)
+    done = run(*collect, "--json", "-o", out)
+    assert done.returncode == 0, done.stderr
+    release = json.loads(done.stdout)
+    assert all(abs(r["count"] - e) < 60 for r, e in zip(release["rows"], expected, strict=True))
+    assert any(r["count"] != e for r, e in zip(release["rows"], expected, strict=True))
+    assert "ε = 1 per gpu" in release["privacy"]
+    assert out.read_text().startswith("# trial from ")
+    assert json.loads(run(*collect, "--json").stdout)["rows"] == release["rows"]
+    parquet = directory / "totals.parquet"
+    assert run(*collect, "-o", parquet).returncode == 0
+    assert parquet.read_bytes()[:4] == b"PAR1"
+    spent = run("budget", "--state", directory / "helper", "--json")
+    assert json.loads(spent.stdout)["spent"]["gpu"] == pytest.approx(1.0, abs=1e-6)
+    other = run("collect", "--state", directory / "collector", "--batch", start_s - 10)
+    assert other.returncode == 2
+    assert "too few" in other.stderr
+
+
+def test_strangers_are_turned_away(fleet):
+    directory, task, _ = fleet
+    bundle = provision.Bundle.load(directory / "helper")
+    for url in (task.leader_url, task.helper_url):
+        path = f"/tasks/{task.id.hex()}"
+        assert get(bundle, url, f"{path}/status")[0] == 401
+        assert get(bundle, url, f"{path}/releases", "wrong", b"x" * 16)[0] == 401
+        assert get(bundle, url, "/tasks/other/reports", None, b"x")[0] == 404
+    assert get(bundle, task.helper_url, f"{path}/jobs", None, b"x")[0] == 401
+    assert get(bundle, task.helper_url, f"{path}/jobs", bundle.token, b"x")[:2] == (
+        400,
+        b"malformed",
+    )
+    collector = provision.Bundle.load(directory / "collector")
+    assert get(bundle, task.leader_url, f"{path}/status", collector.token)[0] == 401
+    for name in ("keys.json", "tls.key"):
+        assert (directory / "leader" / name).stat().st_mode & 0o077 == 0
+
+
+def test_one_node_from_kernels_to_report(fleet, tmp_path):
+    directory, _, _ = fleet
+    kernels = tmp_path / "kernels.csv"
+    kernels.write_text("name,start_ns,duration_ns\nsecret_gemm,0,1000\n")
+    home = directory / "nodes" / "0005"
+    dry = run("report", "--node", home, "--kernels", kernels, "--dry-run")
+    assert dry.returncode == 0
+    assert "nothing was sent" in dry.stdout
+    sent = run("report", "--node", home, "--kernels", kernels)
+    assert (sent.returncode, sent.stdout) == (0, "1 samples sent in shares\n"), sent.stderr
+    assert "secret" not in dry.stdout + sent.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (("report", "--node", "/nowhere", "--kernels", "x.csv"), 2, "no task"),
+        (("aggregate", "--state", "/nowhere"), 2, "no fleet party"),
+        (("collect", "--state", "/nowhere"), 2, "no task"),
+        (("budget", "--state", "/nowhere"), 2, "no task"),
+        (("simulate", "--nodes", "0"), 2, "needs nodes"),
+    ],
+)
+def test_wrong_use_is_one_line_and_its_exit_code(args, code, words):
+    done = run(*args)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_small_simulation_from_the_command_line():
+    done = run("simulate", "--nodes", 300, "--buckets", 64, "--json")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["simulation"]
+    assert figures["exact_before_noise"]
+    assert figures["parties_agree"]
+    assert figures["verified"] > 100

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Noise and its price: what is stated is what is spent, and what is spent is refused."""
+
+import math
+import statistics
+
+import pytest
+
+from sonde.errors import UsageError
+from sonde.fleet import attacks
+from sonde.fleet.budget import YEAR_S, BudgetSpent, Entry, entry_for, epsilon, permit, worst_year
+from sonde.fleet.noise import (
+    Mechanism,
+    discovery_threshold,
+    epsilon_of_rho,
+    plan,
+    release_unknown,
+    rho_of_epsilon,
+)
+from sonde.fleet.rehearsal import small_task
+
+SURE = 1 - 1e-6  # noise cannot be seeded: a test may not fail one time in twenty
+
+
+def test_a_single_release_is_cheapest_with_laplace_and_a_year_of_them_with_gauss():
+    assert plan(1, 1.0, 1e-6) == Mechanism("laplace", 1.0)
+    assert plan(1, 8.0, 1e-6, releases=52).kind == "gaussian"
+
+
+def test_the_plan_spends_its_budget_and_no_more():
+    mechanism = plan(168, 8.0, 1e-6, releases=52)
+    spent = epsilon_of_rho(52 * mechanism.cost(168).rho, 1e-6)
+    assert 7.9 < spent <= 8.0
+
+
+def test_conversion_is_no_looser_than_the_textbook_bound():
+    rho = 0.5
+    textbook = rho + 2 * math.sqrt(rho * math.log(1e6))  # Bun and Steinke 2016, proposition 1.3
+    assert 0 < epsilon_of_rho(rho, 1e-6) <= textbook
+    assert math.isclose(rho_of_epsilon(epsilon_of_rho(rho, 1e-6), 1e-6), rho, rel_tol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["laplace", "gaussian"])
+def test_error_bars_hold_the_noise_of_both_parties_in_95_percent(kind):
+    mechanism = Mechanism(kind, 20.0)
+    pairs = zip(mechanism.sample(20_000), mechanism.sample(20_000), strict=True)
+    inside = statistics.mean(abs(a + b) <= mechanism.half_width() for a, b in pairs)
+    assert 0.935 < inside < 0.965
+
+
+def test_losses_compose_over_releases():
+    task = small_task(scale=2.0)
+    entries = [entry_for(task, day * 86_400) for day in range(10)]
+    assert epsilon(entries[:1], "gpu", 1e-6) == pytest.approx(0.5)
+    ten = epsilon(entries, "gpu", 1e-6)
+    assert ten is not None
+    assert 0.5 < ten <= 5.0
+
+
+def test_a_tenant_without_a_cap_has_no_epsilon_and_with_one_a_larger_than_a_gpu():
+    assert epsilon([entry_for(small_task(), 0)], "tenant", 1e-6) is None
+    capped = entry_for(small_task(tenant_cap=10, scale=10.0), 0)
+    assert epsilon([capped], "gpu", 1e-6) == pytest.approx(0.1)
+    assert epsilon([capped], "tenant", 1e-6) == pytest.approx(1.0)
+
+
+def test_the_year_slides():
+    entries = [Entry(start, 1.0, None, None, None) for start in (0, YEAR_S - 1, YEAR_S)]
+    assert worst_year(entries, "gpu", 1e-6) == epsilon_of_rho(2.0, 1e-6)
+
+
+def test_a_release_beyond_the_budget_is_refused():
+    task = small_task(scale=1.0, budget=2.5)
+    ledger = [entry_for(task, 0), entry_for(task, 3600)]
+    with pytest.raises(BudgetSpent, match="above the budget"):
+        permit(task, ledger, 7200)
+    assert permit(task, ledger, YEAR_S + 7200).gpu_epsilon == pytest.approx(1.0)
+
+
+def test_reports_without_proof_promise_nothing():
+    with pytest.raises(BudgetSpent, match="nothing bounds"):
+        permit(small_task(kind="plain"), [], 0)
+
+
+def test_unknown_keys_show_only_above_the_threshold():
+    threshold = discovery_threshold(1.0, 1e-6)
+    assert 10 < threshold < 30
+    shown = release_unknown({"common": 500, "rare": 1}, 1.0, threshold)
+    assert set(shown) == {"common"}
+
+
+def test_senseless_privacy_is_refused():
+    with pytest.raises(UsageError):
+        plan(1, -1.0, 1e-6)
+
+
+def test_canaries_find_no_more_than_the_stated_epsilon_and_much_of_it():
+    audit = attacks.canary("laplace", 1.0, SURE, trials=20_000)
+    assert audit.held
+    assert float(audit.reached.split()[-1]) > 0.5
+
+
+def test_the_audit_notices_noise_that_is_too_small():
+    without, with_ = attacks._views(Mechanism("laplace", 0.5), 20_000)
+    tests = [(t, above) for t in (-1.0, 0.0, 1.0, 2.0) for above in (True, False)]
+    assert max(attacks._bound(without, with_, test, 0.0, SURE) for test in tests) > 1.5
+
+
+def test_clopper_pearson_agrees_with_published_values():
+    low, high = attacks.clopper_pearson(5, 100, 0.975)  # the two-sided 95 % interval
+    assert low == pytest.approx(0.01643, abs=2e-5)
+    assert high == pytest.approx(0.11284, abs=2e-5)
+
+
+def test_every_attack_is_held_where_something_is_promised():
+    table = attacks.run_all(seed=3, confidence=SURE)
+    assert [attack.name for attack in table if attack.held is False] == []
+    assert "BROKEN" not in attacks.to_table(table)

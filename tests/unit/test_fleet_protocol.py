@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Both parties on disk: nothing lost, nothing counted twice, every refusal named and counted."""
+
+from dataclasses import replace
+
+import pytest
+
+from sonde.errors import UsageError
+from sonde.fleet.aggregator import HelperAway, Refused
+from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
+from sonde.fleet.roster import Identity
+from sonde.fleet.simulate import overstate
+from sonde.fleet.wire import (
+    Item,
+    Malformed,
+    Reply,
+    Report,
+    decode_job,
+    decode_replies,
+    encode_job,
+    encode_replies,
+)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = Rehearsal(tmp_path, small_task(), ["a", "a", "b", "b", "b", "c"])
+    yield made
+    made.close()
+
+
+def test_a_release_is_the_sum_with_its_error_bar_and_its_promise(fleet):
+    assert fleet.send(*(fleet.report(n, [n % 3]) for n in range(6))) == [""] * 6
+    assert fleet.raw()[:4] == [2, 2, 2, 0]
+    fleet.close_batch()
+    release = fleet.collect()
+    assert release.rows[0].error == pytest.approx(4.113, abs=0.01)
+    assert abs(release.rows[0].count - 2) < 40
+    assert release.promise() == "ε = 1 per gpu, no ε per tenant (δ = 1e-06)"
+
+
+def test_only_noised_shares_remain_after_a_release(fleet):
+    fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
+    fleet.close_batch()
+    fleet.collect()
+    assert fleet.raw() == [0] * 16
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["malformed", "forged", "unknown node", "unknown task", "early", "late", "replayed", "quota"],
+)
+def test_refusals_carry_a_reason_and_a_count(fleet, reason):
+    good = fleet.report(0, [1])
+    bad = {
+        "malformed": good.encode()[:-1],
+        "forged": replace(good, signature=bytes(64)),
+        "unknown node": replace(good, node=Identity().public),
+        "unknown task": replace(good, task=bytes(32)),
+        "early": replace(good, time_s=good.time_s + 2 * HOUR_S),
+        "late": replace(good, time_s=good.time_s - 3 * HOUR_S),
+        "replayed": good,
+        "quota": fleet.report(0, [2]),
+    }[reason]
+    if reason in ("replayed", "quota"):
+        assert fleet.send(good) == [""]
+    assert fleet.send(bad, bad) == [reason, reason]
+    assert fleet.leader.store.refusals() == {reason: 2}
+
+
+def test_a_lie_about_size_is_caught_by_the_proof(fleet):
+    lie = overstate(fleet.task, fleet.nodes[1], fleet.report(1, [0]))
+    assert fleet.send(fleet.report(0, [4]), lie) == ["", ""]
+    assert sum(fleet.raw()) == 1
+    assert fleet.leader.store.refusals() == {"forged": 1}
+    assert fleet.helper.store.refusals() == {"forged": 1}
+    assert fleet.leader.store.counts() == fleet.helper.store.counts() == {START_S: 1}
+
+
+@pytest.mark.parametrize("part", ["leader", "helper"])
+def test_a_report_that_one_party_cannot_open_counts_for_neither(fleet, part):
+    whole = fleet.report(0, [4])
+    bent = replace(whole, **{part: getattr(whole, part)[:-1]})
+    bent = replace(bent, signature=fleet.nodes[0].sign(bent.signed()))
+    fleet.send(bent, fleet.report(1, [4]))
+    assert fleet.raw()[4] == 1
+    assert fleet.leader.store.batch(START_S).checksum == fleet.helper.store.batch(START_S).checksum
+
+
+def test_the_helper_does_not_take_the_leaders_word_for_a_report(fleet):
+    report = fleet.report(0, [1])
+    item = Item(
+        report.id,
+        report.time_s,
+        report.node,
+        bytes(32),
+        report.public,
+        report.helper,
+        report.signature,
+        b"",
+    )
+    reply = decode_replies(fleet.helper.job(encode_job(bytes(16), [item])))
+    assert reply == [Reply(None, "forged")]
+    assert fleet.helper.store.counts() == {}
+
+
+def test_a_job_with_the_same_report_twice_is_refused(fleet):
+    report = fleet.report(0, [1])
+    item = Item(
+        report.id,
+        report.time_s,
+        report.node,
+        bytes(32),
+        report.public,
+        report.helper,
+        report.signature,
+        b"",
+    )
+    with pytest.raises(Refused, match="different reports"):
+        fleet.helper.job(encode_job(bytes(16), [item, item]))
+
+
+def test_the_helper_refuses_replays_in_another_job(fleet):
+    report = fleet.report(0, [1])
+    fleet.send(report)
+    item = Item(
+        report.id,
+        report.time_s,
+        report.node,
+        bytes(32),
+        report.public,
+        report.helper,
+        report.signature,
+        b"",
+    )
+    assert decode_replies(fleet.helper.job(encode_job(b"j" * 16, [item]))) == [
+        Reply(None, "replayed")
+    ]
+
+
+@pytest.mark.parametrize("lost", ["request", "answer"])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_job_that_broke_off_is_done_once(tmp_path, lost, restart):
+    broken = [True]
+
+    def wrap(post):
+        def flaky(path, body):
+            if broken and lost == "request":
+                raise HelperAway
+            answer = post(path, body)
+            if broken:
+                raise HelperAway
+            return answer
+
+        return flaky
+
+    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
+    with pytest.raises(HelperAway):
+        fleet.send(*(fleet.report(n, [n]) for n in range(4)))
+    broken.clear()
+    if restart:
+        fleet.close()
+        fleet.open()
+    while fleet.leader.step():
+        pass
+    assert fleet.raw()[:5] == [1, 1, 1, 1, 0]
+    assert fleet.leader.store.counts() == fleet.helper.store.counts() == {START_S: 4}
+    fleet.close()
+
+
+def test_the_two_parties_must_have_counted_the_same(fleet):
+    fleet.send(*(fleet.report(n, [n]) for n in range(3)))
+    with fleet.leader.store._transaction() as db:
+        db.execute("UPDATE batch SET count = count + 1")
+    fleet.close_batch()
+    with pytest.raises(Refused, match="different reports"):
+        fleet.collect()
+    assert fleet.helper.store.ledger() == []
+
+
+def test_a_spent_budget_is_refused_by_each_party(tmp_path):
+    fleet = Rehearsal(tmp_path, small_task(budget=2.0), ["a"] * 2)
+    for _ in range(2):
+        start_s = fleet.task.batch_of(int(fleet.now_s))
+        fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
+        fleet.now_s = start_s + HOUR_S + 700
+        fleet.collect(start_s)
+    start_s = fleet.task.batch_of(int(fleet.now_s))
+    fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
+    fleet.now_s = start_s + HOUR_S + 700
+    for party in (fleet.leader, fleet.helper):
+        with pytest.raises(Refused) as refused:
+            party._publish(start_s, party.store.batch(start_s))
+        assert refused.value.reason == "budget spent"
+    fleet.close()
+
+
+def test_only_the_cap_of_a_tenants_nodes_counts(tmp_path):
+    fleet = Rehearsal(tmp_path, small_task(tenant_cap=2), ["big"] * 5 + ["small"])
+    reasons = fleet.send(*(fleet.report(n, [1]) for n in range(6)))
+    assert sorted(reasons) == [""] * 3 + ["tenant cap"] * 3
+    assert reasons[5] == ""
+    assert fleet.raw()[1] == 3
+    fleet.close()
+
+
+def test_several_samples_in_one_report(tmp_path):
+    fleet = Rehearsal(tmp_path, small_task(kind="l1boundsum", max_samples=7), ["a"] * 2)
+    fleet.send(fleet.report(0, [1, 1, 2]), fleet.report(1, [2] * 7))
+    assert fleet.raw()[:4] == [0, 2, 8, 0]
+    assert fleet.task.sensitivity("gpu") == 7
+    fleet.close()
+
+
+def test_a_late_report_does_not_touch_a_released_batch(fleet):
+    late = fleet.report(5, [1])
+    fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
+    fleet.close_batch()
+    before = fleet.collect().rows
+    assert fleet.send(late) == ["late"]
+    assert fleet.collect().rows == before
+
+
+def test_messages_survive_their_encoding_and_nothing_else_does(fleet):
+    report = fleet.report(0, [1])
+    assert Report.decode(report.encode()) == report
+    for cut in (report.encode()[:-1], report.encode() + b"x", b"", report.encode()[:100]):
+        with pytest.raises(Malformed):
+            Report.decode(cut)
+    with pytest.raises(Malformed):
+        decode_job(bytes(17))
+    replies = [Reply(b"yes"), Reply(None, "forged")]
+    assert decode_replies(encode_replies(replies)) == replies
+
+
+def test_samples_that_fit_no_report_are_refused_at_the_node(fleet):
+    for samples in ([99], [], [1, 2]):
+        with pytest.raises(UsageError):
+            fleet.report(0, samples)
+
+
+def test_tasks_refuse_nonsense():
+    with pytest.raises(UsageError, match="one sample"):
+        replace(small_task(), max_samples=3)
+    with pytest.raises(UsageError, match="whole periods"):
+        replace(small_task(), period_s=7)
+    with pytest.raises(UsageError, match="no such aggregation"):
+        replace(small_task(), kind="median")
+
+
+def test_a_job_that_the_helper_refuses_whole_does_not_stand_in_the_way(tmp_path):
+    refusing = [True]
+
+    def wrap(post):
+        def strict(path, body):
+            if refusing:
+                raise Refused("malformed")
+            return post(path, body)
+
+        return strict
+
+    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
+    fleet.send(fleet.report(0, [1]))
+    refusing.clear()
+    fleet.send(fleet.report(1, [1]))
+    assert fleet.raw()[1] == 1
+    assert fleet.leader.store.refusals() == {"malformed": 1}
+    fleet.close()
