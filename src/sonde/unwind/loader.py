@@ -24,8 +24,8 @@ from sonde.resolve.recent import Recent
 from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
 from sonde.unwind.tables import TableCache
 
-MAX_AT_ONCE: Final = 64
-"""Processes told in one go, so that the agent is not held up."""
+UPDATE_S: Final = 0.025
+"""After so long an update goes on the next time, so that the agent is not held up."""
 STOPS: Final = (
     *("entry", "no_process", "no_mapping", "no_rule", "unsupported_rule", "register_unknown"),
     *("memory_unreadable", "no_progress", "too_deep", "table_missing", "no_bpf_loop", "cpu_busy"),
@@ -144,7 +144,10 @@ class Unwinder:
         if self._put_off and time.monotonic() > self._retry_s:
             self._stale |= self._put_off
             self._put_off = set()
-        for pid in list(self._stale)[:MAX_AT_ONCE]:
+        # Chosen ones first; the others when there is time: events wait to be read meanwhile.
+        for pid in sorted(self._stale, key=lambda pid: pid not in self._expected):
+            if time.monotonic() > now_s + UPDATE_S:
+                break
             self._stale.discard(pid)
             self._tell(pid)
 
