@@ -59,11 +59,11 @@ struct unwind_rule {
 struct unwind_range {
 	__u64 start;
 	__u64 end;
-	__u64 bias;	   /* runtime address = address as linked + bias */
-	__u32 pages;	   /* reference; unused where page_count is 0: no table, frame pointers */
+	__u64 bias;  /* runtime address = address as linked + bias */
+	__u32 pages; /* reference; unused where page_count is 0: no table, frame pointers */
 	__u32 page_count;
-	__u32 first_page;  /* address as linked >> 16 */
-	__u32 rules;	   /* reference */
+	__u32 first_page; /* address as linked >> 16 */
+	__u32 rules;	  /* reference */
 };
 
 /*
@@ -71,11 +71,11 @@ struct unwind_range {
  * field. src/sonde/unwind/cpython.py tells where they come from.
  */
 struct unwind_python {
-	__u64 tss_at;	  /* autoTSSkey: {int is_initialized; pthread_key_t key} */
-	__u64 eval[4];	  /* start and end of the evaluation loop, and of its cold part */
-	__u16 tsd;	  /* of the first key's value, from the thread's base (fs) */
+	__u64 tss_at;  /* autoTSSkey: {int is_initialized; pthread_key_t key} */
+	__u64 eval[4]; /* start and end of the evaluation loop, and of its cold part */
+	__u16 tsd;     /* of the first key's value, from the thread's base (fs) */
 	__u16 tsd_stride;
-	__u16 tsd_deref;  /* the values are behind a pointer at this offset; 0xffff: in place */
+	__u16 tsd_deref; /* the values are behind a pointer at this offset; 0xffff: in place */
 	__u16 frame_of_thread;
 	__u16 frame_of_cframe; /* of what frame_of_thread points to; 0xffff: it is the frame */
 	__u16 previous;
@@ -102,22 +102,22 @@ struct unwind_process {
 /* Why a walk ended; 0 is the thread's entry. Counted by kind; names in abi/errors.json. */
 enum unwind_stop {
 	STOP_ENTRY,
-	STOP_NO_PROCESS,     /* not known (yet): walked by frame pointers alone */
-	STOP_NO_MAPPING,     /* the address is in no mapping, and frame pointers lead nowhere */
-	STOP_NO_RULE,	     /* the file's table has nothing there, nor have frame pointers */
-	STOP_UNSUPPORTED,    /* unwind data of a form that is not read */
-	STOP_REGISTER,	     /* needs a register that is known in the first frame only */
-	STOP_MEMORY,	     /* the stack's memory could not be read */
-	STOP_NO_PROGRESS,    /* the stack pointer did not rise */
-	STOP_DEPTH,	     /* more frames than are kept */
-	STOP_TABLE,	     /* a table's reference leads nowhere */
-	STOP_NO_HELPER,	     /* this kernel has no bpf_loop: frame pointers alone */
-	STOP_BUSY,	     /* the CPU's scratch memory was taken */
-	STOP_EXEC,	     /* the process runs another program since its mappings were read */
-	STOP_REGISTERS,	     /* no user registers: a thread on its way in or out */
-	PYTHON_NO_THREAD,    /* counted, the walk goes on: no thread state of Python's */
-	PYTHON_MEMORY,	     /* a Python frame could not be read */
-	PYTHON_NO_FRAME,     /* an evaluation loop without a frame of its own */
+	STOP_NO_PROCESS,  /* not known (yet): walked by frame pointers alone */
+	STOP_NO_MAPPING,  /* the address is in no mapping, and frame pointers lead nowhere */
+	STOP_NO_RULE,	  /* the file's table has nothing there, nor have frame pointers */
+	STOP_UNSUPPORTED, /* unwind data of a form that is not read */
+	STOP_REGISTER,	  /* needs a register that is known in the first frame only */
+	STOP_MEMORY,	  /* the stack's memory could not be read */
+	STOP_NO_PROGRESS, /* the stack pointer did not rise */
+	STOP_DEPTH,	  /* more frames than are kept */
+	STOP_TABLE,	  /* a table's reference leads nowhere */
+	STOP_NO_HELPER,	  /* this kernel has no bpf_loop: frame pointers alone */
+	STOP_BUSY,	  /* the CPU's scratch memory was taken */
+	STOP_EXEC,	  /* the process runs another program since its mappings were read */
+	STOP_REGISTERS,	  /* no user registers: a thread on its way in or out */
+	PYTHON_NO_THREAD, /* counted, the walk goes on: no thread state of Python's */
+	PYTHON_MEMORY,	  /* a Python frame could not be read */
+	PYTHON_NO_FRAME,  /* an evaluation loop without a frame of its own */
 	STOP_MAX,
 };
 

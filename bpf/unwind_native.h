@@ -85,7 +85,7 @@ static __always_inline long native_step(struct unwind_walk *w)
 				goto unmapped;
 			goto mapped;
 		}
-unmapped:
+	unmapped:
 		if (!put(w, pc))
 			return 1;
 		return step_by_frame_pointer(w, STOP_NO_MAPPING);

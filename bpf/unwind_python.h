@@ -12,8 +12,8 @@ static __always_inline bool in_evaluation(const struct unwind_walk *w, u64 pc)
 {
 	const struct unwind_python *p = &w->process.python;
 
-	return w->process.has_python && ((pc >= p->eval[0] && pc < p->eval[1]) ||
-					 (pc >= p->eval[2] && pc < p->eval[3]));
+	return w->process.has_python &&
+	       ((pc >= p->eval[0] && pc < p->eval[1]) || (pc >= p->eval[2] && pc < p->eval[3]));
 }
 
 /* The newest Python frame of the thread; false where it has none that we can reach. */

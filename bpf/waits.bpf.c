@@ -35,6 +35,7 @@ struct waiting {
 	u64 counted_ns; /* summed up to here; taken by atomic exchange: on_switch or the walk */
 	u64 wake_ns;	/* last wake-up */
 	u64 stack_id;
+	u64 walk_ns; /* what taking it added to the wait */
 	struct stack_chance chance;
 	u64 start_ns; /* of the process */
 	u32 weight;   /* inverse chance of the stack; 0: none taken */
@@ -137,6 +138,15 @@ static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 f
 	v->blocked_ns += blocked;
 	v->runqueue_ns += runqueue;
 	if (w->weight) {
+		u64 walk = w->walk_ns, hidden;
+
+		/* Waits with a stack are longer by the walk than those without that they stand for. */
+		hidden = walk < blocked ? walk : blocked;
+		blocked -= hidden;
+		walk -= hidden;
+		hidden = walk < runqueue ? walk : runqueue;
+		runqueue -= hidden;
+		w->walk_ns = walk - hidden;
 		v->weight_count += ended ? w->weight : 0;
 		v->weight_blocked_ns += blocked * w->weight;
 		v->weight_runqueue_ns += runqueue * w->weight;
@@ -193,11 +203,11 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	w->stack_id = 0;
 	w->weight = stack_weight(&w->chance, w->reason, now);
 	walk = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
+	w->walk_ns = 0;
 	if (walk) {
-		w->stack_id = stack_take(ctx, walk, w->start_ns ^ prev->tgid,
-					 has_user_frames(prev), 0);
-		/* The walk is ours: waits with a stack must not be longer than those they stand for. */
-		now = bpf_ktime_get_ns();
+		w->stack_id =
+			stack_take(ctx, walk, w->start_ns ^ prev->tgid, has_user_frames(prev), 0);
+		w->walk_ns = bpf_ktime_get_ns() - now;
 	}
 	w->began_ns = now;
 	__sync_lock_test_and_set(&w->counted_ns, now);

@@ -8,24 +8,28 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-static void *beat(void *arg) {
-    (void)arg;
-    prctl(PR_SET_NAME, "ground-beat");
-    for (int i = 0; i < 20; i++) {
-        free(malloc(4096));
-        usleep(1000);
-    }
-    return NULL;
+static void *beat(void *arg)
+{
+	(void)arg;
+	prctl(PR_SET_NAME, "ground-beat");
+	for (int i = 0; i < 20; i++) {
+		free(malloc(4096));
+		usleep(1000);
+	}
+	return NULL;
 }
 
-__attribute__((constructor)) static void begin(void) {
+__attribute__((constructor)) static void begin(void)
+{
 #ifdef GROUND_LOCKED
-    pthread_mutex_t *m = dlsym(RTLD_DEFAULT, "trap_lock");
-    if (m) pthread_mutex_lock(m), pthread_mutex_unlock(m);
+	pthread_mutex_t *m = dlsym(RTLD_DEFAULT, "trap_lock");
+	if (m)
+		pthread_mutex_lock(m), pthread_mutex_unlock(m);
 #endif
-    pthread_t t;
-    pthread_attr_t a;
-    pthread_attr_init(&a);
-    pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
-    if (pthread_create(&t, &a, beat, NULL)) abort();
+	pthread_t t;
+	pthread_attr_t a;
+	pthread_attr_init(&a);
+	pthread_attr_setdetachstate(&a, PTHREAD_CREATE_DETACHED);
+	if (pthread_create(&t, &a, beat, NULL))
+		abort();
 }

@@ -27,204 +27,261 @@
 #include <unistd.h>
 
 static atomic_bool over;
-static atomic_long mallocs, loads, forks, keeps, bad_heap, bad_load, bad_child, bad_keep, bad_eintr, bad_time, bad_errno;
+static atomic_long mallocs, loads, forks, keeps, bad_heap, bad_load, bad_child, bad_keep, bad_eintr,
+	bad_time, bad_errno;
 static const char *mode;
 pthread_mutex_t trap_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1000000000ull + t.tv_nsec;
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
 
-static void rest(unsigned *seed) {
-    errno = 4711;
-    uint64_t t = now_ns();
-    if (rand_r(seed) & 1) {
-        if (poll(NULL, 0, 1) != 0) bad_eintr++;
-    } else {
-        struct timespec ts = {0, 1000000};
-        if (nanosleep(&ts, NULL)) bad_eintr++;
-    }
-    if (now_ns() - t < 1000000) bad_time++;
-    if (errno != 4711) bad_errno++;
+static void rest(unsigned *seed)
+{
+	errno = 4711;
+	uint64_t t = now_ns();
+	if (rand_r(seed) & 1) {
+		if (poll(NULL, 0, 1) != 0)
+			bad_eintr++;
+	} else {
+		struct timespec ts = {0, 1000000};
+		if (nanosleep(&ts, NULL))
+			bad_eintr++;
+	}
+	if (now_ns() - t < 1000000)
+		bad_time++;
+	if (errno != 4711)
+		bad_errno++;
 }
 
-static void malloc_some(unsigned *seed) {
-    enum { SLOTS = 64 };
-    static _Thread_local struct { uint8_t *at; size_t n; uint8_t fill; } slot[SLOTS];
-    for (int i = 0; i < 400; i++) {
-        int k = rand_r(seed) % SLOTS;
-        if (slot[k].at) {
-            for (size_t j = 0; j < slot[k].n; j += 61)
-                if (slot[k].at[j] != slot[k].fill) { bad_heap++; break; }
-            free(slot[k].at);
-            slot[k].at = NULL;
-        } else {
-            slot[k].n = 1 + rand_r(seed) % (rand_r(seed) % 50 ? 3000 : 300000);
-            slot[k].fill = rand_r(seed);
-            slot[k].at = malloc(slot[k].n);
-            memset(slot[k].at, slot[k].fill, slot[k].n);
-        }
-        mallocs++;
-    }
+static void malloc_some(unsigned *seed)
+{
+	enum { SLOTS = 64 };
+	static _Thread_local struct {
+		uint8_t *at;
+		size_t n;
+		uint8_t fill;
+	} slot[SLOTS];
+	for (int i = 0; i < 400; i++) {
+		int k = rand_r(seed) % SLOTS;
+		if (slot[k].at) {
+			for (size_t j = 0; j < slot[k].n; j += 61)
+				if (slot[k].at[j] != slot[k].fill) {
+					bad_heap++;
+					break;
+				}
+			free(slot[k].at);
+			slot[k].at = NULL;
+		} else {
+			slot[k].n = 1 + rand_r(seed) % (rand_r(seed) % 50 ? 3000 : 300000);
+			slot[k].fill = rand_r(seed);
+			slot[k].at = malloc(slot[k].n);
+			memset(slot[k].at, slot[k].fill, slot[k].n);
+		}
+		mallocs++;
+	}
 }
 
-static bool load_one(unsigned *seed) {
-    static const char *names[] = {"libm.so.6", "libresolv.so.2", "libutil.so.1", "libnss_files.so.2", "libanl.so.1"};
-    void *h = dlopen(names[rand_r(seed) % 5], RTLD_NOW | RTLD_LOCAL);
-    if (!h || !dlsym(RTLD_DEFAULT, "poll")) return false;
-    return dlclose(h) == 0;
+static bool load_one(unsigned *seed)
+{
+	static const char *names[] = {"libm.so.6", "libresolv.so.2", "libutil.so.1",
+				      "libnss_files.so.2", "libanl.so.1"};
+	void *h = dlopen(names[rand_r(seed) % 5], RTLD_NOW | RTLD_LOCAL);
+	if (!h || !dlsym(RTLD_DEFAULT, "poll"))
+		return false;
+	return dlclose(h) == 0;
 }
 
-static void load_some(unsigned *seed) {
-    for (int i = 0; i < 10; i++) {
-        if (!load_one(seed)) bad_load++;
-        loads++;
-    }
+static void load_some(unsigned *seed)
+{
+	for (int i = 0; i < 10; i++) {
+		if (!load_one(seed))
+			bad_load++;
+		loads++;
+	}
 }
 
-static void fork_some(unsigned *seed) {
-    pid_t c = fork();
-    if (c == 0) {
-        alarm(20);  // a child left with a locked loader or heap would hang here
-        for (int i = 0; i < 50; i++) free(malloc(1 + rand_r(seed) % 5000));
-        // Where other threads of the storm load libraries too, a load in the child is the program's own
-        // fault: glibc does not make fork wait for the loader.
-        _exit(!strcmp(mode, "all") || load_one(seed) ? 7 : 8);
-    }
-    int st;
-    if (c < 0 || waitpid(c, &st, 0) != c || !WIFEXITED(st) || WEXITSTATUS(st) != 7) bad_child++;
-    forks++;
+static void fork_some(unsigned *seed)
+{
+	pid_t c = fork();
+	if (c == 0) {
+		alarm(20); // a child left with a locked loader or heap would hang here
+		for (int i = 0; i < 50; i++)
+			free(malloc(1 + rand_r(seed) % 5000));
+		// Where other threads of the storm load libraries too, a load in the child is the program's own
+		// fault: glibc does not make fork wait for the loader.
+		_exit(!strcmp(mode, "all") || load_one(seed) ? 7 : 8);
+	}
+	int st;
+	if (c < 0 || waitpid(c, &st, 0) != c || !WIFEXITED(st) || WEXITSTATUS(st) != 7)
+		bad_child++;
+	forks++;
 }
 
-static void *storm(void *arg) {
-    unsigned seed = 1 + (unsigned)(uintptr_t)arg;
-    for (unsigned turn = seed; !over; turn++) {
-        bool all = !strcmp(mode, "all");
-        if (!strcmp(mode, "malloc") || (all && turn % 3 == 0)) malloc_some(&seed);
-        else if (!strcmp(mode, "dlopen") || (all && turn % 3 == 1)) load_some(&seed);
-        else if (!strcmp(mode, "fork") || all) fork_some(&seed);
-        rest(&seed);
-    }
-    return NULL;
+static void *storm(void *arg)
+{
+	unsigned seed = 1 + (unsigned)(uintptr_t)arg;
+	for (unsigned turn = seed; !over; turn++) {
+		bool all = !strcmp(mode, "all");
+		if (!strcmp(mode, "malloc") || (all && turn % 3 == 0))
+			malloc_some(&seed);
+		else if (!strcmp(mode, "dlopen") || (all && turn % 3 == 1))
+			load_some(&seed);
+		else if (!strcmp(mode, "fork") || all)
+			fork_some(&seed);
+		rest(&seed);
+	}
+	return NULL;
 }
 
 // One system call from a leaf that keeps data in its red zone; 0 if all came back as it was.
-__attribute__((noinline)) static int keep(long nr, long a, long b, long c, long d, long *result) {
-    struct { uint64_t regs[8], ymm[4], after[8]; } k = {
-        .ymm = {0x1111222233334444, 0x5555666677778888, 0x9999aaaabbbbcccc, 0xddddeeeeffff0000}};
-    register long r10 __asm__("r10") = d;
-    __asm__ volatile(
-        "push %%rbp\n\t"
-        "vmovdqu 64(%%rbx), %%ymm3\n\t"
-        "vmovdqu 64(%%rbx), %%ymm15\n\t"
-        "mov $0x1234567812345678, %%r12\n\t"
-        "mov $0x2345678923456789, %%r13\n\t"
-        "mov $0x3456789a3456789a, %%r14\n\t"
-        "mov $0x456789ab456789ab, %%r15\n\t"
-        "mov %%r12, -8(%%rsp)\n\t"
-        "mov %%r13, -64(%%rsp)\n\t"
-        "mov %%r14, -128(%%rsp)\n\t"
-        "mov %%r15, %%rbp\n\t"
-        "syscall\n\t"
-        "mov -8(%%rsp), %%r9\n\t"
-        "xor %%r12, %%r9\n\t"
-        "mov -64(%%rsp), %%r8\n\t"
-        "xor %%r13, %%r8\n\t"
-        "or %%r8, %%r9\n\t"
-        "mov -128(%%rsp), %%r8\n\t"
-        "xor %%r14, %%r8\n\t"
-        "or %%r8, %%r9\n\t"
-        "mov %%r9, 40(%%rbx)\n\t"
-        "vmovdqu %%ymm3, 96(%%rbx)\n\t"
-        "vmovdqu %%ymm15, 128(%%rbx)\n\t"
-        "mov %%r12, (%%rbx)\n\t"
-        "mov %%r13, 8(%%rbx)\n\t"
-        "mov %%r14, 16(%%rbx)\n\t"
-        "mov %%r15, 24(%%rbx)\n\t"
-        "mov %%rbp, 32(%%rbx)\n\t"
-        "pop %%rbp\n\t"
-        : "=a"(*result)
-        : "a"(nr), "D"(a), "S"(b), "d"(c), "r"(r10), "b"(&k)
-        : "rcx", "r8", "r9", "r11", "r12", "r13", "r14", "r15", "xmm3", "xmm15", "memory", "cc");
-    return k.regs[5] || k.regs[0] != 0x1234567812345678 || k.regs[1] != 0x2345678923456789 ||
-           k.regs[2] != 0x3456789a3456789a || k.regs[3] != 0x456789ab456789ab || k.regs[4] != k.regs[3] ||
-           memcmp(k.after, k.ymm, 32) || memcmp(k.after + 4, k.ymm, 32);
+__attribute__((noinline)) static int keep(long nr, long a, long b, long c, long d, long *result)
+{
+	struct {
+		uint64_t regs[8], ymm[4], after[8];
+	} k = {.ymm = {0x1111222233334444, 0x5555666677778888, 0x9999aaaabbbbcccc,
+		       0xddddeeeeffff0000}};
+	register long r10 __asm__("r10") = d;
+	__asm__ volatile("push %%rbp\n\t"
+			 "vmovdqu 64(%%rbx), %%ymm3\n\t"
+			 "vmovdqu 64(%%rbx), %%ymm15\n\t"
+			 "mov $0x1234567812345678, %%r12\n\t"
+			 "mov $0x2345678923456789, %%r13\n\t"
+			 "mov $0x3456789a3456789a, %%r14\n\t"
+			 "mov $0x456789ab456789ab, %%r15\n\t"
+			 "mov %%r12, -8(%%rsp)\n\t"
+			 "mov %%r13, -64(%%rsp)\n\t"
+			 "mov %%r14, -128(%%rsp)\n\t"
+			 "mov %%r15, %%rbp\n\t"
+			 "syscall\n\t"
+			 "mov -8(%%rsp), %%r9\n\t"
+			 "xor %%r12, %%r9\n\t"
+			 "mov -64(%%rsp), %%r8\n\t"
+			 "xor %%r13, %%r8\n\t"
+			 "or %%r8, %%r9\n\t"
+			 "mov -128(%%rsp), %%r8\n\t"
+			 "xor %%r14, %%r8\n\t"
+			 "or %%r8, %%r9\n\t"
+			 "mov %%r9, 40(%%rbx)\n\t"
+			 "vmovdqu %%ymm3, 96(%%rbx)\n\t"
+			 "vmovdqu %%ymm15, 128(%%rbx)\n\t"
+			 "mov %%r12, (%%rbx)\n\t"
+			 "mov %%r13, 8(%%rbx)\n\t"
+			 "mov %%r14, 16(%%rbx)\n\t"
+			 "mov %%r15, 24(%%rbx)\n\t"
+			 "mov %%rbp, 32(%%rbx)\n\t"
+			 "pop %%rbp\n\t"
+			 : "=a"(*result)
+			 : "a"(nr), "D"(a), "S"(b), "d"(c), "r"(r10), "b"(&k)
+			 : "rcx", "r8", "r9", "r11", "r12", "r13", "r14", "r15", "xmm3", "xmm15",
+			   "memory", "cc");
+	return k.regs[5] || k.regs[0] != 0x1234567812345678 || k.regs[1] != 0x2345678923456789 ||
+	       k.regs[2] != 0x3456789a3456789a || k.regs[3] != 0x456789ab456789ab ||
+	       k.regs[4] != k.regs[3] || memcmp(k.after, k.ymm, 32) ||
+	       memcmp(k.after + 4, k.ymm, 32);
 }
 
-static void *keeper(void *arg) {
-    (void)arg;
-    int ep = epoll_create1(0), fds[2];
-    if (pipe(fds)) abort();
-    for (unsigned i = 0; !over; i++) {
-        struct timespec ts = {0, 3000000};
-        struct epoll_event ev;
-        struct pollfd p = {fds[0], POLLIN, 0};
-        long r = 0;
-        uint64_t t = now_ns();
-        int bad = 0;
-        switch (i % 4) {
-        case 0: bad = keep(SYS_nanosleep, (long)&ts, 0, 0, 0, &r); break;
-        case 1: bad = keep(SYS_poll, (long)&p, 1, 3, 0, &r); break;
-        case 2: bad = keep(SYS_ppoll, (long)&p, 1, (long)&ts, 0, &r); break;
-        case 3: bad = keep(SYS_epoll_wait, ep, (long)&ev, 1, 3, &r); break;
-        }
-        bad_keep += bad;
-        if (r != 0) bad_eintr++;
-        if (now_ns() - t < 2900000) bad_time++;
-        keeps++;
-    }
-    return NULL;
+static void *keeper(void *arg)
+{
+	(void)arg;
+	int ep = epoll_create1(0), fds[2];
+	if (pipe(fds))
+		abort();
+	for (unsigned i = 0; !over; i++) {
+		struct timespec ts = {0, 3000000};
+		struct epoll_event ev;
+		struct pollfd p = {fds[0], POLLIN, 0};
+		long r = 0;
+		uint64_t t = now_ns();
+		int bad = 0;
+		switch (i % 4) {
+		case 0:
+			bad = keep(SYS_nanosleep, (long)&ts, 0, 0, 0, &r);
+			break;
+		case 1:
+			bad = keep(SYS_poll, (long)&p, 1, 3, 0, &r);
+			break;
+		case 2:
+			bad = keep(SYS_ppoll, (long)&p, 1, (long)&ts, 0, &r);
+			break;
+		case 3:
+			bad = keep(SYS_epoll_wait, ep, (long)&ev, 1, 3, &r);
+			break;
+		}
+		bad_keep += bad;
+		if (r != 0)
+			bad_eintr++;
+		if (now_ns() - t < 2900000)
+			bad_time++;
+		keeps++;
+	}
+	return NULL;
 }
 
 // The trap: this thread sleeps in poll with a lock that the constructor of a library, loaded by another
 // thread, waits for. A dlopen borrowed here can never finish: the loader's lock is never free.
-static void *trapped(void *arg) {
-    pthread_mutex_lock(&trap_lock);
-    *(atomic_int *)arg = 1;
-    struct timespec ts = {4, 0};
-    if (nanosleep(&ts, NULL)) bad_eintr++;
-    pthread_mutex_unlock(&trap_lock);
-    return NULL;
+static void *trapped(void *arg)
+{
+	pthread_mutex_lock(&trap_lock);
+	*(atomic_int *)arg = 1;
+	struct timespec ts = {4, 0};
+	if (nanosleep(&ts, NULL))
+		bad_eintr++;
+	pthread_mutex_unlock(&trap_lock);
+	return NULL;
 }
 
-static void *loads_locked(void *arg) {
-    void *h = dlopen(arg, RTLD_NOW);
-    if (!h) bad_load++;
-    loads++;
-    return NULL;
+static void *loads_locked(void *arg)
+{
+	void *h = dlopen(arg, RTLD_NOW);
+	if (!h)
+		bad_load++;
+	loads++;
+	return NULL;
 }
 
-int main(int argc, char **argv) {
-    if (argc < 3) return 2;
-    mode = argv[1];
-    signal(SIGALRM, SIG_DFL);
-    pthread_t t[4];
-    if (!strcmp(mode, "trap")) {
-        atomic_int held = 0;
-        pthread_create(&t[0], NULL, trapped, &held);
-        while (!held) sched_yield();
-        pthread_create(&t[1], NULL, loads_locked, argv[3]);
-        pthread_join(t[0], NULL);
-        pthread_join(t[1], NULL);
-    } else {
-        for (long i = 0; i < 3; i++) pthread_create(&t[i], NULL, storm, (void *)i);
-        pthread_create(&t[3], NULL, keeper, NULL);
-        uint64_t end = now_ns() + (uint64_t)(atof(argv[2]) * 1e9);
-        char stop;
-        while (now_ns() < end) {  // until the time is over or standard input closes
-            struct pollfd p = {0, POLLIN, 0};
-            int r = poll(&p, 1, 20);
-            if (r < 0) bad_eintr++;
-            if (r > 0 && read(0, &stop, 1) == 0) break;
-        }
-        over = true;
-        for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
-    }
-    long bad = bad_heap + bad_load + bad_child + bad_keep + bad_eintr + bad_time + bad_errno;
-    printf("{\"mode\":\"%s\",\"mallocs\":%ld,\"loads\":%ld,\"forks\":%ld,\"keeps\":%ld,\"bad_heap\":%ld,\"bad_load\":%ld,"
-           "\"bad_child\":%ld,\"bad_state\":%ld,\"bad_eintr\":%ld,\"bad_time\":%ld,\"bad_errno\":%ld}\n",
-           mode, mallocs, loads, forks, keeps, bad_heap, bad_load, bad_child, bad_keep, bad_eintr, bad_time, bad_errno);
-    return bad ? 1 : 0;
+int main(int argc, char **argv)
+{
+	if (argc < 3)
+		return 2;
+	mode = argv[1];
+	signal(SIGALRM, SIG_DFL);
+	pthread_t t[4];
+	if (!strcmp(mode, "trap")) {
+		atomic_int held = 0;
+		pthread_create(&t[0], NULL, trapped, &held);
+		while (!held)
+			sched_yield();
+		pthread_create(&t[1], NULL, loads_locked, argv[3]);
+		pthread_join(t[0], NULL);
+		pthread_join(t[1], NULL);
+	} else {
+		for (long i = 0; i < 3; i++)
+			pthread_create(&t[i], NULL, storm, (void *)i);
+		pthread_create(&t[3], NULL, keeper, NULL);
+		uint64_t end = now_ns() + (uint64_t)(atof(argv[2]) * 1e9);
+		char stop;
+		while (now_ns() < end) { // until the time is over or standard input closes
+			struct pollfd p = {0, POLLIN, 0};
+			int r = poll(&p, 1, 20);
+			if (r < 0)
+				bad_eintr++;
+			if (r > 0 && read(0, &stop, 1) == 0)
+				break;
+		}
+		over = true;
+		for (int i = 0; i < 4; i++)
+			pthread_join(t[i], NULL);
+	}
+	long bad = bad_heap + bad_load + bad_child + bad_keep + bad_eintr + bad_time + bad_errno;
+	printf("{\"mode\":\"%s\",\"mallocs\":%ld,\"loads\":%ld,\"forks\":%ld,\"keeps\":%ld,\"bad_"
+	       "heap\":%ld,\"bad_load\":%ld,"
+	       "\"bad_child\":%ld,\"bad_state\":%ld,\"bad_eintr\":%ld,\"bad_time\":%ld,\"bad_"
+	       "errno\":%ld}\n",
+	       mode, mallocs, loads, forks, keeps, bad_heap, bad_load, bad_child, bad_keep,
+	       bad_eintr, bad_time, bad_errno);
+	return bad ? 1 : 0;
 }

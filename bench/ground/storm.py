@@ -22,7 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+from building import HERE, sources
+
 PER_PROCESS = 20
 
 
@@ -30,7 +31,7 @@ def build(to: Path) -> None:
     warn = ["-O2", "-Wall", "-Wextra"]
     library = ["-shared", "-fPIC", str(HERE / "payload.c"), "-lpthread"]
     for command in (
-        ["gcc", *warn, "-o", str(to / "inject"), str(HERE / "inject.c")],
+        ["gcc", *warn, "-o", str(to / "inject"), *sources("inject")],
         [
             "gcc",
             *warn,

@@ -25,7 +25,8 @@ pub fn update(fd: RawFd, key: &[u8], value: &[u8]) -> Result<()> {
 pub fn lookup(fd: RawFd, key: &[u8], value_size: usize) -> Option<Vec<u8>> {
     let mut value = vec![0; value_size];
     // SAFETY: the caller knows the map's sizes of keys and values.
-    let rc = unsafe { sys::bpf_map_lookup_elem(fd, key.as_ptr().cast(), value.as_mut_ptr().cast()) };
+    let rc =
+        unsafe { sys::bpf_map_lookup_elem(fd, key.as_ptr().cast(), value.as_mut_ptr().cast()) };
     (rc == 0).then_some(value)
 }
 
@@ -100,9 +101,8 @@ struct Piece {
 fn piece(fd: RawFd, id: u64, raw: &mut [u8]) -> Option<Piece> {
     const KERNEL_FRAMES: usize = 48;
     // SAFETY: key and value have the map's sizes.
-    let rc = unsafe {
-        sys::bpf_map_lookup_elem(fd, ptr::from_ref(&id).cast(), raw.as_mut_ptr().cast())
-    };
+    let rc =
+        unsafe { sys::bpf_map_lookup_elem(fd, ptr::from_ref(&id).cast(), raw.as_mut_ptr().cast()) };
     if rc < 0 {
         return None;
     }

@@ -62,6 +62,7 @@ class DeviceWatch:
         self.kernel = Kernel(pids)
         self.collector = DeviceCalls(self.kernel, apis.load(), launches=launches, budget=budget)
         self._processes = _native.ProcessEvents()
+        self._lost = 0
         self.calls: Counter[tuple[int, str, str, int]] = Counter()
         """By (pid, function, direction, status)."""
         self.bytes: Counter[tuple[int, str, str, int]] = Counter()
@@ -76,6 +77,7 @@ class DeviceWatch:
 
     def __enter__(self) -> DeviceWatch:
         self.collector.start()
+        self.hear()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,6 +89,9 @@ class DeviceWatch:
         while True:
             self._processes.wait(10)
             self.collector.hear(self._processes.drain())
+            if self._processes.lost > self._lost:
+                self._lost = self._processes.lost
+                self.collector.resync()
             if time.monotonic() >= until:
                 return
 
@@ -96,7 +101,7 @@ class DeviceWatch:
         while not select.select([program.process.stdout], [], [], 0)[0]:
             self.hear()
         program.wait_for(line)
-        self.hear()
+        self.hear(0.1)  # that events were lost is known with the next event only
         deadline = time.monotonic() + PATIENCE_S
         while self.collector.backlog:
             assert time.monotonic() < deadline, "the collector does not keep up"

@@ -163,17 +163,21 @@ def test_each_of_many_waits_is_counted(pingpong):
             )[0][0]
             for kind, name in (("blocked", IN_CALL), ("runqueue", "name = 'preempted'"))
         ]
-        assert counts[0] == waited
+        # The program's own reading of its counts is not at one instant with the loop's end.
+        assert counts[0] == pytest.approx(waited, abs=2)
         # Before and after the loop, too, a thread may be pushed aside.
-        assert aside <= counts[1] <= aside + 50
+        assert aside - 2 <= counts[1] <= aside + 50
 
 
 def test_weighted_sums_of_many_waits_agree_with_exact_ones(pingpong):
     recorder, truth = pingpong
     for tid in truth:
         for kind in ("blocked", "runqueue"):
-            exact, exact_ns = recorder.rows(
-                'SELECT sum("count"), sum(ns) FROM activity WHERE tid = ? AND kind = ?', tid, kind
+            exact, exact_ns, max_ns = recorder.rows(
+                'SELECT sum("count"), sum(ns), max(max_ns) FROM activity'
+                " WHERE tid = ? AND kind = ?",
+                tid,
+                kind,
             )[0]
             weighted, weighted_ns, stacks = recorder.rows(
                 "SELECT sum(weight_count), sum(weight_ns), count(DISTINCT stack) FROM sample"
@@ -182,10 +186,13 @@ def test_weighted_sums_of_many_waits_agree_with_exact_ones(pingpong):
                 kind,
             )[0]
             assert stacks > 0
-            # About a hundred stacks a second of a thread; five standard errors of as many.
-            tolerance = 5 / (100 * recorder.info.duration_ns / 1e9) ** 0.5
-            assert weighted == pytest.approx(exact, rel=tolerance)
-            assert weighted_ns == pytest.approx(exact_ns, rel=2 * tolerance)
+            # About a hundred stacks a second of a thread, each for `weight` waits; five standard
+            # errors. The variance of the sum of times is at most weight * sum of their squares.
+            taken = 100 * recorder.info.duration_ns / 1e9
+            weight = exact / taken
+            assert weighted == pytest.approx(exact, rel=5 / taken**0.5)
+            error_ns = (weight * max_ns * exact_ns) ** 0.5
+            assert weighted_ns == pytest.approx(exact_ns, abs=5 * error_ns)
 
 
 def test_a_wait_in_progress_from_start_to_end_is_there_in_full(record):

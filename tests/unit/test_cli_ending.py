@@ -44,6 +44,7 @@ def test_a_pid_that_is_no_process_is_wrong_use(pid: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_asks_and_the_second_aborts(number: signal.Signals) -> None:
+    former = signal.getsignal(number)
     with Ending() as ending:
         os.kill(os.getpid(), number)
         assert ending.due()
@@ -51,7 +52,7 @@ def test_the_first_signal_asks_and_the_second_aborts(number: signal.Signals) -> 
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
             time.sleep(1)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(number) is former
 
 
 def test_with_a_command_the_end_is_the_commands_and_a_signal_is_passed_on() -> None:

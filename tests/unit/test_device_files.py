@@ -81,6 +81,16 @@ def test_every_file_is_looked_at_once_programs_and_device_libraries_first(opened
     assert list(probes.files) == [(8, 1, 3)]
 
 
+def test_after_a_loss_of_events_what_is_mapped_now_is_looked_at(opened, monkeypatch):
+    probes = FakeProbes("libOpenCL.so.1")
+    found = make(probes)
+    one = MappedFile(30, (8, 1, 3), A_LIBRARY, 0, 4096)
+    monkeypatch.setattr(discovery, "mapped_now", lambda: iter([one]))
+    found.resync()
+    found.tidy()
+    assert list(probes.files) == [(8, 1, 3)]
+
+
 def test_what_is_no_file_is_passed_over(opened):
     probes = FakeProbes()
     make(probes).hear([mapped(10, 0, "//anon"), ("mmap",), ("comm", 0, 1, 1, "x", False)])

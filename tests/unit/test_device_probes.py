@@ -293,11 +293,37 @@ def test_rows_of_one_call_become_one_total(calls, bpf):
     assert batch.seen == 16
 
 
-def test_calls_left_out_of_the_spans_are_told(calls, bpf):
+class FakeRing:
+    """Spans of which only the number matters."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def column(self, name):
+        return []
+
+    def distinct(self, names):
+        return []
+
+    def __getattr__(self, name):
+        return lambda *arguments: []
+
+
+def test_calls_left_out_of_the_spans_are_told(calls, bpf, monkeypatch):
     bpf.rows = [row(site_of(calls._probes, "copy").index, count=400)]
     events = calls.drain(1000, False).rows["event"]
     [left_out] = [event for event in events if event[2] == "spans_left_out"]
     assert left_out[5] == 400.0
+    # One that was in the ring before its row: it is no new one.
+    monkeypatch.setattr(bpf, "drain_ring", lambda ring, of, limit: FakeRing(3))
+    calls.drain(2000, False)
+    monkeypatch.setattr(bpf, "drain_ring", lambda ring, of, limit: [])
+    bpf.rows = [row(site_of(calls._probes, "copy").index, count=5)]
+    events = calls.drain(3000, False).rows["event"]
+    assert [event[5] for event in events if event[2] == "spans_left_out"] == [2.0]
 
 
 def test_nested_calls_are_charged_to_the_call_that_makes_them(calls, bpf, monkeypatch):

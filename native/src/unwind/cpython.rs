@@ -6,7 +6,9 @@ use std::collections::HashMap;
 use std::io::Result;
 
 use gimli::{BaseAddresses, CieOrFde, EhFrame, EndianSlice, LittleEndian, UnwindSection};
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
+};
 use object::elf;
 
 use super::section;
@@ -175,8 +177,8 @@ fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
         let CieOrFde::Fde(partial) = entry else { continue };
         let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
         let (start, end) = (fde.initial_address(), fde.end_address());
-        let inside = targets.partition_point(|&it| it < end)
-            - targets.partition_point(|&it| it <= start);
+        let inside =
+            targets.partition_point(|&it| it < end) - targets.partition_point(|&it| it <= start);
         if inside > best.0 {
             best = (inside, (start, end));
         }

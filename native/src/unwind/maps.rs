@@ -148,7 +148,8 @@ impl UnwindMaps {
 
     /// Take a table out. No process may have it in a range any more.
     fn drop_table(&mut self, table: u32) -> PyResult<()> {
-        let gone = self.tables.remove(&table).ok_or_else(|| PyKeyError::new_err("no such table"))?;
+        let gone =
+            self.tables.remove(&table).ok_or_else(|| PyKeyError::new_err("no such table"))?;
         gone.places.into_iter().for_each(|place| self.pool.give_back(place));
         Ok(())
     }

@@ -192,9 +192,8 @@ impl Builder {
         };
         for (_, offset) in order {
             let offset = S::Offset::from(offset as usize);
-            let found = section.fde_from_offset(bases, offset, |_, _, offset| {
-                Ok(cies[&place(offset)].clone())
-            });
+            let found = section
+                .fde_from_offset(bases, offset, |_, _, offset| Ok(cies[&place(offset)].clone()));
             let Ok(fde) = found else { continue };
             let cie = fde.cie();
             evaluator.code_factor = cie.code_alignment_factor();

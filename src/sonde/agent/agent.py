@@ -193,6 +193,8 @@ class Agent:
         self._unwinder.update()
         if self._events.lost > self._lost.get(LOST_EVENTS, 0):
             self._resolver.resync()
+            if self._calls is not None:
+                self._calls.resync()
 
     def _tick(self, chunk_ends: bool) -> None:
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()

@@ -41,6 +41,7 @@ class DeviceCalls:
         self._discovery = Discovery(apis, self._probes)
         self._walk: int | None = None
         self._exit: int | None = None
+        self._left_out = 0
         self._drained_s = time.monotonic()
         expect_fields(self._bpf, "device_calls", FIELDS)
 
@@ -57,6 +58,10 @@ class DeviceCalls:
     def hear(self, events: Iterable[tuple[object, ...]]) -> None:
         """Take in what processes did, as `sonde._native.ProcessEvents` tells it: at once."""
         self._discovery.hear(events)
+
+    def resync(self) -> None:
+        """Events were lost: look at what is mapped now instead."""
+        self._discovery.resync()
 
     @property
     def backlog(self) -> int:
@@ -125,8 +130,10 @@ class DeviceCalls:
 
     def _add_spans(self, batch: Batch, since_ns: int) -> None:
         ring = self._bpf.drain_ring("call_spans", "call_span", SPANS_A_TICK)
-        left_out = batch.seen - len(ring)
-        if left_out > 0:
+        # A call can be in the rows of this interval and in the ring of the next, or the reverse.
+        self._left_out += batch.seen - len(ring)
+        if self._left_out > 0:
+            left_out, self._left_out = self._left_out, 0
             text = "short calls beyond the first of each second are totals only"
             batch.add("event", (since_ns, "notice", "spans_left_out", 0, 0, float(left_out), text))
         if not len(ring):

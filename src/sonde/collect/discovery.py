@@ -55,9 +55,13 @@ class Discovery:
         """Look at everything that is installed or mapped now."""
         for path in installed(self._is_library):
             self._examine_installed(path)
+        self.resync()
+        self._examine_waiting(float("inf"))
+
+    def resync(self) -> None:
+        """Take in what is mapped now, whatever was heard of it."""
         for file in mapped_now():
             self._saw(file)
-        self._examine_waiting(float("inf"))
 
     def hear(self, events: Iterable[tuple[object, ...]]) -> None:
         """Take in what processes did, as `sonde._native.ProcessEvents` tells it."""

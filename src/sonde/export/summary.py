@@ -217,8 +217,8 @@ def _device_row(one: DeviceCalls) -> tuple[str, ...]:
 
 def _moved(one: DeviceCalls) -> str:
     """All bytes and the ways they went: '4.00 GB h2d+d2h'. The table tells them apart."""
-    ways = sorted((way for way in one.bytes if way), key=lambda way: -one.bytes[way])
-    return f"{size(one.bytes_total)} {'+'.join(ways)}".rstrip() if one.bytes else ""
+    ways = sorted(one.bytes, key=lambda way: -one.bytes[way])
+    return f"{size(one.bytes_total)} {'+'.join(ways) if all(ways) else ''}".rstrip() if ways else ""
 
 
 def directions(one: DeviceCalls) -> str:
