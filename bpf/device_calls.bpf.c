@@ -22,6 +22,7 @@
 #include "task.h"
 
 #define MAX_SITES 4096
+#define MAX_BYTES (1ULL << 48)
 
 const volatile u64 long_ns = 1000000; /* a call this long always gets a stack and a span */
 const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this rate, per thread */
@@ -34,6 +35,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct call_spec);
 } sites SEC(".maps");
+
+/* Every hit of a site, whoever made it and whatever came of it: what the budget is held against. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, MAX_SITES);
+	__type(key, u32);
+	__type(value, u64);
+} hits SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
@@ -202,9 +211,12 @@ static __always_inline int enter(struct pt_regs *ctx)
 	struct task_struct *task = bpf_get_current_task_btf();
 	u32 site = bpf_get_attach_cookie(ctx);
 	u64 sp = PT_REGS_SP(ctx), ip = PT_REGS_IP(ctx);
+	u64 *hit = bpf_map_lookup_elem(&hits, &site);
 	struct call_spec *spec;
 	struct in_call *call;
 
+	if (hit)
+		(*hit)++;
 	if (!watched(task->tgid))
 		return 0;
 	call = bpf_task_storage_get(&in_calls, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
@@ -235,6 +247,8 @@ static __always_inline int enter(struct pt_regs *ctx)
 			      CALL_BLOCKING :
 			      0;
 	call->bytes = bytes_of(ctx, spec);
+	if (call->bytes > MAX_BYTES) /* a size that was never meant, and would spoil every sum */
+		call->bytes = MAX_BYTES;
 	call->direction = direction_of(ctx, spec);
 	call->result = spec->result;
 	call->status_at = spec->status_arg >= 0 ? argument(ctx, spec->status_arg) : 0;
@@ -331,6 +345,8 @@ static __always_inline int leave(struct pt_regs *ctx)
 		call->entry_sp = 0;
 		return 0;
 	}
+	if (now < from) /* the walk summed it up after we looked at the clock */
+		now = from;
 	ns = now - call->began_ns;
 	weight = ns >= long_ns ? 1 : stack_weight(&call->chance, call->site, now);
 	key.tgid = task->tgid;
@@ -408,7 +424,7 @@ int on_walk(struct bpf_iter__task *ctx)
 	struct call_key key = {};
 	struct call_value *v;
 	struct in_call *call;
-	u64 now, from;
+	u64 now, from, began;
 
 	if (!task)
 		return 0;
@@ -425,14 +441,15 @@ int on_walk(struct bpf_iter__task *ctx)
 	key.site = call->site;
 	key.direction = call->direction;
 	key.flags = call->flags | CALL_GOING_ON;
+	began = call->began_ns; /* once it is ours, the thread may begin another */
 	if (__sync_val_compare_and_swap(&call->counted_ns, from, now) != from)
 		return 0;
 	v = row_of(&device_calls, &key, &zero);
 	if (!v)
 		return 0;
 	v->ns += now - from;
-	if (now - call->began_ns > v->max_ns)
-		v->max_ns = now - call->began_ns;
+	if (now > began && now - began > v->max_ns)
+		v->max_ns = now - began;
 	return 0;
 }
 

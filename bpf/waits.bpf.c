@@ -190,7 +190,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 
 	if (!preempted && (state & TASK_DEAD))
 		return;
-	w = bpf_task_storage_get(&threads, prev, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	w = bpf_task_storage_get(&threads, prev, 0, 0);
 	if (!w) {
 		count_loss(LOSS_TASK_STORAGE);
 		return;
@@ -220,8 +220,11 @@ static __always_inline void end_wait(struct task_struct *next, u64 now)
 	if (!w)
 		return;
 	from = __sync_lock_test_and_set(&w->counted_ns, 0);
-	if (from)
-		sum_wait(w, next->tgid, next->pid, from, now, true);
+	if (!from)
+		return;
+	if (now < from) /* the walk summed it up after we looked at the clock */
+		now = from;
+	sum_wait(w, next->tgid, next->pid, from, now, true);
 }
 
 SEC("tp_btf/sched_switch")
@@ -277,6 +280,19 @@ int BPF_PROG(on_waking, struct task_struct *task)
 	return 0;
 }
 
+/*
+ * A thread's state is made at its birth or by the walk, never in the scheduler's own hooks: up to
+ * 6.3 that allocates memory, which under the run-queue lock may wake the kernel's reclaim and hang.
+ */
+SEC("tp_btf/sched_process_fork")
+int BPF_PROG(on_born, struct task_struct *parent, struct task_struct *child)
+{
+	if (watched(parent->tgid) &&
+	    !bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE))
+		count_loss(LOSS_TASK_STORAGE);
+	return 0;
+}
+
 SEC("tp_btf/sched_wakeup_new")
 int BPF_PROG(on_new, struct task_struct *task)
 {
@@ -284,7 +300,7 @@ int BPF_PROG(on_new, struct task_struct *task)
 
 	if (!watched(task->tgid))
 		return 0;
-	w = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	w = bpf_task_storage_get(&threads, task, 0, 0);
 	if (!w) {
 		count_loss(LOSS_TASK_STORAGE);
 		return 0;
@@ -311,19 +327,24 @@ int on_walk(struct bpf_iter__task *ctx)
 	u64 now, from;
 	long n;
 
-	/* Kernel threads sleep until there is work: their long waits tell nothing. */
-	if (!task || !task->pid || task->flags & PF_KTHREAD || task->on_cpu || !watched(task->tgid))
+	if (!task || !task->pid || !watched(task->tgid))
 		return 0;
 	w = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!w) {
 		count_loss(LOSS_TASK_STORAGE);
 		return 0;
 	}
+	/* Kernel threads sleep until there is work: their long waits tell nothing. */
+	if (task->flags & PF_KTHREAD || task->on_cpu)
+		return 0;
 	now = bpf_ktime_get_ns();
 	from = w->counted_ns;
 	if (from) {
-		if (now > from && __sync_val_compare_and_swap(&w->counted_ns, from, now) == from)
-			sum_wait(w, task->tgid, task->pid, from, now, false);
+		struct waiting seen = *w; /* once it is ours, the thread may begin another */
+
+		if (now > from && now > seen.began_ns &&
+		    __sync_val_compare_and_swap(&w->counted_ns, from, now) == from)
+			sum_wait(&seen, task->tgid, task->pid, from, now, false);
 		return 0;
 	}
 	if (w->start_ns) /* seen before, and running by now */

@@ -44,6 +44,8 @@ pub struct Bpf {
     swapped: HashMap<String, Swapped>,
     maps: HashMap<String, MapInfo>,
     structs: HashMap<String, Layout>,
+    /// Maps that belong to another object.
+    shared: Vec<String>,
     // Last: links go before the object they belong to.
     object: Object,
 }
@@ -200,7 +202,17 @@ impl Bpf {
             }
         }
         drop(btf);
-        Ok(Self { name, links: HashMap::new(), next_link: 0, swapped, maps, structs, object })
+        let shared = share.into_keys().collect();
+        Ok(Self {
+            name,
+            links: HashMap::new(),
+            next_link: 0,
+            swapped,
+            maps,
+            structs,
+            shared,
+            object,
+        })
     }
 
     /// Attach a program where its section says (tp_btf, iter). Returns the link.
@@ -318,6 +330,14 @@ impl Bpf {
         Ok(())
     }
 
+    /// Drop every stack, those too that no row speaks of.
+    fn clear_stacks(&self, py: Python<'_>) -> PyResult<()> {
+        let map = self.map("stacks")?;
+        let (fd, most) = (map.fd, map.max_entries);
+        py.detach(|| maps::clear(fd, most));
+        Ok(())
+    }
+
     /// Empty a ring of records of one struct.
     fn drain_ring(&self, py: Python<'_>, ring: &str, of: &str, limit: usize) -> PyResult<Columns> {
         let fd = self.map(ring)?.fd;
@@ -331,7 +351,16 @@ impl Bpf {
     /// Losses so far by kind, indexed as `enum sonde_loss`.
     fn losses(&self) -> PyResult<Vec<u64>> {
         let map = self.map("losses")?;
-        Ok(maps::per_cpu_sums(map.fd, map.max_entries)?)
+        Ok(maps::per_cpu_sums(map.fd, 0..map.max_entries as u32)?)
+    }
+
+    /// Entries of an array of per-CPU counters, each summed over the CPUs.
+    fn sums(&self, map: &str, indices: Vec<u32>) -> PyResult<Vec<u64>> {
+        let info = self.map(map)?;
+        if info.key_size != 4 || info.value_size != 8 {
+            return Err(PyValueError::new_err(format!("{map} is no array of counters")));
+        }
+        Ok(maps::per_cpu_sums(info.fd, indices.into_iter())?)
     }
 
     fn set_array(&self, map: &str, index: u32, value: &[u8]) -> PyResult<()> {
@@ -356,7 +385,8 @@ impl Bpf {
     /// Bytes the kernel holds for the maps of this object (shared ones with their owner).
     fn map_bytes(&self) -> u64 {
         let halves = self.swapped.values().flat_map(|pair| pair.rows.iter().map(|half| half.fd));
-        self.maps.values().map(|map| map.fd).chain(halves).map(maps::memory_bytes).sum()
+        let own = self.maps.iter().filter(|(name, _)| !self.shared.contains(name));
+        own.map(|(_, map)| map.fd).chain(halves).map(maps::memory_bytes).sum()
     }
 
     fn __repr__(&self) -> String {

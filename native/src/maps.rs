@@ -82,6 +82,19 @@ pub fn take_all(
     }
 }
 
+/// Delete the entries of a map with keys of 8 bytes, at most as many as it can hold.
+pub fn clear(fd: RawFd, most: usize) {
+    let mut key = 0u64;
+    for _ in 0..most {
+        // SAFETY: the key has the map's size; none asks for the first.
+        let rc =
+            unsafe { sys::bpf_map_get_next_key(fd, ptr::null(), ptr::from_mut(&mut key).cast()) };
+        if rc < 0 || delete(fd, &key.to_ne_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
 /// `struct sonde_stack`: two lengths, then the two arrays of fixed size.
 pub fn stacks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Stack> {
     const KERNEL_FRAMES: usize = 48;
@@ -149,12 +162,12 @@ pub fn drain_ring(fd: RawFd, size: usize, limit: usize) -> Result<Vec<u8>> {
 }
 
 /// An array of per-CPU u64, each summed over the CPUs.
-pub fn per_cpu_sums(fd: RawFd, entries: usize) -> Result<Vec<u64>> {
+pub fn per_cpu_sums(fd: RawFd, indices: impl Iterator<Item = u32>) -> Result<Vec<u64>> {
     // SAFETY: asks libbpf how many slots a per-CPU value has.
     let cpus = unsafe { sys::libbpf_num_possible_cpus() };
     checked(cpus)?;
     let mut slots = vec![0u64; cpus as usize];
-    (0..entries as u32)
+    indices
         .map(|index| {
             // SAFETY: one u64 a possible CPU.
             checked(unsafe {

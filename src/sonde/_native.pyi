@@ -49,11 +49,17 @@ class Bpf:
     def forget_stacks(self, ids: Sequence[int]) -> None:
         """Drop stacks to make room; one that is seen again is stored again."""
 
+    def clear_stacks(self) -> None:
+        """Drop every stack, those too that no row speaks of."""
+
     def drain_ring(self, ring: str, of: str, limit: int) -> Columns:
         """Take up to `limit` records of struct `of` from a ring."""
 
     def losses(self) -> list[int]:
         """Losses since the load, indexed as `enum sonde_loss`."""
+
+    def sums(self, map: str, indices: Sequence[int]) -> list[int]:
+        """Entries of an array of per-CPU counters, each summed over the CPUs."""
 
     def set_array(self, map: str, index: int, value: bytes) -> None: ...
     def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...

@@ -150,7 +150,7 @@ class Agent:
             device_calls=self._counts["device_calls"],
             spans=self._spans,
             lost=sum(self._lost.values()),
-            processes=len(self._dictionary.processes),
+            processes=self._dictionary.processes,
             written_bytes=self._sink.written_bytes,
         )
 
@@ -207,6 +207,8 @@ class Agent:
                 self._lost[name] = count
                 row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
+                if name.endswith(".stack_map_full"):
+                    self._dictionary.make_room()
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)

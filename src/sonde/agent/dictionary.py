@@ -13,6 +13,7 @@ from sonde.sinks.chunk import ChunkBuilder
 
 STACKS_IN_KERNEL = 5_000
 """Stacks read and still kept in the kernel, of its 8192, before they are dropped there."""
+PROCESSES_TOLD_APART = 65_536
 STACKS_CACHED = 16_384
 
 ENTRIES = frozenset(
@@ -38,11 +39,11 @@ class Dictionary:
         self._kernel = kernel
         self._resolver = resolver
         self._stacks: dict[int, _Stack] = {}
-        self._in_kernel: list[int] = []
+        self._in_kernel: set[int] = set()
         self._used_stacks: set[int] = set()
         self._used_threads: set[tuple[int, int, int]] = set()
-        self.processes: set[ProcessKey] = set()
-        """Every process that rows spoke of."""
+        self._processes: set[ProcessKey] = set()
+        self._processes_before = 0
         self.forgotten = 0
         """Stacks dropped before all rows that refer to them had come: some waits last long."""
 
@@ -52,9 +53,19 @@ class Dictionary:
         Soon, that is: while their processes are remembered and the kernel still has their frames.
         """
         self._used_threads |= batch.threads
-        self.processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
+        self._processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
         self._used_stacks |= batch.stacks.keys()
         self._resolve(batch.stacks)
+
+    @property
+    def processes(self) -> int:
+        """Processes that rows spoke of; one seen again after very many others counts again."""
+        return self._processes_before + len(self._processes)
+
+    def make_room(self) -> None:
+        """The kernel had no room for a stack: drop all, those too whose rows were lost."""
+        self._kernel.clear_stacks()
+        self._in_kernel.clear()
 
     def write(self, chunk: ChunkBuilder) -> None:
         """Add the entries that the rows since the last call need."""
@@ -69,6 +80,9 @@ class Dictionary:
         chunk.add("thread", self._thread_rows(threads))
         while len(self._stacks) > STACKS_CACHED:
             del self._stacks[next(iter(self._stacks))]
+        if len(self._processes) > PROCESSES_TOLD_APART:
+            self._processes_before += len(self._processes)
+            self._processes.clear()
 
     def _resolve(self, owners: Mapping[int, ProcessKey]) -> None:
         unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
@@ -79,10 +93,11 @@ class Dictionary:
             frames = tuple(self._resolver.resolve(process, kernel, user))
             complete = bool(frames) and frames[-1].frame.function in ENTRIES
             self._stacks[stack_id] = _Stack(frames, complete)
-        self._in_kernel += unknown
+        # Those known here too: dropped there once, they were stored again when they came again.
+        self._in_kernel |= owners.keys()
         if len(self._in_kernel) > STACKS_IN_KERNEL:
-            self._kernel.forget_stacks(self._in_kernel)
-            self._in_kernel = []
+            self._kernel.forget_stacks(list(self._in_kernel))
+            self._in_kernel.clear()
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:

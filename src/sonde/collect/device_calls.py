@@ -23,6 +23,9 @@ FIELDS = (
     *("count", "nested", "ns", "bytes", "weight_count", "weight_ns", "weight_bytes", "max_ns"),
 )
 SPANS_A_TICK = 20_000
+CALL_GOING_ON = 2
+"""Flag of rows that hold the time of calls which have not returned (abi/events.h)."""
+_LARGEST = 2**64 - 1
 _What = tuple[str, str, str, str, int]
 """Function, API, operation, direction, status."""
 
@@ -42,6 +45,7 @@ class DeviceCalls:
         self._walk: int | None = None
         self._exit: int | None = None
         self._left_out = 0
+        self._hits: dict[int, int] = {}
         self._drained_s = time.monotonic()
         expect_fields(self._bpf, "device_calls", FIELDS)
 
@@ -78,7 +82,7 @@ class DeviceCalls:
         now_s = time.monotonic()
         self._add_rows(batch, since_ns, rows)
         self._add_spans(batch, since_ns)
-        self._charge(rows, now_s - self._drained_s)
+        self._charge(now_s - self._drained_s)
         self._drained_s = now_s
         self._discovery.tidy()
         for notice in self._probes.notices:
@@ -106,10 +110,10 @@ class DeviceCalls:
     def _add_rows(self, batch: Batch, since_ns: int, rows: list[_native.Row]) -> None:
         totals: dict[tuple[_What, tuple[int, int, int]], list[int]] = {}
         for row in rows:
-            pid, tid, start, stack_id, index, status, number, _flags, count, _, ns, size, *rest = (
-                row
-            )
+            pid, tid, start, stack_id, index, status, number, flags, count, _, ns, size, *rest = row
             weight_count, weight_ns, weight_bytes, max_ns = rest
+            if flags & CALL_GOING_ON and not self._probes.is_on(index):
+                continue  # its return is not seen any more: it would go on for ever
             call = self._probes.sites[index].call
             start_ns = start - start % START_UNIT_NS
             who = (pid, start_ns, tid)
@@ -126,6 +130,7 @@ class DeviceCalls:
                 batch.add("sample", (since_ns, "device", call.function, *who, stack_id, *weights))
                 batch.stacks[stack_id] = (pid, start_ns)
         for (what, who), total in totals.items():
+            total = [min(number, _LARGEST) for number in total]
             batch.add("activity", (since_ns, "device", *what, *who, *total, 0, 0))
 
     def _add_spans(self, batch: Batch, since_ns: int) -> None:
@@ -169,10 +174,10 @@ class DeviceCalls:
             }
         )
 
-    def _charge(self, rows: list[_native.Row], elapsed_s: float) -> None:
-        """Hold what the probes cost against their budget."""
-        index, count, nested = (FIELDS.index(name) for name in ("site", "count", "nested"))
-        hits: dict[int, int] = {}
-        for row in rows:
-            hits[row[index]] = hits.get(row[index], 0) + row[count] + row[nested]
-        self._probes.charge(hits, elapsed_s)
+    def _charge(self, elapsed_s: float) -> None:
+        """Hold what the probes cost against their budget: every hit, also of processes that are not
+        watched and of calls that another call makes."""
+        numbers = list(self._probes.sites)
+        now = dict(zip(numbers, self._bpf.sums("hits", numbers), strict=True))
+        self._probes.charge({n: now[n] - self._hits.get(n, 0) for n in numbers}, elapsed_s)
+        self._hits = now

@@ -122,7 +122,7 @@ class Discovery:
             fd = open_mapped(file)
         except OSError:
             if self._is_library(file.name):
-                self._probes.tell("library_gone", file.pid, f"{file.path}: gone before it was read")
+                self._probes.tell("library_gone", file.pid, f"{file.name}: gone before it was read")
             return
         if self._examine_open(fd, file.key, file.name):
             self._used(file.key, file.pid)

@@ -69,6 +69,11 @@ class Kernel:
         """The frames of those of the stacks that are still kept."""
         return self._stacks.stacks(ids) if self._stacks else []
 
+    def clear_stacks(self) -> None:
+        """Drop all stacks, those too that no row speaks of."""
+        if self._stacks:
+            self._stacks.clear_stacks()
+
     def forget_stacks(self, ids: Sequence[int]) -> None:
         """Make room for new stacks by dropping some that were read."""
         if self._stacks:

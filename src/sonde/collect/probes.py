@@ -93,6 +93,7 @@ class Probes:
         self._files: dict[FileKey, ProbedFile] = {}
         self._free = deque(range(MAX_SITES))
         """Used in turn: a call that began before its site came off may still name it."""
+        self._on: set[int] = set()
         self._refused: set[tuple[FileKey, int]] = set()
         self.sites: dict[int, Site] = {}
         """By index; those taken off stay until the index is used again."""
@@ -177,6 +178,7 @@ class Probes:
                 )
                 file.links[link] = [site]
             except OSError as error:
+                self._on.discard(site.index)
                 self._free.append(site.index)
                 self.tell(
                     "probe_refused", 1, f"{site.call.function} of {file.name}: {error.strerror}"
@@ -209,12 +211,19 @@ class Probes:
         for link, group in list(file.links.items()):
             if site in group:
                 rest = [other for other in group if other is not site]
+                if len(self._free) < len(rest):
+                    self._detach(file, link)  # a gap in what is counted, for want of numbers
                 self._attach(
                     file,
                     [self._new_site(o.call, o.offset, o.cost_class, o.debt_ns) for o in rest],
                 )
-                self._detach(file, link)
+                if link in file.links:
+                    self._detach(file, link)
                 return
+
+    def is_on(self, index: int) -> bool:
+        """Whether the site of this number has its probes."""
+        return index in self._on
 
     def drop(self, key: FileKey) -> None:
         """Take all probes off a file."""
@@ -236,11 +245,14 @@ class Probes:
         site = Site(self._free.popleft(), call, offset, cost_class, debt_ns)
         self._bpf.set_array("sites", site.index, call.reading.packed())
         self.sites[site.index] = site
+        self._on.add(site.index)
         return site
 
     def _detach(self, file: ProbedFile, link: int) -> None:
         self._bpf.detach(link)
-        self._free.extend(site.index for site in file.links.pop(link))
+        numbers = [site.index for site in file.links.pop(link)]
+        self._on.difference_update(numbers)
+        self._free.extend(numbers)
 
     def tell(self, name: str, value: float, text: str) -> None:
         """Note something for the next drain."""

@@ -42,8 +42,12 @@ class WaitCollector:
     def start(self) -> None:
         """Take in the threads that wait already, then follow every switch."""
         try:
+            # State for threads to be born, then for those there are; then follow all of them, and
+            # take in what went to sleep meanwhile.
+            self._links = [self._bpf.attach("on_born")]
             self._walk = self._bpf.attach("on_walk")
-            self._links = [
+            self._bpf.walk(self._walk)
+            self._links += [
                 self._bpf.attach(program) for program in ("on_waking", "on_new", "on_switch")
             ]
             self._bpf.walk(self._walk)
