@@ -182,7 +182,7 @@ def test_a_library_that_is_gone_before_it_could_be_read_is_told(monkeypatch):
     probes = FakeProbes()
     make(probes).hear([mapped(10, 3, A_LIBRARY), mapped(10, 4, "/tmp/quick")])
     assert [(name, text) for name, _, text in probes.notices] == [
-        ("library_gone", f"{A_LIBRARY}: gone before it was read")
+        ("library_gone", f"{Path(A_LIBRARY).name}: gone before it was read")
     ]
 
 

@@ -49,6 +49,7 @@ class FakeBpf:
         self.refused_offsets: set[int] = set()
         self.most_links = 0
         self.rows: list[tuple[int, ...]] = []
+        self.hits: dict[int, int] = {}
 
     def set_array(self, name, index, value):
         assert name == "sites"
@@ -86,6 +87,10 @@ class FakeBpf:
 
     def losses(self):
         return []
+
+    def sums(self, name, indices):
+        assert name == "hits"
+        return [self.hits.get(index, 0) for index in indices]
 
 
 class FakeElf:
@@ -326,10 +331,30 @@ def test_calls_left_out_of_the_spans_are_told(calls, bpf, monkeypatch):
     assert [event[5] for event in events if event[2] == "spans_left_out"] == [2.0]
 
 
-def test_nested_calls_are_charged_to_the_call_that_makes_them(calls, bpf, monkeypatch):
-    charged = {}
-    monkeypatch.setattr(calls._probes, "charge", lambda hits, elapsed_s: charged.update(hits))
+def test_every_hit_of_a_site_is_charged_once(calls, bpf, monkeypatch):
+    """Those too that make no row: of processes not watched, of calls that another call makes."""
+    charged = []
+    monkeypatch.setattr(calls._probes, "charge", lambda hits, elapsed_s: charged.append(hits))
     index = site_of(calls._probes, "copy").index
-    bpf.rows = [row(index, count=5, nested=15)]
+    bpf.hits = {index: 20}
     calls.drain(1000, False)
-    assert charged == {index: 20}
+    bpf.hits = {index: 25}
+    calls.drain(2000, False)
+    assert [hits[index] for hits in charged] == [20, 5]
+
+
+def test_sizes_that_were_never_meant_fit_their_column(calls, bpf):
+    index = site_of(calls._probes, "copy").index
+    bpf.rows = [
+        row(index, direction=1, count=1, ns=1, size=2**64 - 1),
+        row(index, direction=1, count=1, ns=1, size=2**64 - 1, stack=55, weight=1),
+    ]
+    [activity] = calls.drain(1000, False).rows["activity"]
+    assert activity[12] == 2**64 - 1
+
+
+def test_a_call_whose_probe_came_off_does_not_go_on_for_ever(calls, bpf):
+    site = site_of(calls._probes, "copy")
+    calls._probes.take_off(KEY, site)
+    bpf.rows = [row(site.index, direction=1, count=0, ns=10**9, flags=2)]
+    assert "activity" not in calls.drain(1000, True).rows
