@@ -94,9 +94,12 @@ class NvmlDevice:
         self._known_tags: dict[tuple[tuple[str, str], ...], str] = {}
         self._throttled = (-1, 0)
         self._memory_bytes = 0
-        self._gpm: Gpm | None = None
         self._process_since_us = 0
+        self._in_use = True
+        self._highest: dict[str, int] = {}
         self._wraps: dict[int, tuple[float, float]] = {}
+        self._gpm = self._find_gpm()
+        self._pcie = [] if self._gpm else [Reading("pcie counters", self._pcie_counters)]
 
     def cheap(self) -> list[Reading]:
         """Microseconds each, and what changes within a second."""
@@ -107,7 +110,7 @@ class NvmlDevice:
             Reading("temperature", self._temperature),
             Reading("clocks", self._clocks),
             Reading("throttle", self._throttle),
-            Reading("gpm", self._activity),
+            *self._pcie,
         ]
 
     def steady(self) -> list[Reading]:
@@ -116,11 +119,11 @@ class NvmlDevice:
             Reading("memory limit", self._memory_limit),
             Reading("power limit", self._power_limit),
             Reading("engines", self._engines),
-            Reading("counters", self._counters),
+            Reading("gpm", self._activity),
             Reading("nvlink", self._nvlink),
             Reading("memory temperature", self._memory_temperature),
-            Reading("process use", self._process_use),
             Reading("process memory", self._process_memory),
+            Reading("process use", self._process_use),
         ]
 
     def dear(self) -> list[Reading]:
@@ -128,6 +131,7 @@ class NvmlDevice:
         return [
             Reading("identity", self._identity),
             Reading("energy", self._energy),
+            Reading("throttle time", self._throttle_time),
             Reading("links", self._links),
             Reading("nvlinks", self._nvlink_states),
             Reading("ecc", self._ecc),
@@ -135,6 +139,32 @@ class NvmlDevice:
             Reading("fan", self._fan),
             Reading("highest clocks", self._highest_clocks),
         ]
+
+    def _find_gpm(self) -> Gpm | None:
+        whole, instance = self, None
+        try:
+            if self._parent is not None:
+                whole = self._parent
+                instance = self._nvml.number("nvmlDeviceGetGpuInstanceId", self.handle)
+            return Gpm(self._nvml, whole.handle, self._me, instance, self._dram_peak())
+        except NvmlError as error:
+            if error.code in ABSENT:
+                return None
+            raise
+
+    def _dram_peak(self) -> float:
+        """Bytes a second that the memory can move: both edges of its clock, over its whole bus.
+        0 where that is not known, as for a part of a GPU."""
+        if self._parent is not None:
+            return 0.0
+        try:
+            bits = self._nvml.number("nvmlDeviceGetMemoryBusWidth", self.handle)
+            mhz = self._nvml.number("nvmlDeviceGetMaxClockInfo", self.handle, _CLOCKS["memory"])
+        except NvmlError as error:
+            if error.code in ABSENT:
+                return 0.0
+            raise
+        return 2 * mhz * MHZ * bits / 8
 
     def close(self) -> None:
         """Give back what the library holds for it."""
@@ -194,14 +224,14 @@ class NvmlDevice:
             tags = self.tags(sonde__gpu__throttle__reason=reason)
             points.add("sonde.gpu.throttled", float(bool(bits & bit)), tags, now_ns)
 
-    def _activity(self, points: Points, now_ns: int) -> None:
-        if self._gpm is None:
-            whole, instance = self, None
-            if self._parent is not None:
-                whole = self._parent
-                instance = self._nvml.number("nvmlDeviceGetGpuInstanceId", self.handle)
-            self._gpm = Gpm(self._nvml, whole.handle, self._me, instance)
-        self._gpm.read(points, now_ns)
+    def _pcie_counters(self, points: Points, now_ns: int) -> None:
+        """The chip's own counters, where it has no GPM. They have 32 bits and are asked so often
+        that they cannot wrap unseen below 40 GB/s."""
+        fields = self._fields([*PCIE_FIELDS])
+        self._require(bool(fields))
+        for field in fields:
+            tags = self.tags(network__io__direction=PCIE_FIELDS[field.fieldId])
+            points.add("hw.gpu.io", self._unwrapped(field), tags, now_ns)
 
     # ---- steady ----
 
@@ -221,18 +251,6 @@ class NvmlDevice:
             tags = self.tags(hw__gpu__task=task)
             points.add("hw.gpu.utilization", share.value / 100, tags, now_ns)
 
-    def _counters(self, points: Points, now_ns: int) -> None:
-        known = False
-        for field in self._fields([*PCIE_FIELDS, *THROTTLE_FIELDS]):
-            known = True
-            if field.fieldId in PCIE_FIELDS:
-                tags = self.tags(network__io__direction=PCIE_FIELDS[field.fieldId])
-                points.add("hw.gpu.io", self._unwrapped(field), tags, now_ns)
-            else:
-                tags = self.tags(sonde__gpu__throttle__reason=THROTTLE_FIELDS[field.fieldId])
-                points.add("sonde.gpu.throttle.time", field.number() / 1e9, tags, now_ns)
-        self._require(known)
-
     def _nvlink(self, points: Points, now_ns: int) -> None:
         known = False
         for field in self._fields([*NVLINK_FIELDS], scope=ALL_LINKS):
@@ -248,6 +266,8 @@ class NvmlDevice:
         points.add("hw.temperature", fields[0].number(), tags, now_ns)
 
     def _process_use(self, points: Points, now_ns: int) -> None:
+        if not self._in_use:
+            return  # the question costs milliseconds, and most where the answer is nothing
         samples = self._nvml.process_samples(self.handle, self._process_since_us)
         shares: dict[int, list[tuple[int, int, int, int]]] = {}
         for one in samples:
@@ -273,13 +293,26 @@ class NvmlDevice:
         for name in ("Compute", "Graphics"):
             call = f"nvmlDeviceGet{name}RunningProcesses_v3"
             for one in self._nvml.processes(call, self.handle):
-                if one.usedGpuMemory != NOT_AVAILABLE:
-                    held[one.pid] = max(held.get(one.pid, 0), one.usedGpuMemory)
+                used = one.usedGpuMemory if one.usedGpuMemory != NOT_AVAILABLE else 0
+                held[one.pid] = max(held.get(one.pid, 0), used)
+        self._in_use = bool(held)
         for pid, used in held.items():
             who = {"process.pid": str(pid), "sonde.process.start": start_of(pid)}
             points.add("sonde.process.gpu.memory", used, labels_of(self._me | who), now_ns)
 
+    def _activity(self, points: Points, now_ns: int) -> None:
+        if self._gpm is None:
+            raise NvmlError(NOT_SUPPORTED)
+        self._gpm.read(points, now_ns)
+
     # ---- dear ----
+
+    def _throttle_time(self, points: Points, now_ns: int) -> None:
+        fields = self._fields([*THROTTLE_FIELDS])
+        self._require(bool(fields))
+        for field in fields:
+            tags = self.tags(sonde__gpu__throttle__reason=THROTTLE_FIELDS[field.fieldId])
+            points.add("sonde.gpu.throttle.time", field.number() / 1e9, tags, now_ns)
 
     def _identity(self, points: Points, now_ns: int) -> None:
         nvml = self._nvml
@@ -353,9 +386,11 @@ class NvmlDevice:
 
     def _highest_clocks(self, points: Points, now_ns: int) -> None:
         for domain, number in _CLOCKS.items():
-            mhz = self._nvml.number("nvmlDeviceGetMaxClockInfo", self.handle, number)
+            if domain not in self._highest:  # never changes, and takes milliseconds to tell
+                mhz = self._nvml.number("nvmlDeviceGetMaxClockInfo", self.handle, number)
+                self._highest[domain] = mhz
             tags = self.tags(sonde__gpu__clock__domain=domain)
-            points.add("sonde.gpu.clock.limit", mhz * MHZ, tags, now_ns)
+            points.add("sonde.gpu.clock.limit", self._highest[domain] * MHZ, tags, now_ns)
 
     # ---- how fields are asked ----
 
