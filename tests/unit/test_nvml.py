@@ -37,7 +37,7 @@ class Watched:
         self.metrics += points.metrics
         self.notes += [(row[2], row[6]) for row in points.events]
 
-    def until(self, condition, seconds=12):
+    def until(self, condition, seconds=40):
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
             self.take()
