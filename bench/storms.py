@@ -43,6 +43,7 @@ def build(to: Path) -> None:
         ("storm", storm),
         ("payload.so", ["-Wl,-z,nodelete", *library]),
         ("locked.so", ["-DSTORM_LOCKED", *library, "-ldl"]),
+        ("sleepy.so", ["-DSTORM_SLEEPY", *library]),
     ):
         subprocess.run(
             ["cc", "-O2", "-Wall", "-Wextra", "-o", str(to / name), *arguments], check=True

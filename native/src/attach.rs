@@ -44,6 +44,9 @@ pub struct Landmarks {
     /// Of errno, from the thread pointer.
     pub errno_offset: Option<i64>,
     pub loader_code: Range,
+    /// A C library older than 2.34, whose loader's locks tell their owner only in programs with
+    /// threads.
+    pub old_loader: bool,
     /// Where the loader keeps its locks.
     pub loader_data: Range,
 }
@@ -52,7 +55,7 @@ pub struct Landmarks {
 impl Landmarks {
     #[new]
     #[pyo3(signature = (*, dlopen, sigreturn, ret, list_lock, list_unlock, getppid, errno_offset,
-                        loader_code, loader_data))]
+                        loader_code, loader_data, old_loader))]
     #[allow(clippy::too_many_arguments)] // by name only
     fn new(
         dlopen: u64,
@@ -64,6 +67,7 @@ impl Landmarks {
         errno_offset: Option<i64>,
         loader_code: Range,
         loader_data: Range,
+        old_loader: bool,
     ) -> Self {
         Self {
             dlopen,
@@ -75,6 +79,7 @@ impl Landmarks {
             errno_offset,
             loader_code,
             loader_data,
+            old_loader,
         }
     }
 }
@@ -125,7 +130,8 @@ impl ThreadBorrower {
     /// Forks the guardian. Raises OSError where there is no memory or no process to be had.
     #[new]
     fn new(pid: i32, landmarks: &Bound<'_, Landmarks>) -> PyResult<Self> {
-        let inner = load::Borrower::new(pid, landmarks.get().clone()).map_err(PyOSError::new_err)?;
+        let inner =
+            load::Borrower::new(pid, landmarks.get().clone()).map_err(PyOSError::new_err)?;
         Ok(Self { inner })
     }
 

@@ -269,6 +269,7 @@ class Landmarks:
         errno_offset: int | None,
         loader_code: tuple[int, int],
         loader_data: tuple[int, int],
+        old_loader: bool,
     ) -> None: ...
 
 class Attempt:

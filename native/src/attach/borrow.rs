@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use libc::{pid_t, user_regs_struct};
 
 use super::frame::{self, Places};
+use super::guard::holds_loader_lock;
 use super::trace::{self, Step, Stuck, Thread};
 use super::{Candidate, Landmarks};
 
@@ -37,9 +38,7 @@ fn answers_eintr_to_a_stop(call: i64) -> bool {
 fn was_interrupted(regs: &user_regs_struct) -> bool {
     match regs.rax as i64 {
         ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK => true,
-        code => {
-            code == -i64::from(libc::EINTR) && answers_eintr_to_a_stop(regs.orig_rax as i64)
-        }
+        code => code == -i64::from(libc::EINTR) && answers_eintr_to_a_stop(regs.orig_rax as i64),
     }
 }
 
@@ -54,13 +53,19 @@ fn unnoticed(regs: &user_regs_struct) -> user_regs_struct {
     r
 }
 
-fn stack_refusal(pid: pid_t, it: &Candidate, regs: &user_regs_struct, at: &Landmarks) -> Option<String> {
+fn stack_refusal(
+    pid: pid_t,
+    it: &Candidate,
+    regs: &user_regs_struct,
+    at: &Landmarks,
+) -> Option<String> {
     let sp = regs.rsp;
     if sp.saturating_sub(it.stack_low) < STACK_ROOM_BYTES {
         return Some("it has too little stack left".into());
     }
     // A stack that the program made itself lies among other data, so its end cannot be known.
-    if !it.is_main && !(sp < regs.fs_base && regs.fs_base < it.stack_high) {
+    let own = sp < regs.fs_base && regs.fs_base < it.stack_high;
+    if !it.is_main && !own {
         return Some("it runs on a stack of the program's own making".into());
     }
     let size = (it.stack_high - sp).min(SCAN_BYTES) as usize & !7;
@@ -74,11 +79,16 @@ fn stack_refusal(pid: pid_t, it: &Candidate, regs: &user_regs_struct, at: &Landm
         if word == at.sigreturn {
             return Some("it is inside a signal handler".into());
         }
-        if low <= word && word < high {
+        // Old words on the stack look like this, too; where locks tell, they are asked instead.
+        if at.old_loader && low <= word && word < high {
             return Some("it is inside the loader".into());
         }
     }
-    None
+    match holds_loader_lock(pid, it.inner_tid, at) {
+        Some(false) => None,
+        Some(true) => Some("it is inside the loader".into()),
+        None => Some("the loader's locks cannot be read".into()),
+    }
 }
 
 impl Borrowed {

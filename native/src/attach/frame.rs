@@ -149,7 +149,10 @@ pub fn writes(
     };
     // SAFETY: a plain structure without padding, every byte of it set.
     let frame = unsafe {
-        std::slice::from_raw_parts(std::ptr::from_ref(&frame).cast::<u8>(), size_of::<SignalFrame>())
+        std::slice::from_raw_parts(
+            std::ptr::from_ref(&frame).cast::<u8>(),
+            size_of::<SignalFrame>(),
+        )
     };
     vec![
         (places.xstate, image),

@@ -28,11 +28,26 @@ pub struct Guardian {
     pid: pid_t,
 }
 
-/// Whether a thread waits for the loader's first lock and holds none of the loader's: only then may
-/// a load be given up.
+/// Whether a thread holds a lock of the loader; None: that cannot be read.
 ///
 /// The loader's mutexes lie in its writable data, each a `pthread_mutex_t` (lock, count, owner,
 /// users, kind) of the recursive kind.
+pub fn holds_loader_lock(pid: pid_t, inner_tid: i32, at: &Landmarks) -> Option<bool> {
+    const MOST_BYTES: u64 = 1 << 20;
+    let (low, high) = at.loader_data;
+    let mut data = vec![0u8; (high - low).min(MOST_BYTES) as usize];
+    if trace::read(pid, low, &mut data) != data.len() {
+        return None;
+    }
+    let word = |i: usize| i32::from_le_bytes(data[i..i + 4].try_into().unwrap());
+    Some((0..data.len().saturating_sub(20)).step_by(8).any(|i| {
+        let (lock, count, owner, kind) = (word(i), word(i + 4), word(i + 8), word(i + 16));
+        lock != 0 && count > 0 && owner == inner_tid && kind == 1
+    }))
+}
+
+/// Whether a thread waits for the loader's first lock and holds none of the loader's: only then may
+/// a load be given up.
 pub fn waits_empty_handed(
     pid: pid_t,
     inner_tid: i32,
@@ -40,20 +55,9 @@ pub fn waits_empty_handed(
     at: &Landmarks,
 ) -> bool {
     let (low, high) = at.loader_data;
-    if regs.orig_rax as i64 != libc::SYS_futex || !(low..high).contains(&regs.rdi) {
-        return false;
-    }
-    const MOST_BYTES: u64 = 1 << 20;
-    let mut data = vec![0u8; (high - low).min(MOST_BYTES) as usize];
-    if trace::read(pid, low, &mut data) != data.len() {
-        return false;
-    }
-    let word = |i: usize| i32::from_le_bytes(data[i..i + 4].try_into().unwrap());
-    let holds = (0..data.len().saturating_sub(20)).step_by(8).any(|i| {
-        let (lock, count, owner, kind) = (word(i), word(i + 4), word(i + 8), word(i + 16));
-        lock != 0 && count > 0 && owner == inner_tid && kind == 1
-    });
-    !holds
+    regs.orig_rax as i64 == libc::SYS_futex
+        && (low..high).contains(&regs.rdi)
+        && holds_loader_lock(pid, inner_tid, at) == Some(false)
 }
 
 /// Registers that send a thread from inside the load to the unlock, and from there home.

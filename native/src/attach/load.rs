@@ -90,11 +90,15 @@ impl Load<'_> {
         let mut bytes = text.as_bytes().to_vec();
         bytes.push(0);
         let written = trace::write(self.it.pid, self.it.places.text, &bytes);
-        if written { Ok(()) } else { Err(Stuck::Gone) }
+        if written {
+            Ok(())
+        } else {
+            Err(Stuck::Gone)
+        }
     }
 
     /// To the entry of the rt_sigreturn that ends the foreign work.
-    fn to_sigreturn(&mut self, until: Instant) -> Step {
+    fn run_to_sigreturn(&mut self, until: Instant) -> Step {
         loop {
             self.it.thread.to_syscall(until)?;
             let r = self.regs()?;
@@ -183,7 +187,7 @@ impl Load<'_> {
         r.rax = 0;
         self.run_from(&mut r, self.at.dlopen, self.it.places.frame - 16)?;
         loop {
-            match self.to_sigreturn(Instant::now() + LOCK_BOUND) {
+            match self.run_to_sigreturn(Instant::now() + LOCK_BOUND) {
                 Ok(()) => return Ok(true),
                 Err(Stuck::Late) if Instant::now() < self.until => {}
                 Err(other) => return Err(other.into()),
@@ -194,7 +198,7 @@ impl Load<'_> {
                 self.stage = "abort";
                 let frame = self.it.places.frame;
                 self.it.thread.set_regs(&to_the_unlock(&r, frame, self.at))?;
-                self.to_sigreturn(self.until + SETTLE)?;
+                self.run_to_sigreturn(self.until + SETTLE)?;
                 return Ok(false);
             }
         }

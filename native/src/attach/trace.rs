@@ -131,9 +131,7 @@ impl Thread {
         loop {
             let mut status = 0;
             // SAFETY: writes one int.
-            let found = unsafe {
-                libc::waitpid(self.0, &mut status, libc::__WALL | libc::WNOHANG)
-            };
+            let found = unsafe { libc::waitpid(self.0, &mut status, libc::__WALL | libc::WNOHANG) };
             if found == self.0 {
                 return if libc::WIFSTOPPED(status) { Ok(status) } else { Err(Stuck::Gone) };
             }
@@ -150,8 +148,7 @@ impl Thread {
                 let mut set = zeroed();
                 libc::sigemptyset(&mut set);
                 libc::sigaddset(&mut set, libc::SIGCHLD);
-                let nap =
-                    libc::timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
+                let nap = libc::timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
                 libc::sigtimedwait(&set, null_mut(), &nap);
             }
         }

@@ -87,7 +87,8 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
                 "the process runs code of another architecture", "Attach from x86-64 to x86-64."
             )
         found = {name: libc.function(name) for name in _FUNCTIONS}
-        if found["dlopen"] is None and (dl := _base(mappings, _LIBDL)) is not None:
+        is_old = found["dlopen"] is None  # it came into libc with 2.34
+        if is_old and (dl := _base(mappings, _LIBDL)) is not None:
             found["dlopen"] = LoadedImage(memory, dl).function("dlopen")
         offset = _errno_offset(memory, libc.function("__errno_location"))
     except ValueError as error:
@@ -109,6 +110,7 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
         errno_offset=offset,
         loader_code=loader_code,
         loader_data=_loader_data(mappings),
+        old_loader=is_old,
     )
 
 

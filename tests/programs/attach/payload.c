@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the storms load: a constructor that starts a thread, as the real library will.
+// STORM_SLEEPY: a constructor that sleeps for a second, inside the loader.
 // STORM_LOCKED: a constructor that first waits for the program's own mutex (the trap of storm.c).
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -25,6 +26,9 @@ __attribute__((constructor)) static void begin(void)
 	pthread_mutex_t *m = dlsym(RTLD_DEFAULT, "trap_lock");
 	if (m)
 		pthread_mutex_lock(m), pthread_mutex_unlock(m);
+#endif
+#ifdef STORM_SLEEPY
+	usleep(1000000);
 #endif
 	pthread_t t;
 	pthread_attr_t a;
