@@ -12,6 +12,7 @@ mod maps;
 mod perf;
 mod prio;
 mod symbols;
+mod unwind;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -23,5 +24,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     perf::register(module)?;
     prio::register(module)?;
     symbols::register(module)?;
+    unwind::register(module)?;
     Ok(())
 }

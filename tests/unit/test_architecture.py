@@ -28,7 +28,10 @@ DOORS: dict[str, set[str]] = {
     "collect": {"apis", "config", "errors", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
     "sinks": {"errors", "model", "_native"},
-    "agent": {"apis", "collect", "config", "errors", "model", "resolve", "sinks", "_native"},
+    "unwind": {"errors", "model", "resolve", "_native"},
+    "agent": {
+        *("apis", "collect", "config", "errors", "model", "resolve", "sinks", "unwind", "_native"),
+    },
     "query": {"errors", "model"},
     "export": {"errors", "model", "query"},
     "fleet": {"errors", "_native"},
