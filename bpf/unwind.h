@@ -37,7 +37,7 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 {
 	struct task_struct___unwind *more = (void *)task;
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
-	u32 tgid = task->tgid, one = 1;
+	u32 tgid = task->tgid;
 	struct unwind_process *process = bpf_map_lookup_elem(&unwind_processes, &tgid);
 
 	w->has_range = w->is_return = w->in_python = w->python_known = w->signals = 0;
@@ -79,7 +79,7 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 	w->thread_base = BPF_CORE_READ(more, thread.fsbase);
 	return true;
 unknown:
-	bpf_map_update_elem(&unwind_wanted, &tgid, &one, BPF_ANY);
+	want(tgid);
 	return false;
 }
 

@@ -49,7 +49,8 @@ static __always_inline bool see_through_trampoline(struct unwind_walk *w, struct
 }
 
 /* To the caller by frame pointers. */
-static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct task_struct *task, u32 why)
+static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct task_struct *task,
+						  u32 why)
 {
 	u64 saved[2];
 
@@ -86,6 +87,8 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 			goto mapped;
 		}
 	unmapped:
+		if (w->is_first) /* mapped since it was told */
+			want(w->process.tgid);
 		if (!put(w, pc))
 			return 1;
 		return step_by_frame_pointer(w, task, STOP_NO_MAPPING);
@@ -126,7 +129,8 @@ mapped:
 		break;
 	case CFA_RSP_DEREF:
 	case CFA_RBP_DEREF:
-		if (read_user(task, &cfa, 8, (rule.cfa == CFA_RSP_DEREF ? w->sp : w->bp) + rule.offset)) {
+		if (read_user(task, &cfa, 8,
+			      (rule.cfa == CFA_RSP_DEREF ? w->sp : w->bp) + rule.offset)) {
 			w->stop = STOP_MEMORY;
 			return 1;
 		}

@@ -5,7 +5,7 @@
 
 #include "../abi/unwind.h"
 
-#define UNWIND_PIECES 8 /* of SONDE_USER_FRAMES words */
+#define UNWIND_PIECES 8	 /* of SONDE_USER_FRAMES words */
 #define UNWIND_SIGNALS 4 /* frames of signal handlers on one stack */
 #define PYTHON_FRAME_BYTES 112
 #define ABSENT 0xffff
@@ -98,6 +98,14 @@ static __always_inline void count_stop(u32 why)
 		(*n)++;
 }
 
+/* Ask user space to tell a process (again). */
+static __always_inline void want(u32 tgid)
+{
+	const u32 one = 1;
+
+	bpf_map_update_elem(&unwind_wanted, &tgid, &one, BPF_ANY);
+}
+
 static __always_inline void count_cost(u64 began_ns)
 {
 	u64 steps = (bpf_ktime_get_ns() - began_ns) / 250, *n;
@@ -130,7 +138,8 @@ static __always_inline bool put(struct unwind_walk *w, u64 word)
 /* What a walk goes by; kept on the program's own stack, where the verifier knows the pointers. */
 struct unwind_context {
 	struct unwind_walk *walk;
-	struct task_struct *task; /* whose stack it is: the current one, unless SONDE_READS_OTHERS */
+	struct task_struct
+		*task; /* whose stack it is: the current one, unless SONDE_READS_OTHERS */
 };
 
 static __always_inline long read_user(struct task_struct *task, void *to, u32 size, u64 from)

@@ -8,9 +8,9 @@ use crate::elf::file::ElfFile;
 
 mod cpython;
 mod maps;
+mod plain;
 mod pool;
 mod prologue;
-mod plain;
 mod rules;
 mod section;
 mod table;

@@ -261,7 +261,8 @@ pub fn analyse(code: &[u8], start: u64) -> Option<Vec<(u64, Rule)>> {
             let next = instruction.next_ip();
             states.insert(at, (state.clone(), next));
             state.step(&instruction, &mut infos);
-            let is_near = instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64;
+            let is_near =
+                instruction.op_count() > 0 && instruction.op0_kind() == OpKind::NearBranch64;
             match instruction.flow_control() {
                 FlowControl::Next | FlowControl::Call | FlowControl::IndirectCall => {}
                 FlowControl::ConditionalBranch if is_near => {

@@ -38,6 +38,7 @@ pub enum Cfa {
 }
 
 /// Order as in `enum unwind_rbp`.
+#[allow(clippy::enum_variant_names)]
 #[repr(u8)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Rbp {
@@ -334,11 +335,7 @@ impl Evaluator<'_> {
             I::Restore { register: Register(RIP) } => {
                 state.return_address = self.initial.return_address;
             }
-            I::RememberState => {
-                if self.remembered.len() < 64 {
-                    self.remembered.push(*state);
-                }
-            }
+            I::RememberState if self.remembered.len() < 64 => self.remembered.push(*state),
             I::RestoreState => {
                 if let Some(remembered) = self.remembered.pop() {
                     *state = remembered;

@@ -299,7 +299,12 @@ impl Table {
         if let Some(found) = section::named(file, ".eh_frame")? {
             let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
             let bases = BaseAddresses::default().set_eh_frame(found.address);
-            builder.add(&EhFrame::from(Slice::new(&bytes, LittleEndian)), &bases, &code, &mut plain)?;
+            builder.add(
+                &EhFrame::from(Slice::new(&bytes, LittleEndian)),
+                &bases,
+                &code,
+                &mut plain,
+            )?;
         }
         if builder.table.descriptions == 0 {
             if let Some(found) = section::named(file, ".debug_frame")? {

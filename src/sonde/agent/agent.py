@@ -202,6 +202,7 @@ class Agent:
         self._unwinder.update()
         if self._events.lost > self._lost.get(LOST_EVENTS, 0):
             self._resolver.resync()
+            self._unwinder.resync()
             if self._calls is not None:
                 self._calls.resync()
 

@@ -21,8 +21,8 @@ from sonde.resolve.binaries import Binary
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.recent import Recent
-from sonde.unwind.ends import ENDS
 from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
+from sonde.unwind.ends import ENDS
 from sonde.unwind.tables import TableCache
 
 UPDATE_S: Final = 0.025
@@ -33,6 +33,8 @@ ROOM_AGAIN_S: Final = 1.5
 """After making room, until what was given back can be used."""
 ROOM_LATER_S: Final = 60.0
 """A process that never finds room is tried again no less often than this."""
+TELL_GAP_S: Final = 0.25
+"""Between two times that a process is told because walks ask for it."""
 MAX_PYTHONS: Final = 8192
 """Processes, ended ones too, whose Python is remembered."""
 _PT_LOAD: Final = 1
@@ -65,6 +67,7 @@ class _Told:
     """A process that the kernel knows how to walk."""
 
     process: LiveProcess
+    at_s: float
     files: set[int] = field(default_factory=set)
     python: Interpreter | None = None
 
@@ -137,7 +140,7 @@ class Unwinder:
             self._told_s = now_s
             self._stale |= self._ready
             self._ready = set()
-        self._stale |= set(self._maps.wanted())
+        self._stale |= {pid for pid in self._maps.wanted() if self._is_due(pid, now_s)}
         for pid, put_off in self._put_off.items():
             if now_s > put_off.until_s:
                 self._stale.add(pid)
@@ -154,6 +157,15 @@ class Unwinder:
                 self._put_off.pop(pid, None)
             else:
                 self._put(pid, now_s)
+
+    def resync(self) -> None:
+        """Events were lost: tell all processes again."""
+        self._stale |= self._told.keys()
+
+    def _is_due(self, pid: int, now_s: float) -> bool:
+        """Whether to tell a process that a walk asked for; it asks again while it is not."""
+        told = self._told.get(pid)
+        return told is None or now_s > told.at_s + TELL_GAP_S
 
     def python_of(self, process: LiveProcess) -> Interpreter | None:
         """The Python that a process runs or ran last, None where it runs none that is walked."""
@@ -210,7 +222,7 @@ class Unwinder:
         if not start_code:  # a kernel thread, or on its way out
             return True
         process = self._resolver.processes.find(pid, found.start_ns)
-        told = _Told(process)
+        told = _Told(process, time.monotonic())
         ranges = []
         kernel_python = None
         has_room = True

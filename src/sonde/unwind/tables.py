@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ MAX_SENT: Final = 8
 """Requests under way. They are answered in order: where the process dies, it is over the first."""
 DEADLINE_S: Final = 60.0
 """A file that takes longer has no table: it may lie where reading hangs."""
+BUILDER: Final = (sys.executable, "-m", "sonde.unwind.build")
 END_S: Final = 1.0
 """How long the building process may take to end."""
 MAX_FAILED: Final = 65_536
@@ -68,7 +70,15 @@ def _found(told: list[Any]) -> Found:
 class TableCache:
     """Tables on disk, and the process that makes those that are missing."""
 
-    def __init__(self, folder: Path | None = None, max_bytes: int = MAX_CACHE_BYTES) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        max_bytes: int = MAX_CACHE_BYTES,
+        builder: Sequence[str] = BUILDER,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        self._builder = builder
+        self._deadline_s = deadline_s
         self._folder = folder or default_folder()
         self._child: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
@@ -184,7 +194,7 @@ class TableCache:
             return "not running"
         while b"\n" not in self._heard:
             if not self._selector.select(0):
-                if time.monotonic() - self._began_s < DEADLINE_S:
+                if time.monotonic() - self._began_s < self._deadline_s:
                     return None
                 self._end_child()
                 return "it took too long"
@@ -198,7 +208,7 @@ class TableCache:
 
     def _start_child(self) -> subprocess.Popen[bytes]:
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "sonde.unwind.build"],
+            self._builder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
