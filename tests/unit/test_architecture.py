@@ -21,19 +21,22 @@ PACKAGE = ROOT / "src" / "sonde"
 # nothing imports `cli`. docs/architecture.md says why; change both together.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
+    "attach": {"errors", "_native"},
     "model": set(),
     "apis": {"errors"},
     "config": {"errors"},
     "host": {"errors", "_native"},
-    "collect": {"apis", "config", "errors", "model", "_native"},
+    "metrics": {"errors"},
+    "collect": {"apis", "config", "errors", "metrics", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
-    "sinks": {"errors", "model", "_native"},
+    "sinks": {"errors", "metrics", "model", "_native"},
     "unwind": {"errors", "model", "resolve", "_native"},
     "agent": {
-        *("apis", "collect", "config", "errors", "model", "resolve", "sinks", "unwind", "_native"),
+        *("apis", "collect", "config", "errors", "metrics", "model", "resolve", "sinks", "unwind"),
+        "_native",
     },
     "query": {"errors", "model"},
-    "export": {"errors", "model", "query"},
+    "export": {"errors", "metrics", "model", "query"},
     "fleet": {"errors", "_native"},
 }
 

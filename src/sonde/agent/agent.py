@@ -21,13 +21,16 @@ from pathlib import Path
 from typing import Protocol
 
 from sonde import _native, apis
+from sonde.agent import signals
 from sonde.agent.dictionary import Dictionary
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.kernel import Kernel, refusal
+from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
+from sonde.metrics import labels
 from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
 from sonde.unwind import ENDS, Unwinder
@@ -81,7 +84,7 @@ class Agent:
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0}
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._chunk = ChunkBuilder(0)
@@ -127,6 +130,8 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if runners := signals.runners(config):
+            collectors.append(Metrics(runners))
         return collectors
 
     def start(self) -> None:
@@ -250,7 +255,8 @@ class Agent:
     def _count_ends(self) -> None:
         """How the walks of user stacks since the last chunk ended, reason by reason."""
         now = self._unwinder.stops()
-        now["tail_dropped"] = self._dictionary.tails_dropped
+        if self._dictionary.tails_dropped:
+            now["tail_dropped"] = self._dictionary.tails_dropped
         for end in ENDS:
             new = now.get(end.name, 0) - self._ends.get(end.name, 0)
             if new > 0:
@@ -261,11 +267,7 @@ class Agent:
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        unwinding = {
-            **self._unwinder.usage(),
-            **{f"stop.{name}": n for name, n in self._unwinder.stops().items()},
-            "python_unread": self._dictionary.python.unread,
-        }
+        unwinding = {**self._unwinder.usage(), "python_unread": self._dictionary.python.unread}
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
@@ -279,6 +281,9 @@ class Agent:
             ),
         ):
             self._chunk.add("metric", [(self._tick_ns, series, "", value)])
+        for end, n in self._ends.items():
+            row = (self._tick_ns, "sonde.unwind.walks", labels(sonde__stack__end=end), float(n))
+            self._chunk.add("metric", [row])
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)
