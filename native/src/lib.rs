@@ -13,6 +13,7 @@ mod maps;
 mod perf;
 mod prio;
 mod symbols;
+mod unwind;
 
 /// The library for profiled processes (inject/); empty where it cannot be built.
 #[pyfunction]
@@ -32,5 +33,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     perf::register(module)?;
     prio::register(module)?;
     symbols::register(module)?;
+    unwind::register(module)?;
     Ok(())
 }

@@ -30,8 +30,10 @@ DOORS: dict[str, set[str]] = {
     "collect": {"apis", "config", "errors", "metrics", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
     "sinks": {"errors", "metrics", "model", "_native"},
+    "unwind": {"errors", "model", "resolve", "_native"},
     "agent": {
-        *("apis", "collect", "config", "errors", "metrics", "model", "resolve", "sinks", "_native")
+        *("apis", "collect", "config", "errors", "metrics", "model", "resolve", "sinks", "unwind"),
+        "_native",
     },
     "query": {"errors", "model"},
     "export": {"errors", "metrics", "model", "query"},

@@ -31,12 +31,22 @@ from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
+from sonde.metrics import labels
 from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
+from sonde.unwind import ENDS, Unwinder
 
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+CHOSEN_EVENT_GAP_S = 0.003
+"""The same where processes are chosen: they are few, and their first moments count."""
+FIRST_WAIT_S = 2.0
+"""How long the tables of chosen processes may hold up the start."""
+BUSY_GAP_S = 0.01
+"""While unwind tables are being made, look this often whether one is ready."""
 LOST_EVENTS = "processes.events"
+MAX_KERNEL_BYTES = 64 << 20
+"""For all BPF maps together; unwind tables take what the others leave."""
 
 
 class Sink(Protocol):
@@ -88,9 +98,18 @@ class Agent:
         except OSError as error:
             raise refusal(error) from error
         self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9))
-        self._dictionary = Dictionary(self._kernel, self._resolver)
+        self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
+        self._unwinder = Unwinder(self._kernel.unwind, self._resolver)
+        self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinder)
         self._calls = self._make_device_calls()
         self._collectors = self._make_collectors()
+        self._ends: dict[str, int] = {}
+        self._unwinder.limit(MAX_KERNEL_BYTES - self.kernel_bytes())
+
+    def kernel_bytes(self) -> int:
+        """Memory of all BPF maps."""
+        collectors = sum(collector.memory_bytes() for collector in self._collectors)
+        return collectors + self._kernel.memory_bytes() + self._unwinder.memory_bytes()
 
     def _make_device_calls(self) -> DeviceCalls | None:
         config = self._config
@@ -124,8 +143,19 @@ class Agent:
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
         self._resolver.start()
+        self._get_ready()
         for collector in self._collectors:
             collector.start()
+
+    def _get_ready(self) -> None:
+        """Have the chosen processes' tables made, and wait for them for a while."""
+        self._unwinder.expect(self._config.pids or ())
+        deadline_s = time.monotonic() + FIRST_WAIT_S
+        while self._unwinder.is_busy and time.monotonic() < deadline_s:
+            if self._events.wait(int(BUSY_GAP_S * 1000)):
+                self._hear()
+            else:
+                self._unwinder.update()
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
@@ -178,6 +208,7 @@ class Agent:
         finally:
             for collector in self._collectors:
                 collector.stop()
+            self._unwinder.close()
             self._resolver.close()
             self._sink.close()
 
@@ -198,18 +229,24 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            if self._events.wait(min(int(left_s * 1000) + 1, 250)):
+            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinder.is_busy else 250
+            if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
                 self._hear()
-                time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+                time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
+            else:
+                self._unwinder.update()
 
     def _hear(self) -> None:
         events = self._events.drain()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
+        self._unwinder.hear(events)
+        self._unwinder.update()
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._resolver.resync()
+            self._unwinder.resync()
             if self._calls is not None:
                 self._calls.resync()
 
@@ -223,6 +260,7 @@ class Agent:
         self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
+            self._count_ends()
             self._count_self()
 
     def _take(self, batch: Batch) -> None:
@@ -253,14 +291,28 @@ class Agent:
                 if name.endswith(".stack_map_full"):
                     self._dictionary.make_room()
 
+    def _count_ends(self) -> None:
+        """How the walks of user stacks since the last chunk ended, reason by reason."""
+        now = self._unwinder.stops()
+        if self._dictionary.tails_dropped:
+            now["tail_dropped"] = self._dictionary.tails_dropped
+        for end in ENDS:
+            new = now.get(end.name, 0) - self._ends.get(end.name, 0)
+            if new > 0:
+                name = f"{end.kind}.{end.name}"
+                row = (self._tick_ns, "stack_end", name, 0, 0, float(new), end.text)
+                self._chunk.add("event", [row])
+        self._ends = now
+
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
+        unwinding = {**self._unwinder.usage(), "python_unread": self._dictionary.python.unread}
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
-            ("sonde.agent.kernel_map_bytes", float(kernel_bytes)),
+            ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
+            *((f"sonde.unwind.{name}", float(n)) for name, n in unwinding.items()),
             *(
                 (f"sonde.resolve.{name}", float(n))
                 for name, n in self._resolver.counters.as_dict().items()
@@ -268,6 +320,9 @@ class Agent:
             ),
         ):
             self._chunk.add("metric", [(self._tick_ns, series, "", value)])
+        for end, n in self._ends.items():
+            row = (self._tick_ns, "sonde.unwind.walks", labels(sonde__stack__end=end), float(n))
+            self._chunk.add("metric", [row])
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)

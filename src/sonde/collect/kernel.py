@@ -23,10 +23,17 @@ LOSSES = (
 """Names of `enum sonde_loss`, in its order."""
 
 
+UNWIND_MAPS = (
+    *("unwind_chunks", "unwind_processes", "unwind_wanted", "unwind_stops", "unwind_cost"),
+)
+"""What all programs walk stacks by; owned by unwind.bpf.c."""
+
+
 class Kernel:
     """Loads BPF objects for one agent.
 
-    All share one map of stacks, so that a stack is kept once, and one set of watched processes.
+    All share one map of stacks, so that a stack is kept once, the maps that stacks are walked by,
+    and one set of watched processes.
     """
 
     def __init__(self, pids: Iterable[int] | None, skip_self: bool = False) -> None:
@@ -35,6 +42,9 @@ class Kernel:
         self._stacks: _native.Bpf | None = None
         if skip_self:
             self._knobs["self_tgid"] = os.getpid()
+        self.unwind = self.load("unwind", {}, own_stacks=True, knobless=True)
+        """Owner of the maps that stacks are walked by."""
+        self._shared |= dict.fromkeys(UNWIND_MAPS, self.unwind)
         if pids is not None:
             targets = self.load("targets", {}, own_stacks=True)
             self._shared["targets"] = targets
@@ -54,10 +64,13 @@ class Kernel:
         knobs: Mapping[str, int],
         skip: Sequence[str] = (),
         own_stacks: bool = False,
+        knobless: bool = False,
     ) -> _native.Bpf:
         """Load an object with the common knobs and maps. Raises HostError with the remedy."""
         try:
-            bpf = _native.Bpf(name, {**self._knobs, **knobs}, self._shared, skip)
+            bpf = _native.Bpf(
+                name, {} if knobless else {**self._knobs, **knobs}, self._shared, skip
+            )
         except OSError as error:
             raise refusal(error) from error
         if self._stacks is None and not own_stacks:
@@ -78,6 +91,11 @@ class Kernel:
         """Make room for new stacks by dropping some that were read."""
         if self._stacks:
             self._stacks.forget_stacks(ids)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory of the maps that no collector owns."""
+        targets = self._shared.get("targets")
+        return self.unwind.map_bytes() + (targets.map_bytes() if targets else 0)
 
     def losses(self) -> Mapping[str, int]:
         """What the upkeep of the watched processes lost so far, by name."""

@@ -144,6 +144,15 @@ class Resolver:
         """Close every file."""
         self._binaries.close()
 
+    def file_of(self, process: LiveProcess, mapping: Mapping) -> Binary | None:
+        """The file behind a mapping, open; None where no file with code can be opened."""
+        binary = self._binaries.of(process, mapping)
+        if binary is None or binary.holds_no_code:
+            return None
+        if not self._binaries.open(binary, process, mapping) or not binary.is_elf:
+            return None
+        return binary
+
     def resolve(
         self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
