@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The programs that are sampled, each built where its compiler or interpreter is here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BUILT = HERE.parents[2] / "build" / "bench" / "stacks"
+CASES = ("exceptions", "qsort", "signals", "recursion")
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One that runs until it is killed."""
+
+    name: str
+    command: tuple[str, ...]
+    warm_up_s: float = 1.0
+    is_python: bool = False
+
+
+def programs() -> Iterator[Program]:
+    """Those that can be built or found."""
+    BUILT.mkdir(parents=True, exist_ok=True)
+    yield from _compiled()
+    for version in PYTHONS:
+        if python := _python(version, "numpy"):
+            script = str(HERE / "arrays.py")
+            yield Program(f"CPython {version} + numpy", (python, script), 3, is_python=True)
+    if python := _python("3.12", "jaxlib", "jax"):
+        script = str(HERE / "compile.py")
+        yield Program("CPython 3.12 + jaxlib", (python, script), 8, is_python=True)
+    if node := shutil.which("node"):
+        yield Program("Node, perf map", (node, "--perf-basic-prof", str(HERE / "loop.js")))
+
+
+def _compiled() -> Iterator[Program]:
+    cases = BUILT / "cases"
+    flags = ["-O2", "-g0", "-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread"]
+    if _made(["g++", *flags, "-o", str(cases), str(HERE / "cases.cpp")]):
+        for case in CASES:
+            yield Program(f"C++, {case}", (str(cases), case))
+    if _made(["rustc", "-O", "-o", str(BUILT / "rust-loop"), str(HERE / "loop.rs")]):
+        yield Program("Rust", (str(BUILT / "rust-loop"),))
+    if _made(["go", "build", "-o", str(BUILT / "go-loop"), str(HERE / "loop.go")]):
+        yield Program("Go", (str(BUILT / "go-loop"),))
+
+
+def _made(command: list[str]) -> bool:
+    if shutil.which(command[0]) is None:
+        return False
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _python(version: str, *packages: str) -> str:
+    """An interpreter with packages, in an environment that is made once; '' where none is."""
+    folder = BUILT / f"python-{version}-{packages[0]}"
+    python = folder / "bin" / "python"
+    wanted = f"import {', '.join(packages)}"
+    if python.exists() and not subprocess.run([python, "-c", wanted], check=False).returncode:
+        return str(python)
+    found = [*Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}")]
+    base = str(found[0]) if found else shutil.which(f"python{version}")
+    if base is None or not _made([base, "-m", "venv", str(folder)]):
+        return ""
+    install = [str(python), "-m", "pip", "install", "-q", "--no-input", *packages]
+    return str(python) if _made(install) else ""
