@@ -9,6 +9,7 @@ mod chunk;
 mod columns;
 mod elf;
 mod layout;
+mod lines;
 mod maps;
 mod perf;
 mod prio;
@@ -29,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     bpf::register(module)?;
     chunk::register(module)?;
     columns::register(module)?;
+    lines::register(module)?;
     elf::register(module)?;
     perf::register(module)?;
     prio::register(module)?;

@@ -15,7 +15,7 @@ use crate::elf::file::{build_id_of_notes, hex, open, ElfFile, Identity, Layout};
 
 mod index;
 mod kernel;
-mod names;
+pub mod names;
 mod perf_map;
 
 use index::Index;

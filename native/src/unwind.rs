@@ -12,7 +12,7 @@ mod plain;
 mod pool;
 mod prologue;
 mod rules;
-mod section;
+pub mod section;
 mod table;
 
 use table::Table;

@@ -214,6 +214,14 @@ class PerfMap:
     def find(self, address: int) -> str | None:
         """Name of the code at an address."""
 
+def source_lines(
+    path: str, file_offsets: Sequence[int], most: int
+) -> list[list[tuple[str, str, int]]]:
+    """(function, source file, line) of what an ELF file has at offsets of it, from DWARF: inlined
+    functions innermost first, at last the function itself; at most `most`, empty where the file
+    and its debug file in /usr/lib/debug say nothing. Takes time and memory as the debug data does.
+    """
+
 def build_unwind_table(path: str, out: str) -> tuple[int, int, int, int, int]:
     """Write the unwind table of an x86-64 ELF file to `out`, whole or not at all.
 

@@ -33,6 +33,7 @@ from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.metrics import labels
 from sonde.resolve import Resolver
+from sonde.resolve.seen_files import SeenFiles
 from sonde.sinks.chunk import ChunkBuilder
 from sonde.unwind import ENDS, Unwinder
 
@@ -97,7 +98,7 @@ class Agent:
             self._events = _native.ProcessEvents()
         except OSError as error:
             raise refusal(error) from error
-        self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9))
+        self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9), seen=SeenFiles())
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
         self._unwinder = Unwinder(self._kernel.unwind, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import importlib
 import os
 import sys
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from sonde.errors import MissingDependency, SinkError, UsageError
 
 if TYPE_CHECKING:
+    from sonde.query.capture import Capture
     from sonde.query.questions import Where
     from sonde.query.session import Session
 
@@ -37,6 +39,7 @@ examples:
   sonde report run.sonde
   sonde report run.sonde --format flamegraph            writes run.html
   sonde report run.sonde --format html --metric offcpu --pid 4211 -o waits.html
+  sonde report run.sonde --format pprof --lines          with inlined functions and source lines
   sonde report run.sonde --format json | jq '.device_calls[] | {function, calls, bytes}'
 """
 
@@ -99,6 +102,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--limit", metavar="N", type=_whole, help="rows of each table (default 30; 0: all)"
     )
     parser.add_argument(
+        "--lines",
+        action="store_true",
+        help="source lines and inlined functions, from the debug data of the programs that ran "
+        "here, and of /usr/lib/debug",
+    )
+    parser.add_argument(
         "-o",
         "--output",
         metavar="OUT",
@@ -115,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--limit is for tables", "leave it out, or use --format table")
     output = _output(args, chosen)
     try:
-        session = _open(args.file)
+        session = _open(args.file, args.lines)
         exporter = importlib.import_module(f"sonde.export.{chosen.module}")
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("sonde"):
@@ -148,7 +157,7 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
     return output
 
 
-def _open(path: Path) -> Session:
+def _open(path: Path, lines: bool) -> Session:
     from sonde.query.capture import read
     from sonde.query.session import Session
 
@@ -164,10 +173,25 @@ def _open(path: Path) -> Session:
             shown = True
 
     try:
-        return Session(read(path, on_progress))
+        capture = read(path, on_progress)
+        return Session(_with_lines(capture) if lines else capture)
     finally:
         if shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _with_lines(capture: Capture) -> Capture:
+    from sonde.query import inlined
+    from sonde.resolve.source_lines import look_up
+
+    found = look_up(inlined.wanted(capture.tables))
+    rest = f", {found.failed} could not be read in time" if found.failed else ""
+    print(
+        f"sonde: source lines of {found.files} files; {found.not_found} are not here{rest}",
+        file=sys.stderr,
+    )
+    tables = inlined.with_lines(capture.tables, found.places)
+    return dataclasses.replace(capture, tables=tables)
 
 
 def _where(args: argparse.Namespace, session: Session) -> Where:

@@ -3,7 +3,8 @@
 
     python3;_start;main;train_step;do_syscall_64_[k] 4211
 
-The process comes first, kernel frames carry `_[k]` and compiled ones `_[j]`. Weights are samples
+The process comes first, kernel frames carry `_[k]`, compiled ones
+`_[j]`, inlined ones `_[i]`. Weights are samples
 on a CPU and microseconds of anything else. Source:
 https://github.com/brendangregg/FlameGraph#2-fold-stacks
 """
@@ -21,7 +22,7 @@ from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
-_ANNOTATIONS = {"kernel": "_[k]", "jit": "_[j]"}
+_ANNOTATIONS = {"kernel": "_[k]", "jit": "_[j]", "inlined": "_[i]"}
 
 
 def write(

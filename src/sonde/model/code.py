@@ -12,7 +12,7 @@ class Frame:
     """One code location, as in the table `frame`."""
 
     kind: str
-    """user | kernel | vdso | jit | python | unknown"""
+    """user | inlined | kernel | vdso | jit | python | unknown"""
     function: str
     """Demangled name; '' where no symbol covers the address."""
     binary: str

@@ -17,6 +17,7 @@ from sonde.resolve import procfs
 from sonde.resolve.counters import Counters
 from sonde.resolve.mappings import FileKey, Mapping
 from sonde.resolve.recent import Recent
+from sonde.resolve.seen_files import SeenFiles
 
 if TYPE_CHECKING:
     from sonde.resolve.live import LiveProcess
@@ -91,8 +92,12 @@ class Binary:
 class Binaries:
     """All files of all processes, as many of them open as is allowed."""
 
-    def __init__(self, counters: Counters, max_open: int = MAX_OPEN) -> None:
+    def __init__(
+        self, counters: Counters, max_open: int = MAX_OPEN, seen: SeenFiles | None = None
+    ) -> None:
+        """`seen` is told where each file was."""
         self._counters = counters
+        self._seen = seen
         self._max_open = max_open
         self._known: Recent[FileKey, Binary] = Recent(MAX_FILES)
         self._open: dict[Binary, None] = {}
@@ -160,6 +165,8 @@ class Binaries:
         self._hold(binary, fd)
         binary.owner, binary.used_ns = process, time.monotonic_ns()
         self._known.put(mapping.file, binary)
+        if self._seen is not None and binary.build_id:
+            self._seen.note(binary.build_id, mapping.path, os.fstat(binary.fd))
         self._counters.files_evicted = self._known.evicted
         return binary
 

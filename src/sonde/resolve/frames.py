@@ -27,6 +27,7 @@ from sonde.resolve.mappings import Mapping
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.recent import Recent
+from sonde.resolve.seen_files import SeenFiles
 
 try:
     from _blake2 import blake2b  # hashlib has the same, and loads OpenSSL with it: 4 MB
@@ -81,14 +82,20 @@ _ASTRAY: Final = KnownFrame(frame_id(_UNMAPPED), _UNMAPPED)
 class Resolver:
     """Names what runs: the one object that the agent talks to."""
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES, grace_ns: int = GRACE_NS) -> None:
+    def __init__(
+        self,
+        cache_bytes: int = CACHE_BYTES,
+        grace_ns: int = GRACE_NS,
+        seen: SeenFiles | None = None,
+    ) -> None:
         """`cache_bytes` for the symbol indices of files. `grace_ns`: how long the names of dead
-        processes are kept; longer than it takes until they are written.
+        processes are kept; longer than it takes until they are written. `seen` is told where the
+        files were, for those who look for source lines later.
         """
         self.counters = Counters()
         self.processes = ProcessTable(self.counters, grace_ns=grace_ns)
         self._symbols = _native.Symbolizer(cache_bytes)
-        self._binaries = Binaries(self.counters)
+        self._binaries = Binaries(self.counters, seen=seen)
         self._perf_maps = PerfMaps(self.counters)
         self._placed: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
         self._nowhere: Recent[Frame, KnownFrame] = Recent(MAX_FRAMES // 4)

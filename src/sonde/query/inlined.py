@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts source lines, and the functions that a compiler inlined, into the tables of a capture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import pyarrow as pa
+
+from sonde.query.schema import TABLES
+
+Tables = dict[str, pa.Table]
+Places = Mapping[tuple[str, int], Sequence[tuple[str, str, int]]]
+"""By (build id, offset in the file): (function, source file, line) of what is inlined there,
+innermost first, and last of the function that the code belongs to."""
+
+INLINED = "inlined"
+"""Kind of the frames that are added."""
+
+
+def wanted(tables: Tables) -> dict[str, list[int]]:
+    """Offsets in files, by build id, of the frames that may have lines."""
+    found: dict[str, list[int]] = {}
+    for row in tables["frame"].select(["kind", "build_id", "offset", "line"]).to_pylist():
+        if row["kind"] == "user" and row["build_id"] and not row["line"]:
+            found.setdefault(row["build_id"], []).append(row["offset"])
+    return found
+
+
+def with_lines(tables: Tables, places: Places) -> Tables:
+    """The tables with lines in `frame`, and with frames of inlined functions in it and `stack`."""
+    rows = []
+    inner: dict[int, list[int]] = {}
+    for row in tables["frame"].to_pylist():
+        known = places.get((row["build_id"], row["offset"])) if row["kind"] == "user" else None
+        if known:
+            *inlined, (function, file, line) = known
+            row |= {"function": row["function"] or function, "file": file, "line": line}
+            added = list(_inlined(row, inlined))
+            inner[row["frame_id"]] = [it["frame_id"] for it in added]
+            rows += added
+        rows.append(row)
+    changed = dict(tables)
+    changed["frame"] = _table("frame", {row["frame_id"]: row for row in rows}.values())
+    changed["stack"] = _table("stack", _widened(tables["stack"].to_pylist(), inner))
+    return changed
+
+
+def _inlined(
+    row: Mapping[str, Any], places: Sequence[tuple[str, str, int]]
+) -> Iterator[dict[str, Any]]:
+    for depth, (function, file, line) in enumerate(places):
+        name = f"{row['frame_id']}\0{depth}"
+        number = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+        about = {"kind": INLINED, "function": function, "file": file, "line": line}
+        yield {**row, **about, "frame_id": number or 1}
+
+
+def _widened(
+    stacks: Iterable[dict[str, Any]], inner: Mapping[int, Sequence[int]]
+) -> Iterator[dict[str, Any]]:
+    for row in stacks:
+        ids = [it for frame in row["frame_ids"] for it in (*inner.get(frame, ()), frame)]
+        yield {**row, "frame_ids": ids}
+
+
+def _table(name: str, rows: Iterable[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=TABLES[name])
