@@ -3,6 +3,7 @@
 //! It moves bytes and knows no policy; `src/sonde/_native.pyi` is its face to Python.
 use pyo3::prelude::*;
 
+mod attach;
 mod bpf;
 mod chunk;
 mod columns;
@@ -16,6 +17,7 @@ mod symbols;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    attach::register(module)?;
     bpf::register(module)?;
     chunk::register(module)?;
     columns::register(module)?;
