@@ -15,15 +15,15 @@ import platform
 import resource
 import time
 import uuid
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, apis
-from sonde.agent import signals
+from sonde.agent import signals, whose
 from sonde.agent.dictionary import Dictionary
-from sonde.collect.collector import Batch, Collector
+from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.kernel import Kernel, refusal
@@ -32,6 +32,9 @@ from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
+
+if TYPE_CHECKING:
+    from sonde.agent.outlets import Outlets
 
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
@@ -87,6 +90,7 @@ class Agent:
         self._dictionary = Dictionary(self._kernel, self._resolver)
         self._calls = self._make_device_calls()
         self._collectors = self._make_collectors()
+        self._outlets = self._make_outlets()
 
     def _make_device_calls(self) -> DeviceCalls | None:
         config = self._config
@@ -115,6 +119,23 @@ class Agent:
             collectors.append(Metrics(runners))
         return collectors
 
+    def _make_outlets(self) -> Outlets | None:
+        config = self._config
+        if not (config.prometheus or config.otlp):
+            return None
+        from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
+
+        return Outlets(config, self._whose)
+
+    def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
+        return whose.attributes(self._resolver.processes.find(pid, start_ns).record())
+
+    @property
+    def serves_at(self) -> str:
+        """HOST:PORT of the page for Prometheus; '' without one."""
+        server = self._outlets.server if self._outlets is not None else None
+        return server.address if server is not None else ""
+
     def start(self) -> None:
         """Attach everything. Raises HostError where this machine cannot."""
         self._started_ns = self._tick_ns = time.monotonic_ns()
@@ -122,6 +143,8 @@ class Agent:
         self._resolver.start()
         for collector in self._collectors:
             collector.start()
+        if self._outlets is not None:
+            self._outlets.start()
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
@@ -142,6 +165,8 @@ class Agent:
         finally:
             for collector in self._collectors:
                 collector.stop()
+            if self._outlets is not None:
+                self._outlets.close()
             self._resolver.close()
             self._sink.close()
 
@@ -195,6 +220,8 @@ class Agent:
             assert isinstance(tids, Sized)
             self._spans += len(tids)
         self._dictionary.take(batch)
+        if self._outlets is not None:
+            self._outlets.take(batch)
 
     def _count_losses(self) -> None:
         now = {
@@ -211,12 +238,15 @@ class Agent:
                 self._lost[name] = count
                 row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
+                if self._outlets is not None:
+                    self._outlets.take_loss(name, float(new))
                 if name.endswith(".stack_map_full"):
                     self._dictionary.make_room()
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
+        rows: list[TableRow] = []
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
@@ -228,7 +258,10 @@ class Agent:
                 if n
             ),
         ):
-            self._chunk.add("metric", [(self._tick_ns, series, "", value)])
+            rows.append((self._tick_ns, series, "", value))
+        self._chunk.add("metric", rows)
+        if self._outlets is not None:
+            self._outlets.take_metrics(rows)
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)

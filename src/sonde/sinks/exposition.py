@@ -125,20 +125,22 @@ def render_dcgm(families: Families, host: str) -> str:
     lines = []
     for field in dcgm_fields():
         less = {one.attributes.get("hw.id"): one.value for one in by_name.get(field.less, [])}
-        rows = []
+        totals: dict[str, float] = {}
         for one in by_name.get(field.series, []):
             device = one.attributes.get("hw.id", "")
-            if device not in devices or not _holds(one, field.where):
-                continue
-            value = (one.value - less.get(device, 0.0)) * field.scale
-            rows.append(f"{field.name}{_labels(devices[device])} {value!r}")
-        if rows:
+            if device in devices and _holds(one, field.where):
+                totals[device] = totals.get(device, 0.0) + one.value
+        if totals:
             brief = catalogue()[field.series].brief
             lines += [f"# HELP {field.name} {brief}", f"# TYPE {field.name} {field.type}"]
-            lines += rows
+            lines += [
+                f"{field.name}{_labels(devices[device])} "
+                f"{(total - less.get(device, 0.0)) * field.scale!r}"
+                for device, total in totals.items()
+            ]
     return "\n".join([*lines, ""])
 
 
 def _holds(one: Series, where: Mapping[str, str]) -> bool:
-    """Whether it has these attributes; one that must be '' must be absent."""
+    """Whether it has these attributes."""
     return all(one.attributes.get(name, "") == value for name, value in where.items())

@@ -39,7 +39,7 @@ def request(
     now_ns: int,
 ) -> dict[str, object]:
     """An ExportMetricsServiceRequest; times are ns since 1970."""
-    metrics = []
+    metrics: list[dict[str, object]] = []
     for metric, series in families:
         points = [
             {
@@ -50,7 +50,11 @@ def request(
             }
             for one in series
         ]
-        about = {"name": metric.name, "unit": metric.unit, "description": metric.brief}
+        about: dict[str, object] = {
+            "name": metric.name,
+            "unit": metric.unit,
+            "description": metric.brief,
+        }
         if metric.kind == "gauge":
             metrics.append(about | {"gauge": {"dataPoints": points}})
         else:
