@@ -36,6 +36,10 @@ class Config:
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
     host_metrics: bool = True
     """Ask the kernel what the machine is doing."""
+    device_time: bool = True
+    """Time the device work of processes that carry Sonde's library (attached, or begun with it)."""
+    device_samples: int = 200
+    """About so many launches a second and process are timed; each costs some 11 microseconds."""
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
     chunk_s: float = 5.0
@@ -54,6 +58,7 @@ class Config:
         _between("chunk_s", self.chunk_s, self.tick_s, 600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
+        _between("device_samples", self.device_samples, 1, 10_000)
         _between("probe_budget", self.probe_budget, 0, 1)
         if self.pids is not None and not self.pids:
             raise UsageError("no process to watch", "name at least one pid, or none at all")
