@@ -30,6 +30,7 @@ LEAST_FD: Final = 600
 """The library keeps its descriptor at least this high where the limit allows it."""
 MOST_RAISED: Final = 4.0
 """More than this the losses of a tick do not raise the weights of the rest."""
+REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
 MOST_STREAMS: Final = 4_096
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -83,6 +84,7 @@ class DeviceTime:
         self._looked: dict[int, tuple[int, float]] = {}
         """By pid: start, and when (monotonic s) it was looked at last."""
         self._losses: dict[str, int] = {}
+        self._paused = False
 
     def start(self) -> None:
         """Find the processes that carry the library already."""
@@ -90,7 +92,7 @@ class DeviceTime:
 
     def beat(self) -> None:
         """Tell every library that somebody reads: at least every 250 ms."""
-        for process in self._processes.values():
+        for process in () if self._paused else self._processes.values():
             with suppress(OSError):
                 process.memory.beat()
 
@@ -103,7 +105,9 @@ class DeviceTime:
                 self._drain(process, since_ns, now_ns, batch)
             except OSError:
                 self._drop(pid)
-        self._look(now_ns / 1e9)
+        self.beat()
+        if not self._paused:
+            self._look(now_ns / 1e9)
         return batch
 
     def stop(self) -> None:
@@ -112,6 +116,22 @@ class DeviceTime:
             with suppress(OSError):
                 process.memory.ask(request=0)
             self._drop(pid)
+
+    def pause(self) -> None:
+        """The libraries do nothing but wait."""
+        self._paused = True
+        for process in self._processes.values():
+            with suppress(OSError):
+                process.memory.ask(request=0)
+
+    def resume(self) -> None:
+        """As asked for before."""
+        self._paused = False
+        for process in self._processes.values():
+            with suppress(OSError):
+                process.memory.ask(request=REQUEST)
+                process.memory.beat()
+        self._look(time.monotonic())
 
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
@@ -127,7 +147,6 @@ class DeviceTime:
         seen = process.memory.seen()
         taken = process.ring.take(seen.counts["head"], now_ns)
         process.memory.ask(tail=process.ring.tail)
-        process.memory.beat()
         self._count("records_wrong", taken.wrong)
         self._count("records_overwritten", taken.skipped)
         raised = self._raised(process, seen.counts)
@@ -267,7 +286,7 @@ class DeviceTime:
         memory.ask(
             tail=tail,
             per_second=self._per_second,
-            request=abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS,
+            request=REQUEST,
         )
         memory.beat()
         self._processes[pid] = process
