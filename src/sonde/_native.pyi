@@ -8,6 +8,10 @@ Stack = tuple[int, list[int], list[int]]
 
 VERSION: str
 
+def inject_library() -> bytes:
+    """The library that runs in profiled processes (inject/), as a shared object; empty where the
+    machine is not x86-64."""
+
 class Bpf:
     """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
 
