@@ -31,7 +31,8 @@ DOORS: dict[str, set[str]] = {
     "resolve": {"errors", "model", "_native"},
     "sinks": {"errors", "metrics", "model", "_native"},
     "agent": {
-        *("apis", "collect", "config", "errors", "metrics", "model", "resolve", "sinks", "_native")
+        *("apis", "attach", "collect", "config", "errors", "metrics", "model", "resolve", "sinks"),
+        "_native",
     },
     "query": {"errors", "model"},
     "export": {"errors", "metrics", "model", "query"},

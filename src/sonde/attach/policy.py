@@ -19,11 +19,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from sonde.errors import UsageError
 
-Mode = Literal["off", "allow-list", "all"]
 KINDS: Final = ("exe", "unit", "job", "pod", "user")
 OPT: Final = "SONDE_DEVICE_TIME"
 
@@ -86,8 +85,8 @@ def _opted(environ: Path) -> bool | None:
 class Policy:
     """Decides by the operator's mode and list."""
 
-    def __init__(self, mode: Mode, allow: Iterable[str] = ()) -> None:
-        """Raises UsageError for an entry that means nothing."""
+    def __init__(self, mode: str, allow: Iterable[str] = ()) -> None:
+        """`mode`: off, allow-list or all. Raises UsageError for an entry that means nothing."""
         self.mode = mode
         self._allow = [_entry(text) for text in allow]
 

@@ -77,7 +77,7 @@ def _remedy(why: str, pid: int) -> str:
     if "slept" in why:
         return (
             "Try again when it is less busy, or start it with: sonde record -- CMD "
-            "(see docs/attach.md for what a thread must be doing)."
+            "(see docs/design/attach.md for what a thread must be doing)."
         )
     return "Start the program with: sonde record -- CMD"
 
