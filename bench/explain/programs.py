@@ -434,17 +434,16 @@ def transformer(rng: random.Random) -> Work:
 def serialised_streams(rng: random.Random) -> Work:
     streams = [torch.cuda.Stream() for _ in range(rng.randint(3, 6))]
     cycles = rng.randint(300_000, 900_000)
+    before: Any = None
 
     def work(ordered: bool) -> None:
-        before = None
+        nonlocal before
         for stream in streams:
             with torch.cuda.stream(stream):
                 if ordered and before is not None:
                     stream.wait_event(before)
                 torch.cuda._sleep(cycles)  # one block: leaves the device to others
                 before = stream.record_event()
-        for stream in streams:
-            torch.cuda.current_stream().wait_stream(stream)
 
     return Work(
         lambda: work(True), lambda: work(False), 300, {"streams": len(streams), "cycles": cycles}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait-state engine: each stall of a device gets exactly one cause, so blame sums to the stalls.
+"""The wait-state engine: each stall of a device gets one cause, so that blame sums to the stalls.
 
 For a stall [a, b) that ended with an operation whose launch call ran [ls, le) on thread T:
 
@@ -22,9 +22,9 @@ import numpy as np
 
 from sonde.analyze import intervals as sets
 from sonde.analyze.causes import CLAIMS, NUMBER, WAITS
-from sonde.analyze.idle import Stalls, State
+from sonde.analyze.idle import Stalls, State, stalls_of
 from sonde.analyze.intervals import Coverage
-from sonde.model.timeline import I32, I64, U8, CallKind, DeviceKind, F64, Mask, Timeline, Way
+from sonde.model.timeline import F64, I32, I64, U8, CallKind, DeviceKind, Mask, Timeline, Way
 
 SHORT_NS = 20_000
 """Below this an interval between kernels that were all there is the device's own latency."""
@@ -34,6 +34,7 @@ LAUNCH_PATH_NS = 200_000
 """Host code that takes longer than this from one launch to the next is more than a way to it."""
 WAITED_NS = 2_000
 """A call that saw the device compute for less did not wait for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blame:
@@ -52,6 +53,22 @@ class Blame:
     def total_ns(self, key: str) -> int:
         """Summed length of the stalls with this cause."""
         return int(self.stalls.duration_ns[self.cause == NUMBER[key]].sum())
+
+
+RESULT_BYTES = 4096
+"""A copy to the host up to this size is a result that a program looks at: a loss, a flag."""
+SHARED = 0.02
+"""Rivals that had a device to themselves for this share of the time also interrupted kernels."""
+
+
+def blame_device(
+    timeline: Timeline, device: int, start_ns: int | None = None, end_ns: int | None = None
+) -> Blame:
+    """The stalls of a device and their causes, between two instants if given."""
+    found = blame(timeline, stalls_of(timeline, device, start_ns, end_ns))
+    if found.total_ns("rival") < SHARED * found.stalls.window_ns:
+        return found
+    return blame(timeline, stalls_of(timeline, device, start_ns, end_ns, shared=True))
 
 
 def blame(timeline: Timeline, stalls: Stalls) -> Blame:
@@ -75,6 +92,7 @@ def blame(timeline: Timeline, stalls: Stalls) -> Blame:
     idle = stalls.state == State.IDLE
     cause[stalls.state == State.COPYING] = NUMBER["copy"]
     cause[stalls.state == State.COLLECTIVE] = NUMBER["collective"]
+    cause[stalls.state == State.TAKEN] = NUMBER["rival"]
     queued = idle & known & (done <= start)
     cause[queued & (duration < SHORT_NS)] = NUMBER["short"]
     late_start = queued & (duration >= SHORT_NS)
@@ -82,11 +100,45 @@ def blame(timeline: Timeline, stalls: Stalls) -> Blame:
     cause[late_start & (end - done > LATENCY_NS)] = NUMBER["rival"]
     cause[idle & ~known & (duration < SHORT_NS)] = NUMBER["short"]
 
+    # A small copy to the host is a result being read: it and what delays it are part of that wait.
+    reading = _reads_back(stalls, op)
+    cause[(reading & queued & (duration < SHORT_NS)) | _copies_back(stalls)] = NUMBER[
+        "synchronisation"
+    ]
+
     late = np.flatnonzero(idle & known & ~queued)
     for one in np.unique(lane[late]):
         rows = late[lane[late] == one]
         cause[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
     return Blame(stalls, cause, lane, np.minimum(np.maximum(begin, start), end), op)
+
+
+def _small_d2h(stalls: Stalls) -> Mask:
+    events = stalls.events
+    small: Mask = (
+        (events.kind == DeviceKind.COPY) & (events.way == Way.D2H) & (events.bytes <= RESULT_BYTES)
+    )
+    return small
+
+
+def _reads_back(stalls: Stalls, op: I64) -> Mask:
+    """Stalls that end with a result being read."""
+    small = _small_d2h(stalls)
+    found: Mask = op >= 0
+    if len(small):
+        found &= small[np.maximum(op, 0)]
+    return found
+
+
+def _copies_back(stalls: Stalls) -> Mask:
+    """Stalls in which just that goes on."""
+    events = stalls.events
+    if not len(events):
+        return np.zeros(len(stalls), bool)
+    at = np.minimum(np.searchsorted(events.start_ns, stalls.start, "right"), len(events)) - 1
+    small = _small_d2h(stalls)[np.maximum(at, 0)]
+    covers = events.end_ns[np.maximum(at, 0)] >= stalls.end
+    return (stalls.state == State.COPYING) & (at >= 0) & small & covers
 
 
 def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
@@ -215,5 +267,4 @@ def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:
     low = np.searchsorted(time, start - timeline.tick_ns, "left")
     high = np.searchsorted(time, end, "right")
     whole = weights[high] - weights[low]
-    share = np.where(whole > 0, (faults[high] - faults[low]) / np.maximum(whole, 1), 0.0)
-    return share
+    return np.where(whole > 0, (faults[high] - faults[low]) / np.maximum(whole, 1), 0.0)

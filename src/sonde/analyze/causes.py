@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The causes for which a device waits: as data, and for each that claims a thread's time a function.
+"""The causes for which a device waits: as data, each that claims a thread's time with a function.
 
 A stall of a device gets exactly one cause (`sonde.analyze.blame`). Most are told from what the
 launching thread did meanwhile; time that several causes could claim goes to the first in `CLAIMS`.
@@ -105,7 +105,9 @@ def _calls(timeline: Timeline, lane: int, *kinds: CallKind) -> Intervals:
     return _rows(calls, (calls.lane == lane) & np.isin(calls.kind, kinds))
 
 
-def _blocked(timeline: Timeline, lane: int, reasons: set[str], hold: Hold | None = None) -> Intervals:
+def _blocked(
+    timeline: Timeline, lane: int, reasons: set[str], hold: Hold | None = None
+) -> Intervals:
     wanted = np.array([name in reasons for name in timeline.names] or [False])
     states = timeline.states
     rows = (states.lane == lane) & (states.kind == StateKind.BLOCKED) & wanted[states.name]
@@ -168,9 +170,7 @@ def lock(timeline: Timeline, lane: int) -> Intervals:
 
 def io(timeline: Timeline, lane: int) -> Intervals:
     """Blocked on a file, a pipe, a socket."""
-    return sets.joined(
-        _named(timeline, lane, _IO), _blocked(timeline, lane, _IO_REASONS)
-    )
+    return sets.joined(_named(timeline, lane, _IO), _blocked(timeline, lane, _IO_REASONS))
 
 
 def sleep(timeline: Timeline, lane: int) -> Intervals:

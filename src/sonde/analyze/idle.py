@@ -23,11 +23,13 @@ class State(IntEnum):
     IDLE = 0
     COPYING = 1
     COLLECTIVE = 2
+    TAKEN = 3
+    """A kernel was on the device and did not advance: another process had its turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """The intervals of a device without a kernel, sorted; what they leave of `window` is kernels."""
+    """The intervals of a device without a kernel, sorted; the rest of `window` is kernels."""
 
     device: int
     window: Intervals
@@ -58,10 +60,26 @@ def devices_of(timeline: Timeline) -> list[int]:
     return sorted({timeline.lanes[int(lane)].device for lane in lanes})
 
 
+STRETCHED = 4
+"""A kernel that takes this many times its usual time, and a turn of a rival longer, was held up."""
+TURN_NS = 1_000_000
+_USUAL_OF = 20
+_RARE = 0.2
+
+
 def stalls_of(
-    timeline: Timeline, device: int, start_ns: int | None = None, end_ns: int | None = None
+    timeline: Timeline,
+    device: int,
+    start_ns: int | None = None,
+    end_ns: int | None = None,
+    *,
+    shared: bool = False,
 ) -> Stalls:
-    """The stalls of one device, between two instants if given."""
+    """The stalls of one device, between two instants if given.
+
+    `shared`: other processes are known to take turns on it, so that a kernel that takes far longer
+    than it usually does was interrupted; what it took beyond is a stall.
+    """
     device_of_lane = np.array([lane.device for lane in timeline.lanes] or [-1], np.int32)
     events = timeline.device
     if len(devices_of(timeline)) > 1:
@@ -76,17 +94,48 @@ def stalls_of(
         return sets.intersect(sets.union(events.start_ns[rows], events.end_ns[rows]), window)
 
     computing = of(DeviceKind.KERNEL)
-    rest = sets.subtract(window, computing)
+    taken = sets.intersect(_stretches(events), computing) if shared else sets.none()
+    computing = sets.subtract(computing, taken)
+    rest = sets.subtract(sets.subtract(window, computing), taken)
     collective = sets.intersect(of(DeviceKind.COLLECTIVE), rest)
     rest = sets.subtract(rest, collective)
     copying = sets.intersect(of(DeviceKind.COPY, DeviceKind.SET), rest)
     idle = sets.subtract(rest, copying)
-    parts = ((idle, State.IDLE), (copying, State.COPYING), (collective, State.COLLECTIVE))
+    parts = (
+        (idle, State.IDLE),
+        (copying, State.COPYING),
+        (collective, State.COLLECTIVE),
+        (taken, State.TAKEN),
+    )
     start = np.concatenate([part.start for part, _ in parts])
     end = np.concatenate([part.end for part, _ in parts])
     state = np.concatenate([np.full(len(part), state, np.uint8) for part, state in parts])
     order = np.argsort(start, kind="stable")
     return Stalls(device, window, start[order], end[order], state[order], events, computing)
+
+
+def _stretches(events: Events) -> Intervals:
+    """Where kernels took longer than kernels of their name and size do."""
+    rows = np.flatnonzero(events.kind == DeviceKind.KERNEL)
+    if not len(rows):
+        return sets.none()
+    duration = events.duration_ns[rows]
+    key = events.name[rows].astype(np.int64) << 32 | events.blocks[rows]
+    order = np.lexsort((duration, key))
+    _, first, often = np.unique(key[order], return_index=True, return_counts=True)
+    usual = duration[order][first + often // 2]
+    usual_of = np.empty(len(rows), np.int64)
+    often_of = np.empty(len(rows), np.int64)
+    usual_of[order] = np.repeat(usual, often)
+    often_of[order] = np.repeat(often, often)
+    long = (duration > STRETCHED * usual_of) & (duration > usual_of + TURN_NS)
+    long &= often_of >= _USUAL_OF
+    if long.mean() > _RARE:
+        return sets.none()
+    start = events.start_ns[rows][long] + usual_of[long]
+    end = events.end_ns[rows][long]
+    by_start = np.argsort(start, kind="stable")
+    return sets.union(start[by_start], end[by_start])
 
 
 def _window(timeline: Timeline, events: Events) -> Intervals:

@@ -82,11 +82,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         )
 
     samples = two.samples
-    rows = (
-        ours[samples.lane]
-        & (samples.time_ns > low - two.tick_ns)
-        & (samples.time_ns < high)
-    )
+    rows = ours[samples.lane] & (samples.time_ns > low - two.tick_ns) & (samples.time_ns < high)
     joined_samples = Samples(
         time_ns=np.concatenate([one.samples.time_ns, samples.time_ns[rows] + shift]),
         lane=np.concatenate([one.samples.lane, number(samples.lane[rows], lanes, True)]),

@@ -9,8 +9,8 @@ host     what threads were about: operators, Python functions, ranges that a pro
 states   when threads were off their CPU: blocked (on what), waiting for a CPU
 
 and two of points: `samples` (what threads ran) and `counters`. Times are nanoseconds of one clock;
-`wall_offset_ns` takes them to the time since 1970. The columns are NumPy arrays, so that millions of
-rows fit into memory and are worked on whole.
+`wall_offset_ns` takes them to the time since 1970. The columns are NumPy arrays, so that millions
+of rows fit into memory and are worked on whole.
 """
 
 from __future__ import annotations
@@ -244,6 +244,8 @@ class Timeline:
     """How far the devices' clock may be off the host's."""
     devices: Mapping[int, str] = field(default_factory=dict)
     """Their names."""
+    multiprocessors: Mapping[int, int] = field(default_factory=dict)
+    """How many each has."""
     tick_ns: int = 0
     """What a sample sums over."""
     sources: Sequence[str] = ()

@@ -228,16 +228,18 @@ class _Frames:
 
 
 def _whole(rows: pa.Table, column: str) -> I64:
-    return rows.column(column).to_numpy().astype(np.int64)
+    return np.asarray(rows.column(column).to_numpy(), np.int64)
 
 
 def _names(naming: Naming, rows: pa.Table, column: str) -> I32:
     texts = rows.column(column).combine_chunks()
     known = [naming.name(text) for text in texts.dictionary.to_pylist()]
-    return np.array(known or [0], np.int32)[texts.indices.to_numpy()]
+    numbers: I32 = np.array(known or [0], np.int32)[texts.indices.to_numpy()]
+    return numbers
 
 
 def _coded(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
     texts = rows.column(column).combine_chunks()
     known = [codes.get(text, 0) for text in texts.dictionary.to_pylist()]
-    return np.array(known or [0], np.uint8)[texts.indices.to_numpy()]
+    numbers: U8 = np.array(known or [0], np.uint8)[texts.indices.to_numpy()]
+    return numbers

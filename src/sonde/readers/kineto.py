@@ -282,6 +282,12 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
             naming.lanes[number] = type(lane)(
                 "thread", lane.pid, lane.number, name or process, -1, process
             )
+    listed = head.get("deviceProperties", [])
+    devices = {
+        one["id"]: one
+        for one in (listed if isinstance(listed, list) else [])
+        if isinstance(one, dict) and isinstance(one.get("id"), int)
+    }
     notes = [f"{amount:,} events {what}" for what, amount in reader.lost.items()]
     if not complete:
         notes.append("the file ends early; what came before is used")
@@ -292,10 +298,11 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
         calls=calls,
         host=host,
         wall_offset_ns=_wall_offset(head, "".join(tail)),
-        devices={
-            int(one["id"]): str(one.get("name", ""))
-            for one in head.get("deviceProperties", [])
-            if isinstance(one, dict) and isinstance(one.get("id"), int)
+        devices={number: str(one.get("name", "")) for number, one in devices.items()},
+        multiprocessors={
+            number: one["numSms"]
+            for number, one in devices.items()
+            if isinstance(one.get("numSms"), int)
         },
         sources=("torch.profiler",),
         notes=notes,
