@@ -138,7 +138,8 @@ def _copies_back(stalls: Stalls) -> Mask:
     at = np.minimum(np.searchsorted(events.start_ns, stalls.start, "right"), len(events)) - 1
     small = _small_d2h(stalls)[np.maximum(at, 0)]
     covers = events.end_ns[np.maximum(at, 0)] >= stalls.end
-    return (stalls.state == State.COPYING) & (at >= 0) & small & covers
+    found: Mask = (stalls.state == State.COPYING) & (at >= 0) & small & covers
+    return found
 
 
 def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:

@@ -24,7 +24,7 @@ def open_timeline(paths: Sequence[Path]) -> Timeline:
             raise
         raise MissingDependency(
             f"the Python package {error.name} is not installed",
-            "install Sonde with its dependencies: pip install 'sonde[explain]'",
+            "install Sonde with its dependencies: pip install sonde",
         ) from error
     parts = [_open(path) for path in paths]
     parts.sort(key=lambda part: not len(part.device))

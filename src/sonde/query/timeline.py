@@ -135,10 +135,14 @@ def _device(naming: Naming, rows: pa.Table) -> Events:
 
 
 def _calls(naming: Naming, lanes: _Lanes, rows: pa.Table) -> Events:
+    # Where a stream waits for an event the thread does not.
+    waits = pc.match_substring(rows.column("name").cast(pa.string()), "StreamWaitEvent")
+    kind = _coded(rows, "op", {op: int(kind) for op, kind in _CALLS.items()})
+    kind[waits.to_numpy()] = CallKind.EVENT
     return events(
         start_ns=_whole(rows, "start_time_ns"),
         end_ns=_whole(rows, "end_time_ns"),
-        kind=_coded(rows, "op", {op: int(kind) for op, kind in _CALLS.items()}),
+        kind=kind,
         name=_names(naming, rows, "name"),
         lane=lanes.of(rows),
         correlation=_correlation(rows),

@@ -30,11 +30,11 @@ _RULES = (
     (re.compile(r"Memcpy"), CallKind.COPY),
     (re.compile(r"Memset"), CallKind.SET),
     (re.compile(r"Synchronize|clFinish|clWaitForEvents"), CallKind.SYNC),
-    (re.compile(r"StreamWaitEvent|EventRecord"), CallKind.EVENT),
     (re.compile(r"Malloc|MemAlloc|MemCreate|MemMap|MemSetAccess"), CallKind.ALLOC),
     (re.compile(r"Free|MemRelease|MemUnmap"), CallKind.FREE),
     (re.compile(r"ModuleLoad|LibraryLoad"), CallKind.BUILD),
 )
+_EVENTS = re.compile(r"StreamWaitEvent|EventRecord")
 _COLLECTIVE = re.compile(r"nccl|rccl|AllReduce|AllGather|ReduceScatter|multimem_", re.IGNORECASE)
 
 
@@ -56,6 +56,8 @@ def kind_of_op(op: str) -> CallKind:
 
 def call_kind(name: str) -> CallKind:
     """The kind of a call by the name of its function."""
+    if _EVENTS.search(name):  # the device waits, the thread does not
+        return CallKind.EVENT
     known = _ops().get(name)
     if known is not None:
         return known
