@@ -32,6 +32,17 @@ class Config:
     device_calls: bool = True
     launches: bool = False
     """Watch every kernel launch too: costs about a microsecond a launch."""
+    device_metrics: bool = True
+    """Ask devices what they are doing: use, memory, power, clocks, errors."""
+    host_metrics: bool = True
+    """Ask the kernel what the machine is doing."""
+    prometheus: str = ""
+    """HOST:PORT of a page for Prometheus; '' for none. A host must be named to leave loopback."""
+    dcgm_names: bool = False
+    """On that page, also use the names of NVIDIA's dcgm-exporter."""
+    otlp: str = ""
+    """URL of an OpenTelemetry collector to push metrics to; '' for none."""
+    otlp_period_s: float = 10.0
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
     chunk_s: float = 5.0
@@ -48,6 +59,7 @@ class Config:
         _between("hz", self.hz, 1, 10_000)
         _between("tick_s", self.tick_s, 0.05, 60)
         _between("chunk_s", self.chunk_s, self.tick_s, 600)
+        _between("otlp_period_s", self.otlp_period_s, 1, 3600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
         _between("probe_budget", self.probe_budget, 0, 1)

@@ -21,18 +21,24 @@ PACKAGE = ROOT / "src" / "sonde"
 # nothing imports `cli`. docs/architecture.md says why; change both together.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
+    "attach": {"errors", "_native"},
     "model": set(),
     "apis": {"errors"},
     "config": {"errors"},
     "host": {"errors", "_native"},
-    "collect": {"apis", "config", "errors", "model", "_native"},
+    "metrics": {"errors"},
+    "collect": {"apis", "config", "errors", "metrics", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
-    "sinks": {"errors", "model", "_native"},
-    "agent": {"apis", "collect", "config", "errors", "model", "resolve", "sinks", "_native"},
+    "health": {"collect", "errors", "metrics"},
+    "sinks": {"errors", "metrics", "model", "_native"},
+    "agent": {
+        *("apis", "collect", "config", "errors", "health", "metrics", "model", "resolve"),
+        *("sinks", "_native"),
+    },
     "query": {"errors", "model"},
     "readers": {"apis", "errors", "model"},
     "analyze": {"model"},
-    "export": {"errors", "model", "query"},
+    "export": {"errors", "metrics", "model", "query"},
     "fleet": {"errors", "_native"},
 }
 

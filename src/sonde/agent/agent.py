@@ -3,6 +3,7 @@
 
     every tick    drain the collectors, resolve the stacks that are new
     every chunk   write the rows with the dictionary entries they need
+    paused        nothing is observed; who lives and what is mapped where stays known
 
 Between ticks it sleeps on the stream of process events, so that a library is seen when a process
 maps it and a process that lives 50 ms is known before it is gone.
@@ -15,21 +16,26 @@ import platform
 import resource
 import time
 import uuid
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, apis
+from sonde.agent import signals, whose
 from sonde.agent.dictionary import Dictionary
-from sonde.collect.collector import Batch, Collector
+from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.kernel import Kernel, refusal
+from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
+
+if TYPE_CHECKING:
+    from sonde.agent.outlets import Outlets
 
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
@@ -72,9 +78,12 @@ class Agent:
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0}
+        self._pause_asked = False
+        self._paused_ns = 0  # before the chunk in the making
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
+        self._lost_heard = 0  # process events
         self._chunk = ChunkBuilder(0)
         self._kernel = Kernel(config.pids)
         try:
@@ -85,6 +94,7 @@ class Agent:
         self._dictionary = Dictionary(self._kernel, self._resolver)
         self._calls = self._make_device_calls()
         self._collectors = self._make_collectors()
+        self._outlets = self._make_outlets()
 
     def _make_device_calls(self) -> DeviceCalls | None:
         config = self._config
@@ -109,7 +119,26 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if runners := signals.runners(config):
+            collectors.append(Metrics(runners))
         return collectors
+
+    def _make_outlets(self) -> Outlets | None:
+        config = self._config
+        if not (config.prometheus or config.otlp):
+            return None
+        from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
+
+        return Outlets(config, self._whose)
+
+    def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
+        return whose.attributes(self._resolver.processes.find(pid, start_ns).record())
+
+    @property
+    def serves_at(self) -> str:
+        """HOST:PORT of the page for Prometheus; '' without one."""
+        server = self._outlets.server if self._outlets is not None else None
+        return server.address if server is not None else ""
 
     def start(self) -> None:
         """Attach everything. Raises HostError where this machine cannot."""
@@ -118,17 +147,51 @@ class Agent:
         self._resolver.start()
         for collector in self._collectors:
             collector.start()
+        if self._outlets is not None:
+            self._outlets.start()
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
         while not stop():
             self._sleep_until(self._tick_ns / 1e9 + self._config.tick_s, stop)
+            if self._pause_asked:
+                self._rest(stop)
+                continue
             age_s = time.monotonic() - self._chunk.start_ns / 1e9
             chunk_ends = age_s >= self._config.chunk_s - self._config.tick_s / 2
             self._tick(chunk_ends)
             if chunk_ends:
                 self._flush(last=False)
             on_tick(self.live())
+
+    def pause(self) -> None:
+        """Observe nothing until `resume`. May be called from a signal handler; takes effect within
+        0.25 s."""
+        self._pause_asked = True
+
+    def resume(self) -> None:
+        """Observe again. May be called from a signal handler."""
+        self._pause_asked = False
+
+    def _rest(self, stop: Callable[[], bool]) -> None:
+        """One pause, from its begin to its end. Raises SinkError, or HostError where the kernel
+        does not let us in again."""
+        for collector in self._collectors:
+            collector.pause()
+        self._tick(chunk_ends=True)
+        self._flush(last=False)
+        while self._pause_asked and not stop():
+            if self._events.wait(250):
+                self._hear()
+                time.sleep(EVENT_GAP_S)
+        if self._pause_asked:
+            return  # ended in its pause
+        since_ns = self._tick_ns
+        for collector in self._collectors:
+            collector.resume()
+        self._tick_ns = time.monotonic_ns()
+        self._paused_ns = self._tick_ns - since_ns
+        self._chunk = ChunkBuilder(self._tick_ns)
 
     def stop(self) -> None:
         """Read what is left, detach and write the last chunk. Raises SinkError."""
@@ -138,6 +201,8 @@ class Agent:
         finally:
             for collector in self._collectors:
                 collector.stop()
+            if self._outlets is not None:
+                self._outlets.close()
             self._resolver.close()
             self._sink.close()
 
@@ -155,7 +220,9 @@ class Agent:
         )
 
     def _sleep_until(self, deadline_s: float, stop: Callable[[], bool]) -> None:
-        while (left_s := deadline_s - time.monotonic()) > 0 and not stop():
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if stop() or self._pause_asked:
+                return
             if self._events.wait(min(int(left_s * 1000) + 1, 250)):
                 self._hear()
                 time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
@@ -165,7 +232,8 @@ class Agent:
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
-        if self._events.lost > self._lost.get(LOST_EVENTS, 0):
+        if self._events.lost > self._lost_heard:
+            self._lost_heard = self._events.lost
             self._resolver.resync()
             if self._calls is not None:
                 self._calls.resync()
@@ -191,6 +259,8 @@ class Agent:
             assert isinstance(tids, Sized)
             self._spans += len(tids)
         self._dictionary.take(batch)
+        if self._outlets is not None:
+            self._outlets.take(batch)
 
     def _count_losses(self) -> None:
         now = {
@@ -207,12 +277,15 @@ class Agent:
                 self._lost[name] = count
                 row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
+                if self._outlets is not None:
+                    self._outlets.take_loss(name, float(new))
                 if name.endswith(".stack_map_full"):
                     self._dictionary.make_room()
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
+        rows: list[TableRow] = []
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
@@ -224,7 +297,10 @@ class Agent:
                 if n
             ),
         ):
-            self._chunk.add("metric", [(self._tick_ns, series, "", value)])
+            rows.append((self._tick_ns, series, "", value))
+        self._chunk.add("metric", rows)
+        if self._outlets is not None:
+            self._outlets.take_metrics(rows)
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)
@@ -234,9 +310,11 @@ class Agent:
             "start_ns": chunk.start_ns,
             "end_ns": self._tick_ns,
             "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
+            "paused_ns": self._paused_ns,
             "last": last,
             "capture": {"id": self._id, "version": _native.VERSION, "host": self._host()},
         }
+        self._paused_ns = 0
         self._seq += 1
         self._sink.write(chunk.encode(meta))
 

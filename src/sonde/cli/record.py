@@ -8,8 +8,10 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,7 @@ examples:
 
 Nothing is restarted or changed; probes are gone when the command ends. The exit code of a
 program after -- is reported, but is not the exit code of sonde.
+SIGUSR1 makes a running recorder pause, SIGUSR2 go on: nothing is observed in between.
 """
 
 ABORTED = 130
@@ -83,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
-    _require_host()
+    require_host()
     path = args.output or Path(time.strftime("sonde-%Y%m%d-%H%M%S.sonde"))
     child = _make_child(command)
     try:
@@ -95,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
             child.abandon()
 
 
-def _require_host() -> None:
+def require_host() -> None:
     """Raise HostError when this machine, or this user on it, cannot record at all."""
     from sonde.host import Status, capabilities, kernel, machine
 
@@ -161,7 +164,8 @@ def _record(
     failure: SinkError | None = None
     try:
         ending.begin()
-        failure = _observe(agent, ending, progress)
+        with _pausable(agent):
+            failure = _observe(agent, ending, progress)
     except KeyboardInterrupt:
         progress.clear()
         sink.close()
@@ -176,6 +180,18 @@ def _record(
     if failure is not None:
         raise failure
     return 0
+
+
+@contextlib.contextmanager
+def _pausable(agent: Agent) -> Iterator[None]:
+    """SIGUSR1 pauses, SIGUSR2 goes on."""
+    pause = signal.signal(signal.SIGUSR1, lambda *_: agent.pause())
+    resume = signal.signal(signal.SIGUSR2, lambda *_: agent.resume())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, pause)
+        signal.signal(signal.SIGUSR2, resume)
 
 
 def _observe(agent: Agent, ending: Ending, progress: Progress) -> SinkError | None:
