@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sonde.agent.stacks import StackReader, is_whole
+from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
+from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
 from sonde.resolve import KnownFrame, Resolver
 from sonde.sinks.chunk import ChunkBuilder
-from sonde.unwind import Unwinder
 from sonde.unwind.ends import TAIL_DROPPED
 
 STACKS_IN_KERNEL = 5_000
@@ -29,10 +29,10 @@ class _Stack:
 class Dictionary:
     """Resolves stacks when they are first seen, and remembers what the current chunk refers to."""
 
-    def __init__(self, kernel: Kernel, resolver: Resolver, unwinder: Unwinder) -> None:
+    def __init__(self, kernel: Kernel, resolver: Resolver, unwinding: Unwinding) -> None:
         self._kernel = kernel
         self._resolver = resolver
-        self.stacks = StackReader(resolver, unwinder)
+        self.stacks = StackReader(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
         self._in_kernel: set[int] = set()
         self._used_stacks: set[int] = set()
@@ -53,6 +53,7 @@ class Dictionary:
         self._processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
         self._used_stacks |= batch.stacks.keys()
         self._resolve(batch.stacks)
+        self._resolve_own(batch.own_stacks)
 
     @property
     def processes(self) -> int:
@@ -86,15 +87,26 @@ class Dictionary:
         found = self._kernel.stacks(unknown)
         self.forgotten += len(unknown) - len(found)
         for stack_id, kernel, user, stop in found:
-            process = self._resolver.processes.find(*owners[stack_id])
-            frames = tuple(self.stacks.frames(process, kernel, user))
             self.tails_dropped += stop == TAIL_DROPPED
-            self._stacks[stack_id] = _Stack(frames, is_whole(frames, stop))
+            self._keep(stack_id, owners[stack_id], kernel, user, stop)
         # Those known here too: dropped there once, they were stored again when they came again.
         self._in_kernel |= owners.keys()
         if len(self._in_kernel) > STACKS_IN_KERNEL:
             self._kernel.forget_stacks(list(self._in_kernel))
             self._in_kernel.clear()
+
+    def _resolve_own(self, stacks: Mapping[int, tuple[ProcessKey, tuple[int, ...]]]) -> None:
+        self._used_stacks |= stacks.keys()
+        for stack_id, (owner, addresses) in stacks.items():
+            if stack_id not in self._stacks:
+                self._keep(stack_id, owner, [], list(addresses), NOT_WALKED)
+
+    def _keep(
+        self, stack_id: int, owner: ProcessKey, kernel: list[int], user: list[int], end: int
+    ) -> None:
+        process = self._resolver.processes.find(*owner)
+        frames = tuple(self.stacks.frames(process, kernel, user))
+        self._stacks[stack_id] = _Stack(frames, is_whole(frames, end))
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:

@@ -11,17 +11,22 @@ import platform
 import time
 from collections.abc import Iterable, Mapping
 
-from sonde import _native
+from sonde import _native, health
 from sonde.collect.collector import Batch, TableRow
 from sonde.config import Config
-from sonde.metrics import Metric, labels
+from sonde.metrics import Metric, labels, labels_of
 from sonde.sinks import exposition
 from sonde.sinks.otlp import OtlpPusher
 from sonde.sinks.prometheus import PrometheusServer
-from sonde.sinks.series import Board, Series, Whose
+from sonde.sinks.series import Board, Row, Series, Whose
 
 _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
 """As seen from the device, which is how the conventions count."""
+
+HEALTH_S = 30.0
+"""How often health is judged, at most: its checks read some files."""
+SETTLES_S = 5.0
+"""Before that, devices may not have said all."""
 
 Families = list[tuple[Metric, list[Series]]]
 
@@ -34,6 +39,7 @@ class Outlets:
         self.board = Board(whose)
         self._dcgm_names = config.dcgm_names
         self._host = platform.node()
+        self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S
         self.resource = {
             "service.name": "sonde",
             "service.version": _native.VERSION,
@@ -84,7 +90,12 @@ class Outlets:
                 (now_ns, "sonde.otlp.pushes", labels(sonde__outcome=outcome), count)
                 for outcome, count in (("done", done), ("failed", failed))
             )
-        return self.board.families()
+        found = self.board.families()
+        if time.monotonic() - self._examined_s > HEALTH_S:
+            self._examined_s = time.monotonic()
+            self.board.take(_health(found))
+            found = self.board.families()
+        return found
 
     def page(self) -> str:
         """The page for Prometheus."""
@@ -102,6 +113,36 @@ class Outlets:
         count_of("sonde.device.call.time", call, _f(ns) / 1e9)
         if size:
             count_of("sonde.device.call.io", {**call, **(way if direction else {})}, _f(size))
+
+
+def _health(families: Families) -> list[Row]:
+    """The checks of `sonde health`, over what devices said last."""
+    rows = [
+        (0, metric.name, labels_of(one.attributes), one.value)
+        for metric, series in families
+        if metric.group == "device"
+        for one in series
+    ]
+    down = [
+        f"{one.attributes['sonde.source']}: does not answer"
+        for metric, series in families
+        if metric.name == "sonde.source.up"
+        for one in series
+        if not one.value
+    ]
+    now_ns = time.monotonic_ns()
+    return [
+        (
+            now_ns,
+            "sonde.health.status",
+            labels(sonde__health__check=result.check, hw__id=result.uuid),
+            HEALTH_VALUES[result.status],
+        )
+        for result in health.examine(health.with_files(rows, down))
+    ]
+
+
+HEALTH_VALUES = {health.Status.PASS: 0.0, health.Status.WARN: 1.0, health.Status.FAIL: 2.0}
 
 
 def _f(number: object) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sonde.agent.unwinding import Unwinding
 from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.live import LiveProcess
-from sonde.unwind import PythonCode, Unwinder
+from sonde.unwind import PythonCode
 from sonde.unwind.ends import WHOLE
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
 
@@ -22,6 +23,8 @@ ENTRIES = frozenset(
     }
 )
 """Where threads begin: a walk that ends in one of these is whole."""
+NOT_WALKED = -1
+"""In place of a walk's end, where a library took the stack: its last frame tells."""
 
 
 def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
@@ -32,16 +35,16 @@ def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
 class StackReader:
     """Names the frames of walks."""
 
-    def __init__(self, resolver: Resolver, unwinder: Unwinder) -> None:
+    def __init__(self, resolver: Resolver, unwinding: Unwinding) -> None:
         self._resolver = resolver
-        self._unwinder = unwinder
+        self._unwinding = unwinding
         self.python = PythonCode()
 
     def frames(
         self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
         """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
-        python = self._unwinder.python_of(process)
+        python = self._unwinding.python_of(process.key)
         if python is None or not any(word & PYTHON_FRAME for word in user):
             return self._resolver.resolve(process, kernel, user)
         frames = self._resolver.resolve(process, kernel, ())
