@@ -35,8 +35,8 @@ struct sonde_stack {
 	__u32 user_len;
 	__u64 kernel[SONDE_KERNEL_FRAMES];
 	__u64 user[SONDE_USER_FRAMES];
-	__u64 next; /* id of the piece that follows, 0: none */
-	__u32 stop; /* enum unwind_stop: why the walk ended; 0: it reached the thread's entry */
+	__u64 next;    /* id of the piece that follows, 0: none */
+	__u32 stop;    /* enum unwind_stop: why the walk ended; 0: it reached the thread's entry */
 	__u32 is_tail; /* a piece behind the first: no row names it */
 };
 

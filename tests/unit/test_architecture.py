@@ -29,19 +29,26 @@ DOORS: dict[str, set[str]] = {
     "metrics": {"errors"},
     "collect": {"apis", "config", "errors", "metrics", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
+    "health": {"collect", "errors", "metrics"},
     "sinks": {"errors", "metrics", "model", "_native"},
     "unwind": {"errors", "model", "resolve", "_native"},
     "agent": {
-        *("apis", "collect", "config", "errors", "metrics", "model", "resolve", "sinks", "unwind"),
-        "_native",
+        *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
+        *("resolve", "sinks", "unwind", "_native"),
     },
     "query": {"errors", "model"},
+    "readers": {"apis", "errors", "model"},
+    "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
     "fleet": {"errors", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
-HEAVY = {"pyarrow": {"query", "fleet"}, "duckdb": {"query"}, "numpy": {"fleet"}}
+HEAVY = {
+    "pyarrow": {"query", "fleet"},
+    "duckdb": {"query"},
+    "numpy": {"analyze", "fleet", "model", "query", "readers"},
+}
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
 BUILT = re.compile(

@@ -16,38 +16,38 @@ import platform
 import resource
 import time
 import uuid
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, apis
-from sonde.agent import signals
+from sonde.agent import signals, whose
+from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
-from sonde.collect.collector import Batch, Collector
+from sonde.agent.quiet import NoEvents
+from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
+from sonde.attach.policy import Policy
+from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
+from sonde.collect.device_time import DeviceTime
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
-from sonde.metrics import labels
 from sonde.resolve import Resolver
 from sonde.resolve.seen_files import SeenFiles
 from sonde.sinks.chunk import ChunkBuilder
-from sonde.unwind import ENDS, Unwinder
+
+if TYPE_CHECKING:
+    from sonde.agent.outlets import Outlets
 
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
 CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
-FIRST_WAIT_S = 2.0
-"""How long the tables of chosen processes may hold up the start."""
-BUSY_GAP_S = 0.01
-"""While unwind tables are being made, look this often whether one is ready."""
 LOST_EVENTS = "processes.events"
-MAX_KERNEL_BYTES = 64 << 20
-"""For all BPF maps together; unwind tables take what the others leave."""
 
 
 class Sink(Protocol):
@@ -79,7 +79,10 @@ class Live:
 class Agent:
     """Observes this node into a sink."""
 
-    def __init__(self, config: Config, sink: Sink) -> None:
+    def __init__(self, config: Config, sink: Sink, *, privileged: bool = True) -> None:
+        """`privileged`: False for a user to whom the kernel tells nothing; then only what programs
+        tell themselves is observed: device time."""
+        self._privileged = privileged
         self._config = config
         self._sink = sink
         self._id = str(uuid.uuid4())
@@ -88,44 +91,61 @@ class Agent:
         self._tick_ns = 0
         self._pause_asked = False
         self._paused_ns = 0  # before the chunk in the making
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0}
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0, "device_time": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._lost_heard = 0  # process events
         self._chunk = ChunkBuilder(0)
-        self._kernel = Kernel(config.pids)
-        try:
-            self._events = _native.ProcessEvents()
-        except OSError as error:
-            raise refusal(error) from error
+        self._kernel = Kernel(config.pids if privileged else None)
+        self._events = self._make_events()
+        self._attacher = self._make_attacher()
         self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9), seen=SeenFiles())
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
-        self._unwinder = Unwinder(self._kernel.unwind, self._resolver)
-        self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinder)
+        self._unwinding = Unwinding(self._kernel if privileged else None, self._resolver)
+        self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         self._calls = self._make_device_calls()
+        self._device_time = self._make_device_time()
         self._collectors = self._make_collectors()
-        self._ends: dict[str, int] = {}
-        self._unwinder.limit(MAX_KERNEL_BYTES - self.kernel_bytes())
+        self._unwinding.limit(self.kernel_bytes())
+        self._outlets = self._make_outlets()
 
     def kernel_bytes(self) -> int:
         """Memory of all BPF maps."""
         collectors = sum(collector.memory_bytes() for collector in self._collectors)
-        return collectors + self._kernel.memory_bytes() + self._unwinder.memory_bytes()
+        return collectors + self._kernel.memory_bytes() + self._unwinding.memory_bytes()
+
+    def _make_events(self) -> _native.ProcessEvents | NoEvents:
+        if not self._privileged:
+            return NoEvents()
+        try:
+            return _native.ProcessEvents()
+        except OSError as error:
+            raise refusal(error) from error
+
+    def _make_attacher(self) -> Attacher | None:
+        config = self._config
+        if config.device_time == "off":
+            return None
+        return Attacher(Policy(config.device_time, config.device_time_allow), config.pids)
 
     def _make_device_calls(self) -> DeviceCalls | None:
         config = self._config
-        if not config.device_calls:
+        if not (config.device_calls and self._privileged):
             return None
         return DeviceCalls(
             self._kernel, apis.load(), launches=config.launches, budget=config.probe_budget
         )
 
+    def _make_device_time(self) -> DeviceTime | None:
+        config = self._config
+        return DeviceTime(config.pids, config.device_samples) if config.injected else None
+
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel
         collectors: list[Collector] = []
-        if config.on_cpu:
+        if config.on_cpu and self._privileged:
             collectors.append(CpuSampler(kernel, config.hz))
-        if config.off_cpu:
+        if config.off_cpu and self._privileged:
             collectors.append(
                 WaitCollector(
                     kernel,
@@ -135,28 +155,41 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if self._device_time is not None:
+            collectors.append(self._device_time)
         if runners := signals.runners(config):
             collectors.append(Metrics(runners))
         return collectors
+
+    def _make_outlets(self) -> Outlets | None:
+        config = self._config
+        if not (config.prometheus or config.otlp):
+            return None
+        from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
+
+        return Outlets(config, self._whose)
+
+    def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
+        return whose.attributes(self._resolver.processes.find(pid, start_ns).record())
+
+    @property
+    def serves_at(self) -> str:
+        """HOST:PORT of the page for Prometheus; '' without one."""
+        server = self._outlets.server if self._outlets is not None else None
+        return server.address if server is not None else ""
 
     def start(self) -> None:
         """Attach everything. Raises HostError where this machine cannot."""
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
         self._resolver.start()
-        self._get_ready()
+        self._unwinding.get_ready(self._config.pids or (), self._hear_within)
         for collector in self._collectors:
             collector.start()
-
-    def _get_ready(self) -> None:
-        """Have the chosen processes' tables made, and wait for them for a while."""
-        self._unwinder.expect(self._config.pids or ())
-        deadline_s = time.monotonic() + FIRST_WAIT_S
-        while self._unwinder.is_busy and time.monotonic() < deadline_s:
-            if self._events.wait(int(BUSY_GAP_S * 1000)):
-                self._hear()
-            else:
-                self._unwinder.update()
+        if self._attacher is not None:
+            self._attacher.start()
+        if self._outlets is not None:
+            self._outlets.start()
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
@@ -207,9 +240,13 @@ class Agent:
             self._tick(chunk_ends=True)
             self._flush(last=True)
         finally:
+            if self._attacher is not None:
+                self._attacher.stop()
             for collector in self._collectors:
                 collector.stop()
-            self._unwinder.close()
+            self._unwinding.close()
+            if self._outlets is not None:
+                self._outlets.close()
             self._resolver.close()
             self._sink.close()
 
@@ -230,24 +267,34 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinder.is_busy else 250
+            self._beat()
+            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else 250
             if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
                 self._hear()
                 time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
             else:
-                self._unwinder.update()
+                self._unwinding.update()
+
+    def _beat(self) -> None:
+        if self._device_time is not None:
+            self._device_time.beat()
+
+    def _hear_within(self, timeout_ms: int) -> None:
+        if self._events.wait(timeout_ms):
+            self._hear()
 
     def _hear(self) -> None:
         events = self._events.drain()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
-        self._unwinder.hear(events)
-        self._unwinder.update()
+        self._unwinding.hear(events)
+        if self._attacher is not None:
+            self._attacher.hear(events)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._resolver.resync()
-            self._unwinder.resync()
+            self._unwinding.resync()
             if self._calls is not None:
                 self._calls.resync()
 
@@ -258,10 +305,13 @@ class Agent:
             batch = collector.drain(since_ns, chunk_ends)
             self._counts[collector.name] += batch.seen
             self._take(batch)
+        if self._attacher is not None:
+            self._chunk.add("event", self._attacher.rows(self._tick_ns))
         self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
-            self._count_ends()
+            ends = self._unwinding.ends(self._tick_ns, self._dictionary.tails_dropped)
+            self._chunk.add("event", list(ends))
             self._count_self()
 
     def _take(self, batch: Batch) -> None:
@@ -273,6 +323,8 @@ class Agent:
             assert isinstance(tids, Sized)
             self._spans += len(tids)
         self._dictionary.take(batch)
+        if self._outlets is not None:
+            self._outlets.take(batch)
 
     def _count_losses(self) -> None:
         now = {
@@ -283,47 +335,39 @@ class Agent:
         now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
         now[LOST_EVENTS] = self._events.lost
+        if self._attacher is not None:
+            now["attach.queue_full"] = self._attacher.left_out
         for name, count in now.items():
             new = count - self._lost.get(name, 0)
             if new > 0:
                 self._lost[name] = count
                 row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
+                if self._outlets is not None:
+                    self._outlets.take_loss(name, float(new))
                 if name.endswith(".stack_map_full"):
                     self._dictionary.make_room()
 
-    def _count_ends(self) -> None:
-        """How the walks of user stacks since the last chunk ended, reason by reason."""
-        now = self._unwinder.stops()
-        if self._dictionary.tails_dropped:
-            now["tail_dropped"] = self._dictionary.tails_dropped
-        for end in ENDS:
-            new = now.get(end.name, 0) - self._ends.get(end.name, 0)
-            if new > 0:
-                name = f"{end.kind}.{end.name}"
-                row = (self._tick_ns, "stack_end", name, 0, 0, float(new), end.text)
-                self._chunk.add("event", [row])
-        self._ends = now
-
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        unwinding = {**self._unwinder.usage(), "python_unread": self._dictionary.python.unread}
+        rows: list[TableRow] = []
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
             ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
-            *((f"sonde.unwind.{name}", float(n)) for name, n in unwinding.items()),
+            ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
             *(
                 (f"sonde.resolve.{name}", float(n))
                 for name, n in self._resolver.counters.as_dict().items()
                 if n
             ),
         ):
-            self._chunk.add("metric", [(self._tick_ns, series, "", value)])
-        for end, n in self._ends.items():
-            row = (self._tick_ns, "sonde.unwind.walks", labels(sonde__stack__end=end), float(n))
-            self._chunk.add("metric", [row])
+            rows.append((self._tick_ns, series, "", value))
+        rows += self._unwinding.metrics(self._tick_ns)
+        self._chunk.add("metric", rows)
+        if self._outlets is not None:
+            self._outlets.take_metrics(rows)
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)

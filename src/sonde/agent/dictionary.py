@@ -3,34 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
+from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
 from sonde.resolve import KnownFrame, Resolver
-from sonde.resolve.live import LiveProcess
 from sonde.sinks.chunk import ChunkBuilder
-from sonde.unwind import PythonCode, Unwinder
-from sonde.unwind.ends import TAIL_DROPPED, WHOLE
-from sonde.unwind.python_code import PYTHON_FRAME
+from sonde.unwind.ends import TAIL_DROPPED
 
 STACKS_IN_KERNEL = 5_000
 """Stacks read and still kept in the kernel, of its 8192, before they are dropped there."""
 PROCESSES_TOLD_APART = 65_536
 STACKS_CACHED = 16_384
-
-ENTRIES = frozenset(
-    {
-        *("_start", "__libc_start_main", "start_thread", "thread_start", "clone", "clone3"),
-        *("__clone", "__clone3", "ret_from_fork", "ret_from_fork_asm"),
-        *("_dl_start_user", "entry_SYSCALL_64_after_hwframe"),
-        # Go: of a goroutine, of a thread's own stack, of the program
-        *("runtime.goexit", "runtime.mstart", "runtime.rt0_go", "runtime.goexit.abi0"),
-        *("runtime.mstart.abi0", "runtime.rt0_go.abi0", "_rt0_amd64_linux"),
-    }
-)
-"""Where threads begin: a walk that ends in one of these is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +29,10 @@ class _Stack:
 class Dictionary:
     """Resolves stacks when they are first seen, and remembers what the current chunk refers to."""
 
-    def __init__(self, kernel: Kernel, resolver: Resolver, unwinder: Unwinder) -> None:
+    def __init__(self, kernel: Kernel, resolver: Resolver, unwinding: Unwinding) -> None:
         self._kernel = kernel
         self._resolver = resolver
-        self._unwinder = unwinder
-        self.python = PythonCode()
+        self.stacks = StackReader(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
         self._in_kernel: set[int] = set()
         self._used_stacks: set[int] = set()
@@ -67,6 +53,7 @@ class Dictionary:
         self._processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
         self._used_stacks |= batch.stacks.keys()
         self._resolve(batch.stacks)
+        self._resolve_own(batch.own_stacks)
 
     @property
     def processes(self) -> int:
@@ -100,39 +87,26 @@ class Dictionary:
         found = self._kernel.stacks(unknown)
         self.forgotten += len(unknown) - len(found)
         for stack_id, kernel, user, stop in found:
-            process = self._resolver.processes.find(*owners[stack_id])
-            frames = tuple(self._frames(process, kernel, user))
             self.tails_dropped += stop == TAIL_DROPPED
-            complete = bool(frames) and (stop == WHOLE or frames[-1].frame.function in ENTRIES)
-            self._stacks[stack_id] = _Stack(frames, complete)
+            self._keep(stack_id, owners[stack_id], kernel, user, stop)
         # Those known here too: dropped there once, they were stored again when they came again.
         self._in_kernel |= owners.keys()
         if len(self._in_kernel) > STACKS_IN_KERNEL:
             self._kernel.forget_stacks(list(self._in_kernel))
             self._in_kernel.clear()
 
-    def _frames(
-        self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
-    ) -> list[KnownFrame]:
-        """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
-        python = self._unwinder.python_of(process)
-        if python is None or not any(word & PYTHON_FRAME for word in user):
-            return self._resolver.resolve(process, kernel, user)
-        frames = self._resolver.resolve(process, kernel, ())
-        run: list[int] = []
-        """Native frames that follow one another."""
-        words, is_leaf = iter(user), True
-        for word in words:
-            if not word & PYTHON_FRAME:
-                # Behind a Python frame the first is a return address, not where the code was.
-                run.append(word if run or is_leaf else word - 1)
-                continue
-            frames += self._resolver.resolve(process, (), run)
-            run, is_leaf = [], False
-            frame = self.python.frame(process, python, word, next(words, 0))
-            if frame is not None:
-                frames.append(frame)
-        return frames + self._resolver.resolve(process, (), run)
+    def _resolve_own(self, stacks: Mapping[int, tuple[ProcessKey, tuple[int, ...]]]) -> None:
+        self._used_stacks |= stacks.keys()
+        for stack_id, (owner, addresses) in stacks.items():
+            if stack_id not in self._stacks:
+                self._keep(stack_id, owner, [], list(addresses), NOT_WALKED)
+
+    def _keep(
+        self, stack_id: int, owner: ProcessKey, kernel: list[int], user: list[int], end: int
+    ) -> None:
+        process = self._resolver.processes.find(*owner)
+        frames = tuple(self.stacks.frames(process, kernel, user))
+        self._stacks[stack_id] = _Stack(frames, is_whole(frames, end))
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:

@@ -17,10 +17,10 @@ FIELDS = (
     *("max_blocked_ns", "max_runqueue_ns", "waker_tgid", "waker_tid"),
 )
 SPANS_A_TICK = 20_000
-SWITCHES = ("on_waking", "on_new", "on_switch")
-"""Programs that run at every switch or wake-up."""
 WALK_STEPS = 128
 """Frames of a stack looked at, fewer than elsewhere: it is walked under the run-queue lock."""
+SWITCHES = ("on_waking", "on_new", "on_switch")
+"""Programs that run at every switch or wake-up."""
 
 
 class WaitCollector:

@@ -7,8 +7,9 @@ process has mapped and hands that to the kernel maps that the programs of `colle
 they ended.
 """
 
+from sonde.unwind.cpython import Interpreter
 from sonde.unwind.ends import ENDS
 from sonde.unwind.loader import Unwinder
 from sonde.unwind.python_code import PythonCode
 
-__all__ = ["ENDS", "PythonCode", "Unwinder"]
+__all__ = ["ENDS", "Interpreter", "PythonCode", "Unwinder"]

@@ -167,9 +167,9 @@ class Unwinder:
         told = self._told.get(pid)
         return told is None or now_s > told.at_s + TELL_GAP_S
 
-    def python_of(self, process: LiveProcess) -> Interpreter | None:
+    def python_of(self, key: tuple[int, int]) -> Interpreter | None:
         """The Python that a process runs or ran last, None where it runs none that is walked."""
-        return self._pythons.get(process.key)
+        return self._pythons.get(key)
 
     def stops(self) -> dict[str, int]:
         """How walks ended so far, by name (unwind.ends)."""

@@ -33,6 +33,8 @@ TRUST_NS: Final = 200_000_000
 """How long what was read is believed without looking again."""
 _ASCII, _UNICODE_3_10, _UNICODE_3_12 = 40, (48, 72), (40, 56)
 _UNKNOWN: Final = Frame("python", "", "[python]")
+NO_FRAME: Final = KnownFrame(0, _UNKNOWN)
+"""In place of a frame that is no code of anybody."""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 
 
@@ -44,7 +46,7 @@ class _CodeObject:
     first_line: int
     lines: bytes
     checked_ns: int
-    frames: dict[int, KnownFrame | None] = field(default_factory=dict)
+    frames: dict[int, KnownFrame] = field(default_factory=dict)
 
 
 class PythonCode:
@@ -52,16 +54,31 @@ class PythonCode:
 
     def __init__(self) -> None:
         self._known: Recent[tuple[int, int, int], _CodeObject] = Recent(MAX_CODE)
+        self._fresh: dict[tuple[int, int], dict[tuple[int, int], KnownFrame]] = {}
+        """By process."""
+        self._fresh_until_ns = 0
         self.unread = 0
         """Frames whose code object was gone, or another one, when it was looked at."""
 
-    def frame(
-        self, process: LiveProcess, python: Interpreter, code: int, where: int
-    ) -> KnownFrame | None:
-        """The frame of the two words that a walk brought; None for one that is no code of anybody.
+    def fresh(self, process: LiveProcess) -> dict[tuple[int, int], KnownFrame]:
+        """Frames of a process that were looked at a moment ago, by the two words of a walk."""
+        now_ns = time.monotonic_ns()
+        if now_ns > self._fresh_until_ns:
+            self._fresh_until_ns = now_ns + TRUST_NS
+            self._fresh = {}
+        return self._fresh.setdefault(process.key, {})
+
+    def frame(self, process: LiveProcess, python: Interpreter, code: int, where: int) -> KnownFrame:
+        """The frame of the two words that a walk brought; NO_FRAME for no code of anybody.
 
         `where`: first line << 32 | place of the instruction, as the kernel packs it.
         """
+        found = self._find(process, python, code, where)
+        if found.frame is not _UNKNOWN and (fresh := self._fresh.get(process.key)) is not None:
+            fresh[code, where] = found
+        return found
+
+    def _find(self, process: LiveProcess, python: Interpreter, code: int, where: int) -> KnownFrame:
         first_line, place = (where >> 32) & 0x7FFFFFFF, where & 0xFFFFFFFF
         known = self._code(process, python, code & ~PYTHON_FRAME)
         if known is None or known.first_line != first_line:
@@ -71,9 +88,9 @@ class PythonCode:
             known.frames[place] = self._make(known, python, place)
         return known.frames[place]
 
-    def _make(self, known: _CodeObject, python: Interpreter, place: int) -> KnownFrame | None:
+    def _make(self, known: _CodeObject, python: Interpreter, place: int) -> KnownFrame:
         if not known.first_line and known.file == known.function:
-            return None  # the interpreter's own glue, such as the call of __init__ (3.12 on)
+            return NO_FRAME  # the interpreter's own glue, such as the call of __init__ (3.12 on)
         signed = place - (place >> 31 << 32)
         offset = signed - python.code.instructions if python.code.instructions else 2 * signed
         line = line_at(known.lines, known.first_line, offset, python.version)
