@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every CPython that Debian's suites have, each with the libc of its suite (scripts/pythons)."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import test_stacks
+
+from sonde.unwind.cpython import NEWEST, OLDEST
+
+pytestmark = pytest.mark.bpf
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "tests" / "programs" / "stacks" / "tree.py"
+FOUND = sorted(ROOT.glob("build/pythons/*/root/usr/bin/python3.*"))
+
+
+def version(python):
+    return tuple(int(part) for part in re.findall(r"\d+", python.name))
+
+
+def walked(record, python):
+    """(stacks, last value of the counter of refused interpreters) of the known tree at work."""
+    root = python.parents[2]
+    shutil.copy(SOURCE, root / "tmp" / "tree.py")
+    command = ["chroot", str(root), f"/usr/bin/{python.name}", "/tmp/tree.py", "60"]
+    process = subprocess.Popen(command)
+    try:
+        time.sleep(1)
+        with record(
+            *("-F", str(test_stacks.HZ), "--no-device", "-p", str(process.pid), "-d", "3")
+        ) as recorder:
+            recorder.process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+    refused = recorder.rows("SELECT max(value) FROM metric WHERE series LIKE '%python_refused'")
+    return test_stacks.stacks(recorder), refused[0][0] or 0
+
+
+def test_there_are_interpreters_to_test():
+    assert FOUND, "run scripts/setup test"
+
+
+@pytest.mark.parametrize("python", FOUND, ids=lambda it: f"{it.parents[3].name}-{it.name}")
+def test_an_interpreter_is_walked_or_refused(record, python):
+    seen, refused = walked(record, python)
+    total = sum(count for _, _, count in seen)
+    whole = sum(count for _, is_whole, count in seen if is_whole)
+    kinds = {frame["kind"] for frames, _, _ in seen for frame in frames}
+    assert total > 300
+    assert whole / total >= test_stacks.WHOLE
+    if not OLDEST <= version(python) <= NEWEST:
+        assert "python" not in kinds
+        assert refused > 0
+        return
+    paths = [
+        ([it["function"] for it in frames if it["kind"] == "python"], count)
+        for frames, is_whole, count in seen
+        if is_whole
+    ]
+    leaves = [(path, count) for path, count in paths if path[-1:] == ["leaf"]]
+    wrong = Counter(
+        {tuple(path): n for path, n in leaves if not test_stacks.is_right_python(path)}
+    )
+    all_leaves = sum(count for _, count in leaves)
+    assert all_leaves > total / 2
+    assert wrong.total() <= all_leaves * (1 - test_stacks.RIGHT), wrong.most_common(3)
