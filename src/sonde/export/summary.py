@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
+from sonde.export import signals
 from sonde.export.layout import columns, duration, fit, loss_line, percent, size
 from sonde.model.answers import DeviceCalls, FunctionUse, Loss, ProcessUse, Wait
 from sonde.model.process import Process, Thread
@@ -49,6 +50,8 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     lines += ["", *_on_cpu(info, processes, functions)]
     lines += ["", *_waits(info, processes, waits)]
     lines += ["", *_device_calls(questions.device_calls(session, where))]
+    if told := signals.summary(session, where):
+        lines += ["", *told]
     lines += ["", _lost(info, questions.losses(session))]
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
+from sonde.export import signals
 from sonde.export.layout import columns, duration, loss_line, one_line, percent, size
 from sonde.export.summary import directions
 from sonde.model.profile import KINDS
@@ -33,6 +34,8 @@ def write(
     sections += [_waits(session, kind, where, limit) for kind in off_cpu]
     if "device" in kinds:
         sections.append(_device_calls(session, where, limit))
+    if told := signals.table(session, where, limit):
+        sections.append(iter(told))
     sections.append(_losses(session))
     text = "\n\n".join("\n".join(lines) for lines in sections)
     out.write(f"{text}\n".encode(errors="replace"))
