@@ -23,10 +23,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, apis
 from sonde.agent import signals, whose
+from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
+from sonde.agent.quiet import NoEvents
+from sonde.attach.policy import Policy
 from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
+from sonde.collect.device_time import DeviceTime
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
@@ -71,7 +75,10 @@ class Live:
 class Agent:
     """Observes this node into a sink."""
 
-    def __init__(self, config: Config, sink: Sink) -> None:
+    def __init__(self, config: Config, sink: Sink, *, privileged: bool = True) -> None:
+        """`privileged`: False for a user to whom the kernel tells nothing; then only what programs
+        tell themselves is observed: device time."""
+        self._privileged = privileged
         self._config = config
         self._sink = sink
         self._id = str(uuid.uuid4())
@@ -80,36 +87,53 @@ class Agent:
         self._tick_ns = 0
         self._pause_asked = False
         self._paused_ns = 0  # before the chunk in the making
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0}
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0, "device_time": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._lost_heard = 0  # process events
         self._chunk = ChunkBuilder(0)
-        self._kernel = Kernel(config.pids)
-        try:
-            self._events = _native.ProcessEvents()
-        except OSError as error:
-            raise refusal(error) from error
+        self._kernel = Kernel(config.pids if privileged else None)
+        self._events = self._make_events()
+        self._attacher = self._make_attacher()
         self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9))
         self._dictionary = Dictionary(self._kernel, self._resolver)
         self._calls = self._make_device_calls()
+        self._device_time = self._make_device_time()
         self._collectors = self._make_collectors()
         self._outlets = self._make_outlets()
 
+    def _make_events(self) -> _native.ProcessEvents | NoEvents:
+        if not self._privileged:
+            return NoEvents()
+        try:
+            return _native.ProcessEvents()
+        except OSError as error:
+            raise refusal(error) from error
+
+    def _make_attacher(self) -> Attacher | None:
+        config = self._config
+        if config.device_time == "off":
+            return None
+        return Attacher(Policy(config.device_time, config.device_time_allow), config.pids)
+
     def _make_device_calls(self) -> DeviceCalls | None:
         config = self._config
-        if not config.device_calls:
+        if not (config.device_calls and self._privileged):
             return None
         return DeviceCalls(
             self._kernel, apis.load(), launches=config.launches, budget=config.probe_budget
         )
 
+    def _make_device_time(self) -> DeviceTime | None:
+        config = self._config
+        return DeviceTime(config.pids, config.device_samples) if config.injected else None
+
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel
         collectors: list[Collector] = []
-        if config.on_cpu:
+        if config.on_cpu and self._privileged:
             collectors.append(CpuSampler(kernel, config.hz))
-        if config.off_cpu:
+        if config.off_cpu and self._privileged:
             collectors.append(
                 WaitCollector(
                     kernel,
@@ -119,6 +143,8 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if self._device_time is not None:
+            collectors.append(self._device_time)
         if runners := signals.runners(config):
             collectors.append(Metrics(runners))
         return collectors
@@ -147,6 +173,8 @@ class Agent:
         self._resolver.start()
         for collector in self._collectors:
             collector.start()
+        if self._attacher is not None:
+            self._attacher.start()
         if self._outlets is not None:
             self._outlets.start()
 
@@ -199,6 +227,8 @@ class Agent:
             self._tick(chunk_ends=True)
             self._flush(last=True)
         finally:
+            if self._attacher is not None:
+                self._attacher.stop()
             for collector in self._collectors:
                 collector.stop()
             if self._outlets is not None:
@@ -223,15 +253,22 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
+            self._beat()
             if self._events.wait(min(int(left_s * 1000) + 1, 250)):
                 self._hear()
                 time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+
+    def _beat(self) -> None:
+        if self._device_time is not None:
+            self._device_time.beat()
 
     def _hear(self) -> None:
         events = self._events.drain()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
+        if self._attacher is not None:
+            self._attacher.hear(events)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._resolver.resync()
@@ -245,6 +282,8 @@ class Agent:
             batch = collector.drain(since_ns, chunk_ends)
             self._counts[collector.name] += batch.seen
             self._take(batch)
+        if self._attacher is not None:
+            self._chunk.add("event", self._attacher.rows(self._tick_ns))
         self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
@@ -271,6 +310,8 @@ class Agent:
         now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
         now[LOST_EVENTS] = self._events.lost
+        if self._attacher is not None:
+            now["attach.queue_full"] = self._attacher.left_out
         for name, count in now.items():
             new = count - self._lost.get(name, 0)
             if new > 0:
