@@ -55,6 +55,7 @@ class Scenario:
     epsilon: float = 1.0
     delta: float = 1e-6
     seed: int = 1
+    start_s: int = BATCH_S
 
 
 @dataclass
@@ -184,12 +185,12 @@ def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) ->
     for at in range(0, len(nodes), CHUNK):
         chunk = nodes[at : at + CHUNK]
         before = time.process_time()
-        uploads, honest = _uploads(scenario, work.task, chunk, samples, fate, engine.workers)
+        made, honest = make_uploads(scenario, work.task, chunk, samples, fate, engine.workers)
         node_s += time.process_time() - before
         np.add.at(expected, samples[honest], 1)
-        report_bytes = max(report_bytes, len(uploads[0]))
-        size = -(-len(uploads) // (2 * engine.workers))
-        blocks = [uploads[b : b + size] for b in range(0, len(uploads), size)]
+        report_bytes = max(report_bytes, len(made[0]))
+        size = -(-len(made) // (2 * engine.workers))
+        blocks = [made[b : b + size] for b in range(0, len(made), size)]
         began, began_cpu = time.perf_counter(), time.process_time()
         for done in engine.map(partial(verify_block, work), blocks):
             ours = aggregation.merge([ours, done.leader.aggregate])
@@ -259,30 +260,35 @@ def make_work(scenario: Scenario) -> _Work:
     return _Work(task, Keys(leader[0], verify_key), Keys(helper[0], verify_key))
 
 
-def _uploads(
+def identity_of(scenario: Scenario, node: int) -> Identity:
+    """The key of a simulated node, the same in every run of the scenario."""
+    secret = scenario.seed.to_bytes(8, "big") + node.to_bytes(8, "big")
+    return Identity(sha256(secret).digest())
+
+
+def make_uploads(
     scenario: Scenario, task: Task, nodes: Any, samples: Any, fate: Any, threads: int
 ) -> tuple[list[bytes], list[int]]:
     """The chunk's uploads with their troubles, and the nodes whose report must be counted."""
-    secret = scenario.seed.to_bytes(8, "big")
-    identities = [Identity(sha256(secret + int(n).to_bytes(8, "big")).digest()) for n in nodes]
+    identities = [identity_of(scenario, int(n)) for n in nodes]
     buckets = [[int(samples[n])] for n in nodes]
-    reports = make_reports(task, identities, buckets, BATCH_S + 60, threads)
+    reports = make_reports(task, identities, buckets, scenario.start_s + 60, threads)
     late = scenario.one_sided + scenario.stragglers
     lie = late + (scenario.liars if task.kind != "plain" else 0)  # nothing stops those
-    uploads, honest = [], []
+    made, honest = [], []
     for node, identity, report in zip(nodes, identities, reports, strict=True):
         if fate[node] < scenario.one_sided / 2:
             report = sign(identity, replace(report, leader=report.leader[:-1]))
         elif fate[node] < scenario.one_sided:
             report = sign(identity, replace(report, helper=report.helper[:-1]))
         elif fate[node] < late:
-            report = sign(identity, replace(report, time_s=BATCH_S - 60))
+            report = sign(identity, replace(report, time_s=scenario.start_s - 60))
         elif fate[node] < lie:
             report = overstate(task, identity, report)
         else:
             honest.append(int(node))
-        uploads.append(report.encode())
-    return uploads, honest
+        made.append(report.encode())
+    return made, honest
 
 
 def overstate(task: Task, identity: Identity, report: Report, weight: int = 1000) -> Report:
