@@ -31,7 +31,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.fleet_services import SERVE, cost_of, status
-from sonde.fleet import node, provision, simulate
+from sonde.fleet import crowd, node, provision, simulate
 from sonde.fleet.population import Population
 from sonde.fleet.roster import Roster
 from sonde.fleet.store import Store
@@ -63,7 +63,7 @@ def main() -> None:
 
 def prepare(args: argparse.Namespace) -> None:
     now = int(time.time())
-    scenario = simulate.Scenario(
+    scenario = crowd.Scenario(
         args.nodes, args.buckets, args.tenants, dropouts=args.dropouts, start_s=now - now % DAY_S
     )
     ports = []
@@ -82,7 +82,7 @@ def prepare(args: argparse.Namespace) -> None:
     population = Population.draw(scenario.nodes, scenario.buckets, scenario.tenants, rng)
     roster = Roster(
         {
-            simulate.identity_of(scenario, number).public: f"tenant-{tag}"
+            crowd.identity_of(scenario, number).public: f"tenant-{tag}"
             for number, tag in enumerate(population.tenant)
         }
     )
@@ -93,9 +93,9 @@ def prepare(args: argparse.Namespace) -> None:
     expected = np.zeros(scenario.buckets, dtype=np.int64)
     before = time.process_time()
     with (args.directory / "uploads").open("wb") as file:
-        for at in range(0, len(present), simulate.CHUNK):
-            chunk = present[at : at + simulate.CHUNK]
-            made, honest = simulate.make_uploads(scenario, task, chunk, samples, fate, 1)
+        for at in range(0, len(present), crowd.CHUNK):
+            chunk = present[at : at + crowd.CHUNK]
+            made, honest = crowd.make_uploads(scenario, task, chunk, samples, fate, 1)
             np.add.at(expected, samples[honest], 1)
             file.writelines(lp(report) for report in made)
     each_ms = 1000 * (time.process_time() - before) / len(present)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Additive shares without proofs, at the rate of memory rather than of public-key cryptography.
+
+```
+bundle      task 32, n × record                        relay → leader
+record      session 16, id 16, time_s u64,
+            leader 4·buckets + 16, helper 48           sealed by the node, one for each party
+asked       n × (session 16, id 16, time_s u64, helper 48)            leader → helper
+verdict     n × u8: 1 if it counts
+```
+
+The relay holds no key. **What is given up against proved reports is stated in
+docs/design/fleet.md**: a node can add any vector to the sums, so nothing bounds what one unit
+moves, there is no epsilon, and the aggregators refuse to release such a task.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from sonde.fleet import seal
+from sonde.fleet.session import Session, Sessions, binding
+from sonde.fleet.task import Task
+from sonde.fleet.wire import Malformed
+
+_HEAD = struct.Struct(">16s16sQ")
+_TAG_BYTES, _SEED_BYTES, _NONCE_BYTES = 16, 32, 12
+_HELPER_BYTES = _SEED_BYTES + _TAG_BYTES
+_ASKED_BYTES = _HEAD.size + _HELPER_BYTES
+_KEY = bytes(32)  # additive shares have no verify key
+
+Ask = Callable[[bytes], bytes]
+
+
+@dataclass
+class Party:
+    """One aggregator: its sessions, and the report that each (node, period) has sent.
+
+    Threads may share it: a place in `taken` is given to one report alone.
+    """
+
+    task: Task
+    sessions: Sessions
+    taken: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Added:
+    """What came of a bundle: a share of the sum, the reports in it, the refusals."""
+
+    aggregate: bytes
+    accepted: list[bytes] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+
+
+def leader_bytes(task: Task) -> int:
+    return 4 * task.buckets + _TAG_BYTES
+
+
+def make_record(
+    task: Task, session: Session, id_: bytes, time_s: int, leader: bytes, helper: bytes
+) -> bytes:
+    """A node's report: its two shares, each sealed for one party."""
+    head, nonce = _HEAD.pack(session.id, id_, time_s), id_[:_NONCE_BYTES]
+    return b"".join(
+        (
+            head,
+            session.leader.encrypt(nonce, leader, binding(seal.LEADER, task.id) + head),
+            session.helper.encrypt(nonce, helper, binding(seal.HELPER, task.id) + head),
+        )
+    )
+
+
+def bundle(task: Task, records: Sequence[bytes]) -> bytes:
+    return b"".join((task.id, *records))
+
+
+def lead(party: Party, body: bytes, start_s: int, ask: Ask) -> Added:
+    """The leader's side of a bundle; a report counts only if the helper says that it does."""
+    task = party.task
+    size = leader_bytes(task)
+    step = _HEAD.size + size + _HELPER_BYTES
+    if body[:32] != task.id or (len(body) - 32) % step:
+        raise Malformed("not a bundle of this task")
+    refused: Counter[str] = Counter()
+    ids, shares, asked, keys = _open(party, body, 32, step, _HEAD.size, size, start_s, refused)
+    aggregation = task.aggregation()
+    pending = aggregation.begin(_KEY, ids, [b""] * len(ids), shares, 1)
+    tail = _HEAD.size + size
+    verdict = ask(
+        b"".join(
+            part
+            for at in asked
+            for part in (body[at : at + _HEAD.size], body[at + tail : at + step])
+        )
+    )
+    if len(verdict) != len(ids):
+        raise Malformed("an answer that does not fit the bundle")
+    _, total = pending.finish([b"" if counts else None for counts in verdict], 1)
+    accepted = [id_ for id_, counts in zip(ids, verdict, strict=True) if counts]
+    for mine, counts in zip(keys, verdict, strict=True):
+        if not counts:
+            del party.taken[mine]
+    refused["refused by the helper"] += len(ids) - len(accepted)
+    return Added(total, accepted, +refused)
+
+
+def assist(party: Party, body: bytes, start_s: int) -> tuple[Added, bytes]:
+    """The helper's side: its share of the sum, and the verdict on each report."""
+    if len(body) % _ASKED_BYTES:
+        raise Malformed("not a question")
+    refused: Counter[str] = Counter()
+    ids, seeds, opened, _ = _open(
+        party, body, 0, _ASKED_BYTES, _HEAD.size, _HELPER_BYTES, start_s, refused
+    )
+    nothing = [b""] * len(ids)
+    answers, _, total = party.task.aggregation().check(_KEY, ids, nothing, seeds, nothing, 1)
+    verdict = bytearray(len(body) // _ASKED_BYTES)
+    for at, answer in zip(opened, answers, strict=True):
+        verdict[at // _ASKED_BYTES] = answer is not None
+    accepted = [id_ for id_, answer in zip(ids, answers, strict=True) if answer is not None]
+    return Added(total, accepted, refused), bytes(verdict)
+
+
+def _open(
+    party: Party,
+    body: bytes,
+    first: int,
+    step: int,
+    sealed_at: int,
+    sealed_bytes: int,
+    start_s: int,
+    refused: Counter[str],
+) -> tuple[list[bytes], list[bytes], list[int], list[tuple[bytes, int]]]:
+    """(ids, shares, offsets, (node, period)) of the records that are authentic and new.
+
+    Per report there is nothing but this loop, so it does little and looks up much.
+    """
+    task, held, taken = party.task, party.sessions.held, party.taken
+    bound, view = binding(party.sessions.role, task.id), memoryview(body)
+    end_s, period_s = start_s + task.release_s, task.period_s
+    ids: list[bytes] = []
+    shares: list[bytes] = []
+    offsets: list[int] = []
+    keys: list[tuple[bytes, int]] = []
+    for at in range(first, len(body), step):
+        head = body[at : at + 40]
+        known = held.get(head[:16])
+        if known is None:
+            refused["unknown session"] += 1
+            continue
+        node, key, until_s = known
+        time_s = int.from_bytes(head[32:], "big")
+        if not start_s <= time_s < end_s or time_s > until_s:
+            refused["late"] += 1
+            continue
+        sealed = view[at + sealed_at : at + sealed_at + sealed_bytes]
+        try:
+            share = AESGCM(key).decrypt(head[16:28], sealed, bound + head)
+        except InvalidTag:
+            refused["forged"] += 1
+            continue
+        id_, mine = head[16:32], (node, time_s // period_s)
+        if taken.setdefault(mine, id_) is not id_:  # this very object: one step, no lock
+            refused["quota"] += 1
+            continue
+        shares.append(share)
+        ids.append(id_)
+        offsets.append(at)
+        keys.append(mine)
+    return ids, shares, offsets, keys
