@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import socket
 import subprocess
@@ -52,7 +53,7 @@ def main() -> None:
     making.add_argument("--dropouts", type=float, default=0.3)
     measuring = steps.add_parser("measure")
     measuring.add_argument("directory", type=Path)
-    measuring.add_argument("--connections", type=int, default=3)
+    measuring.add_argument("--connections", type=int, default=8)
     measuring.add_argument("--together", type=int, default=32, help="reports in one request")
     args = parser.parse_args()
     prepare(args) if args.step == "prepare" else measure(args)
@@ -119,6 +120,9 @@ def measure(args: argparse.Namespace) -> None:
             [sys.executable, "-c", SERVE, str(args.directory / name), "1"], stdout=subprocess.PIPE
         )
         parties[name].stdout.readline()
+    with (args.directory / "uploads").open("rb") as file:  # from memory, as from a network
+        while file.read(8 << 20):
+            pass
     print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
     try:
         relay_and_wait(args, task, truth, parties)
@@ -177,17 +181,17 @@ def relay_and_wait(args: argparse.Namespace, task: Task, truth: dict, parties: d
         print(cost_of(name, process.pid, truth["sent"]))
 
 
-def requests(path: Path, together: int) -> Iterator[bytes]:
+def requests(path: Path, together: int) -> Iterator[memoryview]:
     """So many length-prefixed reports each."""
     with path.open("rb") as file:
-        parts = []
-        while head := file.read(4):
-            parts += (head, file.read(int.from_bytes(head, "big")))
-            if len(parts) == 2 * together:
-                yield b"".join(parts)
-                parts = []
-        if parts:
-            yield b"".join(parts)
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    begin = at = held = 0
+    while at < len(whole):
+        at += 4 + int.from_bytes(whole[at : at + 4], "big")
+        held += 1
+        if held == together or at == len(whole):
+            yield whole[begin:at]
+            begin, held = at, 0
 
 
 def compare(directory: Path, task: Task, truth: dict) -> None:

@@ -11,6 +11,7 @@ mod layout;
 mod maps;
 mod perf;
 mod prio;
+mod sealed;
 mod symbols;
 
 #[pymodule]
@@ -22,6 +23,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     elf::register(module)?;
     perf::register(module)?;
     prio::register(module)?;
+    module.add_function(wrap_pyfunction!(sealed::open_sealed, module)?)?;
     symbols::register(module)?;
     Ok(())
 }

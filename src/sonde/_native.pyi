@@ -245,6 +245,19 @@ class Aggregation:
     def add_noise(self, share: bytes, noise: list[int]) -> bytes: ...
     def unshard(self, shares: list[bytes]) -> list[int]: ...
 
+def open_sealed(
+    body: bytes,
+    records: list[tuple[bytes, int]],
+    prefix: bytes,
+    head: int,
+    part: tuple[int, int],
+) -> list[bytes | None]:
+    """One AES-128-GCM part of each (key, offset) in `body`; None where it is not authentic.
+
+    A record's head of `head` bytes holds the nonce (bytes 16 to 28) and is authenticated after
+    `prefix`; `part` is (offset in the record, length with its tag).
+    """
+
 class Pending:
     """The leader's reports between its message to the helper and the helper's reply."""
 

@@ -85,7 +85,7 @@ class Uplink:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def send(self, body: bytes) -> list[Receipt]:
+    def send(self, body: bytes | memoryview) -> list[Receipt]:
         """Hands on length-prefixed reports (`wire.lp` each); one receipt each, in their order.
 
         Raises SinkError if the leader cannot be reached; then all of it may be sent again.
@@ -99,7 +99,7 @@ class Uplink:
         status, reason = self._post("", report)
         return Receipt(status == 201, reason)
 
-    def _post(self, path: str, body: bytes) -> tuple[int, str]:
+    def _post(self, path: str, body: bytes | memoryview) -> tuple[int, str]:
         try:
             self._connection.request(
                 "POST", self._path + path, body, {"Content-Type": "application/octet-stream"}

@@ -107,6 +107,14 @@ class Task:
         """Start of the batch that a report of this time belongs to."""
         return time_s - time_s % self.release_s
 
+    def due_s(self, start_s: int) -> int:
+        """When the batch that begins at start_s can be collected: the schedule of releases."""
+        return start_s + self.release_s + self.grace_s + 1
+
+    def last_due(self, now_s: float) -> int:
+        """Start of the newest batch whose release is due."""
+        return self.batch_of(int(now_s) - self.release_s - self.grace_s - 1)
+
     def aggregation(self) -> Aggregation:
         """The native scheme, bound to this task."""
         return _aggregation(self.kind, self.buckets, self.max_samples, self.id)

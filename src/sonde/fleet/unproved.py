@@ -21,11 +21,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
+from sonde._native import open_sealed
 from sonde.fleet import seal
-from sonde.fleet.session import Session, Sessions, binding
+from sonde.fleet.session import SESSION_BYTES, Session, Sessions, binding
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed
 
@@ -143,35 +141,37 @@ def _open(
     Per report there is nothing but this loop, so it does little and looks up much.
     """
     task, held, taken = party.task, party.sessions.held, party.taken
-    bound, view = binding(party.sessions.role, task.id), memoryview(body)
+    bound = binding(party.sessions.role, task.id)
     end_s, period_s = start_s + task.release_s, task.period_s
-    ids: list[bytes] = []
-    shares: list[bytes] = []
-    offsets: list[int] = []
-    keys: list[tuple[bytes, int]] = []
+    known: list[tuple[bytes, int]] = []
+    owners: list[tuple[bytes, int]] = []
     for at in range(first, len(body), step):
-        head = body[at : at + 40]
-        known = held.get(head[:16])
-        if known is None:
+        session = held.get(body[at : at + SESSION_BYTES])
+        if session is None:
             refused["unknown session"] += 1
             continue
-        node, key, until_s = known
-        time_s = int.from_bytes(head[32:], "big")
+        node, key, until_s = session
+        time_s = int.from_bytes(body[at + 32 : at + 40], "big")
         if not start_s <= time_s < end_s or time_s > until_s:
             refused["late"] += 1
             continue
-        sealed = view[at + sealed_at : at + sealed_at + sealed_bytes]
-        try:
-            share = AESGCM(key).decrypt(head[16:28], sealed, bound + head)
-        except InvalidTag:
+        known.append((key, at))
+        owners.append((node, time_s // period_s))
+    opened = open_sealed(body, known, bound, _HEAD.size, (sealed_at, sealed_bytes))
+    ids: list[bytes] = []
+    shares: list[bytes] = []
+    offsets: list[int] = []
+    kept: list[tuple[bytes, int]] = []
+    for (_, at), owner, share in zip(known, owners, opened, strict=True):
+        if share is None:
             refused["forged"] += 1
             continue
-        id_, mine = head[16:32], (node, time_s // period_s)
-        if taken.setdefault(mine, id_) is not id_:  # this very object: one step, no lock
+        id_ = body[at + 16 : at + 32]
+        if taken.setdefault(owner, id_) is not id_:  # this very object: one step, no lock
             refused["quota"] += 1
             continue
-        shares.append(share)
         ids.append(id_)
+        shares.append(share)
         offsets.append(at)
-        keys.append(mine)
-    return ids, shares, offsets, keys
+        kept.append(owner)
+    return ids, shares, offsets, kept

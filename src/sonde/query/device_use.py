@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a capture says about the use of devices, as intervals with a name.
+
+The best that the capture holds is taken: kernels that ran on a device; else the calls of device
+APIs; else what ran on the CPUs. Kernels are exact intervals. The others are weighted samples
+without an exact place in their second; the rows of a second are laid end to end, and shortened
+together where threads ran side by side, so that an instant drawn at random meets each name as
+often as it was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal, get_args
+
+import pyarrow.compute as pc
+
+from sonde.errors import UsageError
+from sonde.query.capture import Capture
+from sonde.query.session import Session
+
+Source = Literal["kernel", "device", "cpu"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A kernel, a device call or a function on the CPU; times are CLOCK_MONOTONIC."""
+
+    name: str
+    start_ns: int
+    duration_ns: int
+
+
+def device_uses(capture: Capture, source: Source | None = None) -> tuple[Source, list[DeviceUse]]:
+    """The uses of one source: the given one, or the first that holds any.
+
+    Raises UsageError if there are none.
+    """
+    for one in SOURCES if source is None else (source,):
+        uses = _kernels(capture) if one == "kernel" else _sampled(capture, one)
+        if uses:
+            return one, uses
+    raise UsageError(
+        f"{capture.info.path.name} holds no {source or 'kernels, device calls or CPU samples'}",
+        "record while the device is in use" if source is None else "leave --source away",
+    )
+
+
+def _kernels(capture: Capture) -> list[DeviceUse]:
+    spans = capture.tables["span"]
+    runs = spans.filter(pc.equal(spans["kind"], "kernel"))
+    columns = (runs[name].to_pylist() for name in ("name", "start_time_ns", "end_time_ns"))
+    return [DeviceUse(n, s, e - s) for n, s, e in zip(*columns, strict=True) if e > s]
+
+
+def _sampled(capture: Capture, source: Source) -> list[DeviceUse]:
+    session = Session(capture)
+    if source == "device":
+        rows = session.rows(
+            "SELECT time_ns, name, sum(weight_ns) FROM sample WHERE kind = 'device' "
+            "GROUP BY time_ns, name ORDER BY time_ns, name"
+        )
+    else:
+        functions = session.functions
+        session.index_functions()
+        numbered = session.rows(
+            "SELECT s.time_ns, l.function, sum(s.weight_ns) FROM sample s "
+            "JOIN leaf l ON s.stack = l.stack WHERE s.kind = 'cpu' "
+            "GROUP BY s.time_ns, l.function ORDER BY s.time_ns, l.function"
+        )
+        rows = [(time_ns, functions[number][0], ns) for time_ns, number, ns in numbered]
+    return _laid_out(rows, capture.info.end_ns)
+
+
+def _laid_out(rows: Iterable[tuple[Any, ...]], end_ns: int) -> list[DeviceUse]:
+    """Rows (start of an interval, name, weight in ns), ordered by time, end to end."""
+    intervals = [(start, list(group)) for start, group in groupby(rows, key=lambda row: row[0])]
+    ends = [start for start, _ in intervals[1:]] + [end_ns]
+    uses = []
+    for (start_ns, group), next_ns in zip(intervals, ends, strict=True):
+        whole_ns = sum(row[2] for row in group)
+        fit = min(1.0, max(0, next_ns - start_ns) / whole_ns) if whole_ns > 0 else 0.0
+        at_ns = float(start_ns)
+        for _, name, weight_ns in group:
+            duration_ns = weight_ns * fit
+            if duration_ns >= 1:
+                uses.append(DeviceUse(name, round(at_ns), round(duration_ns)))
+            at_ns += duration_ns
+    return uses
