@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
+use crate::sealed::Opened;
 use plain::Plain;
 use proved::{one, tally, Proved};
 use scheme::{Fault, Finish, Key, Nonce, Scheme, Sum};
@@ -265,6 +266,38 @@ impl Aggregation {
             }
         }
         Ok((replies, faults, PyBytes::new(py, &total.encode()).unbind()))
+    }
+
+    /// The aggregate share of the opened reports that `keep` names, and how many are in it. Only for a scheme without proofs, which has nothing to ask the other party.
+    fn add_opened(
+        &self,
+        py: Python<'_>,
+        opened: &Opened,
+        keep: &[u8],
+        leader: bool,
+    ) -> PyResult<(Py<PyBytes>, usize)> {
+        let key: Key = [0; 32];
+        let kept: Vec<_> = opened.kept(keep)?.collect();
+        let (sum, count) = py.detach(|| {
+            let mut sum = self.scheme.zero();
+            let mut count = 0;
+            for (id, share) in kept {
+                let added = if leader {
+                    self.scheme.begin(&key, id, &[], share).and_then(|(message, finish)| {
+                        if message.is_empty() {
+                            finish(&[], &mut sum)
+                        } else {
+                            Err(Fault::Malformed)
+                        }
+                    })
+                } else {
+                    self.scheme.check(&key, id, &[], share, &[], &mut sum).map(|_| ())
+                };
+                count += usize::from(added.is_ok());
+            }
+            (sum, count)
+        });
+        Ok((PyBytes::new(py, &sum.encode()).unbind(), count))
     }
 
     /// The aggregate share of no report at all.

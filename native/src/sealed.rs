@@ -8,11 +8,46 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
-/// Opens one sealed part of each record; None where it is not authentic.
+/// The sealed parts of a message's records, opened; they stay on this side until they are added up.
+#[pyclass(frozen, module = "sonde._native")]
+pub struct Opened {
+    parts: Vec<Option<(Nonce16, Vec<u8>)>>,
+}
+
+type Nonce16 = [u8; 16];
+
+#[pymethods]
+impl Opened {
+    /// A byte a record: 1 where it is authentic.
+    #[getter]
+    fn authentic(&self, py: Python<'_>) -> Py<PyBytes> {
+        let bytes: Vec<u8> = self.parts.iter().map(|part| u8::from(part.is_some())).collect();
+        PyBytes::new(py, &bytes).unbind()
+    }
+}
+
+impl Opened {
+    /// (id, part) of the authentic records that `keep` names with a byte other than 0.
+    pub fn kept<'a>(
+        &'a self,
+        keep: &'a [u8],
+    ) -> PyResult<impl Iterator<Item = &'a (Nonce16, Vec<u8>)> + 'a> {
+        if keep.len() != self.parts.len() {
+            return Err(PyValueError::new_err("one byte a record, please"));
+        }
+        Ok(self
+            .parts
+            .iter()
+            .zip(keep)
+            .filter_map(|(part, &wanted)| part.as_ref().filter(|_| wanted != 0)))
+    }
+}
+
+/// Opens one sealed part of each record.
 ///
 /// `records` are (key of 16 bytes, offset in `body`). A record begins with a head of `head` bytes,
-/// whose bytes 16 to 28 are the nonce; `prefix` and the head are authenticated with the part,
-/// which lies at `part` = (offset in the record, length).
+/// whose bytes 16 to 32 are the report's id and 16 to 28 the nonce; `prefix` and the head are
+/// authenticated with the part, which lies at `part` = (offset in the record, length).
 #[pyfunction]
 pub fn open_sealed(
     py: Python<'_>,
@@ -21,29 +56,28 @@ pub fn open_sealed(
     prefix: &[u8],
     head: usize,
     part: (usize, usize),
-) -> PyResult<Vec<Option<Py<PyBytes>>>> {
+) -> PyResult<Opened> {
     let (first, length) = part;
     let fits = |at: usize| {
         let end = at.checked_add(first.max(head))?.checked_add(length)?;
         (end <= body.len()).then_some(())
     };
-    if head < 28 || records.iter().any(|(key, at)| key.len() != 16 || fits(*at).is_none()) {
+    if head < 32 || records.iter().any(|(key, at)| key.len() != 16 || fits(*at).is_none()) {
         return Err(PyValueError::new_err("a record lies outside the message"));
     }
-    let opened: Vec<Option<Vec<u8>>> = py.detach(|| {
+    let parts = py.detach(|| {
         let mut aad = prefix.to_vec();
-        records
-            .iter()
-            .map(|(key, at)| {
-                let record = &body[*at..];
-                let cipher = Aes128Gcm::new_from_slice(key).ok()?;
-                let nonce = Nonce::try_from(&record[16..28]).ok()?;
-                aad.truncate(prefix.len());
-                aad.extend_from_slice(&record[..head]);
-                let payload = Payload { msg: &record[first..first + length], aad: &aad };
-                cipher.decrypt(&nonce, payload).ok()
-            })
-            .collect()
+        let mut open = |key: &[u8], at: usize| {
+            let record = &body[at..];
+            let id: Nonce16 = record[16..32].try_into().ok()?;
+            let cipher = Aes128Gcm::new_from_slice(key).ok()?;
+            let nonce = Nonce::try_from(&id[..12]).ok()?;
+            aad.truncate(prefix.len());
+            aad.extend_from_slice(&record[..head]);
+            let payload = Payload { msg: &record[first..first + length], aad: &aad };
+            Some((id, cipher.decrypt(&nonce, payload).ok()?))
+        };
+        records.iter().map(|(key, at)| open(key, *at)).collect()
     });
-    Ok(opened.into_iter().map(|one| one.map(|b| PyBytes::new(py, &b).unbind())).collect())
+    Ok(Opened { parts })
 }

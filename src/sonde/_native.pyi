@@ -240,6 +240,9 @@ class Aggregation:
     ) -> tuple[list[bytes | None], list[str | None], bytes]:
         """(replies, faults, sum of the accepted)."""
 
+    def add_opened(self, opened: Opened, keep: bytes, leader: bool) -> tuple[bytes, int]:
+        """(sum of the opened reports that `keep` names, how many): for schemes without proofs."""
+
     def zero(self) -> bytes: ...
     def merge(self, shares: list[bytes]) -> bytes: ...
     def add_noise(self, share: bytes, noise: list[int]) -> bytes: ...
@@ -251,12 +254,17 @@ def open_sealed(
     prefix: bytes,
     head: int,
     part: tuple[int, int],
-) -> list[bytes | None]:
-    """One AES-128-GCM part of each (key, offset) in `body`; None where it is not authentic.
+) -> Opened:
+    """Opens one AES-128-GCM part of each (key, offset) in `body`.
 
-    A record's head of `head` bytes holds the nonce (bytes 16 to 28) and is authenticated after
-    `prefix`; `part` is (offset in the record, length with its tag).
+    A record's head of `head` bytes holds the report's id (bytes 16 to 32, the first 12 of them the
+    nonce) and is authenticated after `prefix`; `part` is (offset in the record, length with tag).
     """
+
+class Opened:
+    """Parts of a message's records, opened: a byte a record tells which are authentic."""
+
+    authentic: bytes
 
 class Pending:
     """The leader's reports between its message to the helper and the helper's reply."""

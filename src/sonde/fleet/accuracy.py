@@ -134,9 +134,7 @@ def per_tenant(
     lines = []
     for cap, counts in zip(caps, exact, strict=True):
         released = noised(counts, plan(hours * cap, epsilon, DELTA))
-        scale = (
-            truth.sum() / counts.sum()
-        )  # the size of the fleet is no secret, shares are released
+        scale = truth.sum() / counts.sum()  # shares are released; the fleet's size is no secret
         lines.append(
             errors(
                 f"per tenant, ε = {epsilon:g}, cap {cap}",

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sonde._native import open_sealed
+from sonde._native import Opened, open_sealed
 from sonde.fleet import seal
 from sonde.fleet.session import SESSION_BYTES, Session, Sessions, binding
 from sonde.fleet.task import Task
@@ -31,7 +31,6 @@ _HEAD = struct.Struct(">16s16sQ")
 _TAG_BYTES, _SEED_BYTES, _NONCE_BYTES = 16, 32, 12
 _HELPER_BYTES = _SEED_BYTES + _TAG_BYTES
 _ASKED_BYTES = _HEAD.size + _HELPER_BYTES
-_KEY = bytes(32)  # additive shares have no verify key
 
 Ask = Callable[[bytes], bytes]
 
@@ -87,25 +86,19 @@ def lead(party: Party, body: bytes, start_s: int, ask: Ask) -> Added:
     if body[:32] != task.id or (len(body) - 32) % step:
         raise Malformed("not a bundle of this task")
     refused: Counter[str] = Counter()
-    ids, shares, asked, keys = _open(party, body, 32, step, _HEAD.size, size, start_s, refused)
-    aggregation = task.aggregation()
-    pending = aggregation.begin(_KEY, ids, [b""] * len(ids), shares, 1)
+    found = _open(party, body, _Layout(32, step, size), start_s, refused)
     tail = _HEAD.size + size
-    verdict = ask(
-        b"".join(
-            part
-            for at in asked
-            for part in (body[at : at + _HEAD.size], body[at + tail : at + step])
-        )
-    )
-    if len(verdict) != len(ids):
+    parts: list[bytes] = []
+    for at in found.offsets:
+        parts += (body[at : at + _HEAD.size], body[at + tail : at + step])
+    verdict = ask(b"".join(parts))
+    if len(verdict) != len(found.ids):
         raise Malformed("an answer that does not fit the bundle")
-    _, total = pending.finish([b"" if counts else None for counts in verdict], 1)
-    accepted = [id_ for id_, counts in zip(ids, verdict, strict=True) if counts]
-    for mine, counts in zip(keys, verdict, strict=True):
+    total, accepted = found.add(task, verdict, leader=True)
+    for owner, counts in zip(found.owners, verdict, strict=True):
         if not counts:
-            del party.taken[mine]
-    refused["refused by the helper"] += len(ids) - len(accepted)
+            del party.taken[owner]
+    refused["refused by the helper"] += len(found.ids) - len(accepted)
     return Added(total, accepted, +refused)
 
 
@@ -114,38 +107,56 @@ def assist(party: Party, body: bytes, start_s: int) -> tuple[Added, bytes]:
     if len(body) % _ASKED_BYTES:
         raise Malformed("not a question")
     refused: Counter[str] = Counter()
-    ids, seeds, opened, _ = _open(
-        party, body, 0, _ASKED_BYTES, _HEAD.size, _HELPER_BYTES, start_s, refused
-    )
-    nothing = [b""] * len(ids)
-    answers, _, total = party.task.aggregation().check(_KEY, ids, nothing, seeds, nothing, 1)
+    found = _open(party, body, _Layout(0, _ASKED_BYTES, _HELPER_BYTES), start_s, refused)
     verdict = bytearray(len(body) // _ASKED_BYTES)
-    for at, answer in zip(opened, answers, strict=True):
-        verdict[at // _ASKED_BYTES] = answer is not None
-    accepted = [id_ for id_, answer in zip(ids, answers, strict=True) if answer is not None]
+    for at in found.offsets:
+        verdict[at // _ASKED_BYTES] = 1
+    total, accepted = found.add(party.task, bytes(len(found.ids) * [1]), leader=False)
     return Added(total, accepted, refused), bytes(verdict)
 
 
-def _open(
-    party: Party,
-    body: bytes,
-    first: int,
-    step: int,
-    sealed_at: int,
-    sealed_bytes: int,
-    start_s: int,
-    refused: Counter[str],
-) -> tuple[list[bytes], list[bytes], list[int], list[tuple[bytes, int]]]:
-    """(ids, shares, offsets, (node, period)) of the records that are authentic and new.
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where records lie: the first, their length, and that of the sealed part after their head."""
 
-    Per report there is nothing but this loop, so it does little and looks up much.
-    """
+    first: int
+    step: int
+    sealed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The records that are authentic and new: id, offset, (node, period) each."""
+
+    opened: Opened
+    kept: list[int]
+    ids: list[bytes]
+    offsets: list[int]
+    owners: list[tuple[bytes, int]]
+    known: int
+
+    def add(self, task: Task, verdict: bytes, leader: bool) -> tuple[bytes, list[bytes]]:
+        """(share of the sum, ids in it) of those that the verdict names."""
+        keep = bytearray(self.known)
+        accepted = []
+        for number, id_, counts in zip(self.kept, self.ids, verdict, strict=True):
+            if counts:
+                keep[number] = 1
+                accepted.append(id_)
+        total, count = task.aggregation().add_opened(self.opened, bytes(keep), leader)
+        assert count == len(accepted)  # a share that opened has the length that was sealed
+        return total, accepted
+
+
+def _open(
+    party: Party, body: bytes, layout: _Layout, start_s: int, refused: Counter[str]
+) -> _Found:
+    """Per report there is nothing but this, so it does little and looks up much."""
     task, held, taken = party.task, party.sessions.held, party.taken
-    bound = binding(party.sessions.role, task.id)
     end_s, period_s = start_s + task.release_s, task.period_s
     known: list[tuple[bytes, int]] = []
-    owners: list[tuple[bytes, int]] = []
-    for at in range(first, len(body), step):
+    nodes: list[tuple[bytes, int]] = []
+    for at in range(layout.first, len(body), layout.step):
         session = held.get(body[at : at + SESSION_BYTES])
         if session is None:
             refused["unknown session"] += 1
@@ -156,22 +167,21 @@ def _open(
             refused["late"] += 1
             continue
         known.append((key, at))
-        owners.append((node, time_s // period_s))
-    opened = open_sealed(body, known, bound, _HEAD.size, (sealed_at, sealed_bytes))
-    ids: list[bytes] = []
-    shares: list[bytes] = []
-    offsets: list[int] = []
-    kept: list[tuple[bytes, int]] = []
-    for (_, at), owner, share in zip(known, owners, opened, strict=True):
-        if share is None:
+        nodes.append((node, time_s // period_s))
+    bound = binding(party.sessions.role, task.id)
+    opened = open_sealed(body, known, bound, _HEAD.size, (_HEAD.size, layout.sealed))
+    found = _Found(opened, [], [], [], [], len(known))
+    rows = zip(known, nodes, opened.authentic, strict=True)
+    for number, ((_, at), owner, authentic) in enumerate(rows):
+        if not authentic:
             refused["forged"] += 1
             continue
         id_ = body[at + 16 : at + 32]
         if taken.setdefault(owner, id_) is not id_:  # this very object: one step, no lock
             refused["quota"] += 1
             continue
-        ids.append(id_)
-        shares.append(share)
-        offsets.append(at)
-        kept.append(owner)
-    return ids, shares, offsets, kept
+        found.kept.append(number)
+        found.ids.append(id_)
+        found.offsets.append(at)
+        found.owners.append(owner)
+    return found

@@ -78,9 +78,9 @@ def _sampled(capture: Capture, source: Source) -> list[DeviceUse]:
 def _laid_out(rows: Iterable[tuple[Any, ...]], end_ns: int) -> list[DeviceUse]:
     """Rows (start of an interval, name, weight in ns), ordered by time, end to end."""
     intervals = [(start, list(group)) for start, group in groupby(rows, key=lambda row: row[0])]
-    ends = [start for start, _ in intervals[1:]] + [end_ns]
     uses = []
-    for (start_ns, group), next_ns in zip(intervals, ends, strict=True):
+    for number, (start_ns, group) in enumerate(intervals, 1):
+        next_ns = intervals[number][0] if number < len(intervals) else end_ns
         whole_ns = sum(row[2] for row in group)
         fit = min(1.0, max(0, next_ns - start_ns) / whole_ns) if whole_ns > 0 else 0.0
         at_ns = float(start_ns)
