@@ -23,8 +23,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     elf::register(module)?;
     perf::register(module)?;
     prio::register(module)?;
-    module.add_class::<sealed::Opened>()?;
-    module.add_function(wrap_pyfunction!(sealed::open_sealed, module)?)?;
     symbols::register(module)?;
     Ok(())
 }

@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
-use crate::sealed::Opened;
+use crate::sealed::Sealed;
 use plain::Plain;
 use proved::{one, tally, Proved};
 use scheme::{Fault, Finish, Key, Nonce, Scheme, Sum};
@@ -268,36 +268,50 @@ impl Aggregation {
         Ok((replies, faults, PyBytes::new(py, &total.encode()).unbind()))
     }
 
-    /// The aggregate share of the opened reports that `keep` names, and how many are in it. Only for a scheme without proofs, which has nothing to ask the other party.
-    fn add_opened(
+    /// Opens sealed shares and adds them up: (a byte a record: 1 if it is authentic and in, the
+    /// sum). Only for a scheme without proofs, which has nothing to ask the other party.
+    #[allow(clippy::too_many_arguments)]
+    fn add_sealed(
         &self,
         py: Python<'_>,
-        opened: &Opened,
-        keep: &[u8],
+        body: PyBackedBytes,
+        records: Vec<(PyBackedBytes, usize)>,
+        prefix: &[u8],
+        head: usize,
+        part: (usize, usize),
         leader: bool,
-    ) -> PyResult<(Py<PyBytes>, usize)> {
+    ) -> PyResult<(Py<PyBytes>, Py<PyBytes>)> {
+        let sealed = Sealed::new(&body, &records, prefix, head, part)?;
         let key: Key = [0; 32];
-        let kept: Vec<_> = opened.kept(keep)?.collect();
-        let (sum, count) = py.detach(|| {
+        let (within, sum) = py.detach(|| {
             let mut sum = self.scheme.zero();
-            let mut count = 0;
-            for (id, share) in kept {
-                let added = if leader {
-                    self.scheme.begin(&key, id, &[], share).and_then(|(message, finish)| {
-                        if message.is_empty() {
-                            finish(&[], &mut sum)
-                        } else {
-                            Err(Fault::Malformed)
-                        }
-                    })
-                } else {
-                    self.scheme.check(&key, id, &[], share, &[], &mut sum).map(|_| ())
+            let mut within = Vec::with_capacity(records.len());
+            sealed.each(|record| {
+                let added = match record {
+                    None => Err(Fault::Malformed),
+                    Some((id, share)) if leader => self
+                        .scheme
+                        .begin(&key, id, &[], share)
+                        .and_then(|(message, finish)| match message.is_empty() {
+                            true => finish(&[], &mut sum),
+                            false => Err(Fault::Malformed),
+                        }),
+                    Some((id, share)) => {
+                        self.scheme.check(&key, id, &[], share, &[], &mut sum).map(|_| ())
+                    }
                 };
-                count += usize::from(added.is_ok());
-            }
-            (sum, count)
+                within.push(u8::from(added.is_ok()));
+            });
+            (within, sum)
         });
-        Ok((PyBytes::new(py, &sum.encode()).unbind(), count))
+        Ok((PyBytes::new(py, &within).unbind(), PyBytes::new(py, &sum.encode()).unbind()))
+    }
+
+    /// One aggregate share less what another holds, which was added to it before.
+    fn without(&self, py: Python<'_>, share: &[u8], part: &[u8]) -> PyResult<Py<PyBytes>> {
+        let mut total = self.sum_of(share)?;
+        total.reduce(&self.sum_of(part)?);
+        Ok(PyBytes::new(py, &total.encode()).unbind())
     }
 
     /// The aggregate share of no report at all.

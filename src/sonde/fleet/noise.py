@@ -13,6 +13,10 @@ from sonde.errors import MissingDependency, UsageError
 MechanismKind = Literal["laplace", "gaussian"]
 
 
+_BEYOND_RHO = 1000.0
+"""No protection at all; Bun and Steinke 2016, proposition 1.3, gives a bound there."""
+
+
 @lru_cache(maxsize=1)
 def _opendp() -> Any:
     try:
@@ -88,6 +92,8 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     """
     if rho <= 0:
         return 0.0
+    if rho > _BEYOND_RHO:  # where the curve overflows; a bound that always holds instead
+        return rho + 2 * math.sqrt(rho * math.log(1 / delta))
     dp = _opendp()
     curve = dp.c.make_zCDP_to_approxDP(_measurement("gaussian", math.sqrt(0.5)))
     return float(curve.map(math.sqrt(rho)).epsilon(delta))

@@ -20,8 +20,8 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from sonde._native import Opened, open_sealed
 from sonde.fleet import seal
 from sonde.fleet.session import SESSION_BYTES, Session, Sessions, binding
 from sonde.fleet.task import Task
@@ -85,38 +85,34 @@ def lead(party: Party, body: bytes, start_s: int, ask: Ask) -> Added:
     step = _HEAD.size + size + _HELPER_BYTES
     if body[:32] != task.id or (len(body) - 32) % step:
         raise Malformed("not a bundle of this task")
-    refused: Counter[str] = Counter()
-    found = _open(party, body, _Layout(32, step, size), start_s, refused)
+    added = _Adding(party, body, _Layout(32, step, size), start_s)
     tail = _HEAD.size + size
     parts: list[bytes] = []
-    for at in found.offsets:
+    for record in added.records:
+        at = record.at
         parts += (body[at : at + _HEAD.size], body[at + tail : at + step])
     verdict = ask(b"".join(parts))
-    if len(verdict) != len(found.ids):
+    if len(verdict) != len(added.records):
         raise Malformed("an answer that does not fit the bundle")
-    total, accepted = found.add(task, verdict, leader=True)
-    for owner, counts in zip(found.owners, verdict, strict=True):
+    for record, counts in zip(added.records, verdict, strict=True):
         if not counts:
-            del party.taken[owner]
-    refused["refused by the helper"] += len(found.ids) - len(accepted)
-    return Added(total, accepted, +refused)
+            added.leave_out(record, "refused by the helper")
+            del party.taken[record.owner]
+    return added.result()
 
 
 def assist(party: Party, body: bytes, start_s: int) -> tuple[Added, bytes]:
     """The helper's side: its share of the sum, and the verdict on each report."""
     if len(body) % _ASKED_BYTES:
         raise Malformed("not a question")
-    refused: Counter[str] = Counter()
-    found = _open(party, body, _Layout(0, _ASKED_BYTES, _HELPER_BYTES), start_s, refused)
+    added = _Adding(party, body, _Layout(0, _ASKED_BYTES, _HELPER_BYTES), start_s)
     verdict = bytearray(len(body) // _ASKED_BYTES)
-    for at in found.offsets:
-        verdict[at // _ASKED_BYTES] = 1
-    total, accepted = found.add(party.task, bytes(len(found.ids) * [1]), leader=False)
-    return Added(total, accepted, refused), bytes(verdict)
+    for record in added.records:
+        verdict[record.at // _ASKED_BYTES] = 1
+    return added.result(), bytes(verdict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
+class _Layout(NamedTuple):
     """Where records lie: the first, their length, and that of the sealed part after their head."""
 
     first: int
@@ -124,64 +120,76 @@ class _Layout:
     sealed: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The records that are authentic and new: id, offset, (node, period) each."""
+class _Record(NamedTuple):
+    """An authentic and new report: its session's key, its offset, (node, period), its id."""
 
-    opened: Opened
-    kept: list[int]
-    ids: list[bytes]
-    offsets: list[int]
-    owners: list[tuple[bytes, int]]
-    known: int
-
-    def add(self, task: Task, verdict: bytes, leader: bool) -> tuple[bytes, list[bytes]]:
-        """(share of the sum, ids in it) of those that the verdict names."""
-        keep = bytearray(self.known)
-        accepted = []
-        for number, id_, counts in zip(self.kept, self.ids, verdict, strict=True):
-            if counts:
-                keep[number] = 1
-                accepted.append(id_)
-        total, count = task.aggregation().add_opened(self.opened, bytes(keep), leader)
-        assert count == len(accepted)  # a share that opened has the length that was sealed
-        return total, accepted
+    key: bytes
+    at: int
+    owner: tuple[bytes, int]
+    id: bytes
 
 
-def _open(
-    party: Party, body: bytes, layout: _Layout, start_s: int, refused: Counter[str]
-) -> _Found:
-    """Per report there is nothing but this, so it does little and looks up much."""
-    task, held, taken = party.task, party.sessions.held, party.taken
-    end_s, period_s = start_s + task.release_s, task.period_s
-    known: list[tuple[bytes, int]] = []
-    nodes: list[tuple[bytes, int]] = []
-    for at in range(layout.first, len(body), layout.step):
-        session = held.get(body[at : at + SESSION_BYTES])
-        if session is None:
-            refused["unknown session"] += 1
-            continue
-        node, key, until_s = session
-        time_s = int.from_bytes(body[at + 32 : at + 40], "big")
-        if not start_s <= time_s < end_s or time_s > until_s:
-            refused["late"] += 1
-            continue
-        known.append((key, at))
-        nodes.append((node, time_s // period_s))
-    bound = binding(party.sessions.role, task.id)
-    opened = open_sealed(body, known, bound, _HEAD.size, (_HEAD.size, layout.sealed))
-    found = _Found(opened, [], [], [], [], len(known))
-    rows = zip(known, nodes, opened.authentic, strict=True)
-    for number, ((_, at), owner, authentic) in enumerate(rows):
-        if not authentic:
-            refused["forged"] += 1
-            continue
-        id_ = body[at + 16 : at + 32]
-        if taken.setdefault(owner, id_) is not id_:  # this very object: one step, no lock
-            refused["quota"] += 1
-            continue
-        found.kept.append(number)
-        found.ids.append(id_)
-        found.offsets.append(at)
-        found.owners.append(owner)
-    return found
+class _Adding:
+    """Adds what is authentic, all at once, and then takes away again what must not count.
+
+    Whether a report is new can be asked only of one that is authentic, or a stranger could use up a
+    node's place. Per report there is nothing but this, so it does little and looks up much.
+    """
+
+    def __init__(self, party: Party, body: bytes, layout: _Layout, start_s: int) -> None:
+        self._party, self._body, self._layout = party, body, layout
+        self._out: list[tuple[bytes, int]] = []
+        self._gone: set[int] = set()
+        self.refused: Counter[str] = Counter()
+        self.records: list[_Record] = []
+        known, owners = self._known(start_s)
+        within, self._total = self._add(known)
+        taken = party.taken
+        for (key, at), owner, authentic in zip(known, owners, within, strict=True):
+            if not authentic:
+                self.refused["forged"] += 1
+                continue
+            record = _Record(key, at, owner, body[at + 16 : at + 32])
+            # this very object: whether it is the first is asked and settled in one step
+            if taken.setdefault(owner, record.id) is record.id:
+                self.records.append(record)
+            else:
+                self.leave_out(record, "quota")
+
+    def _known(self, start_s: int) -> tuple[list[tuple[bytes, int]], list[tuple[bytes, int]]]:
+        """(key, offset) and (node, period) of the records whose session and time are right."""
+        task, held, body = self._party.task, self._party.sessions.held, self._body
+        end_s, period_s = start_s + task.release_s, task.period_s
+        known: list[tuple[bytes, int]] = []
+        owners: list[tuple[bytes, int]] = []
+        for at in range(self._layout.first, len(body), self._layout.step):
+            session = held.get(body[at : at + SESSION_BYTES])
+            if session is None:
+                self.refused["unknown session"] += 1
+                continue
+            node, key, until_s = session
+            time_s = int.from_bytes(body[at + 32 : at + 40], "big")
+            if not start_s <= time_s < end_s or time_s > until_s:
+                self.refused["late"] += 1
+                continue
+            known.append((key, at))
+            owners.append((node, time_s // period_s))
+        return known, owners
+
+    def _add(self, records: list[tuple[bytes, int]]) -> tuple[bytes, bytes]:
+        task, role = self._party.task, self._party.sessions.role
+        part = _HEAD.size, self._layout.sealed
+        bound, leads = binding(role, task.id), role == seal.LEADER
+        return task.aggregation().add_sealed(self._body, records, bound, _HEAD.size, part, leads)
+
+    def leave_out(self, record: _Record, reason: str) -> None:
+        self.refused[reason] += 1
+        self._out.append((record.key, record.at))
+        self._gone.add(record.at)
+
+    def result(self) -> Added:
+        total = self._total
+        if self._out:
+            total = self._party.task.aggregation().without(total, self._add(self._out)[1])
+        accepted = [record.id for record in self.records if record.at not in self._gone]
+        return Added(total, accepted, self.refused)
