@@ -21,21 +21,33 @@ PACKAGE = ROOT / "src" / "sonde"
 # nothing imports `cli`. docs/architecture.md says why; change both together.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
+    "attach": {"errors", "_native"},
     "model": set(),
     "apis": {"errors"},
     "config": {"errors"},
     "host": {"errors", "_native"},
-    "collect": {"apis", "config", "errors", "model", "_native"},
+    "metrics": {"errors"},
+    "collect": {"apis", "config", "errors", "metrics", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
-    "sinks": {"errors", "model", "_native"},
-    "agent": {"apis", "collect", "config", "errors", "model", "resolve", "sinks", "_native"},
+    "health": {"collect", "errors", "metrics"},
+    "sinks": {"errors", "metrics", "model", "_native"},
+    "agent": {
+        *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
+        *("resolve", "sinks", "_native"),
+    },
     "query": {"errors", "model"},
-    "export": {"errors", "model", "query"},
+    "readers": {"apis", "errors", "model"},
+    "analyze": {"model"},
+    "export": {"errors", "metrics", "model", "query"},
     "fleet": {"errors", "query", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
-HEAVY = {"pyarrow": {"query", "fleet"}, "duckdb": {"query"}, "numpy": {"fleet"}}
+HEAVY = {
+    "pyarrow": {"query", "fleet"},
+    "duckdb": {"query"},
+    "numpy": {"analyze", "fleet", "model", "query", "readers"},
+}
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
 BUILT = re.compile(

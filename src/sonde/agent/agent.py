@@ -3,6 +3,7 @@
 
     every tick    drain the collectors, resolve the stacks that are new
     every chunk   write the rows with the dictionary entries they need
+    paused        nothing is observed; who lives and what is mapped where stays known
 
 Between ticks it sleeps on the stream of process events, so that a library is seen when a process
 maps it and a process that lives 50 ms is known before it is gone.
@@ -15,21 +16,30 @@ import platform
 import resource
 import time
 import uuid
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, apis
+from sonde.agent import signals, whose
+from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
-from sonde.collect.collector import Batch, Collector
+from sonde.agent.quiet import NoEvents
+from sonde.attach.policy import Policy
+from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
+from sonde.collect.device_time import DeviceTime
 from sonde.collect.kernel import Kernel, refusal
+from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
+
+if TYPE_CHECKING:
+    from sonde.agent.outlets import Outlets
 
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
@@ -65,41 +75,65 @@ class Live:
 class Agent:
     """Observes this node into a sink."""
 
-    def __init__(self, config: Config, sink: Sink) -> None:
+    def __init__(self, config: Config, sink: Sink, *, privileged: bool = True) -> None:
+        """`privileged`: False for a user to whom the kernel tells nothing; then only what programs
+        tell themselves is observed: device time."""
+        self._privileged = privileged
         self._config = config
         self._sink = sink
         self._id = str(uuid.uuid4())
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0}
+        self._pause_asked = False
+        self._paused_ns = 0  # before the chunk in the making
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0, "device_time": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
+        self._lost_heard = 0  # process events
         self._chunk = ChunkBuilder(0)
-        self._kernel = Kernel(config.pids)
-        try:
-            self._events = _native.ProcessEvents()
-        except OSError as error:
-            raise refusal(error) from error
+        self._kernel = Kernel(config.pids if privileged else None)
+        self._events = self._make_events()
+        self._attacher = self._make_attacher()
         self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9))
         self._dictionary = Dictionary(self._kernel, self._resolver)
         self._calls = self._make_device_calls()
+        self._device_time = self._make_device_time()
         self._collectors = self._make_collectors()
+        self._outlets = self._make_outlets()
+
+    def _make_events(self) -> _native.ProcessEvents | NoEvents:
+        if not self._privileged:
+            return NoEvents()
+        try:
+            return _native.ProcessEvents()
+        except OSError as error:
+            raise refusal(error) from error
+
+    def _make_attacher(self) -> Attacher | None:
+        config = self._config
+        if config.device_time == "off":
+            return None
+        return Attacher(Policy(config.device_time, config.device_time_allow), config.pids)
 
     def _make_device_calls(self) -> DeviceCalls | None:
         config = self._config
-        if not config.device_calls:
+        if not (config.device_calls and self._privileged):
             return None
         return DeviceCalls(
             self._kernel, apis.load(), launches=config.launches, budget=config.probe_budget
         )
 
+    def _make_device_time(self) -> DeviceTime | None:
+        config = self._config
+        return DeviceTime(config.pids, config.device_samples) if config.device_time else None
+
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel
         collectors: list[Collector] = []
-        if config.on_cpu:
+        if config.on_cpu and self._privileged:
             collectors.append(CpuSampler(kernel, config.hz))
-        if config.off_cpu:
+        if config.off_cpu and self._privileged:
             collectors.append(
                 WaitCollector(
                     kernel,
@@ -109,7 +143,28 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if self._device_time is not None:
+            collectors.append(self._device_time)
+        if runners := signals.runners(config):
+            collectors.append(Metrics(runners))
         return collectors
+
+    def _make_outlets(self) -> Outlets | None:
+        config = self._config
+        if not (config.prometheus or config.otlp):
+            return None
+        from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
+
+        return Outlets(config, self._whose)
+
+    def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
+        return whose.attributes(self._resolver.processes.find(pid, start_ns).record())
+
+    @property
+    def serves_at(self) -> str:
+        """HOST:PORT of the page for Prometheus; '' without one."""
+        server = self._outlets.server if self._outlets is not None else None
+        return server.address if server is not None else ""
 
     def start(self) -> None:
         """Attach everything. Raises HostError where this machine cannot."""
@@ -118,11 +173,18 @@ class Agent:
         self._resolver.start()
         for collector in self._collectors:
             collector.start()
+        if self._attacher is not None:
+            self._attacher.start()
+        if self._outlets is not None:
+            self._outlets.start()
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
         while not stop():
             self._sleep_until(self._tick_ns / 1e9 + self._config.tick_s, stop)
+            if self._pause_asked:
+                self._rest(stop)
+                continue
             age_s = time.monotonic() - self._chunk.start_ns / 1e9
             chunk_ends = age_s >= self._config.chunk_s - self._config.tick_s / 2
             self._tick(chunk_ends)
@@ -130,14 +192,47 @@ class Agent:
                 self._flush(last=False)
             on_tick(self.live())
 
+    def pause(self) -> None:
+        """Observe nothing until `resume`. May be called from a signal handler; takes effect within
+        0.25 s."""
+        self._pause_asked = True
+
+    def resume(self) -> None:
+        """Observe again. May be called from a signal handler."""
+        self._pause_asked = False
+
+    def _rest(self, stop: Callable[[], bool]) -> None:
+        """One pause, from its begin to its end. Raises SinkError, or HostError where the kernel
+        does not let us in again."""
+        for collector in self._collectors:
+            collector.pause()
+        self._tick(chunk_ends=True)
+        self._flush(last=False)
+        while self._pause_asked and not stop():
+            if self._events.wait(250):
+                self._hear()
+                time.sleep(EVENT_GAP_S)
+        if self._pause_asked:
+            return  # ended in its pause
+        since_ns = self._tick_ns
+        for collector in self._collectors:
+            collector.resume()
+        self._tick_ns = time.monotonic_ns()
+        self._paused_ns = self._tick_ns - since_ns
+        self._chunk = ChunkBuilder(self._tick_ns)
+
     def stop(self) -> None:
         """Read what is left, detach and write the last chunk. Raises SinkError."""
         try:
             self._tick(chunk_ends=True)
             self._flush(last=True)
         finally:
+            if self._attacher is not None:
+                self._attacher.stop()
             for collector in self._collectors:
                 collector.stop()
+            if self._outlets is not None:
+                self._outlets.close()
             self._resolver.close()
             self._sink.close()
 
@@ -155,17 +250,27 @@ class Agent:
         )
 
     def _sleep_until(self, deadline_s: float, stop: Callable[[], bool]) -> None:
-        while (left_s := deadline_s - time.monotonic()) > 0 and not stop():
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if stop() or self._pause_asked:
+                return
+            self._beat()
             if self._events.wait(min(int(left_s * 1000) + 1, 250)):
                 self._hear()
                 time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+
+    def _beat(self) -> None:
+        if self._device_time is not None:
+            self._device_time.beat()
 
     def _hear(self) -> None:
         events = self._events.drain()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
-        if self._events.lost > self._lost.get(LOST_EVENTS, 0):
+        if self._attacher is not None:
+            self._attacher.hear(events)
+        if self._events.lost > self._lost_heard:
+            self._lost_heard = self._events.lost
             self._resolver.resync()
             if self._calls is not None:
                 self._calls.resync()
@@ -177,6 +282,8 @@ class Agent:
             batch = collector.drain(since_ns, chunk_ends)
             self._counts[collector.name] += batch.seen
             self._take(batch)
+        if self._attacher is not None:
+            self._chunk.add("event", self._attacher.rows(self._tick_ns))
         self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
@@ -191,6 +298,8 @@ class Agent:
             assert isinstance(tids, Sized)
             self._spans += len(tids)
         self._dictionary.take(batch)
+        if self._outlets is not None:
+            self._outlets.take(batch)
 
     def _count_losses(self) -> None:
         now = {
@@ -201,18 +310,23 @@ class Agent:
         now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
         now[LOST_EVENTS] = self._events.lost
+        if self._attacher is not None:
+            now["attach.queue_full"] = self._attacher.left_out
         for name, count in now.items():
             new = count - self._lost.get(name, 0)
             if new > 0:
                 self._lost[name] = count
                 row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
+                if self._outlets is not None:
+                    self._outlets.take_loss(name, float(new))
                 if name.endswith(".stack_map_full"):
                     self._dictionary.make_room()
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
+        rows: list[TableRow] = []
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
@@ -224,7 +338,10 @@ class Agent:
                 if n
             ),
         ):
-            self._chunk.add("metric", [(self._tick_ns, series, "", value)])
+            rows.append((self._tick_ns, series, "", value))
+        self._chunk.add("metric", rows)
+        if self._outlets is not None:
+            self._outlets.take_metrics(rows)
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)
@@ -234,9 +351,11 @@ class Agent:
             "start_ns": chunk.start_ns,
             "end_ns": self._tick_ns,
             "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
+            "paused_ns": self._paused_ns,
             "last": last,
             "capture": {"id": self._id, "version": _native.VERSION, "host": self._host()},
         }
+        self._paused_ns = 0
         self._seq += 1
         self._sink.write(chunk.encode(meta))
 
