@@ -46,9 +46,10 @@ def recording(tmp_path):
         writer = Writer()
         key = writer.process(100, "train")
         writer.add(
-            "span",
+            "device_run",
             key,
             kind="kernel",
+            weight=1.0,
             name=name,
             tid=100,
             start_time_ns=START_NS,

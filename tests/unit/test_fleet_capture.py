@@ -22,7 +22,8 @@ def test_kernels_are_taken_as_they_ran_and_calls_only_without_them(tmp_path):
     cpu = period_of(writer.write(tmp_path / "cpu.sonde"))
     assert (cpu.source, {r.name for r in cpu.records}) == ("cpu", {"work"})
     writer.add(
-        "span", key, kind="kernel", name="gemm", tid=7, start_time_ns=START_NS + 5,
+        "device_run", key, kind="kernel", name="gemm", weight=1.0, tid=7,
+        start_time_ns=START_NS + 5,
         end_time_ns=START_NS + 25,
     )  # fmt: skip
     period = period_of(writer.write(tmp_path / "gpu.sonde"))
@@ -32,6 +33,22 @@ def test_kernels_are_taken_as_they_ran_and_calls_only_without_them(tmp_path):
     assert period.start_ns <= record.start_ns
     with pytest.raises(UsageError, match="holds no device"):
         period_of(tmp_path / "gpu.sonde", "device")
+
+
+def test_runs_that_were_sampled_stand_for_more_than_themselves(tmp_path):
+    writer = Writer()
+    key = writer.process(7, "train")
+    for name, weight, at in (("gemm", 30.0, 0), ("softmax", 10.0, 1000)):
+        begin = START_NS + at
+        writer.add(
+            "device_run", key, kind="kernel", name=name, tid=7, weight=weight,
+            start_time_ns=begin, end_time_ns=begin + 1_000_000,
+        )  # fmt: skip
+    records = period_of(writer.write(tmp_path / "gpu.sonde")).records
+    assert [(r.name, r.duration_ns) for r in records] == [
+        ("gemm", 30_000_000),
+        ("softmax", 10_000_000),
+    ]
 
 
 def test_rows_of_a_second_fill_it_in_proportion():

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a capture says about the use of devices, as intervals with a name.
 
-The best that the capture holds is taken: kernels that ran on a device; else the calls of device
-APIs; else what ran on the CPUs. Kernels are exact intervals. The others are weighted samples
-without an exact place in their second; the rows of a second are laid end to end, and shortened
-together where threads ran side by side, so that an instant drawn at random meets each name as
-often as it was seen.
+The best that the capture holds is taken: runs on devices; else the calls of device APIs; else what
+ran on the CPUs. Runs that were all timed are exact intervals. The rest are weighted samples without
+an exact place in their second; the rows of a second are laid end to end, and shortened together
+where they ran side by side, so that an instant drawn at random meets each name as often as it was
+seen.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal, get_args
 
-import pyarrow.compute as pc
-
 from sonde.errors import UsageError
 from sonde.query.capture import Capture
 from sonde.query.session import Session
 
 Source = Literal["kernel", "device", "cpu"]
+_SECOND_NS = 1_000_000_000
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
@@ -50,10 +49,21 @@ def device_uses(capture: Capture, source: Source | None = None) -> tuple[Source,
 
 
 def _kernels(capture: Capture) -> list[DeviceUse]:
-    spans = capture.tables["span"]
-    runs = spans.filter(pc.equal(spans["kind"], "kernel"))
-    columns = (runs[name].to_pylist() for name in ("name", "start_time_ns", "end_time_ns"))
-    return [DeviceUse(n, s, e - s) for n, s, e in zip(*columns, strict=True) if e > s]
+    session = Session(capture)
+    name = (
+        "CASE kind WHEN 'copy' THEN 'memcpy' WHEN 'set' THEN 'memset' "
+        "WHEN 'replay' THEN 'graph replay' ELSE name END"
+    )
+    runs = "FROM device_run WHERE kind <> 'sync' AND end_time_ns > start_time_ns"
+    if session.rows(f"SELECT 1 {runs} AND weight > 1 LIMIT 1"):
+        rows = session.rows(
+            f"SELECT start_time_ns // {_SECOND_NS} * {_SECOND_NS} AS second, {name} AS known,"
+            " sum(weight * CAST(end_time_ns - start_time_ns AS DOUBLE)) "
+            f"{runs} GROUP BY second, known ORDER BY second, known"
+        )
+        return _laid_out(rows, capture.info.end_ns)
+    single = session.rows(f"SELECT {name}, start_time_ns, end_time_ns {runs} ORDER BY 2")
+    return [DeviceUse(known, start, end - start) for known, start, end in single]
 
 
 def _sampled(capture: Capture, source: Source) -> list[DeviceUse]:
