@@ -22,6 +22,7 @@ enum sonde_loss {
 	LOSS_USER_STACK,     /* the user stack could not be read: kernel frames only */
 	LOSS_NESTED_CALL,    /* a call began inside another that never returned */
 	LOSS_TARGETS_FULL,   /* a child of a watched process could not be watched */
+	LOSS_NOTES_FULL,     /* whose a process or what a control group was went unnoted */
 	LOSS_MAX,
 };
 
@@ -164,6 +165,59 @@ struct call_span {
 	__s32 status;
 	__u32 direction;
 	__u32 flags;
+};
+
+/* ---- what processes use ---- */
+
+struct usage_key {
+	__u32 tgid;
+	__u32 unused;
+	__u64 start_ns;
+};
+
+/* Counted by the kernel; all threads together. */
+struct usage_value {
+	__u64 cpu_ns;
+	__u64 runqueue_ns; /* ready, without a CPU */
+	__u64 runs;	   /* times a CPU was given */
+	__u64 voluntary;   /* switches */
+	__u64 involuntary;
+	__u64 migrations;
+	__u64 minor_faults;
+	__u64 major_faults;
+	__u64 read_bytes; /* of block devices */
+	__u64 written_bytes;
+	__u64 reclaims; /* times it had to look for pages itself */
+	__u64 reclaim_ns;
+	__u64 reclaimed_pages;
+};
+
+enum note_kind {
+	NOTE_EXEC = 1,
+	NOTE_MOVED, /* to another control group */
+	NOTE_EXIT,
+};
+
+/* Whose a process is. Control groups: version 2, then memory, freezer and pids of version 1. */
+struct process_note {
+	__u64 time_ns;
+	__u64 start_ns;
+	__u64 cgroup[4];
+	__u32 hierarchy[4];
+	__u32 kind;
+	__u32 tgid;
+	__u32 parent_tgid;
+	__u32 uid;
+	__u32 inner_pid; /* in its own pid namespace */
+	__u32 unused;
+};
+
+/* A control group that was made. */
+struct cgroup_note {
+	__u64 id;
+	__u32 hierarchy;
+	__u32 length;
+	__u8 path[256];
 };
 
 #endif

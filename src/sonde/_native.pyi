@@ -72,6 +72,12 @@ class Columns:
 
     def __len__(self) -> int: ...
     def column(self, name: str) -> list[int]: ...
+    def rows(self, names: Sequence[str]) -> list[Row]:
+        """The records as tuples of some of their fields; arrays are `name_0`, `name_1`, ..."""
+
+    def names(self, name: str) -> list[str]:
+        """The texts of a field of bytes, decoded as file names are."""
+
     def distinct(self, names: Sequence[str]) -> list[list[int]]:
         """Distinct combinations of some fields, as unsigned 64-bit numbers."""
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sonde.model.owner import GroupNote, ProcessNote
+
 TableRow = tuple[object, ...]
 """A row in the column order of abi/tables.json."""
 
@@ -29,6 +31,10 @@ class Batch:
     """Stack ids that the rows and spans use, with the process whose addresses they hold."""
     threads: set[tuple[int, int, int]] = field(default_factory=set)
     """(pid, start_ns, tid) of every thread seen."""
+    notes: list[ProcessNote] = field(default_factory=list)
+    """What the kernel told of processes while they were there, in order of time."""
+    groups: list[GroupNote] = field(default_factory=list)
+    """Control groups made meanwhile."""
     seen: int = 0
     """Events behind the rows, for the live count."""
 

@@ -19,6 +19,7 @@ LOSSES = (
     "user_stack",
     "nested_call",
     "targets_full",
+    "notes_full",
 )
 """Names of `enum sonde_loss`, in its order."""
 

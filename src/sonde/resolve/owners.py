@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose processes are: asked of /proc while they live, of the kernel's notes when they are gone.
+
+A note says which control groups a process was in when it executed, was moved or ended; control
+groups are known by number, from a look at the mounted hierarchies and from the kernel's word of
+each new one. So a process of 50 ms in a container that is gone as well has its owner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sonde.model.owner import GroupNote, Owner, ProcessNote
+from sonde.resolve import procfs
+from sonde.resolve.cgroup_paths import Place, place_of
+from sonde.resolve.hierarchies import Hierarchies
+from sonde.resolve.live import LiveProcess
+from sonde.resolve.pods import Pods
+from sonde.resolve.recent import Recent
+
+MAX_NOTES: Final = 16_384
+FRESH_NS: Final = 30_000_000_000
+"""How long what /proc said holds where no note says that it changed."""
+_MAX_ANCESTORS: Final = 32
+_STEPD_TITLE: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
+_SLURM_DAEMONS: Final = ("slurmd", "slurmstepd")
+_PASSWD: Final = Path("/etc/passwd")
+
+Parents = Callable[[LiveProcess], LiveProcess | None]
+"""The parent of a process, where it is known."""
+
+
+class Owners:
+    """Says whose a process is. Everything kept is bounded."""
+
+    def __init__(self, pods: Pods | None = None) -> None:
+        self._groups = Hierarchies()
+        self._notes: Recent[tuple[int, int], ProcessNote] = Recent(MAX_NOTES)
+        self._users = Users()
+        self._pods = pods
+
+    def start(self) -> None:
+        """Look at the control groups that there are."""
+        self._groups.scan()
+
+    def close(self) -> None:
+        """Ask no one any more."""
+        if self._pods is not None:
+            self._pods.close()
+
+    def learn(self, notes: Iterable[ProcessNote], groups: Iterable[GroupNote]) -> None:
+        """What the kernel told, in order of time."""
+        for group in groups:
+            self._groups.made(group)
+        for note in notes:
+            key = note.pid, note.start_ns
+            old = self._notes.get(key)
+            if old is None or old.time_ns <= note.time_ns:
+                self._notes.put(key, note)
+            if self._pods is not None:
+                self._want(note)
+
+    def of(self, process: LiveProcess, parent_of: Parents, now_ns: int) -> Owner:
+        """Whose it is. `now_ns`: CLOCK_MONOTONIC."""
+        note = self._notes.get(process.key)
+        known = process.who
+        fresh = known is not None and (
+            process.who_ns + FRESH_NS > now_ns or not process.is_alive
+        )
+        if known is None or not fresh or (note is not None and note.time_ns > process.who_ns):
+            found = self._read(process) if process.is_alive else None
+            if found is None and note is not None:
+                found = self._of_note(note)
+            if found is None:
+                found = known or self._inherited(process, parent_of)
+            if found.cgroup and not found.job:
+                found = self._with_job(process, found, parent_of)
+            process.who, process.who_ns = found, now_ns
+            known = found
+        return self._in_pod(known)
+
+    def pods_pending(self) -> bool:
+        """Whether pods were asked for whose answer has not come."""
+        return self._pods is not None and self._pods.pending
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for answers that are still to come."""
+        if self._pods is not None:
+            self._pods.settle(timeout_s)
+
+    # Parts of the answer.
+
+    def _read(self, process: LiveProcess) -> Owner | None:
+        who = procfs.read_owner(process.pid)
+        raw = procfs.read_file(f"/proc/{process.pid}/cgroup")
+        still = procfs.read_stat(process.pid)
+        if who is None or not raw or still is None or still.start_ns != process.start_ns:
+            return None  # gone, or another one has its pid
+        paths = []
+        for line in raw.splitlines():
+            hierarchy, _, rest = line.partition(b":")
+            path = rest.partition(b":")[2]
+            with suppress(ValueError):
+                paths.append((int(hierarchy), procfs.text(path)))
+        # Version 2 first: where several tell the same, its path stands for the process.
+        paths.sort(key=lambda item: item[0] != 0)
+        return self._owner([path for _, path in paths], who.uids[0], who.inner_pid)
+
+    def _of_note(self, note: ProcessNote) -> Owner:
+        paths = [path for group in note.groups if (path := self._groups.path(*group)) is not None]
+        return self._owner(paths, note.uid, note.inner_pid)
+
+    def _owner(self, paths: Iterable[str], uid: int, inner_pid: int) -> Owner:
+        places = [place_of(path) for path in paths] or [Place("")]
+        best = max(places, key=lambda place: place.tells)  # the first of equals
+        return Owner(
+            user=self._users.name(uid),
+            cgroup=best.path,
+            runtime=best.runtime,
+            container=best.container,
+            pod_uid=best.pod_uid,
+            job=best.job,
+            step=best.step,
+            unit=best.unit or next((place.unit for place in places if place.unit), ""),
+            inner_pid=inner_pid,
+        )
+
+    @staticmethod
+    def _inherited(process: LiveProcess, parent_of: Parents) -> Owner:
+        """Nothing is known of it but its parent: it was born into the same groups."""
+        parent = parent_of(process)
+        who = parent.who if parent is not None else None
+        if who is None:
+            return Owner()
+        return _replace(who, inner_pid=0)
+
+    def _with_job(self, process: LiveProcess, found: Owner, parent_of: Parents) -> Owner:
+        """Slurm without control groups: the step's keeper is an ancestor and says which it is."""
+        here: LiveProcess | None = process
+        for _ in range(_MAX_ANCESTORS):
+            if here is None:
+                break
+            if here.who is not None and here.who.job and here is not process:
+                return _replace(found, job=here.who.job, step=here.who.step)
+            if here.comm == "slurmstepd":
+                title = procfs.read_file(f"/proc/{here.pid}/cmdline", 4096) or b""
+                if match := _STEPD_TITLE.search(title):
+                    job, step = match[1].decode(), match[2].decode()
+                    return _replace(found, job=job, step=step)
+            here = parent_of(here)
+        return found
+
+    def _want(self, note: ProcessNote) -> None:
+        assert self._pods is not None
+        for group in note.groups:
+            path = self._groups.path(*group)
+            if path is not None and (uid := place_of(path).pod_uid):
+                self._pods.want(uid)
+
+    def _in_pod(self, owner: Owner) -> Owner:
+        if self._pods is None or not owner.pod_uid or owner.pod:
+            return owner
+        pod = self._pods.find(owner.pod_uid)
+        if pod is None:
+            return owner
+        return _replace(
+            owner,
+            pod=pod.name,
+            namespace=pod.namespace,
+            labels=pod.labels,
+            container_name=pod.containers.get(owner.container, ""),
+        )
+
+
+def _replace(owner: Owner, **changes: str | int) -> Owner:
+    from dataclasses import replace
+
+    return replace(owner, **changes)  # type: ignore[arg-type]
+
+
+class Users:
+    """Names of users by number, from /etc/passwd alone: a directory service may take for ever."""
+
+    def __init__(self, path: Path = _PASSWD) -> None:
+        self._path = path
+        self._names: dict[int, str] = {}
+        self._read_at = 0
+
+    def name(self, uid: int) -> str:
+        """The user's name, else the number."""
+        with suppress(OSError):
+            changed_ns = self._path.stat().st_mtime_ns
+            if changed_ns != self._read_at:
+                self._read_at = changed_ns
+                self._names = dict(self._entries())
+        return self._names.get(uid, str(uid))
+
+    def _entries(self) -> Iterable[tuple[int, str]]:
+        raw = procfs.read_file(str(self._path), 1 << 22) or b""
+        for line in reversed(raw.splitlines()):  # of two names for a number the first one holds
+            parts = line.split(b":")
+            with suppress(ValueError, IndexError):
+                yield int(parts[2]), procfs.text(parts[0])
