@@ -27,8 +27,7 @@ def main() -> int:
         print("bench: the machine is not quiet, figures will be noisy", file=sys.stderr)
     missed = []
     if not args.no_overhead:
-        plan = overhead.QUICK if args.quick else overhead.FULL
-        results = overhead.measure(plan, set(args.loads.split(",")))
+        results = overhead.measure(set(args.loads.split(",")), args.quick)
         table.print_overhead(results)
         missed += table.misses(results)
     if not args.no_accuracy:

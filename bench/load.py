@@ -26,13 +26,15 @@ class Kind:
     source: str
     arguments: tuple[str, ...] = ()
     threads: int = 1
+    fills: bool = False
+    """It leaves no CPU idle: what a tool runs, it runs in this load's place."""
 
 
 def kinds() -> list[Kind]:
     """All loads, for this machine."""
     cpus = os.cpu_count() or 1
     return [
-        Kind("cpu", f"CPU-bound, {cpus} threads on {cpus} CPUs", "cpu.c", (str(cpus),), cpus),
+        Kind("cpu", f"CPU-bound, {cpus} threads on {cpus} CPUs", "cpu.c", (str(cpus),), cpus, True),
         Kind(
             "switches",
             f"{SWITCHES_PER_S:,} switches a second on {cpus} CPUs, a third busy",
@@ -51,9 +53,12 @@ class Progress:
     time_s: float
     units: int
     busy_s: float
-    """Time that the units took: all of it, for loads that do nothing else."""
+    """Time that the units took. For a load that fills the machine it is its CPU time: what others
+    took of the machine is not in it."""
     switches: int
     cpu_s: float
+    kernel_s: float
+    """CPU time of the kernel's own threads, on whose account part of a recorder's work is done."""
 
 
 class Load:
@@ -95,8 +100,9 @@ class Load:
             raise RuntimeError(f"the load {self.kind.name} ended by itself")
         raw = memoryview(self._file.read_bytes()).cast("Q")
         now_s = time.monotonic()
-        busy_s = sum(raw[1::8]) / 1e9 or now_s
-        return Progress(now_s, sum(raw[::8]), busy_s, self._switches(), self._cpu_s())
+        cpu_s = _run_s(Path(f"/proc/{self.pid}/task"))
+        busy_s = cpu_s if self.kind.fills else sum(raw[1::8]) / 1e9 or now_s
+        return Progress(now_s, sum(raw[::8]), busy_s, self._switches(), cpu_s, kernel_threads_s())
 
     def _switches(self) -> int:
         total = 0
@@ -106,6 +112,25 @@ class Load:
                     total += int(line.split()[1])
         return total
 
-    def _cpu_s(self) -> float:
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+def kernel_threads_s() -> float:
+    """CPU time of the kernel's own threads (children of kthreadd, and itself)."""
+    total_s = 0.0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if not (folder / "cmdline").read_bytes() and not (folder / "maps").read_bytes():
+                total_s += _run_s(folder / "task")
+        except OSError:
+            continue  # ended meanwhile
+    return total_s
+
+
+def _run_s(tasks: Path) -> float:
+    """Time on a CPU of the threads in a folder of them, to the ns."""
+    total_ns = 0
+    for schedstat in tasks.glob("*/schedstat"):
+        try:
+            total_ns += int(schedstat.read_text().split()[0])
+        except OSError:
+            continue
+    return total_ns / 1e9

@@ -3,7 +3,10 @@
 
 A load runs all the time and counts its work. Without, with a tool, without, with the next tool, …:
 each stretch with a tool is compared with those right before and after it, which cancels what the
-machine does slowly (its clock, its neighbours). Slowdown is the extra time for the same work.
+machine does slowly (its clock, its neighbours). Slowdown is the extra time for the same work. Of a
+load that fills the machine it is the load's own CPU time for it (interrupts and BPF programs run on
+its account) and the CPU time that the tool, and the kernel's threads beyond what they use without
+it, take in its place; what other programs of the machine take is left out.
 """
 
 from __future__ import annotations
@@ -38,6 +41,20 @@ class Plan:
 
 QUICK = Plan(rounds=3, stretch_s=2.0, settle_s=1.2)
 FULL = Plan(rounds=7, stretch_s=6.0)
+MANY = Plan(rounds=60, stretch_s=1.5, settle_s=1.2)
+"""For a bound far below the noise: short stretches, since what the machine does slowly cancels only
+between neighbours, and many of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A load over a while."""
+
+    rate: float
+    """Units of work a second of the time that the load took for them."""
+    kernel_share: float
+    """CPU time of the kernel's own threads, as a share of the load's."""
+    cpu_s: float
 
 
 @dataclass(slots=True)
@@ -45,6 +62,7 @@ class Cost:
     """A tool's figures on one load, a value a round."""
 
     slowdown: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
     cpu_share: list[float] = field(default_factory=list)
     """Of one core, while it observes."""
     start_cpu_s: list[float] = field(default_factory=list)
@@ -72,9 +90,11 @@ class LoadResult:
         return bounded(self.costs[tool].slowdown)
 
 
-def measure(plan: Plan, names: set[str]) -> list[LoadResult]:
+def measure(names: set[str], quick: bool) -> list[LoadResult]:
     """Every load that is named."""
-    return [_measure_load(kind, plan) for kind in kinds() if kind.name in names]
+    chosen = [kind for kind in kinds() if kind.name in names]
+    plans = [QUICK if quick else MANY if kind.fills else FULL for kind in chosen]
+    return [_measure_load(kind, plan) for kind, plan in zip(chosen, plans, strict=True)]
 
 
 def _measure_load(kind: Kind, plan: Plan) -> LoadResult:
@@ -83,38 +103,48 @@ def _measure_load(kind: Kind, plan: Plan) -> LoadResult:
     with tempfile.TemporaryDirectory() as name, Load(kind) as load:
         folder = Path(name)
         time.sleep(1)
-        rates = [_rate(load, plan.stretch_s)]
+        idle = [_stretch(load, plan.stretch_s)]
         switches = [load.progress()]
         for round_number in range(plan.rounds):
             say(f"{kind.name}: round {round_number + 1} of {plan.rounds}")
             for tool in tools:
-                rate = _with_tool(tool, folder, load, plan, costs[tool.name])
+                watched = _with_tool(tool, folder, load, plan, costs[tool.name])
                 time.sleep(plan.recover_s)
-                rates.append(_rate(load, plan.stretch_s))
-                without = (rates[-2] + rates[-1]) / 2
-                costs[tool.name].slowdown.append(without / rate - 1)
+                idle.append(_stretch(load, plan.stretch_s))
+                cost = costs[tool.name]
+                cost.slowdown.append(_slowdown(kind, idle[-2], idle[-1], watched, cost))
         switches.append(load.progress())
         _measure_bpf(folder, load, plan, costs[Sonde.name])
-    steps = [b / a - 1 for a, b in pairwise(rates)]
+    steps = [b.rate / a.rate - 1 for a, b in pairwise(idle)]
     noise = (sum(step * step for step in steps) / len(steps)) ** 0.5
     first, last = switches
     per_s = (last.switches - first.switches) / (last.time_s - first.time_s)
     return LoadResult(kind, per_s, noise, dict(costs))
 
 
-def _rate(load: Load, seconds: float) -> float:
-    """Units a second over a stretch."""
+def _slowdown(kind: Kind, before: Stretch, after: Stretch, watched: Stretch, cost: Cost) -> float:
+    """Extra time for the same work, against the two neighbours without a tool."""
+    slower = (before.rate + after.rate) / 2 / watched.rate
+    if not kind.fills:
+        return slower - 1
+    kernel = watched.kernel_share - (before.kernel_share + after.kernel_share) / 2
+    return slower * (1 + cost.cpu_s[-1] / watched.cpu_s + kernel) - 1
+
+
+def _stretch(load: Load, seconds: float) -> Stretch:
     before = load.progress()
     time.sleep(seconds)
     return _between(before, load.progress())
 
 
-def _between(before: Progress, after: Progress) -> float:
-    return (after.units - before.units) / (after.busy_s - before.busy_s)
+def _between(before: Progress, after: Progress) -> Stretch:
+    cpu_s = after.cpu_s - before.cpu_s
+    rate = (after.units - before.units) / (after.busy_s - before.busy_s)
+    return Stretch(rate, (after.kernel_s - before.kernel_s) / cpu_s, cpu_s)
 
 
-def _with_tool(tool: type[Tool], folder: Path, load: Load, plan: Plan, cost: Cost) -> float:
-    """The load's rate under a tool; the tool's own figures go into `cost`."""
+def _with_tool(tool: type[Tool], folder: Path, load: Load, plan: Plan, cost: Cost) -> Stretch:
+    """The load under a tool; the tool's own figures go into `cost`."""
     used_before = load.progress()
     running = tool(folder, load.pid)
     try:
@@ -130,7 +160,8 @@ def _with_tool(tool: type[Tool], folder: Path, load: Load, plan: Plan, cost: Cos
         outcome = running.stop()
     finally:
         running.close()
-    cost.cpu_share.append((cpu_after - cpu_before) / (after.time_s - before.time_s))
+    cost.cpu_s.append(cpu_after - cpu_before)
+    cost.cpu_share.append(cost.cpu_s[-1] / (after.time_s - before.time_s))
     cost.peak_bytes = max(cost.peak_bytes, running.cgroup.peak_bytes)
     cost.samples += outcome.samples
     cost.lost += outcome.lost

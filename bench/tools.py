@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class Outcome:
     lost: int
 
 
-class Tool:
+class Tool(ABC):
     """A profiler. One instance runs once."""
 
     name = ""
@@ -48,17 +49,17 @@ class Tool:
         """Why it cannot run here; '' where it can."""
         return ""
 
+    @abstractmethod
     def command(self) -> list[str]:
         """The command line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def has_begun(self) -> bool:
         """It observes by now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcome(self) -> Outcome:
         """Once it has ended: what it got and what it lost."""
-        raise NotImplementedError
 
     def wait_until_begun(self) -> None:
         """Raises RuntimeError where it ends before, or does not begin within 60 s."""

@@ -32,6 +32,10 @@ class Config:
     device_calls: bool = True
     launches: bool = False
     """Watch every kernel launch too: costs about a microsecond a launch."""
+    device_metrics: bool = True
+    """Ask devices what they are doing: use, memory, power, clocks, errors."""
+    host_metrics: bool = True
+    """Ask the kernel what the machine is doing."""
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
     chunk_s: float = 5.0

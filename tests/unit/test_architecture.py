@@ -25,12 +25,15 @@ DOORS: dict[str, set[str]] = {
     "apis": {"errors"},
     "config": {"errors"},
     "host": {"errors", "_native"},
-    "collect": {"apis", "config", "errors", "model", "_native"},
+    "metrics": {"errors"},
+    "collect": {"apis", "config", "errors", "metrics", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
-    "sinks": {"errors", "model", "_native"},
-    "agent": {"apis", "collect", "config", "errors", "model", "resolve", "sinks", "_native"},
+    "sinks": {"errors", "metrics", "model", "_native"},
+    "agent": {
+        *("apis", "collect", "config", "errors", "metrics", "model", "resolve", "sinks", "_native")
+    },
     "query": {"errors", "model"},
-    "export": {"errors", "model", "query"},
+    "export": {"errors", "metrics", "model", "query"},
     "fleet": {"errors", "_native"},
 }
 

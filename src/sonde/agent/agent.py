@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Protocol
 
 from sonde import _native, apis
+from sonde.agent import signals
 from sonde.agent.dictionary import Dictionary
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.kernel import Kernel, refusal
+from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.resolve import Resolver
@@ -72,7 +74,7 @@ class Agent:
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0}
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._chunk = ChunkBuilder(0)
@@ -109,6 +111,8 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if runners := signals.runners(config):
+            collectors.append(Metrics(runners))
         return collectors
 
     def start(self) -> None:

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the library in a profiled process and the agent say to each other. The Python twin is
+ * src/sonde/collect/inject_abi.py; tests/unit/test_inject_abi.py holds one to the other.
+ *
+ * ---- how the library starts --------------------------------------------------------------------
+ * libsonde_inject.so does all by its constructor, whichever way it is loaded: dlopen (attach),
+ * LD_PRELOAD, or CUDA_INJECTION64_PATH (cuInit loads it and calls InitializeInjection, which does
+ * nothing and returns 1). It is linked `-z nodelete`, links to libc alone and needs no symbol newer
+ * than glibc 2.17. The constructor makes the memory below and one thread with all signals blocked;
+ * it calls no device library, prints nothing, and cannot fail the host: where something is missing
+ * there is no memory, or its state says why. SONDE_INJECT=off in the environment: nothing is made.
+ * A second copy in the same process finds the first one's memory mapped and does nothing.
+ *
+ * ---- how the agent finds it --------------------------------------------------------------------
+ * A sealed (SHRINK, GROW, SEAL) memfd called INJECT_MEMFD, mapped shared. So /proc/PID/maps holds a
+ * line that ends in "/memfd:sonde-inject (deleted)", and one of /proc/PID/fd links to the same.
+ * Open that descriptor's link for reading and writing (needs what ptrace needs: same user and a
+ * dumpable process, or CAP_SYS_PTRACE), or /proc/PID/map_files/RANGE. A child that was forked and
+ * not yet executed holds its parent's descriptor: the memory belongs to the process whose innermost
+ * NSpid (/proc/PID/status) is inject_header.pid. The agent reads and writes it with pread and
+ * pwrite, never maps it: whatever the process does to it, nothing but an error can come back.
+ *
+ * ---- who writes what ---------------------------------------------------------------------------
+ *   0       inject_header    library, once, magic last
+ *   4096    inject_control   agent
+ *   8192    inject_state     library
+ *   12288   ring             library: INJECT_RING_RECORDS records of 128 bytes, one producer
+ *   then    names            library: append-only, INJECT_NAMES_BYTES
+ * One agent at a time: flock(LOCK_EX) on the open file; it is given up by itself when the agent dies.
+ * Each side treats what the other one wrote as wrong until checked. Times: CLOCK_MONOTONIC in ns.
+ * Words of 8 bytes are aligned and written at once.
+ *
+ * ---- the life of it ----------------------------------------------------------------------------
+ * The agent writes heartbeat_ns at least every INJECT_BEAT_NS. Once it is older than INJECT_IDLE_NS
+ * the library goes idle (state INJECT_IDLE) whatever else control says: no hook does more than test a
+ * word. A beat that comes back wakes it within 0.5 s. Detach: request = INJECT_LEAVE; hooks are
+ * taken out of the import tables, state INJECT_LEFT; a later request puts them back, so attaching
+ * again needs no second load. Kill switch: off = INJECT_KILL; the same, for good (INJECT_KILLED).
+ */
+#ifndef SONDE_INJECT_H
+#define SONDE_INJECT_H
+
+#include <stdint.h>
+
+#define INJECT_MEMFD "sonde-inject"
+#define INJECT_MAGIC 0x31746a6e69646e73ull /* "sndinjt1", little endian */
+#define INJECT_ABI 1
+#define INJECT_BEAT_NS 250000000ull
+#define INJECT_IDLE_NS 1000000000ull
+
+#define INJECT_HEADER_AT 0
+#define INJECT_CONTROL_AT 4096
+#define INJECT_STATE_AT 8192
+#define INJECT_RING_AT 12288
+#define INJECT_RECORD_BYTES 128
+#define INJECT_RING_RECORDS 65536u /* a power of two */
+#define INJECT_NAMES_AT (INJECT_RING_AT + INJECT_RING_RECORDS * INJECT_RECORD_BYTES)
+#define INJECT_NAMES_BYTES (4u << 20)
+#define INJECT_BYTES (INJECT_NAMES_AT + INJECT_NAMES_BYTES)
+#define INJECT_NAME_MAX 2048 /* longest name kept, bytes */
+
+struct inject_header {
+	uint64_t magic;
+	uint32_t abi;
+	uint32_t bytes;	     /* INJECT_BYTES */
+	uint32_t pid;	     /* in the process's own pid namespace */
+	uint32_t generation; /* 1, and one more in each forked child that begins anew */
+	uint64_t born_ns;
+};
+
+/* What the agent asks for; without any of these the library is attached and idle. */
+enum inject_request {
+	INJECT_EVENTS = 1,  /* time sampled launches, replays, copies with events of our own */
+	INJECT_OPENCL = 2,  /* time sampled OpenCL commands by their profiling info */
+	INJECT_WINDOWS = 4, /* CUPTI may be touched (a standing cost until the process ends) */
+	INJECT_STACKS =
+		8, /* the library walks frame pointers at sampled launches (no root needed) */
+	INJECT_SITE =
+		16, /* call sonde_inject_site at sampled launches, for a uprobe of the agent */
+	INJECT_LEAVE = 32, /* detach: alone */
+};
+
+#define INJECT_KILL 0x4b494c4cu
+
+struct inject_control {
+	uint64_t heartbeat_ns;
+	uint32_t request;    /* enum inject_request */
+	uint32_t off;	     /* INJECT_KILL: stop for good */
+	uint64_t tail;	     /* records taken out of the ring, ever */
+	uint32_t per_second; /* about how many launches a second to time; 0: none */
+	uint32_t every;	     /* if not 0: one in so many instead */
+	uint64_t seed;	     /* of the sampling; 0: the library's choice */
+	uint32_t window;     /* number of the CUPTI window wanted; a new one opens it */
+	uint32_t window_us;  /* its length */
+};
+
+enum inject_status {
+	INJECT_STARTING,
+	INJECT_IDLE,	/* no heartbeat, or nothing asked */
+	INJECT_WAITING, /* asked, but no device library is loaded yet */
+	INJECT_TIMING,	/* hooks are armed */
+	INJECT_WINDOW,	/* timing, and a CUPTI window is open */
+	INJECT_YIELDED, /* timing; windows wait for another user of CUPTI */
+	INJECT_REFUSED, /* see reason */
+	INJECT_LEFT,	/* detached; may come back */
+	INJECT_KILLED,	/* for good */
+};
+
+/* Why something asked for is not done. */
+enum inject_reason {
+	INJECT_OK,
+	INJECT_NO_LIBRARY,     /* neither libcuda nor OpenCL is loaded */
+	INJECT_NO_HOOK,	       /* loaded, but nothing that launches could be hooked */
+	INJECT_DRIVER_OLD,     /* the driver lacks a function that is needed */
+	INJECT_NO_EVENTS,      /* events could not be made in the context */
+	INJECT_CUPTI_MISSING,  /* none loaded, none found beside the runtime */
+	INJECT_CUPTI_UNPROVED, /* a build that is not in the table of proved ones */
+	INJECT_CUPTI_TAKEN,    /* another user holds it */
+	INJECT_CUPTI_DENIED,   /* profiling is restricted to administrators */
+	INJECT_CUPTI_FAILED,   /* cupti_error says which error */
+	INJECT_NO_MEMORY,
+};
+
+struct inject_state {
+	uint64_t beat_ns;   /* when the library's thread last looked */
+	uint32_t status;    /* enum inject_status */
+	uint32_t reason;    /* enum inject_reason */
+	uint64_t head;	    /* records put into the ring, ever; written after them */
+	uint64_t names_end; /* bytes of names in use */
+
+	/* Exact counts since the library was loaded; launches and replays of every thread. */
+	uint64_t launches, replays, copies, commands; /* seen by hooks that were armed */
+	uint64_t sampled, timed;		      /* chosen; of these, with a duration */
+	uint64_t lost_ring, lost_names;		      /* no room */
+	uint64_t lost_pool;			      /* chosen while no pair of events was free */
+	uint64_t lost_order;	 /* the device answered late or out of bounds */
+	uint64_t left_capturing; /* not timed: its stream was being captured */
+	uint64_t windows, window_records, window_dropped, window_cut;
+	uint64_t host_ns; /* time spent by us in the host's threads, in sampled calls */
+	uint64_t self_ns; /* CPU time of our own thread */
+
+	uint32_t cupti_version, cupti_error;
+	uint32_t driver_version;
+	uint32_t hooks;	      /* slots that lead to us now */
+	uint32_t window_done; /* the last window that was closed and drained */
+	uint32_t every;	      /* the mean stride of the sampling now */
+	uint32_t bias_ns;     /* taken off every event-timed duration: an empty kernel's own pair */
+	uint32_t unused;
+};
+
+enum inject_type {
+	INJECT_KERNEL = 1,
+	INJECT_REPLAY, /* a whole CUDA graph */
+	INJECT_COPY,
+	INJECT_SET,
+	INJECT_SYNC,
+	INJECT_FRAMES,	    /* struct inject_frames */
+	INJECT_WINDOW_EDGE, /* a closed window: start_ns, end_ns, window, bytes = launches in it */
+};
+
+enum inject_source {
+	INJECT_BY_EVENT = 1,
+	INJECT_BY_CUPTI,
+	INJECT_BY_OPENCL,
+};
+
+enum inject_flags {
+	INJECT_GATED = 1, /* the device waited until the pair was whole: no host time in it */
+	INJECT_NO_STACK = 2,
+};
+
+struct inject_record {
+	uint64_t seq; /* index in the ring's whole history + 1 */
+	uint16_t type;
+	uint8_t source;
+	uint8_t flags;
+	uint32_t name;	      /* offset of an inject_name in names, 0 unknown */
+	uint64_t correlation; /* of the launch: the same in its frames and at the site */
+	uint64_t start_ns, end_ns;
+	double weight; /* how many such launches it stands for */
+	uint64_t stream, graph, node;
+	uint64_t bytes; /* moved or set */
+	uint32_t tid;	/* who launched, in the process's own pid namespace */
+	uint32_t device;
+	uint32_t window;	  /* cluster: CUPTI window, or 0 */
+	uint16_t registers, kind; /* kind: of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d) */
+	uint32_t grid[3], block[3];
+	uint32_t shared_bytes, unused;
+};
+
+#define INJECT_FRAMES_EACH 12
+/* A stack in parts, leaf first, written before the record it belongs to. */
+struct inject_frames {
+	uint64_t seq;
+	uint16_t type; /* INJECT_FRAMES */
+	uint8_t part, parts;
+	uint32_t frames; /* in this part */
+	uint64_t correlation;
+	uint32_t tid, unused;
+	uint64_t address[INJECT_FRAMES_EACH];
+};
+
+/* At a multiple of 8 from the start of names; the first is at 8. Text is not ended by a zero. */
+struct inject_name {
+	uint32_t length; /* of the text */
+	uint32_t hash;	 /* FNV-1a of the text */
+	char text[];
+};
+
+#endif

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which sources of metrics a node has, and where each runs.
+
+A new source is one line in `sources_beside` (it reads files of the kernel and returns at once) or
+in `sources_apart` (it goes through a library that may hang).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sonde.collect.metrics import Beside, Runner
+from sonde.collect.polling import Source
+from sonde.config import Config
+
+
+def runners(config: Config) -> list[Runner]:
+    """What asks the sources that the configuration wants; empty for none."""
+    found: list[Runner] = []
+    beside = sources_beside(config)
+    if beside:
+        found.append(Beside("host", beside))
+    return found
+
+
+def sources_beside(config: Config) -> Sequence[Source]:
+    """Sources that are asked in a thread of the agent."""
+    return ()

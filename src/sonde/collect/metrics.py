@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The collector of polled signals: runs sources where they cannot hold up the agent.
+
+What reads the kernel's own files runs in a thread (`Beside`), several sources in turn. What goes
+through a vendor's library runs in a process (`Apart`): such a library may hang in the driver for
+ever, crash, or leak, and a process can be given up. Each tick takes what they said so far. A runner
+that says nothing for too long is a gap, marked with the question that it hangs in; a process is
+then killed and another one started, with growing pauses.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from sonde.collect.collector import Batch
+from sonde.collect.polling import Points, Schedule, Source
+from sonde.metrics import labels
+
+SILENT_S = 3.0
+"""Sources are heard from at least once a second; after this long without a word they hang."""
+POINTS_KEPT = 200_000
+"""Of one thread between two ticks."""
+
+
+class Runner(Protocol):
+    """Asks sources, out of the agent's way."""
+
+    name: str
+
+    def start(self) -> None:
+        """Begin to ask; never raises for what a source lacks: that is a gap."""
+
+    def take(self) -> Points:
+        """What was said since the last call; never blocks."""
+
+    def stop(self) -> None:
+        """Stop asking, without waiting for one that hangs."""
+
+    @property
+    def lost(self) -> int:
+        """Points for which there was no room."""
+
+
+class Beside:
+    """Asks sources in a thread of this process: only those that cannot hang for long."""
+
+    def __init__(self, name: str, sources: Sequence[Source]) -> None:
+        self.name = name
+        self.lost = 0
+        self._schedules = [Schedule(source, asking=self._asks) for source in sources]
+        self._points = Points()
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._asking: tuple[str, int] = ("", 0)
+        self._hangs: tuple[str, int] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"sonde-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def take(self) -> Points:
+        """What was said since the last call, and the gap of a source that hangs."""
+        with self._lock:
+            points, self._points = self._points, Points()
+        name, since_ns = self._asking
+        now_ns = time.monotonic_ns()
+        if self._hangs is not None and self._asking != self._hangs:
+            mark_back(points, *self._hangs)
+            self._hangs = None
+        if name and now_ns - since_ns > SILENT_S * 1e9 and self._hangs is None:
+            self._hangs = (name, since_ns)
+            mark_lost(points, name, "does not answer")
+        return points
+
+    def stop(self) -> None:
+        """Stop asking."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(0.2)
+
+    def _asks(self, name: str) -> None:
+        self._asking = (name, time.monotonic_ns())
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            said = Points()
+            due_ns = min(schedule.run_due(said) for schedule in self._schedules)
+            with self._lock:
+                room = POINTS_KEPT - len(self._points.metrics)
+                self.lost += max(0, len(said.metrics) - room)
+                self._points.metrics += said.metrics[: max(0, room)]
+                self._points.events += said.events[: max(0, room)]
+            self._ended.wait(max(0.001, (due_ns - time.monotonic_ns()) / 1e9))
+        for schedule in self._schedules:
+            schedule.close()
+
+
+def mark_lost(points: Points, name: str, reason: str) -> None:
+    """The gap of a source begins, as seen from outside it."""
+    points.note("signal_lost", 0.0, f"{name}: {reason}")
+    points.add("sonde.source.up", 0.0, labels(sonde__source=name.partition(".")[0]))
+
+
+def mark_back(points: Points, name: str, since_ns: int) -> None:
+    """It is over."""
+    seconds = (time.monotonic_ns() - since_ns) / 1e9
+    points.note("signal_back", seconds, f"{name}: back after {seconds:.1f} s")
+    points.add("sonde.source.up", 1.0, labels(sonde__source=name.partition(".")[0]))
+
+
+class Metrics:
+    """A Collector whose rows are points of metrics."""
+
+    name = "metrics"
+
+    def __init__(self, runners: Sequence[Runner]) -> None:
+        self._runners = runners
+
+    def start(self) -> None:
+        """Begin to ask all of them."""
+        for runner in self._runners:
+            runner.start()
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """What was said since the last call: rows of `metric` and `event`."""
+        batch = Batch()
+        for runner in self._runners:
+            points = runner.take()
+            batch.rows.setdefault("metric", []).extend(points.metrics)
+            batch.rows.setdefault("event", []).extend(points.events)
+            batch.seen += len(points.metrics)
+        return batch
+
+    def stop(self) -> None:
+        """Stop asking."""
+        for runner in self._runners:
+            runner.stop()
+
+    def losses(self) -> Mapping[str, int]:
+        """Points lost so far, by runner."""
+        return {f"{runner.name}.points": runner.lost for runner in self._runners if runner.lost}
+
+    def memory_bytes(self) -> int:
+        """No memory of the kernel's."""
+        return 0

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Signals that have to be asked for: sources, how often they are asked, and gaps.
+
+A `Source` is one place that answers: a vendor's library, a file system of the kernel. It names its
+`Poll`s, each with a period: what is cheap is asked at 10 Hz or more, what is dear once in ten
+seconds. A `Schedule` asks them in turn and puts what they say into `Points`.
+
+A source may fail at any time (the device is lost, the driver is unloaded, access is denied). Its
+poll raises `SignalLost` and says for how much that holds: for this one signal or for the whole
+source. The schedule marks the gap, goes on with the rest, and tries again with growing pauses until
+the signal returns, which it marks too. What marks a gap are rows of `sonde.source.up` (0, then 1
+again) and a notice with its length.
+
+Neither a schedule nor a source may be trusted to return in time: `sonde.collect.metrics` runs each
+in a thread or in a process of its own and marks the gap of one that hangs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sonde.collect.collector import TableRow
+from sonde.metrics import COSTS, labels
+
+CHEAP_S, STEADY_S, DEAR_S = COSTS["cheap"], COSTS["steady"], COSTS["dear"]
+RETRY_FIRST_S, RETRY_LAST_S = 1.0, 30.0
+
+
+class SignalLost(Exception):
+    """A source does not answer. `whole`: nor will its other polls, until it was opened again."""
+
+    def __init__(self, reason: str, whole: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.whole = whole
+
+
+@dataclass(slots=True)
+class Points:
+    """What sources said: rows of the tables `metric` and `event`."""
+
+    metrics: list[TableRow] = field(default_factory=list)
+    events: list[TableRow] = field(default_factory=list)
+
+    def add(self, series: str, value: float, labels: str = "", time_ns: int = 0) -> None:
+        """A value of a series of abi/metrics.json; `labels` as `sonde.metrics.labels` makes it."""
+        row = (time_ns or time.monotonic_ns(), series, labels, float(value))
+        self.metrics.append(row)
+
+    def note(self, name: str, value: float, text: str) -> None:
+        """Something that happened: a notice in the table of events."""
+        self.events.append((time.monotonic_ns(), "notice", name, 0, 0, float(value), text))
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """A question to a source, and how often it is asked."""
+
+    name: str
+    """Short, without the source's: utilization, gpm."""
+    period_s: float
+    """CHEAP_S, STEADY_S or DEAR_S, unless the source has its own reason."""
+    read: Callable[[Points], None]
+    """Asks and adds what was said. Raises SignalLost; returns within milliseconds."""
+
+
+class Source(Protocol):
+    """One place that answers."""
+
+    name: str
+    """Lower case, one word: nvml, drm, cgroup."""
+
+    def open(self) -> None:
+        """Get ready to answer. Raises SignalLost."""
+
+    def polls(self) -> Sequence[Poll]:
+        """What can be asked, now that it is open."""
+
+    def close(self) -> None:
+        """Let go of everything; must not raise."""
+
+
+@dataclass(slots=True)
+class _Gap:
+    since_ns: int
+    retry_s: float
+    again_ns: int
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A poll, and when it is due."""
+
+    poll: Poll
+    due_ns: int
+    gap: _Gap | None = None
+
+
+class Schedule:
+    """Asks one source, each poll at its own pace. Not safe to share between threads."""
+
+    def __init__(
+        self,
+        source: Source,
+        clock: Callable[[], int] = time.monotonic_ns,
+        asking: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`asking` hears the name of each poll before it is asked, and '' when it has answered."""
+        self._source = source
+        self._clock = clock
+        self._asking = asking
+        self._turns: list[_Turn] = []
+        self._opened = False
+        self._gap: _Gap | None = None
+        """That of the whole source."""
+        self._cpu_s = 0.0
+        self._read_s = 0.0
+        self._told_ns = 0
+
+    def run_due(self, points: Points) -> int:
+        """Ask what is due. Returns when (CLOCK_MONOTONIC ns) something is due next."""
+        began_cpu_s, began_s = time.thread_time(), time.perf_counter()
+        now_ns = self._clock()
+        if not self._opened:
+            if self._gap is not None and now_ns < self._gap.again_ns:
+                return self._gap.again_ns
+            self._open(points)
+        for turn in self._turns:
+            if turn.due_ns <= now_ns and self._opened:
+                self._ask(turn, points)
+        self._cpu_s += time.thread_time() - began_cpu_s
+        self._read_s += time.perf_counter() - began_s
+        self._tell(points)
+        if not self._opened:
+            assert self._gap is not None
+            return self._gap.again_ns
+        return min((turn.due_ns for turn in self._turns), default=now_ns + int(DEAR_S * 1e9))
+
+    def close(self) -> None:
+        """Close the source."""
+        if self._opened:
+            self._opened = False
+            self._source.close()
+
+    def _open(self, points: Points) -> None:
+        self._asking(f"{self._source.name}.open")
+        try:
+            self._source.open()
+            now_ns = self._clock()
+            self._turns = [_Turn(poll, now_ns) for poll in self._source.polls()]
+        except SignalLost as lost:
+            self._gap = self._widened(self._gap, self._source.name, lost.reason, points)
+            return
+        finally:
+            self._asking("")
+        self._opened = True
+        self._told_ns = 0
+        if self._gap is not None:
+            self._end(self._gap, self._source.name, points)
+            self._gap = None
+
+    def _ask(self, turn: _Turn, points: Points) -> None:
+        name = f"{self._source.name}.{turn.poll.name}"
+        self._asking(name)
+        try:
+            turn.poll.read(points)
+        except SignalLost as lost:
+            if lost.whole:
+                self.close()
+                self._turns = []
+                self._gap = self._widened(None, self._source.name, lost.reason, points)
+                return
+            turn.gap = self._widened(turn.gap, name, lost.reason, points)
+            turn.due_ns = turn.gap.again_ns
+            return
+        finally:
+            self._asking("")
+        if turn.gap is not None:
+            self._end(turn.gap, name, points)
+            turn.gap = None
+        now_ns, period_ns = self._clock(), int(turn.poll.period_s * 1e9)
+        # Keep the beat; after a delay, skip the beats that were missed.
+        turn.due_ns += max(1, 1 + (now_ns - turn.due_ns) // period_ns) * period_ns
+
+    def _widened(self, gap: _Gap | None, name: str, reason: str, points: Points) -> _Gap:
+        now_ns = self._clock()
+        if gap is None:
+            points.note("signal_lost", 0.0, f"{name}: {reason}")
+            points.add("sonde.source.up", 0.0, labels(sonde__source=name), now_ns)
+            gap = _Gap(now_ns, RETRY_FIRST_S, 0)
+        else:
+            gap.retry_s = min(2 * gap.retry_s, RETRY_LAST_S)
+        gap.again_ns = now_ns + int(gap.retry_s * 1e9)
+        return gap
+
+    def _end(self, gap: _Gap, name: str, points: Points) -> None:
+        now_ns = self._clock()
+        seconds = (now_ns - gap.since_ns) / 1e9
+        points.note("signal_back", seconds, f"{name}: back after {seconds:.1f} s")
+        points.add("sonde.source.up", 1.0, labels(sonde__source=name), now_ns)
+
+    def _tell(self, points: Points) -> None:
+        """Once a second: that the source answers, and what asking it has cost."""
+        now_ns = self._clock()
+        if now_ns - self._told_ns < 1e9:
+            return
+        self._told_ns = now_ns
+        source = labels(sonde__source=self._source.name)
+        points.add("sonde.source.up", float(self._opened), source, now_ns)
+        points.add("sonde.source.cpu_seconds", self._cpu_s, source, now_ns)
+        points.add("sonde.source.read_seconds", self._read_s, source, now_ns)

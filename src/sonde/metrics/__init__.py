@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The catalogue of metrics: name, unit, kind, attributes and cost of every series there may be.
+
+It is abi/metrics.json, to which `metrics.json` here is a link, so that an installed package holds
+it too. Adding a metric is adding a line to it; docs/metrics.md is made from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+
+KINDS = ("gauge", "counter", "updowncounter")
+COSTS = {"cheap": 0.1, "steady": 1.0, "dear": 10.0, "event": 0.0}
+"""Seconds between two readings; 0 for what is told as it happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of the catalogue."""
+
+    group: str
+    name: str
+    unit: str
+    """As UCUM writes it: By, s, W, Cel, 1 for a share, {thing} for a count of things."""
+    kind: str
+    attributes: tuple[str, ...]
+    cost: str
+    source: str
+    """Where values come from, for people."""
+    brief: str
+
+    @property
+    def monotonic(self) -> bool:
+        """Whether its value only grows, from the start of its source."""
+        return self.kind == "counter"
+
+
+@cache
+def catalogue() -> Mapping[str, Metric]:
+    """Every metric by its name."""
+    contract = json.loads(files("sonde.metrics").joinpath("metrics.json").read_bytes())
+    found = {
+        line["name"]: Metric(group=group, **{**line, "attributes": tuple(line["attributes"])})
+        for group, lines in contract["groups"].items()
+        for line in lines
+    }
+    return MappingProxyType(found)
+
+
+def labels(**attributes: object) -> str:
+    """Attributes as the column `labels` holds them; dots are written as __ in keywords.
+
+    One spelling for one set: keys sorted, no spaces. '' for none.
+    """
+    return labels_of({name.replace("__", "."): value for name, value in attributes.items()})
+
+
+def labels_of(attributes: Mapping[str, object]) -> str:
+    """As `labels`, from a mapping. Empty values are left out."""
+    kept = {name: value for name, value in attributes.items() if value not in ("", None)}
+    return json.dumps(kept, sort_keys=True, separators=(",", ":")) if kept else ""

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that answer, fail, vanish and hang: the rest goes on, the gap is marked and ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+from sonde.collect import metrics
+from sonde.collect.metrics import Beside, Metrics
+from sonde.collect.polling import Points, Poll, Schedule, SignalLost
+
+SECOND = 1_000_000_000
+
+
+class Scripted:
+    """A source that answers as told."""
+
+    name = "scripted"
+
+    def __init__(self):
+        self.fails: dict[str, SignalLost] = {}
+        self.asked: list[str] = []
+        self.hang = threading.Event()
+        self.hang.set()
+
+    def open(self):
+        self._answer("open")
+
+    def polls(self):
+        return [
+            Poll("quick", 0.1, lambda points: self._say("quick", points)),
+            Poll("slow", 1.0, lambda points: self._say("slow", points)),
+        ]
+
+    def close(self):
+        self.asked.append("close")
+
+    def _say(self, name, points):
+        self._answer(name)
+        points.add(f"sonde.{name}", 1.0)
+
+    def _answer(self, name):
+        self.asked.append(name)
+        self.hang.wait(20)
+        if name in self.fails:
+            raise self.fails[name]
+
+
+class Run:
+    """A schedule with a clock that the test moves."""
+
+    def __init__(self, source):
+        self.now_ns = SECOND
+        self.schedule = Schedule(source, clock=lambda: self.now_ns)
+        self.points = Points()
+
+    def until(self, seconds):
+        end_ns = self.now_ns + int(seconds * SECOND)
+        while True:
+            due_ns = self.schedule.run_due(self.points)
+            assert due_ns > self.now_ns
+            if due_ns > end_ns:
+                self.now_ns = end_ns
+                return
+            self.now_ns = due_ns
+
+    def up(self, name):
+        return [
+            value
+            for _, series, labels, value in self.points.metrics
+            if series == "sonde.source.up" and json.loads(labels)["sonde.source"] == name
+        ]
+
+    def notes(self):
+        return [(row[2], row[6]) for row in self.points.events]
+
+
+def test_each_poll_keeps_its_own_beat():
+    source = Scripted()
+    Run(source).until(9.95)
+    assert source.asked.count("quick") == 100
+    assert source.asked.count("slow") == 10
+
+
+def test_beats_missed_are_skipped_not_made_up_for():
+    source = Scripted()
+    run = Run(source)
+    run.until(0.5)
+    run.now_ns += 60 * SECOND
+    before = len(source.asked)
+    run.until(0.05)
+    assert source.asked[before:].count("quick") <= 2
+
+
+def test_one_signal_lost_leaves_the_others():
+    source = Scripted()
+    source.fails["slow"] = SignalLost("no permission")
+    run = Run(source)
+    run.until(20)
+    assert source.asked.count("quick") >= 199
+    assert 4 <= source.asked.count("slow") <= 6  # 0, 1, 3, 7, 15 s: tried again ever more rarely
+    assert run.notes() == [("signal_lost", "scripted.slow: no permission")]
+    assert run.up("scripted.slow") == [0.0]
+    assert set(run.up("scripted")) == {1.0}
+    del source.fails["slow"]
+    run.until(20)
+    assert run.notes()[1][0] == "signal_back"
+    assert run.up("scripted.slow") == [0.0, 1.0]
+
+
+def test_a_source_that_vanishes_is_closed_and_opened_again():
+    source = Scripted()
+    run = Run(source)
+    run.until(3)
+    source.fails["quick"] = SignalLost("device lost", whole=True)
+    source.fails["open"] = SignalLost("driver not loaded")
+    run.until(10)
+    assert source.asked.count("close") == 1
+    assert run.notes() == [("signal_lost", "scripted: device lost")]
+    source.fails.clear()
+    run.until(20)
+    _, back = run.notes()
+    assert back[0] == "signal_back"
+    assert run.up("scripted")[-1] == 1.0
+    assert 0.0 in run.up("scripted")
+
+
+def test_a_source_that_hangs_is_a_gap_of_its_own(monkeypatch):
+    monkeypatch.setattr(metrics, "SILENT_S", 0.3)
+    hanging, lively = Scripted(), Scripted()
+    collector = Metrics([Beside("one", [hanging]), Beside("two", [lively])])
+    collector.start()
+    try:
+        time.sleep(0.3)
+        collector.drain(0, False)
+        hanging.hang.clear()
+        time.sleep(0.7)
+        batch = collector.drain(0, False)
+        assert [row[6] for row in batch.rows["event"]] == ["scripted.quick: does not answer"]
+        assert sum(row[1] == "sonde.quick" for row in batch.rows["metric"]) >= 5  # of the other
+        hanging.hang.set()
+        time.sleep(0.3)
+        batch = collector.drain(0, False)
+        assert [row[2] for row in batch.rows["event"]] == ["signal_back"]
+    finally:
+        collector.stop()
