@@ -38,7 +38,8 @@ impl Field {
     /// The field in `row` as a Python number.
     pub fn number<'py>(&self, py: Python<'py>, row: &[u8]) -> Bound<'py, PyInt> {
         let bits = self.read(row);
-        let number = if self.signed { (bits as i64).into_pyobject(py) } else { bits.into_pyobject(py) };
+        let number =
+            if self.signed { (bits as i64).into_pyobject(py) } else { bits.into_pyobject(py) };
         number.unwrap_or_else(|never| match never {})
     }
 }

@@ -36,6 +36,13 @@ class Config:
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
     host_metrics: bool = True
     """Ask the kernel what the machine is doing."""
+    kubelet: str = ""
+    """Address of this node's kubelet, to name pods: https://127.0.0.1:10250, or the read-only
+    http://127.0.0.1:10255. Empty: nobody is asked."""
+    kubelet_token_file: str = ""
+    """What it is shown: /var/run/secrets/kubernetes.io/serviceaccount/token in a pod."""
+    kubelet_ca_file: str = ""
+    """Whom its certificate must be from; empty: the system's authorities."""
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
     chunk_s: float = 5.0
@@ -55,6 +62,10 @@ class Config:
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
         _between("probe_budget", self.probe_budget, 0, 1)
+        if self.kubelet and not self.kubelet.startswith(("http://", "https://")):
+            raise UsageError(
+                f"kubelet is {self.kubelet!r}", "give its address: https://127.0.0.1:10250"
+            )
         if self.pids is not None and not self.pids:
             raise UsageError("no process to watch", "name at least one pid, or none at all")
 

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, apis
 from sonde.agent import signals
@@ -28,11 +28,17 @@ from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.metrics import Metrics
+from sonde.collect.tasks import TaskCollector
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
 
+if TYPE_CHECKING:
+    from sonde.resolve.pods import Pods
+
+PODS_S = 2.0
+"""At the end, wait so long for the names of pods that were asked for last."""
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
 LOST_EVENTS = "processes.events"
@@ -74,7 +80,7 @@ class Agent:
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0}
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0, "tasks": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._chunk = ChunkBuilder(0)
@@ -83,7 +89,7 @@ class Agent:
             self._events = _native.ProcessEvents()
         except OSError as error:
             raise refusal(error) from error
-        self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9))
+        self._resolver = Resolver(grace_ns=int(3 * config.chunk_s * 1e9), pods=_pods(config))
         self._dictionary = Dictionary(self._kernel, self._resolver)
         self._calls = self._make_device_calls()
         self._collectors = self._make_collectors()
@@ -111,6 +117,8 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if config.host_metrics:
+            collectors.append(TaskCollector(kernel))
         if runners := signals.runners(config):
             collectors.append(Metrics(runners))
         return collectors
@@ -138,6 +146,7 @@ class Agent:
         """Read what is left, detach and write the last chunk. Raises SinkError."""
         try:
             self._tick(chunk_ends=True)
+            self._resolver.settle(PODS_S)
             self._flush(last=True)
         finally:
             for collector in self._collectors:
@@ -187,6 +196,8 @@ class Agent:
             self._count_self()
 
     def _take(self, batch: Batch) -> None:
+        if batch.notes or batch.groups:
+            self._resolver.learn(batch.notes, batch.groups)
         for table, rows in batch.rows.items():
             self._chunk.add(table, rows)
         for part in batch.spans:
@@ -252,6 +263,15 @@ class Agent:
             "hz": self._config.hz,
             "whole_machine": self._config.pids is None,
         }
+
+
+def _pods(config: Config) -> Pods | None:
+    if not config.kubelet:
+        return None
+    from sonde.resolve.pods import Pods  # and with it an HTTP client, which few need
+
+    token, ca = config.kubelet_token_file, config.kubelet_ca_file
+    return Pods(config.kubelet, Path(token) if token else None, Path(ca) if ca else None)
 
 
 def _max_rss_bytes() -> int:

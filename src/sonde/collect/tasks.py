@@ -93,9 +93,7 @@ class TaskCollector:
             }
             start_ns = start - start % START_UNIT_NS
             what = NOTE_KINDS.get(kind, "exec")
-            notes.append(
-                ProcessNote(time_ns, pid, start_ns, ppid, uid, inner, tuple(places), what)
-            )
+            notes.append(ProcessNote(time_ns, pid, start_ns, ppid, uid, inner, tuple(places), what))
         return notes
 
     def stop(self) -> None:
@@ -111,4 +109,3 @@ class TaskCollector:
     def memory_bytes(self) -> int:
         """Kernel memory held."""
         return self._bpf.map_bytes()
-

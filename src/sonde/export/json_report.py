@@ -38,6 +38,7 @@ def write(
         "device_calls": [_flat(asdict(row)) for row in questions.device_calls(session, where)]
         if "device" in kinds
         else [],
+        "usage": [_flat(asdict(row)) for row in questions.usage(session, where)],
         "losses": [asdict(row) for row in questions.losses(session)],
         "notices": [asdict(row) for row in questions.notices(session)],
         "metrics": [asdict(row) for row in questions.metrics(session)],

@@ -18,6 +18,8 @@ class Owner:
     """What made the container: docker | containerd | crio | podman | lxc | nspawn | container."""
     container: str = ""
     """Id of the container, 64 hex digits for most runtimes; a machine's name for lxc, nspawn."""
+    container_name: str = ""
+    """Its name in the pod."""
     pod_uid: str = ""
     pod: str = ""
     namespace: str = ""

@@ -30,6 +30,7 @@ _CONTAINERS = tuple(
         ("docker", rf"^docker-{_ID}\.scope$"),
         ("containerd", rf"^(?:cri-containerd|nerdctl)-{_ID}\.scope$"),
         ("containerd", rf"^[^/]*:(?:cri-containerd|nerdctl):{_ID}$"),
+        ("crio", rf"^[^/]*:crio:{_ID}$"),
         ("crio", rf"^crio-{_ID}(?:\.scope)?$"),
         ("podman", rf"^libpod-{_ID}(?:\.scope)?$"),
         ("container", rf"^[A-Za-z0-9_.]+-{_ID}\.scope$"),
@@ -46,8 +47,8 @@ _PARENTS = {
     "libpod_parent": "podman",
 }
 _POD = re.compile(
-    r"^(?:kubepods(?:-[a-z]+)*-)?pod(?P<uid>[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}"
-    r"[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?$"
+    r"^(?:(?:[a-z]+-)*kubepods(?:-[a-z]+)*-)?pod(?P<uid>[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}"
+    r"[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice(?::.*)?)?$"
 )
 _SLURM = re.compile(r"^slurm(?:_[^/]*)?$|^[^/]*slurmstepd\.scope$")
 _JOB = re.compile(r"^job_(?P<job>[0-9]+)$")

@@ -11,23 +11,28 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.resolve import procfs
 from sonde.resolve.cgroup_paths import Place, place_of
 from sonde.resolve.hierarchies import Hierarchies
 from sonde.resolve.live import LiveProcess
-from sonde.resolve.pods import Pods
+from sonde.resolve.processes import STEP_KEEPER
 from sonde.resolve.recent import Recent
+
+if TYPE_CHECKING:
+    from sonde.resolve.pods import Pods
 
 MAX_NOTES: Final = 16_384
 FRESH_NS: Final = 30_000_000_000
 """How long what /proc said holds where no note says that it changed."""
 _MAX_ANCESTORS: Final = 32
 _STEPD_TITLE: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
-_SLURM_DAEMONS: Final = ("slurmd", "slurmstepd")
+_VARIABLES: Final = {b"SLURM_JOB_ID": "job", b"SLURM_STEP_ID": "step", b"SLURM_STEPID": "step"}
+_MAX_ENVIRONMENT: Final = 1 << 17
 _PASSWD: Final = Path("/etc/passwd")
 
 Parents = Callable[[LiveProcess], LiveProcess | None]
@@ -64,28 +69,30 @@ class Owners:
             if self._pods is not None:
                 self._want(note)
 
+    @staticmethod
+    def started(process: LiveProcess, keeper: LiveProcess) -> None:
+        """A keeper of Slurm's steps started a program just now: both may be gone soon."""
+        if keeper.step is None:
+            keeper.step = _step_of_keeper(keeper.pid)
+        process.step = keeper.step or _step_of_environment(process.pid)
+
     def of(self, process: LiveProcess, parent_of: Parents, now_ns: int) -> Owner:
         """Whose it is. `now_ns`: CLOCK_MONOTONIC."""
         note = self._notes.get(process.key)
         known = process.who
-        fresh = known is not None and (
-            process.who_ns + FRESH_NS > now_ns or not process.is_alive
-        )
+        fresh = known is not None and (process.who_ns + FRESH_NS > now_ns or not process.is_alive)
         if known is None or not fresh or (note is not None and note.time_ns > process.who_ns):
             found = self._read(process) if process.is_alive else None
             if found is None and note is not None:
                 found = self._of_note(note)
             if found is None:
                 found = known or self._inherited(process, parent_of)
-            if found.cgroup and not found.job:
+            if not found.job:
                 found = self._with_job(process, found, parent_of)
             process.who, process.who_ns = found, now_ns
-            known = found
-        return self._in_pod(known)
-
-    def pods_pending(self) -> bool:
-        """Whether pods were asked for whose answer has not come."""
-        return self._pods is not None and self._pods.pending
+        assert process.who is not None
+        process.who = self._in_pod(process.who)
+        return process.who
 
     def settle(self, timeout_s: float) -> None:
         """Wait for answers that are still to come."""
@@ -136,7 +143,7 @@ class Owners:
         who = parent.who if parent is not None else None
         if who is None:
             return Owner()
-        return _replace(who, inner_pid=0)
+        return replace(who, inner_pid=0)
 
     def _with_job(self, process: LiveProcess, found: Owner, parent_of: Parents) -> Owner:
         """Slurm without control groups: the step's keeper is an ancestor and says which it is."""
@@ -144,13 +151,11 @@ class Owners:
         for _ in range(_MAX_ANCESTORS):
             if here is None:
                 break
-            if here.who is not None and here.who.job and here is not process:
-                return _replace(found, job=here.who.job, step=here.who.step)
-            if here.comm == "slurmstepd":
-                title = procfs.read_file(f"/proc/{here.pid}/cmdline", 4096) or b""
-                if match := _STEPD_TITLE.search(title):
-                    job, step = match[1].decode(), match[2].decode()
-                    return _replace(found, job=job, step=step)
+            step = here.step
+            if step is None and here.comm == STEP_KEEPER and here.is_alive:
+                step = here.step = _step_of_keeper(here.pid)
+            if step is not None:
+                return replace(found, job=step[0], step=step[1])
             here = parent_of(here)
         return found
 
@@ -167,7 +172,7 @@ class Owners:
         pod = self._pods.find(owner.pod_uid)
         if pod is None:
             return owner
-        return _replace(
+        return replace(
             owner,
             pod=pod.name,
             namespace=pod.namespace,
@@ -176,10 +181,22 @@ class Owners:
         )
 
 
-def _replace(owner: Owner, **changes: str | int) -> Owner:
-    from dataclasses import replace
+def _step_of_keeper(pid: int) -> tuple[str, str] | None:
+    """(job, step) as the title of slurmstepd says."""
+    match = _STEPD_TITLE.search(procfs.read_file(f"/proc/{pid}/cmdline", 4096) or b"")
+    return (match[1].decode(), match[2].decode()) if match else None
 
-    return replace(owner, **changes)  # type: ignore[arg-type]
+
+def _step_of_environment(pid: int) -> tuple[str, str] | None:
+    """(job, step) as the environment of a step's program says; nothing else of it is kept."""
+    found = {"job": "", "step": "batch"}  # the batch script itself is told no step
+    for variable in (procfs.read_file(f"/proc/{pid}/environ", _MAX_ENVIRONMENT) or b"").split(
+        b"\0"
+    ):
+        name, _, value = variable.partition(b"=")
+        if name in _VARIABLES and value.isdigit():
+            found[_VARIABLES[name]] = value.decode()
+    return (found["job"], found["step"]) if found["job"] else None
 
 
 class Users:

@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 MAX_PODS: Final = 4_096
 MAX_ANSWER_BYTES: Final = 64 << 20
@@ -26,6 +26,7 @@ GAP_S: Final = 1.0
 GIVE_UP_S: Final = 30.0
 """After a pod was asked for in vain: the kubelet does not know it."""
 TIMEOUT_S: Final = 5.0
+STATUSES: Final = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 CONFIG_HASH: Final = "kubernetes.io/config.hash"
 """Annotation of static pods: what their control groups are called by instead of the uid."""
 
@@ -67,7 +68,7 @@ def parse(answer: bytes) -> dict[str, Pod]:
             labels=labels if len(labels) <= MAX_LABELS_BYTES else "",
             containers={
                 str(container.get("containerID", "")).rpartition("://")[2]: container["name"]
-                for kind in ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+                for kind in STATUSES
                 for container in status.get(kind) or ()
                 if container.get("containerID") and container.get("name")
             },
@@ -82,7 +83,9 @@ def parse(answer: bytes) -> dict[str, Pod]:
 class Pods:
     """Pods by uid. `want` and `find` never block."""
 
-    def __init__(self, url: str, token_file: Path | None = None, ca_file: Path | None = None) -> None:
+    def __init__(
+        self, url: str, token_file: Path | None = None, ca_file: Path | None = None
+    ) -> None:
         self._url = url.rstrip("/") + "/pods"
         self._token_file = token_file
         self._tls: ssl.SSLContext | None = None
@@ -97,12 +100,6 @@ class Pods:
         self.last_failure = ""
         self._thread = threading.Thread(target=self._ask, name="sonde-pods", daemon=True)
         self._thread.start()
-
-    @property
-    def pending(self) -> bool:
-        """Whether a pod was asked for that the kubelet may still tell of."""
-        with self._lock:
-            return bool(self._wanted)
 
     def want(self, uid: str) -> None:
         """It will be asked about soon."""
@@ -143,8 +140,8 @@ class Pods:
                 found = {}
             with self._lock:
                 if found:
-                    # Those that the kubelet has dropped meanwhile are kept as long as there is room:
-                    # their last processes may still be asked about.
+                    # Those that the kubelet has dropped meanwhile are kept as long as there is
+                    # room: their last processes may still be asked about.
                     merged = {**self._pods, **found}
                     self._pods = found if len(merged) > 2 * MAX_PODS else merged
                 now = time.monotonic()
@@ -157,11 +154,11 @@ class Pods:
                 self._lock.wait_for(lambda: self._closed, GAP_S)
 
     def _fetch(self) -> bytes:
-        request = urllib.request.Request(self._url)  # noqa: S310 - the operator's own address
+        request = urllib.request.Request(self._url)
         if self._token_file is not None:
             token = self._token_file.read_text().strip()  # renewed by the kubelet every hour
             request.add_header("Authorization", f"Bearer {token}")
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as answer:
             raw: bytes = answer.read(MAX_ANSWER_BYTES + 1)
         if len(raw) > MAX_ANSWER_BYTES:
             raise ValueError("the answer is too long")
