@@ -80,20 +80,14 @@ static __always_inline struct usage_value *usage_of(struct task_struct *task)
 			__sync_fetch_and_add(&v->field, added.field);                              \
 	} while (0)
 
-/* Add what the kernel counted of a task since the last time; `count` false: only take note. */
-static __always_inline void take(struct task_struct *task, bool count)
+/* Add what the kernel counted of a task beyond `c`; `count` false: only take note. */
+static __always_inline void take(struct task_struct *task, struct counted *c, bool count)
 {
 	struct task_struct___counters *t = (void *)task;
 	struct counted added = {};
 	struct usage_value *v;
-	struct counted *c;
 	u64 any = 0;
 
-	c = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!c) {
-		count_loss(LOSS_TASK_STORAGE);
-		return;
-	}
 	TAKE(cpu_ns, t->se.sum_exec_runtime);
 	TAKE(runqueue_ns, t->sched_info.run_delay);
 	TAKE(runs, t->sched_info.pcount);
@@ -121,6 +115,18 @@ static __always_inline void take(struct task_struct *task, bool count)
 	ADD(written_bytes);
 }
 
+static __always_inline int walk(struct task_struct *task, bool count)
+{
+	struct counted *c;
+
+	c = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (c)
+		take(task, c, count);
+	else
+		count_loss(LOSS_TASK_STORAGE);
+	return 0;
+}
+
 /* Once a tick: over every task there is. */
 SEC("iter/task")
 int on_walk(struct bpf_iter__task *ctx)
@@ -129,8 +135,7 @@ int on_walk(struct bpf_iter__task *ctx)
 
 	if (!task || !task->pid || !watched(task->tgid))
 		return 0;
-	take(task, true);
-	return 0;
+	return walk(task, true);
 }
 
 /* Once at the start: what was counted before we came is not ours to tell. */
@@ -141,8 +146,7 @@ int on_first_walk(struct bpf_iter__task *ctx)
 
 	if (!task || !task->pid)
 		return 0;
-	take(task, false);
-	return 0;
+	return walk(task, false);
 }
 
 static __always_inline void note_cgroup(struct process_note *n, u32 slot, struct cgroup *cgroup)
@@ -218,9 +222,13 @@ int BPF_PROG(on_exec, struct task_struct *task)
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(on_exit, struct task_struct *task)
 {
+	struct counted none = {}, *c;
+
 	if (!watched(task->tgid))
 		return 0;
-	take(task, true);
+	/* No walk has seen it: it was born after the first one, and nothing of it is counted yet. */
+	c = bpf_task_storage_get(&threads, task, 0, 0);
+	take(task, c ?: &none, true);
 	if (!BPF_CORE_READ(task, signal, live.counter)) /* the last of its threads */
 		note(task, NOTE_EXIT);
 	return 0;

@@ -196,7 +196,9 @@ impl Bpf {
             swapped.insert(outer, Swapped { outer: fd, rows: [a, b], active: 0 });
         }
         let mut structs = HashMap::new();
-        for name in ["wait_span", "call_span", "sonde_stack", "process_note", "cgroup_note"] {
+        for name in
+            ["wait_span", "call_span", "sonde_stack", "process_note", "cgroup_note", "pulse"]
+        {
             if let Some(layout) = layout::of_struct(&btf, name) {
                 structs.insert(name.to_owned(), layout);
             }
@@ -354,6 +356,23 @@ impl Bpf {
             return Err(PyValueError::new_err(format!("{map} is no array of counters")));
         }
         Ok(maps::per_cpu_sums(info.fd, indices.into_iter())?)
+    }
+
+    /// The value of an array at `index`, as tuples of its fields: one, or one a possible CPU.
+    #[pyo3(signature = (map, index, per_cpu = false))]
+    fn values<'py>(
+        &self,
+        py: Python<'py>,
+        map: &str,
+        index: u32,
+        per_cpu: bool,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let info = self.map(map)?;
+        let raw = maps::array_values(info.fd, index, info.value_size, per_cpu)?;
+        let slot = if per_cpu { info.value_size.next_multiple_of(8) } else { info.value_size };
+        raw.chunks_exact(slot)
+            .map(|row| PyTuple::new(py, info.value.fields.iter().map(|f| f.number(py, row))))
+            .collect()
     }
 
     fn set_array(&self, map: &str, index: u32, value: &[u8]) -> PyResult<()> {

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
 /// Arrays of so many integers or fewer are read as fields.
-const SHORT_ARRAY: usize = 16;
+const SHORT_ARRAY: usize = 32;
 
 /// One integer field of a struct.
 #[derive(Clone, Debug)]

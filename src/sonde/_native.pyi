@@ -61,6 +61,9 @@ class Bpf:
     def sums(self, map: str, indices: Sequence[int]) -> list[int]:
         """Entries of an array of per-CPU counters, each summed over the CPUs."""
 
+    def values(self, map: str, index: int, per_cpu: bool = ...) -> list[Row]:
+        """The value of an array at `index` as tuples of its fields: one, or one a possible CPU."""
+
     def set_array(self, map: str, index: int, value: bytes) -> None: ...
     def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...
     def delete_hash(self, map: str, key: bytes) -> None: ...

@@ -36,6 +36,10 @@ class Config:
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
     host_metrics: bool = True
     """Ask the kernel what the machine is doing."""
+    host_hz: int = 100
+    """Looks at the run queues a second, while something runs; 0: none."""
+    syscalls: bool = False
+    """Count the system calls of every process: costs some 0.2 microseconds a call."""
     kubelet: str = ""
     """Address of this node's kubelet, to name pods: https://127.0.0.1:10250, or the read-only
     http://127.0.0.1:10255. Empty: nobody is asked."""
@@ -62,6 +66,7 @@ class Config:
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
         _between("probe_budget", self.probe_budget, 0, 1)
+        _between("host_hz", self.host_hz, 0, 1_000)
         if self.kubelet and not self.kubelet.startswith(("http://", "https://")):
             raise UsageError(
                 f"kubelet is {self.kubelet!r}", "give its address: https://127.0.0.1:10250"

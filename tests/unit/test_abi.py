@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sonde import _native
-from sonde.collect import cpu, device_calls, tasks, waits
+from sonde.collect import blocks, cpu, device_calls, flows, syscalls, tasks, waits
 from sonde.collect.kernel import LOSSES
 from sonde.collect.reasons import reason_of
 from sonde.query import questions
@@ -50,6 +50,8 @@ def members_of(enum):
         (waits, "wait_key", "wait_value"),
         (device_calls, "call_key", "call_value"),
         (tasks, "usage_key", "usage_value"),
+        (blocks, "block_key", "block_value"),
+        (syscalls, "syscall_key", "syscall_value"),
     ],
 )
 def test_collectors_expect_the_fields_that_programs_write(collector, key, value):
@@ -64,6 +66,9 @@ def test_collectors_expect_the_fields_that_programs_write(collector, key, value)
         ("waits", "waits", waits),
         ("device_calls", "device_calls", device_calls),
         ("tasks", "usage", tasks),
+        ("blocks", "requests", blocks),
+        ("flows", "flows", flows),
+        ("syscalls", "syscalls", syscalls),
     ],
 )
 def test_the_compiled_programs_have_them_too(name, rows, collector):

@@ -23,11 +23,16 @@ from typing import TYPE_CHECKING, Protocol
 from sonde import _native, apis
 from sonde.agent import signals
 from sonde.agent.dictionary import Dictionary
+from sonde.agent.group_io import GroupIo
+from sonde.collect.blocks import BlockCollector
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
+from sonde.collect.flows import FlowCollector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.metrics import Metrics
+from sonde.collect.queues import QueueCollector
+from sonde.collect.syscalls import SyscallCollector
 from sonde.collect.tasks import TaskCollector
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
@@ -80,7 +85,7 @@ class Agent:
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0, "tasks": 0}
+        self._counts = dict.fromkeys(("cpu", "waits", "device_calls", "metrics", "host"), 0)
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._chunk = ChunkBuilder(0)
@@ -90,6 +95,7 @@ class Agent:
         except OSError as error:
             raise refusal(error) from error
         self._resolver = Resolver(grace_ns=int(3 * config.chunk_s * 1e9), pods=_pods(config))
+        self._group_io = GroupIo(self._resolver.owners.group_path)
         self._dictionary = Dictionary(self._kernel, self._resolver)
         self._calls = self._make_device_calls()
         self._collectors = self._make_collectors()
@@ -118,7 +124,11 @@ class Agent:
         if self._calls is not None:
             collectors.append(self._calls)
         if config.host_metrics:
-            collectors.append(TaskCollector(kernel))
+            collectors += [TaskCollector(kernel), BlockCollector(kernel), FlowCollector(kernel)]
+            if config.host_hz:
+                collectors.append(QueueCollector(kernel, config.host_hz))
+        if config.syscalls:
+            collectors.append(SyscallCollector(kernel))
         if runners := signals.runners(config):
             collectors.append(Metrics(runners))
         return collectors
@@ -188,7 +198,8 @@ class Agent:
         self._hear()
         for collector in self._collectors:
             batch = collector.drain(since_ns, chunk_ends)
-            self._counts[collector.name] += batch.seen
+            count = collector.name if collector.name in self._counts else "host"
+            self._counts[count] += batch.seen
             self._take(batch)
         self._resolver.tick(self._tick_ns)
         self._count_losses()
@@ -200,6 +211,10 @@ class Agent:
             self._resolver.learn(batch.notes, batch.groups)
         for table, rows in batch.rows.items():
             self._chunk.add(table, rows)
+        if batch.group_io:
+            self._chunk.add("metric", self._group_io.rows(batch, self._tick_ns))
+        for table, columns in batch.parts:
+            self._chunk.add_part(table, columns)
         for part in batch.spans:
             self._chunk.add_part("span", part)
             tids = part["tid"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sonde.collect import host
 from sonde.collect.metrics import Beside, Runner
 from sonde.collect.polling import Source
 from sonde.config import Config
@@ -25,4 +26,4 @@ def runners(config: Config) -> list[Runner]:
 
 def sources_beside(config: Config) -> Sequence[Source]:
     """Sources that are asked in a thread of the agent."""
-    return ()
+    return host.sources() if config.host_metrics else ()

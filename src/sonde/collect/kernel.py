@@ -20,6 +20,7 @@ LOSSES = (
     "nested_call",
     "targets_full",
     "notes_full",
+    "requests",
 )
 """Names of `enum sonde_loss`, in its order."""
 

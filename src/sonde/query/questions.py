@@ -43,6 +43,7 @@ LOSS_TEXT = {
     "forgotten": "stacks dropped before all their waits had ended; their weight is kept",
     "events": "births, names and mappings of processes that went unheard; /proc was asked instead",
     "targets_full": "children of watched processes that could not be watched",
+    "requests": "requests to block devices that could not be followed",
     "notes_full": "processes and control groups whose owner went unnoted; /proc was asked instead",
 }
 

@@ -21,7 +21,7 @@ from sonde.resolve.recent import Recent
 MAX_GROUPS: Final = 32_768
 _RESCAN_S: Final = 5.0
 """After an unknown group, look again, at most this often."""
-_CONTROLLERS: Final = frozenset({"memory", "freezer", "pids"})
+_CONTROLLERS: Final = frozenset({"memory", "freezer", "pids", "blkio"})
 """Those of version 1 that notes speak of."""
 
 

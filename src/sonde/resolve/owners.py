@@ -52,6 +52,10 @@ class Owners:
         """Look at the control groups that there are."""
         self._groups.scan()
 
+    def group_path(self, hierarchy: int, number: int) -> str | None:
+        """The path of a control group, None where it is not known."""
+        return self._groups.path(hierarchy, number)
+
     def close(self) -> None:
         """Ask no one any more."""
         if self._pods is not None:
