@@ -9,7 +9,11 @@
  * nothing and returns 1). It is linked `-z nodelete`, links to libc alone and needs no symbol newer
  * than glibc 2.17. The constructor makes the memory below and one thread with all signals blocked;
  * it calls no device library, prints nothing, and cannot fail the host: where something is missing
- * there is no memory, or its state says why. SONDE_INJECT=off in the environment: nothing is made.
+ * there is no memory, or its state says why. SONDE_INJECT in the environment: `off`: nothing is made;
+ * REQUEST:PER_SECOND (decimal, e.g. 3:200): it begins at once with that and a beat INJECT_AHEAD_NS
+ * ahead, so that a program started by Sonde is timed from its first launch on (its children inherit
+ * the variable and do the same).
+ * The built library is sonde._native.inject_library(), as bytes: write them into a memfd or a file.
  * A second copy in the same process finds the first one's memory mapped and does nothing.
  *
  * ---- how the agent finds it --------------------------------------------------------------------
@@ -48,6 +52,7 @@
 #define INJECT_ABI 1
 #define INJECT_BEAT_NS 250000000ull
 #define INJECT_IDLE_NS 1000000000ull
+#define INJECT_AHEAD_NS 5000000000ull /* a beat may lie this far ahead */
 
 #define INJECT_HEADER_AT 0
 #define INJECT_CONTROL_AT 4096

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a profiler costs the load that it watches, and the machine.
 
-A load runs all the time and counts its work. Without, with a tool, without, with the next tool, …:
-each stretch with a tool is compared with those right before and after it, which cancels what the
-machine does slowly (its clock, its neighbours). Slowdown is the extra time for the same work. Of a
-load that fills the machine it is the load's own CPU time for it (interrupts and BPF programs run on
-its account) and the CPU time that the tool, and the kernel's threads beyond what they use without
-it, take in its place; what other programs of the machine take is left out.
+A load runs all the time and counts its work, with and without a tool by turns. What is watched is
+compared with what came right before and after it, which cancels what the machine does slowly (its
+clock, its neighbours). Slowdown is the extra time for the same work.
+
+On a load that fills the machine the tool starts once and is told to pause and to go on, hundreds of
+times: the shorter the blocks, the more of the machine's moods they share. There, time is the load's
+own CPU time (interrupts and BPF programs run on its account), and the CPU time that the tool, and
+the kernel's threads beyond what they use without it, take in its place; what other programs of the
+machine take is left out. On other loads each stretch is a run of its own, by the wall clock.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -37,13 +42,18 @@ class Plan:
     """After the start of a tool, so that its start is not counted as its run."""
     recover_s: float = 0.5
     """After its end."""
+    blocks: int = 0
+    """In which it is on, for tools that can pause and loads that fill the machine."""
 
 
-QUICK = Plan(rounds=3, stretch_s=2.0, settle_s=1.2)
-FULL = Plan(rounds=7, stretch_s=6.0)
-MANY = Plan(rounds=60, stretch_s=1.5, settle_s=1.2)
-"""For a bound far below the noise: short stretches, since what the machine does slowly cancels only
-between neighbours, and many of them."""
+QUICK = Plan(rounds=3, stretch_s=2.0, settle_s=1.2, blocks=20)
+FULL = Plan(rounds=7, stretch_s=6.0, settle_s=2.0, blocks=120)
+BLOCK_S = (0.8, 1.2)
+"""Blocks are of random length, so that nothing periodic falls always into the same kind."""
+WASHOUT_S = 0.15
+"""After a change of the kind of block."""
+STEADY_BLOCKS = 10
+"""So many blocks' time the tool runs unpaused first: its own CPU time and memory are of then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,9 @@ class Stretch:
     kernel_share: float
     """CPU time of the kernel's own threads, as a share of the load's."""
     cpu_s: float
+    """Of the load."""
+    begun_s: float
+    """CPU time of the load before."""
 
 
 @dataclass(slots=True)
@@ -92,9 +105,8 @@ class LoadResult:
 
 def measure(names: set[str], quick: bool) -> list[LoadResult]:
     """Every load that is named."""
-    chosen = [kind for kind in kinds() if kind.name in names]
-    plans = [QUICK if quick else MANY if kind.fills else FULL for kind in chosen]
-    return [_measure_load(kind, plan) for kind, plan in zip(chosen, plans, strict=True)]
+    plan = QUICK if quick else FULL
+    return [_measure_load(kind, plan) for kind in kinds() if kind.name in names]
 
 
 def _measure_load(kind: Kind, plan: Plan) -> LoadResult:
@@ -103,16 +115,11 @@ def _measure_load(kind: Kind, plan: Plan) -> LoadResult:
     with tempfile.TemporaryDirectory() as name, Load(kind) as load:
         folder = Path(name)
         time.sleep(1)
-        idle = [_stretch(load, plan.stretch_s)]
         switches = [load.progress()]
-        for round_number in range(plan.rounds):
-            say(f"{kind.name}: round {round_number + 1} of {plan.rounds}")
-            for tool in tools:
-                watched = _with_tool(tool, folder, load, plan, costs[tool.name])
-                time.sleep(plan.recover_s)
-                idle.append(_stretch(load, plan.stretch_s))
-                cost = costs[tool.name]
-                cost.slowdown.append(_slowdown(kind, idle[-2], idle[-1], watched, cost))
+        if kind.fills:
+            idle = [one for tool in tools for one in _by_blocks(tool, folder, load, plan, costs)]
+        else:
+            idle = _by_rounds(tools, folder, load, plan, costs)
         switches.append(load.progress())
         _measure_bpf(folder, load, plan, costs[Sonde.name])
     steps = [b.rate / a.rate - 1 for a, b in pairwise(idle)]
@@ -122,13 +129,75 @@ def _measure_load(kind: Kind, plan: Plan) -> LoadResult:
     return LoadResult(kind, per_s, noise, dict(costs))
 
 
-def _slowdown(kind: Kind, before: Stretch, after: Stretch, watched: Stretch, cost: Cost) -> float:
-    """Extra time for the same work, against the two neighbours without a tool."""
-    slower = (before.rate + after.rate) / 2 / watched.rate
-    if not kind.fills:
-        return slower - 1
-    kernel = watched.kernel_share - (before.kernel_share + after.kernel_share) / 2
-    return slower * (1 + cost.cpu_s[-1] / watched.cpu_s + kernel) - 1
+def _by_rounds(
+    tools: list[type[Tool]], folder: Path, load: Load, plan: Plan, costs: dict[str, Cost]
+) -> list[Stretch]:
+    """A run of its own for each stretch. Returns the stretches without a tool."""
+    idle = [_stretch(load, plan.stretch_s)]
+    for round_number in range(plan.rounds):
+        say(f"{load.kind.name}: round {round_number + 1} of {plan.rounds}")
+        for tool in tools:
+            cost = costs[tool.name]
+            watched = _with_tool(tool, folder, load, plan, cost)
+            time.sleep(plan.recover_s)
+            idle.append(_stretch(load, plan.stretch_s))
+            cost.slowdown.append((idle[-2].rate + idle[-1].rate) / 2 / watched.rate - 1)
+    return idle
+
+
+def _by_blocks(
+    tool: type[Tool], folder: Path, load: Load, plan: Plan, costs: dict[str, Cost]
+) -> list[Stretch]:
+    """One run, on and off by turns. Returns the blocks in which it was off."""
+    cost = costs[tool.name]
+    running = tool(folder, load.pid)
+    try:
+        begun = load.progress()
+        running.wait_until_begun()
+        time.sleep(plan.settle_s)
+        cost.start_cpu_s.append(running.cgroup.cpu_s())
+        say(f"{load.kind.name}: {tool.name}, {plan.blocks} times on and off")
+        steady = _steadily(running, load, STEADY_BLOCKS * sum(BLOCK_S) / 2, cost)
+        off, on = [_block(running.pause, load)], []
+        watched_s = steady.cpu_s
+        for _ in range(plan.blocks):
+            before = load.progress()
+            on.append(_block(running.resume, load))
+            watched_s += load.progress().cpu_s - before.cpu_s
+            off.append(_block(running.pause, load))
+        running.resume()
+        time.sleep(WASHOUT_S)
+        outcome = running.stop()
+    finally:
+        running.close()
+    cost.samples, cost.lost = outcome.samples, outcome.lost
+    cost.expected = HZ * (watched_s + steady.begun_s - begun.cpu_s)
+    taken = cost.cpu_s[-1] / steady.cpu_s
+    for (before_off, after_off), watched in zip(pairwise(off), on, strict=True):
+        kernel = watched.kernel_share - (before_off.kernel_share + after_off.kernel_share) / 2
+        slower = (before_off.rate + after_off.rate) / 2 / watched.rate
+        cost.slowdown.append(slower * (1 + taken + kernel) - 1)
+    return off
+
+
+def _block(change: Callable[[], None], load: Load) -> Stretch:
+    change()
+    time.sleep(WASHOUT_S)
+    return _stretch(load, random.uniform(*BLOCK_S))
+
+
+def _steadily(running: Tool, load: Load, seconds: float, cost: Cost) -> Stretch:
+    """The tool's own figures while it observes go into `cost`."""
+    before, cpu_before = load.progress(), running.cgroup.cpu_s()
+    until = before.time_s + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(1.0, left))
+        running.cgroup.look()
+    after, cpu_after = load.progress(), running.cgroup.cpu_s()
+    cost.cpu_s.append(cpu_after - cpu_before)
+    cost.cpu_share.append(cost.cpu_s[-1] / (after.time_s - before.time_s))
+    cost.peak_bytes = max(cost.peak_bytes, running.cgroup.peak_bytes)
+    return _between(before, after)
 
 
 def _stretch(load: Load, seconds: float) -> Stretch:
@@ -140,7 +209,7 @@ def _stretch(load: Load, seconds: float) -> Stretch:
 def _between(before: Progress, after: Progress) -> Stretch:
     cpu_s = after.cpu_s - before.cpu_s
     rate = (after.units - before.units) / (after.busy_s - before.busy_s)
-    return Stretch(rate, (after.kernel_s - before.kernel_s) / cpu_s, cpu_s)
+    return Stretch(rate, (after.kernel_s - before.kernel_s) / cpu_s, cpu_s, before.cpu_s)
 
 
 def _with_tool(tool: type[Tool], folder: Path, load: Load, plan: Plan, cost: Cost) -> Stretch:
@@ -151,22 +220,15 @@ def _with_tool(tool: type[Tool], folder: Path, load: Load, plan: Plan, cost: Cos
         running.wait_until_begun()
         time.sleep(plan.settle_s)
         cost.start_cpu_s.append(running.cgroup.cpu_s())
-        before, cpu_before = load.progress(), running.cgroup.cpu_s()
-        until = before.time_s + plan.stretch_s
-        while (left := until - time.monotonic()) > 0:
-            time.sleep(min(1.0, left))
-            running.cgroup.look()
-        after, cpu_after = load.progress(), running.cgroup.cpu_s()
+        watched = _steadily(running, load, plan.stretch_s, cost)
+        now = load.progress()
         outcome = running.stop()
     finally:
         running.close()
-    cost.cpu_s.append(cpu_after - cpu_before)
-    cost.cpu_share.append(cost.cpu_s[-1] / (after.time_s - before.time_s))
-    cost.peak_bytes = max(cost.peak_bytes, running.cgroup.peak_bytes)
     cost.samples += outcome.samples
     cost.lost += outcome.lost
-    cost.expected += HZ * (after.cpu_s - used_before.cpu_s)
-    return _between(before, after)
+    cost.expected += HZ * (now.cpu_s - used_before.cpu_s)
+    return watched
 
 
 def _measure_bpf(folder: Path, load: Load, plan: Plan, cost: Cost) -> None:

@@ -33,6 +33,8 @@ class Tool(ABC):
 
     name = ""
     scope = "machine"
+    pauses = False
+    """It can be told to observe nothing for a while."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         self.pid = pid
@@ -60,6 +62,14 @@ class Tool(ABC):
     @abstractmethod
     def outcome(self) -> Outcome:
         """Once it has ended: what it got and what it lost."""
+
+    def pause(self) -> None:
+        """Observe nothing until `resume`; for tools that `pauses`."""
+        raise NotImplementedError(f"{self.name} cannot pause")
+
+    def resume(self) -> None:
+        """Observe again."""
+        raise NotImplementedError(f"{self.name} cannot pause")
 
     def wait_until_begun(self) -> None:
         """Raises RuntimeError where it ends before, or does not begin within 60 s."""
@@ -113,6 +123,13 @@ class Sonde(Tool):
     """`sonde record` with everything that it records by default."""
 
     name = "sonde"
+    pauses = True
+
+    def pause(self) -> None:
+        self._process.send_signal(signal.SIGUSR1)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGUSR2)
 
     def command(self) -> list[str]:
         options = ["-F", str(HZ), "--json", "-f", "-o", str(self.path)]
@@ -130,6 +147,19 @@ class Perf(Tool):
     """`perf record -g` on all CPUs, by the software clock, which virtual machines have too."""
 
     name = "perf"
+    pauses = True
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self._control = folder / "perf.control"
+        self._control.unlink(missing_ok=True)
+        os.mkfifo(self._control)
+        super().__init__(folder, pid)
+
+    def pause(self) -> None:
+        self._control.write_text("disable")
+
+    def resume(self) -> None:
+        self._control.write_text("enable")
 
     @classmethod
     def missing(cls) -> str:
@@ -137,7 +167,7 @@ class Perf(Tool):
 
     def command(self) -> list[str]:
         options = ["-g", "-F", str(HZ), "-e", "cpu-clock", "-a", "-o", str(self.path)]
-        return ["perf", "record", *options]
+        return ["perf", "record", f"--control=fifo:{self._control}", *options]
 
     def has_begun(self) -> bool:
         return self.path.exists() and self.path.stat().st_size > 0

@@ -121,8 +121,10 @@ static int on_time(void *map, u32 *key, struct clock *clock)
 	u32 *go_on = bpf_map_lookup_elem(&wanted, &first);
 	u64 gap;
 
-	if (!go_on || !*go_on)
+	if (!go_on || !*go_on) {
+		clock->running = 0;
 		return 0;
+	}
 	bpf_loop(cpus, look_at, &p, 0);
 	if (bpf_ringbuf_output(&pulses, &p, sizeof(p), BPF_RB_NO_WAKEUP))
 		count_loss(LOSS_RING_FULL);
@@ -146,6 +148,7 @@ int on_begin(struct bpf_iter__task *ctx)
 	if (!clock || clock->running)
 		return 0;
 	clock->running = 1;
+	/* Where it was made before, this does nothing. */
 	bpf_timer_init(&clock->timer, &clocks, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&clock->timer, on_time);
 	bpf_timer_start(&clock->timer, busy_gap_ns, 0);

@@ -365,4 +365,24 @@ int on_walk(struct bpf_iter__task *ctx)
 	return 0;
 }
 
+/*
+ * Run over all tasks once nobody watches the switches any more: what is noted of a wait in progress
+ * would be taken for the whole time until somebody does again.
+ */
+SEC("iter/task")
+int on_forget(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct waiting *w;
+
+	if (!task)
+		return 0;
+	w = bpf_task_storage_get(&threads, task, 0, 0);
+	if (w) {
+		__sync_lock_test_and_set(&w->counted_ns, 0);
+		w->start_ns = 0;
+	}
+	return 0;
+}
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compiles every BPF program with clang; the objects are embedded in the library.
-use std::{env, fs, path::PathBuf, process::Command};
+//! Compiles every BPF program with clang, and the library for profiled processes with cc; all are
+//! embedded in the native module.
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 fn main() {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap()).join("..");
@@ -43,4 +48,35 @@ fn main() {
     }
     table += "];\n";
     fs::write(out.join("objects.rs"), table).unwrap();
+    compile_inject(&root, &out);
+}
+
+/// inject/*.c as one shared library. Without a red zone: probes on its site may write there.
+fn compile_inject(root: &Path, out: &Path) {
+    println!("cargo:rerun-if-changed={}", root.join("inject").display());
+    println!("cargo:rerun-if-env-changed=CC");
+    let library = out.join("libsonde_inject.so");
+    if env::var("CARGO_CFG_TARGET_ARCH").unwrap() != "x86_64" {
+        fs::write(library, []).unwrap();
+        return;
+    }
+    let cc = env::var("CC").unwrap_or_else(|_| "cc".into());
+    let mut sources: Vec<PathBuf> = fs::read_dir(root.join("inject"))
+        .expect("inject/")
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|end| end == "c"))
+        .collect();
+    sources.sort();
+    let done = Command::new(&cc)
+        .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden"])
+        .args(["-mno-red-zone", "-fno-omit-frame-pointer", "-momit-leaf-frame-pointer"])
+        .args(["-fno-stack-protector", "-U_FORTIFY_SOURCE", "-s", "-shared"])
+        .args(["-Wl,-z,nodelete", "-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,defs"])
+        .arg(format!("-ffile-prefix-map={}=.", root.display()))
+        .args(&sources)
+        .arg("-o")
+        .arg(&library)
+        .status()
+        .unwrap_or_else(|e| panic!("cannot run {cc}: {e}"));
+    assert!(done.success(), "inject/ does not compile");
 }

@@ -9,8 +9,9 @@ use perf_event_open_sys as sys;
 use pyo3::prelude::*;
 use sys::bindings as abi;
 
-/// Pages of records a CPU's ring holds: a power of two.
-const RING_PAGES: usize = 16;
+/// Pages of records a CPU's ring holds: a power of two. A compiler farm fills 64 KiB in less time
+/// than an agent may wait for its turn on a CPU.
+const RING_PAGES: usize = 64;
 
 /// Parse the kernel's list of online CPUs, as in "0-3,8".
 pub fn online_cpus() -> Result<Vec<i32>> {

@@ -8,6 +8,10 @@ Stack = tuple[int, list[int], list[int]]
 
 VERSION: str
 
+def inject_library() -> bytes:
+    """The library that runs in profiled processes (inject/), as a shared object; empty where the
+    machine is not x86-64."""
+
 class Bpf:
     """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
 
@@ -262,3 +266,59 @@ class Pending:
     def finish(
         self, replies: list[bytes | None], threads: int
     ) -> tuple[list[str | None], bytes]: ...
+
+class Landmarks:
+    """Where, in a live process, lies what a remote load needs: addresses."""
+
+    def __init__(
+        self,
+        *,
+        dlopen: int,
+        sigreturn: int,
+        ret: int,
+        list_lock: int,
+        list_unlock: int,
+        getppid: int,
+        errno_offset: int | None,
+        loader_code: tuple[int, int],
+        loader_data: tuple[int, int],
+        old_loader: bool,
+    ) -> None: ...
+
+class Attempt:
+    """How an attempt to load on one thread ended."""
+
+    outcome: str
+    """done (whether it loaded, the mappings tell), passed-over (not borrowed), busy (put back, try
+    again), put-back (put back, it will not do), let-go (goes on by itself), gone (it ended)"""
+    why: str
+    stage: str
+    stop_us: float
+    calls: int
+
+class ThreadBorrower:
+    """Borrows threads of one process to load a library. Only for a process with one thread."""
+
+    def __init__(self, pid: int, landmarks: Landmarks) -> None: ...
+    def load(
+        self,
+        tid: int,
+        library: bytes,
+        name: str,
+        *,
+        inner_tid: int,
+        call: int,
+        sp: int,
+        stack: tuple[int, int],
+        is_main: bool,
+        filters: int,
+        path_seed: int,
+        bound_s: float,
+    ) -> Attempt:
+        """Try the thread that was seen asleep in system call `call` at stack pointer `sp`."""
+
+    def filters(self, tid: int) -> list[bytes]:
+        """The seccomp filters of a thread, packed `struct sock_filter`s. Needs CAP_SYS_ADMIN."""
+
+    def close(self) -> None:
+        """The guardian is no longer needed."""

@@ -7,11 +7,14 @@ SondeError                    cause + remedy + exit code
 ├── HostError                 exit 3: this machine cannot, with the remedy
 │   ├── PermissionDenied      a capability is missing: which one, and how to grant it
 │   ├── KernelUnsupported     no BTF, lockdown, a feature the kernel lacks
-│   └── MissingDependency     a library or program that the command needs
+│   ├── MissingDependency     a library or program that the command needs
+│   └── TargetRefused         this process cannot take a library in (static, stopped, traced, …)
 ├── CaptureError              exit 1: a capture cannot be read
 │   ├── NotACapture           foreign file
 │   ├── CaptureTruncated      nothing readable is left (a cut tail alone is a warning, not an error)
 │   └── CaptureTooNew         written by a newer version
+├── AttachFailed              exit 1: it was tried, and did not work; the process is unharmed
+│   └── ProcessGone           the process ended meanwhile
 ├── SinkError                 exit 1: output cannot be written (disk full, no permission)
 └── InternalError             exit 1: a bug of ours, reported as such
 ```
@@ -58,6 +61,18 @@ class KernelUnsupported(HostError):
 
 class MissingDependency(HostError):
     """A library or program is missing."""
+
+
+class TargetRefused(HostError):
+    """This process cannot take a library in."""
+
+
+class AttachFailed(SondeError):
+    """It was tried, and did not work."""
+
+
+class ProcessGone(AttachFailed):
+    """The process ended meanwhile."""
 
 
 class CaptureError(SondeError):

@@ -44,6 +44,31 @@ def test_a_killed_recorder_leaves_a_readable_file(record):
     )
 
 
+def test_what_happens_in_a_pause_is_not_observed(record):
+    with record(tick_s=0.2, chunk_s=0.4) as recorder:
+        sleeper = run("sleep", "30")
+        burner = run("sh", "-c", "while :; do :; done")
+        time.sleep(1.5)
+        recorder.process.send_signal(signal.SIGUSR1)
+        time.sleep(2)
+        recorder.process.send_signal(signal.SIGUSR2)
+        time.sleep(1.5)
+        recorder.end()
+    for process in (sleeper, burner):
+        process.kill()
+        process.wait()
+    info = recorder.info
+    assert info.paused_ns / 1e9 == pytest.approx(2, abs=0.4)
+    observed_s = info.duration_ns / 1e9
+    assert observed_s == pytest.approx(3, abs=1)
+    ((busy_ns,),) = recorder.rows(
+        "SELECT sum(weight_ns) FROM sample WHERE pid = ? AND kind = 'cpu'", burner.pid
+    )
+    assert 0 < busy_ns / 1e9 < observed_s + 0.1
+    # A wait that lasts over the pause counts up to it and from its end on.
+    assert seconds(recorder, sleeper.pid, "blocked") == pytest.approx(observed_s, abs=0.4)
+
+
 def test_a_killed_recorder_leaves_nothing_in_the_kernel(record):
     with record() as recorder:
         pid = recorder.process.pid

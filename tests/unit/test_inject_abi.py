@@ -77,9 +77,9 @@ def test_structs_lie_alike(compiled, struct):
 
 def test_constants_are_the_same(compiled):
     for name in (
-        "MAGIC", "ABI", "BEAT_NS", "IDLE_NS", "HEADER_AT", "CONTROL_AT", "STATE_AT", "RING_AT",
-        "RECORD_BYTES", "RING_RECORDS", "NAMES_AT", "NAMES_BYTES", "BYTES", "NAME_MAX", "KILL",
-        "FRAMES_EACH",
+        "MAGIC", "ABI", "BEAT_NS", "IDLE_NS", "AHEAD_NS", "HEADER_AT", "CONTROL_AT", "STATE_AT",
+        "RING_AT", "RECORD_BYTES", "RING_RECORDS", "NAMES_AT", "NAMES_BYTES", "BYTES", "NAME_MAX",
+        "KILL", "FRAMES_EACH",
     ):  # fmt: skip
         assert getattr(abi, name) == compiled[f"INJECT_{name}"], name
     assert abi.RECORD.size == abi.FRAMES.size == abi.RECORD_BYTES

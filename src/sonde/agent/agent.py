@@ -3,6 +3,7 @@
 
     every tick    drain the collectors, resolve the stacks that are new
     every chunk   write the rows with the dictionary entries they need
+    paused        nothing is observed; who lives and what is mapped where stays known
 
 Between ticks it sleeps on the stream of process events, so that a library is seen when a process
 maps it and a process that lives 50 ms is known before it is gone.
@@ -85,9 +86,12 @@ class Agent:
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
+        self._pause_asked = False
+        self._paused_ns = 0  # before the chunk in the making
         self._counts = dict.fromkeys(("cpu", "waits", "device_calls", "metrics", "host"), 0)
         self._spans = 0
         self._lost: dict[str, int] = {}
+        self._lost_heard = 0  # process events
         self._chunk = ChunkBuilder(0)
         self._kernel = Kernel(config.pids)
         try:
@@ -145,12 +149,44 @@ class Agent:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
         while not stop():
             self._sleep_until(self._tick_ns / 1e9 + self._config.tick_s, stop)
+            if self._pause_asked:
+                self._rest(stop)
+                continue
             age_s = time.monotonic() - self._chunk.start_ns / 1e9
             chunk_ends = age_s >= self._config.chunk_s - self._config.tick_s / 2
             self._tick(chunk_ends)
             if chunk_ends:
                 self._flush(last=False)
             on_tick(self.live())
+
+    def pause(self) -> None:
+        """Observe nothing until `resume`. May be called from a signal handler; takes effect within
+        0.25 s."""
+        self._pause_asked = True
+
+    def resume(self) -> None:
+        """Observe again. May be called from a signal handler."""
+        self._pause_asked = False
+
+    def _rest(self, stop: Callable[[], bool]) -> None:
+        """One pause, from its begin to its end. Raises SinkError, or HostError where the kernel
+        does not let us in again."""
+        for collector in self._collectors:
+            collector.pause()
+        self._tick(chunk_ends=True)
+        self._flush(last=False)
+        while self._pause_asked and not stop():
+            if self._events.wait(250):
+                self._hear()
+                time.sleep(EVENT_GAP_S)
+        if self._pause_asked:
+            return  # ended in its pause
+        since_ns = self._tick_ns
+        for collector in self._collectors:
+            collector.resume()
+        self._tick_ns = time.monotonic_ns()
+        self._paused_ns = self._tick_ns - since_ns
+        self._chunk = ChunkBuilder(self._tick_ns)
 
     def stop(self) -> None:
         """Read what is left, detach and write the last chunk. Raises SinkError."""
@@ -178,7 +214,9 @@ class Agent:
         )
 
     def _sleep_until(self, deadline_s: float, stop: Callable[[], bool]) -> None:
-        while (left_s := deadline_s - time.monotonic()) > 0 and not stop():
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            if stop() or self._pause_asked:
+                return
             if self._events.wait(min(int(left_s * 1000) + 1, 250)):
                 self._hear()
                 time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
@@ -188,7 +226,8 @@ class Agent:
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
-        if self._events.lost > self._lost.get(LOST_EVENTS, 0):
+        if self._events.lost > self._lost_heard:
+            self._lost_heard = self._events.lost
             self._resolver.resync()
             if self._calls is not None:
                 self._calls.resync()
@@ -264,9 +303,11 @@ class Agent:
             "start_ns": chunk.start_ns,
             "end_ns": self._tick_ns,
             "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
+            "paused_ns": self._paused_ns,
             "last": last,
             "capture": {"id": self._id, "version": _native.VERSION, "host": self._host()},
         }
+        self._paused_ns = 0
         self._seq += 1
         self._sink.write(chunk.encode(meta))
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sonde.collect import host
+from sonde.collect.apart import Apart
+from sonde.collect.devices import present
 from sonde.collect.metrics import Beside, Runner
 from sonde.collect.polling import Source
 from sonde.config import Config
@@ -21,9 +23,17 @@ def runners(config: Config) -> list[Runner]:
     beside = sources_beside(config)
     if beside:
         found.append(Beside("host", beside))
+    found += sources_apart(config)
     return found
 
 
 def sources_beside(config: Config) -> Sequence[Source]:
     """Sources that are asked in a thread of the agent."""
     return host.sources() if config.host_metrics else ()
+
+
+def sources_apart(config: Config) -> Sequence[Apart]:
+    """Sources that are asked in a process each, once what they speak of is present."""
+    if not config.device_metrics:
+        return ()
+    return (Apart("nvml", "sonde.collect.devices.nvml:NvmlSource", present.nvidia),)

@@ -8,8 +8,10 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,7 @@ examples:
 
 Nothing is restarted or changed; probes are gone when the command ends. The exit code of a
 program after -- is reported, but is not the exit code of sonde.
+SIGUSR1 makes a running recorder pause, SIGUSR2 go on: nothing is observed in between.
 """
 
 ABORTED = 130
@@ -168,7 +171,8 @@ def _record(
     failure: SinkError | None = None
     try:
         ending.begin()
-        failure = _observe(agent, ending, progress)
+        with _pausable(agent):
+            failure = _observe(agent, ending, progress)
     except KeyboardInterrupt:
         progress.clear()
         sink.close()
@@ -183,6 +187,18 @@ def _record(
     if failure is not None:
         raise failure
     return 0
+
+
+@contextlib.contextmanager
+def _pausable(agent: Agent) -> Iterator[None]:
+    """SIGUSR1 pauses, SIGUSR2 goes on."""
+    pause = signal.signal(signal.SIGUSR1, lambda *_: agent.pause())
+    resume = signal.signal(signal.SIGUSR2, lambda *_: agent.resume())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, pause)
+        signal.signal(signal.SIGUSR2, resume)
 
 
 def _observe(agent: Agent, ending: Ending, progress: Progress) -> SinkError | None:

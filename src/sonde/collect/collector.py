@@ -66,6 +66,12 @@ class Collector(Protocol):
     def stop(self) -> None:
         """Detach. Rows not drained yet stay readable."""
 
+    def pause(self) -> None:
+        """Let go of what costs while something happens. Rows not drained yet stay readable."""
+
+    def resume(self) -> None:
+        """Observe again, as if started now. Raises HostError."""
+
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
 

@@ -51,6 +51,14 @@ class CpuSampler:
             self._bpf.detach(self._link)
             self._link = None
 
+    def pause(self) -> None:
+        """Stop the clocks."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Start the sampling clocks again."""
+        self.start()
+
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
         return losses_of(self._bpf)

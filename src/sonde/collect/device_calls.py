@@ -99,6 +99,14 @@ class DeviceCalls:
                 self._bpf.detach(link)
         self._exit = self._walk = None
 
+    def pause(self) -> None:
+        """Nothing: putting probes on and taking them off stops the processes that run there. Calls
+        go on being counted, and `resume` forgets them."""
+
+    def resume(self) -> None:
+        """Forget the calls made meanwhile."""
+        self.drain(0, to_the_end=True)
+
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
         return losses_of(self._bpf)

@@ -41,7 +41,8 @@ class FlowCollector:
             first = self._bpf.attach("on_first_walk")
             self._bpf.walk(first)
             self._bpf.detach(first)
-            self._walk = self._bpf.attach("on_walk")
+            if self._walk is None:
+                self._walk = self._bpf.attach("on_walk")
             self._links = [self._bpf.attach("on_state")]
         except OSError as error:
             raise refusal(error) from error
@@ -84,6 +85,14 @@ class FlowCollector:
         for link in self._links:
             self._bpf.detach(link)
         self._links = []
+
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""

@@ -140,6 +140,13 @@ class Metrics:
         for runner in self._runners:
             runner.stop()
 
+    def pause(self) -> None:
+        """Nothing: the signals go on being read, and `resume` forgets them."""
+
+    def resume(self) -> None:
+        """Forget what was read meanwhile."""
+        self.drain(0, to_the_end=True)
+
     def losses(self) -> Mapping[str, int]:
         """Points lost so far, by runner."""
         return {f"{runner.name}.points": runner.lost for runner in self._runners if runner.lost}

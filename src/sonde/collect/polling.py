@@ -83,11 +83,33 @@ class Source(Protocol):
         """Let go of everything; must not raise."""
 
 
-@dataclass(slots=True)
-class _Gap:
-    since_ns: int
-    retry_s: float
-    again_ns: int
+class Gap:
+    """Whether a signal is missing, since when, and when to ask for it again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._since_ns = 0
+        self._retry_s = 0.0
+        self.again_ns = 0
+        """0 while the signal is there."""
+
+    def lost(self, reason: str, points: Points, now_ns: int) -> None:
+        """It did not answer: mark that, the first time, and widen the pause before the next try."""
+        if not self.again_ns:
+            self._since_ns, self._retry_s = now_ns, RETRY_FIRST_S
+            points.note("signal_lost", 0.0, f"{self._name}: {reason}")
+            points.add("sonde.source.up", 0.0, labels(sonde__source=self._name), now_ns)
+        else:
+            self._retry_s = min(2 * self._retry_s, RETRY_LAST_S)
+        self.again_ns = now_ns + int(self._retry_s * 1e9)
+
+    def there(self, points: Points, now_ns: int) -> None:
+        """It answered: mark that, if it had not before."""
+        if self.again_ns:
+            self.again_ns = 0
+            seconds = (now_ns - self._since_ns) / 1e9
+            points.note("signal_back", seconds, f"{self._name}: back after {seconds:.1f} s")
+            points.add("sonde.source.up", 1.0, labels(sonde__source=self._name), now_ns)
 
 
 @dataclass(slots=True)
@@ -96,7 +118,7 @@ class _Turn:
 
     poll: Poll
     due_ns: int
-    gap: _Gap | None = None
+    gap: Gap
 
 
 class Schedule:
@@ -114,7 +136,7 @@ class Schedule:
         self._asking = asking
         self._turns: list[_Turn] = []
         self._opened = False
-        self._gap: _Gap | None = None
+        self._gap = Gap(source.name)
         """That of the whole source."""
         self._cpu_s = 0.0
         self._read_s = 0.0
@@ -125,7 +147,7 @@ class Schedule:
         began_cpu_s, began_s = time.thread_time(), time.perf_counter()
         now_ns = self._clock()
         if not self._opened:
-            if self._gap is not None and now_ns < self._gap.again_ns:
+            if now_ns < self._gap.again_ns:
                 return self._gap.again_ns
             self._open(points)
         for turn in self._turns:
@@ -135,7 +157,6 @@ class Schedule:
         self._read_s += time.perf_counter() - began_s
         self._tell(points)
         if not self._opened:
-            assert self._gap is not None
             return self._gap.again_ns
         return min((turn.due_ns for turn in self._turns), default=now_ns + int(DEAR_S * 1e9))
 
@@ -150,57 +171,38 @@ class Schedule:
         try:
             self._source.open()
             now_ns = self._clock()
-            self._turns = [_Turn(poll, now_ns) for poll in self._source.polls()]
+            self._turns = [
+                _Turn(poll, now_ns, Gap(f"{self._source.name}.{poll.name}"))
+                for poll in self._source.polls()
+            ]
         except SignalLost as lost:
-            self._gap = self._widened(self._gap, self._source.name, lost.reason, points)
+            self._gap.lost(lost.reason, points, self._clock())
             return
         finally:
             self._asking("")
         self._opened = True
         self._told_ns = 0
-        if self._gap is not None:
-            self._end(self._gap, self._source.name, points)
-            self._gap = None
+        self._gap.there(points, now_ns)
 
     def _ask(self, turn: _Turn, points: Points) -> None:
-        name = f"{self._source.name}.{turn.poll.name}"
-        self._asking(name)
+        self._asking(f"{self._source.name}.{turn.poll.name}")
         try:
             turn.poll.read(points)
         except SignalLost as lost:
             if lost.whole:
                 self.close()
                 self._turns = []
-                self._gap = self._widened(None, self._source.name, lost.reason, points)
+                self._gap.lost(lost.reason, points, self._clock())
                 return
-            turn.gap = self._widened(turn.gap, name, lost.reason, points)
+            turn.gap.lost(lost.reason, points, self._clock())
             turn.due_ns = turn.gap.again_ns
             return
         finally:
             self._asking("")
-        if turn.gap is not None:
-            self._end(turn.gap, name, points)
-            turn.gap = None
         now_ns, period_ns = self._clock(), int(turn.poll.period_s * 1e9)
+        turn.gap.there(points, now_ns)
         # Keep the beat; after a delay, skip the beats that were missed.
         turn.due_ns += max(1, 1 + (now_ns - turn.due_ns) // period_ns) * period_ns
-
-    def _widened(self, gap: _Gap | None, name: str, reason: str, points: Points) -> _Gap:
-        now_ns = self._clock()
-        if gap is None:
-            points.note("signal_lost", 0.0, f"{name}: {reason}")
-            points.add("sonde.source.up", 0.0, labels(sonde__source=name), now_ns)
-            gap = _Gap(now_ns, RETRY_FIRST_S, 0)
-        else:
-            gap.retry_s = min(2 * gap.retry_s, RETRY_LAST_S)
-        gap.again_ns = now_ns + int(gap.retry_s * 1e9)
-        return gap
-
-    def _end(self, gap: _Gap, name: str, points: Points) -> None:
-        now_ns = self._clock()
-        seconds = (now_ns - gap.since_ns) / 1e9
-        points.note("signal_back", seconds, f"{name}: back after {seconds:.1f} s")
-        points.add("sonde.source.up", 1.0, labels(sonde__source=name), now_ns)
 
     def _tell(self, points: Points) -> None:
         """Once a second: that the source answers, and what asking it has cost."""

@@ -120,6 +120,14 @@ class QueueCollector:
             self._bpf.detach(link)
         self._links = []
 
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
+
     def spent(self) -> tuple[int, int]:
         """(ns, looks) that the timer has cost; the kernel's own figures leave timers out."""
         ns, looks = self._bpf.sums("spent", [0, 1])

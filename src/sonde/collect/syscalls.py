@@ -53,6 +53,14 @@ class SyscallCollector:
             self._bpf.detach(link)
         self._links = []
 
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
+
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
         return losses_of(self._bpf)

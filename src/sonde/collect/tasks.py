@@ -49,7 +49,8 @@ class TaskCollector:
             first = self._bpf.attach("on_first_walk")
             self._bpf.walk(first)
             self._bpf.detach(first)
-            self._walk = self._bpf.attach("on_walk")
+            if self._walk is None:
+                self._walk = self._bpf.attach("on_walk")
             self._links = [
                 self._bpf.attach(program)
                 for program in ("on_exit", "on_exec", "on_attach", "on_mkdir", *OPTIONAL)
@@ -101,6 +102,14 @@ class TaskCollector:
         for link in self._links:
             self._bpf.detach(link)
         self._links = []
+
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""

@@ -17,6 +17,8 @@ FIELDS = (
     *("max_blocked_ns", "max_runqueue_ns", "waker_tgid", "waker_tid"),
 )
 SPANS_A_TICK = 20_000
+SWITCHES = ("on_waking", "on_new", "on_switch")
+"""Programs that run at every switch or wake-up."""
 
 
 class WaitCollector:
@@ -35,7 +37,10 @@ class WaitCollector:
             },
         )
         self._links: list[int] = []
+        self._switches: list[int] = []
         self._walk: int | None = None
+        self._missed = 0
+        self._forget: int | None = None
         self._reasons = reason_names()
         expect_fields(self._bpf, "waits", FIELDS)
 
@@ -46,23 +51,46 @@ class WaitCollector:
             # take in what went to sleep meanwhile.
             self._links = [self._bpf.attach("on_born")]
             self._walk = self._bpf.attach("on_walk")
+            self._forget = self._bpf.attach("on_forget")
             self._bpf.walk(self._walk)
-            self._links += [
-                self._bpf.attach(program) for program in ("on_waking", "on_new", "on_switch")
-            ]
+        except OSError as error:
+            raise refusal(error) from error
+        self.resume()
+
+    def resume(self) -> None:
+        """Follow every switch, and take in the threads that wait already."""
+        assert self._walk is not None
+        try:
+            self._switches = [self._bpf.attach(program) for program in SWITCHES]
             self._bpf.walk(self._walk)
         except OSError as error:
             raise refusal(error) from error
 
+    def pause(self) -> None:
+        """Let go of the scheduler.
+
+        A wait that goes on meanwhile counts up to here, and again from `resume` on.
+        """
+        assert self._walk is not None and self._forget is not None
+        self._let_go()
+        self._bpf.walk(self._walk)
+        self._bpf.walk(self._forget)
+
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Totals of each thread by reason, weighted stacks, and the long waits one by one."""
-        if to_the_end and self._walk is not None:
+        if self._walk is not None and self._switches and (to_the_end or self._misses_threads()):
             self._bpf.walk(self._walk)
         batch = Batch()
         for row in self._bpf.drain("waits"):
             self._add(batch, since_ns, row)
         self._add_spans(batch)
         return batch
+
+    def _misses_threads(self) -> bool:
+        """Threads turned up that had no state, for want of memory at birth: the walk makes it."""
+        missed = losses_of(self._bpf).get("task_storage", 0)
+        self._missed, new = missed, missed > self._missed
+        return new
 
     def _add(self, batch: Batch, since_ns: int, row: _native.Row) -> None:
         pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *rest = row
@@ -124,9 +152,15 @@ class WaitCollector:
 
     def stop(self) -> None:
         """Let go of the scheduler; what was summed stays readable."""
+        self._let_go()
         for link in self._links:
             self._bpf.detach(link)
         self._links = []
+
+    def _let_go(self) -> None:
+        for link in self._switches:
+            self._bpf.detach(link)
+        self._switches = []
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""

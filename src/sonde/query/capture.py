@@ -50,6 +50,8 @@ class CaptureInfo:
     start_ns: int
     """CLOCK_MONOTONIC, as `end_ns`."""
     end_ns: int
+    paused_ns: int
+    """Time in between in which the recorder was told to observe nothing."""
     wall_offset_ns: int
     """Add to a monotonic time for the time since 1970."""
     chunks: int
@@ -65,8 +67,8 @@ class CaptureInfo:
 
     @property
     def duration_ns(self) -> int:
-        """Length of the recording."""
-        return max(0, self.end_ns - self.start_ns)
+        """Length of the recording, pauses left out."""
+        return max(0, self.end_ns - self.start_ns - self.paused_ns)
 
     @property
     def cpus(self) -> int:
@@ -204,6 +206,7 @@ def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
         host=capture["host"],
         start_ns=min(meta["start_ns"] for meta in metas),
         end_ns=max(meta["end_ns"] for meta in metas),
+        paused_ns=sum(meta.get("paused_ns", 0) for meta in metas),
         wall_offset_ns=metas[-1]["wall_offset_ns"],
         chunks=len(metas),
         chunks_damaged=damaged,
@@ -244,6 +247,7 @@ def _meta(raw: bytes) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads(raw)
         numbers = [meta[k] for k in ("seq", "start_ns", "end_ns", "wall_offset_ns", "raw_len")]
+        numbers.append(meta.get("paused_ns", 0))
         capture = meta["capture"]
         sound = (
             all(type(number) is int and abs(number) < 1 << 63 for number in numbers)

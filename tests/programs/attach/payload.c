@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the storms load: a constructor that starts a thread, as the real library will.
-// GROUND_LOCKED: a constructor that first waits for the program's own mutex (the trap of storm.c).
+// STORM_SLEEPY: a constructor that sleeps for a second, inside the loader.
+// STORM_LOCKED: a constructor that first waits for the program's own mutex (the trap of storm.c).
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -11,7 +12,7 @@
 static void *beat(void *arg)
 {
 	(void)arg;
-	prctl(PR_SET_NAME, "ground-beat");
+	prctl(PR_SET_NAME, "storm-beat");
 	for (int i = 0; i < 20; i++) {
 		free(malloc(4096));
 		usleep(1000);
@@ -21,10 +22,13 @@ static void *beat(void *arg)
 
 __attribute__((constructor)) static void begin(void)
 {
-#ifdef GROUND_LOCKED
+#ifdef STORM_LOCKED
 	pthread_mutex_t *m = dlsym(RTLD_DEFAULT, "trap_lock");
 	if (m)
 		pthread_mutex_lock(m), pthread_mutex_unlock(m);
+#endif
+#ifdef STORM_SLEEPY
+	usleep(1000000);
 #endif
 	pthread_t t;
 	pthread_attr_t a;

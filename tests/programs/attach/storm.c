@@ -227,7 +227,7 @@ static void *trapped(void *arg)
 {
 	pthread_mutex_lock(&trap_lock);
 	*(atomic_int *)arg = 1;
-	struct timespec ts = {4, 0};
+	struct timespec ts = {2, 0};
 	if (nanosleep(&ts, NULL))
 		bad_eintr++;
 	pthread_mutex_unlock(&trap_lock);

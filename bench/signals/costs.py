@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each question to a device costs: CPU and wall time of some dozens."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+from sonde.collect.devices.nvml import NvmlSource, find
+from sonde.collect.devices.nvml_library import Nvml, NvmlError
+from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points
+
+ROUNDS = 100
+
+
+def main() -> int:
+    """Print a table: question, median and longest in µs, CPU µs, share of a core."""
+    nvml = Nvml()
+    device = find(nvml)[0]
+    print(f"{'question':<22}{'median µs':>10}{'longest':>10}{'cpu µs':>10}{'‰ of a core':>12}")
+    total = 0.0
+    for period_s, readings in (
+        (CHEAP_S, device.cheap()),
+        (STEADY_S, device.steady()),
+        (DEAR_S, device.dear()),
+    ):
+        rounds = 30 if period_s == CHEAP_S else 15
+        for reading in readings:
+            times = []
+            began_cpu_s = time.process_time()
+            try:
+                for _ in range(rounds):
+                    began_s = time.perf_counter()
+                    reading.ask(Points(), time.monotonic_ns())
+                    times.append(time.perf_counter() - began_s)
+                    if reading.name == "gpm":
+                        time.sleep(0.1)
+            except NvmlError as error:
+                print(f"{reading.name:<22}{error}")
+                continue
+            cpu_s = (time.process_time() - began_cpu_s) / rounds
+            total += cpu_s / period_s
+            print(
+                f"{reading.name:<22}{1e6 * statistics.median(times):>10.0f}"
+                f"{1e6 * max(times):>10.0f}"
+                f"{1e6 * cpu_s:>10.0f}{1000 * cpu_s / period_s:>12.3f}"
+            )
+    source = NvmlSource()
+    source.open()
+    events = next(poll for poll in source.polls() if poll.name == "events")
+    began_s = time.perf_counter()
+    for _ in range(ROUNDS):
+        events.read(Points())
+    print(f"{'events':<22}{1e6 * (time.perf_counter() - began_s) / ROUNDS:>10.0f}")
+    print(f"in all {1000 * total:.2f} ‰ of a core for one device")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads whose bytes are known, one after another; writes when each ran (CLOCK_MONOTONIC ns)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+PAUSE_S = 1.5
+COPY_BYTES = 512 << 20
+STREAM_BYTES = 4 << 30
+
+
+def _timed(seconds: float, step: Callable[[], int]) -> dict[str, float]:
+    """Run steps for a while; each returns its bytes. The device is idle before and after."""
+    torch.cuda.synchronize()
+    began_ns = time.monotonic_ns()
+    moved = steps = 0
+    while time.monotonic_ns() - began_ns < seconds * 1e9:
+        moved += step()
+        steps += 1
+        torch.cuda.synchronize()
+    return {
+        "start_ns": began_ns,
+        "end_ns": time.monotonic_ns(),
+        "bytes": moved,
+        "steps": steps,
+    }
+
+
+def _idle() -> int:
+    time.sleep(0.1)
+    return 0
+
+
+def phases(seconds: float) -> dict[str, dict[str, float]]:
+    """Idle, matmul, copies each way, memory-bound."""
+    device = torch.device("cuda")
+    host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
+    source = torch.ones(STREAM_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    left = torch.randn(8192, 8192, dtype=torch.bfloat16, device=device)
+    right = torch.randn_like(left)
+    out = torch.empty_like(left)
+
+    def matmul() -> int:
+        for _ in range(50):
+            torch.mm(left, right, out=out)
+        return 0
+
+    def to_device() -> int:
+        for _ in range(8):
+            there.copy_(host, non_blocking=True)
+        return 8 * COPY_BYTES
+
+    def to_host() -> int:
+        for _ in range(8):
+            host.copy_(there, non_blocking=True)
+        return 8 * COPY_BYTES
+
+    def stream() -> int:
+        for _ in range(20):
+            target.copy_(source)
+        return 2 * 20 * STREAM_BYTES  # read and written
+
+    for step in (matmul, to_device, to_host, stream):
+        step()
+    torch.cuda.synchronize()
+    found = {}
+    for name, step in (
+        ("idle", _idle),
+        ("matmul", matmul),
+        ("h2d", to_device),
+        ("d2h", to_host),
+        ("stream", stream),
+    ):
+        time.sleep(PAUSE_S)
+        found[name] = _timed(seconds, step)
+    return found
+
+
+def tenant(seconds: float, share: float) -> dict[str, float]:
+    """A tenant that keeps the device busy for `share` of each 100 ms."""
+    left = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty_like(left)
+
+    def step() -> int:
+        end_s = time.monotonic() + 0.1
+        busy_s = time.monotonic() + 0.1 * share
+        while time.monotonic() < busy_s:
+            torch.mm(left, left, out=out)
+            torch.cuda.synchronize()
+        time.sleep(max(0.0, end_s - time.monotonic()))
+        return 0
+
+    step()
+    return _timed(seconds, step)
+
+
+def main() -> int:
+    """OUT SECONDS [SHARE]: all phases, or one tenant."""
+    out, seconds, *share = sys.argv[1:]
+    found = tenant(float(seconds), float(share[0])) if share else phases(float(seconds))
+    Path(out).write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

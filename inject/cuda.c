@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches and graph replays of the CUDA driver, some of them timed with a pair of events of our own.
+//
+// The hooks sit in the words through which runtimes call the driver (modules.c). Most launches pass
+// through with a test and a count. A sampled one goes into its stream between two events, behind a
+// gate (cuda_pool.c), unless its stream, or any, is being captured.
+#include "cuda.h"
+
+#include <string.h>
+
+struct driver driver;
+static _Atomic int capturing;	    // captures that began and did not end, as far as was seen
+static _Atomic int in_section;	    // threads between the two events of a pair
+static _Atomic uint64_t capture_ns; // when the last one began
+
+#define CAPTURE_FORGOTTEN_NS 30000000000ull
+
+static bool any_capture(void)
+{
+	if (likely(atomic_load(&capturing) <= 0))
+		return false;
+	if (now_ns() - atomic_load(&capture_ns) < CAPTURE_FORGOTTEN_NS)
+		return true;
+	atomic_store(&capturing, 0); // its end was not seen, or never comes
+	return false;
+}
+
+static uint32_t name_of(cu_function f)
+{
+	const char *name = NULL;
+	// Runtimes since CUDA 12 launch library kernels as functions.
+	if (driver.cuFuncGetName && driver.cuFuncGetName(&name, f) == CU_OK && name)
+		return shared_name(name);
+	if (driver.cuKernelGetName && driver.cuKernelGetName(&name, f) == CU_OK && name)
+		return shared_name(name);
+	return 0;
+}
+
+struct launch {
+	struct pool *pool;
+	struct sample *sample;
+	cu_stream stream;
+	uint64_t begun_ns;
+};
+
+static bool leave_section(struct launch *l)
+{
+	atomic_fetch_sub(&in_section, 1);
+	if (l->sample)
+		pool_give_back(l->sample);
+	return false;
+}
+
+// Is this launch to be timed? Then its first event is in the stream.
+static bool begin(struct launch *l, cu_stream stream, bool per_thread, void *frame, void *caller)
+{
+	uint32_t weight;
+	cu_context context = NULL;
+	int capture = CU_STREAM_CAPTURE_NONE;
+	if (!sampling_due(&weight))
+		return false;
+	*l = (struct launch){.begun_ns = now_ns()};
+	l->stream = stream ? stream : per_thread ? CU_PER_THREAD : CU_LEGACY;
+	if (driver.cuCtxGetCurrent(&context) || !context || !(l->pool = pool_of(context)) ||
+	    !(l->sample = pool_take(l->pool))) {
+		COUNT(lost_pool, 1);
+		return false;
+	}
+	atomic_fetch_add(&in_section, 1);
+	if (any_capture() || driver.cuStreamIsCapturing(l->stream, &capture) ||
+	    capture != CU_STREAM_CAPTURE_NONE) {
+		COUNT(left_capturing, 1);
+		return leave_section(l);
+	}
+	uint32_t request = shared.control->request;
+	struct inject_record *r = &l->sample->record;
+	*r = (struct inject_record){
+		.source = INJECT_BY_EVENT,
+		.correlation = next_correlation(),
+		.weight = weight,
+		.stream = (uint64_t)(uintptr_t)stream,
+		.tid = self_sampling.tid,
+		.device = (uint32_t)l->pool->device,
+	};
+	l->sample->frames.count = 0;
+	if (request & INJECT_STACKS)
+		frames_walk(&l->sample->frames, frame, (uintptr_t)caller);
+	if (request & INJECT_SITE)
+		sonde_inject_site(r->correlation);
+	return true;
+}
+
+static bool begin_pair(struct launch *l)
+{
+	if (pair_begin(l->pool, l->sample, l->stream))
+		return true;
+	COUNT(lost_order, 1);
+	return leave_section(l);
+}
+
+static void end(struct launch *l, cu_result launched)
+{
+	l->sample->record.start_ns = now_ns();
+	pair_end(l->pool, l->sample, l->stream, launched == CU_OK);
+	l->sample = NULL;
+	leave_section(l);
+	COUNT(host_ns, now_ns() - l->begun_ns);
+}
+
+static void describe(struct launch *l, cu_function f, const unsigned *grid, const unsigned *block,
+		     unsigned shared_bytes)
+{
+	struct inject_record *r = &l->sample->record;
+	r->type = INJECT_KERNEL;
+	r->name = name_of(f);
+	memcpy(r->grid, grid, sizeof r->grid);
+	memcpy(r->block, block, sizeof r->block);
+	r->shared_bytes = shared_bytes;
+}
+
+static void describe_replay(struct launch *l, cu_graph_exec graph)
+{
+	struct inject_record *r = &l->sample->record;
+	r->type = INJECT_REPLAY;
+	r->graph = (uint64_t)(uintptr_t)graph;
+}
+
+// Two functions, so that the common path keeps nothing on the stack and jumps.
+#define HOOK(NAME, PER_THREAD, PARAMETERS, VALUES, STREAM, DESCRIBE)                               \
+	static cu_result(*real_##NAME) PARAMETERS;                                                 \
+	static __attribute__((noinline)) cu_result timed_##NAME PARAMETERS                         \
+	{                                                                                          \
+		struct launch l;                                                                   \
+		if (!begin(&l, STREAM, PER_THREAD, __builtin_frame_address(0),                     \
+			   __builtin_return_address(0)))                                           \
+			return real_##NAME VALUES;                                                 \
+		DESCRIBE;                                                                          \
+		if (!begin_pair(&l))                                                               \
+			return real_##NAME VALUES;                                                 \
+		cu_result result = real_##NAME VALUES;                                             \
+		end(&l, result);                                                                   \
+		return result;                                                                     \
+	}                                                                                          \
+	static cu_result hook_##NAME PARAMETERS                                                    \
+	{                                                                                          \
+		if (likely(sampling_skips()))                                                      \
+			return real_##NAME VALUES;                                                 \
+		return timed_##NAME VALUES;                                                        \
+	}
+
+#define GRID ((unsigned[3]){gx, gy, gz})
+#define BLOCK ((unsigned[3]){bx, by, bz})
+#define OF_LAUNCH describe(&l, f, GRID, BLOCK, shared_bytes)
+#define OF_CONFIG describe(&l, f, config->grid, config->block, config->shared_bytes)
+#define OF_REPLAY describe_replay(&l, graph)
+
+// clang-format off
+HOOK(cuLaunchKernel, false, LAUNCH_PARAMETERS, LAUNCH_VALUES, stream, OF_LAUNCH)
+HOOK(cuLaunchKernel_ptsz, true, LAUNCH_PARAMETERS, LAUNCH_VALUES, stream, OF_LAUNCH)
+HOOK(cuLaunchCooperativeKernel, false, COOPERATIVE_PARAMETERS, COOPERATIVE_VALUES, stream, OF_LAUNCH)
+HOOK(cuLaunchCooperativeKernel_ptsz, true, COOPERATIVE_PARAMETERS, COOPERATIVE_VALUES, stream, OF_LAUNCH)
+HOOK(cuLaunchKernelEx, false, EXTENSIBLE_PARAMETERS, EXTENSIBLE_VALUES, config->stream, OF_CONFIG)
+HOOK(cuLaunchKernelEx_ptsz, true, EXTENSIBLE_PARAMETERS, EXTENSIBLE_VALUES, config->stream, OF_CONFIG)
+HOOK(cuGraphLaunch, false, REPLAY_PARAMETERS, REPLAY_VALUES, stream, OF_REPLAY)
+HOOK(cuGraphLaunch_ptsz, true, REPLAY_PARAMETERS, REPLAY_VALUES, stream, OF_REPLAY)
+// clang-format on
+
+// ---- captures: no pair may be half in a stream when one begins ------------------------------------
+
+static void capture_begins(void)
+{
+	atomic_store(&capture_ns, now_ns());
+	atomic_fetch_add(&capturing, 1);
+	for (int i = 0; atomic_load(&in_section) > 0 && i < 1000; i++) {
+		struct timespec t = {0, 5000};
+		if (i > 50)
+			clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+		else
+			__builtin_ia32_pause();
+	}
+}
+
+static cu_result capture_began(cu_result result)
+{
+	if (result != CU_OK)
+		atomic_fetch_sub(&capturing, 1);
+	return result;
+}
+
+static cu_result capture_ended(cu_result result)
+{
+	if (atomic_fetch_sub(&capturing, 1) <= 0)
+		atomic_store(&capturing, 0); // it had begun before us
+	return result;
+}
+
+#define BEGINS(NAME, PARAMETERS, VALUES)                                                           \
+	static cu_result(*real_##NAME) PARAMETERS;                                                 \
+	static cu_result hook_##NAME PARAMETERS                                                    \
+	{                                                                                          \
+		capture_begins();                                                                  \
+		return capture_began(real_##NAME VALUES);                                          \
+	}
+#define ENDS(NAME)                                                                                 \
+	static cu_result (*real_##NAME)(cu_stream stream, void **graph);                           \
+	static cu_result hook_##NAME(cu_stream stream, void **graph)                               \
+	{                                                                                          \
+		return capture_ended(real_##NAME(stream, graph));                                  \
+	}
+#define MODE_PARAMETERS (cu_stream stream, int mode)
+#define TO_GRAPH_PARAMETERS                                                                        \
+	(cu_stream stream, void *graph, const void *nodes, const void *edges, size_t count,        \
+	 int mode)
+#define TO_GRAPH_VALUES (stream, graph, nodes, edges, count, mode)
+BEGINS(cuStreamBeginCapture_v2, MODE_PARAMETERS, (stream, mode))
+BEGINS(cuStreamBeginCapture_v2_ptsz, MODE_PARAMETERS, (stream, mode))
+BEGINS(cuStreamBeginCaptureToGraph, TO_GRAPH_PARAMETERS, TO_GRAPH_VALUES)
+BEGINS(cuStreamBeginCaptureToGraph_ptsz, TO_GRAPH_PARAMETERS, TO_GRAPH_VALUES)
+ENDS(cuStreamEndCapture)
+ENDS(cuStreamEndCapture_ptsz)
+
+// ---- putting them in ------------------------------------------------------------------------------
+
+#define ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME},
+static struct hook table[] = {
+	// clang-format off
+	ENTRY(cuLaunchKernel) ENTRY(cuLaunchKernel_ptsz)
+	ENTRY(cuLaunchCooperativeKernel) ENTRY(cuLaunchCooperativeKernel_ptsz)
+	ENTRY(cuLaunchKernelEx) ENTRY(cuLaunchKernelEx_ptsz)
+	ENTRY(cuGraphLaunch) ENTRY(cuGraphLaunch_ptsz)
+	ENTRY(cuStreamBeginCapture_v2) ENTRY(cuStreamBeginCapture_v2_ptsz)
+	ENTRY(cuStreamBeginCaptureToGraph) ENTRY(cuStreamBeginCaptureToGraph_ptsz)
+	ENTRY(cuStreamEndCapture) ENTRY(cuStreamEndCapture_ptsz)
+	// clang-format on
+};
+static const char *const driver_and_tools[] = {
+	"libcuda.so", "libcupti", "libnvidia-", "linux-vdso", "ld-linux", "libc.so", NULL,
+};
+static const struct hooks hooks = {table, sizeof table / sizeof *table, driver_and_tools};
+
+enum inject_reason cuda_begin(void)
+{
+	const char *lib = "libcuda.so";
+	if (driver.cuEventRecord)
+		return INJECT_OK;
+	struct driver d = {0};
+#define RESOLVE(name, arguments)                                                                   \
+	if (!(d.name = (cu_result(*) arguments)module_symbol(lib, #name)))                         \
+		return module_symbol(lib, "cuInit") ? INJECT_DRIVER_OLD : INJECT_NO_LIBRARY;
+	DRIVER_FUNCTIONS(RESOLVE)
+#define RESOLVE_OPTIONAL(name, arguments)                                                          \
+	d.name = (cu_result(*) arguments)module_symbol(lib, #name);
+	DRIVER_OPTIONAL(RESOLVE_OPTIONAL)
+	for (unsigned k = 0; k < hooks.count; k++)
+		*table[k].real = module_symbol(lib, table[k].name);
+	if (!real_cuLaunchKernel)
+		return INJECT_DRIVER_OLD;
+	d.cuLaunchKernel = real_cuLaunchKernel;
+	int version = 0, relaxed = CU_CAPTURE_MODE_RELAXED;
+	d.cuDriverGetVersion(&version);
+	SET(driver_version, (uint32_t)version);
+	// What our thread asks must not end a capture of another thread.
+	d.cuThreadExchangeStreamCaptureMode(&relaxed);
+	driver = d;
+	return INJECT_OK;
+}
+
+unsigned cuda_hook(bool in, bool only_new)
+{
+	return driver.cuEventRecord ? hooks_apply(&hooks, in, only_new) : 0;
+}
+
+void cuda_turn(uint64_t now)
+{
+	pools_turn(now);
+}
+
+bool cuda_pending(void)
+{
+	return pools_pending();
+}

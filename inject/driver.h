@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The part of the CUDA driver's interface that the library uses, by its public documentation. */
+#ifndef SONDE_DRIVER_H
+#define SONDE_DRIVER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef int cu_result;
+typedef void *cu_context, *cu_stream, *cu_event, *cu_function, *cu_module, *cu_graph_exec;
+typedef uint64_t cu_pointer;
+
+enum {
+	CU_OK = 0,
+	CU_NOT_READY = 600,
+	CU_HOST_PORTABLE = 1,
+	CU_STREAM_CAPTURE_NONE = 0,
+	CU_CAPTURE_MODE_RELAXED = 2,
+	CU_STREAM_NON_BLOCKING_FLAG = 1,
+};
+#define CU_LEGACY ((cu_stream)1)
+#define CU_PER_THREAD ((cu_stream)2)
+
+struct cu_launch_config { /* CUlaunchConfig */
+	unsigned grid[3], block[3], shared_bytes;
+	cu_stream stream;
+	void *attributes;
+	unsigned attribute_count;
+};
+
+/* name, as exported; result; arguments. Those marked OPTIONAL may be missing. */
+#define DRIVER_FUNCTIONS(X)                                                                        \
+	X(cuDriverGetVersion, (int *))                                                             \
+	X(cuCtxGetCurrent, (cu_context *))                                                         \
+	X(cuCtxPushCurrent_v2, (cu_context))                                                       \
+	X(cuCtxPopCurrent_v2, (cu_context *))                                                      \
+	X(cuCtxGetDevice, (int *))                                                                 \
+	X(cuEventCreate, (cu_event *, unsigned))                                                   \
+	X(cuEventDestroy_v2, (cu_event))                                                           \
+	X(cuEventRecord, (cu_event, cu_stream))                                                    \
+	X(cuEventQuery, (cu_event))                                                                \
+	X(cuEventElapsedTime, (float *, cu_event, cu_event))                                       \
+	X(cuStreamIsCapturing, (cu_stream, int *))                                                 \
+	X(cuThreadExchangeStreamCaptureMode, (int *))                                              \
+	X(cuStreamCreate, (cu_stream *, unsigned))                                                 \
+	X(cuStreamDestroy_v2, (cu_stream))                                                         \
+	X(cuModuleLoadData, (cu_module *, const void *))                                           \
+	X(cuModuleGetFunction, (cu_function *, cu_module, const char *))                           \
+	X(cuMemHostAlloc, (void **, size_t, unsigned))
+
+#define DRIVER_OPTIONAL(X)                                                                         \
+	X(cuFuncGetName, (const char **, cu_function))                                             \
+	X(cuKernelGetName, (const char **, cu_function))                                           \
+	X(cuGetProcAddress_v2, (const char *, void **, int, uint64_t, int *))
+
+/* Hooked: name as exported, name for cuGetProcAddress, per-thread default stream, arguments, names
+ * of the arguments, stream, what it is. */
+#define LAUNCH_PARAMETERS                                                                          \
+	(cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,           \
+	 unsigned bz, unsigned shared_bytes, cu_stream stream, void **parameters, void **extra)
+#define LAUNCH_VALUES (f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters, extra)
+#define COOPERATIVE_PARAMETERS                                                                     \
+	(cu_function f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,           \
+	 unsigned bz, unsigned shared_bytes, cu_stream stream, void **parameters)
+#define COOPERATIVE_VALUES (f, gx, gy, gz, bx, by, bz, shared_bytes, stream, parameters)
+#define EXTENSIBLE_PARAMETERS                                                                      \
+	(const struct cu_launch_config *config, cu_function f, void **parameters, void **extra)
+#define EXTENSIBLE_VALUES (config, f, parameters, extra)
+#define REPLAY_PARAMETERS (cu_graph_exec graph, cu_stream stream)
+#define REPLAY_VALUES (graph, stream)
+
+#endif

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// OpenCL commands, some of them timed by the profiling information of their events.
+//
+// A queue must have been made with profiling for that: it is asked for in every queue that is made
+// while we watch. Commands in older queues are counted as lost.
+#include "own.h"
+
+#include <string.h>
+
+typedef int cl_int;
+typedef unsigned cl_uint;
+typedef uint64_t cl_bits;
+typedef void *cl_object;
+
+enum {
+	CL_OK = 0,
+	CL_COMPLETE_STATUS = 0,
+	CL_EVENT_STATUS = 0x11D3,
+	CL_COMMAND_QUEUED = 0x1280,
+	CL_COMMAND_STARTED = 0x1282,
+	CL_COMMAND_ENDED = 0x1283,
+	CL_QUEUE_PROPERTIES_NAME = 0x1093,
+	CL_PROFILING = 2,
+	CL_FUNCTION_NAME = 0x1190,
+	COPY_H2D = 1, /* as CUPTI numbers them */
+	COPY_D2H = 2,
+	COPY_D2D = 8,
+};
+
+#define CL_FUNCTIONS(X)                                                                            \
+	X(clGetEventInfo, (cl_object, cl_uint, size_t, void *, size_t *))                          \
+	X(clGetEventProfilingInfo, (cl_object, cl_uint, size_t, void *, size_t *))                 \
+	X(clGetKernelInfo, (cl_object, cl_uint, size_t, void *, size_t *))                         \
+	X(clRetainEvent, (cl_object))                                                              \
+	X(clReleaseEvent, (cl_object))
+
+static struct {
+#define FIELD(name, arguments) cl_int(*name) arguments;
+	CL_FUNCTIONS(FIELD)
+} cl;
+
+#define PENDING 256
+enum { COMMAND_FREE, COMMAND_TAKEN, COMMAND_QUEUED };
+static struct command {
+	_Atomic uint32_t state;
+	cl_object event;
+	bool handed_out; // the host holds the event too
+	struct inject_record record;
+	struct frames frames;
+} commands[PENDING];
+static _Atomic uint32_t next_command;
+static _Atomic int32_t queued;
+
+struct enqueue {
+	struct command *command;
+	cl_object own, *to; // where the event is written
+	uint64_t begun_ns;
+};
+
+static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_t type, void *frame,
+		  void *caller)
+{
+	uint32_t weight;
+	if (!sampling_due(&weight))
+		return false;
+	*e = (struct enqueue){.begun_ns = now_ns()};
+	uint32_t from = atomic_fetch_add_explicit(&next_command, 1, memory_order_relaxed);
+	for (uint32_t k = 0; k < 8 && !e->command; k++) {
+		struct command *c = &commands[(from + k) % PENDING];
+		uint32_t is_free = COMMAND_FREE;
+		if (atomic_compare_exchange_strong(&c->state, &is_free, COMMAND_TAKEN))
+			e->command = c;
+	}
+	if (!e->command) {
+		COUNT(lost_pool, 1);
+		return false;
+	}
+	e->command->handed_out = *event != NULL;
+	e->to = *event ? *event : &e->own;
+	*event = e->to;
+	e->command->record = (struct inject_record){
+		.type = type,
+		.source = INJECT_BY_OPENCL,
+		.correlation = next_correlation(),
+		.weight = weight,
+		.stream = (uint64_t)(uintptr_t)queue,
+		.tid = self_sampling.tid,
+	};
+	uint32_t request = shared.control->request;
+	e->command->record.start_ns = e->begun_ns;
+	e->command->frames.count = 0;
+	if (request & INJECT_STACKS)
+		frames_walk(&e->command->frames, frame, (uintptr_t)caller);
+	if (request & INJECT_SITE)
+		sonde_inject_site(e->command->record.correlation);
+	return true;
+}
+
+static void end(struct enqueue *e, cl_int result)
+{
+	struct command *c = e->command;
+	if (result != CL_OK || !*e->to || (c->handed_out && cl.clRetainEvent(*e->to) != CL_OK)) {
+		atomic_store(&c->state, COMMAND_FREE);
+		return;
+	}
+	c->event = *e->to;
+	atomic_fetch_add(&queued, 1);
+	atomic_store(&c->state, COMMAND_QUEUED);
+	COUNT(host_ns, now_ns() - e->begun_ns);
+}
+
+static void describe_kernel(struct enqueue *e, cl_object kernel, cl_uint dimensions,
+			    const size_t *global, const size_t *local)
+{
+	struct inject_record *r = &e->command->record;
+	char name[INJECT_NAME_MAX];
+	size_t length = 0;
+	if (cl.clGetKernelInfo(kernel, CL_FUNCTION_NAME, sizeof name, name, &length) == CL_OK)
+		r->name = shared_name(name);
+	for (cl_uint k = 0; k < 3; k++) {
+		size_t of = k < dimensions && local && local[k] ? local[k] : 1;
+		size_t all = k < dimensions && global ? global[k] : 1;
+		r->block[k] = (uint32_t)of;
+		r->grid[k] = (uint32_t)((all + of - 1) / of);
+	}
+}
+
+static void describe_copy(struct enqueue *e, uint64_t bytes, uint16_t kind)
+{
+	e->command->record.bytes = bytes;
+	e->command->record.kind = kind;
+}
+
+#define HOOK(NAME, TYPE, PARAMETERS, VALUES, DESCRIBE)                                             \
+	static cl_int(*real_##NAME) PARAMETERS;                                                    \
+	static __attribute__((noinline)) cl_int timed_##NAME PARAMETERS                            \
+	{                                                                                          \
+		struct enqueue e;                                                                  \
+		if (!begin(&e, queue, &event, TYPE, __builtin_frame_address(0),                    \
+			   __builtin_return_address(0)))                                           \
+			return real_##NAME VALUES;                                                 \
+		DESCRIBE;                                                                          \
+		cl_int result = real_##NAME VALUES;                                                \
+		end(&e, result);                                                                   \
+		return result;                                                                     \
+	}                                                                                          \
+	static cl_int hook_##NAME PARAMETERS                                                       \
+	{                                                                                          \
+		if (likely(sampling_skips()))                                                      \
+			return real_##NAME VALUES;                                                 \
+		return timed_##NAME VALUES;                                                        \
+	}
+
+#define KERNEL_PARAMETERS                                                                          \
+	(cl_object queue, cl_object kernel, cl_uint dimensions, const size_t *offset,              \
+	 const size_t *global, const size_t *local, cl_uint waits, const cl_object *wait,          \
+	 cl_object *event)
+#define KERNEL_VALUES (queue, kernel, dimensions, offset, global, local, waits, wait, event)
+#define TRANSFER_PARAMETERS                                                                        \
+	(cl_object queue, cl_object buffer, cl_uint blocking, size_t offset, size_t bytes,         \
+	 void *host, cl_uint waits, const cl_object *wait, cl_object *event)
+#define TRANSFER_VALUES (queue, buffer, blocking, offset, bytes, host, waits, wait, event)
+#define COPY_PARAMETERS                                                                            \
+	(cl_object queue, cl_object from, cl_object to, size_t from_at, size_t to_at,              \
+	 size_t bytes, cl_uint waits, const cl_object *wait, cl_object *event)
+#define COPY_VALUES (queue, from, to, from_at, to_at, bytes, waits, wait, event)
+
+HOOK(clEnqueueNDRangeKernel, INJECT_KERNEL, KERNEL_PARAMETERS, KERNEL_VALUES,
+     describe_kernel(&e, kernel, dimensions, global, local))
+HOOK(clEnqueueReadBuffer, INJECT_COPY, TRANSFER_PARAMETERS, TRANSFER_VALUES,
+     describe_copy(&e, bytes, COPY_D2H))
+HOOK(clEnqueueWriteBuffer, INJECT_COPY, TRANSFER_PARAMETERS, TRANSFER_VALUES,
+     describe_copy(&e, bytes, COPY_H2D))
+HOOK(clEnqueueCopyBuffer, INJECT_COPY, COPY_PARAMETERS, COPY_VALUES,
+     describe_copy(&e, bytes, COPY_D2D))
+
+// ---- queues: with profiling, unless one cannot be had ---------------------------------------------
+
+static cl_object (*real_clCreateCommandQueue)(cl_object, cl_object, cl_bits, cl_int *);
+static cl_object (*real_clCreateCommandQueueWithProperties)(cl_object, cl_object, const cl_bits *,
+							    cl_int *);
+
+static bool is_armed(void)
+{
+	return atomic_load_explicit(&sampling->armed, memory_order_relaxed) == ARMED;
+}
+
+static cl_object hook_clCreateCommandQueue(cl_object context, cl_object device, cl_bits properties,
+					   cl_int *error)
+{
+	if (is_armed() && !(properties & CL_PROFILING)) {
+		cl_object queue = real_clCreateCommandQueue(context, device,
+							    properties | CL_PROFILING, error);
+		if (queue)
+			return queue;
+	}
+	return real_clCreateCommandQueue(context, device, properties, error);
+}
+
+#define MAX_PROPERTIES 32
+static cl_object hook_clCreateCommandQueueWithProperties(cl_object context, cl_object device,
+							 const cl_bits *properties, cl_int *error)
+{
+	cl_bits with[MAX_PROPERTIES + 3];
+	unsigned n = 0;
+	bool found = false;
+	for (; properties && properties[n] && n < MAX_PROPERTIES; n += 2) {
+		with[n] = properties[n];
+		with[n + 1] = properties[n + 1];
+		if (with[n] == CL_QUEUE_PROPERTIES_NAME) {
+			with[n + 1] |= CL_PROFILING;
+			found = true;
+		}
+	}
+	if (!found && n <= MAX_PROPERTIES) {
+		with[n] = CL_QUEUE_PROPERTIES_NAME;
+		with[n + 1] = CL_PROFILING;
+		n += 2;
+	}
+	with[n] = 0;
+	if (is_armed() && n <= MAX_PROPERTIES) {
+		cl_object queue =
+			real_clCreateCommandQueueWithProperties(context, device, with, error);
+		if (queue)
+			return queue;
+	}
+	return real_clCreateCommandQueueWithProperties(context, device, properties, error);
+}
+
+// ---- our own thread ------------------------------------------------------------------------------
+
+#define ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME},
+static struct hook table[] = {
+	// clang-format off
+	ENTRY(clEnqueueNDRangeKernel) ENTRY(clEnqueueReadBuffer)
+	ENTRY(clEnqueueWriteBuffer) ENTRY(clEnqueueCopyBuffer)
+	ENTRY(clCreateCommandQueue) ENTRY(clCreateCommandQueueWithProperties)
+	// clang-format on
+};
+static const char *const loader_and_devices[] = {
+	"libOpenCL", "libpocl", "libnvidia-", "linux-vdso", "ld-linux", "libc.so", NULL,
+};
+static const struct hooks hooks = {table, sizeof table / sizeof *table, loader_and_devices};
+
+bool opencl_begin(void)
+{
+	if (real_clEnqueueNDRangeKernel)
+		return true;
+#define RESOLVE(name, arguments)                                                                   \
+	if (!(cl.name = (cl_int(*) arguments)module_symbol("libOpenCL", #name)))                   \
+		return false;
+	CL_FUNCTIONS(RESOLVE)
+	for (unsigned k = 0; k < hooks.count; k++)
+		*table[k].real = module_symbol("libOpenCL", table[k].name);
+	return real_clEnqueueNDRangeKernel != NULL;
+}
+
+unsigned opencl_hook(bool in, bool only_new)
+{
+	return real_clEnqueueNDRangeKernel ? hooks_apply(&hooks, in, only_new) : 0;
+}
+
+static void read_command(struct command *c)
+{
+	cl_int status = 0;
+	uint64_t enqueued = 0, started = 0, ended = 0;
+	cl_int r = cl.clGetEventInfo(c->event, CL_EVENT_STATUS, sizeof status, &status, NULL);
+	if (r == CL_OK && status > CL_COMPLETE_STATUS)
+		return;
+	if (r == CL_OK && status == CL_COMPLETE_STATUS)
+		r = cl.clGetEventProfilingInfo(c->event, CL_COMMAND_QUEUED, sizeof enqueued,
+					       &enqueued, NULL) ||
+		    cl.clGetEventProfilingInfo(c->event, CL_COMMAND_STARTED, sizeof started,
+					       &started, NULL) ||
+		    cl.clGetEventProfilingInfo(c->event, CL_COMMAND_ENDED, sizeof ended, &ended,
+					       NULL);
+	if (r == CL_OK && status == CL_COMPLETE_STATUS && ended >= started) {
+		// The device's clock is its own; the host enqueued it when the device says that.
+		if (started >= enqueued)
+			c->record.start_ns += started - enqueued;
+		c->record.end_ns = c->record.start_ns + (ended - started);
+		c->record.flags = c->frames.count ? 0 : INJECT_NO_STACK;
+		if (c->frames.count)
+			frames_put(&c->frames, c->record.correlation, c->record.tid);
+		COUNT(timed, shared_put(&c->record));
+	} else {
+		COUNT(lost_order, 1);
+	}
+	cl.clReleaseEvent(c->event);
+	atomic_fetch_sub(&queued, 1);
+	atomic_store(&c->state, COMMAND_FREE);
+}
+
+void opencl_turn(void)
+{
+	for (int k = 0; k < PENDING && opencl_pending(); k++)
+		if (atomic_load(&commands[k].state) == COMMAND_QUEUED)
+			read_command(&commands[k]);
+}
+
+bool opencl_pending(void)
+{
+	return atomic_load(&queued) > 0;
+}

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of the library share. It lives in somebody else's process: nothing here prints,
+ * allocates from the host's heap, waits for a lock of the host's, or stops the host for what fails.
+ */
+#ifndef SONDE_OWN_H
+#define SONDE_OWN_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <link.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <time.h>
+
+#include "../abi/inject.h"
+
+// Any glibc since 2.17 must load it: not the versions that the one here would choose.
+#ifdef __x86_64__
+#define OLD(name) __asm__(".symver " #name "," #name "@GLIBC_2.2.5")
+OLD(pthread_attr_getstack);
+OLD(pthread_attr_setstacksize);
+OLD(pthread_create);
+OLD(pthread_getattr_np);
+OLD(pthread_mutex_trylock);
+OLD(pthread_sigmask);
+#undef OLD
+#endif
+
+#pragma GCC visibility push(hidden)
+
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+static inline uint64_t now_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- shared.c: the memory that the agent reads ---- */
+
+struct shared {
+	struct inject_header *header;
+	struct inject_control *control;
+	struct inject_state *state;
+	struct inject_record *ring;
+	char *names;
+};
+extern struct shared shared;
+
+bool shared_create(uint32_t generation);
+/* In a forked child: the parent's memory is not ours to touch. */
+void shared_forget(void);
+/* By our own thread alone. False: no room, counted. */
+bool shared_put(struct inject_record *record);
+/* By any thread. 0: no room, counted. */
+uint32_t shared_name(const char *text);
+#define COUNT(field, n) __atomic_fetch_add(&shared.state->field, (uint64_t)(n), __ATOMIC_RELAXED)
+#define SET(field, value) __atomic_store_n(&shared.state->field, (value), __ATOMIC_RELAXED)
+
+/* ---- modules.c: what is loaded, by the dynamic linker's own list ---- */
+
+/* A function that we stand in for. `ours` forwards to `real`. */
+struct hook {
+	const char *name;
+	void *ours;
+	void **real;
+};
+
+struct hooks {
+	struct hook *table;
+	unsigned count;
+	const char *const *skip; /* modules that keep the real ones, by a part of their name */
+};
+
+/* The function that the first module whose file name begins with `module` defines, or NULL. */
+void *module_symbol(const char *module, const char *name);
+bool module_path(const char *module, char *path, size_t size);
+/* How often modules were loaded or unloaded; changes when anything was. */
+uint64_t modules_generation(void);
+/* Put ours where words of writable data hold the real ones, or, with `in` false, back. `only_new`:
+ * in modules not looked at since modules_forget(). Returns how many words were found to lead to us. */
+unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new);
+void modules_forget(void);
+/* Between two calls of hooks_apply for the same look: the modules just seen count as looked at. */
+void modules_looked(void);
+/* Is the memory of another copy of this library mapped here? */
+bool other_copy_is_here(void);
+
+/* ---- sampling.c: which launches are timed ---- */
+
+#define ARMED 1
+#define ARMED_AGAIN 2 /* in a forked child: the next launch begins anew */
+
+/* In memory that a fork wipes: in a child every hook passes on at once. */
+struct sampling {
+	_Atomic uint32_t armed;
+	_Atomic uint32_t stride; /* mean */
+	_Atomic uint32_t epoch;	 /* one more whenever the stride is another */
+	_Atomic int32_t tokens;	 /* what may still be timed before the thread refills them */
+	_Atomic uint64_t seen;	 /* launches, counted a stride at a time */
+};
+extern struct sampling *sampling;
+bool sampling_create(void);
+
+struct thread_sampling {
+	uint32_t left;	 /* launches until the next look at the rest */
+	uint32_t looked; /* how many `left` was then */
+	uint32_t rest;	 /* after these, launches until the next one to time */
+	uint32_t drawn;	 /* the mean stride these were drawn with: its weight */
+	uint32_t epoch;
+	uint64_t random; /* state of the generator, 0: not begun */
+	uint32_t tid;
+	uint32_t busy; /* inside a hook: what it calls is not looked at again */
+	uintptr_t stack_end;
+};
+extern __thread struct thread_sampling self_sampling __attribute__((tls_model("initial-exec")));
+
+/* True once in a mean of `stride` launches; *weight says how many it stands for. */
+bool sampling_due(uint32_t *weight);
+void sampling_refill(uint64_t now);
+static inline bool sampling_skips(void)
+{
+	if (likely(!atomic_load_explicit(&sampling->armed, memory_order_relaxed)))
+		return true;
+	if (likely(self_sampling.left > 1)) {
+		self_sampling.left--;
+		return true;
+	}
+	return false;
+}
+
+/* ---- stacks.c ---- */
+
+#define MAX_FRAMES 120
+struct frames {
+	uint32_t count;
+	uint64_t address[MAX_FRAMES];
+};
+void frames_walk(struct frames *to, void *frame, uint64_t caller);
+void frames_put(const struct frames *frames, uint64_t correlation, uint32_t tid);
+
+/* ---- cuda.c, cuda_pool.c: launches timed with events of our own ---- */
+
+enum inject_reason cuda_begin(void);
+void cuda_end(void);
+/* Our thread's turn: make pools that were asked for, read events that happened. */
+void cuda_turn(uint64_t now);
+bool cuda_pending(void);
+unsigned cuda_hook(bool in, bool only_new);
+
+/* ---- opencl.c ---- */
+
+bool opencl_begin(void);
+unsigned opencl_hook(bool in, bool only_new);
+void opencl_turn(void);
+bool opencl_pending(void);
+
+/* ---- start.c ---- */
+
+uint64_t next_correlation(void);
+void start_again_after_fork(void);
+
+#pragma GCC visibility pop
+
+void sonde_inject_site(uint64_t correlation) __attribute__((visibility("default")));
+#endif

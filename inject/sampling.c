@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which launches are timed: strides drawn at random around a mean that follows the rate asked for, so
+// that no step of the program can be in step with it.
+#include "own.h"
+
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define REFILL_NS 20000000u
+#define MAX_STRIDE 1000000u
+#define LOOK_EVERY 256u
+
+static struct sampling nothing;
+struct sampling *sampling = &nothing;
+__thread struct thread_sampling self_sampling __attribute__((tls_model("initial-exec")));
+
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+bool sampling_create(void)
+{
+	if (sampling != &nothing)
+		return true;
+	void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (page == MAP_FAILED)
+		return false;
+	if (madvise(page, 4096, MADV_WIPEONFORK)) { // Linux before 4.14
+		munmap(page, 4096);
+		return false;
+	}
+	sampling = page;
+	return true;
+}
+
+static uint64_t next_random(uint64_t *state)
+{ // splitmix64 (Steele, Lea, Flood 2014)
+	uint64_t z = *state += 0x9e3779b97f4a7c15ull;
+	z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+	z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+	return z ^ (z >> 31);
+}
+
+// The rest is looked at every so often, so that a new stride is heard of soon.
+static void look_after(struct thread_sampling *t)
+{
+	t->left = t->looked = t->rest < LOOK_EVERY ? t->rest : LOOK_EVERY;
+	t->rest -= t->left;
+}
+
+static uint32_t draw(struct thread_sampling *t)
+{ // uniform in 1 … 2 mean - 1
+	return 1 + (uint32_t)(next_random(&t->random) % (2ull * t->drawn - 1));
+}
+
+// What is left of the stride that covers now, as if it had been going on for ever: a stride of length
+// k covers now with a chance in proportion to k.
+static uint32_t residual(struct thread_sampling *t)
+{
+	uint32_t stride;
+	do
+		stride = draw(t);
+	while (next_random(&t->random) % (2ull * t->drawn - 1) >= stride);
+	return 1 + (uint32_t)(next_random(&t->random) % stride);
+}
+
+static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoch)
+{
+	t->tid = (uint32_t)syscall(SYS_gettid);
+	t->random =
+		(shared.control->seed ? shared.control->seed : now_ns()) ^ ((uint64_t)t->tid << 32);
+	t->drawn = mean, t->epoch = epoch;
+	t->rest = residual(t) - 1;
+	t->looked = 1;
+}
+
+bool sampling_due(uint32_t *weight)
+{
+	struct thread_sampling *t = &self_sampling;
+	if (unlikely(atomic_load_explicit(&sampling->armed, memory_order_relaxed) == ARMED_AGAIN)) {
+		start_again_after_fork();
+		return false;
+	}
+	uint32_t mean = atomic_load_explicit(&sampling->stride, memory_order_relaxed);
+	uint32_t epoch = atomic_load_explicit(&sampling->epoch, memory_order_relaxed);
+	if (!mean)
+		return false;
+	if (!t->random)
+		begin_thread(t, mean, epoch);
+	atomic_fetch_add_explicit(&sampling->seen, t->looked, memory_order_relaxed);
+	bool due = !t->rest;
+	*weight = t->drawn;
+	if (t->epoch != epoch) {
+		t->drawn = mean, t->epoch = epoch;
+		t->rest = due ? draw(t) : residual(t);
+	} else if (due) {
+		t->rest = draw(t);
+	}
+	look_after(t);
+	if (!due)
+		return false;
+	COUNT(sampled, 1);
+	if (atomic_fetch_sub_explicit(&sampling->tokens, 1, memory_order_relaxed) > 0)
+		return true;
+	atomic_fetch_add_explicit(&sampling->tokens, 1, memory_order_relaxed);
+	COUNT(lost_pool, 1);
+	return false;
+}
+
+// By our thread: tokens for the next while, and a stride that fits the rate of launches.
+void sampling_refill(uint64_t now)
+{
+	static uint64_t last, seen_before;
+	static double rate;
+	uint32_t per_second = shared.control->per_second, every = shared.control->every;
+	if (per_second > 100000)
+		per_second = 100000;
+	if (now - last < REFILL_NS)
+		return;
+	double passed_s = last ? (double)(now - last) / 1e9 : 0.02;
+	uint64_t seen = atomic_load_explicit(&sampling->seen, memory_order_relaxed);
+	double here = (double)(seen - seen_before) / passed_s;
+	last = now, seen_before = seen;
+	// Up at once, down slowly: a burst must not find the stride of a quiet time.
+	rate = here > rate ? here : rate + (here - rate) * (passed_s < 1 ? passed_s : 1);
+	double stride = every ? every : per_second ? rate / per_second : 0;
+	if (!every && per_second && stride < 1)
+		stride = 1;
+	if (stride > MAX_STRIDE)
+		stride = MAX_STRIDE;
+	uint32_t wanted = (uint32_t)(stride + 0.5);
+	uint32_t current = atomic_load_explicit(&sampling->stride, memory_order_relaxed);
+	if (every ? wanted != current :
+		    wanted > current + current / 4 || wanted + wanted / 4 < current) {
+		atomic_store_explicit(&sampling->stride, wanted, memory_order_relaxed);
+		atomic_fetch_add_explicit(&sampling->epoch, 1, memory_order_relaxed);
+		SET(every, wanted);
+	}
+	int32_t tokens = every ? 1 << 20 : (int32_t)(per_second * 0.04) + 4;
+	atomic_store_explicit(&sampling->tokens, tokens, memory_order_relaxed);
+}

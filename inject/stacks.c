@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stack of a sampled launch: by frame pointers here, or by whoever probes sonde_inject_site.
+#include "own.h"
+
+#include <pthread.h>
+#include <string.h>
+
+// Nothing but a place: an agent's uprobe takes the stack here. A multi-byte nop, which newer kernels
+// probe cheaply; the file is compiled without a red zone, which such a probe would write into.
+__attribute__((noinline)) void sonde_inject_site(uint64_t correlation)
+{
+	__asm__ volatile(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00" : : "D"(correlation) : "memory");
+}
+
+static uintptr_t find_stack_end(void)
+{
+	pthread_attr_t attributes;
+	void *low = NULL;
+	size_t size = 0;
+	if (pthread_getattr_np(pthread_self(), &attributes))
+		return 1;
+	pthread_attr_getstack(&attributes, &low, &size);
+	pthread_attr_destroy(&attributes);
+	return (uintptr_t)low + size;
+}
+
+void frames_walk(struct frames *to, void *frame, uint64_t caller)
+{
+	struct thread_sampling *t = &self_sampling;
+	if (!t->stack_end)
+		t->stack_end = find_stack_end();
+	uintptr_t at = (uintptr_t)frame, lowest = (uintptr_t)&at;
+	to->count = 0;
+	to->address[to->count++] = caller;
+	// Every word read lies between here and the stack's end: mapped, whatever it holds.
+	for (;;) {
+		if (at < lowest || at & 7 || at + 16 > t->stack_end || to->count == MAX_FRAMES)
+			return;
+		uintptr_t next = ((uintptr_t *)at)[0], back = ((uintptr_t *)at)[1];
+		if (back < 4096)
+			return;
+		if (back != caller || to->count > 1)
+			to->address[to->count++] = back;
+		if (next <= at)
+			return;
+		at = next;
+	}
+}
+
+void frames_put(const struct frames *frames, uint64_t correlation, uint32_t tid)
+{
+	uint32_t parts = (frames->count + INJECT_FRAMES_EACH - 1) / INJECT_FRAMES_EACH;
+	for (uint32_t part = 0; part < parts; part++) {
+		union {
+			struct inject_frames frames;
+			struct inject_record record;
+		} u;
+		uint32_t from = part * INJECT_FRAMES_EACH, n = frames->count - from;
+		memset(&u, 0, sizeof u);
+		u.frames.type = INJECT_FRAMES;
+		u.frames.part = (uint8_t)part;
+		u.frames.parts = (uint8_t)parts;
+		u.frames.frames = n < INJECT_FRAMES_EACH ? n : INJECT_FRAMES_EACH;
+		u.frames.correlation = correlation;
+		u.frames.tid = tid;
+		memcpy(u.frames.address, frames->address + from, 8ul * u.frames.frames);
+		if (!shared_put(&u.record))
+			return;
+	}
+}

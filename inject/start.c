@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the library begins, what its one thread does, and what becomes of it in a forked child.
+#include "own.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define TURN_NS 2000000u
+#define QUIET_NS 10000000u
+#define IDLE_TURN_NS 250000000u
+#define LOOK_NS 1000000000u
+#define FULL_LOOK_NS 60000000000ull
+
+static _Atomic uint64_t correlations;
+static _Atomic uint32_t again_lock;
+static _Atomic bool exiting;
+static uint32_t generation;
+/* Held while the loader's list is walked, so that no fork happens then. */
+static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
+static __thread bool holds_looking __attribute__((tls_model("initial-exec")));
+
+uint64_t next_correlation(void)
+{
+	return atomic_fetch_add_explicit(&correlations, 1, memory_order_relaxed) + 1;
+}
+
+// ---- what is asked, and how far it is ------------------------------------------------------------
+
+static void arm(bool on)
+{
+	atomic_store_explicit(&sampling->armed, on ? ARMED : 0, memory_order_release);
+}
+
+struct work {
+	uint64_t modules, next_full;
+	unsigned full_looks, hooks;
+	enum inject_reason reason;
+};
+
+// Look for device libraries and for the words through which they are called: in new modules when there
+// are any, and in all a few times later, because some tables are filled at the first call.
+static void look(struct work *w, uint32_t request, uint64_t now)
+{
+	pthread_mutex_lock(&looking);
+	uint64_t modules = modules_generation();
+	bool full = now >= w->next_full;
+	if (modules == w->modules && !full) {
+		pthread_mutex_unlock(&looking);
+		return;
+	}
+	enum inject_reason reason = INJECT_NO_LIBRARY;
+	unsigned hooks = 0;
+	if (request & (INJECT_EVENTS | INJECT_WINDOWS))
+		reason = cuda_begin();
+	if ((request & INJECT_OPENCL) && opencl_begin() && reason == INJECT_NO_LIBRARY)
+		reason = INJECT_OK;
+	if (reason == INJECT_OK) {
+		hooks = cuda_hook(true, !full) + opencl_hook(true, !full);
+		modules_looked();
+	}
+	if (modules != w->modules && reason == INJECT_OK)
+		w->full_looks = 0;
+	if (full || modules != w->modules)
+		w->next_full = now + (w->full_looks < 5 ? LOOK_NS << w->full_looks : FULL_LOOK_NS);
+	w->full_looks++;
+	w->modules = modules;
+	w->hooks = full ? hooks : w->hooks + hooks;
+	w->reason = w->hooks || reason != INJECT_OK ? reason : INJECT_NO_HOOK;
+	SET(hooks, w->hooks);
+	SET(reason, w->reason);
+	pthread_mutex_unlock(&looking);
+}
+
+static void unhook(struct work *w)
+{
+	if (!w->modules)
+		return;
+	pthread_mutex_lock(&looking);
+	cuda_hook(false, false);
+	opencl_hook(false, false);
+	modules_forget();
+	pthread_mutex_unlock(&looking);
+	SET(hooks, 0);
+	memset(w, 0, sizeof *w);
+}
+
+static enum inject_status turn(struct work *w, uint64_t now)
+{
+	const struct inject_control *c = shared.control;
+	uint32_t request = __atomic_load_n(&c->request, __ATOMIC_ACQUIRE);
+	uint64_t beat = __atomic_load_n(&c->heartbeat_ns, __ATOMIC_RELAXED);
+	if (c->off == INJECT_KILL) {
+		arm(false);
+		unhook(w);
+		return INJECT_KILLED;
+	}
+	if (request == INJECT_LEAVE) {
+		arm(false);
+		unhook(w);
+		return INJECT_LEFT;
+	}
+	bool beating = beat + INJECT_IDLE_NS > now && beat <= now + INJECT_AHEAD_NS;
+	if (!beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
+		arm(false);
+		return INJECT_IDLE;
+	}
+	look(w, request, now);
+	if (!w->hooks) {
+		arm(false);
+		return w->reason == INJECT_NO_LIBRARY ? INJECT_WAITING : INJECT_REFUSED;
+	}
+	sampling_refill(now);
+	arm(request & (INJECT_EVENTS | INJECT_OPENCL));
+	return INJECT_TIMING;
+}
+
+static void nap(uint64_t ns)
+{
+	struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+	clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+}
+
+static uint64_t thread_cpu_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void *serve(void *unused)
+{
+	struct work work = {0};
+	(void)unused;
+	prctl(PR_SET_NAME, "sonde");
+	while (!atomic_load(&exiting)) {
+		uint64_t now = now_ns();
+		enum inject_status status = turn(&work, now);
+		SET(status, status);
+		SET(beat_ns, now);
+		if (status == INJECT_TIMING || cuda_pending())
+			cuda_turn(now);
+		opencl_turn();
+		bool pending = cuda_pending() || opencl_pending();
+		SET(launches, atomic_load(&sampling->seen));
+		SET(self_ns, thread_cpu_ns());
+		if (status == INJECT_KILLED && !pending)
+			break;
+		nap(pending					   ? TURN_NS :
+		    status == INJECT_IDLE || status == INJECT_LEFT ? IDLE_TURN_NS :
+								     QUIET_NS);
+	}
+	return NULL;
+}
+
+// ---- beginning -----------------------------------------------------------------------------------
+
+static bool start_thread(void)
+{
+	sigset_t all, before;
+	pthread_attr_t attributes;
+	pthread_t thread;
+	sigfillset(&all);
+	pthread_sigmask(SIG_BLOCK, &all, &before);
+	pthread_attr_init(&attributes);
+	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	pthread_attr_setstacksize(&attributes, 256 << 10);
+	int failed = pthread_create(&thread, &attributes, serve, NULL);
+	pthread_attr_destroy(&attributes);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return !failed;
+}
+
+static uint32_t number(const char **text)
+{ // not strtoul, whose name newer C libraries change
+	uint32_t n = 0;
+	for (; *text && **text >= '0' && **text <= '9'; ++*text)
+		n = n * 10 + (uint32_t)(**text - '0');
+	return n;
+}
+
+// SONDE_INJECT=REQUEST:PER_SECOND, for a program that is started by Sonde: begin with that, before the
+// agent has found us, as if it had just beaten.
+static void begin_as_told(void)
+{
+	const char *word = getenv("SONDE_INJECT");
+	uint32_t request = number(&word);
+	if (!request || *word++ != ':')
+		return;
+	struct inject_control *c = shared.control;
+	c->per_second = number(&word);
+	c->request = request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_STACKS);
+	c->heartbeat_ns = now_ns() + INJECT_AHEAD_NS;
+}
+
+static void begin(void)
+{
+	if (!sampling_create() || !shared_create(++generation))
+		return;
+	begin_as_told();
+	if (!start_thread())
+		shared_forget();
+}
+
+static void before_fork(void)
+{ // bounded: a loader that waits for this very fork must not wait for ever
+	for (int i = 0; i < 50; i++) {
+		holds_looking = !pthread_mutex_trylock(&looking);
+		if (holds_looking)
+			return;
+		nap(1000000);
+	}
+}
+
+static void after_fork_in_parent(void)
+{
+	if (holds_looking)
+		pthread_mutex_unlock(&looking);
+}
+
+static void after_fork_in_child(void)
+{
+	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
+	looking = fresh;
+	if (shared.header && sampling_create())
+		atomic_store(&sampling->armed, ARMED_AGAIN);
+}
+
+// In a forked child, at its first launch: memory and a thread of its own.
+void start_again_after_fork(void)
+{
+	if (atomic_exchange(&again_lock, 1))
+		return;
+	atomic_store(&sampling->armed, 0);
+	shared_forget();
+	begin();
+	atomic_store(&again_lock, 0);
+}
+
+static void at_exit(void)
+{
+	arm(false);
+	atomic_store(&exiting, true);
+}
+
+__attribute__((constructor)) static void loaded(void)
+{
+	const char *word = getenv("SONDE_INJECT");
+	if ((word && !strcmp(word, "off")) || other_copy_is_here())
+		return;
+	begin();
+	pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+	atexit(at_exit);
+}
+
+// CUDA_INJECTION64_PATH: the driver calls this after loading. Nothing is left to do.
+__attribute__((visibility("default"))) int InitializeInjection(void)
+{
+	return 1;
+}

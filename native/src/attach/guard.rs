@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A second process that outlives the tracer's violent death. A borrowed thread needs no help to
+//! come back, except where it waits for the loader's lock in a ring of locks: there it is sent on to
+//! the unlock.
+use std::io::{Error, Result as IoResult};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use libc::{pid_t, user_regs_struct};
+
+use super::borrow::STACK_ROOM_BYTES;
+use super::trace::{self, Thread};
+use super::Landmarks;
+
+pub const LOCK_BOUND: Duration = Duration::from_millis(10);
+const TRIES: usize = 100;
+
+/// What the guardian must know; in memory that both processes map.
+pub struct Shared {
+    pub tid: AtomicI32,
+    pub inner_tid: AtomicI32,
+    pub frame: AtomicU64,
+}
+
+pub struct Guardian {
+    shared: *mut Shared,
+    pipe: i32,
+    pid: pid_t,
+}
+
+/// Whether a thread holds a lock of the loader; None: that cannot be read.
+///
+/// The loader's mutexes lie in its writable data, each a `pthread_mutex_t` (lock, count, owner,
+/// users, kind) of the recursive kind.
+pub fn holds_loader_lock(pid: pid_t, inner_tid: i32, at: &Landmarks) -> Option<bool> {
+    const MOST_BYTES: u64 = 1 << 20;
+    let (low, high) = at.loader_data;
+    let mut data = vec![0u8; (high - low).min(MOST_BYTES) as usize];
+    if trace::read(pid, low, &mut data) != data.len() {
+        return None;
+    }
+    let word = |i: usize| i32::from_le_bytes(data[i..i + 4].try_into().unwrap());
+    Some((0..data.len().saturating_sub(20)).step_by(8).any(|i| {
+        let (lock, count, owner, kind) = (word(i), word(i + 4), word(i + 8), word(i + 16));
+        lock != 0 && count > 0 && owner == inner_tid && kind == 1
+    }))
+}
+
+/// Whether a thread waits for the loader's first lock and holds none of the loader's: only then may
+/// a load be given up.
+pub fn waits_empty_handed(
+    pid: pid_t,
+    inner_tid: i32,
+    regs: &user_regs_struct,
+    at: &Landmarks,
+) -> bool {
+    let (low, high) = at.loader_data;
+    regs.orig_rax as i64 == libc::SYS_futex
+        && (low..high).contains(&regs.rdi)
+        && holds_loader_lock(pid, inner_tid, at) == Some(false)
+}
+
+/// Registers that send a thread from inside the load to the unlock, and from there home.
+pub fn to_the_unlock(regs: &user_regs_struct, frame: u64, at: &Landmarks) -> user_regs_struct {
+    let mut r = *regs;
+    r.rip = at.list_unlock;
+    r.rsp = frame;
+    r.orig_rax = u64::MAX;
+    r
+}
+
+impl Guardian {
+    pub fn start(pid: pid_t, at: &Landmarks) -> IoResult<Self> {
+        let mut ends = [0; 2];
+        // SAFETY: plain calls; the mapping is checked; the child makes plain calls only and leaves.
+        unsafe {
+            let memory = libc::mmap(
+                std::ptr::null_mut(),
+                size_of::<Shared>(),
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            if memory == libc::MAP_FAILED || libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) != 0 {
+                return Err(Error::last_os_error());
+            }
+            let shared = memory.cast::<Shared>(); // zeros are valid
+            match libc::fork() {
+                -1 => Err(Error::last_os_error()),
+                0 => {
+                    for fd in [ends[1], 0, 1, 2] {
+                        libc::close(fd);
+                    }
+                    libc::setsid();
+                    guard(ends[0], &*shared, pid, at);
+                    libc::_exit(0)
+                }
+                child => {
+                    libc::close(ends[0]);
+                    Ok(Self { shared, pipe: ends[1], pid: child })
+                }
+            }
+        }
+    }
+
+    /// Watch over this thread; 0: over none.
+    pub fn watch(&self, tid: pid_t, inner_tid: i32, frame: u64) {
+        // SAFETY: mapped until the end of the process.
+        let shared = unsafe { &*self.shared };
+        shared.frame.store(frame, Ordering::SeqCst);
+        shared.inner_tid.store(inner_tid, Ordering::SeqCst);
+        shared.tid.store(tid, Ordering::SeqCst);
+    }
+
+    /// No longer needed.
+    pub fn dismiss(&mut self) {
+        if self.pipe < 0 {
+            return;
+        }
+        self.watch(0, 0, 0);
+        // SAFETY: our own descriptor and child.
+        unsafe {
+            libc::write(self.pipe, c"d".as_ptr().cast(), 1);
+            libc::close(self.pipe);
+            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+        }
+        self.pipe = -1;
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        self.dismiss();
+    }
+}
+
+/// Wait for the tracer's end; if it was a violent one, see the thread home. Allocates little, and
+/// nothing that another thread could hold: this process never had a second one.
+fn guard(pipe: i32, shared: &Shared, pid: pid_t, at: &Landmarks) {
+    let mut said = 0u8;
+    // SAFETY: one byte into `said`.
+    if unsafe { libc::read(pipe, std::ptr::from_mut(&mut said).cast(), 1) } == 1 {
+        return;
+    }
+    for _ in 0..TRIES {
+        let tid = shared.tid.load(Ordering::SeqCst);
+        if tid == 0 {
+            return;
+        }
+        let frame = shared.frame.load(Ordering::SeqCst);
+        std::thread::sleep(LOCK_BOUND);
+        let thread = Thread(tid);
+        if thread.seize().is_err() {
+            return;
+        }
+        let stopped = thread.to_event_stop(false, Instant::now() + Duration::from_millis(50));
+        let mut ours = true;
+        if stopped.is_ok() {
+            if let Ok(regs) = thread.regs() {
+                ours = regs.rsp < frame && regs.rsp > frame - STACK_ROOM_BYTES;
+                let inner_tid = shared.inner_tid.load(Ordering::SeqCst);
+                if ours && waits_empty_handed(pid, inner_tid, &regs, at) {
+                    let _ = thread.set_regs(&to_the_unlock(&regs, frame, at));
+                    ours = false;
+                }
+            }
+        }
+        thread.let_go();
+        if !ours {
+            return;
+        }
+    }
+}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The load itself, on a borrowed thread.
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::{Error, Result as IoResult, Write as _};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::{Duration, Instant};
+
+use libc::{pid_t, user_regs_struct};
+
+use super::borrow::Borrowed;
+use super::guard::{to_the_unlock, waits_empty_handed, Guardian, LOCK_BOUND};
+use super::trace::{self, block_sigchld, Step, Stuck, Thread};
+use super::{Candidate, Landmarks};
+
+const STUB_BYTES: u64 = 9;
+const TRAP_AND_DIRECTION: u64 = 0x500;
+const RTLD_NOW: u64 = 2;
+const MFD_CLOEXEC_SEALING: u64 = 3;
+const MFD_EXEC: u64 = 0x10; // known since Linux 6.3
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// How an attempt ended; `Attempt` tells it to Python.
+pub struct Ended {
+    pub outcome: &'static str,
+    pub why: String,
+    pub stage: &'static str,
+    pub stop: Duration,
+    pub calls: u32,
+}
+
+pub struct Borrower {
+    pid: pid_t,
+    at: Landmarks,
+    guardian: Guardian,
+}
+
+/// What went wrong, and whether the load had begun by then.
+enum Trouble {
+    Stuck(Stuck),
+    /// Nothing of the program is held: the thread can be put back.
+    Busy(String),
+    Refused(String),
+}
+
+impl From<Stuck> for Trouble {
+    fn from(it: Stuck) -> Self {
+        Trouble::Stuck(it)
+    }
+}
+
+/// The steps of one load. `stage` says where it is, for the message and for what may be undone.
+struct Load<'a> {
+    it: Borrowed,
+    at: &'a Landmarks,
+    inner_tid: i32,
+    until: Instant,
+    stage: &'static str,
+    fd: i64,
+    calls: u32,
+}
+
+impl Load<'_> {
+    fn run_from(&self, regs: &mut user_regs_struct, ip: u64, sp: u64) -> Step {
+        regs.rip = ip;
+        regs.rsp = sp;
+        regs.orig_rax = u64::MAX; // no call to restart
+        self.it.thread.set_regs(regs)
+    }
+
+    fn regs(&self) -> Step<user_regs_struct> {
+        self.it.thread.regs()
+    }
+
+    /// At the entry of rt_sigreturn: run another call in its place, to its exit. Whatever happens to
+    /// us, the thread goes on to the stub again and so to its old state.
+    fn call(&self, number: i64, a: u64, b: u64) -> Step<i64> {
+        let mut r = self.regs()?;
+        r.orig_rax = number as u64;
+        r.rdi = a;
+        r.rsi = b;
+        r.rip = self.at.sigreturn;
+        self.it.thread.set_regs(&r)?;
+        self.it.thread.to_syscall(self.until)?;
+        Ok(self.regs()?.rax as i64)
+    }
+
+    fn put_text(&self, text: &str) -> Step {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.push(0);
+        let written = trace::write(self.it.pid, self.it.places.text, &bytes);
+        if written {
+            Ok(())
+        } else {
+            Err(Stuck::Gone)
+        }
+    }
+
+    /// To the entry of the rt_sigreturn that ends the foreign work.
+    fn run_to_sigreturn(&mut self, until: Instant) -> Step {
+        loop {
+            self.it.thread.to_syscall(until)?;
+            let r = self.regs()?;
+            self.calls += 1;
+            if r.orig_rax as i64 == libc::SYS_rt_sigreturn
+                && r.rip == self.at.sigreturn + STUB_BYTES
+                && r.rsp == self.it.places.frame + 8
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    fn begin(&mut self) -> Result<(), Trouble> {
+        let mut r = self.it.regs;
+        r.eflags &= !TRAP_AND_DIRECTION;
+        // Threads that the constructor makes inherit this: no handler of the program runs on them.
+        self.it.thread.set_mask(u64::MAX)?;
+        self.run_from(&mut r, self.at.sigreturn, self.it.places.frame + 8)?;
+        self.it.thread.to_syscall(self.until)?; // the entry of rt_sigreturn
+        Ok(())
+    }
+
+    fn make_memfd(&mut self, name: &str, library: &[u8]) -> Result<(), Trouble> {
+        self.stage = "memfd_create";
+        self.put_text(name)?;
+        let text = self.it.places.text;
+        let number = libc::SYS_memfd_create;
+        self.fd = self.call(number, text, MFD_CLOEXEC_SEALING | MFD_EXEC)?;
+        if self.fd == -i64::from(libc::EINVAL) {
+            self.it.thread.to_syscall(self.until)?;
+            self.fd = self.call(number, text, MFD_CLOEXEC_SEALING)?;
+        }
+        if self.fd < 0 {
+            let error = Error::from_raw_os_error(-self.fd as i32);
+            return Err(Trouble::Refused(format!("the process may not make a memfd: {error}")));
+        }
+        self.stage = "write";
+        if let Err(error) = write_library(self.it.pid, self.fd, library) {
+            self.it.thread.to_syscall(self.until)?;
+            let _ = self.call(libc::SYS_close, self.fd as u64, 0)?;
+            let why = format!("the library cannot be written into the process's memfd: {error}");
+            return Err(Trouble::Refused(why));
+        }
+        Ok(())
+    }
+
+    /// Take the lock that fork() takes, too: lock → getppid (where we take over again) → unlock →
+    /// rt_sigreturn. Safe to be killed anywhere.
+    fn take_fork_guard(&mut self) -> Result<(), Trouble> {
+        self.stage = "fork guard";
+        let below = self.it.places.frame - 16;
+        let mut r = self.regs()?;
+        self.run_from(&mut r, self.at.list_lock, below)?;
+        let mut until = Instant::now() + LOCK_BOUND;
+        loop {
+            match self.it.thread.to_syscall(until) {
+                Ok(()) if self.regs()?.orig_rax as i64 == libc::SYS_getppid => break,
+                Ok(()) => {}
+                Err(Stuck::Gone) => return Err(Stuck::Gone.into()),
+                Err(Stuck::Late) => {
+                    self.it.thread.to_event_stop(false, self.until.max(until) + SETTLE)?;
+                    if self.regs()?.orig_rax as i64 == libc::SYS_futex {
+                        // Still inside the wait, so the lock is not ours.
+                        return Err(Trouble::Busy("the lock of open files was held".into()));
+                    }
+                    until = Instant::now() + LOCK_BOUND;
+                }
+            }
+        }
+        self.it.thread.to_syscall(self.until)?;
+        if trace::write(self.it.pid, below, &self.at.ret.to_le_bytes()) {
+            Ok(())
+        } else {
+            Err(Stuck::Gone.into())
+        }
+    }
+
+    /// True: the library was loaded or refused by the loader; false: the loader was busy.
+    fn dlopen(&mut self, path: &str) -> Result<bool, Trouble> {
+        self.stage = "dlopen";
+        self.put_text(path)?;
+        let mut r = self.regs()?;
+        r.rdi = self.it.places.text;
+        r.rsi = RTLD_NOW;
+        r.rax = 0;
+        self.run_from(&mut r, self.at.dlopen, self.it.places.frame - 16)?;
+        loop {
+            match self.run_to_sigreturn(Instant::now() + LOCK_BOUND) {
+                Ok(()) => return Ok(true),
+                Err(Stuck::Late) if Instant::now() < self.until => {}
+                Err(other) => return Err(other.into()),
+            }
+            self.it.thread.to_event_stop(false, self.until + SETTLE)?;
+            let r = self.regs()?;
+            if waits_empty_handed(self.it.pid, self.inner_tid, &r, self.at) {
+                self.stage = "abort";
+                let frame = self.it.places.frame;
+                self.it.thread.set_regs(&to_the_unlock(&r, frame, self.at))?;
+                self.run_to_sigreturn(self.until + SETTLE)?;
+                return Ok(false);
+            }
+        }
+    }
+
+    fn end(&mut self) -> Result<(), Trouble> {
+        self.stage = "close";
+        self.until += SETTLE;
+        self.call(libc::SYS_close, self.fd as u64, 0)?;
+        self.it.thread.to_event_stop(true, self.until)?;
+        self.stage = "put back";
+        self.it.put_back()?;
+        Ok(())
+    }
+
+    fn run(&mut self, name: &str, library: &[u8], path_seed: u32) -> Result<bool, Trouble> {
+        self.begin()?;
+        self.make_memfd(name, library)?;
+        self.take_fork_guard()?;
+        let loaded = self.dlopen(&path_of(self.fd, path_seed))?;
+        self.end()?;
+        Ok(loaded)
+    }
+
+    fn ended(&self, outcome: &'static str, why: impl Into<String>) -> Ended {
+        let stop = self.it.since.elapsed();
+        Ended { outcome, why: why.into(), stage: self.stage, stop, calls: self.calls }
+    }
+
+    /// Undo what can be undone. Before the load nothing is held and the thread is put back; in it,
+    /// the thread finishes by itself.
+    fn recover(&mut self, trouble: Trouble) -> Ended {
+        let thread = self.it.thread;
+        let (outcome, why) = match trouble {
+            Trouble::Stuck(Stuck::Gone) => {
+                thread.let_go();
+                return self.ended("gone", "the thread ended");
+            }
+            Trouble::Stuck(Stuck::Late) if matches!(self.stage, "dlopen" | "abort" | "close") => {
+                let why = "the load took too long; the thread was let go and finishes by itself";
+                let _ = thread.to_event_stop(false, Instant::now() + SETTLE);
+                thread.let_go();
+                return self.ended("let-go", why);
+            }
+            Trouble::Stuck(Stuck::Late) => ("busy", "it took too long".to_string()),
+            Trouble::Busy(why) => ("busy", why),
+            Trouble::Refused(why) => ("put-back", why),
+        };
+        // At any other stop than one in the signal path the interrupt alone does not stop it.
+        let resume = outcome == "put-back";
+        let stood = self.stage == "fork guard" && outcome == "busy"
+            || thread.to_event_stop(resume, Instant::now() + SETTLE).is_ok();
+        if stood && self.it.put_back().is_ok() {
+            return self.ended(outcome, why);
+        }
+        thread.let_go();
+        self.ended("gone", why)
+    }
+}
+
+/// The loader knows libraries by the text of their path: "/proc/self/fd/3" twice is one library. So
+/// every load spells its path in its own way, with "/" or "/./" by the bits of a seed.
+fn path_of(fd: i64, seed: u32) -> String {
+    let mut path = String::from("/proc/self/fd");
+    let mut bits = seed & 0x0fff_ffff;
+    while bits != 0 {
+        path.push_str(if bits & 1 == 1 { "/." } else { "/" });
+        bits >>= 1;
+    }
+    let _ = write!(path, "/{fd}");
+    path
+}
+
+fn write_library(pid: pid_t, fd: i64, library: &[u8]) -> IoResult<()> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_CLOEXEC)
+        .open(format!("/proc/{pid}/fd/{fd}"))?;
+    file.write_all(library)?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
+    // SAFETY: a plain call on our own descriptor.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
+        return Err(Error::last_os_error());
+    }
+    Ok(())
+}
+
+impl Borrower {
+    pub fn new(pid: pid_t, at: Landmarks) -> IoResult<Self> {
+        block_sigchld();
+        let guardian = Guardian::start(pid, &at)?;
+        Ok(Self { pid, at, guardian })
+    }
+
+    pub fn close(&mut self) {
+        self.guardian.dismiss();
+    }
+
+    pub fn load(
+        &mut self,
+        candidate: &Candidate,
+        library: &[u8],
+        name: &str,
+        path_seed: u32,
+        bound: Duration,
+    ) -> Ended {
+        let it = match Borrowed::take(self.pid, candidate, &self.at) {
+            Ok(it) => it,
+            Err(why) => {
+                let stop = Duration::ZERO;
+                return Ended { outcome: "passed-over", why, stage: "borrow", stop, calls: 0 };
+            }
+        };
+        if !it.lay_frame(&self.at) {
+            let _ = it.put_back();
+            let why = "memory below its stack cannot be written".into();
+            let stop = it.since.elapsed();
+            return Ended { outcome: "passed-over", why, stage: "frame", stop, calls: 0 };
+        }
+        self.guardian.watch(candidate.tid, candidate.inner_tid, it.places.frame);
+        let mut load = Load {
+            it,
+            at: &self.at,
+            inner_tid: candidate.inner_tid,
+            until: Instant::now() + bound,
+            stage: "start",
+            fd: -1,
+            calls: 0,
+        };
+        let ended = match load.run(name, library, path_seed) {
+            Ok(true) => load.ended("done", ""),
+            Ok(false) => load.ended("busy", "the loader was busy"),
+            Err(trouble) => load.recover(trouble),
+        };
+        // A thread that was let go in the load may yet need the guardian.
+        if ended.outcome != "let-go" {
+            self.guardian.watch(0, 0, 0);
+        }
+        ended
+    }
+
+    /// Needs CAP_SYS_ADMIN, and no filter of our own.
+    pub fn filters(&mut self, tid: pid_t) -> IoResult<Vec<Vec<u8>>> {
+        let thread = Thread(tid);
+        thread.seize()?;
+        let found = match thread.to_event_stop(false, Instant::now() + Duration::from_millis(50)) {
+            Ok(()) => all_filters(thread),
+            Err(_) => Err(Error::from_raw_os_error(libc::ESRCH)),
+        };
+        thread.let_go();
+        found
+    }
+}
+
+fn all_filters(thread: Thread) -> IoResult<Vec<Vec<u8>>> {
+    let mut filters = Vec::new();
+    while let Some(length) = thread.filter_length(filters.len())? {
+        filters.push(thread.filter(filters.len(), length)?);
+    }
+    Ok(filters)
+}

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""May this process take a library in, and may we bring it? Asked before it is touched."""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sonde.errors import PermissionDenied, ProcessGone, TargetRefused, UsageError
+
+_CAP_SYS_PTRACE: Final = 19
+_YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
+_LOOK_UP: Final = "Look the pid up with: ps -e -o pid,args"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Of /proc/PID/status or /proc/PID/task/TID/status (proc_pid_status(5))."""
+
+    name: str
+    state: str
+    tgid: int
+    uid: int
+    """The real one."""
+    tracer: int
+    inner_tid: int
+    """In the process's own namespace."""
+    seccomp: int
+    """0 none, 1 strict, 2 filters."""
+    filters: int
+    shadow_stack: bool
+    capabilities: int
+
+
+def read_status(pid: int, tid: int | None = None, proc: Path = Path("/proc")) -> Status | None:
+    """None where the process or thread is gone."""
+    path = proc / str(pid) / "status" if tid is None else proc / f"{pid}/task/{tid}/status"
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except (OSError, ValueError):
+        return None
+    fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    try:
+        return Status(
+            name=fields["Name"],
+            state=fields["State"][:1],
+            tgid=int(fields["Tgid"]),
+            uid=int(fields["Uid"].split()[0]),
+            tracer=int(fields.get("TracerPid", 0)),
+            inner_tid=int(fields.get("NSpid", fields["Pid"]).split()[-1]),
+            seccomp=int(fields.get("Seccomp", 0)),
+            filters=int(fields.get("Seccomp_filters", 0)),
+            shadow_stack="shstk" in fields.get("x86_Thread_features", "").split(),
+            capabilities=int(fields.get("CapEff", "0"), 16),
+        )
+    except (KeyError, IndexError, ValueError):
+        return None
+
+
+def start_time(pid: int) -> int:
+    """When it started, in clock ticks: with the pid, its identity. Raises ProcessGone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        return int(stat.rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError) as error:
+        raise gone(pid) from error
+
+
+def gone(pid: int) -> ProcessGone:
+    """What to raise when a process ends meanwhile."""
+    return ProcessGone(f"process {pid} ended meanwhile", "")
+
+
+def require(pid: int) -> Status:
+    """What stands in the way before anything is tried, each with its own word.
+
+    Raises UsageError (no such process), PermissionDenied (whose capability is missing),
+    TargetRefused (it cannot be done to this one). Harmless: reads /proc alone.
+    """
+    if platform.machine() != "x86_64":
+        raise TargetRefused(
+            f"attaching is proved on x86-64 alone, and this is {platform.machine()}",
+            "Start the program with: sonde record -- CMD",
+        )
+    status = read_status(pid) if pid > 0 else None
+    if status is None:
+        raise UsageError(f"there is no process {pid}", _LOOK_UP)
+    if status.tgid != pid:
+        raise UsageError(
+            f"{pid} is a thread of process {status.tgid}", f"Name the process: {status.tgid}"
+        )
+    if pid == os.getpid():
+        raise UsageError(f"{pid} is this very command", _LOOK_UP)
+    _require_living(pid, status)
+    _require_permission(pid, status)
+    return status
+
+
+def _require_living(pid: int, status: Status) -> None:
+    match status.state:
+        case "Z" | "X":
+            raise TargetRefused(f"process {pid} has ended; its parent has not noticed yet", "")
+        case "T":
+            raise TargetRefused(f"process {pid} is stopped", f"Let it run: kill -CONT {pid}")
+        case "t":
+            raise _traced(pid, status.tracer)
+    for tid in _tids(pid):
+        thread = read_status(pid, tid)
+        if thread is not None and thread.tracer:
+            raise _traced(pid, thread.tracer)
+        if thread is not None and thread.shadow_stack:
+            raise TargetRefused(
+                f"process {pid} runs with shadow stacks, under which attaching is not proved",
+                "Start it with: sonde record -- CMD",
+            )
+
+
+def _traced(pid: int, tracer: int) -> TargetRefused:
+    by = read_status(tracer)
+    name = f"{by.name} (pid {tracer})" if by is not None else f"pid {tracer}"
+    return TargetRefused(
+        f"process {pid} is being traced by {name}", "Detach that one, or wait until it ends."
+    )
+
+
+def _tids(pid: int) -> list[int]:
+    try:
+        return [int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError as error:
+        raise gone(pid) from error
+
+
+def _require_permission(pid: int, status: Status) -> None:
+    own = read_status(os.getpid())
+    privileged = own is not None and bool(own.capabilities >> _CAP_SYS_PTRACE & 1)
+    remedy = f"Give CAP_SYS_PTRACE: sudo sonde attach {pid}"
+    scope = _yama()
+    if scope == 3:
+        raise PermissionDenied(
+            "this machine lets nobody trace a process (kernel.yama.ptrace_scope is 3)",
+            "Boot with another setting, or start the program with: sonde record -- CMD",
+        )
+    if not privileged:
+        if status.uid != os.getuid():
+            raise PermissionDenied(
+                f"process {pid} belongs to {_user(status.uid)}, and CAP_SYS_PTRACE is not held",
+                remedy,
+            )
+        if scope in (1, 2):
+            raise PermissionDenied(
+                f"kernel.yama.ptrace_scope is {scope}, and CAP_SYS_PTRACE is not held", remedy
+            )
+    try:
+        Path(f"/proc/{pid}/maps").read_bytes()
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"process {pid} may not be looked into: it is protected, "
+            "has other privileges, or lies in another user namespace",
+            remedy if not privileged else "Run Sonde in the host's user namespace.",
+        ) from error
+    except OSError as error:
+        if read_status(pid) is None:
+            raise gone(pid) from error
+        raise TargetRefused(f"process {pid} is a thread of the kernel", _LOOK_UP) from error
+    if not _has_program(pid):
+        raise TargetRefused(f"process {pid} is a thread of the kernel", _LOOK_UP)
+
+
+def _has_program(pid: int) -> bool:
+    return bool(Path(f"/proc/{pid}/maps").read_bytes())
+
+
+def _yama() -> int:
+    try:
+        return int(_YAMA.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"uid {uid}"

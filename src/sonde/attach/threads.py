@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of a process's threads may be borrowed; `_native` looks again once it is stopped."""
+
+from __future__ import annotations
+
+import os
+import resource
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from sonde.attach.glibc import Mapped
+from sonde.attach.process import read_status
+
+SAFE_CALLS: Final = {
+    7: "poll", 271: "ppoll", 23: "select", 270: "pselect6", 232: "epoll_wait", 281: "epoll_pwait",
+    35: "nanosleep", 230: "clock_nanosleep", 0: "read", 45: "recvfrom", 47: "recvmsg", 43: "accept",
+    288: "accept4", 61: "wait4", 247: "waitid", 128: "rt_sigtimedwait", 34: "pause",
+}  # fmt: skip
+"""Calls of x86-64 that sleep, that C libraries make outside their own locks, and that restart
+unnoticed. No futex: who waits in one may hold another."""
+
+_READ: Final = 0
+_QUEUES: Final = ("pipe:", "socket:", "anon_inode:")
+_MAIN_STACK: Final = "[stack]"
+_STACK_GROWS_BYTES: Final = 4 << 20
+_GUARD_GAP_BYTES: Final = 1 << 20  # the kernel's stack_guard_gap
+
+
+@dataclass(frozen=True, slots=True)
+class Sleeper:
+    """A thread asleep where it may be borrowed."""
+
+    tid: int
+    inner_tid: int
+    call: int
+    sp: int
+    stack: tuple[int, int]
+    """The lowest address that it may grow down to, and the end of its mapping."""
+    is_main: bool
+    filters: int
+    """Seccomp filters on it."""
+
+
+def sleepers(pid: int, mappings: list[Mapped], proc: Path = Path("/proc")) -> Iterator[Sleeper]:
+    """Threads worth trying, the main one last. Raises OSError when the process is gone.
+
+    `mappings`: where no mapping holds a stack, it was made since; look again with new ones.
+    """
+    starts = [m.start for m in mappings]
+    tids = sorted((int(p.name) for p in (proc / str(pid) / "task").iterdir()), reverse=True)
+    for tid in sorted(tids, key=lambda tid: tid == pid):
+        seen = _sleeping(proc / f"{pid}/task/{tid}")
+        if seen is None:
+            continue
+        call, sp = seen
+        status = read_status(pid, tid, proc)
+        index = bisect_right(starts, sp) - 1
+        if status is None or index < 0 or sp >= mappings[index].end:
+            continue
+        is_main = tid == pid
+        stack = _stack(pid, mappings, index, is_main)
+        if stack is None or status.seccomp == 1:
+            continue
+        filters = status.filters if status.seccomp == 2 else 0
+        if status.seccomp == 2 and not filters:
+            filters = -1  # an older kernel does not count them
+        yield Sleeper(tid, status.inner_tid, call, sp, stack, is_main, filters)
+
+
+def _sleeping(task: Path) -> tuple[int, int] | None:
+    """(number of the call, stack pointer) of a thread in a safe call."""
+    try:
+        # NR ARG1 … ARG6 SP PC, or "running" (proc_pid_syscall(5)).
+        words = (task / "syscall").read_text().split()
+        if len(words) != 9 or int(words[0]) not in SAFE_CALLS:
+            return None
+        if int(words[0]) == _READ:
+            # Reading a file ends soon, and holds what a file system holds.
+            target = os.readlink(task / "fd" / str(int(words[1], 16)))  # noqa: PTH115
+            if not target.startswith(_QUEUES):
+                return None
+        return int(words[0]), int(words[7], 16)
+    except (OSError, ValueError):
+        return None
+
+
+def _stack(pid: int, mappings: list[Mapped], index: int, is_main: bool) -> tuple[int, int] | None:
+    stack = mappings[index]
+    if not stack.prot.startswith("rw"):
+        return None
+    if not is_main:
+        return stack.start, stack.end
+    if stack.path != _MAIN_STACK:
+        return None  # a stack of the program's own making
+    low = stack.start - _STACK_GROWS_BYTES
+    if index:
+        low = max(low, mappings[index - 1].end + _GUARD_GAP_BYTES)
+    limit, _ = resource.prlimit(pid, resource.RLIMIT_STACK)
+    if limit != resource.RLIM_INFINITY:
+        low = max(low, stack.end - limit)
+    return min(low, stack.start), stack.end

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that does one attach: `python -m sonde.attach.tracer PID FILE NAME SECONDS`.
+
+A process of its own, with one thread: ptrace belongs to a thread, a guardian is forked, and
+whatever becomes of the agent meanwhile (kill -9, out of memory), this one sees the borrowed thread
+home. The answer is one line of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from sonde import _native
+from sonde.attach import glibc, process, seccomp, threads
+from sonde.attach.image import ProcessMemory
+from sonde.errors import SondeError, TargetRefused
+
+WAIT_S: Final = 5.0
+"""How long a thread is waited for that sleeps where it may be borrowed."""
+BOUND_S: Final = 1.0
+"""How long a borrowed thread may be away before it is let go to finish by itself."""
+_GAP_S: Final = 0.002
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of it."""
+
+    outcome: str
+    """loaded, refused, failed, gone"""
+    why: str = ""
+    tid: int = 0
+    call: str = ""
+    stop_us: float = 0.0
+    """How long the thread was away."""
+    busy: int = 0
+    """Times that it was put back because a lock was held."""
+    passed_over: dict[str, int] = field(default_factory=dict)
+    """Why threads were not borrowed, and how often."""
+
+
+def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S) -> Answer:
+    """Load a library into the process. Raises SondeError for what stands in the way.
+
+    `name`: of the memfd that it is loaded from, as the process's mappings will show it.
+    """
+    content = library.read_bytes()
+    began = process.start_time(pid)
+    with ProcessMemory(pid) as memory:
+        landmarks = glibc.landmarks(memory, glibc.mappings_of(pid))
+    if not Path(f"/proc/{pid}/root/proc/self").is_symlink():
+        raise TargetRefused(
+            f"process {pid} sees no /proc, from which a library could be loaded",
+            "Mount /proc in its container, or start it with: sonde record -- CMD",
+        )
+    borrower = _native.ThreadBorrower(pid, landmarks)
+    try:
+        return _Attach(pid, began, borrower, content, name).run(wait_s)
+    finally:
+        borrower.close()
+
+
+class _Attach:
+    def __init__(
+        self,
+        pid: int,
+        began: int,
+        borrower: _native.ThreadBorrower,
+        library: bytes,
+        name: str,
+    ) -> None:
+        self._pid = pid
+        self._began = began
+        self._borrower = borrower
+        self._library = library
+        self._name = name
+        self._verdicts: dict[int, tuple[int, str | None]] = {}
+        self._answer = Answer("refused")
+
+    def run(self, wait_s: float) -> Answer:
+        """Try one thread after the other, again and again, until it worked or time is up."""
+        deadline = time.monotonic() + wait_s
+        while time.monotonic() < deadline:
+            for sleeper in self._sleepers():
+                if self._try(sleeper):
+                    return self._answer
+                if time.monotonic() >= deadline:
+                    break
+            time.sleep(_GAP_S)
+        process.require(self._pid)
+        reasons = sorted(self._answer.passed_over.items(), key=lambda item: -item[1])
+        seen = f" ({'; '.join(reason for reason, _ in reasons[:2])})" if reasons else ""
+        self._answer.why = (
+            f"no thread of process {self._pid} slept where it could be borrowed, "
+            f"in {wait_s:g} s{seen}"
+        )
+        return self._answer
+
+    def _sleepers(self) -> Iterator[threads.Sleeper]:
+        if process.start_time(self._pid) != self._began:
+            raise process.gone(self._pid)
+        try:
+            yield from threads.sleepers(self._pid, glibc.mappings_of(self._pid))
+        except OSError as error:
+            raise process.gone(self._pid) from error
+
+    def _try(self, sleeper: threads.Sleeper) -> bool:
+        """True: it is over, and the answer says how."""
+        answer = self._answer
+        filters = self._judged(sleeper)
+        if filters is None:
+            return False
+        attempt = self._borrower.load(
+            sleeper.tid,
+            self._library,
+            self._name,
+            inner_tid=sleeper.inner_tid,
+            call=sleeper.call,
+            sp=sleeper.sp,
+            stack=sleeper.stack,
+            is_main=sleeper.is_main,
+            filters=filters,
+            path_seed=random.getrandbits(28),
+            bound_s=BOUND_S,
+        )
+        if attempt.outcome in ("passed-over", "busy"):
+            self._pass_over(attempt.why)
+            answer.busy += attempt.outcome == "busy"
+            return False
+        answer.tid, answer.call = sleeper.tid, threads.SAFE_CALLS[sleeper.call]
+        answer.stop_us = attempt.stop_us
+        answer.outcome, answer.why = self._meaning(attempt)
+        return True
+
+    def _meaning(self, attempt: _native.Attempt) -> tuple[str, str]:
+        pid = self._pid
+        match attempt.outcome:
+            case "put-back":
+                return "refused", attempt.why
+            case "let-go":
+                return "failed", attempt.why
+            case "gone":
+                process.start_time(pid)
+                return "failed", f"the borrowed thread ended in the stage {attempt.stage}"
+        try:
+            loaded = glibc.has_library(glibc.mappings_of(pid), self._name)
+        except OSError as error:
+            raise process.gone(pid) from error
+        if loaded:
+            return "loaded", ""
+        return "refused", f"the loader of process {pid} refused the library"
+
+    def _judged(self, sleeper: threads.Sleeper) -> int | None:
+        """How many seccomp filters were read and found harmless; None: it must not be taken."""
+        if not sleeper.filters:
+            return 0
+        known = self._verdicts.get(sleeper.tid)
+        if known is None or 0 < sleeper.filters != known[0]:
+            try:
+                programs = self._borrower.filters(sleeper.tid)
+            except OSError as error:
+                why: str | None = f"its seccomp filter cannot be read: {error.strerror}"
+                known = (sleeper.filters, why)
+            else:
+                known = (len(programs), seccomp.verdict(programs))
+            self._verdicts[sleeper.tid] = known
+        count, why = known
+        if why is not None:
+            self._pass_over(why)
+            return None
+        return count
+
+    def _pass_over(self, why: str) -> None:
+        seen = self._answer.passed_over
+        seen[why] = seen.get(why, 0) + 1
+
+
+def main(arguments: list[str]) -> None:
+    """Attach as told, and write the answer."""
+    # The terminal's Ctrl-C and a lost reader must not cut an attach short.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    pid, library, name, wait_s = arguments
+    try:
+        said = asdict(attach(int(pid), Path(library), name, float(wait_s)))
+    except SondeError as error:
+        said = {"error": type(error).__name__, "cause": error.cause, "remedy": error.remedy}
+    except OSError as error:
+        said = {"error": "AttachFailed", "cause": str(error), "remedy": ""}
+        if process.read_status(int(pid)) is None:
+            missing = process.gone(int(pid))
+            said |= {"error": "ProcessGone", "cause": missing.cause}
+    os.write(1, json.dumps(said).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

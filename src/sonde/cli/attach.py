@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde attach PID`: bring the library for device time into a process that already runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Final
+
+from sonde.errors import AttachFailed, TargetRefused
+
+if TYPE_CHECKING:
+    from sonde.attach.remote import Loaded
+    from sonde.collect.inject_memory import InjectMemory, Seen
+
+EXAMPLE = """\
+examples:
+  sudo sonde attach 4711                 the process goes on; the library waits to be asked
+  sudo sonde record -p 4711 -d 30        its device time, too
+  sudo sonde detach 4711
+
+One sleeping thread of the process is borrowed for a few milliseconds to load the library, and put
+back as it was. While nothing records, the library does nothing.
+"""
+
+_APPEARS_S: Final = 2.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `attach` to the commands."""
+    parser = subparsers.add_parser(
+        "attach",
+        help="bring the library for device time into a running process",
+        description="Load the library for device time into a running process, without a restart.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("pid", type=int, metavar="PID", help="the process")
+    add("--wait", type=_seconds, default=5.0, metavar="S",
+        help="how long to wait for a thread that can be borrowed (default: 5)")  # fmt: skip
+    add("--json", action="store_true", help="say what came of it as JSON")
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 600")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Attach. Raises SondeError for whatever stands in the way; the process is unharmed."""
+    from sonde.attach import library, process, remote, switch
+    from sonde.collect import inject_abi as abi
+
+    switch.require_on()
+    process.require(args.pid)
+    path = library.path()
+    memory, loaded = _find(args.pid), None
+    if memory is None:
+        loaded = remote.load(args.pid, path, wait_s=args.wait)
+        memory = _appears(args.pid)
+    with memory:
+        if memory.seen().status is abi.Status.KILLED:
+            raise TargetRefused(
+                f"process {args.pid} was told to have no device time for good",
+                "It takes a restart of the process to undo that.",
+            )
+        control = memory.control()
+        if control["request"] & abi.Request.LEAVE:
+            memory.ask(request=0)
+            seen = memory.wait_for(*set(abi.Status) - {abi.Status.LEFT}, timeout_s=1.0)
+        else:
+            starting = {abi.Status.STARTING}
+            seen = memory.wait_for(*set(abi.Status) - starting, timeout_s=1.0)
+        _tell(args, loaded, seen)
+    return 0
+
+
+def _find(pid: int) -> InjectMemory | None:
+    from sonde.collect.inject_memory import InjectMemory
+
+    try:
+        return InjectMemory.find(pid)
+    except PermissionError:
+        return None  # sonde.attach says which permission is missing
+
+
+def _appears(pid: int) -> InjectMemory:
+    """The memory that the library makes as soon as it is in."""
+    deadline = time.monotonic() + _APPEARS_S
+    while time.monotonic() < deadline:
+        memory = _find(pid)
+        if memory is not None:
+            return memory
+        time.sleep(0.02)
+    raise AttachFailed(
+        f"process {pid} took the library in, but it does not work there",
+        "It stays silent if SONDE_INJECT=off is in the process's environment, or without memory.",
+    )
+
+
+def _tell(args: argparse.Namespace, loaded: Loaded | None, seen: Seen) -> None:
+    state = seen.status.name.lower()
+    if args.json:
+        said: dict[str, object] = {"pid": args.pid, "loaded": loaded is not None, "state": state}
+        if loaded is not None:
+            said |= {"thread": loaded.tid, "call": loaded.call, "stop_us": round(loaded.stop_us)}
+        print(json.dumps(said | {"why": seen.why}, indent=2))
+        return
+    if loaded is None:
+        print(f"process {args.pid} has the library already; it is {state}")
+    else:
+        print(
+            f"process {args.pid} has the library; thread {loaded.tid}, asleep in {loaded.call}, "
+            f"was away for {loaded.stop_us / 1000:.1f} ms; it is {state}"
+        )
+    if seen.why:
+        print(f"  {seen.why}", file=sys.stderr)
+    print(f"record its device time with: sonde record -p {args.pid}")

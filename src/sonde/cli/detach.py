@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde detach PID`: the library in a process takes its hooks out and does nothing any more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Final
+
+from sonde.errors import AttachFailed, PermissionDenied, UsageError
+
+EXAMPLE = """\
+examples:
+  sudo sonde detach 4711               until the next `sonde attach`
+  sudo sonde detach --all              from every process of this machine
+  sudo sonde detach --all --for-good   the kill switch: until those processes end
+
+The library stays loaded (a library with threads cannot be unloaded safely) and idle: it costs
+nothing but the memory it made.
+"""
+
+_PATIENCE_S: Final = 3.0
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `detach` to the commands."""
+    parser = subparsers.add_parser(
+        "detach",
+        help="end device time in a process",
+        description="Have the library in a process take its hooks out and do nothing any more.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="sonde detach [PID …] [--all] [--for-good] [--json]",
+    )
+    add = parser.add_argument
+    add("pids", type=int, nargs="*", metavar="PID", help="the processes")
+    add("--all", action="store_true", help="every process that has the library")
+    add("--for-good", action="store_true", help="until the process ends: no attach undoes it")
+    add("--json", action="store_true", help="say what came of it as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Detach. Raises UsageError for a process without the library."""
+    if args.all == bool(args.pids):
+        raise UsageError("name processes, or --all", "For example: sonde detach 4711")
+    left: dict[int, str] = {}
+    for pid in _everywhere() if args.all else args.pids:
+        state = _leave(pid, for_good=args.for_good, must_have_it=not args.all)
+        if state:
+            left[pid] = state
+    if args.json:
+        print(json.dumps([{"pid": pid, "state": state} for pid, state in left.items()], indent=2))
+    elif left:
+        print("\n".join(f"process {pid}: {state}" for pid, state in left.items()))
+    else:
+        print("no process has the library")
+    slow = [pid for pid, state in left.items() if state not in ("left", "killed")]
+    if slow:
+        print(
+            f"sonde: process {', '.join(map(str, slow))} was told, but has not answered yet: "
+            "stopped?",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _everywhere() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+
+
+def _leave(pid: int, *, for_good: bool, must_have_it: bool) -> str:
+    """Its state afterwards; '' for a process without the library."""
+    from sonde.collect import inject_abi as abi
+    from sonde.collect.inject_memory import InjectMemory
+
+    if must_have_it and not os.path.isdir(f"/proc/{pid}"):  # noqa: PTH112
+        raise UsageError(f"there is no process {pid}", "Look the pid up with: ps -e -o pid,args")
+    try:
+        memory = InjectMemory.find(pid)
+    except PermissionError as error:
+        if not must_have_it:
+            return ""
+        raise PermissionDenied(
+            f"process {pid} may not be looked into: it belongs to another user, or is protected",
+            f"Run it with sudo: sudo sonde detach {pid}",
+        ) from error
+    if memory is None:
+        if must_have_it:
+            raise UsageError(
+                f"process {pid} does not have the library", "See which ones do: sonde detach --all"
+            )
+        return ""
+    with memory:
+        try:
+            memory.ask(request=abi.Request.LEAVE)
+            if for_good:
+                memory.ask(off=abi.KILL)
+            wanted = (abi.Status.KILLED,) if for_good else (abi.Status.LEFT, abi.Status.KILLED)
+            return memory.wait_for(*wanted, timeout_s=_PATIENCE_S).status.name.lower()
+        except OSError as error:
+            if must_have_it:
+                raise AttachFailed(
+                    f"process {pid}: {error}", "Look whether it still runs."
+                ) from error
+            return ""

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source in a process of its own: `python -m sonde.collect.apart MODULE:CLASS ASKING_FD`.
+
+Both ends of it are here. The child asks its source and writes what it says to standard output, a
+message at least once a second:
+
+    u32 length | marshal of (strings, rows, events, left out)
+
+where a row is (time_ns, index of series, index of labels, value) into the strings. It never waits
+for the parent: what the pipe does not take is dropped and counted. In a page of memory that both
+share stands the question that is being asked, so that a hang has a name. The child ends with its
+parent, or when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import importlib
+import marshal
+import mmap
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from sonde.collect.collector import TableRow
+from sonde.collect.polling import RETRY_FIRST_S, RETRY_LAST_S, Points, Schedule, Source
+from sonde.metrics import labels
+
+PAGE = 4096
+PIPE_BYTES = 1 << 20
+MESSAGE_MAX_BYTES = 16 << 20
+SAY_EVERY_S = 0.5
+SILENT_S = 3.0
+"""A child that says nothing for this long hangs."""
+STARTS_IN_S = 10.0
+"""So long may it take until the first word: an idle driver wakes up slowly."""
+GIVEN_UP_MAX = 3
+"""Children that could not even be killed (stuck in the driver) before no more are started."""
+
+_LENGTH = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
+
+
+def pack(points: Points, left_out: int) -> bytes:
+    """A message."""
+    strings: dict[str, int] = {}
+
+    def index(text: object) -> int:
+        return strings.setdefault(str(text), len(strings))
+
+    rows = [(row[0], index(row[1]), index(row[2]), row[3]) for row in points.metrics]
+    body = marshal.dumps((list(strings), rows, [tuple(row) for row in points.events], left_out))
+    return _LENGTH.pack(len(body)) + body
+
+
+def unpack(body: bytes) -> tuple[Points, int]:
+    """The reverse, without the length. Raises ValueError for what is no message."""
+    try:
+        strings, rows, events, left_out = marshal.loads(body)
+        metrics: list[TableRow] = [
+            (time_ns, strings[series], strings[tags], value)
+            for time_ns, series, tags, value in rows
+        ]
+        return Points(metrics, list(events)), int(left_out)
+    except (EOFError, TypeError, IndexError) as error:
+        raise ValueError(f"no message: {error}") from error
+
+
+class Apart:
+    """The parent's end: a Runner."""
+
+    def __init__(self, name: str, source: str, present: Callable[[], bool] = lambda: True) -> None:
+        """`source` is MODULE:CLASS of a `Source` that is made without arguments; nothing is started
+        before `present` says that there is something to ask."""
+        self.name = name
+        self.lost = 0
+        self.restarts = 0
+        self._source = source
+        self._present = present
+        self._child: subprocess.Popen[bytes] | None = None
+        self._given_up: list[subprocess.Popen[bytes]] = []
+        self._buffer = bytearray()
+        self._heard_s = 0.0
+        self._silent_since_s = 0.0
+        """0 while it answers."""
+        self._pause_s = RETRY_FIRST_S
+        self._start_at_s = 0.0
+        self._page = mmap.mmap(-1, PAGE)
+        self._page_fd = -1
+
+    def start(self) -> None:
+        """Start the child."""
+        self._start(time.monotonic())
+
+    def take(self) -> Points:
+        """What it said; a gap where it says nothing, and another child in its place."""
+        points = Points()
+        now_s = time.monotonic()
+        if self._child is None:
+            if now_s >= self._start_at_s:
+                self._start(now_s)
+            return points
+        said = self._read(points)
+        ended = self._child.poll()
+        if said:
+            self._heard_s = now_s
+            self._pause_s = RETRY_FIRST_S
+            self._mark_back(points, now_s)
+        elif ended is not None:
+            how = f"killed by signal {-ended}" if ended < 0 else f"ended with {ended}"
+            self._replace(points, now_s, f"its process was {how}" if ended < 0 else how)
+        elif now_s > self._heard_s + SILENT_S:
+            self._replace(points, now_s, f"does not answer{self._question()}")
+        return points
+
+    def stop(self) -> None:
+        """End the child; one that cannot be ended is left behind."""
+        if self._child is not None:
+            self._end(self._child)
+            self._child = None
+        if self._page_fd >= 0:
+            os.close(self._page_fd)
+            self._page_fd = -1
+
+    def _start(self, now_s: float) -> None:
+        self._given_up = [child for child in self._given_up if child.poll() is None]
+        if len(self._given_up) >= GIVEN_UP_MAX or not self._present():
+            self._start_at_s = now_s + RETRY_LAST_S
+            return
+        if self._page_fd < 0:
+            self._page_fd = os.memfd_create("sonde-asking", os.MFD_CLOEXEC)
+            os.ftruncate(self._page_fd, PAGE)
+            self._page = mmap.mmap(self._page_fd, PAGE)
+        self._page[:1] = b"\0"
+        self._buffer.clear()
+        arguments = ["-m", "sonde.collect.apart", self._source, str(self._page_fd)]
+        self._child = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[self._page_fd],
+        )
+        assert self._child.stdout is not None
+        fd = self._child.stdout.fileno()
+        os.set_blocking(fd, False)
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._heard_s = now_s + STARTS_IN_S - SILENT_S
+
+    def _read(self, points: Points) -> bool:
+        assert self._child is not None
+        assert self._child.stdout is not None
+        fd = self._child.stdout.fileno()
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(fd, PIPE_BYTES):
+                self._buffer += data
+        said = False
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            more, left_out = unpack(bytes(self._buffer[_LENGTH.size : end]))
+            del self._buffer[:end]
+            points.metrics += more.metrics
+            points.events += more.events
+            self.lost += left_out
+            said = True
+        return said
+
+    def _question(self) -> str:
+        asked = self._page[:PAGE].split(b"\0", 1)[0].decode(errors="replace")
+        return f": it hangs in {asked}" if asked else ""
+
+    def _replace(self, points: Points, now_s: float, reason: str) -> None:
+        child, self._child = self._child, None
+        assert child is not None
+        self._end(child)
+        self.restarts += 1
+        self._start_at_s = now_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, RETRY_LAST_S)
+        if not self._silent_since_s:
+            self._silent_since_s = now_s
+            points.note("signal_lost", 0.0, f"{self.name}: {reason}")
+            points.add("sonde.source.up", 0.0, labels(sonde__source=self.name))
+
+    def _mark_back(self, points: Points, now_s: float) -> None:
+        if self._silent_since_s:
+            seconds = now_s - self._silent_since_s
+            self._silent_since_s = 0.0
+            points.note("signal_back", seconds, f"{self.name}: back after {seconds:.1f} s")
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        child.kill()
+        for stream in (child.stdin, child.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        try:
+            child.wait(0.2)
+        except subprocess.TimeoutExpired:
+            self._given_up.append(child)  # stuck in the driver: it ends when the driver lets it
+
+
+class Asked:
+    """The child's end of the shared page."""
+
+    def __init__(self, fd: int) -> None:
+        self._page = mmap.mmap(fd, PAGE)
+
+    def __call__(self, name: str) -> None:
+        text = name.encode()[: PAGE - 1] + b"\0"
+        self._page[: len(text)] = text
+
+
+def serve(source: Source, asking: Asked) -> None:
+    """Ask the source until the parent goes away."""
+    os.set_blocking(sys.stdout.fileno(), False)
+    schedule = Schedule(source, asking=asking)
+    points, left_out, pending = Points(), 0, b""
+    say_at_s = 0.0
+    while True:
+        due_ns = schedule.run_due(points)
+        now_s = time.monotonic()
+        if now_s >= say_at_s:
+            say_at_s = now_s + SAY_EVERY_S
+            if pending:
+                left_out += len(points.metrics)
+            else:
+                pending, left_out = pack(points, left_out), 0
+            points = Points()
+            pending = _write(pending)
+        wait_s = min(due_ns / 1e9, say_at_s) - time.monotonic()
+        if select.select([sys.stdin], [], [], max(0.0005, wait_s))[0]:
+            schedule.close()
+            return
+
+
+def _write(message: bytes) -> bytes:
+    """As much as the pipe takes; returns the rest."""
+    try:
+        return message[os.write(sys.stdout.fileno(), message) :]
+    except BlockingIOError:
+        return message
+
+
+def main() -> None:
+    """The child."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act upon
+    spec, fd = sys.argv[1:3]
+    module, _, name = spec.partition(":")
+    source: Source = getattr(importlib.import_module(module), name)()
+    with contextlib.suppress(BrokenPipeError):
+        serve(source, Asked(int(fd)))
+
+
+if __name__ == "__main__":
+    main()

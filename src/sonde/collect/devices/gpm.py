@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPM: what the units of a GPU did between two samples (Hopper and newer).
+
+A sample is a snapshot of the chip's counters; the library turns two of them into shares and rates,
+which takes it some 2 ms of CPU time. It disturbs no profiler: the counters are not CUPTI's.
+What is told holds for the whole time between two samples, so nothing is missed between them.
+
+PCIe bytes are those on the wire, with the headers of packets: 7 to 9 % more than programs copy.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref, c_uint, c_void_p
+from dataclasses import dataclass
+
+from sonde.collect.devices.nvml_library import (
+    GPM_METRICS_MAX,
+    NOT_SUPPORTED,
+    SUCCESS,
+    GpmMetrics,
+    GpmSupport,
+    Nvml,
+    NvmlError,
+)
+from sonde.collect.polling import Points
+from sonde.metrics import labels_of
+
+PERCENT, MIB = 0.01, 2.0**20
+DRAM, PCIE = 10, (20, 21)
+
+_TENSOR = "sonde.gpu.tensor.active"
+_PIPE = "sonde.gpu.pipe.active"
+_PRECISION = "sonde.gpu.precision"
+_WAY = "network.io.direction"
+
+METRICS: dict[int, tuple[str, dict[str, str], float]] = {
+    1: ("sonde.gpu.graphics.active", {}, PERCENT),
+    2: ("sonde.gpu.sm.active", {}, PERCENT),
+    3: ("sonde.gpu.sm.occupancy", {}, PERCENT),
+    4: (_PIPE, {_PRECISION: "integer"}, PERCENT),
+    5: (_TENSOR, {_PRECISION: "any"}, PERCENT),
+    6: (_TENSOR, {_PRECISION: "dfma"}, PERCENT),
+    7: (_TENSOR, {_PRECISION: "hmma"}, PERCENT),
+    9: (_TENSOR, {_PRECISION: "imma"}, PERCENT),
+    10: ("sonde.gpu.dram.active", {}, PERCENT),
+    11: (_PIPE, {_PRECISION: "fp64"}, PERCENT),
+    12: (_PIPE, {_PRECISION: "fp32"}, PERCENT),
+    13: (_PIPE, {_PRECISION: "fp16"}, PERCENT),
+    20: ("sonde.gpu.pcie.throughput", {_WAY: "transmit"}, MIB),
+    21: ("sonde.gpu.pcie.throughput", {_WAY: "receive"}, MIB),
+    60: ("sonde.gpu.nvlink.throughput", {_WAY: "receive"}, MIB),
+    61: ("sonde.gpu.nvlink.throughput", {_WAY: "transmit"}, MIB),
+}
+"""nvmlGpmMetricId_t: series, attributes, and what the library's unit is in ours."""
+
+
+@dataclass(slots=True)
+class _Row:
+    series: str
+    labels: str
+    scale: float
+
+
+class Gpm:
+    """The samples of one device or MIG instance."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        device: c_void_p,
+        identity: dict[str, str],
+        instance: int | None,
+        dram_peak: float,
+    ) -> None:
+        """Raises NvmlError where the chip has no GPM. `instance`: of MIG, asked of its parent;
+        `dram_peak`: bytes a second that its memory can move, 0 if not known."""
+        self._nvml = nvml
+        self._device = device
+        self._instance = instance
+        support = GpmSupport(version=1)
+        nvml.call("nvmlGpmQueryDeviceSupport", device, byref(support))
+        if not support.isSupportedDevice:
+            raise NvmlError(NOT_SUPPORTED)
+        self._before = nvml.handle("nvmlGpmSampleAlloc")
+        self._now = nvml.handle("nvmlGpmSampleAlloc")
+        self._before_ns = 0
+        self._dram_peak = dram_peak
+        self._dram_tags = labels_of(identity)
+        self._moved = dict.fromkeys(PCIE, 0.0)
+        self._rows = {
+            number: _Row(series, labels_of({**identity, **attributes}), scale)
+            for number, (series, attributes, scale) in METRICS.items()
+        }
+        self._asked = GpmMetrics(version=1)
+        self._ask_for(list(METRICS))
+
+    def read(self, points: Points, now_ns: int) -> None:
+        """Take a sample and tell what happened since the one before. Raises NvmlError."""
+        if self._instance is None:
+            self._nvml.call("nvmlGpmSampleGet", self._device, self._now)
+        else:
+            instance = c_uint(self._instance)
+            self._nvml.call("nvmlGpmMigSampleGet", self._device, instance, self._now)
+        if self._before_ns:
+            self._tell(points, now_ns)
+        self._before_ns = now_ns
+        self._before, self._now = self._now, self._before
+
+    def close(self) -> None:
+        """Give the samples back."""
+        for sample in (self._before, self._now):
+            self._nvml.call("nvmlGpmSampleFree", sample)
+
+    def _tell(self, points: Points, now_ns: int) -> None:
+        asked = self._asked
+        asked.sample1, asked.sample2 = self._before, self._now
+        self._nvml.call("nvmlGpmMetricsGet", byref(asked))
+        kept = []
+        for metric in asked.metrics[: asked.numMetrics]:
+            if metric.nvmlReturn != SUCCESS:
+                continue
+            row = self._rows[metric.metricId]
+            if metric.value == metric.value:  # the library says NaN where nothing was counted
+                value = metric.value * row.scale
+                points.add(row.series, value, row.labels, now_ns)
+                if metric.metricId in PCIE:
+                    # The chip's own counters have 32 bits: over in 70 ms at full speed.
+                    self._moved[metric.metricId] += value * (now_ns - self._before_ns) / 1e9
+                    points.add("hw.gpu.io", self._moved[metric.metricId], row.labels, now_ns)
+                elif metric.metricId == DRAM and self._dram_peak:
+                    rate = value * self._dram_peak
+                    points.add("sonde.gpu.dram.throughput", rate, self._dram_tags, now_ns)
+            kept.append(metric.metricId)
+        if kept and len(kept) < asked.numMetrics:
+            self._ask_for(kept)
+
+    def _ask_for(self, numbers: list[int]) -> None:
+        self._asked.numMetrics = min(len(numbers), GPM_METRICS_MAX)
+        for place, number in enumerate(numbers[:GPM_METRICS_MAX]):
+            self._asked.metrics[place].metricId = number

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVIDIA devices through NVML: the source `nvml`.
+
+GPUs and MIG instances are devices alike; an instance names its GPU as `hw.parent`. What a device
+or its driver cannot tell is asked once and left out. What is asked never waits for the device:
+PCIe bytes come from counters, not from nvmlDeviceGetPcieThroughput, which blocks for 20 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref, c_uint, c_ulonglong, c_void_p
+
+from sonde.collect.devices.nvml_device import NvmlDevice
+from sonde.collect.devices.nvml_library import (
+    ABSENT,
+    LIBRARY,
+    TIMEOUT,
+    EventData,
+    Nvml,
+    NvmlError,
+)
+from sonde.collect.devices.readings import Readings
+from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.metrics import labels
+
+XID, DOUBLE_BIT_ECC = 0x8, 0x2
+EVENTS_A_POLL = 64
+XIDS_COUNTED = 64
+"""Distinct (device, number) pairs that get a series of their own."""
+
+
+class NvmlSource:
+    """Every NVIDIA device of this machine."""
+
+    name = "nvml"
+
+    def __init__(self, library: str = LIBRARY, cheap_s: float = CHEAP_S) -> None:
+        self._path = library
+        self._cheap_s = cheap_s
+        self._nvml: Nvml | None = None
+        self._devices: list[NvmlDevice] = []
+        self._events: c_void_p | None = None
+        self._xids: dict[tuple[str, int], int] = {}
+
+    def open(self) -> None:
+        """Find the devices. Raises SignalLost where there is no library, driver or device."""
+        try:
+            self._nvml = nvml = Nvml(self._path)
+            try:
+                self._devices = find(nvml)
+                self._events = self._register(nvml)
+            except NvmlError:
+                nvml.close()
+                raise
+        except NvmlError as error:
+            raise SignalLost(str(error), whole=True) from error
+        if not self._devices:
+            nvml.close()
+            raise SignalLost("the driver has no device", whole=True)
+
+    def polls(self) -> Sequence[Poll]:
+        """Three of each device, by cost, and what concerns all of them."""
+        polls = []
+        for device in self._devices:
+            for name, period_s, readings in (
+                ("cheap", self._cheap_s, device.cheap()),
+                ("steady", STEADY_S, device.steady()),
+                ("dear", DEAR_S, device.dear()),
+            ):
+                read = Readings(f"{self.name}.{device.name}", readings)
+                polls.append(Poll(f"{device.name}.{name}", period_s, read))
+        if self._events is not None:
+            polls.append(Poll("events", CHEAP_S, self._read_events))
+        polls.append(Poll("devices", DEAR_S, self._look_for_changes))
+        return polls
+
+    def close(self) -> None:
+        """Let the library go."""
+        nvml, self._nvml = self._nvml, None
+        if nvml is None:
+            return
+        try:
+            if self._events is not None:
+                nvml.call("nvmlEventSetFree", self._events)
+            for device in self._devices:
+                device.close()
+        except NvmlError:
+            pass  # the driver may be gone already
+        self._events = None
+        nvml.close()
+
+    def _register(self, nvml: Nvml) -> c_void_p | None:
+        """Ask to be told of errors; None where no device can."""
+        events = nvml.handle("nvmlEventSetCreate")
+        told = False
+        for device in self._devices:
+            if device.parent:
+                continue
+            try:
+                wanted = c_ulonglong(XID | DOUBLE_BIT_ECC)
+                nvml.call("nvmlDeviceRegisterEvents", device.handle, wanted, events)
+                told = True
+            except NvmlError as error:
+                if error.code not in ABSENT:
+                    raise
+        if told:
+            return events
+        nvml.call("nvmlEventSetFree", events)
+        return None
+
+    def _read_events(self, points: Points) -> None:
+        assert self._nvml is not None
+        event = EventData()
+        for _ in range(EVENTS_A_POLL):
+            try:
+                self._nvml.call("nvmlEventSetWait_v2", self._events, byref(event), c_uint(0))
+            except NvmlError as error:
+                if error.code == TIMEOUT:
+                    return
+                raise SignalLost(str(error)) from error
+            if event.eventType == XID:
+                self._take_xid(event, points)
+
+    def _take_xid(self, event: EventData, points: Points) -> None:
+        uuid = next((d.uuid for d in self._devices if d.handle.value == event.device), "unknown")
+        number = int(event.eventData)
+        points.note("xid", number, f"{uuid}: XID {number}")
+        key = (uuid, number)
+        if key not in self._xids and len(self._xids) >= XIDS_COUNTED:
+            return
+        self._xids[key] = self._xids.get(key, 0) + 1
+        tags = labels(hw__id=uuid, sonde__gpu__xid__number=number)
+        points.add("sonde.gpu.xid", self._xids[key], tags)
+
+    def _look_for_changes(self, points: Points) -> None:
+        """Open anew when devices came or went; say the XIDs so far again, for late listeners."""
+        assert self._nvml is not None
+        try:
+            now = {device.uuid for device in find(self._nvml)}
+        except NvmlError as error:
+            raise SignalLost(str(error), whole=True) from error
+        if now != {device.uuid for device in self._devices}:
+            raise SignalLost("devices came or went", whole=True)
+        for (uuid, number), count in self._xids.items():
+            tags = labels(hw__id=uuid, sonde__gpu__xid__number=number)
+            points.add("sonde.gpu.xid", count, tags)
+
+
+def find(nvml: Nvml) -> list[NvmlDevice]:
+    """GPUs, each followed by its MIG instances. Raises NvmlError."""
+    found = []
+    driver = nvml.text("nvmlSystemGetDriverVersion")
+    for index in range(nvml.number("nvmlDeviceGetCount_v2")):
+        try:
+            handle = nvml.handle("nvmlDeviceGetHandleByIndex_v2", c_uint(index))
+            gpu = NvmlDevice(nvml, handle, str(index), driver)
+        except NvmlError:
+            continue  # lost before we came: `sonde health` counts devices
+        found.append(gpu)
+        found += _instances(nvml, gpu, driver)
+    return found
+
+
+def _instances(nvml: Nvml, gpu: NvmlDevice, driver: str) -> list[NvmlDevice]:
+    mode, pending = c_uint(), c_uint()
+    try:
+        nvml.call("nvmlDeviceGetMigMode", gpu.handle, byref(mode), byref(pending))
+        if not mode.value:
+            return []
+        room = nvml.number("nvmlDeviceGetMaxMigDeviceCount", gpu.handle)
+    except NvmlError as error:
+        if error.code in ABSENT:
+            return []
+        raise
+    found = []
+    for place in range(room):
+        try:
+            handle = nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, c_uint(place))
+            name = f"{gpu.name}.{place}"
+            found.append(NvmlDevice(nvml, handle, name, driver, parent=gpu))
+        except NvmlError:
+            continue  # no instance in that place
+    return found

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One NVIDIA device: every question to it, by what the answer costs."""
+
+from __future__ import annotations
+
+from ctypes import byref, c_int, c_uint, c_void_p
+
+from sonde.collect.devices.gpm import Gpm
+from sonde.collect.devices.identity import start_of
+from sonde.collect.devices.nvml_library import (
+    ABSENT,
+    MEMORY_VERSION,
+    NOT_AVAILABLE,
+    NOT_SUPPORTED,
+    SUCCESS,
+    UNSIGNED_INT,
+    FieldValue,
+    Memory,
+    Nvml,
+    NvmlError,
+    PciInfo,
+    Utilization,
+)
+from sonde.collect.devices.readings import Reading
+from sonde.collect.polling import Points
+from sonde.metrics import labels_of
+
+MHZ = 1e6
+_CORRECTED, _UNCORRECTED = c_int(0), c_int(1)
+_DRAM, _SRAM = c_int(2), c_int(7)
+_VOLATILE, _AGGREGATE = c_int(0), c_int(1)
+_CLOCKS = {"sm": c_int(1), "memory": c_int(2), "video": c_int(3)}
+ALL_LINKS = 2**32 - 1
+
+THROTTLE_REASONS = {
+    0x004: "software_power_cap",
+    0x008: "hardware_slowdown",
+    0x010: "sync_boost",
+    0x020: "software_thermal",
+    0x040: "hardware_thermal",
+    0x080: "hardware_power_brake",
+    0x100: "display_clock",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+"""Bits of nvmlClocksEventReasons*; idle (1) and clocks set by a user (2) are no throttling."""
+THROTTLE_TOLD_NS = 5_000_000_000
+"""Throttle reasons are rows when they change, and after this long."""
+
+PCIE_FIELDS = {197: "transmit", 198: "receive"}
+THROTTLE_FIELDS = {
+    74: "software_power_cap",
+    76: "sync_boost",
+    269: "software_thermal",
+    270: "hardware_thermal",
+    271: "hardware_power_brake",
+}
+NVLINK_FIELDS = {138: "transmit", 139: "receive"}
+DEAR_FIELDS: dict[int, tuple[str, dict[str, str]]] = {
+    94: ("sonde.gpu.pcie.replays", {}),
+    142: ("sonde.gpu.remapped_rows", {"error.type": "corrected"}),
+    143: ("sonde.gpu.remapped_rows", {"error.type": "uncorrected"}),
+    144: ("sonde.gpu.remap.state", {"sonde.gpu.remap": "pending"}),
+    145: ("sonde.gpu.remap.state", {"sonde.gpu.remap": "failed"}),
+    38: ("sonde.gpu.nvlink.errors", {"error.type": "crc_flit"}),
+    45: ("sonde.gpu.nvlink.errors", {"error.type": "crc_data"}),
+    52: ("sonde.gpu.nvlink.errors", {"error.type": "replay"}),
+    59: ("sonde.gpu.nvlink.errors", {"error.type": "recovery"}),
+}
+_MEMORY_TEMPERATURE, _LINK_COUNT = 82, 91
+
+
+class NvmlDevice:
+    """A GPU, or a MIG instance of one."""
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        handle: c_void_p,
+        name: str,
+        driver: str,
+        parent: NvmlDevice | None = None,
+    ) -> None:
+        """Raises NvmlError where it does not even say who it is."""
+        self.handle = handle
+        self.name = name
+        self.driver = driver
+        self.uuid = nvml.text("nvmlDeviceGetUUID", handle)
+        self.parent = parent.uuid if parent else ""
+        self._parent = parent
+        self._nvml = nvml
+        self._me = {"hw.id": self.uuid}
+        self._tags = labels_of(self._me)
+        self._known_tags: dict[tuple[tuple[str, str], ...], str] = {}
+        self._throttled = (-1, 0)
+        self._memory_bytes = 0
+        self._process_since_us = 0
+        self._in_use = True
+        self._highest: dict[str, int] = {}
+        self._wraps: dict[int, tuple[float, float]] = {}
+        self._gpm = self._find_gpm()
+        self._pcie = [] if self._gpm else [Reading("pcie counters", self._pcie_counters)]
+
+    def cheap(self) -> list[Reading]:
+        """Microseconds each, and what changes within a second."""
+        return [
+            Reading("utilization", self._utilization),
+            Reading("memory", self._memory),
+            Reading("power", self._power),
+            Reading("temperature", self._temperature),
+            Reading("clocks", self._clocks),
+            Reading("throttle", self._throttle),
+            *self._pcie,
+        ]
+
+    def steady(self) -> list[Reading]:
+        """Some tenths of a millisecond, or of interest once a second."""
+        return [
+            Reading("memory limit", self._memory_limit),
+            Reading("power limit", self._power_limit),
+            Reading("engines", self._engines),
+            Reading("gpm", self._activity),
+            Reading("nvlink", self._nvlink),
+            Reading("memory temperature", self._memory_temperature),
+            Reading("process memory", self._process_memory),
+            Reading("process use", self._process_use),
+        ]
+
+    def dear(self) -> list[Reading]:
+        """Milliseconds, or what hardly changes."""
+        return [
+            Reading("identity", self._identity),
+            Reading("energy", self._energy),
+            Reading("throttle time", self._throttle_time),
+            Reading("links", self._links),
+            Reading("nvlinks", self._nvlink_states),
+            Reading("ecc", self._ecc),
+            Reading("errors", self._errors),
+            Reading("fan", self._fan),
+            Reading("highest clocks", self._highest_clocks),
+        ]
+
+    def _find_gpm(self) -> Gpm | None:
+        whole, instance = self, None
+        try:
+            if self._parent is not None:
+                whole = self._parent
+                instance = self._nvml.number("nvmlDeviceGetGpuInstanceId", self.handle)
+            return Gpm(self._nvml, whole.handle, self._me, instance, self._dram_peak())
+        except NvmlError as error:
+            if error.code in ABSENT:
+                return None
+            raise
+
+    def _dram_peak(self) -> float:
+        """Bytes a second that the memory can move: both edges of its clock, over its whole bus.
+        0 where that is not known, as for a part of a GPU."""
+        if self._parent is not None:
+            return 0.0
+        try:
+            bits = self._nvml.number("nvmlDeviceGetMemoryBusWidth", self.handle)
+            mhz = self._nvml.number("nvmlDeviceGetMaxClockInfo", self.handle, _CLOCKS["memory"])
+        except NvmlError as error:
+            if error.code in ABSENT:
+                return 0.0
+            raise
+        return 2 * mhz * MHZ * bits / 8
+
+    def close(self) -> None:
+        """Give back what the library holds for it."""
+        if self._gpm is not None:
+            self._gpm.close()
+
+    def tags(self, **attributes: str) -> str:
+        """Labels of this device and more; __ stands for a dot."""
+        key = tuple(attributes.items())
+        if key not in self._known_tags:
+            more = {name.replace("__", "."): value for name, value in key}
+            self._known_tags[key] = labels_of(self._me | more)
+        return self._known_tags[key]
+
+    # ---- cheap ----
+
+    def _utilization(self, points: Points, now_ns: int) -> None:
+        out = Utilization()
+        self._nvml.call("nvmlDeviceGetUtilizationRates", self.handle, byref(out))
+        tags = self.tags(hw__gpu__task="general")
+        points.add("hw.gpu.utilization", out.gpu / 100, tags, now_ns)
+        points.add("sonde.gpu.memory.busy", out.memory / 100, self._tags, now_ns)
+
+    def _memory(self, points: Points, now_ns: int) -> None:
+        out = Memory(version=MEMORY_VERSION)
+        self._nvml.call("nvmlDeviceGetMemoryInfo_v2", self.handle, byref(out))
+        points.add("hw.gpu.memory.usage", out.used, self._tags, now_ns)
+        self._memory_bytes = out.total
+
+    def _power(self, points: Points, now_ns: int) -> None:
+        milliwatts = self._nvml.number("nvmlDeviceGetPowerUsage", self.handle)
+        points.add("hw.power", milliwatts / 1000, self.tags(hw__type="gpu"), now_ns)
+
+    def _temperature(self, points: Points, now_ns: int) -> None:
+        degrees = self._nvml.number("nvmlDeviceGetTemperature", self.handle, c_int(0))
+        tags = self.tags(hw__type="gpu", hw__sensor_location="gpu")
+        points.add("hw.temperature", degrees, tags, now_ns)
+
+    def _clocks(self, points: Points, now_ns: int) -> None:
+        for domain, number in _CLOCKS.items():
+            mhz = self._nvml.number("nvmlDeviceGetClockInfo", self.handle, number)
+            tags = self.tags(sonde__gpu__clock__domain=domain)
+            points.add("sonde.gpu.clock", mhz * MHZ, tags, now_ns)
+
+    def _throttle(self, points: Points, now_ns: int) -> None:
+        try:
+            bits = self._nvml.large("nvmlDeviceGetCurrentClocksEventReasons", self.handle)
+        except NvmlError as error:
+            if error.code not in ABSENT:
+                raise
+            bits = self._nvml.large("nvmlDeviceGetCurrentClocksThrottleReasons", self.handle)
+        before, told_ns = self._throttled
+        if bits == before and now_ns - told_ns < THROTTLE_TOLD_NS:
+            return
+        self._throttled = (bits, now_ns)
+        for bit, reason in THROTTLE_REASONS.items():
+            tags = self.tags(sonde__gpu__throttle__reason=reason)
+            points.add("sonde.gpu.throttled", float(bool(bits & bit)), tags, now_ns)
+
+    def _pcie_counters(self, points: Points, now_ns: int) -> None:
+        """The chip's own counters, where it has no GPM. They have 32 bits and are asked so often
+        that they cannot wrap unseen below 40 GB/s."""
+        fields = self._fields([*PCIE_FIELDS])
+        self._require(bool(fields))
+        for field in fields:
+            tags = self.tags(network__io__direction=PCIE_FIELDS[field.fieldId])
+            points.add("hw.gpu.io", self._unwrapped(field), tags, now_ns)
+
+    # ---- steady ----
+
+    def _memory_limit(self, points: Points, now_ns: int) -> None:
+        if self._memory_bytes:  # told with the use
+            points.add("hw.gpu.memory.limit", self._memory_bytes, self._tags, now_ns)
+
+    def _power_limit(self, points: Points, now_ns: int) -> None:
+        milliwatts = self._nvml.number("nvmlDeviceGetEnforcedPowerLimit", self.handle)
+        points.add("sonde.gpu.power.limit", milliwatts / 1000, self._tags, now_ns)
+
+    def _engines(self, points: Points, now_ns: int) -> None:
+        for task, name in (("encoder", "Encoder"), ("decoder", "Decoder")):
+            share, period_us = c_uint(), c_uint()
+            call = f"nvmlDeviceGet{name}Utilization"
+            self._nvml.call(call, self.handle, byref(share), byref(period_us))
+            tags = self.tags(hw__gpu__task=task)
+            points.add("hw.gpu.utilization", share.value / 100, tags, now_ns)
+
+    def _nvlink(self, points: Points, now_ns: int) -> None:
+        known = False
+        for field in self._fields([*NVLINK_FIELDS], scope=ALL_LINKS):
+            known = True
+            tags = self.tags(network__io__direction=NVLINK_FIELDS[field.fieldId])
+            points.add("sonde.gpu.nvlink.io", field.number() * 1024, tags, now_ns)
+        self._require(known)
+
+    def _memory_temperature(self, points: Points, now_ns: int) -> None:
+        fields = self._fields([_MEMORY_TEMPERATURE])
+        self._require(bool(fields))
+        tags = self.tags(hw__type="gpu", hw__sensor_location="memory")
+        points.add("hw.temperature", fields[0].number(), tags, now_ns)
+
+    def _process_use(self, points: Points, now_ns: int) -> None:
+        if not self._in_use:
+            return  # the question costs milliseconds, and most where the answer is nothing
+        samples = self._nvml.process_samples(self.handle, self._process_since_us)
+        shares: dict[int, list[tuple[int, int, int, int]]] = {}
+        for one in samples:
+            if one.timeStamp <= self._process_since_us:
+                continue
+            parts = (one.smUtil, one.memUtil, one.encUtil, one.decUtil)
+            if max(parts) <= 100:  # the driver's buffer holds rubbish where nothing was sampled
+                shares.setdefault(one.pid, []).append(parts)
+        self._process_since_us = max(
+            [one.timeStamp for one in samples], default=self._process_since_us
+        )
+        for pid, rows in shares.items():
+            who = {"process.pid": str(pid), "sonde.process.start": start_of(pid)}
+            for engine, column in zip(
+                ("sm", "memory", "encoder", "decoder"), zip(*rows, strict=True), strict=True
+            ):
+                tags = labels_of(self._me | who | {"sonde.gpu.engine": engine})
+                share = sum(column) / len(column) / 100
+                points.add("sonde.process.gpu.utilization", share, tags, now_ns)
+
+    def _process_memory(self, points: Points, now_ns: int) -> None:
+        held: dict[int, int] = {}
+        for name in ("Compute", "Graphics"):
+            call = f"nvmlDeviceGet{name}RunningProcesses_v3"
+            for one in self._nvml.processes(call, self.handle):
+                used = one.usedGpuMemory if one.usedGpuMemory != NOT_AVAILABLE else 0
+                held[one.pid] = max(held.get(one.pid, 0), used)
+        self._in_use = bool(held)
+        for pid, used in held.items():
+            who = {"process.pid": str(pid), "sonde.process.start": start_of(pid)}
+            points.add("sonde.process.gpu.memory", used, labels_of(self._me | who), now_ns)
+
+    def _activity(self, points: Points, now_ns: int) -> None:
+        if self._gpm is None:
+            raise NvmlError(NOT_SUPPORTED)
+        self._gpm.read(points, now_ns)
+
+    # ---- dear ----
+
+    def _throttle_time(self, points: Points, now_ns: int) -> None:
+        fields = self._fields([*THROTTLE_FIELDS])
+        self._require(bool(fields))
+        for field in fields:
+            tags = self.tags(sonde__gpu__throttle__reason=THROTTLE_FIELDS[field.fieldId])
+            points.add("sonde.gpu.throttle.time", field.number() / 1e9, tags, now_ns)
+
+    def _identity(self, points: Points, now_ns: int) -> None:
+        nvml = self._nvml
+        pci = PciInfo()
+        whole = self._parent or self
+        nvml.call("nvmlDeviceGetPciInfo_v3", whole.handle, byref(pci))
+        about = {
+            "hw.name": nvml.text("nvmlDeviceGetName", self.handle),
+            "hw.model": nvml.text("nvmlDeviceGetName", whole.handle),
+            "hw.vendor": "NVIDIA",
+            "hw.parent": self.parent,
+            "hw.driver_version": self.driver,
+            "sonde.gpu.index": self.name,
+            "sonde.gpu.pci.address": pci.busId.decode().lower(),
+        }
+        points.add("sonde.gpu.info", 1, labels_of(self._me | about), now_ns)
+
+    def _energy(self, points: Points, now_ns: int) -> None:
+        millijoules = self._nvml.large("nvmlDeviceGetTotalEnergyConsumption", self.handle)
+        points.add("hw.energy", millijoules / 1000, self.tags(hw__type="gpu"), now_ns)
+
+    def _links(self, points: Points, now_ns: int) -> None:
+        for which, name in (("current", "Curr"), ("max", "Max")):
+            tags = self.tags(sonde__gpu__pcie__link=which)
+            for series, what in (("generation", "Generation"), ("width", "Width")):
+                value = self._nvml.number(f"nvmlDeviceGet{name}PcieLink{what}", self.handle)
+                points.add(f"sonde.gpu.pcie.link.{series}", value, tags, now_ns)
+
+    def _nvlink_states(self, points: Points, now_ns: int) -> None:
+        fields = self._fields([_LINK_COUNT])
+        self._require(bool(fields) and fields[0].number() > 0)
+        up = 0
+        links = int(fields[0].number())
+        for link in range(links):
+            up += self._nvml.number("nvmlDeviceGetNvLinkState", self.handle, c_uint(link))
+        for state, count in (("up", up), ("down", links - up)):
+            tags = self.tags(sonde__gpu__nvlink__state=state)
+            points.add("sonde.gpu.nvlink.links", count, tags, now_ns)
+
+    def _ecc(self, points: Points, now_ns: int) -> None:
+        nvml = self._nvml
+        for kind, number in (("corrected", _CORRECTED), ("uncorrected", _UNCORRECTED)):
+            call = "nvmlDeviceGetTotalEccErrors"
+            count = nvml.large(call, self.handle, number, _AGGREGATE)
+            points.add("hw.errors", count, self.tags(hw__type="gpu", error__type=kind), now_ns)
+            count = nvml.large(call, self.handle, number, _VOLATILE)
+            points.add("sonde.gpu.ecc.volatile", count, self.tags(error__type=kind), now_ns)
+            for where, place in (("dram", _DRAM), ("sram", _SRAM)):
+                try:
+                    count = nvml.large(
+                        "nvmlDeviceGetMemoryErrorCounter", self.handle, number, _AGGREGATE, place
+                    )
+                except NvmlError as error:
+                    if error.code not in ABSENT:
+                        raise
+                    continue
+                tags = self.tags(hw__type="gpu", error__type=kind, sonde__gpu__memory__kind=where)
+                points.add("hw.errors", count, tags, now_ns)
+
+    def _errors(self, points: Points, now_ns: int) -> None:
+        known = False
+        for field in self._fields([*DEAR_FIELDS]):
+            known = True
+            series, attributes = DEAR_FIELDS[field.fieldId]
+            points.add(series, field.number(), labels_of(self._me | attributes), now_ns)
+        self._require(known)
+
+    def _fan(self, points: Points, now_ns: int) -> None:
+        share = self._nvml.number("nvmlDeviceGetFanSpeed", self.handle)
+        points.add("hw.fan.speed_ratio", share / 100, self.tags(hw__type="fan"), now_ns)
+
+    def _highest_clocks(self, points: Points, now_ns: int) -> None:
+        for domain, number in _CLOCKS.items():
+            if domain not in self._highest:  # never changes, and takes milliseconds to tell
+                mhz = self._nvml.number("nvmlDeviceGetMaxClockInfo", self.handle, number)
+                self._highest[domain] = mhz
+            tags = self.tags(sonde__gpu__clock__domain=domain)
+            points.add("sonde.gpu.clock.limit", self._highest[domain] * MHZ, tags, now_ns)
+
+    # ---- how fields are asked ----
+
+    def _fields(self, numbers: list[int], scope: int = 0) -> list[FieldValue]:
+        """Those of the fields that the device can tell."""
+        values = (FieldValue * len(numbers))()
+        for place, number in enumerate(numbers):
+            values[place].fieldId = number
+            values[place].scopeId = scope
+        self._nvml.fields(self.handle, values)
+        return [value for value in values if value.nvmlReturn == SUCCESS]
+
+    def _unwrapped(self, field: FieldValue) -> float:
+        """A counter that goes on where one of 32 bits begins anew."""
+        value = field.number()
+        if field.valueType != UNSIGNED_INT:
+            return value
+        before, total = self._wraps.get(field.fieldId, (value, 0.0))
+        total += (value - before) % 2**32
+        self._wraps[field.fieldId] = (value, total)
+        return total
+
+    @staticmethod
+    def _require(known: bool) -> None:
+        if not known:
+            raise NvmlError(NOT_SUPPORTED)

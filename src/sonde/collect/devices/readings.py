@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several questions to a device asked together, each with a gap of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sonde.collect.devices.nvml_library import (
+    ABSENT,
+    DRIVER_NOT_LOADED,
+    GPU_IS_LOST,
+    RESET_REQUIRED,
+    UNINITIALIZED,
+    VERSION_MISMATCH,
+    NvmlError,
+)
+from sonde.collect.polling import Gap, Points, SignalLost
+
+WHOLE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, VERSION_MISMATCH})
+"""Errors after which the library answers nothing until it is opened again."""
+DEVICE = frozenset({GPU_IS_LOST, RESET_REQUIRED})
+"""Errors after which the device answers nothing."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """One question to a device."""
+
+    name: str
+    ask: Callable[[Points, int], None]
+    """Adds what the device says at a time (CLOCK_MONOTONIC ns). Raises NvmlError."""
+
+
+class Readings:
+    """The `read` of a poll: asks all, drops for good what the device cannot tell."""
+
+    def __init__(self, device: str, readings: Sequence[Reading]) -> None:
+        self._readings = [(reading, Gap(f"{device}.{reading.name}")) for reading in readings]
+        self.cannot: list[str] = []
+
+    def __call__(self, points: Points) -> None:
+        """Ask. Raises SignalLost where the whole device, or the whole library, is gone."""
+        dropped = False
+        for reading, gap in self._readings:
+            now_ns = time.monotonic_ns()
+            if now_ns < gap.again_ns:
+                continue
+            try:
+                reading.ask(points, now_ns)
+            except NvmlError as error:
+                if error.code in ABSENT:
+                    self.cannot.append(reading.name)
+                    dropped = True
+                elif error.code in DEVICE | WHOLE:
+                    raise SignalLost(str(error), whole=error.code in WHOLE) from error
+                else:
+                    gap.lost(str(error), points, now_ns)
+            else:
+                gap.there(points, now_ns)
+        if dropped:
+            self._readings = [
+                (reading, gap) for reading, gap in self._readings if reading.name not in self.cannot
+            ]
