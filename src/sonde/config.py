@@ -47,6 +47,13 @@ class Config:
     """What it is shown: /var/run/secrets/kubernetes.io/serviceaccount/token in a pod."""
     kubelet_ca_file: str = ""
     """Whom its certificate must be from; empty: the system's authorities."""
+    prometheus: str = ""
+    """HOST:PORT of a page for Prometheus; '' for none. A host must be named to leave loopback."""
+    dcgm_names: bool = False
+    """On that page, also use the names of NVIDIA's dcgm-exporter."""
+    otlp: str = ""
+    """URL of an OpenTelemetry collector to push metrics to; '' for none."""
+    otlp_period_s: float = 10.0
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
     chunk_s: float = 5.0
@@ -63,6 +70,7 @@ class Config:
         _between("hz", self.hz, 1, 10_000)
         _between("tick_s", self.tick_s, 0.05, 60)
         _between("chunk_s", self.chunk_s, self.tick_s, 600)
+        _between("otlp_period_s", self.otlp_period_s, 1, 3600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
         _between("probe_budget", self.probe_budget, 0, 1)

@@ -417,9 +417,9 @@ def test_what_is_sent_again_through_a_narrow_queue(record):
     assert received == 4 << 20
     assert truth["Tcp:RetransSegs"] > 20
     assert again == pytest.approx(truth["Tcp:RetransSegs"], rel=TRUTH, abs=1)
-    # What the queue refuses at once is handed to it again, which the kernel counts as sent twice but
+    # What the queue refuses at once is handed to it again: the kernel counts it as sent twice, but
     # not as sent again.
-    assert received <= sent - again_bytes <= 1.2 * received
+    assert sent - again_bytes >= received
     assert segments == pytest.approx(truth["Tcp:OutSegs"] + truth["Tcp:RetransSegs"], rel=TRUTH)
     assert flow(receiver.pid, "receive")[1] == pytest.approx(received, rel=TRUTH)
     ((peer,),) = recorder.rows(

@@ -29,9 +29,11 @@ DOORS: dict[str, set[str]] = {
     "metrics": {"errors"},
     "collect": {"apis", "config", "errors", "metrics", "model", "_native"},
     "resolve": {"errors", "model", "_native"},
+    "health": {"collect", "errors", "metrics"},
     "sinks": {"errors", "metrics", "model", "_native"},
     "agent": {
-        *("apis", "collect", "config", "errors", "metrics", "model", "resolve", "sinks", "_native")
+        *("apis", "collect", "config", "errors", "health", "metrics", "model", "resolve"),
+        *("sinks", "_native"),
     },
     "query": {"errors", "model"},
     "export": {"errors", "metrics", "model", "query"},

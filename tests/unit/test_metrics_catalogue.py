@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -45,3 +47,9 @@ def test_one_set_of_attributes_has_one_spelling():
     assert labels(hw__id="GPU-1", error__type="") == '{"hw.id":"GPU-1"}'
     assert labels_of({"b": 1, "a": "x"}) == labels_of({"a": "x", "b": 1}) == '{"a":"x","b":1}'
     assert labels() == ""
+
+
+def test_the_documentation_is_made_from_it():
+    script = ROOT / "scripts" / "metrics_docs.py"
+    done = subprocess.run([sys.executable, str(script), "--check"])
+    assert done.returncode == 0, "run scripts/metrics_docs.py"

@@ -16,17 +16,17 @@ import platform
 import resource
 import time
 import uuid
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, apis
-from sonde.agent import signals
+from sonde.agent import signals, whose
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.group_io import GroupIo
 from sonde.collect.blocks import BlockCollector
-from sonde.collect.collector import Batch, Collector
+from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.flows import FlowCollector
@@ -41,6 +41,7 @@ from sonde.resolve import Resolver
 from sonde.sinks.chunk import ChunkBuilder
 
 if TYPE_CHECKING:
+    from sonde.agent.outlets import Outlets
     from sonde.resolve.pods import Pods
 
 PODS_S = 2.0
@@ -103,6 +104,7 @@ class Agent:
         self._dictionary = Dictionary(self._kernel, self._resolver)
         self._calls = self._make_device_calls()
         self._collectors = self._make_collectors()
+        self._outlets = self._make_outlets()
 
     def _make_device_calls(self) -> DeviceCalls | None:
         config = self._config
@@ -137,6 +139,23 @@ class Agent:
             collectors.append(Metrics(runners))
         return collectors
 
+    def _make_outlets(self) -> Outlets | None:
+        config = self._config
+        if not (config.prometheus or config.otlp):
+            return None
+        from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
+
+        return Outlets(config, self._whose)
+
+    def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
+        return whose.attributes(self._resolver.process(pid, start_ns))
+
+    @property
+    def serves_at(self) -> str:
+        """HOST:PORT of the page for Prometheus; '' without one."""
+        server = self._outlets.server if self._outlets is not None else None
+        return server.address if server is not None else ""
+
     def start(self) -> None:
         """Attach everything. Raises HostError where this machine cannot."""
         self._started_ns = self._tick_ns = time.monotonic_ns()
@@ -144,6 +163,8 @@ class Agent:
         self._resolver.start()
         for collector in self._collectors:
             collector.start()
+        if self._outlets is not None:
+            self._outlets.start()
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
@@ -197,6 +218,8 @@ class Agent:
         finally:
             for collector in self._collectors:
                 collector.stop()
+            if self._outlets is not None:
+                self._outlets.close()
             self._resolver.close()
             self._sink.close()
 
@@ -248,10 +271,10 @@ class Agent:
     def _take(self, batch: Batch) -> None:
         if batch.notes or batch.groups:
             self._resolver.learn(batch.notes, batch.groups)
+        if batch.group_io:
+            batch.rows.setdefault("metric", []).extend(self._group_io.rows(batch, self._tick_ns))
         for table, rows in batch.rows.items():
             self._chunk.add(table, rows)
-        if batch.group_io:
-            self._chunk.add("metric", self._group_io.rows(batch, self._tick_ns))
         for table, columns in batch.parts:
             self._chunk.add_part(table, columns)
         for part in batch.spans:
@@ -260,6 +283,8 @@ class Agent:
             assert isinstance(tids, Sized)
             self._spans += len(tids)
         self._dictionary.take(batch)
+        if self._outlets is not None:
+            self._outlets.take(batch)
 
     def _count_losses(self) -> None:
         now = {
@@ -276,12 +301,15 @@ class Agent:
                 self._lost[name] = count
                 row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
+                if self._outlets is not None:
+                    self._outlets.take_loss(name, float(new))
                 if name.endswith(".stack_map_full"):
                     self._dictionary.make_room()
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
+        rows: list[TableRow] = []
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
@@ -293,7 +321,10 @@ class Agent:
                 if n
             ),
         ):
-            self._chunk.add("metric", [(self._tick_ns, series, "", value)])
+            rows.append((self._tick_ns, series, "", value))
+        self._chunk.add("metric", rows)
+        if self._outlets is not None:
+            self._outlets.take_metrics(rows)
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from sonde import __version__
 from sonde.errors import SondeError
 
-COMMANDS = ("doctor", "record", "report", "fleet")
+COMMANDS = ("doctor", "record", "report", "agent", "health", "fleet")
 
 EXAMPLES = """\
 examples:

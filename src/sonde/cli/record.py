@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
-    _require_host()
+    require_host()
     path = args.output or Path(time.strftime("sonde-%Y%m%d-%H%M%S.sonde"))
     child = _make_child(command)
     try:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             child.abandon()
 
 
-def _require_host() -> None:
+def require_host() -> None:
     """Raise HostError when this machine, or this user on it, cannot record at all."""
     from sonde.host import Status, capabilities, kernel, machine
 

@@ -150,6 +150,7 @@ class Schedule:
             if now_ns < self._gap.again_ns:
                 return self._gap.again_ns
             self._open(points)
+            now_ns = self._clock()
         for turn in self._turns:
             if turn.due_ns <= now_ns and self._opened:
                 self._ask(turn, points)

@@ -353,24 +353,26 @@ class NvmlDevice:
             points.add("sonde.gpu.nvlink.links", count, tags, now_ns)
 
     def _ecc(self, points: Points, now_ns: int) -> None:
-        nvml = self._nvml
         for kind, number in (("corrected", _CORRECTED), ("uncorrected", _UNCORRECTED)):
-            call = "nvmlDeviceGetTotalEccErrors"
-            count = nvml.large(call, self.handle, number, _AGGREGATE)
-            points.add("hw.errors", count, self.tags(hw__type="gpu", error__type=kind), now_ns)
-            count = nvml.large(call, self.handle, number, _VOLATILE)
+            count = self._nvml.large("nvmlDeviceGetTotalEccErrors", self.handle, number, _VOLATILE)
             points.add("sonde.gpu.ecc.volatile", count, self.tags(error__type=kind), now_ns)
-            for where, place in (("dram", _DRAM), ("sram", _SRAM)):
-                try:
-                    count = nvml.large(
-                        "nvmlDeviceGetMemoryErrorCounter", self.handle, number, _AGGREGATE, place
-                    )
-                except NvmlError as error:
-                    if error.code not in ABSENT:
-                        raise
-                    continue
+            for where, total in self._ecc_by_place(number).items():
                 tags = self.tags(hw__type="gpu", error__type=kind, sonde__gpu__memory__kind=where)
-                points.add("hw.errors", count, tags, now_ns)
+                points.add("hw.errors", total, tags, now_ns)
+
+    def _ecc_by_place(self, kind: c_int) -> dict[str, int]:
+        """In the life of the GPU: of its memory and of the chip; '' where it tells neither."""
+        nvml = self._nvml
+        call = "nvmlDeviceGetMemoryErrorCounter"
+        try:
+            return {
+                place: nvml.large(call, self.handle, kind, _AGGREGATE, number)
+                for place, number in (("dram", _DRAM), ("sram", _SRAM))
+            }
+        except NvmlError as error:
+            if error.code not in ABSENT:
+                raise
+            return {"": nvml.large("nvmlDeviceGetTotalEccErrors", self.handle, kind, _AGGREGATE)}
 
     def _errors(self, points: Points, now_ns: int) -> None:
         known = False

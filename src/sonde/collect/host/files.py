@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from sonde.collect.polling import Points, SignalLost
 
 READ_BYTES = 1 << 20
 MAX_SERIES = 32_768
+AGAIN_S = 25.0
+"""A counter that stands still is told again after this long, so that nobody takes it for gone."""
 
 
 class KernelFile:
@@ -43,19 +46,21 @@ class KernelFile:
 
 
 class Counters:
-    """Tells values of cumulative series, each when it has moved and once at the start."""
+    """Tells values of cumulative series: at the start, when they moved, and now and then."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, str], float] = {}
+        self._last: dict[tuple[str, str], tuple[float, float]] = {}
 
     def tell(self, points: Points, series: str, value: float, labels: str = "") -> None:
         """Add a point unless the series stands still."""
         key = (series, labels)
-        if self._last.get(key) == value:
+        now_s = time.monotonic()
+        last = self._last.get(key)
+        if last is not None and last[0] == value and now_s - last[1] < AGAIN_S:
             return
         if len(self._last) >= MAX_SERIES:
             self._last.clear()  # tell all of them once more
-        self._last[key] = value
+        self._last[key] = (value, now_s)
         points.add(series, value, labels)
 
 

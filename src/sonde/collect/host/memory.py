@@ -92,7 +92,7 @@ class Memory:
         for name, (series, kind) in VMSTAT.items():
             if name in found:
                 value = faults[0] - faults[1] if name == "pgfault" else found[name]
-                key = "type" if series.endswith("faults") else "direction"
+                key = "fault__type" if series.endswith("faults") else "direction"
                 label = labels(**{f"system__paging__{key}": kind})
                 tell(points, series, value, label)
         for name, (what, who) in RECLAIM.items():

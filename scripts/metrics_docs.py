@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/metrics.md from the catalogue: `python scripts/metrics_docs.py [--check]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sonde.metrics import COSTS, catalogue
+from sonde.sinks.exposition import dcgm_fields, name_of
+
+TARGET = Path(__file__).parents[1] / "docs" / "metrics.md"
+
+HEAD = """\
+# Metrics
+
+Made from `abi/metrics.json` by `scripts/metrics_docs.py`; a test holds it. Names and units follow
+OpenTelemetry's semantic conventions where those have one; ours begin with `sonde.`. In a capture,
+a row of the table `metric` has the name as its series and the attributes as its labels. Prometheus
+has the second name, and dots in attributes become underscores.
+
+How often: cheap 10 Hz, steady 1 Hz, dear every 10 s, event as it happens. What speaks of single
+processes (`process.pid`) is summed by owner and program before it leaves the machine.
+"""
+
+GROUPS = {
+    "device": "Devices",
+    "process": "Processes and their devices",
+    "calls": "Calls of device APIs",
+    "host": "The machine",
+    "health": "Health",
+    "sonde": "Sonde itself",
+}
+
+
+def document() -> str:
+    """The whole page."""
+    lines = [HEAD]
+    groups = dict.fromkeys([*GROUPS, *(metric.group for metric in catalogue().values())])
+    for group in groups:
+        metrics = [metric for metric in catalogue().values() if metric.group == group]
+        if not metrics:
+            continue
+        lines += [f"## {GROUPS.get(group, group)}", ""]
+        lines += ["| metric | in Prometheus | unit | kind | attributes | how often | from |"]
+        lines += ["|---|---|---|---|---|---|---|"]
+        for metric in metrics:
+            attributes = ", ".join(f"`{name}`" for name in metric.attributes)
+            period_s = COSTS[metric.cost]
+            often = f"{metric.cost} ({period_s:g} s)" if period_s else metric.cost
+            lines.append(
+                f"| `{metric.name}`<br>{metric.brief} | `{name_of(metric)}` | {metric.unit} "
+                f"| {metric.kind} | {attributes} | {often} | {metric.source} |"
+            )
+        lines.append("")
+    lines += ["## Names of dcgm-exporter", ""]
+    lines += ["With `--dcgm-names`, the same values also appear under these names.", ""]
+    lines += ["| name | from | with |", "|---|---|---|"]
+    for field in dcgm_fields():
+        where = ", ".join(f"`{name}={value}`" for name, value in field.where.items())
+        lines.append(f"| `{field.name}` | `{field.series}` | {where} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> int:
+    """Write it, or say whether it is as it should be."""
+    if "--check" in sys.argv[1:]:
+        return 0 if TARGET.read_text() == document() else 1
+    TARGET.write_text(document())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

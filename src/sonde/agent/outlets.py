@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way out for metrics while they are fresh: the page for Prometheus, the push to OTLP.
+
+Takes the same rows that go into chunks, and makes counters of what chunks keep as exact totals:
+calls of devices, losses.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from sonde import _native, health
+from sonde.collect.collector import Batch, TableRow
+from sonde.config import Config
+from sonde.metrics import Metric, labels, labels_of
+from sonde.sinks import exposition
+from sonde.sinks.otlp import OtlpPusher
+from sonde.sinks.prometheus import PrometheusServer
+from sonde.sinks.series import Board, Row, Series, Whose
+
+_DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
+"""As seen from the device, which is how the conventions count."""
+
+HEALTH_S = 30.0
+"""How often health is judged, at most: its checks read some files."""
+SETTLES_S = 5.0
+"""Before that, devices may not have said all."""
+
+Families = list[tuple[Metric, list[Series]]]
+
+
+class Outlets:
+    """Everything that lets metrics out of this process."""
+
+    def __init__(self, config: Config, whose: Whose) -> None:
+        """Raises UsageError for a bad address, SinkError where it cannot be listened on."""
+        self.board = Board(whose)
+        self._whose = whose
+        self._dcgm_names = config.dcgm_names
+        self._host = platform.node()
+        self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S
+        self.resource = {
+            "service.name": "sonde",
+            "service.version": _native.VERSION,
+            "host.name": self._host,
+            "host.arch": platform.machine(),
+            "os.type": "linux",
+        }
+        self.server = PrometheusServer(config.prometheus, self.page) if config.prometheus else None
+        self.pusher = (
+            OtlpPusher(config.otlp, config.otlp_period_s, self.families, self.resource)
+            if config.otlp
+            else None
+        )
+
+    def start(self) -> None:
+        """Begin to let out."""
+        for outlet in (self.server, self.pusher):
+            if outlet is not None:
+                outlet.start()
+
+    def close(self) -> None:
+        """Let out what there is, and stop."""
+        for outlet in (self.server, self.pusher):
+            if outlet is not None:
+                outlet.close()
+
+    def take(self, batch: Batch) -> None:
+        """Rows that a collector handed over."""
+        self.take_metrics(batch.rows.get("metric", ()))
+        for row in batch.rows.get("activity", ()):
+            if row[1] == "device":
+                self._take_calls(row)
+
+        for row in batch.rows.get("usage", ()):
+            self._take_usage(row)
+
+    def take_metrics(self, rows: Iterable[TableRow]) -> None:
+        """Rows of the table metric."""
+        self.board.take(rows)  # type: ignore[arg-type]  # in the order of its columns
+
+    def take_loss(self, name: str, count: float) -> None:
+        """Something was lost."""
+        self.board.count("sonde.agent.lost", {"sonde.loss": name}, count)
+
+    def families(self) -> Families:
+        """What there is now."""
+        if self.pusher is not None:
+            now_ns = time.monotonic_ns()
+            done, failed = float(self.pusher.pushed), float(self.pusher.failed)
+            self.board.take(
+                (now_ns, "sonde.otlp.pushes", labels(sonde__outcome=outcome), count)
+                for outcome, count in (("done", done), ("failed", failed))
+            )
+        found = self.board.families()
+        if time.monotonic() - self._examined_s > HEALTH_S:
+            self._examined_s = time.monotonic()
+            self.board.take(_health(found))
+            found = self.board.families()
+        return found
+
+    def page(self) -> str:
+        """The page for Prometheus."""
+        families = self.families()
+        text = exposition.render(families, self.resource)
+        return text + exposition.render_dcgm(families, self._host) if self._dcgm_names else text
+
+    def _take_calls(self, row: TableRow) -> None:
+        _, _, _, api, op, direction, status, *_, count, ns, size, _max, _pid, _tid = row
+        way = {"network.io.direction": _DIRECTIONS.get(str(direction), str(direction))}
+        call: Mapping[str, str] = {"sonde.api": str(api), "sonde.op": str(op)}
+        failed = {"error.type": str(status)} if status else {}
+        count_of = self.board.count
+        count_of("sonde.device.calls", {**call, **(way if direction else {}), **failed}, _f(count))
+        count_of("sonde.device.call.time", call, _f(ns) / 1e9)
+        if size:
+            count_of("sonde.device.call.io", {**call, **(way if direction else {})}, _f(size))
+
+    def _take_usage(self, row: TableRow) -> None:
+        _, pid, start_ns, *counts = row
+        assert isinstance(pid, int)
+        assert isinstance(start_ns, int)
+        self.board.count_owned(
+            self._whose(pid, start_ns),
+            [
+                (series, attributes, _f(count) / unit)
+                for (series, attributes, unit), count in zip(USAGE, counts, strict=True)
+                if count and series
+            ],
+        )
+
+
+USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (
+    ("process.cpu.time", {}, 1e9),
+    ("sonde.process.runqueue.time", {}, 1e9),
+    ("", {}, 1.0),  # runs: as many as switches
+    ("process.context_switches", {"process.context_switch.type": "voluntary"}, 1.0),
+    ("process.context_switches", {"process.context_switch.type": "involuntary"}, 1.0),
+    ("sonde.process.migrations", {}, 1.0),
+    ("process.paging.faults", {"system.paging.fault.type": "minor"}, 1.0),
+    ("process.paging.faults", {"system.paging.fault.type": "major"}, 1.0),
+    ("process.disk.io", {"disk.io.direction": "read"}, 1.0),
+    ("process.disk.io", {"disk.io.direction": "write"}, 1.0),
+    ("sonde.process.reclaims", {}, 1.0),
+    ("sonde.process.reclaim.time", {}, 1e9),
+    ("sonde.process.reclaimed_pages", {}, 1.0),
+)
+"""What becomes of the counters of the table usage: series, attributes, and one of its unit."""
+
+
+def _health(families: Families) -> list[Row]:
+    """The checks of `sonde health`, over what devices said last."""
+    rows = [
+        (0, metric.name, labels_of(one.attributes), one.value)
+        for metric, series in families
+        if metric.group == "device"
+        for one in series
+    ]
+    down = [
+        f"{one.attributes['sonde.source']}: does not answer"
+        for metric, series in families
+        if metric.name == "sonde.source.up"
+        for one in series
+        if not one.value
+    ]
+    now_ns = time.monotonic_ns()
+    return [
+        (
+            now_ns,
+            "sonde.health.status",
+            labels(sonde__health__check=result.check, hw__id=result.uuid),
+            HEALTH_VALUES[result.status],
+        )
+        for result in health.examine(health.with_files(rows, down))
+    ]
+
+
+HEALTH_VALUES = {health.Status.PASS: 0.0, health.Status.WARN: 1.0, health.Status.FAIL: 2.0}
+
+
+def _f(number: object) -> float:
+    assert isinstance(number, int | float)
+    return float(number)

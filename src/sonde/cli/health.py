@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde health`: is this node fit for work? For people, for Slurm, for Kubernetes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sonde.health import Result
+
+EXAMPLE = """\
+examples:
+  sonde health                       every check, the bad ones with a remedy
+  sonde health --json | jq '.results[] | select(.status != "pass")'
+  HealthCheckProgram=/usr/local/bin/sonde-healthcheck      in slurm.conf: deploy/slurm
+  sonde health --kubernetes          a node condition, to patch into the node's status
+
+exit code: 0 where nothing failed (warnings may be there), 1 where something did.
+"""
+
+MARKS = {"pass": "✓", "warn": "!", "fail": "✗"}
+COLOURS = {"pass": "\033[32m", "warn": "\033[33m", "fail": "\033[31m"}
+RESET = "\033[0m"
+REASON_MAX = 200
+"""Of a line for Slurm's Reason or a condition's message."""
+CONDITION = "SondeDevicesHealthy"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `health` to the commands."""
+    parser = subparsers.add_parser(
+        "health",
+        help="whether this node's devices are fit for work",
+        description="Check this node's devices, links and memory. Changes nothing on them.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    out = parser.add_mutually_exclusive_group()
+    out.add_argument("--json", action="store_true", help="every result as JSON")
+    out.add_argument("--slurm", action="store_true",
+        help="one line, as a HealthCheckProgram prints: the reason to drain the node")  # fmt: skip
+    out.add_argument("--kubernetes", action="store_true",
+        help="a condition for the status of a Kubernetes node")  # fmt: skip
+    parser.add_argument("--bandwidth", action="store_true",
+        help="also measure copies from the host; refused while the GPU is in use")  # fmt: skip
+    parser.add_argument("--kernel-log", type=Path, metavar="FILE",
+        help="look for XIDs here rather than in the kernel's own log")  # fmt: skip
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check and tell; 1 where something failed."""
+    from sonde import health
+
+    facts = health.gather(kernel_log=args.kernel_log)
+    if args.bandwidth:
+        from sonde.health.bandwidth import measure
+
+        facts.bandwidth = measure(facts)
+    results = health.examine(facts)
+    worst = health.worst(results)
+    if args.json:
+        document = {
+            "status": worst,
+            "devices": [device.about | {"hw.id": device.uuid} for device in facts.devices],
+            "results": [asdict(result) for result in results],
+        }
+        print(json.dumps(document, indent=2, ensure_ascii=False))
+    elif args.slurm:
+        print(line(results))
+    elif args.kubernetes:
+        print(json.dumps({"conditions": [condition(results)]}, ensure_ascii=False))
+    else:
+        width = shutil.get_terminal_size((100, 24)).columns
+        print(table(results, width=width, colour=sys.stdout.isatty()))
+        print()
+        print(verdict(results))
+    return 1 if worst is health.Status.FAIL else 0
+
+
+def table(results: Sequence[Result], *, width: int, colour: bool) -> str:
+    """One line a check; what did not pass with its remedy below."""
+    if not results:
+        return "no device that Sonde can ask"
+    names = max(len(f"{one.device} {one.check}".strip()) for one in results) + 2
+    indent = " " * (names + 2)
+    lines = []
+    for one in results:
+        mark = MARKS[one.status]
+        if colour:
+            mark = f"{COLOURS[one.status]}{mark}{RESET}"
+        name = f"{one.device} {one.check}".strip().replace("_", " ")
+        lines.append(f"{mark} {name:<{names}}{one.figure} (expected: {one.expected})")
+        if one.remedy:
+            wrapped = textwrap.wrap(f"remedy: {one.remedy}", max(width - len(indent), 40))
+            lines += [indent + part for part in wrapped]
+    return "\n".join(lines)
+
+
+def verdict(results: Sequence[Result]) -> str:
+    """The last line for people."""
+    count = {status: sum(one.status == status for one in results) for status in MARKS}
+    word = "unfit" if count["fail"] else "fit, with warnings" if count["warn"] else "fit"
+    told = f"{count['pass']} passed, {count['warn']} warned, {count['fail']} failed"
+    return f"{word} for work: {told}"
+
+
+def line(results: Sequence[Result]) -> str:
+    """The reason in one line: what failed, else what warned."""
+    for status in ("fail", "warn"):
+        bad = [one for one in results if one.status == status]
+        if bad:
+            told = "; ".join(f"{one.device} {one.check}: {one.figure}".strip() for one in bad)
+            return textwrap.shorten(f"sonde {status}: {told}", REASON_MAX, placeholder=" …")
+    return "sonde pass"
+
+
+def condition(results: Sequence[Result]) -> dict[str, str]:
+    """A NodeCondition: True says that all is well."""
+    failed = [one for one in results if one.status == "fail"]
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    words = failed[0].check.split("_") if failed else ["all", "checks", "passed"]
+    return {
+        "type": CONDITION,
+        "status": "False" if failed else "True" if results else "Unknown",
+        "reason": "".join(word.capitalize() for word in words) if results else "NoDevice",
+        "message": line(results),
+        "lastHeartbeatTime": now,
+    }

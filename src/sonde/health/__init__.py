@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a node is fit for work, in the manner of node-health suites.
+
+`gather()` collects facts (the same signals that the agent has, and some files of the kernel),
+`examine()` judges them. Nothing on a device is changed, and nothing runs on it.
+"""
+
+from sonde.health.checks import CHECKS, Result, Status, examine, worst
+from sonde.health.facts import Facts
+from sonde.health.node import gather, with_files
+
+__all__ = ["CHECKS", "Facts", "Result", "Status", "examine", "gather", "with_files", "worst"]

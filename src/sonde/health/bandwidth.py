@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast the host can copy to each device: on demand, never on a device in use.
+
+Runs in a process of its own through the driver's C interface (libcuda), so that a hang or a crash
+of the driver is one more fact. Takes about a second and 256 MiB of device memory for each device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+from sonde.errors import HostError, UsageError
+from sonde.health.facts import Facts, is_part
+
+BYTES = 256 << 20
+ROUNDS = 16
+DEADLINE_S = 60.0
+LIBRARY = "libcuda.so.1"
+
+
+def measure(facts: Facts) -> dict[str, float]:
+    """uuid to bytes a second. Raises UsageError where a device is in use, HostError where the
+    driver cannot be asked."""
+    wanted = [device for device in facts.devices if not is_part(device.about)]
+    for device in wanted:
+        busy = device.get("hw.gpu.utilization", hw__gpu__task="general") or 0.0
+        held = device.get("hw.gpu.memory.usage") or 0.0
+        if busy > 0.02 or held > 2 << 30:
+            raise UsageError(
+                f"{device.label} is in use ({100 * busy:.0f} % busy, {held / 2**30:.1f} GiB held)",
+                "Measure bandwidth when no job has the node.",
+            )
+    if not wanted:
+        return {}
+    command = [sys.executable, "-m", "sonde.health.bandwidth", *(d.uuid for d in wanted)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired as error:
+        raise HostError("copies to the device hang", "Look for XIDs with dmesg.") from error
+    if done.returncode:
+        raise HostError(
+            f"copies to the device failed: {done.stderr.strip().rpartition(chr(10))[2]}",
+            "Look for XIDs with dmesg, and at the driver with sonde doctor.",
+        )
+    rates: dict[str, float] = json.loads(done.stdout)
+    return rates
+
+
+class _Cuda:
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(LIBRARY)
+        self("cuInit", 0)
+
+    def __call__(self, name: str, *arguments: object) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            raise OSError(f"{name} failed with {code}")
+
+
+def _rate(cuda: _Cuda, device: ctypes.c_int) -> float:
+    context = ctypes.c_void_p()
+    cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    cuda("cuCtxSetCurrent", context)
+    host, there = ctypes.c_void_p(), ctypes.c_void_p()
+    size = ctypes.c_size_t(BYTES)
+    cuda("cuMemAllocHost_v2", ctypes.byref(host), size)
+    cuda("cuMemAlloc_v2", ctypes.byref(there), size)
+    for _ in range(2):
+        cuda("cuMemcpyHtoDAsync_v2", there, host, size, None)
+    cuda("cuCtxSynchronize")
+    began_s = time.perf_counter()
+    for _ in range(ROUNDS):
+        cuda("cuMemcpyHtoDAsync_v2", there, host, size, None)
+    cuda("cuCtxSynchronize")
+    seconds = time.perf_counter() - began_s
+    cuda("cuMemFree_v2", there)
+    cuda("cuMemFreeHost", host)
+    cuda("cuDevicePrimaryCtxRelease_v2", device)
+    return ROUNDS * BYTES / seconds
+
+
+def main() -> None:
+    """The child: rates of the devices named by uuid, as JSON."""
+    cuda = _Cuda()
+    count = ctypes.c_int()
+    cuda("cuDeviceGetCount", ctypes.byref(count))
+    rates = {}
+    for number in range(count.value):
+        device = ctypes.c_int()
+        cuda("cuDeviceGet", ctypes.byref(device), number)
+        raw = (ctypes.c_ubyte * 16)()
+        cuda("cuDeviceGetUuid", raw, device)
+        digits = bytes(raw).hex()
+        places = (0, 8, 12, 16, 20, 32)
+        parts = (digits[a:b] for a, b in pairwise(places))
+        uuid = f"GPU-{'-'.join(parts)}"
+        if uuid in sys.argv[1:]:
+            rates[uuid] = _rate(cuda, device)
+    sys.stdout.write(json.dumps(rates))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Series in the text format that Prometheus reads, under OpenTelemetry's rules for names.
+
+hw.gpu.memory.usage in By becomes hw_gpu_memory_usage_bytes; a counter ends in _total, a share in
+_ratio. On request the same values also come under the names of NVIDIA's dcgm-exporter (dcgm.toml),
+so that dashboards made for those go on working.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from sonde.metrics import Metric, catalogue
+from sonde.sinks.series import Series
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_UNITS = {
+    "By": "bytes",
+    "By/s": "bytes_per_second",
+    "s": "seconds",
+    "W": "watts",
+    "J": "joules",
+    "Cel": "celsius",
+    "Hz": "hertz",
+    "1": "ratio",
+}
+_FOREIGN = re.compile(r"[^a-zA-Z0-9_]")
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+Families = Iterable[tuple[Metric, list[Series]]]
+
+
+@cache
+def name_of(metric: Metric) -> str:
+    """Its name in Prometheus."""
+    name = _FOREIGN.sub("_", metric.name)
+    unit = _UNITS.get(metric.unit, "")
+    if metric.unit == "1" and metric.monotonic:
+        unit = ""
+    if unit and not name.endswith(f"_{unit}"):
+        name += f"_{unit}"
+    return f"{name}_total" if metric.monotonic else name
+
+
+def render(families: Families, target: Mapping[str, str]) -> str:
+    """The whole page; `target` says what is observed, as OpenTelemetry's target_info has it."""
+    lines = [
+        "# HELP target_info What is observed, and by what",
+        "# TYPE target_info gauge",
+        f"target_info{_labels(target)} 1",
+    ]
+    for metric, series in families:
+        name = name_of(metric)
+        lines.append(f"# HELP {name} {metric.brief}")
+        lines.append(f"# TYPE {name} {'counter' if metric.monotonic else 'gauge'}")
+        lines += [f"{name}{_labels(one.attributes)} {one.value!r}" for one in series]
+    return "\n".join([*lines, ""])
+
+
+def _labels(attributes: Mapping[str, str]) -> str:
+    if not attributes:
+        return ""
+    pairs = (
+        f'{_FOREIGN.sub("_", name)}="{value.translate(_ESCAPES)}"'
+        for name, value in sorted(attributes.items())
+    )
+    return "{" + ",".join(pairs) + "}"
+
+
+# ---- the names of dcgm-exporter ----
+
+
+@dataclass(frozen=True, slots=True)
+class DcgmField:
+    """One line of dcgm.toml."""
+
+    name: str
+    type: str
+    series: str
+    scale: float
+    where: Mapping[str, str]
+    """Attributes that a series must have."""
+    less: str
+    """A series to take away: free memory is all less what is used."""
+
+
+@cache
+def dcgm_fields() -> tuple[DcgmField, ...]:
+    """The names that we can fill."""
+    text = files("sonde.sinks").joinpath("dcgm.toml").read_text(encoding="utf-8")
+    return tuple(
+        DcgmField(
+            name=line["name"],
+            type=line.get("type", "gauge"),
+            series=line["series"],
+            scale=line.get("scale", 1),
+            where=line.get("where", {}),
+            less=line.get("less", ""),
+        )
+        for line in tomllib.loads(text)["field"]
+    )
+
+
+def render_dcgm(families: Families, host: str) -> str:
+    """The same values under DCGM_FI_* names, with the labels of dcgm-exporter."""
+    by_name = {metric.name: series for metric, series in families}
+    devices = {
+        one.attributes["hw.id"]: {
+            "gpu": one.attributes.get("sonde.gpu.index", ""),
+            "UUID": one.attributes["hw.id"],
+            "pci_bus_id": one.attributes.get("sonde.gpu.pci.address", "").upper(),
+            "device": f"nvidia{one.attributes.get('sonde.gpu.index', '')}",
+            "modelName": one.attributes.get("hw.model", ""),
+            "Hostname": host,
+            "DCGM_FI_DRIVER_VERSION": one.attributes.get("hw.driver_version", ""),
+        }
+        for one in by_name.get("sonde.gpu.info", [])
+    }
+    lines = []
+    for field in dcgm_fields():
+        less = {one.attributes.get("hw.id"): one.value for one in by_name.get(field.less, [])}
+        totals: dict[str, float] = {}
+        for one in by_name.get(field.series, []):
+            device = one.attributes.get("hw.id", "")
+            if device in devices and _holds(one, field.where):
+                totals[device] = totals.get(device, 0.0) + one.value
+        if totals:
+            brief = catalogue()[field.series].brief
+            lines += [f"# HELP {field.name} {brief}", f"# TYPE {field.name} {field.type}"]
+            lines += [
+                f"{field.name}{_labels(devices[device])} "
+                f"{(total - less.get(device, 0.0)) * field.scale!r}"
+                for device, total in totals.items()
+            ]
+    return "\n".join([*lines, ""])
+
+
+def _holds(one: Series, where: Mapping[str, str]) -> bool:
+    """Whether it has these attributes."""
+    return all(one.attributes.get(name, "") == value for name, value in where.items())

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Series pushed to an OpenTelemetry collector: OTLP over HTTP, in its JSON encoding.
+
+Off unless a URL is given: then, and only then, do metrics leave the machine on their own. A push
+that fails is dropped and counted; the next one carries the newer values anyway.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+from sonde.errors import UsageError
+from sonde.metrics import Metric
+from sonde.sinks.series import Series
+
+PATH = "/v1/metrics"
+ANSWER_S = 5.0
+CUMULATIVE = 2
+"""AGGREGATION_TEMPORALITY_CUMULATIVE"""
+
+
+def endpoint_of(url: str) -> str:
+    """The URL to post to: with OTLP's path where none is given. Raises UsageError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError(f"{url!r} is no URL", "write http://HOST:4318, as of a collector")
+    return url if parts.path.strip("/") else url.rstrip("/") + PATH
+
+
+def request(
+    families: list[tuple[Metric, list[Series]]],
+    resource: Mapping[str, str],
+    started_ns: int,
+    now_ns: int,
+) -> dict[str, object]:
+    """An ExportMetricsServiceRequest; times are ns since 1970."""
+    metrics: list[dict[str, object]] = []
+    for metric, series in families:
+        points = [
+            {
+                "attributes": _attributes(one.attributes),
+                "startTimeUnixNano": str(started_ns),
+                "timeUnixNano": str(now_ns),
+                "asDouble": one.value,
+            }
+            for one in series
+        ]
+        about: dict[str, object] = {
+            "name": metric.name,
+            "unit": metric.unit,
+            "description": metric.brief,
+        }
+        if metric.kind == "gauge":
+            metrics.append(about | {"gauge": {"dataPoints": points}})
+        else:
+            total = {
+                "aggregationTemporality": CUMULATIVE,
+                "isMonotonic": metric.monotonic,
+                "dataPoints": points,
+            }
+            metrics.append(about | {"sum": total})
+    scope = {"name": "sonde", "version": resource.get("service.version", "")}
+    return {
+        "resourceMetrics": [
+            {
+                "resource": {"attributes": _attributes(resource)},
+                "scopeMetrics": [{"scope": scope, "metrics": metrics}],
+            }
+        ]
+    }
+
+
+def _attributes(attributes: Mapping[str, str]) -> list[dict[str, object]]:
+    return [
+        {"key": name, "value": {"stringValue": value}} for name, value in sorted(attributes.items())
+    ]
+
+
+class OtlpPusher:
+    """Pushes what `families` gives, every `period_s`, in a thread of its own."""
+
+    def __init__(
+        self,
+        url: str,
+        period_s: float,
+        families: Callable[[], list[tuple[Metric, list[Series]]]],
+        resource: Mapping[str, str],
+    ) -> None:
+        """Raises UsageError for what is no URL."""
+        self._url = endpoint_of(url)
+        self._period_s = period_s
+        self._families = families
+        self._resource = resource
+        self._started_ns = time.time_ns()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sonde-otlp", daemon=True)
+        self.pushed = 0
+        self.failed = 0
+        self.error = ""
+        """Why the last push failed, '' where it did not."""
+
+    def start(self) -> None:
+        """Begin to push."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Push once more, then stop; waits no longer than one answer may take."""
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(ANSWER_S)
+
+    def push(self) -> None:
+        """One push. Counts a failure instead of raising."""
+        # Only where this is on: they bring TLS along, a few MB.
+        import urllib.error
+        import urllib.request
+
+        body = request(self._families(), self._resource, self._started_ns, time.time_ns())
+        post = urllib.request.Request(
+            self._url,
+            data=gzip.compress(json.dumps(body).encode(), 1),
+            headers={"Content-Type": "application/json", "Content-Encoding": "gzip"},
+        )
+        try:
+            with urllib.request.urlopen(post, timeout=ANSWER_S) as answer:
+                answer.read()
+            self.pushed += 1
+            self.error = ""
+        except (OSError, ValueError) as error:
+            self.failed += 1
+            self.error = str(error)
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._period_s):
+            self.push()
+        self.push()

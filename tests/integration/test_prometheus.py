@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real Prometheus scrapes a real agent; its own tools judge the page and the alert rules."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from nvml_stub import Stub
+from sonde.metrics import catalogue
+from sonde.sinks.exposition import dcgm_fields, name_of
+from sonde.sinks.series import PROGRAM
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+WAIT_S = 60
+
+needs_promtool = pytest.mark.skipif(not shutil.which("promtool"), reason="needs prometheus")
+
+
+def promtool(*arguments, page="", cwd=ROOT):
+    return subprocess.run(
+        ["promtool", *arguments], input=page, cwd=cwd, capture_output=True, text=True
+    )
+
+
+def get(url):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def wait_for(ask):
+    """The first answer that is not empty."""
+    end_s = time.monotonic() + WAIT_S
+    while time.monotonic() < end_s:
+        try:
+            if found := ask():
+                return found
+        except (urllib.error.URLError, ConnectionError):
+            pass
+        time.sleep(0.2)
+    raise AssertionError("nothing came")
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory):
+    stub = Stub(tmp_path_factory.mktemp("stub"))
+    stub.says(utilization=73, power=250000, processes=f"{os.getpid()}:1073741824:73")
+    return stub
+
+
+@pytest.fixture(scope="module")
+def agent(stub):
+    """The address of an agent's page; its GPU is the stub's."""
+    command = [sys.executable, "-m", "sonde", "agent", "--prometheus", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [*command, "--dcgm-names"], env=stub.environment, stderr=subprocess.PIPE, text=True
+    )
+    said = process.stderr.readline()
+    address = re.search(r"http://\S+/metrics", said)
+    assert address, said + process.stderr.read()
+    yield address[0]
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def page(agent):
+    return wait_for(lambda: text if "hw_energy" in (text := get(agent)) else "")
+
+
+@needs_promtool
+@pytest.mark.bpf
+def test_the_page_passes_promtools_judgement(page):
+    ours = page.partition("# HELP DCGM")[0]
+    judged = promtool("check", "metrics", page=ours)
+    assert (judged.returncode, judged.stdout, judged.stderr) == (0, "", "")
+    # dcgm-exporter's own names break these rules; nothing but names may be amiss.
+    judged = promtool("check", "metrics", page=page)
+    for line in judged.stderr.splitlines():
+        assert re.search(r"_total|camelCase|should not include type", line), line
+
+
+@needs_promtool
+@pytest.mark.bpf
+def test_prometheus_scrapes_it(agent, page, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    target = urllib.parse.urlsplit(agent).netloc
+    config = tmp_path / "prometheus.yml"
+    example = (DEPLOY / "prometheus/prometheus.yml").read_text()
+    config.write_text(
+        example.replace("127.0.0.1:9400", target)
+        .replace("15s", "1s")
+        .replace("[alerts.yml]", f"[{DEPLOY}/prometheus/alerts.yml]")
+    )
+    server = subprocess.Popen(
+        [
+            *("prometheus", f"--config.file={config}", f"--storage.tsdb.path={tmp_path}/data"),
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stderr=subprocess.DEVNULL,
+    )
+
+    def ask(query):
+        url = f"http://127.0.0.1:{port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+        return json.loads(get(url))["data"]["result"]
+
+    try:
+        (up,) = wait_for(lambda: ask('up{job="sonde"} == 1'))
+        assert up["metric"]["instance"] == target
+        (power,) = wait_for(lambda: ask("hw_power_watts"))
+        assert float(power["value"][1]) == 250
+        (dcgm,) = ask("DCGM_FI_DEV_GPU_UTIL")
+        assert float(dcgm["value"][1]) == 73
+        assert dcgm["metric"]["UUID"] == power["metric"]["hw_id"]
+        (held,) = ask("sonde_process_gpu_memory_bytes")
+        assert float(held["value"][1]) == 2**30
+        assert not {"process_pid", "sonde_process_start"} & held["metric"].keys()
+        assert held["metric"]["process_executable_name"]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@pytest.mark.bpf
+def test_nothing_but_the_page_is_served(agent, page):
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(agent.replace("/metrics", "/"))
+
+
+@needs_promtool
+def test_alert_rules_hold():
+    folder = DEPLOY / "prometheus"
+    checked = promtool("check", "rules", "alerts.yml", cwd=folder)
+    assert checked.returncode == 0, checked.stderr
+    tested = promtool("test", "rules", "alerts_test.yml", cwd=folder)
+    assert tested.returncode == 0, tested.stderr
+
+
+def names_in(text):
+    """Names of our metrics that a text uses."""
+    return set(re.findall(r"\b(?:sonde|hw|process|system|k8s)_[a-z0-9_]+(?![a-z0-9_]*\s*[=!]~?\")",
+                          re.sub(r"\{[^}]*\}", "", text)))  # fmt: skip
+
+
+def label_names():
+    used = {label.replace(".", "_") for m in catalogue().values() for label in m.attributes}
+    return used | {PROGRAM.replace(".", "_")}
+
+
+def known_names():
+    return {name_of(metric) for metric in catalogue().values()}
+
+
+def test_alerts_speak_of_metrics_that_there_are():
+    rules = (DEPLOY / "prometheus/alerts.yml").read_text()
+    expressions = re.findall(r"expr: (?:\|\n((?: {10,}.*\n)+)|(.*))", rules)
+    labels = label_names()
+    used = set().union(*(names_in(a or b) for a, b in expressions)) - labels
+    assert used
+    assert used <= known_names()
+
+
+def test_each_alert_has_a_runbook():
+    runbooks = (ROOT / "docs/runbooks.md").read_text()
+    headings = {
+        line.lstrip("# ").lower().replace(" ", "-")
+        for line in runbooks.splitlines()
+        if line.startswith("## ")
+    }
+    rules = (DEPLOY / "prometheus/alerts.yml").read_text()
+    links = re.findall(r"docs/runbooks.md#(\S+)", rules)
+    assert len(links) == len(
+        re.findall(r"- alert:", (DEPLOY / "prometheus/alerts.yml").read_text())
+    )
+    assert set(links) <= headings
+
+
+def test_the_dashboard_speaks_of_metrics_that_there_are():
+    board = json.loads((DEPLOY / "grafana/sonde-node.json").read_text())
+    labels = label_names()
+    expressions = [
+        target["expr"] for panel in board["panels"] for target in panel.get("targets", ())
+    ]
+    assert len(expressions) >= 12
+    for expression in expressions:
+        used = names_in(expression) - labels
+        assert used, expression
+        assert used <= known_names(), expression
+
+
+def test_dcgm_names_are_filled_from_metrics_that_there_are():
+    for field in dcgm_fields():
+        assert field.series in catalogue()
+        assert set(field.where) <= set(catalogue()[field.series].attributes)

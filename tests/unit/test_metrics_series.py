@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Series that exporters hold: bounded whatever the node does, summed by owner."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sonde.metrics import labels
+from sonde.sinks import series
+from sonde.sinks.series import OTHER, PROGRAM, Board
+
+SECOND = 1_000_000_000
+GPU = "GPU-1"
+
+
+class Clock:
+    now_ns = SECOND
+
+    def __call__(self):
+        return self.now_ns
+
+
+def of_process(pid, gpu=GPU):
+    return labels(hw__id=gpu, process__pid=pid, sonde__process__start=pid)
+
+
+def values(board, name):
+    for metric, found in board.families():
+        if metric.name == name:
+            return {tuple(sorted(one.attributes.items())): one.value for one in found}
+    return {}
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_the_last_value_counts(clock):
+    board = Board(clock=clock)
+    board.take([(1, "hw.power", labels(hw__id=GPU), 1.0), (2, "hw.power", labels(hw__id=GPU), 2.0)])
+    assert values(board, "hw.power") == {(("hw.id", GPU),): 2.0}
+
+
+def test_processes_of_one_owner_are_one_series(clock):
+    board = Board(lambda pid, start: {PROGRAM: "train" if pid < 10 else "serve"}, clock)
+    board.take(
+        (clock.now_ns, "sonde.process.gpu.memory", of_process(pid), 10.0) for pid in (1, 2, 11)
+    )
+    assert values(board, "sonde.process.gpu.memory") == {
+        (("hw.id", GPU), (PROGRAM, "train")): 20.0,
+        (("hw.id", GPU), (PROGRAM, "serve")): 10.0,
+    }
+
+
+def test_a_process_that_is_gone_is_taken_away(clock):
+    board = Board(lambda pid, start: {PROGRAM: "train"}, clock)
+    board.take((clock.now_ns, "sonde.process.gpu.memory", of_process(pid), 10.0) for pid in (1, 2))
+    clock.now_ns += 4 * SECOND
+    board.take([(clock.now_ns, "sonde.process.gpu.memory", of_process(1), 10.0)])
+    clock.now_ns += 2 * SECOND
+    assert list(values(board, "sonde.process.gpu.memory").values()) == [10.0]
+    clock.now_ns += 60 * SECOND
+    assert not values(board, "sonde.process.gpu.memory")
+
+
+def test_a_counter_never_falls_when_processes_end(clock):
+    board = Board(lambda pid, start: {PROGRAM: "train"}, clock)
+    before = 0.0
+    for pid in range(1, 400):
+        clock.now_ns += SECOND
+        board.take([(clock.now_ns, "sonde.process.gpu.engine.time", of_process(pid), 2.0)])
+        (now,) = values(board, "sonde.process.gpu.engine.time").values()
+        assert now >= before
+        before = now
+    assert before == 2.0 * 399
+
+
+def test_ten_thousand_short_lived_processes_do_not_grow_the_series(clock):
+    """Each with a program of its own: the worst there is."""
+    board = Board(lambda pid, start: {PROGRAM: f"program-{pid}"}, clock)
+    total = 0.0
+    for pid in range(1, 10_001):
+        clock.now_ns += 5_000_000
+        board.take([(clock.now_ns, "sonde.process.gpu.engine.time", of_process(pid), 1.0)])
+        board.count("process.cpu.time", {"process.pid": str(pid)}, 1.0)
+        total += 1.0
+    assert len(board) <= 2 * (series.MAX_OWNED + 1)
+    for name in ("sonde.process.gpu.engine.time",):
+        found = values(board, name)
+        assert sum(found.values()) == total  # nothing is lost: the rest is under `other`
+        assert any((PROGRAM, OTHER) in attributes for attributes in found)
+    assert board.folded > 9_000
+    assert len(board._plans) <= series.PLANS_KEPT
+
+
+def test_series_of_other_kinds_are_bounded_too(clock, monkeypatch):
+    monkeypatch.setattr(series, "MAX_SERIES", 50)
+    board = Board(clock=clock)
+    for number in range(1000):
+        board.take([(clock.now_ns, "hw.power", labels(hw__id=f"GPU-{number}"), 1.0)])
+    assert len(board) == 50
+    assert board.folded == 950
+
+
+def test_what_is_not_heard_of_any_more_is_forgotten(clock):
+    board = Board(clock=clock)
+    board.take([(clock.now_ns, "hw.power", labels(hw__id=GPU), 1.0)])
+    clock.now_ns += int(1.5 * series.FORGOTTEN_AFTER_S * SECOND)
+    assert not values(board, "hw.power")
+
+
+def test_random_rows_never_break_it(clock):
+    chance = random.Random(7)
+    board = Board(lambda pid, start: {PROGRAM: f"p{pid % 7}"}, clock)
+    names = ["hw.power", "sonde.process.gpu.memory", "sonde.process.gpu.engine.time", "unheard.of"]
+    for _ in range(5_000):
+        clock.now_ns += chance.randrange(10**8)
+        name = chance.choice(names)
+        tags = of_process(chance.randrange(500)) if "process" in name else labels(hw__id=GPU)
+        board.take([(clock.now_ns, name, tags, chance.random())])
+        if chance.random() < 0.01:
+            board.families()
+    assert len(board) < 20
