@@ -32,16 +32,22 @@ DOORS: dict[str, set[str]] = {
     "health": {"collect", "errors", "metrics"},
     "sinks": {"errors", "metrics", "model", "_native"},
     "agent": {
-        *("apis", "collect", "config", "errors", "health", "metrics", "model", "resolve"),
-        *("sinks", "_native"),
+        *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
+        *("resolve", "sinks", "_native"),
     },
     "query": {"errors", "model"},
+    "readers": {"apis", "errors", "model"},
+    "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
     "fleet": {"errors", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
-HEAVY = {"pyarrow": {"query", "fleet"}, "duckdb": {"query"}, "numpy": {"fleet"}}
+HEAVY = {
+    "pyarrow": {"query", "fleet"},
+    "duckdb": {"query"},
+    "numpy": {"analyze", "fleet", "model", "query", "readers"},
+}
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
 BUILT = re.compile(

@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from sonde import __version__
 from sonde.errors import SondeError
 
-COMMANDS = ("doctor", "record", "report", "agent", "health", "fleet")
+COMMANDS = (
+    *("doctor", "record", "report", "explain", "attach", "detach", "agent", "health"),
+    "fleet",
+)
 
 EXAMPLES = """\
 examples:

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one program: with its cause and without, traced by torch.profiler and watched by Sonde.
+
+`batch` forks children from this process, which has imported PyTorch but not touched the device, so
+that a run costs its own second and not the imports'. A run leaves `trace.json` (Kineto, the steps
+with the cause) and `truth.json` in its folder, a batch one capture of the machine's waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LIMIT_S = 60.0
+TRACED_S = 0.6
+CORES = range(8)
+"""Of the programs; what analyses their traces meanwhile keeps to others."""
+
+
+@dataclass
+class Child:
+    """A forked program and the pipes to it."""
+
+    kind: str
+    seed: int
+    folder: Path
+    disturber: Nothing
+    pid: int = 0
+    inward: int = -1
+    outward: int = -1
+
+
+def batch(runs: list[tuple[str, int]], folder: Path) -> list[dict[str, Any]]:
+    """Several runs: they warm up together, then are measured one after another."""
+    from bench.explain.programs import KINDS
+
+    folder.mkdir(parents=True, exist_ok=True)
+    capture = folder / f"waits-{runs[0][0]}-{runs[0][1]}.sonde"
+    with contextlib.ExitStack() as stack:
+        children = []
+        for kind, seed in runs:
+            here = folder / f"{kind}-{seed}"
+            here.mkdir(exist_ok=True)
+            disturber = stack.enter_context(disturbing(KINDS[kind].disturber))
+            children.append(Child(kind, seed, here, disturber))
+        for child in children:
+            _fork(child, children)
+            stack.callback(_reap, child)
+        sonde = _record(capture)
+        stack.callback(_finish, sonde)
+        deadline = time.monotonic() + LIMIT_S
+        waiting = [child for child in children if _hear(child, deadline) == b"r"]
+        for child in waiting:
+            with contextlib.suppress(OSError):
+                _converse(child)
+        sonde.send_signal(signal.SIGINT)
+    truths = []
+    for child in children:
+        path = child.folder / "truth.json"
+        truth = json.loads(path.read_text()) if path.exists() else {"error": "no truth"}
+        truth |= {"kind": child.kind, "seed": child.seed, "pid": child.pid}
+        truth["waits"] = capture.name
+        path.write_text(json.dumps(truth))
+        truths.append(truth)
+    return truths
+
+
+def _fork(child: Child, others: list[Child]) -> None:
+    from_parent, child.outward = os.pipe()
+    child.inward, to_parent = os.pipe()
+    child.pid = os.fork()
+    if not child.pid:
+        for other in others:
+            for end in (other.inward, other.outward):
+                if end >= 0:
+                    os.close(end)
+        _child(child.kind, child.seed, child.folder, from_parent, to_parent)
+    os.close(from_parent)
+    os.close(to_parent)
+
+
+def _reap(child: Child) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGKILL)
+    os.waitpid(child.pid, 0)
+    os.close(child.inward)
+    os.close(child.outward)
+
+
+def _record(capture: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "SONDE_WAIT_SPAN_MS": "0.1", "SONDE_TICK_S": "0.1"}
+    command = [sys.executable, "-m", "sonde", "record", "--no-device", "-q", "-f"]
+    command += ["-o", str(capture)]
+    with capture.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def _finish(sonde: subprocess.Popen[bytes]) -> None:
+    try:
+        sonde.wait(20)
+    except subprocess.TimeoutExpired:
+        sonde.kill()
+
+
+def _hear(child: Child, deadline: float) -> bytes:
+    """The child's next word, b'' if it died or took too long; disturbs meanwhile."""
+    os.set_blocking(child.inward, False)
+    while time.monotonic() < deadline:
+        try:
+            return os.read(child.inward, 1)
+        except BlockingIOError:
+            child.disturber.tick(child.pid)
+    return b""
+
+
+def _converse(child: Child) -> None:
+    """Through its measurement: '+' disturb from now, '-' no more, 'e' end."""
+    deadline = time.monotonic() + LIMIT_S
+    os.write(child.outward, b"k")
+    while (word := _hear(child, deadline)) in (b"+", b"-"):
+        if word == b"+":
+            child.disturber.on(child.pid)
+        else:
+            child.disturber.off(child.pid)
+        os.write(child.outward, b"k")
+    child.disturber.off(child.pid)
+
+
+class Nothing:
+    """Disturbs nobody."""
+
+    def tick(self, child: int) -> None:
+        time.sleep(0.001)
+
+    def on(self, child: int) -> None: ...
+
+    def off(self, child: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class CpuRival(Nothing):
+    """Busy processes on the child's one core."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.rivals = []
+        core = max(CORES)
+        for _ in range(count):
+            rival = os.fork()
+            if not rival:
+                os.sched_setaffinity(0, {core})
+                os.kill(os.getpid(), signal.SIGSTOP)
+                while True:
+                    sum(range(10_000))
+            self.rivals.append(rival)
+        self.core = core
+
+    def on(self, child: int) -> None:
+        for task in Path(f"/proc/{child}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(task.name), {self.core})
+        for rival in self.rivals:
+            os.kill(rival, signal.SIGCONT)
+
+    def off(self, child: int) -> None:
+        for rival in self.rivals:
+            os.kill(rival, signal.SIGSTOP)
+
+    def close(self) -> None:
+        for rival in self.rivals:
+            os.kill(rival, signal.SIGKILL)
+            os.waitpid(rival, 0)
+
+
+class Quota(Nothing):
+    """A CPU quota, as a container gets it: half a core."""
+
+    def __init__(self) -> None:
+        self.group: Path | None = None
+        for root, file in (
+            (Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us"),
+            (Path("/sys/fs/cgroup/cpu,cpuacct"), "cpu.cfs_quota_us"),
+            (Path("/sys/fs/cgroup/unified"), "cpu.max"),
+            (Path("/sys/fs/cgroup"), "cpu.max"),
+        ):
+            group = root / f"explain{os.getpid()}"
+            try:
+                if not root.is_dir():
+                    continue
+                group.mkdir(exist_ok=True)
+                if not (group / file).exists():
+                    (root / "cgroup.subtree_control").write_text("+cpu")
+                if (group / file).exists():
+                    self.group, self.file = group, group / file
+                    break
+            except OSError:
+                continue
+        if self.group is None:
+            raise RuntimeError("no cgroup with a CPU quota here")
+
+    def on(self, child: int) -> None:
+        assert self.group
+        (self.group / "cgroup.procs").write_text(str(child))
+        self.file.write_text("50000" if "quota" in self.file.name else "50000 100000")
+
+    def off(self, child: int) -> None:
+        self.file.write_text("-1" if "quota" in self.file.name else "max 100000")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            assert self.group
+            self.group.rmdir()
+
+
+class Stopper(Nothing):
+    """SIGSTOP for 12 ms of every 30, as debuggers, checkpointers and freezers do."""
+
+    active = False
+
+    def tick(self, child: int) -> None:
+        if not self.active:
+            time.sleep(0.001)
+            return
+        os.kill(child, signal.SIGSTOP)
+        time.sleep(0.012)
+        os.kill(child, signal.SIGCONT)
+        time.sleep(0.018)
+
+    def on(self, child: int) -> None:
+        self.active = True
+
+    def off(self, child: int) -> None:
+        self.active = False
+
+
+class GpuRival(Nothing):
+    """Another process that keeps the same GPU busy."""
+
+    def __init__(self) -> None:
+        self.rival = os.fork()
+        if not self.rival:
+            import torch
+
+            a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+            a @ a
+            torch.cuda.synchronize()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            while True:
+                for _ in range(10):
+                    a @ a
+                torch.cuda.synchronize()
+
+    def on(self, child: int) -> None:
+        os.kill(self.rival, signal.SIGCONT)
+
+    def off(self, child: int) -> None:
+        os.kill(self.rival, signal.SIGSTOP)
+
+    def close(self) -> None:
+        os.kill(self.rival, signal.SIGKILL)
+        os.waitpid(self.rival, 0)
+
+
+_DISTURBERS = {"": Nothing, "cpu": CpuRival, "gpu": GpuRival, "stop": Stopper, "quota": Quota}
+
+
+@contextlib.contextmanager
+def disturbing(name: str) -> Iterator[Nothing]:
+    disturber = _DISTURBERS[name]()
+    try:
+        yield disturber
+    finally:
+        disturber.close()
+
+
+def _child(kind: str, seed: int, folder: Path, inward: int, outward: int) -> None:
+    """The forked process: never returns."""
+    truth: dict[str, Any]
+    code = 0
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, set(CORES) & os.sched_getaffinity(0))
+
+    def say(message: bytes) -> None:
+        os.write(outward, message)
+        os.read(inward, 1)
+
+    try:
+        truth = _measure(kind, seed, folder, say)
+    except BaseException:
+        traceback.print_exc()
+        truth = {"error": traceback.format_exc(limit=3)}
+        code = 1
+    (folder / "truth.json").write_text(json.dumps(truth))
+    os.write(outward, b"e")
+    os._exit(code)
+
+
+def _measure(kind: str, seed: int, folder: Path, say: Any) -> dict[str, Any]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from bench.explain.programs import built
+
+    threads = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    marks = [("start", time.monotonic())]
+
+    def timed(step: Any, limit: int) -> tuple[float, int]:
+        """Seconds a step, and steps: until TRACED_S have passed or `limit` is reached."""
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        count = 0
+        while count < limit and (count < 3 or time.perf_counter() - began < TRACED_S):
+            step()
+            count += 1
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / count, count
+
+    with built(kind, seed) as work:
+        for step in (work.on, work.off or work.on):
+            for _ in range(3):
+                step()
+        torch.cuda.synchronize()
+        with profile(activities=threads, with_stack=True):  # the first one sets up the tracer
+            work.on()
+            torch.cuda.synchronize()
+        marks.append(("warm", time.monotonic()))
+        say(b"r")
+        work.before_on()
+        if work.disturb:
+            say(b"+")
+        with profile(activities=threads, with_stack=True) as profiler:
+            on_s, steps = timed(work.on, work.steps)
+        if work.disturb:
+            say(b"-")
+        marks.append(("on", time.monotonic()))
+        # Before any later session: it takes the records of this one away.
+        profiler.export_chrome_trace(str(folder / "trace.json"))
+        marks.append(("export", time.monotonic()))
+        work.before_off()
+        off_s = 0.0
+        if work.off is not None:
+            with profile(activities=threads, with_stack=True):
+                off_s, _ = timed(work.off, steps)
+        marks.append(("off", time.monotonic()))
+        return {
+            "parameters": work.parameters,
+            "steps": steps,
+            "step_on_s": on_s,
+            "step_off_s": off_s,
+            "took": {b[0]: round(b[1] - a[1], 2) for a, b in itertools.pairwise(marks)},
+        }

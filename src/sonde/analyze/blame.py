@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wait-state engine: each stall of a device gets one cause, so that blame sums to the stalls.
+
+For a stall [a, b) that ended with an operation whose launch call ran [ls, le) on thread T:
+
+- copies or collectives alone on the device are their own cause;
+- le <= a: the work was there and the device did not take it. Short: latency between kernels; long:
+  somebody else had the device;
+- else the host was late, and the question is what T did in [a, ls): the causes of
+  `sonde.analyze.causes` claim that time, the rest is the code that T ran; [ls, b) is the launch.
+  The cause with the largest part has it.
+- **A wait for the device is a cause beyond its own length.** A thread that waited W for the device
+  would, without that wait, have launched W earlier. So stalls that follow it are its doing until
+  they sum to W; the code in between is to blame only for what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sonde.analyze import intervals as sets
+from sonde.analyze.causes import CLAIMS, NUMBER, WAITS
+from sonde.analyze.idle import Stalls, State, stalls_of
+from sonde.analyze.intervals import Coverage
+from sonde.model.timeline import F64, I32, I64, U8, CallKind, DeviceKind, Mask, Timeline, Way
+
+SHORT_NS = 20_000
+"""Below this an interval between kernels that were all there is the device's own latency."""
+LATENCY_NS = 30_000
+"""From a launch call's end to its kernel's start on a device that is free."""
+LAUNCH_PATH_NS = 200_000
+"""Host code that takes longer than this from one launch to the next is more than a way to it."""
+WAITED_NS = 2_000
+"""A call that saw the device compute for less did not wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One cause for each of `stalls`."""
+
+    stalls: Stalls
+    cause: U8
+    """Index into `causes.KEYS`."""
+    lane: I32
+    """The thread that was late, or that launched what came next; -1 unknown."""
+    launch_ns: I64
+    """When the launch began that ended the stall; its end where none is known."""
+    op: I64
+    """Row of `stalls.events` that ended it, -1 none."""
+
+    def total_ns(self, key: str) -> int:
+        """Summed length of the stalls with this cause."""
+        return int(self.stalls.duration_ns[self.cause == NUMBER[key]].sum())
+
+
+RESULT_BYTES = 4096
+"""A copy to the host up to this size is a result that a program looks at: a loss, a flag."""
+SHARED = 0.02
+"""Rivals that had a device to themselves for this share of the time also interrupted kernels."""
+
+
+def blame_device(
+    timeline: Timeline, device: int, start_ns: int | None = None, end_ns: int | None = None
+) -> Blame:
+    """The stalls of a device and their causes, between two instants if given."""
+    found = blame(timeline, stalls_of(timeline, device, start_ns, end_ns))
+    if found.total_ns("rival") < SHARED * found.stalls.window_ns:
+        return found
+    return blame(timeline, stalls_of(timeline, device, start_ns, end_ns, shared=True))
+
+
+def blame(timeline: Timeline, stalls: Stalls) -> Blame:
+    """Find the cause of each stall."""
+    count = len(stalls)
+    start, end = stalls.start, stalls.end
+    events, calls = stalls.events, timeline.calls
+    op = np.searchsorted(events.start_ns, end, "left")
+    op = np.where(op < len(events), op, -1).astype(np.int64)
+    call, exact = _calls_of(timeline, stalls, op)
+    known = call >= 0
+    at = np.maximum(call, 0)
+    lane = np.where(known, calls.lane[at], -1) if len(calls) else np.full(count, -1)
+    lane = lane.astype(np.int32)
+    begin = np.where(exact, calls.start_ns[at], end) if len(calls) else end
+    done = np.where(exact, calls.end_ns[at], end) if len(calls) else end
+    begin, done = begin + timeline.clock_error_ns, done + timeline.clock_error_ns
+    duration = end - start
+
+    cause = np.full(count, NUMBER["unknown"], np.uint8)
+    idle = stalls.state == State.IDLE
+    cause[stalls.state == State.COPYING] = NUMBER["copy"]
+    cause[stalls.state == State.COLLECTIVE] = NUMBER["collective"]
+    cause[stalls.state == State.TAKEN] = NUMBER["rival"]
+    queued = idle & known & (done <= start)
+    cause[queued & (duration < SHORT_NS)] = NUMBER["short"]
+    late_start = queued & (duration >= SHORT_NS)
+    cause[late_start & (end - done <= LATENCY_NS)] = NUMBER["launch"]
+    cause[late_start & (end - done > LATENCY_NS)] = NUMBER["rival"]
+    cause[idle & ~known & (duration < SHORT_NS)] = NUMBER["short"]
+
+    # A small copy to the host is a result being read: it and what delays it are part of that wait.
+    reading = _reads_back(stalls, op)
+    cause[(reading & queued & (duration < SHORT_NS)) | _copies_back(stalls)] = NUMBER[
+        "synchronisation"
+    ]
+
+    late = np.flatnonzero(idle & known & ~queued)
+    for one in np.unique(lane[late]):
+        rows = late[lane[late] == one]
+        cause[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
+    return Blame(stalls, cause, lane, np.minimum(np.maximum(begin, start), end), op)
+
+
+def _small_d2h(stalls: Stalls) -> Mask:
+    events = stalls.events
+    small: Mask = (
+        (events.kind == DeviceKind.COPY) & (events.way == Way.D2H) & (events.bytes <= RESULT_BYTES)
+    )
+    return small
+
+
+def _reads_back(stalls: Stalls, op: I64) -> Mask:
+    """Stalls that end with a result being read."""
+    small = _small_d2h(stalls)
+    found: Mask = op >= 0
+    if len(small):
+        found &= small[np.maximum(op, 0)]
+    return found
+
+
+def _copies_back(stalls: Stalls) -> Mask:
+    """Stalls in which just that goes on."""
+    events = stalls.events
+    if not len(events):
+        return np.zeros(len(stalls), bool)
+    at = np.minimum(np.searchsorted(events.start_ns, stalls.start, "right"), len(events)) - 1
+    small = _small_d2h(stalls)[np.maximum(at, 0)]
+    covers = events.end_ns[np.maximum(at, 0)] >= stalls.end
+    found: Mask = (stalls.state == State.COPYING) & (at >= 0) & small & covers
+    return found
+
+
+def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
+    """The row of the call that launched each operation, -1 unknown, and whether it is that one.
+
+    Without a correlation id it is the last launch before the operation: the thread, not the time.
+    """
+    calls = timeline.calls
+    found = np.full(len(op), -1, np.int64)
+    if not len(calls):
+        return found, found >= 0
+    correlated = np.flatnonzero(calls.correlation)
+    order = correlated[np.argsort(calls.correlation[correlated], kind="stable")]
+    ids = calls.correlation[order]
+    if len(ids) and len(stalls.events):
+        wanted = stalls.events.correlation[np.maximum(op, 0)]
+        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        match = (op >= 0) & (wanted != 0) & (ids[at] == wanted)
+        found[match] = order[at[match]]
+    exact = found >= 0
+    launches = np.flatnonzero(np.isin(calls.kind, _ENQUEUES))
+    missing = np.flatnonzero(found < 0)
+    if len(launches) and len(missing):
+        before = np.searchsorted(calls.start_ns[launches], stalls.end[missing], "right") - 1
+        found[missing] = np.where(before >= 0, launches[np.maximum(before, 0)], -1)
+    return found, exact
+
+
+_ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET)
+
+
+def _of_thread(
+    timeline: Timeline, stalls: Stalls, lane: int, rows: I64, begin: I64, done: I64, op: I64
+) -> U8:
+    """Causes of the stalls (rows) in which one thread was late."""
+    start, end = stalls.start[rows], stalls.end[rows]
+    launch = np.minimum(np.maximum(begin[rows], start), end)
+    keys = [key for key, _ in CLAIMS]
+    claimed = np.zeros((len(rows), len(keys) + 3), np.int64)
+    taken = sets.none()
+    for column, (_, claim) in enumerate(CLAIMS):
+        mine = sets.subtract(claim(timeline, lane), taken)
+        if len(mine):
+            claimed[:, column] = Coverage(mine).within(start, launch)
+            taken = sets.joined(taken, mine)
+    column_of = {key: column for column, key in enumerate([*keys, "host", "launch", "rival"])}
+    rest = (launch - start) - claimed.sum(axis=1)
+    # Once launched, work on a free device starts soon, or the device is not free.
+    kept = np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0)
+    claimed[:, column_of["rival"]] = np.minimum(kept, end - launch)
+    claimed[:, column_of["launch"]] = end - launch - claimed[:, column_of["rival"]]
+    path = rest <= LAUNCH_PATH_NS
+    claimed[path, column_of["launch"]] += rest[path]
+    claimed[~path, column_of["host"]] = rest[~path]
+    faults = _fault_share(timeline, lane, start, launch)
+    moved = np.where(path, 0, (rest * faults)).astype(np.int64)
+    claimed[:, column_of["page fault"]] += moved
+    claimed[:, column_of["host"]] -= moved
+    numbers = np.array([NUMBER[key] for key in column_of], np.uint8)
+    cause: U8 = numbers[claimed.argmax(axis=1)]
+
+    ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
+    open_to = np.isin(cause, ways)
+    waited = _due_to_a_wait(timeline, stalls, lane, start, end, launch)
+    cause[open_to & waited] = NUMBER["synchronisation"]
+    next_op = np.maximum(op[rows], 0)
+    to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
+        stalls.events.way[next_op] == Way.H2D
+    )
+    small = np.isin(cause, [NUMBER[key] for key in ("launch", "synchronisation", "copy")])
+    cause[small & to_device & (op[rows] >= 0)] = NUMBER["copy"]
+    return cause
+
+
+def _due_to_a_wait(
+    timeline: Timeline, stalls: Stalls, lane: int, start: I64, end: I64, launch: I64
+) -> Mask:
+    """Whether each stall is made up for by the thread's last wait for the device."""
+    waits, length = _device_waits(timeline, stalls, lane)
+    if not len(waits):
+        return np.zeros(len(start), bool)
+    last = np.searchsorted(waits, launch, "left") - 1
+    duration = end - start
+    so_far = np.cumsum(duration)
+    index = np.arange(len(start))
+    new = np.ones(len(start), bool)
+    new[1:] = last[1:] != last[:-1]
+    first = np.maximum.accumulate(np.where(new, index, 0))
+    since = so_far - (so_far[first] - duration[first])
+    due: Mask = (last >= 0) & (since - duration // 2 <= length[np.maximum(last, 0)])
+    return due
+
+
+def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> tuple[I64, I64]:
+    """(start, time that the device computed meanwhile) of the thread's waits for the device."""
+    calls, host = timeline.calls, timeline.host
+    kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
+    rows = (calls.lane == lane) & np.isin(calls.kind, kinds)
+    wanted = np.array([bool(WAITS.search(name)) for name in timeline.names] or [False])
+    named = (host.lane == lane) & wanted[host.name] if len(host) else np.zeros(0, bool)
+    begin = np.concatenate([calls.start_ns[rows], host.start_ns[named]])
+    end = np.concatenate([calls.end_ns[rows], host.end_ns[named]])
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], end[order]
+    length = Coverage(stalls.computing).within(begin, end)
+    waited = length >= WAITED_NS
+    return begin[waited], length[waited]
+
+
+def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:
+    """Share of the thread's samples, in and around each interval, that served page faults.
+
+    Statistical: samples are summed over ticks, so the ticks that touch the interval count.
+    """
+    samples = timeline.samples
+    rows = samples.lane == lane
+    share = np.zeros(len(start))
+    if not rows.any():
+        return share
+    order = np.argsort(samples.time_ns[rows], kind="stable")
+    time = samples.time_ns[rows][order]
+    weight = samples.weight_ns[rows][order]
+    fault = np.where(samples.fault[rows][order], weight, 0)
+    weights = np.concatenate([[0], np.cumsum(weight)])
+    faults = np.concatenate([[0], np.cumsum(fault)])
+    low = np.searchsorted(time, start - timeline.tick_ns, "left")
+    high = np.searchsorted(time, end, "right")
+    whole = weights[high] - weights[low]
+    return np.where(whole > 0, (faults[high] - faults[low]) / np.maximum(whole, 1), 0.0)

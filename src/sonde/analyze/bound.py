@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on a device: what limits the work, the evidence, and one next step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sonde.analyze.advice import next_step
+from sonde.analyze.blame import Blame, blame_device
+from sonde.analyze.causes import CAUSES, KEYS
+from sonde.analyze.critical_path import critical_path
+from sonde.analyze.details import detail_of
+from sonde.analyze.idle import Stalls, State, devices_of
+from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
+from sonde.analyze.places import places_of
+from sonde.analyze.steps import steps_of
+from sonde.model.timeline import Timeline
+from sonde.model.verdict import (
+    Advice,
+    Bound,
+    CauseShare,
+    Explanation,
+    KernelShare,
+    Verdict,
+)
+
+STALLED = 0.15
+"""A device that computed for all but this share of its time is bound by its kernels."""
+MIX = 0.6
+"""A second bound with this share of the first one's makes it a mix."""
+UNDERFILLED_BOUND = 0.5
+
+
+def explain(timeline: Timeline) -> Explanation:
+    """A verdict for each device of the timeline."""
+    verdicts = [verdict_of(timeline, device) for device in devices_of(timeline)]
+    notes = list(timeline.notes)
+    if not verdicts:
+        notes.append("no device activity in it: nothing to explain")
+    elif not len(timeline.states):
+        notes.append(
+            "without the machine's waits (a capture by `sonde record` beside it) locks, rivals for "
+            "a CPU, quotas and page faults show as host code"
+        )
+    return Explanation(verdicts, timeline.sources, notes)
+
+
+def verdict_of(
+    timeline: Timeline, device: int, start_ns: int | None = None, end_ns: int | None = None
+) -> Verdict:
+    """The verdict on one device, between two instants if given."""
+    blamed = blame_device(timeline, device, start_ns, end_ns)
+    stalls = blamed.stalls
+    causes = _causes(timeline, blamed)
+    classes = classes_of(timeline, stalls)
+    window = max(1, stalls.window_ns)
+    computing = stalls.computing.total / window
+    underfilled = underfilled_share(timeline, stalls)
+    bounds = _bounds(causes, classes, computing, underfilled[0])
+    steps = steps_of(timeline, stalls)
+    idle = int(stalls.duration_ns[stalls.state == State.IDLE].sum()) / window
+    return Verdict(
+        device=device,
+        device_name=timeline.devices.get(device, ""),
+        start_ns=int(stalls.window.start[0]) if len(stalls.window) else 0,
+        end_ns=int(stalls.window.end[-1]) if len(stalls.window) else 0,
+        window_ns=stalls.window_ns,
+        bounds=bounds,
+        computing=computing,
+        idle=idle,
+        causes=causes,
+        kernels=top_kernels(timeline, stalls),
+        kernel_classes=classes,
+        evidence=_evidence(stalls, computing, idle, causes, classes, underfilled, bounds),
+        advice=_advice(causes, bounds),
+        steps=steps,
+        critical_path=critical_path(timeline, stalls, steps),
+    )
+
+
+def _causes(timeline: Timeline, blamed: Blame) -> list[CauseShare]:
+    stalls = blamed.stalls
+    duration = stalls.duration_ns
+    window = max(1, stalls.window_ns)
+    ns = np.bincount(blamed.cause, duration, len(KEYS)).astype(np.int64)
+    found = []
+    for number in np.argsort(-ns, kind="stable").tolist():
+        if not ns[number]:
+            continue
+        cause = CAUSES[KEYS[number]]
+        rows = blamed.cause == number
+        lanes, weight = _by_lane(blamed, rows)
+        lane = int(lanes[weight.argmax()]) if len(lanes) else -1
+        large = ns[number] >= 0.01 * window
+        detail, facts = detail_of(cause.key, timeline, blamed) if large else ("", [])
+        found.append(
+            CauseShare(
+                key=cause.key,
+                title=cause.title,
+                bound=cause.bound,
+                detail=detail,
+                ns=int(ns[number]),
+                share=float(ns[number] / window),
+                count=int(rows.sum()),
+                longest_ns=int(duration[rows].max()),
+                thread=timeline.lanes[lane].label if lane >= 0 else "",
+                places=places_of(timeline, blamed, cause.key, lane) if large else [],
+                facts=facts,
+            )
+        )
+    return found
+
+
+def _by_lane(blamed: Blame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    known = rows & (blamed.lane >= 0)
+    lanes, inverse = np.unique(blamed.lane[known], return_inverse=True)
+    return lanes, np.bincount(inverse, blamed.stalls.duration_ns[known], len(lanes))
+
+
+def _bounds(
+    causes: list[CauseShare], classes: list[KernelShare], computing: float, underfilled: float
+) -> list[Bound]:
+    shares: dict[str, float] = {}
+    for cause in causes:
+        shares[cause.bound] = shares.get(cause.bound, 0.0) + cause.share
+    stalled = sum(shares.values())
+    if stalled < STALLED and computing > 0:
+        if underfilled >= UNDERFILLED_BOUND:
+            return [Bound("serial", computing)]
+        kernels = max(1, sum(one.ns for one in classes))
+        ranked = [Bound(one.name, computing * one.ns / kernels) for one in classes]
+    else:
+        ranked = sorted(
+            (Bound(key, share) for key, share in shares.items()), key=lambda one: -one.share
+        )
+    if not ranked:
+        return [Bound("unknown", 0.0)]
+    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
+
+
+def _evidence(
+    stalls: Stalls,
+    computing: float,
+    idle: float,
+    causes: list[CauseShare],
+    classes: list[KernelShare],
+    underfilled: tuple[float, int],
+    bounds: list[Bound],
+) -> list[str]:
+    lines = [
+        f"kernels ran for {100 * computing:.1f} % of {stalls.window_ns / 1e6:,.1f} ms, "
+        f"nothing at all for {100 * idle:.1f} %"
+    ]
+    keys = {bound.key for bound in bounds}
+    for cause in causes:
+        if cause.bound in keys and cause.share >= 0.01:
+            lines.append(
+                f"{cause.title}: {100 * cause.share:.1f} %, {cause.count:,} times, at most "
+                f"{cause.longest_ns / 1e6:.2f} ms" + "".join(f"; {fact}" for fact in cause.facts)
+            )
+    for one in classes:
+        if one.name in keys and one.ns:
+            what = "products" if one.name == "compute" else "kernels that stream through memory"
+            lines.append(f"{what}: {100 * one.share:.1f} % of the time, {one.count:,} kernels")
+    if "serial" in keys:
+        lines.append(
+            f"{100 * underfilled[0]:.0f} % of the kernel time one kernel ran alone that fills less "
+            f"than half of the device, over {underfilled[1]} streams"
+        )
+    return lines
+
+
+def _advice(causes: list[CauseShare], bounds: list[Bound]) -> list[Advice]:
+    found = [
+        Advice(next_step(cause.key, cause.detail), cause.share)
+        for cause in causes
+        if cause.share >= 0.02
+    ]
+    device = [
+        Advice(next_step(bound.key), 0.0)
+        for bound in bounds
+        if bound.key in ("compute", "memory", "serial")
+    ]
+    return device + found if device else found

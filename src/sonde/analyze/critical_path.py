@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The critical path of a step: the chain of work that its length comes from.
+
+Walked back from the step's last operation. What an operation started right behind on the device
+(its own stream, or one that it waited for) is its predecessor; an operation that the device was
+free for waited for its launch, and the launch for what its thread did before, back to the end of
+the thread's last wait for the device, whose own predecessor is the operation that it waited for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from sonde.analyze.blame import LATENCY_NS
+from sonde.analyze.idle import Stalls
+from sonde.model.timeline import CallKind, DeviceKind, Timeline
+from sonde.model.verdict import PathPart, StepTable
+
+_LIMIT = 20_000
+"""Hops; a step with more operations than that is told from its end."""
+_WAITS = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
+
+
+def critical_path(timeline: Timeline, stalls: Stalls, steps: StepTable | None) -> list[PathPart]:
+    """The parts of the path of the step nearest to the median, largest first."""
+    if steps is None or not steps.count:
+        return []
+    near = int(np.argmin(np.abs(np.array(steps.duration_ns) - steps.median_ns)))
+    begin = steps.start_ns[near]
+    return walk(timeline, stalls, begin, begin + steps.duration_ns[near])
+
+
+def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list[PathPart]:
+    """The path from `end_ns` back to `begin_ns`; its parts sum to the time between."""
+    events, calls = stalls.events, timeline.calls
+    by_end = np.argsort(events.end_ns, kind="stable")
+    ends = events.end_ns[by_end]
+    call_of = _call_rows(timeline)
+    parts: dict[tuple[str, str], int] = defaultdict(int)
+    now = end_ns
+    for _ in range(_LIMIT):
+        if now <= begin_ns:
+            break
+        at = int(np.searchsorted(ends, now, "right")) - 1
+        if at < 0:
+            break
+        row = int(by_end[at])
+        if int(events.end_ns[row]) < now:  # nothing ended just then: the host was on the path
+            parts["launch and host code", "host"] += now - max(int(events.end_ns[row]), begin_ns)
+            now = int(events.end_ns[row])
+            continue
+        start = int(events.start_ns[row])
+        kind = "kernel" if events.kind[row] <= DeviceKind.COLLECTIVE else "copy"
+        name = timeline.names[int(events.name[row])]
+        parts[name, kind] += now - max(start, begin_ns)
+        now = start
+        before = int(np.searchsorted(ends, start, "right")) - 1
+        previous = int(ends[before]) if before >= 0 else begin_ns
+        if start - previous <= LATENCY_NS:
+            parts["between operations", "wait"] += max(0, start - max(previous, begin_ns))
+            now = previous
+            continue
+        call = call_of.get(int(events.correlation[row]), -1)
+        launch = int(calls.start_ns[call]) if call >= 0 else previous
+        if launch >= previous:
+            parts["launch", "host"] += start - max(launch, begin_ns)
+            now = _host_before(timeline, call, launch, max(previous, begin_ns), parts)
+        else:
+            parts["the device was not free", "wait"] += start - max(previous, begin_ns)
+            now = previous
+    whole = max(1, end_ns - begin_ns)
+    ranked = sorted(parts.items(), key=lambda item: -item[1])
+    return [PathPart(name, kind, ns, ns / whole) for (name, kind), ns in ranked if ns > 0][:12]
+
+
+def _call_rows(timeline: Timeline) -> dict[int, int]:
+    ids = timeline.calls.correlation
+    rows = np.flatnonzero(ids)
+    return dict(zip(ids[rows].tolist(), rows.tolist(), strict=True))
+
+
+def _host_before(
+    timeline: Timeline, call: int, launch: int, since: int, parts: dict[tuple[str, str], int]
+) -> int:
+    """Lay the thread's time before a launch on the path, back to its last wait or to `since`."""
+    calls = timeline.calls
+    lane = calls.lane[call]
+    first = int(np.searchsorted(calls.start_ns, since - 10_000_000_000, "left"))
+    last = int(np.searchsorted(calls.start_ns, launch, "left"))
+    rows = first + np.flatnonzero(
+        (calls.lane[first:last] == lane) & np.isin(calls.kind[first:last], _WAITS)
+    )
+    end = int(calls.end_ns[rows[-1]]) if len(rows) else since
+    free = max(min(end, launch), since)
+    thread = timeline.lanes[int(lane)].label
+    parts[f"code of {thread}", "host"] += launch - free
+    if free > since:
+        parts[timeline.names[int(calls.name[rows[-1]])], "wait"] += free - since
+    return since

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kind of a cause it is, and the figures that bear it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from sonde.analyze.blame import Blame
+from sonde.analyze.causes import NUMBER
+from sonde.model.timeline import DeviceKind, Memory, StateKind, Timeline, Way
+
+SMALL_BYTES = 65_536
+"""Below this a copy is mostly the cost of asking for it."""
+QUOTA_WAIT_NS = 12_000_000
+"""Rivals take turns of some milliseconds; a spent quota lasts to the end of its period."""
+
+Detail = tuple[str, list[str]]
+
+
+def copy(timeline: Timeline, blame: Blame) -> Detail:
+    """small, pageable, or bandwidth; from the copies that the device ran."""
+    events = blame.stalls.events
+    rows = (events.kind == DeviceKind.COPY) & np.isin(events.way, (Way.H2D, Way.D2H, Way.UNKNOWN))
+    if not rows.any():
+        return "", []
+    size, ns = events.bytes[rows], np.maximum(events.duration_ns[rows], 1)
+    pageable = float(ns[events.detail[rows] == Memory.PAGEABLE].sum() / ns.sum())
+    large = size >= SMALL_BYTES
+    facts = [f"{len(size):,} copies, {float(np.median(size)):,.0f} bytes in the median"]
+    in_large = float(ns[large].sum()) if large.any() else 0.0
+    if in_large < 0.5 * blame.total_ns("copy") and in_large < 0.5 * ns.sum() + 1:
+        return "small", facts
+    if in_large < 0.25 * blame.total_ns("copy"):
+        return "small", facts
+    rate = float(size[large].sum() / ns[large].sum())
+    facts.append(f"{rate:.1f} GB/s achieved")
+    if pageable > 0.5:
+        return "pageable", [*facts, f"{100 * pageable:.0f} % of their time from pageable memory"]
+    return "bandwidth", facts
+
+
+def run_queue(timeline: Timeline, blame: Blame) -> Detail:
+    """quota or rival: how long the waits for a CPU were."""
+    states = timeline.states
+    lanes = np.unique(blame.lane[blame.cause == NUMBER["run queue"]])
+    rows = (states.kind == StateKind.RUNQUEUE) & np.isin(states.lane, lanes)
+    length = states.duration_ns[rows]
+    length = length[length >= 100_000]
+    if not len(length):
+        return "", []
+    long_ns = float(length[length >= QUOTA_WAIT_NS].sum())
+    facts = [f"{len(length):,} waits, {float(np.median(length)) / 1e6:.1f} ms in the median"]
+    return ("quota" if long_ns > 0.6 * length.sum() else "rival"), facts
+
+
+def gil(timeline: Timeline, blame: Blame) -> Detail:
+    """Always gil."""
+    return "gil", []
+
+
+def lock(timeline: Timeline, blame: Blame) -> Detail:
+    """Always lock."""
+    return "lock", []
+
+
+def launch(timeline: Timeline, blame: Blame) -> Detail:
+    """How many kernels there are, and how short they are."""
+    events = blame.stalls.events
+    rows = events.kind == DeviceKind.KERNEL
+    seconds = max(blame.stalls.window_ns, 1) / 1e9
+    mean = float(events.duration_ns[rows].mean()) / 1e3 if rows.any() else 0.0
+    return "", [f"{rows.sum() / seconds:,.0f} kernels/s, {mean:.1f} µs each"]
+
+
+def synchronisation(timeline: Timeline, blame: Blame) -> Detail:
+    """How often."""
+    count = int((blame.cause == NUMBER["synchronisation"]).sum())
+    return "", [f"{count:,} times the device ran dry while a thread waited for it"]
+
+
+DETAILS: Mapping[str, Callable[[Timeline, Blame], Detail]] = {
+    "copy": copy,
+    "run queue": run_queue,
+    "gil": gil,
+    "lock": lock,
+    "launch": launch,
+    "synchronisation": synchronisation,
+}
+
+
+def detail_of(key: str, timeline: Timeline, blame: Blame) -> Detail:
+    """The detail of a cause and its figures; ('', []) where there is nothing to tell."""
+    found = DETAILS.get(key)
+    return found(timeline, blame) if found else ("", [])

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kernels are limited by, told from their names, and how full they leave the device."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from sonde.analyze import intervals as sets
+from sonde.analyze.idle import Stalls
+from sonde.model.timeline import DeviceKind, Timeline
+from sonde.model.verdict import KernelShare
+
+_MULTIPLIES = re.compile(
+    r"gemm|nvjet|cutlass|cublas|xmma|conv(?!ert)|flash|fmha|attention|mma_|wgrad|dgrad|winograd"
+    r"|matmul|_bmm|triton_tem|dot_general|_dot_|\bdot_kernel|hgemv_|spin_kernel",
+    re.IGNORECASE,
+)
+"""Products: arithmetic bound at the sizes that matter. All else streams through memory."""
+
+UNDERFILLED = 0.5
+"""A kernel with fewer thread blocks than this share of the multiprocessors leaves most idle."""
+ALONE = 1.3
+"""Mean number of kernels at a time, up to which they run one after another."""
+
+
+def classes_of(timeline: Timeline, stalls: Stalls) -> list[KernelShare]:
+    """Kernel time by class ('compute', 'memory'), largest first."""
+    events = stalls.events
+    rows = events.kind == DeviceKind.KERNEL
+    multiplies = np.array([bool(_MULTIPLIES.search(name)) for name in timeline.names] or [False])
+    compute = multiplies[events.name[rows]]
+    duration = events.duration_ns[rows]
+    window = max(1, stalls.window_ns)
+    found = [
+        KernelShare(
+            name, int(duration[of].sum()), float(duration[of].sum() / window), int(of.sum())
+        )
+        for name, of in (("compute", compute), ("memory", ~compute))
+    ]
+    return sorted(found, key=lambda one: -one.ns)
+
+
+def top_kernels(timeline: Timeline, stalls: Stalls, limit: int = 5) -> list[KernelShare]:
+    """The kernels with the most time."""
+    events = stalls.events
+    rows = events.kind == DeviceKind.KERNEL
+    count = len(timeline.names)
+    ns = np.bincount(events.name[rows], events.duration_ns[rows], count)
+    times = np.bincount(events.name[rows], minlength=count)
+    window = max(1, stalls.window_ns)
+    return [
+        KernelShare(timeline.names[i], int(ns[i]), float(ns[i] / window), int(times[i]))
+        for i in np.argsort(-ns)[:limit].tolist()
+        if ns[i] > 0
+    ]
+
+
+def underfilled_share(timeline: Timeline, stalls: Stalls) -> tuple[float, int]:
+    """(share of the kernel time with one small kernel alone on the device, streams they use)."""
+    events = stalls.events
+    processors = timeline.multiprocessors.get(stalls.device, 0)
+    kernels = events.kind == DeviceKind.KERNEL
+    small = kernels & (events.blocks > 0) & (events.blocks < UNDERFILLED * processors)
+    if not small.any() or not stalls.computing.total:
+        return 0.0, 0
+    busy = sets.union(events.start_ns[small], events.end_ns[small])
+    together = float(events.duration_ns[small].sum()) / max(1, busy.total)
+    if together > ALONE:
+        return 0.0, 0
+    return busy.total / stalls.computing.total, len(np.unique(events.lane[small]))

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A verdict as text for people and as JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from sonde.export.layout import columns, duration, one_line
+from sonde.model.verdict import CauseShare, Explanation, Verdict
+
+FORMAT = 1
+"""Raised when a field is renamed or removed; new fields leave it as it is."""
+
+CAUSE_ROWS = 6
+BOUNDS = {
+    "compute": "arithmetic",
+    "memory": "device memory",
+    "serial": "kernels too small for the device, one after another",
+    "launch": "launching kernels (host)",
+    "copy": "copies",
+    "communication": "communication",
+    "input": "the input pipeline",
+    "synchronisation": "waiting for the device in the loop",
+    "cpu": "CPU contention",
+    "lock": "a lock",
+    "io": "I/O of the launching thread",
+    "page fault": "page faults",
+    "stopped": "being stopped",
+    "allocation": "allocating device memory",
+    "rival": "another tenant of the device",
+    "host": "host code",
+    "unknown": "not known",
+}
+
+
+def render(explanation: Explanation, steps: int = 0) -> str:
+    """The answer, without a line end behind its last line."""
+    lines: list[str] = []
+    for verdict in explanation.verdicts:
+        if lines:
+            lines.append("")
+        lines += of_verdict(verdict, steps)
+    for note in explanation.notes:
+        lines.append(f"note: {note}")
+    return "\n".join(lines)
+
+
+def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
+    """One device's verdict."""
+    bound = ", ".join(
+        BOUNDS[one.key] + (f" {100 * one.share:.0f} %" if len(verdict.bounds) > 1 else "")
+        for one in verdict.bounds
+    )
+    name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
+    mix = "a mix: " if len(verdict.bounds) > 1 else ""
+    lines = [f"{name} is bound by {mix}{bound}"]
+    lines.append(f"  computed {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
+    shown = [cause for cause in verdict.causes if cause.share >= 0.005][:CAUSE_ROWS]
+    if shown:
+        lines.append("  what it waited for:")
+        lines += columns([_row(cause) for cause in shown], (-10, 0, 0))
+    for line in verdict.evidence[1:]:
+        lines.append(f"  evidence: {one_line(line)}")
+    if verdict.steps is not None:
+        table = verdict.steps
+        lines.append(
+            f"  {table.count:,} steps of {duration(table.median_ns)} (p10 "
+            f"{duration(table.p10_ns)}, p90 {duration(table.p90_ns)}), {table.operations:,} "
+            f"operations each, {100 * table.regularity:.0f} % alike"
+        )
+    if verdict.critical_path:
+        path = ", ".join(
+            f"{100 * part.share:.0f} % {_short(part.name)}" for part in verdict.critical_path[:4]
+        )
+        lines.append(f"  critical path of a step: {path}")
+    if steps and verdict.steps is not None:
+        lines += _steps(verdict, steps)
+    if verdict.advice:
+        best = verdict.advice[0]
+        gain = f" → up to −{100 * best.gain:.0f} % time" if best.gain else ""
+        lines.append(f"  next: {best.text}{gain}")
+    return lines
+
+
+def _row(cause: CauseShare) -> tuple[str, str, str]:
+    kind = f" ({cause.detail})" if cause.detail and cause.detail not in cause.title else ""
+    places = ", ".join(
+        place.function + (f" {100 * place.share:.0f} %" if place.share < 0.95 else "")
+        for place in cause.places[:2]
+    )
+    return f"{100 * cause.share:.1f} %", f"{cause.title}{kind}", places
+
+
+def _short(name: str) -> str:
+    text = one_line(name.split("<")[0].removeprefix("void ").strip() or name)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+def _steps(verdict: Verdict, limit: int) -> list[str]:
+    table = verdict.steps
+    assert table is not None
+    origin = verdict.start_ns
+    rows: list[tuple[str, ...]] = [("step", "at", "length", "computing")]
+    for number, (start, length, computing) in enumerate(
+        zip(table.start_ns, table.duration_ns, table.computing_ns, strict=True)
+    ):
+        if number == limit:
+            rows.append(("…", "", "", ""))
+            break
+        share = f"{100 * computing / length:.1f} %" if length else "-"
+        rows.append((str(number), duration(start - origin), duration(length), share))
+    return columns(rows, (-8, -10, -10, -10))
+
+
+def document(explanation: Explanation) -> dict[str, Any]:
+    """The same for scripts: times in ns, shares of 1."""
+    return {
+        "format": FORMAT,
+        "verdicts": [
+            {**asdict(verdict), "bound": verdict.bound} for verdict in explanation.verdicts
+        ],
+        "sources": list(explanation.sources),
+        "notes": list(explanation.notes),
+    }
+
+
+def to_json(explanation: Explanation) -> str:
+    """The document as text."""
+    return json.dumps(document(explanation), indent=1)

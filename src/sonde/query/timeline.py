@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture as a timeline: its single waits and calls, and what its CPU samples tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sonde.model.timeline import (
+    I32,
+    I64,
+    U8,
+    CallKind,
+    DeviceKind,
+    Events,
+    Hold,
+    Mask,
+    Naming,
+    Samples,
+    StateKind,
+    Timeline,
+    Way,
+    events,
+    no_events,
+)
+from sonde.query.capture import Capture
+
+_WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
+_CALLS = {
+    "launch": CallKind.LAUNCH,
+    "graph-launch": CallKind.GRAPH_LAUNCH,
+    "copy": CallKind.COPY,
+    "map": CallKind.COPY,
+    "unmap": CallKind.COPY,
+    "prefetch": CallKind.COPY,
+    "set": CallKind.SET,
+    "sync": CallKind.SYNC,
+    "alloc": CallKind.ALLOC,
+    "free": CallKind.FREE,
+    "pin": CallKind.PIN,
+    "unpin": CallKind.PIN,
+    "build": CallKind.BUILD,
+}
+_FAULT_FRAMES = ("exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault")
+_GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
+_DEVICE_OPS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET, "collective": DeviceKind.COLLECTIVE}
+
+_TICK_NS = 1_000_000_000
+
+
+class _Lanes:
+    """Numbers of threads, for whole columns of them."""
+
+    def __init__(self, naming: Naming, tables: dict[str, pa.Table]) -> None:
+        self._naming = naming
+        self._comm = {
+            (row["pid"], row["tid"]): row["comm"]
+            for row in tables["thread"].select(["pid", "tid", "comm"]).to_pylist()
+        }
+        self._process = {
+            row["pid"]: row["comm"] or row["exe"]
+            for row in tables["process"].select(["pid", "comm", "exe"]).to_pylist()
+        }
+
+    def of(self, table: pa.Table) -> I32:
+        """The lane of each row by its pid and tid."""
+        pids, tids = _whole(table, "pid"), _whole(table, "tid")
+        keys, inverse = np.unique((pids << 32) | tids, return_inverse=True)
+        numbers = [
+            self._naming.thread(
+                int(key >> 32),
+                int(key & 0xFFFFFFFF),
+                self._comm.get((int(key >> 32), int(key & 0xFFFFFFFF)), ""),
+                self._process.get(int(key >> 32), ""),
+            )
+            for key in keys
+        ]
+        lanes: I32 = np.array(numbers or [0], np.int32)[inverse]
+        return lanes
+
+
+def of_capture(capture: Capture) -> Timeline:
+    """The timeline of a capture, on its own clock (CLOCK_MONOTONIC)."""
+    naming = Naming()
+    tables = capture.tables
+    lanes = _Lanes(naming, tables)
+    frames = _Frames(tables)
+    span = tables["span"]
+    kinds = span.column("kind")
+    blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
+    on_device = _on_device(span)
+    calls = span.filter(pc.and_(pc.equal(kinds, "device"), pc.invert(on_device)))
+    return Timeline(
+        names=naming.names,
+        lanes=naming.lanes,
+        device=_device(naming, span.filter(on_device)),
+        calls=_calls(naming, lanes, calls),
+        states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
+        samples=_samples(naming, lanes, frames, tables["sample"]),
+        wall_offset_ns=capture.info.wall_offset_ns,
+        tick_ns=_tick(tables["sample"]),
+        sources=("sonde",),
+    )
+
+
+def _on_device(span: pa.Table) -> Any:
+    """Rows of the device's own time: those that name a stream."""
+    if "stream" not in span.column_names:
+        return pa.array(np.zeros(span.num_rows, bool))
+    return pc.and_(pc.equal(span.column("kind"), "device"), pc.equal(span.column("tid"), 0))
+
+
+def _device(naming: Naming, rows: pa.Table) -> Events:
+    if not rows.num_rows:
+        return no_events()
+    pids = _whole(rows, "pid")
+    streams = _whole(rows, "stream")
+    devices = _whole(rows, "device") if "device" in rows.column_names else np.zeros_like(streams)
+    keys = np.stack([pids, devices, streams], axis=1)
+    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    lane = np.array([naming.stream(int(d), int(s), int(p)) for p, d, s in different], np.int32)
+    return events(
+        start_ns=_whole(rows, "start_time_ns"),
+        end_ns=_whole(rows, "end_time_ns"),
+        kind=_coded(rows, "op", {op: int(kind) for op, kind in _DEVICE_OPS.items()}),
+        name=_names(naming, rows, "name"),
+        lane=lane[inverse.reshape(-1)],
+        correlation=_correlation(rows),
+        bytes=_whole(rows, "bytes"),
+        way=_coded(rows, "direction", {way: int(code) for way, code in _WAYS.items()}),
+    )
+
+
+def _calls(naming: Naming, lanes: _Lanes, rows: pa.Table) -> Events:
+    # Where a stream waits for an event the thread does not.
+    waits = pc.match_substring(rows.column("name").cast(pa.string()), "StreamWaitEvent")
+    kind = _coded(rows, "op", {op: int(kind) for op, kind in _CALLS.items()})
+    kind[waits.to_numpy()] = CallKind.EVENT
+    return events(
+        start_ns=_whole(rows, "start_time_ns"),
+        end_ns=_whole(rows, "end_time_ns"),
+        kind=kind,
+        name=_names(naming, rows, "name"),
+        lane=lanes.of(rows),
+        correlation=_correlation(rows),
+        bytes=_whole(rows, "bytes"),
+        way=_coded(rows, "direction", {way: int(code) for way, code in _WAYS.items()}),
+    )
+
+
+def _correlation(rows: pa.Table) -> I64:
+    """Unique over processes: each counts its own."""
+    if "correlation" not in rows.column_names:
+        return np.zeros(rows.num_rows, np.int64)
+    ids = _whole(rows, "correlation")
+    return np.where(ids > 0, ids + (_whole(rows, "pid") << 40), 0)
+
+
+def _states(naming: Naming, lanes: _Lanes, frames: _Frames, rows: pa.Table) -> Events:
+    kind = _coded(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
+    gil = frames.holding(rows.column("stack_id"), _GIL_FRAMES)
+    return events(
+        start_ns=_whole(rows, "start_time_ns"),
+        end_ns=_whole(rows, "end_time_ns"),
+        kind=kind,
+        name=_names(naming, rows, "name"),
+        lane=lanes.of(rows),
+        detail=np.where(gil, Hold.GIL, Hold.NONE).astype(np.uint8),
+    )
+
+
+def _samples(naming: Naming, lanes: _Lanes, frames: _Frames, table: pa.Table) -> Samples:
+    rows = table.filter(pc.equal(table.column("kind"), "cpu"))
+    return Samples(
+        time_ns=_whole(rows, "time_ns"),
+        lane=lanes.of(rows),
+        weight_ns=rows.column("weight_ns").to_numpy().astype(np.int64),
+        name=frames.functions(naming, rows.column("stack_id")),
+        fault=frames.holding(rows.column("stack_id"), _FAULT_FRAMES),
+    )
+
+
+def _tick(sample: pa.Table) -> int:
+    """What samples are summed over: the usual distance between their times."""
+    times = np.unique(_whole(sample, "time_ns"))
+    return int(np.median(np.diff(times))) if len(times) > 2 else _TICK_NS
+
+
+class _Frames:
+    """What the stacks of a capture hold."""
+
+    def __init__(self, tables: dict[str, pa.Table]) -> None:
+        frame, stack = tables["frame"], tables["stack"]
+        self._ids = stack.column("stack_id")
+        lists = stack.column("frame_ids").combine_chunks()
+        self._flat = lists.flatten()
+        self._parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+        self._frame_ids = frame.column("frame_id")
+        self._function = frame.column("function")
+        self._kind = frame.column("kind")
+
+    def holding(self, stack_ids: Any, functions: tuple[str, ...]) -> Mask:
+        """Whether each stack holds one of the functions."""
+        named = pc.is_in(self._function, value_set=pa.array(functions))
+        wanted = self._frame_ids.filter(named)
+        hit = pc.is_in(self._flat, value_set=wanted.combine_chunks())
+        stacks = np.zeros(len(self._ids) + 1, bool)
+        stacks[self._parents[hit.to_numpy(zero_copy_only=False)]] = True
+        return stacks[self._row(stack_ids)]
+
+    def functions(self, naming: Naming, stack_ids: Any) -> I32:
+        """The innermost named function of each stack that is not the kernel's."""
+        mine = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
+        of_frame = np.full(len(self._frame_ids) + 1, -1, np.int32)
+        rows = np.flatnonzero(mine.to_numpy(zero_copy_only=False))
+        texts = self._function.take(pa.array(rows)).to_pylist()
+        of_frame[rows] = [naming.name(text) for text in texts]
+        at = pc.fill_null(pc.index_in(self._flat, value_set=self._frame_ids), -1)
+        function = of_frame[at.to_numpy(zero_copy_only=False)]
+        named = function >= 0
+        leaf = np.full(len(self._ids) + 1, naming.name(""), np.int32)
+        parents, first = np.unique(self._parents[named], return_index=True)
+        leaf[parents] = function[named][first]
+        return leaf[self._row(stack_ids)]
+
+    def _row(self, stack_ids: Any) -> I64:
+        at = pc.fill_null(pc.index_in(stack_ids, value_set=self._ids), len(self._ids))
+        return np.asarray(at.to_numpy(), np.int64)
+
+
+def _whole(rows: pa.Table, column: str) -> I64:
+    return np.asarray(rows.column(column).to_numpy(), np.int64)
+
+
+def _names(naming: Naming, rows: pa.Table, column: str) -> I32:
+    texts = rows.column(column).combine_chunks()
+    known = [naming.name(text) for text in texts.dictionary.to_pylist()]
+    numbers: I32 = np.array(known or [0], np.int32)[texts.indices.to_numpy()]
+    return numbers
+
+
+def _coded(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
+    texts = rows.column(column).combine_chunks()
+    known = [codes.get(text, 0) for text in texts.dictionary.to_pylist()]
+    numbers: U8 = np.array(known or [0], np.uint8)[texts.indices.to_numpy()]
+    return numbers

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs with known causes, recorded on an H200, and what explain makes of them here.
+
+Each is a few steps of a run that the rules were made with (seeds 0 and 1 of bench/explain), as
+torch.profiler and Sonde recorded it. Accuracy on runs not looked at is in docs/design/explain.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sonde.analyze.bound import explain
+from sonde.cli.timelines import open_timeline
+from sonde.export import verdict as text
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "tests" / "data" / "explain"
+
+sys.path.insert(0, str(ROOT))
+from bench.explain.expected import EXPECTED  # noqa: E402
+
+
+def explained(kind: str, with_waits: bool = True):
+    paths = [RUNS / f"{kind}.json.gz", *([RUNS / f"{kind}.sonde"] if with_waits else [])]
+    return explain(open_timeline(paths))
+
+
+def test_every_program_is_here():
+    assert {path.name.split(".")[0] for path in RUNS.glob("*.json.gz")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_the_cause_is_named(kind):
+    bound, words, _ = EXPECTED[kind]
+    (verdict,) = explained(kind).verdicts
+
+    assert verdict.bounds[0].key == bound, verdict.evidence
+    said = [cause for cause in verdict.causes if cause.bound == bound]
+    texts = [t for one in said for t in (one.detail, *(place.function for place in one.places))]
+    assert not words or any(word in told for word in words for told in texts), texts
+
+
+@pytest.mark.parametrize("kind", [kind for kind, known in EXPECTED.items() if not known[2]])
+def test_the_trace_alone_names_it_where_the_device_side_can_tell(kind):
+    (verdict,) = explained(kind, with_waits=False).verdicts
+
+    assert verdict.bounds[0].key == EXPECTED[kind][0], verdict.evidence
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_blame_sums_to_the_time_without_a_kernel(kind):
+    (verdict,) = explained(kind).verdicts
+
+    stalled = verdict.window_ns * (1 - verdict.computing)
+    assert sum(cause.ns for cause in verdict.causes) == pytest.approx(stalled, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step_ms", "operations"),
+    [
+        ("transformer", 11.75, 78),
+        ("slow_loader", 5.03, 8),
+        ("item_every_step", 0.111, 2),
+        ("rival_tenant", 6.4, 100),
+        ("checkpoint_fsync", 1.95, 6),
+        ("compiled_item", 1.0, 5),
+    ],
+)
+def test_steps_are_found_at_their_length(kind, step_ms, operations):
+    """Lengths are those that the programs measured themselves (of the whole run)."""
+    table = explained(kind).verdicts[0].steps
+
+    assert table.operations == operations
+    assert sum(table.duration_ns) / table.count / 1e6 == pytest.approx(step_ms, rel=0.06)
+
+
+def test_without_the_machines_waits_it_says_what_it_cannot_know():
+    notes = explained("lock_held", with_waits=False).notes
+    assert "sonde record" in notes[0]
+    assert not explained("lock_held").notes
+
+
+def test_it_says_it_on_one_screen():
+    said = text.render(explained("slow_loader"))
+
+    assert said.splitlines()[0] == "GPU0 (NVIDIA H200) is bound by the input pipeline"
+    assert "__getitem__" in said
+    assert "next: prepare batches ahead" in said
+    assert len(said.splitlines()) <= 12
+
+
+def test_nothing_in_it_tells_where_files_lie():
+    for path in RUNS.glob("*.json.gz"):
+        names = open_timeline([path]).names
+        assert not [name for name in names if name.startswith("/") or "/home" in name]

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timelines made by hand, for tests of what is analysed: one thread, one device, times in µs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sonde.model.timeline import (
+    CallKind,
+    DeviceKind,
+    HostKind,
+    Memory,
+    Naming,
+    StateKind,
+    Timeline,
+    Way,
+    events,
+    no_events,
+)
+
+PID = 100
+LAUNCH_US = 5
+
+
+@dataclass
+class Scene:
+    """Collects events; `timeline()` makes a timeline of them."""
+
+    naming: Naming = field(default_factory=Naming)
+    rows: dict[str, list[dict[str, Any]]] = field(
+        default_factory=lambda: {"device": [], "calls": [], "host": [], "states": []}
+    )
+    correlation: int = 0
+
+    def _add(self, table: str, begin: float, end: float, **columns: Any) -> None:
+        columns["name"] = self.naming.name(columns["name"])
+        row = {"start_ns": round(begin * 1000), "end_ns": round(end * 1000), **columns}
+        self.rows[table].append(row)
+
+    def thread(self, tid: int = PID) -> int:
+        return self.naming.thread(PID, tid, "python", "python")
+
+    def kernel(
+        self, begin: float, end: float, launched: float | None = None, *,
+        name: str = "kernel", stream: int = 7, blocks: int = 0, device: int = 0,
+        kind: DeviceKind = DeviceKind.KERNEL, tid: int = PID,
+    ) -> None:  # fmt: skip
+        """A kernel, launched at a time (at once before it begins, if left out)."""
+        self.correlation += 1
+        launched = begin - LAUNCH_US if launched is None else launched
+        self._add(
+            "calls", launched, launched + 4, name="cudaLaunchKernel", kind=CallKind.LAUNCH,
+            lane=self.thread(tid), correlation=self.correlation,
+        )  # fmt: skip
+        self._add(
+            "device", begin, end, name=name, kind=kind, lane=self.naming.stream(device, stream),
+            correlation=self.correlation, blocks=blocks,
+        )  # fmt: skip
+
+    def copy(
+        self, begin: float, end: float, size: int, *, called: float | None = None,
+        way: Way = Way.H2D, memory: Memory = Memory.PAGEABLE, stream: int = 7,
+    ) -> None:  # fmt: skip
+        """A copy and the call that asked for it."""
+        self.correlation += 1
+        called = begin - LAUNCH_US if called is None else called
+        self._add(
+            "calls", called, called + 4, name="cudaMemcpyAsync", kind=CallKind.COPY,
+            lane=self.thread(), correlation=self.correlation,
+        )  # fmt: skip
+        self._add(
+            "device", begin, end, name=f"Memcpy {way.name}", kind=DeviceKind.COPY,
+            lane=self.naming.stream(0, stream), correlation=self.correlation, bytes=size,
+            way=way, detail=memory,
+        )  # fmt: skip
+
+    def call(self, begin: float, end: float, name: str, kind: CallKind, tid: int = PID) -> None:
+        self._add("calls", begin, end, name=name, kind=kind, lane=self.thread(tid))
+
+    def sync(self, begin: float, end: float) -> None:
+        self.call(begin, end, "cudaStreamSynchronize", CallKind.SYNC)
+
+    def python(self, begin: float, end: float, name: str, tid: int = PID) -> None:
+        self._add("host", begin, end, name=name, kind=HostKind.PYTHON, lane=self.thread(tid))
+
+    def range(self, begin: float, end: float, name: str) -> None:
+        self._add("host", begin, end, name=name, kind=HostKind.RANGE, lane=self.thread())
+
+    def blocked(self, begin: float, end: float, reason: str, tid: int = PID) -> None:
+        self._add("states", begin, end, name=reason, kind=StateKind.BLOCKED, lane=self.thread(tid))
+
+    def runqueue(self, begin: float, end: float) -> None:
+        kind = StateKind.RUNQUEUE
+        self._add("states", begin, end, name="preempted", kind=kind, lane=self.thread())
+
+    def timeline(self, **more: Any) -> Timeline:
+        tables = {}
+        for name, rows in self.rows.items():
+            if not rows:
+                tables[name] = no_events()
+                continue
+            columns = {key for row in rows for key in row}
+            made = {column: [row.get(column, 0) for row in rows] for column in columns}
+            tables[name] = events(**made)
+        whole = Timeline(
+            names=self.naming.names, lanes=self.naming.lanes, multiprocessors={0: 132}, **tables
+        )
+        return replace(whole, **more)

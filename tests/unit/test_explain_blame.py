@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each stall gets the cause that it has, exactly one, and blame sums to the stalls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sonde.analyze.blame import blame_device
+from sonde.analyze.bound import explain
+from sonde.analyze.causes import KEYS
+from sonde.analyze.merge import with_interpreter_lock
+from sonde.model.timeline import CallKind, DeviceKind, Memory, Samples, Way
+from timelines import Scene
+
+STEPS = 20
+
+
+def repeated(scene: Scene, step, length: float = 10_000) -> Scene:
+    """`step(scene, t)` once every `length` µs."""
+    for number in range(STEPS):
+        step(scene, 1_000_000 + number * length)
+    return scene
+
+
+def shares(scene: Scene, **more) -> dict[str, float]:
+    found = blame_device(with_interpreter_lock(scene.timeline(**more)), 0)
+    window = found.stalls.window_ns
+    return {key: found.total_ns(key) / window for key in KEYS if found.total_ns(key)}
+
+
+def late(what):
+    """A step whose kernels are held up for 8 ms by what its thread does meanwhile."""
+
+    def step(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 1000)
+        what(scene, t + 1500, t + 9500)
+
+    return step
+
+
+HOLD_UPS = {
+    "stopped": lambda s, a, b: s.blocked(a, b, "stopped"),
+    "run queue": lambda s, a, b: s.runqueue(a, b),
+    "input": lambda s, a, b: s.range(a, b, "enumerate(DataLoader)#_SingleProcess.__next__"),
+    "allocation": lambda s, a, b: s.call(a, b, "cudaMalloc", CallKind.ALLOC),
+    "build": lambda s, a, b: s.call(a, b, "cuModuleLoadData", CallKind.BUILD),
+    "page fault": lambda s, a, b: s.blocked(a, b, "page fault"),
+    "lock": lambda s, a, b: s.blocked(a, b, "futex"),
+    "io": lambda s, a, b: s.blocked(a, b, "sync to disk"),
+    "sleep": lambda s, a, b: s.blocked(a, b, "sleep"),
+    "host": lambda s, a, b: s.python(a, b, "train.py(12): tokenize"),
+}
+
+
+@pytest.mark.parametrize("cause", HOLD_UPS)
+def test_what_the_late_thread_did_is_the_cause(cause):
+    found = shares(repeated(Scene(), late(HOLD_UPS[cause])))
+
+    assert max(found, key=found.get) == cause
+    assert found[cause] == pytest.approx(0.9, abs=0.02)
+
+
+def test_a_copy_alone_on_the_device_is_in_the_way():
+    def step(scene: Scene, t: float) -> None:
+        scene.copy(t, t + 8000, 64 << 20)
+        scene.kernel(t + 8010, t + 9990)
+
+    assert shares(repeated(Scene(), step))["copy"] == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_copy_beside_a_kernel_is_not():
+    def step(scene: Scene, t: float) -> None:
+        scene.copy(t, t + 8000, 64 << 20, stream=8)
+        scene.kernel(t, t + 9990)
+
+    assert "copy" not in shares(repeated(Scene(), step))
+
+
+def test_a_collective_alone_is_waiting_for_other_devices():
+    def step(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 4000)
+        scene.kernel(t + 4001, t + 9990, name="ncclKernel", kind=DeviceKind.COLLECTIVE)
+
+    assert shares(repeated(Scene(), step))["collective"] == pytest.approx(0.6, abs=0.01)
+
+
+def test_a_wait_for_the_device_is_to_blame_up_to_its_own_length():
+    """The wait of 1 ms excuses 1 ms of the code that follows; 8 ms are that code's own."""
+
+    def short(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 9000, launched=t - 50)
+        scene.sync(t, t + 9000)
+
+    def long(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 1000, launched=t - 50)
+        scene.sync(t, t + 1000)
+        scene.python(t + 1000, t + 9950, "train.py(3): slow")
+
+    assert set(shares(repeated(Scene(), short))) == {"synchronisation"}
+    assert shares(repeated(Scene(), long))["host"] == pytest.approx(0.9, abs=0.02)
+
+
+def test_reading_a_result_back_belongs_to_the_wait():
+    def step(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 5000, launched=t - 50)
+        scene.copy(t + 5002, t + 5004, 4, called=t, way=Way.D2H, memory=Memory.PINNED)
+        scene.sync(t + 10, t + 5010)
+
+    assert set(shares(repeated(Scene(), step, 5200))) == {"synchronisation"}
+
+
+def test_work_that_was_there_and_not_begun_tells_of_a_rival():
+    def step(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 1000, launched=t - 9000)
+
+    assert shares(repeated(Scene(), step, 3000))["rival"] == pytest.approx(0.67, abs=0.03)
+
+
+def test_kernels_that_a_rival_interrupted_count_as_long_as_they_usually_are():
+    def step(scene: Scene, t: float) -> None:
+        for number in range(30):
+            begin = t + number * 50
+            scene.kernel(begin, begin + 49, launched=t - 9000)
+        scene.kernel(t + 4000, t + 8049, launched=t - 9000)  # of which 4 ms were another's turn
+
+    found = shares(repeated(Scene(), step))
+    assert found["rival"] == pytest.approx(0.85, abs=0.03)
+
+
+def test_launches_that_cannot_keep_up():
+    scene = Scene()
+    for number in range(500):
+        t = 1_000_000 + number * 30
+        scene.kernel(t, t + 3, launched=t - 6)
+
+    assert shares(scene)["launch"] == pytest.approx(0.9, abs=0.02)
+
+
+def test_latency_between_queued_kernels_is_short():
+    scene = Scene()
+    for number in range(500):
+        t = 1_000_000 + number * 10
+        scene.kernel(t, t + 8, launched=t - 5000)
+
+    assert set(shares(scene)) == {"short"}
+
+
+def test_the_interpreter_lock_is_told_by_the_switch_interval():
+    def step(scene: Scene, t: float) -> None:
+        scene.kernel(t, t + 100)
+        for number in range(2):
+            scene.blocked(t + 150 + number * 5000, t + 5100 + number * 5000, "futex")
+
+    found = shares(repeated(Scene(), step, 10_400))
+    assert max(found, key=found.get) == "gil"
+
+
+def test_faults_that_take_cpu_are_told_by_samples():
+    scene = repeated(Scene(), lambda s, t: s.kernel(t, t + 500))
+    lane = scene.thread()
+    times = np.arange(900_000_000, 1_300_000_000, 50_000_000)
+    count = len(times)
+    samples = Samples(
+        time_ns=times,
+        lane=np.full(count, lane, np.int32),
+        weight_ns=np.full(count, 10_000_000),
+        name=np.zeros(count, np.int32),
+        fault=np.arange(count) % 5 > 0,
+    )
+
+    assert shares(scene, samples=samples, tick_ns=50_000_000)["page fault"] > 0.7
+    assert "page fault" not in shares(scene)
+
+
+def test_blame_sums_to_the_stalls_exactly():
+    rng = np.random.default_rng(7)
+    scene = Scene()
+    t = 1_000_000.0
+    for _ in range(3000):
+        t += float(rng.exponential(200))
+        length = float(rng.exponential(150))
+        choice = rng.integers(6)
+        if choice == 0:
+            scene.copy(t, t + length, int(rng.integers(1, 1 << 20)), stream=int(rng.integers(7, 9)))
+        elif choice == 1:
+            scene.sync(t, t + length)
+        elif choice == 2:
+            scene.blocked(t, t + length, ["futex", "read", "stopped"][int(rng.integers(3))])
+        else:
+            scene.kernel(t, t + length, launched=t - float(rng.exponential(100)))
+    found = blame_device(scene.timeline(), 0)
+    stalls = found.stalls
+
+    assert (stalls.start[1:] >= stalls.end[:-1]).all()
+    assert stalls.duration_ns.min() > 0
+    assert sum(found.total_ns(key) for key in KEYS) == stalls.window_ns - stalls.computing.total
+
+
+def test_what_lies_outside_the_traced_windows_is_not_idle():
+    scene = repeated(Scene(), lambda s, t: s.kernel(t, t + 5000))
+    windows = [(1_000_000_000, 1_005_000_000), (1_100_000_000, 1_105_000_000)]
+    verdict = explain(scene.timeline(windows_ns=windows)).verdicts[0]
+
+    assert verdict.window_ns == 10_000_000
+    assert verdict.computing == 1.0
+
+
+def test_without_a_device_there_is_nothing_to_explain():
+    scene = Scene()
+    scene.python(0, 10, "train.py(1): main")
+    explanation = explain(scene.timeline())
+
+    assert not explanation.verdicts
+    assert "no device activity" in explanation.notes[0]
+
+
+def test_each_device_has_its_own_verdict():
+    scene = Scene()
+    for number in range(50):
+        t = 1_000_000 + number * 10_000
+        scene.kernel(t, t + 9990, launched=t - 3000, name="gemm", device=0)
+        scene.kernel(t, t + 1000, name="gemm", device=1, tid=101)
+        scene.blocked(t + 1200, t + 9900, "futex", tid=101)
+    verdicts = explain(scene.timeline()).verdicts
+
+    assert [one.bound for one in verdicts] == ["compute", "lock"]

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps are found without instrumentation: under jitter, nesting, evaluation phases."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sonde.analyze.bound import explain
+from sonde.model.timeline import Memory, Way
+from timelines import Scene
+
+
+def steps_of(scene: Scene):
+    return explain(scene.timeline()).verdicts[0].steps
+
+
+def training(scene: Scene, rng: random.Random, count: int, layers: int = 12, jitter: float = 0.3):
+    """Steps as a transformer has them; returns the time that each began."""
+    t = 1_000_000.0
+    began = []
+
+    def run(name: str, length: float) -> None:
+        nonlocal t
+        length *= 1 + rng.uniform(-jitter, jitter)
+        scene.kernel(t, t + length, launched=t - 200, name=name)
+        t += length + rng.uniform(1, 3)
+
+    for _ in range(count):
+        began.append(t)
+        scene.copy(t, t + 50, 1 << 20, called=t - 200)
+        t += 52
+        run("embedding", 40)
+        for direction in ("forward", "backward"):
+            for _ in range(layers):
+                run(f"gemm_{direction}", 100)
+                run(f"norm_{direction}", 20)
+                run(f"gemm_{direction}_2", 90)
+        run("adam", 150)
+    return began
+
+
+def test_layers_within_a_step_are_not_taken_for_steps():
+    scene = Scene()
+    began = training(scene, random.Random(1), 30)
+    found = steps_of(scene)
+
+    assert found.count == 29
+    assert found.operations == 75
+    period = (began[-1] - began[0]) / 29 * 1000
+    assert found.median_ns == pytest.approx(period, rel=0.02)
+
+
+def test_kernels_that_come_and_go_do_not_hide_the_period():
+    rng = random.Random(2)
+    scene = Scene()
+    t = 1_000_000.0
+    for _ in range(40):
+        for name in ["load", "a", "b"] * 3 + ["c"] + ["extra"] * rng.randint(0, 2) + ["adam"]:
+            scene.kernel(t, t + 100, launched=t - 300, name=name)
+            t += 101 + rng.expovariate(0.2)
+        scene.sync(t, t + 5)
+        t += 20
+    found = steps_of(scene)
+
+    assert found.count == pytest.approx(39, abs=1)
+    assert found.median_ns == pytest.approx(1_340_000, rel=0.2)
+
+
+def test_an_evaluation_phase_between_training_steps():
+    scene = Scene()
+    t = 1_000_000.0
+    for number in range(60):
+        for name in ["fwd"] * 4 + ["loss"] + ["bwd"] * 4 + ["sgd"]:
+            scene.kernel(t, t + 100, launched=t - 300, name=f"{name}")
+            t += 101
+        scene.copy(t, t + 2, 4, way=Way.D2H, memory=Memory.PINNED, called=t - 50)
+        scene.sync(t - 40, t + 3)
+        t += 20
+        if number % 20 == 19:
+            for _ in range(10):
+                for name in ["fwd"] * 4 + ["metric"]:
+                    scene.kernel(t, t + 100, launched=t - 300, name=name)
+                    t += 101
+    found = steps_of(scene)
+
+    assert found.count == 59
+    assert found.operations == 11
+    assert found.median_ns == pytest.approx(1_030_000, rel=0.01)
+    assert 0.9 < found.regularity < 1
+
+
+def test_steps_told_apart_by_the_gaps_between_them_alone():
+    scene = Scene()
+    for step in range(30):
+        t = 1_000_000 + step * 5000
+        for number in range(4):
+            scene.kernel(t + number * 101, t + number * 101 + 100, launched=t - 10, name="gemm")
+    found = steps_of(scene)
+
+    assert found.count == pytest.approx(29, abs=1)
+    assert found.median_ns == 5_000_000
+
+
+def test_where_nothing_repeats_there_are_no_steps():
+    rng = random.Random(3)
+    scene = Scene()
+    t = 1_000_000.0
+    for number in range(300):
+        scene.kernel(t, t + 100, launched=t - 300, name=f"kernel_{number}")
+        t += 101 + rng.uniform(0, 5)
+
+    assert steps_of(scene) is None
+
+
+def test_the_critical_path_sums_to_the_step():
+    scene = Scene()
+    training(scene, random.Random(4), 20)
+    verdict = explain(scene.timeline()).verdicts[0]
+
+    assert sum(part.share for part in verdict.critical_path) == pytest.approx(1, abs=0.35)
+    assert "gemm" in verdict.critical_path[0].name
+
+
+def test_the_critical_path_goes_through_the_late_host():
+    scene = Scene()
+    for step in range(20):
+        t = 1_000_000 + step * 10_000
+        scene.kernel(t, t + 1000, name="gemm")
+        scene.kernel(t + 1001, t + 2000, launched=t + 20, name="norm")
+        scene.sync(t + 30, t + 2005)
+        scene.python(t + 2010, t + 9990, "train.py(7): tokenize")
+    parts = explain(scene.timeline()).verdicts[0].critical_path
+
+    assert parts[0].kind == "host"
+    assert parts[0].share == pytest.approx(0.8, abs=0.03)
