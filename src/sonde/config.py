@@ -48,8 +48,8 @@ class Config:
     """What it is shown: /var/run/secrets/kubernetes.io/serviceaccount/token in a pod."""
     kubelet_ca_file: str = ""
     """Whom its certificate must be from; empty: the system's authorities."""
-    device_time: bool = True
-    """Time the device work of processes that carry Sonde's library (attached, or begun with it)."""
+    injected: bool = True
+    """Read what Sonde's library times in processes that carry it (attached, or begun with it)."""
     device_samples: int = 200
     """About so many launches a second and process are timed; each costs some 11 microseconds."""
     prometheus: str = ""
