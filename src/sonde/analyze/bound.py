@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from sonde.analyze.advice import next_step
@@ -182,3 +184,13 @@ def _advice(causes: list[CauseShare], bounds: list[Bound]) -> list[Advice]:
         if bound.key in ("compute", "memory", "serial")
     ]
     return device + found if device else found
+
+
+def causes_of(timeline: Timeline) -> Iterator[tuple[int, int, int, str]]:
+    """(device, start_ns, end_ns, title of its cause) of every stall of every device."""
+    for device in devices_of(timeline):
+        blamed = blame_device(timeline, device)
+        stalls = blamed.stalls
+        columns = (stalls.start.tolist(), stalls.end.tolist(), blamed.cause.tolist())
+        for start, end, cause in zip(*columns, strict=True):
+            yield device, start, end, CAUSES[KEYS[cause]].title

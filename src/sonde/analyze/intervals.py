@@ -83,7 +83,7 @@ def _where(a: Intervals, b: Intervals, in_b: bool) -> Intervals:
         return a
     if in_b and len(b) == 1:
         return _clipped(a, int(b.start[0]), int(b.end[0]))
-    # Sorted, not made unique: that is the slower by far, and what is doubled is empty and falls out.
+    # Sorted, not made unique: that is far slower, and what is doubled is empty and falls out.
     edges = np.concatenate([a.start, a.end, b.start, b.end])
     edges.sort()
     begin, end = edges[:-1], edges[1:]

@@ -4,7 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonde.errors import MissingDependency, SinkError
+
+if TYPE_CHECKING:
+    from sonde.model.timeline import Timeline
 
 EXAMPLE = """\
 examples:
@@ -12,6 +19,7 @@ examples:
   sonde explain trace.json.gz run.sonde       the same, with the machine's waits at that time
   sonde explain run.sonde --json | jq '.verdicts[0].bounds'
   sonde explain trace.json --steps 20         the first 20 steps too
+  sonde explain trace.json run.sonde --perfetto out.pftrace
 """
 
 
@@ -29,6 +37,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "files", metavar="FILE", type=Path, nargs="+",
         help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz)",
     )  # fmt: skip
+    parser.add_argument(
+        "--perfetto", type=Path, metavar="OUT",
+        help="write the timeline, with a track of causes, for ui.perfetto.dev",
+    )  # fmt: skip
+    parser.add_argument("--chrome", type=Path, metavar="OUT", help="the same as Chrome's JSON")
     parser.add_argument("--json", action="store_true", help="for scripts: ns, and shares of 1")
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="list N steps")
     parser.set_defaults(run=run)
@@ -43,5 +56,29 @@ def run(args: argparse.Namespace) -> int:
     from sonde.export import verdict
 
     explanation = explain(timeline)
+    for path, module in ((args.perfetto, "perfetto"), (args.chrome, "chrome")):
+        if path is not None:
+            _export(timeline, path, module)
     print(verdict.to_json(explanation) if args.json else verdict.render(explanation, args.steps))
     return 0
+
+
+def _export(timeline: Timeline, path: Path, module: str) -> None:
+    """Write the timeline and its causes. Raises SinkError, MissingDependency."""
+    try:
+        exporter = importlib.import_module(f"sonde.export.{module}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "sonde":
+            raise
+        raise MissingDependency(
+            f"the Python package {error.name} is not installed", "pip install perfetto"
+        ) from error
+    from sonde.analyze.bound import causes_of
+
+    try:
+        with path.open("wb") as out:
+            exporter.write(timeline, out, causes_of(timeline))
+    except OSError as error:
+        raise SinkError(
+            f"cannot write {path}: {error.strerror or error}", "choose another place"
+        ) from error

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from sonde import __version__
 from sonde.errors import SondeError
 
-COMMANDS = ("doctor", "record", "report", "explain", "agent", "health", "fleet")
+COMMANDS = ("doctor", "record", "report", "explain", "diff", "agent", "health", "fleet")
 
 EXAMPLES = """\
 examples:
