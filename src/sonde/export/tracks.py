@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A timeline as tracks of slices: what the formats of timeline viewers have in common.
 
-Slices of a track nest or follow one another. So a thread's functions, calls and states are tracks of
-their own, and intervals of one table that overlap without nesting (Python functions of a coroutine)
-are spread over as many as it takes.
+Slices of a track nest or follow one another. So a thread's functions, calls and states are tracks
+of their own, and intervals of one table that overlap without nesting (Python functions of a
+coroutine) are spread over as many as it takes.
 """
 
 from __future__ import annotations
@@ -73,15 +73,20 @@ def _nested(events: Events) -> list[list[tuple[int, int, int, int]]]:
         events.correlation.tolist(),
         strict=True,
     ):
-        for level, ends in enumerate(open_ends):
-            while ends and ends[-1] <= start:
-                ends.pop()
-            if not ends or end <= ends[-1]:
-                break
-        else:
-            level, ends = len(levels), []
+        level = _level_of(open_ends, start, end)
+        if level == len(levels):
             levels.append([])
-            open_ends.append(ends)
+            open_ends.append([])
         levels[level].append((start, end, name, flow))
-        ends.append(end)
+        open_ends[level].append(end)
     return levels
+
+
+def _level_of(open_ends: list[list[int]], start: int, end: int) -> int:
+    """The first level where the interval nests in what is still open; one more if none."""
+    for level, ends in enumerate(open_ends):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        if not ends or end <= ends[-1]:
+            return level
+    return len(open_ends)
