@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +242,7 @@ def main() -> None:
             "cpus": os.cpu_count(),
             "libc": " ".join(platform.libc_ver()),
             "seed": args.seed,
-            "rows": [asdict(row) for row in rows],
+            "rows": [vars(row) for row in rows],
         }
         args.out.write_text(json.dumps(report, indent=1) + "\n")
 

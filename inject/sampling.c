@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which launches are timed: strides drawn at random around a mean that follows the rate asked for, so
-// that no step of the program can be in step with it.
+// Which launches are timed: each by chance, with one that follows the rate asked for.
 #include "own.h"
 
 #include <sys/mman.h>
@@ -49,20 +48,34 @@ static void look_after(struct thread_sampling *t)
 	t->rest -= t->left;
 }
 
-static uint32_t draw(struct thread_sampling *t)
-{ // uniform in 1 … 2 mean - 1
-	return 1 + (uint32_t)(next_random(&t->random) % (2ull * t->drawn - 1));
+// -ln of a number in (0, 1], to 1e-5; libm is not ours to load.
+static double minus_log(double x)
+{
+	union {
+		double d;
+		uint64_t u;
+	} of = {x};
+	int exponent = (int)(of.u >> 52) - 1023;
+	of.u = (of.u & 0xfffffffffffffull) | 0x3ff0000000000000ull;
+	double t = (of.d - 1) / (of.d + 1), t2 = t * t; // ln m = 2 artanh t
+	double mantissa = 2 * t * (1 + t2 * (1.0 / 3 + t2 * (1.0 / 5 + t2 * (1.0 / 7 + t2 / 9))));
+	return -(exponent * 0.69314718055994531 + mantissa);
 }
 
-// What is left of the stride that covers now, as if it had been going on for ever: a stride of length
-// k covers now with a chance in proportion to k.
-static uint32_t residual(struct thread_sampling *t)
+// Launches until the next one to time, if each is chosen by itself with a chance of 1 / drawn: so
+// nothing that the program does in step can be in step with it, and the variance is known.
+static uint32_t draw(struct thread_sampling *t)
 {
-	uint32_t stride;
-	do
-		stride = draw(t);
-	while (next_random(&t->random) % (2ull * t->drawn - 1) >= stride);
-	return 1 + (uint32_t)(next_random(&t->random) % stride);
+	uint32_t n = 1;
+	if (t->drawn <= 8) {
+		while (next_random(&t->random) % t->drawn)
+			n++;
+		return n;
+	}
+	double p = 1.0 / t->drawn, lambda = p + p * p / 2 + p * p * p / 3;
+	double u = (double)((next_random(&t->random) >> 11) + 1) * 0x1p-53;
+	double strides = minus_log(u) / lambda;
+	return strides < 4e9 ? 1 + (uint32_t)strides : 4000000000u;
 }
 
 static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoch)
@@ -71,7 +84,7 @@ static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoc
 	t->random =
 		(shared.control->seed ? shared.control->seed : now_ns()) ^ ((uint64_t)t->tid << 32);
 	t->drawn = mean, t->epoch = epoch;
-	t->rest = residual(t) - 1;
+	t->rest = draw(t) - 1;
 	t->looked = 1;
 }
 
@@ -91,12 +104,11 @@ bool sampling_due(uint32_t *weight)
 	atomic_fetch_add_explicit(&sampling->seen, t->looked, memory_order_relaxed);
 	bool due = !t->rest;
 	*weight = t->drawn;
-	if (t->epoch != epoch) {
+	bool is_new = t->epoch != epoch;
+	if (is_new)
 		t->drawn = mean, t->epoch = epoch;
-		t->rest = due ? draw(t) : residual(t);
-	} else if (due) {
+	if (due || is_new)
 		t->rest = draw(t);
-	}
 	look_after(t);
 	if (!due)
 		return false;
@@ -122,8 +134,9 @@ void sampling_refill(uint64_t now)
 	uint64_t seen = atomic_load_explicit(&sampling->seen, memory_order_relaxed);
 	double here = (double)(seen - seen_before) / passed_s;
 	last = now, seen_before = seen;
-	// Up at once, down slowly: a burst must not find the stride of a quiet time.
-	rate = here > rate ? here : rate + (here - rate) * (passed_s < 1 ? passed_s : 1);
+	// Up soon, down slowly: a burst must not find the stride of a quiet time for long.
+	double share = passed_s / (here > rate ? 0.1 : 1);
+	rate += (here - rate) * (share < 1 ? share : 1);
 	double stride = every ? every : per_second ? rate / per_second : 0;
 	if (!every && per_second && stride < 1)
 		stride = 1;

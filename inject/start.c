@@ -9,8 +9,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#define TURN_NS 2000000u
-#define QUIET_NS 10000000u
+#define TURN_NS 5000000u
+#define QUIET_NS 20000000u
 #define IDLE_TURN_NS 250000000u
 #define LOOK_NS 1000000000u
 #define FULL_LOOK_NS 60000000000ull
@@ -131,11 +131,14 @@ static uint64_t thread_cpu_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+static void watch_forks(void);
+
 static void *serve(void *unused)
 {
 	struct work work = {0};
 	(void)unused;
 	prctl(PR_SET_NAME, "sonde");
+	watch_forks();
 	while (!atomic_load(&exiting)) {
 		uint64_t now = now_ns();
 		enum inject_status status = turn(&work, now);
@@ -229,6 +232,17 @@ static void after_fork_in_child(void)
 		atomic_store(&sampling->armed, ARMED_AGAIN);
 }
 
+// Not in the constructor: fork() holds the lock of this list while it waits for that of open files,
+// which an attach holds over the load (docs/design/attach.md), so both would wait for ever.
+static void watch_forks(void)
+{
+	static bool watched; // a forked child inherits the list, and this word with it
+	if (!watched) {
+		watched = true;
+		pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+	}
+}
+
 // In a forked child, at its first launch: memory and a thread of its own.
 void start_again_after_fork(void)
 {
@@ -252,7 +266,6 @@ __attribute__((constructor)) static void loaded(void)
 	if ((word && !strcmp(word, "off")) || other_copy_is_here())
 		return;
 	begin();
-	pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 	atexit(at_exit);
 }
 

@@ -65,6 +65,9 @@ class Bpf:
     def sums(self, map: str, indices: Sequence[int]) -> list[int]:
         """Entries of an array of per-CPU counters, each summed over the CPUs."""
 
+    def values(self, map: str, index: int, per_cpu: bool = ...) -> list[Row]:
+        """The value of an array at `index` as tuples of its fields: one, or one a possible CPU."""
+
     def set_array(self, map: str, index: int, value: bytes) -> None: ...
     def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...
     def delete_hash(self, map: str, key: bytes) -> None: ...
@@ -76,6 +79,12 @@ class Columns:
 
     def __len__(self) -> int: ...
     def column(self, name: str) -> list[int]: ...
+    def rows(self, names: Sequence[str]) -> list[Row]:
+        """The records as tuples of some of their fields; arrays are `name_0`, `name_1`, ..."""
+
+    def names(self, name: str) -> list[str]:
+        """The texts of a field of bytes, decoded as file names are."""
+
     def distinct(self, names: Sequence[str]) -> list[list[int]]:
         """Distinct combinations of some fields, as unsigned 64-bit numbers."""
 
@@ -154,6 +163,9 @@ def probe_site(path: str, offset: int, size: int) -> tuple[int, str, str]:
     argument register, and nothing in the function jumps there, so that entry and return probes see
     what they would see at the start. `size` 0 is unknown: the site then stays at the start.
     """
+
+def demangle(name: bytes) -> str:
+    """A symbol's name as people read it, without control characters, at most 1,024 bytes long."""
 
 def kernel_build_id() -> str:
     """The build id of the running kernel in hex, '' where it cannot be read."""

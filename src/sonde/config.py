@@ -16,6 +16,7 @@ from typing import Any
 
 from sonde.errors import UsageError
 
+DEVICE_TIME = ("off", "allow-list", "all")
 DEFAULT_FILE = Path("/etc/sonde/config.toml")
 
 
@@ -36,6 +37,21 @@ class Config:
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
     host_metrics: bool = True
     """Ask the kernel what the machine is doing."""
+    host_hz: int = 100
+    """Looks at the run queues a second, while something runs; 0: none."""
+    syscalls: bool = False
+    """Count the system calls of every process: costs some 0.2 microseconds a call."""
+    kubelet: str = ""
+    """Address of this node's kubelet, to name pods: https://127.0.0.1:10250, or the read-only
+    http://127.0.0.1:10255. Empty: nobody is asked."""
+    kubelet_token_file: str = ""
+    """What it is shown: /var/run/secrets/kubernetes.io/serviceaccount/token in a pod."""
+    kubelet_ca_file: str = ""
+    """Whom its certificate must be from; empty: the system's authorities."""
+    injected: bool = True
+    """Read what Sonde's library times in processes that carry it (attached, or begun with it)."""
+    device_samples: int = 200
+    """About so many launches a second and process are timed; each costs some 11 microseconds."""
     prometheus: str = ""
     """HOST:PORT of a page for Prometheus; '' for none. A host must be named to leave loopback."""
     dcgm_names: bool = False
@@ -51,6 +67,10 @@ class Config:
     """Waits at least this long are kept one by one."""
     stack_gap_ms: float = 10.0
     """About how often a thread's waits, and its calls, get a stack, which counts for the others."""
+    device_time: str = "off"
+    """Whose device time to take: off, allow-list, or all. Brings a library into those processes."""
+    device_time_allow: tuple[str, ...] = ()
+    """Under allow-list: KIND:PATTERN with exe, unit, job, pod or user, as unit:train-*.service."""
     probe_budget: float = 0.01
     """Share of one core that probes on device calls may cost before some are taken off."""
 
@@ -62,7 +82,17 @@ class Config:
         _between("otlp_period_s", self.otlp_period_s, 1, 3600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
+        _between("device_samples", self.device_samples, 1, 10_000)
         _between("probe_budget", self.probe_budget, 0, 1)
+        _between("host_hz", self.host_hz, 0, 1_000)
+        if self.kubelet and not self.kubelet.startswith(("http://", "https://")):
+            raise UsageError(
+                f"kubelet is {self.kubelet!r}", "give its address: https://127.0.0.1:10250"
+            )
+        if self.device_time not in DEVICE_TIME:
+            raise UsageError(
+                f"device_time is {self.device_time!r}", f"choose one of {', '.join(DEVICE_TIME)}"
+            )
         if self.pids is not None and not self.pids:
             raise UsageError("no process to watch", "name at least one pid, or none at all")
 
@@ -121,6 +151,9 @@ def _coerced(name: str, value: Any, source: str) -> Any:
         if name == "pids":
             parts = value.split(",") if isinstance(value, str) else value
             return frozenset(int(part) for part in parts)
+        if isinstance(default, tuple):
+            parts = value.split(",") if isinstance(value, str) else value
+            return tuple(str(part).strip() for part in parts)
         if isinstance(default, bool):
             return _SWITCH[str(value).lower()]
         if isinstance(default, int):

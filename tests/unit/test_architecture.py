@@ -32,8 +32,8 @@ DOORS: dict[str, set[str]] = {
     "health": {"collect", "errors", "metrics"},
     "sinks": {"errors", "metrics", "model", "_native"},
     "agent": {
-        *("apis", "collect", "config", "errors", "health", "metrics", "model", "resolve"),
-        *("sinks", "_native"),
+        *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
+        *("resolve", "sinks", "_native"),
     },
     "query": {"errors", "model"},
     "readers": {"apis", "errors", "model"},

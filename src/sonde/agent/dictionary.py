@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
+from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
 from sonde.sinks.chunk import ChunkBuilder
 
@@ -44,6 +45,8 @@ class Dictionary:
         self._used_threads: set[tuple[int, int, int]] = set()
         self._processes: set[ProcessKey] = set()
         self._processes_before = 0
+        self._podless: set[ProcessKey] = set()
+        """Processes in pods that had no name when they were written last."""
         self.forgotten = 0
         """Stacks dropped before all rows that refer to them had come: some waits last long."""
 
@@ -56,6 +59,7 @@ class Dictionary:
         self._processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
         self._used_stacks |= batch.stacks.keys()
         self._resolve(batch.stacks)
+        self._resolve_own(batch.own_stacks)
 
     @property
     def processes(self) -> int:
@@ -89,20 +93,33 @@ class Dictionary:
         found = self._kernel.stacks(unknown)
         self.forgotten += len(unknown) - len(found)
         for stack_id, kernel, user in found:
-            process = self._resolver.processes.find(*owners[stack_id])
-            frames = tuple(self._resolver.resolve(process, kernel, user))
-            complete = bool(frames) and frames[-1].frame.function in ENTRIES
-            self._stacks[stack_id] = _Stack(frames, complete)
+            self._keep(stack_id, owners[stack_id], kernel, user)
         # Those known here too: dropped there once, they were stored again when they came again.
         self._in_kernel |= owners.keys()
         if len(self._in_kernel) > STACKS_IN_KERNEL:
             self._kernel.forget_stacks(list(self._in_kernel))
             self._in_kernel.clear()
 
+    def _resolve_own(self, stacks: Mapping[int, tuple[ProcessKey, tuple[int, ...]]]) -> None:
+        self._used_stacks |= stacks.keys()
+        for stack_id, (owner, addresses) in stacks.items():
+            if stack_id not in self._stacks:
+                self._keep(stack_id, owner, [], list(addresses))
+
+    def _keep(self, stack_id: int, owner: ProcessKey, kernel: list[int], user: list[int]) -> None:
+        process = self._resolver.processes.find(*owner)
+        frames = tuple(self._resolver.resolve(process, kernel, user))
+        complete = bool(frames) and frames[-1].frame.function in ENTRIES
+        self._stacks[stack_id] = _Stack(frames, complete)
+
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
-        for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:
-            known = self._resolver.processes.find(pid, start_ns).record()
-            yield pid, start_ns, known.ppid, known.comm, known.exe
+        again, self._podless = self._podless, set()
+        for pid, start_ns in again | {(pid, start_ns) for pid, start_ns, _ in threads}:
+            known = self._resolver.process(pid, start_ns)
+            if known.owner.pod_uid and not known.owner.pod and (pid, start_ns) not in again:
+                self._podless.add((pid, start_ns))  # its name may come: tell of it once more
+            owner = (getattr(known.owner, column) for column in OWNER_COLUMNS)
+            yield pid, start_ns, known.ppid, known.comm, known.exe, *owner
 
     def _thread_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         processes = self._resolver.processes

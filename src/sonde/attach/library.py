@@ -1,21 +1,76 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the library lies that is brought into processes."""
+"""The library that is brought into processes, as a file.
+
+It is part of the native module. A file is needed by the dynamic linker of programs that Sonde
+starts, and must outlive Sonde: their children load it, too. So it is kept under a name that tells
+its content, where only its owner can change it and everyone can read it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import stat
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sonde.errors import MissingDependency
+from sonde import _native
+from sonde.errors import MissingDependency, SinkError
 
-NAME: Final = "libsonde_inject.so"
+SYSTEM_FOLDER: Final = Path("/var/cache/sonde")
 
 
 def path() -> Path:
-    """The library of this installation. Raises MissingDependency where it was not built."""
-    found = Path(__file__).parents[1] / NAME
-    if not found.is_file():
+    """The file of this version, made if need be.
+
+    Raises MissingDependency where the library was not built, SinkError where no file can be made.
+    """
+    content = _native.inject_library()
+    if not content:
         raise MissingDependency(
-            f"this installation has no {NAME}", "Build it with: make setup, or install the wheel."
+            "this build of Sonde has no library for device time", "Use it on x86-64 Linux."
         )
-    return found.resolve()
+    name = f"sonde-inject-{hashlib.sha256(content).hexdigest()[:16]}.so"
+    problems = []
+    for folder in _folders():
+        try:
+            return _kept(folder, name, content)
+        except OSError as error:
+            problems.append(f"{folder}: {error.strerror}")
+    raise SinkError(
+        f"no folder can keep the library for device time ({'; '.join(problems)})",
+        "Make one of them writable.",
+    )
+
+
+def _folders() -> list[Path]:
+    if os.geteuid() == 0:
+        return [SYSTEM_FOLDER, Path("/run/sonde")]
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    folders = [Path(cache) / "sonde"] + ([Path(runtime) / "sonde"] if runtime else [])
+    return [*folders, Path(tempfile.gettempdir()) / f"sonde-{os.geteuid()}"]
+
+
+def _kept(folder: Path, name: str, content: bytes) -> Path:
+    """The file in a folder that is ours alone to change. Raises OSError."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(1, "others may write there")
+    target = folder / name
+    with suppress(FileNotFoundError):
+        if not target.is_symlink() and target.read_bytes() == content:
+            return target
+    fd, draft = tempfile.mkstemp(dir=folder, prefix=".draft-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        Path(draft).chmod(0o555)
+        Path(draft).rename(target)
+    except OSError:
+        Path(draft).unlink(missing_ok=True)
+        raise
+    return target

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde import errors
-from sonde.attach import glibc, process
+from sonde.attach import glibc, library, process
 from sonde.errors import AttachFailed, SondeError, TargetRefused
 
 LIBRARY_MEMFD: Final = "sonde-library"
@@ -77,7 +77,7 @@ def _remedy(why: str, pid: int) -> str:
     if "slept" in why:
         return (
             "Try again when it is less busy, or start it with: sonde record -- CMD "
-            "(see docs/attach.md for what a thread must be doing)."
+            "(see docs/design/attach.md for what a thread must be doing)."
         )
     return "Start the program with: sonde record -- CMD"
 
@@ -105,6 +105,11 @@ def _run(arguments: list[str], wait_s: float) -> dict[str, Any]:
         raise AttachFailed(f"the attaching process failed: {last}", "Try again.")
     said: dict[str, Any] = json.loads(out)
     return said
+
+
+def load_product(pid: int, wait_s: float = WAIT_S) -> Loaded | None:
+    """The same with Sonde's own library. Raises MissingDependency where it was not built, too."""
+    return load(pid, library.path(), wait_s=wait_s)
 
 
 def is_mapped(pid: int, name: str = LIBRARY_MEMFD) -> bool:

@@ -57,15 +57,14 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Attach. Raises SondeError for whatever stands in the way; the process is unharmed."""
-    from sonde.attach import library, process, remote, switch
+    from sonde.attach import process, remote, switch
     from sonde.collect import inject_abi as abi
 
     switch.require_on()
     process.require(args.pid)
-    path = library.path()
     memory, loaded = _find(args.pid), None
     if memory is None:
-        loaded = remote.load(args.pid, path, wait_s=args.wait)
+        loaded = remote.load_product(args.pid, wait_s=args.wait)
         memory = _appears(args.pid)
     with memory:
         if memory.seen().status is abi.Status.KILLED:

@@ -17,7 +17,7 @@ import shlex
 import shutil
 import signal
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sonde.errors import UsageError
@@ -30,14 +30,24 @@ _NOT_STARTED = 127
 class Child:
     """A command that is ready to start."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str] = os.environ) -> None:
-        """Find the program and fork. Raises UsageError when there is no such program."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str] = os.environ,
+        more: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
+    ) -> None:
+        """Find the program and fork. Raises UsageError when there is no such program.
+
+        `more`: what to set besides the environment that it would have had anyway.
+        """
         self.command = list(command)
         self.status: int | None = None
         self._user = invoking_user(environ)
         self._environ = dict(environ)
         if self._user is not None:
             self._environ = environment_before_sudo(self._user, environ)
+        if more is not None:
+            self._environ |= more(self._environ)
         program = shutil.which(self.command[0], path=self._environ.get("PATH", os.defpath))
         if program is None:
             raise UsageError(

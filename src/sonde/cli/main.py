@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from sonde import __version__
 from sonde.errors import SondeError
 
-COMMANDS = ("doctor", "record", "report", "explain", "diff", "agent", "health", "fleet")
+COMMANDS = (
+    *("doctor", "record", "report", "explain", "diff", "attach", "detach", "agent", "health"),
+    "fleet",
+)
 
 EXAMPLES = """\
 examples:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from sonde.errors import (
     KernelUnsupported,
     MissingDependency,
+    PermissionDenied,
     SinkError,
     UsageError,
 )
@@ -35,9 +36,12 @@ examples:
   sudo sonde record -d 30 -o slow.sonde       for 30 seconds, into slow.sonde
   sudo sonde record -p 4711 -p 4712           two running processes and their children
   sudo sonde record -- python train.py        a program (as yourself, not root) until it ends
+  sonde record -- torchrun train.py           without root: the device time of all its ranks
 
-Nothing is restarted or changed; probes are gone when the command ends. The exit code of a
-program after -- is reported, but is not the exit code of sonde.
+Nothing is restarted or changed; probes are gone when the command ends. A program after -- is given
+the library for device time by its environment, and its children inherit it; a running one gets it
+by `sonde attach` or --device-time. The exit code of a program after -- is reported, but is not the
+exit code of sonde.
 SIGUSR1 makes a running recorder pause, SIGUSR2 go on: nothing is observed in between.
 """
 
@@ -64,8 +68,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
     add("--launches", action="store_true",
         help="see every kernel launch too (costs about a microsecond each)")  # fmt: skip
+    add("--syscalls", action="store_true",
+        help="count every system call too (costs about 0.2 microseconds each)")  # fmt: skip
+    add("--no-host", action="store_true", help="leave out what the machine does")
     add("--no-offcpu", action="store_true", help="leave out what threads wait for")
-    add("--no-device", action="store_true", help="leave out device calls")
+    add("--no-device", action="store_true", help="leave out device calls and device time")
+    add("--device-time", action="store_true",
+        help="bring the library for device time into running processes, too")  # fmt: skip
+    add("--no-device-time", action="store_true", help="give a program after -- no library")
     add("--json", action="store_true", help="print the outcome as JSON instead of the summary")
     add("-q", "--quiet", action="store_true", help="no progress, no summary")
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD …", help="run a program and watch it")
@@ -86,16 +96,42 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
-    require_host()
+    privileged = _privileged(args, command)
     path = args.output or Path(time.strftime("sonde-%Y%m%d-%H%M%S.sonde"))
-    child = _make_child(command)
+    child = _make_child(command, args)
     try:
         watched = [child.pid] if child is not None else args.pids
         with Ending(args.duration, args.pids, child) as ending:
-            return _record(args, _config(args, watched), path, child, ending)
+            config = _config(args, watched)
+            return _record(args, config, path, child, ending, privileged=privileged)
     finally:
         if child is not None:
             child.abandon()
+
+
+def _privileged(args: argparse.Namespace, command: list[str]) -> bool:
+    """False: this user may see what programs tell themselves, and no more; said so that they know.
+
+    Raises HostError where that is nothing at all.
+    """
+    wants_device_time = _gives_library(args) if command else bool(args.pids and args.device_time)
+    try:
+        require_host()
+    except PermissionDenied as lacking:
+        if not wants_device_time:
+            raise
+        if not args.quiet:
+            print(
+                f"sonde: device time alone: {lacking.cause}, for samples, waits and device calls\n"
+                f"  remedy: {lacking.remedy}",
+                file=sys.stderr,
+            )
+        return False
+    return True
+
+
+def _gives_library(args: argparse.Namespace) -> bool:
+    return not (args.no_device or args.no_device_time)
 
 
 def require_host() -> None:
@@ -113,12 +149,20 @@ def require_host() -> None:
     capabilities.require()
 
 
-def _make_child(command: list[str]) -> Child | None:
+def _make_child(command: list[str], args: argparse.Namespace) -> Child | None:
     if not command:
         return None
+    from sonde.attach import launch, library, switch
     from sonde.cli.child import Child
 
-    return Child(command)
+    if not _gives_library(args) or switch.thrown() is not None:
+        return Child(command)
+    try:
+        path = library.path()
+    except (MissingDependency, SinkError) as error:
+        print(f"sonde: no device time: {error.cause}", file=sys.stderr)
+        return Child(command)
+    return Child(command, more=lambda environ: launch.variables(environ, path))
 
 
 def _config(args: argparse.Namespace, watched: list[int]) -> Config:
@@ -132,15 +176,27 @@ def _config(args: argparse.Namespace, watched: list[int]) -> Config:
         flags["pids"] = watched
     if args.launches:
         flags["launches"] = True
+    if args.syscalls:
+        flags["syscalls"] = True
+    if args.no_host:
+        flags["host_metrics"] = False
     if args.no_offcpu:
         flags["off_cpu"] = False
     if args.no_device:
-        flags["device_calls"] = False
+        flags |= {"device_calls": False, "device_time": "off", "injected": False}
+    elif args.device_time:
+        flags["device_time"] = "all"
     return load(flags)
 
 
 def _record(
-    args: argparse.Namespace, config: Config, path: Path, child: Child | None, ending: Ending
+    args: argparse.Namespace,
+    config: Config,
+    path: Path,
+    child: Child | None,
+    ending: Ending,
+    *,
+    privileged: bool,
 ) -> int:
     from sonde.agent import Agent
     from sonde.cli.progress import Progress
@@ -149,7 +205,7 @@ def _record(
     sink = CaptureFile(path, force=args.force)
     try:
         _give_to_invoking_user(path)
-        agent = Agent(config, sink)
+        agent = Agent(config, sink, privileged=privileged)
         agent.start()
         if child is not None:
             child.start()

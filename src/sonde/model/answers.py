@@ -25,6 +25,26 @@ class ProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process used by the kernel's own counters: exact, ended threads included."""
+
+    process: Process
+    cpu_ns: int
+    runqueue_ns: int
+    runs: int
+    voluntary: int
+    involuntary: int
+    migrations: int
+    minor_faults: int
+    major_faults: int
+    read_bytes: int
+    written_bytes: int
+    reclaims: int
+    reclaim_ns: int
+    reclaimed_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionUse:
     """A function's own weight (self) and that with everything it called (total)."""
 
@@ -80,6 +100,37 @@ class DeviceCalls:
     def bytes_total(self) -> int:
         """Bytes of all directions."""
         return sum(self.bytes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRuns:
+    """Estimated total of what one process ran on its devices under one name.
+
+    From a sample of them: `timed` runs were timed, and stand for `count`.
+    """
+
+    process: Process
+    kind: str
+    """kernel | replay (of a whole graph) | copy | set | sync"""
+    name: str
+    sources: str
+    """How durations were come by: event, cupti, opencl."""
+    timed: int
+    count: int
+    ns: int
+    error_ns: int
+    """Half of the 95 % interval of `ns`: what the choice of the timed ones may make out."""
+    p50_ns: int
+    p99_ns: int
+    bytes: int
+    devices: int
+    """Distinct ones."""
+    streams: int
+
+    @property
+    def mean_ns(self) -> float:
+        """Of one run."""
+        return self.ns / self.count if self.count else 0.0
 
 
 @dataclass(frozen=True, slots=True)

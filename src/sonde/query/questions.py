@@ -8,7 +8,7 @@ Profiles and functions come from `sample`: estimates with stacks. Waits and devi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -19,10 +19,12 @@ from sonde.model.answers import (
     MetricUse,
     Notice,
     ProcessUse,
+    Usage,
     Wait,
 )
 from sonde.model.code import Frame, Stacks
 from sonde.model.profile import Profile
+from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
 
 IDLE_SHARE = 0.9
@@ -40,7 +42,15 @@ LOSS_TEXT = {
     "nested_call": "calls that began in one that never returned",
     "forgotten": "stacks dropped before all their waits had ended; their weight is kept",
     "events": "births, names and mappings of processes that went unheard; /proc was asked instead",
+    "lost_ring": "device runs that found no room on their way out of their process",
+    "lost_pool": "device runs that were chosen while too many others were; the rest weigh more",
+    "lost_order": "device runs that were chosen and could not be timed; the rest weigh more",
+    "lost_names": "names of device runs that found no room",
+    "records_wrong": "records of a profiled process that could not be true",
+    "records_overwritten": "records of a profiled process that were gone before they were read",
     "targets_full": "children of watched processes that could not be watched",
+    "requests": "requests to block devices that could not be followed",
+    "notes_full": "processes and control groups whose owner went unnoted; /proc was asked instead",
 }
 
 
@@ -165,6 +175,18 @@ def processes(session: Session, where: Where = EVERYTHING) -> list[ProcessUse]:
         ProcessUse(session.processes[number], threads, *(round(weight) for weight in weights))
         for number, threads, *weights in rows
     ]
+
+
+def usage(session: Session, where: Where = EVERYTHING) -> list[Usage]:
+    """What each process used by the kernel's own counters, most time on a CPU first."""
+    # Rows are of processes: a choice of threads or names is no choice among them.
+    clause, parameters = replace(where, tids=(), names=()).sql()
+    sums = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in USAGE_COUNTERS)
+    rows = session.rows(
+        f"SELECT process, {sums} FROM usage {clause} GROUP BY process ORDER BY 2 DESC, 1",
+        parameters,
+    )
+    return [Usage(session.processes[number], *counts) for number, *counts in rows]
 
 
 def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:

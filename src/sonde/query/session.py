@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capture's tables in an embedded SQL engine, with dense dictionaries beside them.
 
-Tables that questions may ask: `sample` and `activity` as in a chunk, with the columns `thread`,
-`process` and (sample) `stack`, indices into the lists here; `process`, `thread`; `leaf` and
-`member`, which function a stack ends in and which ones it holds; `event` and `metric`.
+Tables that questions may ask: `sample`, `activity` and `device_run` as in a chunk, with the columns
+`thread`, `process` and (not activity) `stack`, indices into the lists here; `process`, `thread`;
+`leaf` and `member`, which function a stack ends in and which ones it holds; `usage` with the column
+`process`; `event` and `metric`.
 SQL is kept to what DuckDB and Spark both speak.
 """
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.code import NO_STACK, Frame, Stacks
+from sonde.model.owner import OWNER_COLUMNS, Owner
 from sonde.model.process import Process, Thread
 from sonde.query.capture import Capture, CaptureInfo
 from sonde.query.probe_frames import without_probe_frames
@@ -53,9 +55,11 @@ class Session:
         self._connection.register("raw_activity", tables["activity"])
         self._connection.register("event", tables["event"])
         self._connection.register("metric", tables["metric"])
+        self._connection.register("raw_usage", tables["usage"])
         self.stacks, instead = without_probe_frames(_stacks(tables["stack"], tables["frame"]))
-        sample = _with_stack(tables["sample"], tables["stack"], instead)
-        self._connection.register("raw_sample", sample)
+        for name in ("sample", "device_run"):
+            table = _with_stack(tables[name], tables["stack"], instead)
+            self._connection.register(f"raw_{name}", table)
         self.processes: Sequence[Process] = self._index_processes(tables["process"])
         self.threads: Sequence[Thread] = self._index_threads(tables["thread"])
         self._views()
@@ -96,14 +100,16 @@ class Session:
             self._functions_indexed = True
 
     def _index_processes(self, table: pa.Table) -> list[Process]:
-        processes = [Process(**row) for row in table.to_pylist()]
+        processes = [_process(row) for row in table.to_pylist()]
         self._connection.register("known_process", table.select(["pid", "start_ns"]))
         # A process may have ended before anything could be learned about it.
         processes += [
             Process(pid=pid, start_ns=start_ns)
             for pid, start_ns in self.rows(
                 "SELECT pid, start_ns FROM raw_sample UNION "
-                "SELECT pid, start_ns FROM raw_activity EXCEPT "
+                "SELECT pid, start_ns FROM raw_device_run UNION "
+                "SELECT pid, start_ns FROM raw_activity UNION "
+                "SELECT pid, start_ns FROM raw_usage EXCEPT "
                 "SELECT pid, start_ns FROM known_process"
             )
         ]
@@ -124,6 +130,7 @@ class Session:
         seen = self.rows(
             "SELECT pid, start_ns, tid FROM raw_sample UNION "
             "SELECT pid, start_ns, tid FROM raw_activity UNION "
+            "SELECT pid, start_ns, tid FROM raw_device_run UNION "
             "SELECT k.pid, k.start_ns, k.tid FROM known_thread k "
             "JOIN process p ON k.pid = p.pid AND k.start_ns = p.start_ns ORDER BY 1, 2, 3"
         )
@@ -145,11 +152,16 @@ class Session:
         return threads
 
     def _views(self) -> None:
-        for name in ("sample", "activity"):
+        for name in ("sample", "activity", "device_run"):
             self._connection.execute(
                 f"CREATE VIEW {name} AS SELECT r.*, t.thread, t.process FROM raw_{name} r "
                 "JOIN thread t ON r.pid = t.pid AND r.start_ns = t.start_ns AND r.tid = t.tid"
             )
+
+        self._connection.execute(
+            "CREATE VIEW usage AS SELECT r.*, p.process FROM raw_usage r "
+            "JOIN process p ON r.pid = p.pid AND r.start_ns = p.start_ns"
+        )
 
     def _index_functions(self) -> None:
         stacks = self.stacks
@@ -181,6 +193,11 @@ class Session:
         self._connection.unregister("place")
 
 
+def _process(row: dict[str, Any]) -> Process:
+    owner = Owner(**{column: row.pop(column) for column in OWNER_COLUMNS})
+    return Process(**row, owner=owner)
+
+
 def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
     """Dense stacks: number 0 is the empty one, the others follow in the table's order."""
     names = [
@@ -204,13 +221,13 @@ def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
     return Stacks(frames=frames, offsets=_memory(ends), frame_indices=_memory(flat))
 
 
-def _with_stack(sample: pa.Table, stack: pa.Table, of_waits: Sequence[int]) -> pa.Table:
+def _with_stack(rows: pa.Table, stack: pa.Table, of_waits: Sequence[int]) -> pa.Table:
     """Replace `stack_id` by the number of the stack, 0 for one that is not there."""
-    number = pc.index_in(sample.column("stack_id"), value_set=stack.column("stack_id"))
+    number = pc.index_in(rows.column("stack_id"), value_set=stack.column("stack_id"))
     number = pc.fill_null(pc.add(number, 1), 0)
-    waits = pc.is_in(sample.column("kind"), value_set=pa.array(["blocked", "runqueue"]))
+    waits = pc.is_in(rows.column("kind"), value_set=pa.array(["blocked", "runqueue"]))
     number = pc.if_else(waits, pc.take(pa.array(of_waits, pa.int32()), number), number)
-    return sample.drop_columns(["stack_id"]).append_column("stack", number)
+    return rows.drop_columns(["stack_id"]).append_column("stack", number)
 
 
 def _memory(array: pa.Array) -> memoryview[int]:
