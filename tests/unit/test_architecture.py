@@ -39,7 +39,7 @@ DOORS: dict[str, set[str]] = {
     "readers": {"apis", "errors", "model"},
     "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
-    "fleet": {"errors", "_native"},
+    "fleet": {"errors", "query", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
