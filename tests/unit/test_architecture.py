@@ -47,7 +47,7 @@ DOORS: dict[str, set[str]] = {
 HEAVY = {
     "pyarrow": {"query", "fleet"},
     "duckdb": {"query"},
-    "numpy": {"analyze", "fleet", "model", "query", "readers"},
+    "numpy": {"analyze", "export", "fleet", "model", "query", "readers"},
 }
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
