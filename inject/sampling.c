@@ -134,8 +134,9 @@ void sampling_refill(uint64_t now)
 	uint64_t seen = atomic_load_explicit(&sampling->seen, memory_order_relaxed);
 	double here = (double)(seen - seen_before) / passed_s;
 	last = now, seen_before = seen;
-	// Up at once, down slowly: a burst must not find the stride of a quiet time.
-	rate = here > rate ? here : rate + (here - rate) * (passed_s < 1 ? passed_s : 1);
+	// Up soon, down slowly: a burst must not find the stride of a quiet time for long.
+	double share = passed_s / (here > rate ? 0.1 : 1);
+	rate += (here - rate) * (share < 1 ? share : 1);
 	double stride = every ? every : per_second ? rate / per_second : 0;
 	if (!every && per_second && stride < 1)
 		stride = 1;

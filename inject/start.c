@@ -9,8 +9,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#define TURN_NS 2000000u
-#define QUIET_NS 10000000u
+#define TURN_NS 5000000u
+#define QUIET_NS 20000000u
 #define IDLE_TURN_NS 250000000u
 #define LOOK_NS 1000000000u
 #define FULL_LOOK_NS 60000000000ull

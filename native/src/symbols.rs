@@ -135,7 +135,14 @@ fn kernel_build_id() -> String {
     build_id_of_notes(&notes, 4, endian).map_or_else(String::new, |id| hex(&id))
 }
 
+/// A symbol's name as people read it; what is not mangled stays as it is.
+#[pyfunction]
+fn demangle(name: &[u8]) -> String {
+    names::demangled(name)
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(demangle, module)?)?;
     module.add_class::<Symbolizer>()?;
     module.add_class::<perf_map::PerfMap>()?;
     module.add_function(wrap_pyfunction!(kernel_build_id, module)?)

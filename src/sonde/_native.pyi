@@ -155,6 +155,9 @@ def probe_site(path: str, offset: int, size: int) -> tuple[int, str, str]:
     what they would see at the start. `size` 0 is unknown: the site then stays at the start.
     """
 
+def demangle(name: bytes) -> str:
+    """A symbol's name as people read it, without control characters, at most 1,024 bytes long."""
+
 def kernel_build_id() -> str:
     """The build id of the running kernel in hex, '' where it cannot be read."""
 

@@ -30,6 +30,7 @@ from sonde.attach.policy import Policy
 from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
+from sonde.collect.device_time import DeviceTime
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
@@ -86,7 +87,7 @@ class Agent:
         self._tick_ns = 0
         self._pause_asked = False
         self._paused_ns = 0  # before the chunk in the making
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0}
+        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0, "device_time": 0}
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._lost_heard = 0  # process events
@@ -97,6 +98,7 @@ class Agent:
         self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9))
         self._dictionary = Dictionary(self._kernel, self._resolver)
         self._calls = self._make_device_calls()
+        self._device_time = self._make_device_time()
         self._collectors = self._make_collectors()
         self._outlets = self._make_outlets()
 
@@ -122,6 +124,10 @@ class Agent:
             self._kernel, apis.load(), launches=config.launches, budget=config.probe_budget
         )
 
+    def _make_device_time(self) -> DeviceTime | None:
+        config = self._config
+        return DeviceTime(config.pids, config.device_samples) if config.device_time else None
+
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel
         collectors: list[Collector] = []
@@ -137,6 +143,8 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if self._device_time is not None:
+            collectors.append(self._device_time)
         if runners := signals.runners(config):
             collectors.append(Metrics(runners))
         return collectors
@@ -245,9 +253,14 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
+            self._beat()
             if self._events.wait(min(int(left_s * 1000) + 1, 250)):
                 self._hear()
                 time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+
+    def _beat(self) -> None:
+        if self._device_time is not None:
+            self._device_time.beat()
 
     def _hear(self) -> None:
         events = self._events.drain()

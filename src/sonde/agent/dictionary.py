@@ -56,6 +56,7 @@ class Dictionary:
         self._processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
         self._used_stacks |= batch.stacks.keys()
         self._resolve(batch.stacks)
+        self._resolve_own(batch.own_stacks)
 
     @property
     def processes(self) -> int:
@@ -89,15 +90,24 @@ class Dictionary:
         found = self._kernel.stacks(unknown)
         self.forgotten += len(unknown) - len(found)
         for stack_id, kernel, user in found:
-            process = self._resolver.processes.find(*owners[stack_id])
-            frames = tuple(self._resolver.resolve(process, kernel, user))
-            complete = bool(frames) and frames[-1].frame.function in ENTRIES
-            self._stacks[stack_id] = _Stack(frames, complete)
+            self._keep(stack_id, owners[stack_id], kernel, user)
         # Those known here too: dropped there once, they were stored again when they came again.
         self._in_kernel |= owners.keys()
         if len(self._in_kernel) > STACKS_IN_KERNEL:
             self._kernel.forget_stacks(list(self._in_kernel))
             self._in_kernel.clear()
+
+    def _resolve_own(self, stacks: Mapping[int, tuple[ProcessKey, tuple[int, ...]]]) -> None:
+        self._used_stacks |= stacks.keys()
+        for stack_id, (owner, addresses) in stacks.items():
+            if stack_id not in self._stacks:
+                self._keep(stack_id, owner, [], list(addresses))
+
+    def _keep(self, stack_id: int, owner: ProcessKey, kernel: list[int], user: list[int]) -> None:
+        process = self._resolver.processes.find(*owner)
+        frames = tuple(self._resolver.resolve(process, kernel, user))
+        complete = bool(frames) and frames[-1].frame.function in ENTRIES
+        self._stacks[stack_id] = _Stack(frames, complete)
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:

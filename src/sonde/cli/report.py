@@ -60,7 +60,13 @@ _FORMATS = {
     "speedscope": _Format("speedscope", ".speedscope.json"),
     "json": _Format("json_report"),
 }
-_METRICS = {"cpu": "cpu", "offcpu": "blocked", "runqueue": "runqueue", "device": "device"}
+_METRICS = {
+    "cpu": "cpu",
+    "offcpu": "blocked",
+    "runqueue": "runqueue",
+    "device": "kernel",
+    "device-calls": "device",
+}
 
 _PROGRESS_AFTER_S = 1.0
 
@@ -79,8 +85,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--metric",
         choices=_METRICS,
-        help="time on CPUs, blocked, waiting for a CPU, or in device calls "
-        "(default: all of them; folded: cpu)",
+        help="time on CPUs, blocked, waiting for a CPU, on the device (under the stacks that asked "
+        "for it), or in device calls (default: all of them; folded: cpu)",
     )
     parser.add_argument(
         "--pid", type=_whole, action="append", default=[], help="only this process; may be repeated"
@@ -123,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         raise MissingDependency(
             f"the Python package {error.name} is missing", "run: pip install --upgrade sonde"
         ) from error
-    kinds = (_METRICS[args.metric],) if args.metric else chosen.default_kinds
+    kinds = (_METRICS[args.metric],) if args.metric else _all_seen(session, chosen)
     more: dict[str, Any] = {} if args.limit is None else {"limit": args.limit}
     write = partial(exporter.write, session, kinds=kinds, where=_where(args, session), **more)
     if output is None:
@@ -133,6 +139,12 @@ def run(args: argparse.Namespace) -> int:
         write(out=out)
     print(f"{output}", file=sys.stderr)
     return 0
+
+
+def _all_seen(session: Session, chosen: _Format) -> tuple[str, ...]:
+    from sonde.query.device_runs import kinds_seen
+
+    return kinds_seen(session) if len(chosen.default_kinds) > 1 else chosen.default_kinds
 
 
 def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:

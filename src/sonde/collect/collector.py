@@ -27,6 +27,8 @@ class Batch:
     """Parts of the table span: columns by name, ready for the encoder."""
     stacks: dict[int, ProcessKey] = field(default_factory=dict)
     """Stack ids that the rows and spans use, with the process whose addresses they hold."""
+    own_stacks: dict[int, tuple[ProcessKey, tuple[int, ...]]] = field(default_factory=dict)
+    """Stack ids whose user addresses, leaf first, come with them."""
     threads: set[tuple[int, int, int]] = field(default_factory=set)
     """(pid, start_ns, tid) of every thread seen."""
     seen: int = 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from sonde.export.picture import tip
 from sonde.model.code import NO_STACK, Frame
-from sonde.model.profile import Profile
+from sonde.model.profile import KERNEL, Profile
 
 LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
 """Stands for the frames that were folded."""
@@ -95,7 +95,7 @@ class _Growing:
             if node is None:
                 node = self._of_stack[row.stack] = self._walk(profile, row.stack)
             if end := tip(profile, row):
-                kind = "call" if profile.kind == "device" else "wait"
+                kind = "call" if profile.kind in ("device", KERNEL) else "wait"
                 node = self._child(node, self._number(Frame(kind, end, "")))
             nodes.append(node)
         return nodes

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 from sonde.export import call_tree, json_report
 from sonde.export.call_tree import CallTree
 from sonde.export.summary import directions
-from sonde.model.profile import KINDS
+from sonde.model.profile import KERNEL, KINDS
 from sonde.query import questions
+from sonde.query.device_runs import device_runs
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -128,6 +129,7 @@ def _tables(session: Session, kinds: Sequence[str], where: Where) -> dict[str, A
     threads = {thread: number for number, thread in enumerate(session.threads)}
     waits = [wait for wait in questions.waits(session, where) if wait.kind in kinds]
     calls = questions.device_calls(session, where) if "device" in kinds else []
+    runs = device_runs(session, where) if KERNEL in kinds else []
     uses = questions.processes(session, where)
     return {
         "waits": [
@@ -162,6 +164,23 @@ def _tables(session: Session, kinds: Sequence[str], where: Where) -> dict[str, A
             for call in calls[:MAX_ROWS]
         ],
         "callsInAll": len(calls),
+        "runs": [
+            {
+                "process": numbers[run.process],
+                "kind": run.kind,
+                "name": run.name,
+                "sources": run.sources,
+                "timed": run.timed,
+                "count": run.count,
+                "ns": run.ns,
+                "error": run.error_ns,
+                "p50": run.p50_ns,
+                "p99": run.p99_ns,
+                "bytes": run.bytes,
+            }
+            for run in runs[:MAX_ROWS]
+        ],
+        "runsInAll": len(runs),
         "processes": [
             {
                 "process": numbers[use.process],

@@ -9,9 +9,10 @@ from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from sonde.model.answers import Wait
-from sonde.model.profile import KINDS
+from sonde.model.profile import KERNEL, KINDS
 from sonde.query import questions
 from sonde.query.capture import CaptureInfo
+from sonde.query.device_runs import device_runs
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -37,6 +38,11 @@ def write(
         "waits": [_wait(row) for row in questions.waits(session, where) if row.kind in kinds],
         "device_calls": [_flat(asdict(row)) for row in questions.device_calls(session, where)]
         if "device" in kinds
+        else [],
+        "device_runs": [
+            {**_flat(asdict(row)), "mean_ns": row.mean_ns} for row in device_runs(session, where)
+        ]
+        if KERNEL in kinds
         else [],
         "losses": [asdict(row) for row in questions.losses(session)],
         "notices": [asdict(row) for row in questions.notices(session)],

@@ -28,6 +28,11 @@ def size(count_bytes: float) -> str:
     return f"{count_bytes:.0f} B" if count_bytes else "0"
 
 
+def rate(count_bytes: float, ns: float) -> str:
+    """Bytes a second: '12.3 GB/s', '' of nothing."""
+    return f"{size(count_bytes * 1e9 / ns)}/s" if count_bytes and ns else ""
+
+
 def three_digits(value: float) -> str:
     """A number that is not less than 0.9995, with three significant digits."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"

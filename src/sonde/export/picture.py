@@ -6,16 +6,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sonde.model.code import NO_STACK, Frame, Stacks
-from sonde.model.profile import Profile, ProfileRow
+from sonde.model.profile import KERNEL, Profile, ProfileRow
 
 
 def tip(profile: Profile, row: ProfileRow) -> str:
-    """What a picture puts on top of the stack: the reason of a wait, or the device call.
+    """What a picture puts on top of the stack: the reason of a wait, the call, or the kernel.
 
     '' where the stack says it already: on a CPU, or where the call itself is the leaf.
     """
     if not row.name:
         return ""
+    if profile.kind == KERNEL:
+        return row.name
     if profile.kind == "device":
         frames = profile.stacks.indices(row.stack)
         leaf = profile.stacks.frames[frames[0]].function if frames else ""

@@ -27,10 +27,11 @@ SAMPLE_TYPES: dict[str, tuple[tuple[str, str], ...]] = {
     "blocked": (("waits", "count"), ("blocked", "nanoseconds")),
     "runqueue": (("queued", "count"), ("runqueue", "nanoseconds")),
     "device": (("calls", "count"), ("device", "nanoseconds"), ("device_bytes", "bytes")),
+    "kernel": (("kernels", "count"), ("device_time", "nanoseconds")),
 }
 """Name and unit of the values of each kind: events, time, and bytes where calls move them."""
 
-_LABELS = {"blocked": "reason", "runqueue": "reason", "device": "call"}
+_LABELS = {"blocked": "reason", "runqueue": "reason", "device": "call", "kernel": "kernel"}
 
 # name, number, type; a leading * marks a repeated field, a capital a message.
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {

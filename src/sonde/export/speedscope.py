@@ -21,6 +21,7 @@ _TITLES = {
     "blocked": "Off-CPU: blocked",
     "runqueue": "Off-CPU: run queue",
     "device": "Device calls",
+    "kernel": "On the device",
 }
 
 

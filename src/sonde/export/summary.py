@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sonde.export.layout import columns, duration, fit, loss_line, percent, size
-from sonde.model.answers import DeviceCalls, FunctionUse, Loss, ProcessUse, Wait
+from sonde.model.answers import DeviceCalls, DeviceRuns, FunctionUse, Loss, ProcessUse, Wait
 from sonde.model.process import Process, Thread
 from sonde.model.profile import KINDS
 from sonde.query import questions
 from sonde.query.capture import CaptureInfo, read
+from sonde.query.device_runs import device_runs
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -49,6 +50,8 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     lines += ["", *_on_cpu(info, processes, functions)]
     lines += ["", *_waits(info, processes, waits)]
     lines += ["", *_device_calls(questions.device_calls(session, where))]
+    if runs := device_runs(session, where):
+        lines += ["", *_device_runs(runs)]
     lines += ["", _lost(info, questions.losses(session))]
     return "\n".join(lines)
 
@@ -213,6 +216,30 @@ def _device_row(one: DeviceCalls) -> tuple[str, ...]:
         duration(one.max_ns),
         f"{one.errors:,}",
     )
+
+
+_RUNS_HEAD = ("ON THE DEVICE", "", "runs", "total", "95 %", "mean", "p99")
+_RUNS_WIDTHS = (44, -7, -10, -7, -8, -7, -7)
+
+
+def _device_runs(runs: Sequence[DeviceRuns]) -> list[str]:
+    all_ns = sum(one.ns for one in runs)
+    rows = [
+        (
+            f"  {one.name}",
+            percent(one.ns, all_ns),
+            f"{one.count:,}",
+            duration(one.ns),
+            f"±{duration(one.error_ns)}",
+            duration(round(one.mean_ns)),
+            duration(one.p99_ns),
+        )
+        for one in runs[:DEVICE_ROWS]
+    ]
+    lines = columns([_RUNS_HEAD, *rows], _RUNS_WIDTHS)
+    if more := runs[DEVICE_ROWS:]:
+        lines.append(f"  {len(more)} more: {duration(sum(one.ns for one in more))}")
+    return lines
 
 
 def _moved(one: DeviceCalls) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from sonde.export.layout import columns, duration, loss_line, one_line, percent, size
+from sonde.export.layout import columns, duration, loss_line, one_line, percent, rate, size
 from sonde.export.summary import directions
-from sonde.model.profile import KINDS
+from sonde.model.profile import KERNEL, KINDS
 from sonde.query import questions
+from sonde.query.device_runs import device_runs
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -33,6 +34,8 @@ def write(
     sections += [_waits(session, kind, where, limit) for kind in off_cpu]
     if "device" in kinds:
         sections.append(_device_calls(session, where, limit))
+    if KERNEL in kinds:
+        sections.append(_device_runs(session, where, limit))
     sections.append(_losses(session))
     text = "\n\n".join("\n".join(lines) for lines in sections)
     out.write(f"{text}\n".encode(errors="replace"))
@@ -137,6 +140,29 @@ def _device_calls(session: Session, where: Where, limit: int) -> Iterator[str]:
     ]
     head = ("DEVICE CALLS", "calls", "time", "longest", "errors", "bytes", "API", "function")
     return _rows(head, rows, (24, -9, -7, -7, -6, -13, 12, 0), limit)
+
+
+def _device_runs(session: Session, where: Where, limit: int) -> Iterator[str]:
+    runs = device_runs(session, where)
+    all_ns = sum(run.ns for run in runs)
+    rows = [
+        (
+            run.process.label,
+            f"{run.count:,}",
+            percent(run.ns, all_ns),
+            duration(run.ns),
+            f"±{duration(run.error_ns)}",
+            duration(round(run.mean_ns)),
+            duration(run.p50_ns),
+            duration(run.p99_ns),
+            rate(run.bytes, run.ns) if run.kind == "copy" else "",
+            f"{run.timed:,}",
+            run.name,
+        )
+        for run in runs
+    ]
+    head = ("ON THE DEVICE", "runs", "", "total", "95 %", "mean", "p50", "p99", "", "timed", "name")
+    return _rows(head, rows, (24, -9, -7, -7, -8, -7, -7, -7, -10, -7, 0), limit)
 
 
 def _losses(session: Session) -> Iterator[str]:

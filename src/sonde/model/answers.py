@@ -83,6 +83,37 @@ class DeviceCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceRuns:
+    """Estimated total of what one process ran on its devices under one name.
+
+    From a sample of them: `timed` runs were timed, and stand for `count`.
+    """
+
+    process: Process
+    kind: str
+    """kernel | replay (of a whole graph) | copy | set | sync"""
+    name: str
+    sources: str
+    """How durations were come by: event, cupti, opencl."""
+    timed: int
+    count: int
+    ns: int
+    error_ns: int
+    """Half of the 95 % interval of `ns`: what the choice of the timed ones may make out."""
+    p50_ns: int
+    p99_ns: int
+    bytes: int
+    devices: int
+    """Distinct ones."""
+    streams: int
+
+    @property
+    def mean_ns(self) -> float:
+        """Of one run."""
+        return self.ns / self.count if self.count else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
     """Something that the capture does not hold, and how much of it."""
 

@@ -12,6 +12,8 @@ from sonde.model.process import Thread
 
 KINDS = ("cpu", "blocked", "runqueue", "device")
 """On a CPU; waiting for something; waiting for a CPU; inside a call to a device."""
+KERNEL = "kernel"
+"""Running on a device, under the stack that asked for it; of processes that carry our library."""
 
 
 class ProfileRow(NamedTuple):

@@ -40,6 +40,12 @@ LOSS_TEXT = {
     "nested_call": "calls that began in one that never returned",
     "forgotten": "stacks dropped before all their waits had ended; their weight is kept",
     "events": "births, names and mappings of processes that went unheard; /proc was asked instead",
+    "lost_ring": "device runs that found no room on their way out of their process",
+    "lost_pool": "device runs that were chosen while too many others were; the rest weigh more",
+    "lost_order": "device runs that were chosen and could not be timed; the rest weigh more",
+    "lost_names": "names of device runs that found no room",
+    "records_wrong": "records of a profiled process that could not be true",
+    "records_overwritten": "records of a profiled process that were gone before they were read",
     "targets_full": "children of watched processes that could not be watched",
 }
 

@@ -68,6 +68,30 @@ TABLES: dict[str, pa.Schema] = {
             "bytes": _U64,
         }
     ),
+    "device_run": pa.schema(
+        {
+            "start_time_ns": _U64,
+            "end_time_ns": _U64,
+            "kind": _NAME,
+            "name": _NAME,
+            "source": _NAME,
+            "pid": _U32,
+            "start_ns": _U64,
+            "tid": _U32,
+            "stack_id": _U64,
+            "correlation": _U64,
+            "weight": _F64,
+            "window": _U64,
+            "device": _U32,
+            "stream": _U32,
+            "direction": _NAME,
+            "bytes": _U64,
+            "grid": _NAME,
+            "block": _NAME,
+            "shared_bytes": _U64,
+            "registers": _U32,
+        }
+    ),
     "stack": pa.schema({"stack_id": _U64, "frame_ids": pa.list_(_U64), "complete": pa.bool_()}),
     "frame": pa.schema(
         {

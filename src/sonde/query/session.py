@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capture's tables in an embedded SQL engine, with dense dictionaries beside them.
 
-Tables that questions may ask: `sample` and `activity` as in a chunk, with the columns `thread`,
-`process` and (sample) `stack`, indices into the lists here; `process`, `thread`; `leaf` and
-`member`, which function a stack ends in and which ones it holds; `event` and `metric`.
+Tables that questions may ask: `sample`, `activity` and `device_run` as in a chunk, with the columns
+`thread`, `process` and (not activity) `stack`, indices into the lists here; `process`, `thread`;
+`leaf` and `member`, which function a stack ends in and which ones it holds; `event` and `metric`.
 SQL is kept to what DuckDB and Spark both speak.
 """
 
@@ -54,8 +54,9 @@ class Session:
         self._connection.register("event", tables["event"])
         self._connection.register("metric", tables["metric"])
         self.stacks, instead = without_probe_frames(_stacks(tables["stack"], tables["frame"]))
-        sample = _with_stack(tables["sample"], tables["stack"], instead)
-        self._connection.register("raw_sample", sample)
+        for name in ("sample", "device_run"):
+            table = _with_stack(tables[name], tables["stack"], instead)
+            self._connection.register(f"raw_{name}", table)
         self.processes: Sequence[Process] = self._index_processes(tables["process"])
         self.threads: Sequence[Thread] = self._index_threads(tables["thread"])
         self._views()
@@ -103,6 +104,7 @@ class Session:
             Process(pid=pid, start_ns=start_ns)
             for pid, start_ns in self.rows(
                 "SELECT pid, start_ns FROM raw_sample UNION "
+                "SELECT pid, start_ns FROM raw_device_run UNION "
                 "SELECT pid, start_ns FROM raw_activity EXCEPT "
                 "SELECT pid, start_ns FROM known_process"
             )
@@ -124,6 +126,7 @@ class Session:
         seen = self.rows(
             "SELECT pid, start_ns, tid FROM raw_sample UNION "
             "SELECT pid, start_ns, tid FROM raw_activity UNION "
+            "SELECT pid, start_ns, tid FROM raw_device_run UNION "
             "SELECT k.pid, k.start_ns, k.tid FROM known_thread k "
             "JOIN process p ON k.pid = p.pid AND k.start_ns = p.start_ns ORDER BY 1, 2, 3"
         )
@@ -145,7 +148,7 @@ class Session:
         return threads
 
     def _views(self) -> None:
-        for name in ("sample", "activity"):
+        for name in ("sample", "activity", "device_run"):
             self._connection.execute(
                 f"CREATE VIEW {name} AS SELECT r.*, t.thread, t.process FROM raw_{name} r "
                 "JOIN thread t ON r.pid = t.pid AND r.start_ns = t.start_ns AND r.tid = t.tid"
@@ -204,13 +207,13 @@ def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
     return Stacks(frames=frames, offsets=_memory(ends), frame_indices=_memory(flat))
 
 
-def _with_stack(sample: pa.Table, stack: pa.Table, of_waits: Sequence[int]) -> pa.Table:
+def _with_stack(rows: pa.Table, stack: pa.Table, of_waits: Sequence[int]) -> pa.Table:
     """Replace `stack_id` by the number of the stack, 0 for one that is not there."""
-    number = pc.index_in(sample.column("stack_id"), value_set=stack.column("stack_id"))
+    number = pc.index_in(rows.column("stack_id"), value_set=stack.column("stack_id"))
     number = pc.fill_null(pc.add(number, 1), 0)
-    waits = pc.is_in(sample.column("kind"), value_set=pa.array(["blocked", "runqueue"]))
+    waits = pc.is_in(rows.column("kind"), value_set=pa.array(["blocked", "runqueue"]))
     number = pc.if_else(waits, pc.take(pa.array(of_waits, pa.int32()), number), number)
-    return sample.drop_columns(["stack_id"]).append_column("stack", number)
+    return rows.drop_columns(["stack_id"]).append_column("stack", number)
 
 
 def _memory(array: pa.Array) -> memoryview[int]:

@@ -54,4 +54,8 @@ const KINDS = {
     title: "Device calls", metrics: ["ns", "count", "bytes"], events: "calls",
     hint: "Calls to a device: time inside them and bytes they moved",
   },
+  kernel: {
+    title: "On the device", metrics: ["ns", "count"], events: "runs",
+    hint: "Time on the device itself, under the code that asked for it; estimated from timed runs",
+  },
 };

@@ -25,6 +25,7 @@ class Page {
       }),
       waits: new DataTable(waitColumns(capture), { caption: "Waits" }),
       calls: new DataTable(callColumns(capture), { caption: "Device calls" }),
+      runs: new DataTable(runColumns(capture), { caption: "Runs on devices" }),
       processes: new DataTable(processColumns(capture), {
         caption: "Processes", onPick: (row) => this.pickProcess(`pid:${row.process}`),
       }),
@@ -311,7 +312,7 @@ class Page {
       return { name: this.label(node), where, source: "", weights };
     }
     const calls = this.capture.tree;
-    const kind = { wait: "what the thread waited for", call: "device call" }[calls.kind[fn]];
+    const kind = { wait: "what the thread waited for", call: "device call", run: "on the device" }[calls.kind[fn]];
     return { name: this.label(node), where: calls.binary[fn] || kind || "", source: sourceOf(calls, fn), weights };
   }
 
@@ -351,6 +352,7 @@ class Page {
       functions: "Functions",
       waits: `Waits ${grouped(tables.waitsInAll)}`,
       calls: `Device calls ${grouped(tables.callsInAll)}`,
+      ...(tables.runsInAll ? { runs: `On the device ${grouped(tables.runsInAll)}` } : {}),
       processes: `Processes ${grouped(tables.processesInAll)}`,
       capture: "Capture",
     };
@@ -403,6 +405,9 @@ class Page {
     }
     if (this.tab === "calls") {
       return tables.calls.filter((row) => wanted(row.process) && test(row.function, row.api, row.op));
+    }
+    if (this.tab === "runs") {
+      return tables.runs.filter((row) => wanted(row.process) && test(row.name, row.kind));
     }
     return tables.processes.filter((row) => wanted(row.process) && test(processLabel(capture, row.process)));
   }

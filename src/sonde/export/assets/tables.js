@@ -168,6 +168,25 @@ function callColumns(capture) {
   ];
 }
 
+function runColumns(capture) {
+  const whole = capture.tables.runs.reduce((sum, row) => sum + row.ns, 0);
+  return [
+    words("Name", (row) => row.name, { code: true }),
+    words("Process", (row) => processLabel(capture, row.process)),
+    words("Does", (row) => row.kind),
+    number("Runs", (row) => row.count),
+    number("Time", (row) => row.ns, duration, { first: true }),
+    number("± (95 %)", (row) => row.error, duration),
+    number("Share", (row) => row.ns, (ns) => percent(ns, whole), { bar: (row) => row.ns / whole }),
+    number("Mean", (row) => row.ns / (row.count || 1), duration),
+    number("p50", (row) => row.p50, duration),
+    number("p99", (row) => row.p99, duration),
+    number("Bytes", (row) => row.bytes, byteSize),
+    number("Timed", (row) => row.timed),
+    words("By", (row) => row.sources),
+  ];
+}
+
 function processColumns(capture) {
   const whole = capture.tables.processes.reduce((sum, row) => sum + row.cpu, 0);
   return [

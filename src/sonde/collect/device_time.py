@@ -1,0 +1,361 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What devices did, and for how long, of every process that carries our library.
+
+A process carries it because somebody attached it or started it with it; here it is found, told that
+an agent lives, and asked to time about so many launches a second. Each launch is chosen by itself,
+so a run stands for `weight` like it; what was chosen and could not be timed raises the weights of
+the rest of its tick, and is told as a loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sonde.collect import inject_abi as abi
+from sonde.collect.collector import START_UNIT_NS, Batch, ProcessKey
+from sonde.collect.inject_memory import InjectMemory
+from sonde.collect.inject_records import Ring, Run
+
+LOOK_AGAIN_S: Final = 10.0
+"""How often processes that had no library are looked at again."""
+YOUNG_S: Final = 10.0
+"""Processes younger than this are looked at in every tick."""
+LEAST_FD: Final = 600
+"""The library keeps its descriptor at least this high where the limit allows it."""
+MOST_RAISED: Final = 4.0
+"""More than this the losses of a tick do not raise the weights of the rest."""
+REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
+MOST_STREAMS: Final = 4_096
+_CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+_KINDS: Final = {
+    abi.Type.KERNEL: "kernel",
+    abi.Type.REPLAY: "replay",
+    abi.Type.COPY: "copy",
+    abi.Type.SET: "set",
+    abi.Type.SYNC: "sync",
+}
+_SOURCES: Final[dict[int, str]] = {
+    abi.Source.BY_EVENT: "event",
+    abi.Source.BY_CUPTI: "cupti",
+    abi.Source.BY_OPENCL: "opencl",
+}
+_LOST: Final = ("lost_ring", "lost_pool", "lost_order")
+"""Counts of launches that were chosen and not timed."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """One process with our library in it."""
+
+    memory: InjectMemory
+    ring: Ring
+    key: ProcessKey
+    before: dict[str, int]
+    own_tids: bool
+    """Threads have the same numbers there and here."""
+    streams: dict[int, int] = field(default_factory=dict)
+    told: abi.Reason = abi.Reason.OK
+
+    def stream(self, handle: int) -> int:
+        """A small number for a stream; addresses are nobody's business."""
+        if not handle:
+            return 0
+        if handle not in self.streams and len(self.streams) >= MOST_STREAMS:
+            return 0
+        return self.streams.setdefault(handle, len(self.streams) + 1)
+
+
+class DeviceTime:
+    """Collects device runs through the library in each process (abi/inject.h)."""
+
+    name = "device_time"
+
+    def __init__(self, pids: Iterable[int] | None, per_second: int) -> None:
+        self._pids = None if pids is None else frozenset(pids)
+        self._per_second = per_second
+        self._processes: dict[int, _Process] = {}
+        self._looked: dict[int, tuple[int, float]] = {}
+        """By pid: start, and when (monotonic s) it was looked at last."""
+        self._losses: dict[str, int] = {}
+        self._paused = False
+
+    def start(self) -> None:
+        """Find the processes that carry the library already."""
+        self._look(time.monotonic())
+
+    def beat(self) -> None:
+        """Tell every library that somebody reads: at least every 250 ms."""
+        for process in () if self._paused else self._processes.values():
+            with suppress(OSError):
+                process.memory.beat()
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """Runs since the last call."""
+        batch = Batch()
+        now_ns = time.monotonic_ns()
+        for pid, process in list(self._processes.items()):
+            try:
+                self._drain(process, since_ns, now_ns, batch)
+            except OSError:
+                self._drop(pid)
+        self.beat()
+        if not self._paused:
+            self._look(now_ns / 1e9)
+        return batch
+
+    def stop(self) -> None:
+        """Let go: without a beat the libraries go idle within a second."""
+        for pid, process in list(self._processes.items()):
+            with suppress(OSError):
+                process.memory.ask(request=0)
+            self._drop(pid)
+
+    def pause(self) -> None:
+        """The libraries do nothing but wait."""
+        self._paused = True
+        for process in self._processes.values():
+            with suppress(OSError):
+                process.memory.ask(request=0)
+
+    def resume(self) -> None:
+        """As asked for before."""
+        self._paused = False
+        for process in self._processes.values():
+            with suppress(OSError):
+                process.memory.ask(request=REQUEST)
+                process.memory.beat()
+        self._look(time.monotonic())
+
+    def losses(self) -> Mapping[str, int]:
+        """What was lost so far, by name."""
+        return {name: count for name, count in self._losses.items() if count}
+
+    def memory_bytes(self) -> int:
+        """None of the kernel's."""
+        return 0
+
+    # ---- one process -------------------------------------------------------------------------
+
+    def _drain(self, process: _Process, since_ns: int, now_ns: int, batch: Batch) -> None:
+        seen = process.memory.seen()
+        taken = process.ring.take(seen.counts["head"], now_ns)
+        process.memory.ask(tail=process.ring.tail)
+        self._count("records_wrong", taken.wrong)
+        self._count("records_overwritten", taken.skipped)
+        raised = self._raised(process, seen.counts)
+        if seen.reason != process.told:
+            process.told = seen.reason
+            if seen.reason != abi.Reason.OK:
+                self._tell(batch, process, "device_time_refused", seen.why)
+        weights: dict[tuple[str, int, int], list[float]] = {}
+        for run in taken.runs:
+            self._add_run(process, run, raised, batch, weights)
+        pid, start_ns = process.key
+        for (name, tid, stack_id), (count, ns, moved) in weights.items():
+            batch.add(
+                "sample",
+                (since_ns, "kernel", name, pid, start_ns, tid, stack_id, count, ns, moved),
+            )
+        batch.seen += len(taken.runs)
+
+    def _add_run(
+        self,
+        process: _Process,
+        run: Run,
+        raised: float,
+        batch: Batch,
+        weights: dict[tuple[str, int, int], list[float]],
+    ) -> None:
+        pid, start_ns = process.key
+        stack_id = self._stack(process.key, run.stack, batch)
+        tid = run.tid if process.own_tids else pid
+        kind = _KINDS[run.type]
+        name = run.name or _unnamed(kind, run.direction)
+        weight = run.weight * raised
+        batch.threads.add((pid, start_ns, tid))
+        batch.add(
+            "device_run",
+            (
+                *(run.start_ns, run.end_ns, kind, name, _SOURCES.get(run.source, "unknown")),
+                *(pid, start_ns, tid, stack_id, run.correlation, weight, run.window),
+                *(run.device, process.stream(run.stream), run.direction, run.bytes),
+                *(_triple(run.grid), _triple(run.block), run.shared_bytes, run.registers),
+            ),
+        )
+        sums = weights.setdefault((name, tid, stack_id), [0.0, 0.0, 0.0])
+        sums[0] += weight
+        sums[1] += weight * (run.end_ns - run.start_ns)
+        sums[2] += weight * run.bytes
+
+    def _stack(self, key: ProcessKey, addresses: tuple[int, ...], batch: Batch) -> int:
+        if not addresses:
+            return 0
+        packed = b"".join(word.to_bytes(8, "little") for word in (*key, *addresses))
+        stack_id = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") or 1
+        batch.own_stacks[stack_id] = (key, addresses)
+        return stack_id
+
+    def _raised(self, process: _Process, counts: dict[str, int]) -> float:
+        """What to multiply the weights of this tick with, for what was chosen and not timed."""
+        before, process.before = process.before, counts
+        lost = 0
+        for name in _LOST:
+            new = max(0, min(counts[name] - before[name], 1 << 40))
+            self._count(name, new)
+            lost += new
+        self._count("lost_names", max(0, min(counts["lost_names"] - before["lost_names"], 1 << 40)))
+        timed = max(0, counts["timed"] - before["timed"])
+        return min(1 + lost / timed, MOST_RAISED) if timed else 1.0
+
+    def _count(self, name: str, number: int) -> None:
+        if number:
+            self._losses[name] = self._losses.get(name, 0) + number
+
+    @staticmethod
+    def _tell(batch: Batch, process: _Process, name: str, text: str) -> None:
+        pid, start_ns = process.key
+        batch.add("event", (time.monotonic_ns(), "notice", name, pid, start_ns, 1.0, text))
+        batch.threads.add((pid, start_ns, pid))
+
+    def _drop(self, pid: int) -> None:
+        process = self._processes.pop(pid, None)
+        if process:
+            process.memory.close()
+
+    # ---- finding them ------------------------------------------------------------------------
+
+    def _look(self, now_s: float) -> None:
+        """Open the memory of processes that have one and are not ours yet."""
+        alive = set()
+        for pid in _pids():
+            alive.add(pid)
+            if pid in self._processes or not self._is_due(pid, now_s) or not _may_carry(pid):
+                continue
+            with suppress(OSError):
+                self._open(pid)
+        for pid in self._processes.keys() - alive:
+            self._drop(pid)
+        for pid in self._looked.keys() - alive:
+            del self._looked[pid]
+
+    def _is_due(self, pid: int, now_s: float) -> bool:
+        known = self._looked.get(pid)
+        if known is not None:
+            start_ns, looked_s = known
+            young = now_s - start_ns / 1e9 < YOUNG_S
+            if not young and now_s - looked_s < LOOK_AGAIN_S:
+                return False
+        stat = _stat(pid)
+        if stat is None:
+            return False
+        self._looked[pid] = (stat[0], now_s)
+        return self._is_wanted(pid)
+
+    def _is_wanted(self, pid: int) -> bool:
+        """Is it, or was it begun by, one of the processes asked for?"""
+        if self._pids is None:
+            return True
+        for _ in range(64):
+            if pid in self._pids:
+                return True
+            stat = _stat(pid)
+            if stat is None or stat[1] <= 1:
+                return False
+            pid = stat[1]
+        return False
+
+    def _open(self, pid: int) -> None:
+        memory = InjectMemory.find(pid)
+        stat = _stat(pid)
+        if memory is None or stat is None:
+            return
+        if not memory.lock():
+            memory.close()
+            return
+        seen = memory.seen()
+        tail = self._first_tail(memory, seen.counts["head"])
+        key = (pid, stat[0])
+        process = _Process(memory, Ring(memory.fd, tail), key, seen.counts, _same_tids(pid))
+        memory.ask(
+            tail=tail,
+            per_second=self._per_second,
+            request=REQUEST,
+        )
+        memory.beat()
+        self._processes[pid] = process
+
+    @staticmethod
+    def _first_tail(memory: InjectMemory, head: int) -> int:
+        """Where to begin: with what a program that Sonde started has timed so far, else now."""
+        tail = memory.control()["tail"]
+        return tail if 0 <= head - tail <= abi.RING_RECORDS and tail == 0 else head
+
+
+def _unnamed(kind: str, direction: str) -> str:
+    if kind == "replay":
+        return "(graph)"
+    if kind == "copy":
+        return f"(copy {direction})"
+    return f"({kind})"
+
+
+def _triple(of: tuple[int, int, int]) -> str:
+    return f"{of[0]},{of[1]},{of[2]}" if any(of) else ""
+
+
+def _pids() -> Iterator[int]:
+    with os.scandir("/proc") as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                yield int(entry.name)
+
+
+def _stat(pid: int) -> tuple[int, int] | None:
+    """(start in ns since boot, parent) of a process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
+            fields = file.read(4096).rpartition(b")")[2].split()
+        start_ns = int(fields[19]) * 1_000_000_000 // _CLOCK_TICKS
+        return start_ns // START_UNIT_NS * START_UNIT_NS, int(fields[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _may_carry(pid: int) -> bool:
+    """Does it hold a descriptor where the library puts its own? Cheap: no link is read."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+    except OSError:
+        return False
+    if any(len(name) >= 3 and int(name) >= LEAST_FD for name in names):
+        return True
+    limit = _most_files(pid)
+    return limit is not None and limit <= LEAST_FD
+
+
+def _most_files(pid: int) -> int | None:
+    """The limit of its descriptors; None unknown."""
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as file:  # noqa: PTH123
+            for line in file.read(8192).splitlines():
+                if line.startswith(b"Max open files"):
+                    soft = line.split()[3]
+                    return None if soft == b"unlimited" else int(soft)
+    except (OSError, IndexError, ValueError):
+        return None
+    return None
+
+
+def _same_tids(pid: int) -> bool:
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
+        for line in file.read(8192).splitlines():
+            if line.startswith(b"NSpid:"):
+                return len(line.split()) == 2
+    return True

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Takes records out of the ring of a profiled process, and believes nothing that it reads.
+
+The process may write anything at any time. So numbers are checked where they are used, a record
+that is not the one expected is counted and left out, and names are bytes until made harmless.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from sonde import _native
+from sonde.collect import inject_abi as abi
+
+MOST_A_TURN: Final = 16_384
+"""Records read from one process at a time; the rest waits, or finds the ring full."""
+MOST_NAMES: Final = 20_000
+LONGEST_NS: Final = 3_600_000_000_000
+"""No run on a device takes an hour; what claims more is wrong."""
+MOST_WEIGHT: Final = 1e7
+STACKS_HELD: Final = 4_096
+
+
+class Run(NamedTuple):
+    """One record of a run on a device, checked."""
+
+    type: abi.Type
+    source: int
+    name: str
+    correlation: int
+    start_ns: int
+    end_ns: int
+    weight: float
+    stream: int
+    bytes: int
+    tid: int
+    device: int
+    window: int
+    direction: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    registers: int
+    stack: tuple[int, ...]
+    """Addresses, leaf first; () none."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """What one turn took out of a ring."""
+
+    runs: list[Run] = field(default_factory=list)
+    wrong: int = 0
+    """Records that could not be true."""
+    skipped: int = 0
+    """Records that were overwritten, or whose count was nonsense."""
+
+
+_DIRECTIONS: Final = {1: "h2d", 2: "d2h", 8: "d2d", 10: "p2p"}
+_RUNS: Final = frozenset(
+    (abi.Type.KERNEL, abi.Type.REPLAY, abi.Type.COPY, abi.Type.SET, abi.Type.SYNC)
+)
+
+
+class Ring:
+    """The reading end of one process's ring. The descriptor stays its owner's."""
+
+    def __init__(self, fd: int, tail: int) -> None:
+        self._fd = fd
+        self.tail = tail
+        """Records taken, ever: what the library is to be told."""
+        self._names: OrderedDict[int, str] = OrderedDict()
+        self._stacks: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()
+
+    def take(self, head: int, now_ns: int) -> Taken:
+        """Records up to `head`, as the library gave it. Raises OSError once it is gone."""
+        taken = Taken()
+        waiting = head - self.tail
+        if waiting < 0 or waiting > abi.RING_RECORDS:
+            # A library that began anew, or a process that writes there itself.
+            taken.skipped += min(abs(waiting), abi.RING_RECORDS)
+            self.tail = head
+            return taken
+        left = min(waiting, MOST_A_TURN)
+        while left:
+            at = self.tail % abi.RING_RECORDS
+            count = min(left, abi.RING_RECORDS - at)
+            data = os.pread(self._fd, count * abi.RECORD_BYTES, abi.RING_AT + at * abi.RECORD_BYTES)
+            if len(data) != count * abi.RECORD_BYTES:
+                raise OSError("the ring was cut short")
+            for number, record in enumerate(abi.RECORD.iter_unpack(data)):
+                self.tail += 1
+                if record[0] != self.tail:
+                    taken.skipped += 1
+                elif record[1] == abi.Type.FRAMES:
+                    self._frames(abi.FRAMES.unpack_from(data, number * abi.RECORD_BYTES), taken)
+                else:
+                    self._one(record, now_ns, taken)
+            left -= count
+        return taken
+
+    def _one(self, record: tuple[Any, ...], now_ns: int, taken: Taken) -> None:
+        if record[1] in _RUNS:
+            run = self._run(record, now_ns)
+            if run is None:
+                taken.wrong += 1
+            else:
+                taken.runs.append(run)
+        elif record[1] != abi.Type.WINDOW_EDGE:
+            taken.wrong += 1
+
+    def _frames(self, record: tuple[Any, ...], taken: Taken) -> None:
+        _, _, part, parts, frames, correlation, _, _, *addresses = record
+        held = self._stacks.setdefault(correlation, [])
+        if frames > abi.FRAMES_EACH or part != len(held) or part >= parts:
+            taken.wrong += 1
+            self._stacks.pop(correlation, None)
+            return
+        held.append(tuple(addresses[:frames]))
+        if len(self._stacks) > STACKS_HELD:
+            self._stacks.popitem(last=False)
+
+    def _run(self, record: tuple[Any, ...], now_ns: int) -> Run | None:
+        _, kind, source, _, name, correlation, start_ns, end_ns, weight = record[:9]
+        stream, _, _, moved, tid, device, window, registers, direction = record[9:18]
+        grid, block, shared_bytes = record[18:21], record[21:24], record[24]
+        stack = self._stacks.pop(correlation, [])
+        if not (0 <= end_ns - start_ns <= LONGEST_NS and start_ns <= now_ns + LONGEST_NS):
+            return None
+        if not 0 < weight <= MOST_WEIGHT or moved >= 1 << 62:
+            return None
+        return Run(
+            abi.Type(kind),
+            source,
+            self._name(name),
+            correlation,
+            start_ns,
+            end_ns,
+            weight,
+            stream,
+            moved,
+            tid,
+            device,
+            window,
+            _DIRECTIONS.get(direction, "unknown") if kind == abi.Type.COPY else "",
+            grid,
+            block,
+            shared_bytes,
+            registers,
+            tuple(address for part in stack for address in part if address),
+        )
+
+    def _name(self, offset: int) -> str:
+        known = self._names.get(offset)
+        if known is not None:
+            return known
+        text = self._read_name(offset)
+        self._names[offset] = text
+        if len(self._names) > MOST_NAMES:
+            self._names.popitem(last=False)
+        return text
+
+    def _read_name(self, offset: int) -> str:
+        if not 8 <= offset <= abi.NAMES_BYTES - abi.NAME.size or offset % 8:
+            return ""
+        head = os.pread(self._fd, abi.NAME.size, abi.NAMES_AT + offset)
+        if len(head) != abi.NAME.size:
+            return ""
+        length, _ = abi.NAME.unpack(head)
+        room = abi.NAMES_BYTES - offset - abi.NAME.size
+        if length > min(abi.NAME_MAX, room):
+            return ""
+        raw = os.pread(self._fd, length, abi.NAMES_AT + offset + abi.NAME.size)
+        return _native.demangle(raw)

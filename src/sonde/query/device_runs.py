@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ran on devices: estimates from the runs that were timed.
+
+Each run is chosen by itself with the chance 1 / weight (or with the others of its window), so sums
+of weights are unbiased (Horvitz and Thompson 1952). Of runs chosen by themselves the variance of a
+sum of weight * d is estimated by the sum of weight * (weight - 1) * d * d; of windows, which are
+chosen whole, from how the totals of windows differ.
+"""
+
+from __future__ import annotations
+
+from sonde.model.answers import DeviceRuns
+from sonde.model.profile import KERNEL, KINDS
+from sonde.query.questions import EVERYTHING, Where
+from sonde.query.session import Session
+
+NORMAL_95 = 1.96
+
+
+def kinds_seen(session: Session) -> tuple[str, ...]:
+    """The kinds of profile that a report of this capture tells of by default."""
+    return (*KINDS, KERNEL) if session.rows("SELECT 1 FROM device_run LIMIT 1") else KINDS
+
+
+def device_runs(session: Session, where: Where = EVERYTHING) -> list[DeviceRuns]:
+    """By process, kind and name, the longest total first."""
+    clause, parameters = where.sql()
+    clause = clause.replace("time_ns", "start_time_ns")
+    rows = session.rows(
+        "WITH run AS ("
+        ' SELECT process, kind, name, source, weight AS w, "window", device, stream, bytes,'
+        " CAST(end_time_ns - start_time_ns AS DOUBLE) AS d"
+        f" FROM device_run {clause}), "
+        "part AS ("
+        ' SELECT process, kind, name, "window",'
+        " sum(w * d) AS ns, sum(w * (w - 1) * d * d) AS own"
+        ' FROM run GROUP BY process, kind, name, "window"), '
+        "spread AS ("
+        " SELECT process, kind, name,"
+        ' sum(CASE WHEN "window" = 0 THEN own ELSE 0 END) AS own,'
+        ' count(*) FILTER (WHERE "window" > 0) AS n,'
+        ' coalesce(var_samp(ns) FILTER (WHERE "window" > 0), 0) AS between_windows'
+        " FROM part GROUP BY process, kind, name), "
+        "total AS ("
+        " SELECT process, kind, name, string_agg(DISTINCT source, '+') AS sources,"
+        " count(*) AS timed, sum(w) AS n, sum(w * d) AS ns, sum(w * bytes) AS bytes,"
+        " quantile_cont(d, 0.5) AS p50, quantile_cont(d, 0.99) AS p99,"
+        " count(DISTINCT device) AS devices, count(DISTINCT stream) AS streams"
+        " FROM run GROUP BY process, kind, name) "
+        "SELECT t.process, t.kind, t.name, t.sources, t.timed, t.n, t.ns,"
+        " sqrt(s.own + s.n * s.between_windows), t.p50, t.p99, t.bytes, t.devices, t.streams "
+        "FROM total t JOIN spread s"
+        " ON t.process = s.process AND t.kind = s.kind AND t.name = s.name "
+        "ORDER BY t.ns DESC, t.process, t.kind, t.name",
+        parameters,
+    )
+    return [
+        DeviceRuns(
+            session.processes[process],
+            kind,
+            name,
+            sources,
+            timed,
+            round(count),
+            round(ns),
+            round(NORMAL_95 * sigma_ns),
+            round(p50),
+            round(p99),
+            round(moved),
+            devices,
+            streams,
+        )
+        for (
+            process, kind, name, sources, timed, count, ns, sigma_ns, p50, p99, moved,
+            devices, streams,
+        ) in rows
+    ]  # fmt: skip
