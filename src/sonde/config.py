@@ -37,8 +37,8 @@ class Config:
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
     host_metrics: bool = True
     """Ask the kernel what the machine is doing."""
-    device_runs: bool = True
-    """Time the device work of processes that carry Sonde's library (attached, or begun with it)."""
+    injected: bool = True
+    """Read what Sonde's library times in processes that carry it (attached, or begun with it)."""
     device_samples: int = 200
     """About so many launches a second and process are timed; each costs some 11 microseconds."""
     prometheus: str = ""

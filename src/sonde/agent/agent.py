@@ -126,7 +126,7 @@ class Agent:
 
     def _make_device_time(self) -> DeviceTime | None:
         config = self._config
-        return DeviceTime(config.pids, config.device_samples) if config.device_runs else None
+        return DeviceTime(config.pids, config.device_samples) if config.injected else None
 
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel

@@ -176,7 +176,7 @@ def _config(args: argparse.Namespace, watched: list[int]) -> Config:
     if args.no_offcpu:
         flags["off_cpu"] = False
     if args.no_device:
-        flags |= {"device_calls": False, "device_runs": False, "device_time": "off"}
+        flags |= {"device_calls": False, "device_time": "off", "injected": False}
     elif args.device_time:
         flags["device_time"] = "all"
     return load(flags)
