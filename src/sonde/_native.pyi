@@ -65,6 +65,9 @@ class Bpf:
     def sums(self, map: str, indices: Sequence[int]) -> list[int]:
         """Entries of an array of per-CPU counters, each summed over the CPUs."""
 
+    def values(self, map: str, index: int, per_cpu: bool = ...) -> list[Row]:
+        """The value of an array at `index` as tuples of its fields: one, or one a possible CPU."""
+
     def set_array(self, map: str, index: int, value: bytes) -> None: ...
     def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...
     def delete_hash(self, map: str, key: bytes) -> None: ...
@@ -76,6 +79,12 @@ class Columns:
 
     def __len__(self) -> int: ...
     def column(self, name: str) -> list[int]: ...
+    def rows(self, names: Sequence[str]) -> list[Row]:
+        """The records as tuples of some of their fields; arrays are `name_0`, `name_1`, ..."""
+
+    def names(self, name: str) -> list[str]:
+        """The texts of a field of bytes, decoded as file names are."""
+
     def distinct(self, names: Sequence[str]) -> list[list[int]]:
         """Distinct combinations of some fields, as unsigned 64-bit numbers."""
 

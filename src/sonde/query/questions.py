@@ -8,7 +8,7 @@ Profiles and functions come from `sample`: estimates with stacks. Waits and devi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -19,10 +19,12 @@ from sonde.model.answers import (
     MetricUse,
     Notice,
     ProcessUse,
+    Usage,
     Wait,
 )
 from sonde.model.code import Frame, Stacks
 from sonde.model.profile import Profile
+from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
 
 IDLE_SHARE = 0.9
@@ -47,6 +49,8 @@ LOSS_TEXT = {
     "records_wrong": "records of a profiled process that could not be true",
     "records_overwritten": "records of a profiled process that were gone before they were read",
     "targets_full": "children of watched processes that could not be watched",
+    "requests": "requests to block devices that could not be followed",
+    "notes_full": "processes and control groups whose owner went unnoted; /proc was asked instead",
 }
 
 
@@ -171,6 +175,18 @@ def processes(session: Session, where: Where = EVERYTHING) -> list[ProcessUse]:
         ProcessUse(session.processes[number], threads, *(round(weight) for weight in weights))
         for number, threads, *weights in rows
     ]
+
+
+def usage(session: Session, where: Where = EVERYTHING) -> list[Usage]:
+    """What each process used by the kernel's own counters, most time on a CPU first."""
+    # Rows are of processes: a choice of threads or names is no choice among them.
+    clause, parameters = replace(where, tids=(), names=()).sql()
+    sums = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in USAGE_COUNTERS)
+    rows = session.rows(
+        f"SELECT process, {sums} FROM usage {clause} GROUP BY process ORDER BY 2 DESC, 1",
+        parameters,
+    )
+    return [Usage(session.processes[number], *counts) for number, *counts in rows]
 
 
 def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
