@@ -12,6 +12,7 @@ mod layout;
 mod maps;
 mod perf;
 mod prio;
+mod sealed;
 mod symbols;
 
 /// The library for profiled processes (inject/); empty where it cannot be built.

@@ -256,6 +256,25 @@ class Aggregation:
     ) -> tuple[list[bytes | None], list[str | None], bytes]:
         """(replies, faults, sum of the accepted)."""
 
+    def add_sealed(
+        self,
+        body: bytes,
+        records: list[tuple[bytes, int]],
+        prefix: bytes,
+        head: int,
+        part: tuple[int, int],
+        leader: bool,
+    ) -> tuple[bytes, bytes]:
+        """Opens and adds shares of (key, offset) records: (a byte each: 1 if it is in, the sum).
+
+        For schemes without proofs. A record's head of `head` bytes holds the report's id (bytes 16
+        to 32, the first 12 of them the nonce) and is authenticated after `prefix`; `part` is the
+        AES-128-GCM part: (offset in the record, length with its tag).
+        """
+
+    def without(self, share: bytes, part: bytes) -> bytes:
+        """A share less another that was added to it."""
+
     def zero(self) -> bytes: ...
     def merge(self, shares: list[bytes]) -> bytes: ...
     def add_noise(self, share: bytes, noise: list[int]) -> bytes: ...

@@ -168,3 +168,14 @@ class MetricUse:
     min: float
     mean: float
     max: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """The values of one series, in the order of time."""
+
+    series: str
+    labels: str
+    """A JSON object, or ''."""
+    times_ns: list[int]
+    values: list[float]

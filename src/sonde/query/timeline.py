@@ -22,6 +22,7 @@ from sonde.model.timeline import (
     Samples,
     StateKind,
     Timeline,
+    Total,
     Way,
     events,
     no_events,
@@ -65,6 +66,13 @@ class _Lanes:
             for row in tables["process"].select(["pid", "comm", "exe"]).to_pylist()
         }
 
+    def comm(self, tid: int) -> str:
+        """Name and id of a thread, '' for none."""
+        if not tid:
+            return ""
+        name = next((comm for (_, one), comm in self._comm.items() if one == tid), "")
+        return f"{name or 'tid'} ({tid})"
+
     def of(self, table: pa.Table) -> I32:
         """The lane of each row by its pid and tid."""
         pids, tids = _whole(table, "pid"), _whole(table, "tid")
@@ -100,6 +108,8 @@ def of_capture(capture: Capture) -> Timeline:
         calls=_calls(naming, lanes, calls),
         states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
+        totals=_totals(lanes, tables["activity"]),
+        extent_ns=(capture.info.start_ns, capture.info.end_ns),
         wall_offset_ns=capture.info.wall_offset_ns,
         tick_ns=_tick(tables["sample"]),
         sources=("sonde",),
@@ -181,6 +191,28 @@ def _samples(naming: Naming, lanes: _Lanes, frames: _Frames, table: pa.Table) ->
         name=frames.functions(naming, rows.column("stack_id")),
         fault=frames.holding(rows.column("stack_id"), _FAULT_FRAMES),
     )
+
+
+def _totals(lanes: _Lanes, activity: pa.Table) -> list[Total]:
+    keys = ["pid", "tid", "kind", "name", "op", "waker_tid"]
+    plain = activity.select([*keys, "ns", "count"])
+    for name in ("kind", "name", "op"):
+        at = plain.schema.get_field_index(name)
+        plain = plain.set_column(at, name, plain.column(name).cast(pa.string()))
+    rows = plain.group_by(keys).aggregate([("ns", "sum"), ("count", "sum")])
+    lane = lanes.of(rows).tolist() if rows.num_rows else []
+    parts: dict[tuple[int, str, str, str], list[tuple[int, int, int]]] = {}
+    for number, row in zip(lane, rows.to_pylist(), strict=True):
+        key = (number, row["kind"], row["name"], row["op"])
+        parts.setdefault(key, []).append((row["ns_sum"], row["count_sum"], row["waker_tid"]))
+    totals = []
+    for (number, kind, name, op), group in parts.items():
+        call = CallKind.OTHER
+        if kind == "device":
+            call = CallKind.EVENT if "StreamWaitEvent" in name else _CALLS.get(op, call)
+        ns, count = sum(one[0] for one in group), sum(one[1] for one in group)
+        totals.append(Total(number, kind, name, call, ns, count, lanes.comm(max(group)[2])))
+    return totals
 
 
 def _tick(sample: pa.Table) -> int:
