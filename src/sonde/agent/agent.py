@@ -288,6 +288,8 @@ class Agent:
             self._calls.hear(events)
         if self._attacher is not None:
             self._attacher.hear(events)
+        if self._device_time is not None:
+            self._device_time.hear(events, looking=not self._privileged)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._resolver.resync()
