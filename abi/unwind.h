@@ -119,7 +119,7 @@ enum unwind_stop {
 	PYTHON_MEMORY,	  /* a Python frame could not be read */
 	PYTHON_NO_FRAME,  /* an evaluation loop without a frame of its own */
 	STOP_SIGNALS,	  /* more signal handlers on one stack than are followed */
-	STOP_TAIL,	  /* counted in user space: pieces of a long stack were dropped before it was read */
+	STOP_TAIL, /* counted in user space: outer pieces were dropped before they were read */
 	STOP_MAX,
 };
 

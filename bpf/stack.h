@@ -12,6 +12,7 @@
 #ifndef SONDE_MAX_STACKS
 #define SONDE_MAX_STACKS 8192
 #endif
+#define SONDE_TAKES_STACKS (SONDE_MAX_STACKS > 1)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -120,7 +121,7 @@ static __always_inline u64 stack_keep(const struct sonde_stack *s, u64 seed)
 	return id;
 }
 
-#ifndef SONDE_TAKES_NO_USER_STACK
+#if SONDE_TAKES_STACKS
 #include "unwind.h"
 
 struct stack_pieces {
@@ -178,6 +179,6 @@ static __always_inline u64 stack_take(void *ctx, struct unwind_walk *w, u64 seed
 	}
 	return keep_walk(w, seed);
 }
-#endif /* SONDE_TAKES_NO_USER_STACK */
+#endif /* SONDE_TAKES_STACKS */
 
 #endif

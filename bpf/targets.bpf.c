@@ -6,7 +6,6 @@
 #include <bpf/bpf_core_read.h>
 #include "../abi/events.h"
 #define SONDE_MAX_STACKS 1 /* takes none */
-#define SONDE_TAKES_NO_USER_STACK
 #include "stack.h"
 #include "task.h"
 

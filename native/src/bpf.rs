@@ -11,7 +11,7 @@ use libbpf_rs::{Iter, Link, MapCore, Object, ObjectBuilder, ProgramMut};
 use libbpf_rs::{UprobeMultiOpts, UprobeOpts};
 use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyTuple};
+use pyo3::types::PyTuple;
 
 use crate::columns::Columns;
 use crate::layout::{self, Layout};
@@ -196,7 +196,9 @@ impl Bpf {
             swapped.insert(outer, Swapped { outer: fd, rows: [a, b], active: 0 });
         }
         let mut structs = HashMap::new();
-        for name in ["wait_span", "call_span", "sonde_stack"] {
+        for name in
+            ["wait_span", "call_span", "sonde_stack", "process_note", "cgroup_note", "pulse"]
+        {
             if let Some(layout) = layout::of_struct(&btf, name) {
                 structs.insert(name.to_owned(), layout);
             }
@@ -303,14 +305,7 @@ impl Bpf {
         for (key, value) in keys.chunks_exact(key_size).zip(values.chunks_exact(value_size)) {
             let of_key = full.key.fields.iter().map(|field| (field, key));
             let of_value = full.value.fields.iter().map(|field| (field, value));
-            let row = of_key.chain(of_value).map(|(field, raw)| {
-                let bits = field.read(raw);
-                if field.signed {
-                    PyInt::new(py, bits as i64)
-                } else {
-                    PyInt::new(py, bits)
-                }
-            });
+            let row = of_key.chain(of_value).map(|(field, raw)| field.number(py, raw));
             out.push(PyTuple::new(py, row.collect::<Vec<_>>())?);
         }
         Ok(out)
@@ -369,6 +364,23 @@ impl Bpf {
             return Err(PyValueError::new_err(format!("{map} is no array of counters")));
         }
         Ok(maps::per_cpu_sums(info.fd, indices.into_iter())?)
+    }
+
+    /// The value of an array at `index`, as tuples of its fields: one, or one a possible CPU.
+    #[pyo3(signature = (map, index, per_cpu = false))]
+    fn values<'py>(
+        &self,
+        py: Python<'py>,
+        map: &str,
+        index: u32,
+        per_cpu: bool,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let info = self.map(map)?;
+        let raw = maps::array_values(info.fd, index, info.value_size, per_cpu)?;
+        let slot = if per_cpu { info.value_size.next_multiple_of(8) } else { info.value_size };
+        raw.chunks_exact(slot)
+            .map(|row| PyTuple::new(py, info.value.fields.iter().map(|f| f.number(py, row))))
+            .collect()
     }
 
     fn set_array(&self, map: &str, index: u32, value: &[u8]) -> PyResult<()> {

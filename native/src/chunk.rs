@@ -74,6 +74,9 @@ fn ready_column(column: &Column, ty: &DataType) -> PyResult<ArrayRef> {
         (Column::Ints { values }, DataType::Int32) => {
             Arc::new(values.iter().map(|v| Some(*v as i64 as i32)).collect::<Int32Array>())
         }
+        (Column::Ints { values }, DataType::Float64) => {
+            Arc::new(values.iter().map(|v| Some(*v as f64)).collect::<Float64Array>())
+        }
         (Column::Texts { values }, DataType::Utf8) => {
             Arc::new(StringArray::from_iter_values(values))
         }

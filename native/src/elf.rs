@@ -6,7 +6,7 @@ use object::elf;
 use pyo3::prelude::*;
 
 pub mod file;
-mod functions;
+pub mod functions;
 mod site;
 
 use file::{hex, ElfFile};

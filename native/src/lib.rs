@@ -13,6 +13,7 @@ mod lines;
 mod maps;
 mod perf;
 mod prio;
+mod sealed;
 mod symbols;
 mod unwind;
 

@@ -269,6 +269,21 @@ pub fn per_cpu_sums(fd: RawFd, indices: impl Iterator<Item = u32>) -> Result<Vec
         .collect()
 }
 
+/// The value of an array at `index`, as many copies as a per-CPU array has.
+pub fn array_values(fd: RawFd, index: u32, value_size: usize, per_cpu: bool) -> Result<Vec<u8>> {
+    // SAFETY: asks libbpf how many slots a per-CPU value has.
+    let cpus = if per_cpu { unsafe { sys::libbpf_num_possible_cpus() } } else { 1 };
+    checked(cpus)?;
+    // The kernel rounds the slots of a per-CPU value up to 8 bytes.
+    let slot = if per_cpu { value_size.next_multiple_of(8) } else { value_size };
+    let mut raw = vec![0u8; slot * cpus as usize];
+    // SAFETY: room for every slot.
+    checked(unsafe {
+        sys::bpf_map_lookup_elem(fd, ptr::from_ref(&index).cast(), raw.as_mut_ptr().cast())
+    })?;
+    Ok(raw)
+}
+
 /// What the kernel says it holds for a map; 0 where it does not say.
 pub fn memory_bytes(fd: RawFd) -> u64 {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();

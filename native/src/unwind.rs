@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use crate::elf::file::ElfFile;
 
 mod cpython;
+mod go;
 mod maps;
 mod plain;
 mod pool;

@@ -71,6 +71,9 @@ class Bpf:
     def sums(self, map: str, indices: Sequence[int]) -> list[int]:
         """Entries of an array of per-CPU counters, each summed over the CPUs."""
 
+    def values(self, map: str, index: int, per_cpu: bool = ...) -> list[Row]:
+        """The value of an array at `index` as tuples of its fields: one, or one a possible CPU."""
+
     def set_array(self, map: str, index: int, value: bytes) -> None: ...
     def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...
     def delete_hash(self, map: str, key: bytes) -> None: ...
@@ -82,6 +85,12 @@ class Columns:
 
     def __len__(self) -> int: ...
     def column(self, name: str) -> list[int]: ...
+    def rows(self, names: Sequence[str]) -> list[Row]:
+        """The records as tuples of some of their fields; arrays are `name_0`, `name_1`, ..."""
+
+    def names(self, name: str) -> list[str]:
+        """The texts of a field of bytes, decoded as file names are."""
+
     def distinct(self, names: Sequence[str]) -> list[list[int]]:
         """Distinct combinations of some fields, as unsigned 64-bit numbers."""
 
@@ -321,6 +330,25 @@ class Aggregation:
         threads: int,
     ) -> tuple[list[bytes | None], list[str | None], bytes]:
         """(replies, faults, sum of the accepted)."""
+
+    def add_sealed(
+        self,
+        body: bytes,
+        records: list[tuple[bytes, int]],
+        prefix: bytes,
+        head: int,
+        part: tuple[int, int],
+        leader: bool,
+    ) -> tuple[bytes, bytes]:
+        """Opens and adds shares of (key, offset) records: (a byte each: 1 if it is in, the sum).
+
+        For schemes without proofs. A record's head of `head` bytes holds the report's id (bytes 16
+        to 32, the first 12 of them the nonce) and is authenticated after `prefix`; `part` is the
+        AES-128-GCM part: (offset in the record, length with its tag).
+        """
+
+    def without(self, share: bytes, part: bytes) -> bytes:
+        """A share less another that was added to it."""
 
     def zero(self) -> bytes: ...
     def merge(self, shares: list[bytes]) -> bytes: ...

@@ -67,9 +67,7 @@ def test_an_interpreter_is_walked_or_refused(record, python):
         if is_whole
     ]
     leaves = [(path, count) for path, count in paths if path[-1:] == ["leaf"]]
-    wrong = Counter(
-        {tuple(path): n for path, n in leaves if not test_stacks.is_right_python(path)}
-    )
+    wrong = Counter({tuple(path): n for path, n in leaves if not test_stacks.is_right_python(path)})
     all_leaves = sum(count for _, count in leaves)
     assert all_leaves > total / 2
     assert wrong.total() <= all_leaves * (1 - test_stacks.RIGHT), wrong.most_common(3)

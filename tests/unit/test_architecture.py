@@ -40,14 +40,14 @@ DOORS: dict[str, set[str]] = {
     "readers": {"apis", "errors", "model"},
     "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
-    "fleet": {"errors", "_native"},
+    "fleet": {"errors", "query", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
 HEAVY = {
     "pyarrow": {"query", "fleet"},
     "duckdb": {"query"},
-    "numpy": {"analyze", "fleet", "model", "query", "readers"},
+    "numpy": {"analyze", "export", "fleet", "model", "query", "readers"},
 }
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}

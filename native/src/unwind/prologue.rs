@@ -86,10 +86,12 @@ impl State {
             _ => None,
         };
         let mut rule = Rule::NONE;
-        if let Some(offset) = known(RSP) {
-            (rule.cfa, rule.offset) = (Cfa::Rsp, offset);
-        } else if let Some(offset) = known(RBP) {
+        // The frame pointer first: a function that takes its arguments off the stack as it returns
+        // (V8's) leaves its caller another stack pointer than it was called with.
+        if let Some(offset) = known(RBP) {
             (rule.cfa, rule.offset) = (Cfa::Rbp, offset);
+        } else if let Some(offset) = known(RSP) {
+            (rule.cfa, rule.offset) = (Cfa::Rsp, offset);
         } else if let (Value::Aligned(rsp), Some((at, kept))) = (self.registers[RSP], self.kept) {
             let (Some(offset), Some(extra)) = (fits(at - rsp), fits(-kept)) else {
                 return Rule::NONE;

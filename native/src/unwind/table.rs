@@ -19,6 +19,7 @@ use gimli::{
 };
 use object::elf;
 
+use super::go::Go;
 use super::plain::Plain;
 use super::rules::{Cfa, Evaluator, Rule, State, Step};
 use super::section;
@@ -27,7 +28,7 @@ use crate::elf::file::ElfFile;
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const HEADER_BYTES: usize = 64;
 pub const PAGE_BITS: u32 = 16;
 const MAX_PAGES: u64 = 1 << 15;
@@ -164,12 +165,14 @@ impl Builder {
         bases: &BaseAddresses,
         code: &[(u64, u64)],
         plain: &mut Plain<'_>,
+        go: Option<&Go>,
     ) -> Result<()>
     where
         S: UnwindSection<Slice<'a>>,
         S::Offset: UnwindOffset<usize>,
     {
         let place = |offset: S::Offset| -> usize { UnwindOffset::into(offset) };
+        let whole = |at: u64, rule: Rule| go.map_or(rule, |it| it.rule(at, rule));
         let mut cies: HashMap<usize, CommonInformationEntry<Slice<'a>>> = HashMap::new();
         let mut order: Vec<(u64, u32, u32)> = Vec::new();
         let mut entries = section.entries(bases);
@@ -252,11 +255,11 @@ impl Builder {
                     break;
                 }
                 if next > at {
-                    self.push(at, evaluator.state.rule())?;
+                    self.push(at, whole(at, evaluator.state.rule()))?;
                 }
                 at = next;
             }
-            self.push(at, evaluator.state.rule())?;
+            self.push(at, whole(at, evaluator.state.rule()))?;
             self.end = end;
         }
         self.add_plain(plain, u64::MAX)
@@ -304,6 +307,7 @@ impl Table {
                 &bases,
                 &code,
                 &mut plain,
+                None,
             )?;
         }
         if builder.table.descriptions == 0 {
@@ -311,7 +315,9 @@ impl Table {
                 let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
                 let mut section = DebugFrame::from(Slice::new(&bytes, LittleEndian));
                 section.set_address_size(8);
-                builder.add(&section, &BaseAddresses::default(), &code, &mut plain)?;
+                let go = Go::find(file)?;
+                let bases = BaseAddresses::default();
+                builder.add(&section, &bases, &code, &mut plain, go.as_ref())?;
             }
         }
         builder.finish()

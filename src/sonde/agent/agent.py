@@ -25,15 +25,21 @@ from sonde import _native, apis
 from sonde.agent import signals, whose
 from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
+from sonde.agent.group_io import GroupIo
 from sonde.agent.quiet import NoEvents
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
 from sonde.attach.policy import Policy
+from sonde.collect.blocks import BlockCollector
 from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.device_time import DeviceTime
+from sonde.collect.flows import FlowCollector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.metrics import Metrics
+from sonde.collect.queues import QueueCollector
+from sonde.collect.syscalls import SyscallCollector
+from sonde.collect.tasks import TaskCollector
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.resolve import Resolver
@@ -42,7 +48,12 @@ from sonde.sinks.chunk import ChunkBuilder
 
 if TYPE_CHECKING:
     from sonde.agent.outlets import Outlets
+    from sonde.resolve.pods import Pods
 
+PODS_S = 2.0
+"""At the end, wait so long for the names of pods that were asked for last."""
+COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
+"""What is counted apart for those who look on; the collectors not named here are of the host."""
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
 CHOSEN_EVENT_GAP_S = 0.003
@@ -91,7 +102,7 @@ class Agent:
         self._tick_ns = 0
         self._pause_asked = False
         self._paused_ns = 0  # before the chunk in the making
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0, "device_time": 0}
+        self._counts = dict.fromkeys(COUNTED, 0)
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._lost_heard = 0  # process events
@@ -99,7 +110,10 @@ class Agent:
         self._kernel = Kernel(config.pids if privileged else None)
         self._events = self._make_events()
         self._attacher = self._make_attacher()
-        self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9), seen=SeenFiles())
+        self._resolver = Resolver(
+            grace_ns=int(3 * config.chunk_s * 1e9), pods=_pods(config), seen=SeenFiles()
+        )
+        self._group_io = GroupIo(self._resolver.owners.group_path)
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
         self._unwinding = Unwinding(self._kernel if privileged else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
@@ -155,6 +169,12 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if config.host_metrics and self._privileged:
+            collectors += [TaskCollector(kernel), BlockCollector(kernel), FlowCollector(kernel)]
+            if config.host_hz:
+                collectors.append(QueueCollector(kernel, config.host_hz))
+        if config.syscalls and self._privileged:
+            collectors.append(SyscallCollector(kernel))
         if self._device_time is not None:
             collectors.append(self._device_time)
         if runners := signals.runners(config):
@@ -170,7 +190,7 @@ class Agent:
         return Outlets(config, self._whose)
 
     def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        return whose.attributes(self._resolver.processes.find(pid, start_ns).record())
+        return whose.attributes(self._resolver.process(pid, start_ns))
 
     @property
     def serves_at(self) -> str:
@@ -238,6 +258,7 @@ class Agent:
         """Read what is left, detach and write the last chunk. Raises SinkError."""
         try:
             self._tick(chunk_ends=True)
+            self._resolver.settle(PODS_S)
             self._flush(last=True)
         finally:
             if self._attacher is not None:
@@ -291,6 +312,8 @@ class Agent:
         self._unwinding.hear(events)
         if self._attacher is not None:
             self._attacher.hear(events)
+        if self._device_time is not None:
+            self._device_time.hear(events, looking=not self._privileged)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._resolver.resync()
@@ -303,7 +326,8 @@ class Agent:
         self._hear()
         for collector in self._collectors:
             batch = collector.drain(since_ns, chunk_ends)
-            self._counts[collector.name] += batch.seen
+            count = collector.name if collector.name in self._counts else "host"
+            self._counts[count] += batch.seen
             self._take(batch)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
@@ -315,8 +339,14 @@ class Agent:
             self._count_self()
 
     def _take(self, batch: Batch) -> None:
+        if batch.notes or batch.groups:
+            self._resolver.learn(batch.notes, batch.groups)
+        if batch.group_io:
+            batch.rows.setdefault("metric", []).extend(self._group_io.rows(batch, self._tick_ns))
         for table, rows in batch.rows.items():
             self._chunk.add(table, rows)
+        for table, columns in batch.parts:
+            self._chunk.add_part(table, columns)
         for part in batch.spans:
             self._chunk.add_part("span", part)
             tids = part["tid"]
@@ -393,6 +423,15 @@ class Agent:
             "hz": self._config.hz,
             "whole_machine": self._config.pids is None,
         }
+
+
+def _pods(config: Config) -> Pods | None:
+    if not config.kubelet:
+        return None
+    from sonde.resolve.pods import Pods  # and with it an HTTP client, which few need
+
+    token, ca = config.kubelet_token_file, config.kubelet_ca_file
+    return Pods(config.kubelet, Path(token) if token else None, Path(ca) if ca else None)
 
 
 def _max_rss_bytes() -> int:

@@ -10,6 +10,7 @@ from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
 from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
+from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
 from sonde.sinks.chunk import ChunkBuilder
 from sonde.unwind.ends import TAIL_DROPPED
@@ -39,6 +40,8 @@ class Dictionary:
         self._used_threads: set[tuple[int, int, int]] = set()
         self._processes: set[ProcessKey] = set()
         self._processes_before = 0
+        self._podless: set[ProcessKey] = set()
+        """Processes in pods that had no name when they were written last."""
         self.forgotten = 0
         """Stacks dropped before all rows that refer to them had come: some waits last long."""
         self.tails_dropped = 0
@@ -109,9 +112,13 @@ class Dictionary:
         self._stacks[stack_id] = _Stack(frames, is_whole(frames, end))
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
-        for pid, start_ns in {(pid, start_ns) for pid, start_ns, _ in threads}:
-            known = self._resolver.processes.find(pid, start_ns).record()
-            yield pid, start_ns, known.ppid, known.comm, known.exe
+        again, self._podless = self._podless, set()
+        for pid, start_ns in again | {(pid, start_ns) for pid, start_ns, _ in threads}:
+            known = self._resolver.process(pid, start_ns)
+            if known.owner.pod_uid and not known.owner.pod and (pid, start_ns) not in again:
+                self._podless.add((pid, start_ns))  # its name may come: tell of it once more
+            owner = (getattr(known.owner, column) for column in OWNER_COLUMNS)
+            yield pid, start_ns, known.ppid, known.comm, known.exe, *owner
 
     def _thread_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         processes = self._resolver.processes

@@ -16,7 +16,7 @@ from sonde import __version__
 from sonde.errors import SondeError
 
 COMMANDS = (
-    *("doctor", "record", "report", "explain", "attach", "detach", "agent", "health"),
+    *("doctor", "record", "report", "explain", "diff", "attach", "detach", "agent", "health"),
     *("dump", "fleet"),
 )
 

@@ -19,6 +19,8 @@ LOSSES = (
     "user_stack",
     "nested_call",
     "targets_full",
+    "notes_full",
+    "requests",
 )
 """Names of `enum sonde_loss`, in its order."""
 

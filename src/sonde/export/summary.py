@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
+from sonde.export import signals
 from sonde.export.layout import columns, duration, fit, loss_line, percent, size
 from sonde.model.answers import (
     DeviceCalls,
@@ -60,6 +61,8 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     lines += ["", *_device_calls(questions.device_calls(session, where))]
     if runs := device_runs(session, where):
         lines += ["", *_device_runs(runs)]
+    if told := signals.summary(session, where):
+        lines += ["", *told]
     lines += ["", _lost(info, questions.losses(session))]
     lines += _stack_ends(questions.stack_ends(session))
     return "\n".join(lines)

@@ -16,18 +16,24 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from sys import intern
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sonde import _native
 from sonde.model.code import Frame
+from sonde.model.owner import GroupNote, ProcessNote
+from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries, Binary
 from sonde.resolve.counters import Counters
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import Mapping
+from sonde.resolve.owners import Owners
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.recent import Recent
 from sonde.resolve.seen_files import SeenFiles
+
+if TYPE_CHECKING:
+    from sonde.resolve.pods import Pods
 
 try:
     from _blake2 import blake2b  # hashlib has the same, and loads OpenSSL with it: 4 MB
@@ -86,6 +92,7 @@ class Resolver:
         self,
         cache_bytes: int = CACHE_BYTES,
         grace_ns: int = GRACE_NS,
+        pods: Pods | None = None,
         seen: SeenFiles | None = None,
     ) -> None:
         """`cache_bytes` for the symbol indices of files. `grace_ns`: how long the names of dead
@@ -94,6 +101,7 @@ class Resolver:
         """
         self.counters = Counters()
         self.processes = ProcessTable(self.counters, grace_ns=grace_ns)
+        self.owners = Owners(pods)
         self._symbols = _native.Symbolizer(cache_bytes)
         self._binaries = Binaries(self.counters, seen=seen)
         self._perf_maps = PerfMaps(self.counters)
@@ -108,18 +116,36 @@ class Resolver:
         self._forgotten = 0
 
     def start(self) -> None:
-        """Take in the processes that run already."""
+        """Take in the processes that run already, and the control groups."""
+        self.owners.start()
         self.processes.scan()
 
     def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
         """What processes did since the last call, in order of time (see native ProcessEvents)."""
         self.processes.feed(events)
+        for process, keeper in self.processes.new_steps:
+            self.owners.started(process, keeper)
+        self.processes.new_steps.clear()
         fresh = self.processes.new_files
         if fresh:
             for process, file in fresh[-MAX_NEW_FILES:]:
                 for mapping in process.image.told(file):
                     self._binaries.of(process, mapping)
             fresh.clear()
+
+    def learn(self, notes: Iterable[ProcessNote], groups: Iterable[GroupNote]) -> None:
+        """What the kernel told of processes and control groups, in order of time."""
+        self.owners.learn(notes, groups)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for names that were asked for and are still to come."""
+        self.owners.settle(timeout_s)
+
+    def process(self, pid: int, start_ns: int) -> Process:
+        """A process as the tables have it, with its owner."""
+        process = self.processes.find(pid, start_ns)
+        self.owners.of(process, self.processes.parent, time.monotonic_ns())
+        return process.record()
 
     def resync(self) -> None:
         """Events were lost: ask /proc about everything again."""
@@ -150,6 +176,7 @@ class Resolver:
     def close(self) -> None:
         """Close every file."""
         self._binaries.close()
+        self.owners.close()
 
     def file_of(self, process: LiveProcess, mapping: Mapping) -> Binary | None:
         """The file behind a mapping, open; None where no file with code can be opened."""

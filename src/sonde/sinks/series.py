@@ -122,6 +122,19 @@ class Board:
                 whole = without_room
             known[whole] = known.get(whole, 0.0) + more
 
+    def count_owned(
+        self, owner: Mapping[str, str], counts: Iterable[tuple[str, Mapping[str, str], float]]
+    ) -> None:
+        """Add to counters that are kept here what one process did; `owner` tells whose it is."""
+        with self._lock:
+            for series, kept, more in counts:
+                known = self._counts.setdefault(series, {})
+                whole = _sorted({**kept, **owner})
+                if whole not in known and len(known) >= MAX_OWNED:
+                    self.folded += 1
+                    whole = _sorted({**kept, PROGRAM: OTHER})
+                known[whole] = known.get(whole, 0.0) + more
+
     def families(self) -> list[tuple[Metric, list[Series]]]:
         """Every metric that has a value now, with its series, in the order of the catalogue."""
         with self._lock:
