@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import time
@@ -13,8 +12,6 @@ from pathlib import Path
 import pytest
 import test_stacks
 
-from sonde.unwind.cpython import NEWEST, OLDEST
-
 pytestmark = pytest.mark.bpf
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +19,16 @@ SOURCE = ROOT / "tests" / "programs" / "stacks" / "tree.py"
 FOUND = sorted(ROOT.glob("build/pythons/*/root/usr/bin/python3.*"))
 
 
-def version(python):
-    return tuple(int(part) for part in re.findall(r"\d+", python.name))
+REFUSED = {
+    "bullseye-python3.9": "older than any whose layout is known",
+    "sid-python3.14": "a tail-calling build: its evaluation loop is spread over many functions",
+    "sid-python3.15": "newer than any whose layout is known",
+}
+"""Interpreters whose own frames are not walked; their native stacks are whole all the same."""
+
+
+def name_of(python):
+    return f"{python.parents[3].name}-{python.name}"
 
 
 def walked(record, python):
@@ -45,11 +50,7 @@ def walked(record, python):
     return test_stacks.stacks(recorder), refused[0][0] or 0
 
 
-def test_there_are_interpreters_to_test():
-    assert FOUND, "run scripts/setup test"
-
-
-@pytest.mark.parametrize("python", FOUND, ids=lambda it: f"{it.parents[3].name}-{it.name}")
+@pytest.mark.parametrize("python", FOUND, ids=name_of)
 def test_an_interpreter_is_walked_or_refused(record, python):
     seen, refused = walked(record, python)
     total = sum(count for _, _, count in seen)
@@ -57,7 +58,7 @@ def test_an_interpreter_is_walked_or_refused(record, python):
     kinds = {frame["kind"] for frames, _, _ in seen for frame in frames}
     assert total > 300
     assert whole / total >= test_stacks.WHOLE
-    if not OLDEST <= version(python) <= NEWEST:
+    if name_of(python) in REFUSED:
         assert "python" not in kinds
         assert refused > 0
         return

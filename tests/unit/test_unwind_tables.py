@@ -94,6 +94,17 @@ at_aligned_and_kept: .globl at_aligned_and_kept
     ret
 .size aligned_and_kept, .-aligned_and_kept
 
+FUNCTION framed
+    push %rbp
+    mov %rsp, %rbp
+    sub $48, %rsp
+    call *%rax
+at_framed: .globl at_framed
+    mov %rbp, %rsp
+    pop %rbp
+    ret
+.size framed, .-framed
+
 FUNCTION disagrees
     test %rdi, %rdi
     je 1f
@@ -148,6 +159,8 @@ def rules(library):
         ("in_stores", RSP, 0, 104, 0, (AT_CFA, -96)),
         ("at_aligned", REGISTER, RBX, 16, 0, (UNCHANGED, 0)),
         ("at_aligned_and_kept", RSP_DEREF, 0, 16, 8, (UNCHANGED, 0)),
+        # Whatever was called may have taken its arguments off the stack.
+        ("at_framed", RBP, 0, 16, 0, (AT_CFA, -16)),
         ("at_disagrees", NONE, 0, 0, 0, (UNCHANGED, 0)),
         ("at_switches", NONE, 0, 0, 0, (UNCHANGED, 0)),
     ],
@@ -161,6 +174,33 @@ def test_code_without_unwind_data_gets_what_its_instructions_show(
         assert found[2:4] == (register, offset)
         assert found[5] == extra
         assert (found[1], found[4]) == rbp
+
+
+GO = """package main
+import "fmt"
+//go:noinline
+func framed(n int) string { return fmt.Sprint(n, n) }
+func main() { fmt.Println(framed(1)) }
+"""
+
+
+def test_go_keeps_its_frame_pointer_where_its_descriptions_do_not_say_so(tmp_path):
+    if shutil.which("go") is None:
+        pytest.skip("needs go")
+    (tmp_path / "main.go").write_text(GO)
+    program, table = tmp_path / "main", tmp_path / "main.unw"
+    subprocess.run(["go", "build", "-o", program, "main.go"], check=True, cwd=tmp_path)
+    _native.build_unwind_table(str(program), str(table))
+    names = ["main.framed", "runtime.systemstack.abi0", "runtime.clone.abi0", "runtime.mcall"]
+    found = {
+        it.name: it.address + it.size // 2 for it in _native.find_functions(str(program), names)
+    }
+    rules = _native.find_unwind_rules(str(table), [found[name] for name in names])
+    framed, switch, *roots = [RULE.unpack(rule) for rule in rules]
+    assert framed[0] == RSP
+    assert (framed[1], framed[4]) == (AT_CFA, -16)
+    assert (switch[0], switch[3], switch[1], switch[4]) == (RBP, 16, AT_CFA, -16)
+    assert [root[0] for root in roots] == [END, END]
 
 
 def wait_for(cache, name, patience_s=20.0):

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`scripts/support.py [--check]`: docs/support.md, from the code and from what the tests know.
+
+What is walked is told by `sonde.unwind.cpython`; what is tested, by the interpreters that
+tests/kernel/test_pythons.py and test_stacks.py run and by scripts/setup, which unpacks them.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+from sonde.unwind.cpython import NEWEST, OLDEST
+from sonde.unwind.ends import ENDS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "support.md"
+
+HEAD = """\
+# Whose stacks are whole
+
+Written by `scripts/support.py` from the code; a test compares. x86-64 alone: elsewhere user stacks
+are walked by frame pointers.
+
+## CPython
+
+| minor version | how its frames are found | tested |
+|---|---|---|
+"""
+NATIVE = """
+An interpreter that is refused is counted (`sonde.unwind.python_refused`); its native stacks are
+whole all the same, without Python frames. Free-threaded builds are refused.
+
+| interpreter of a Debian suite | why it is refused |
+|---|---|
+"""
+OTHERS = """
+## Everything else
+
+| code | how it is walked and named |
+|---|---|
+| C, C++, Rust, Fortran, … | tables made from `.eh_frame`, else `.debug_frame` |
+| hand-written assembly without unwind data | its instructions are followed; else frame pointers |
+| Go | `.debug_frame` with Go's frame pointers; stripped of it, frame pointers alone |
+| Node and other just-in-time compilers that keep frame pointers and write a perf map | frame \
+pointers; names from `/tmp/perf-PID.map`. Tested: Node with `--perf-basic-prof`. Others need their \
+own flag, e.g. Java `-XX:+PreserveFramePointer` and `jcmd PID Compiler.perfmap`, .NET \
+`DOTNET_PerfMapEnabled=1` |
+
+## Why a walk ends
+
+| reason | kind | meaning |
+|---|---|---|
+"""
+
+
+def suites() -> dict[str, list[str]]:
+    """Versions by Debian suite, as scripts/setup unpacks them."""
+    text = (ROOT / "scripts" / "setup").read_text()
+    (line,) = re.findall(r'for line in ((?:"[a-z]+ 3\.[^"]*" ?)+); do', text)
+    found = {}
+    for part in re.findall(r'"([^"]*)"', line):
+        suite, *packages = part.split()
+        found[suite] = [it for it in packages if it.startswith("3.")]
+    return found
+
+
+def refused() -> dict[str, str]:
+    """Reason by "suite-pythonX.Y", as the test expects."""
+    tree = ast.parse((ROOT / "tests" / "kernel" / "test_pythons.py").read_text())
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "REFUSED":
+            found: dict[str, str] = ast.literal_eval(node.value)
+            return found
+    raise LookupError("REFUSED is not in tests/kernel/test_pythons.py")
+
+
+def document() -> str:
+    """The whole text."""
+    unwalked = refused()
+    lines = [HEAD]
+    for minor in range(OLDEST[1], NEWEST[1] + 1):
+        version = f"3.{minor}"
+        tested = [
+            f"Debian {suite}"
+            for suite, versions in suites().items()
+            if version in versions and f"{suite}-python{version}" not in unwalked
+        ]
+        tested.append("the machine's own and pyenv's, where there is one")
+        how = "offsets of its headers" if minor < 13 else "offsets that it publishes"
+        lines.append(f"| {version} | {how} | {'; '.join(tested)} |\n")
+    lines.append(NATIVE)
+    lines += [f"| {name} | {why} |\n" for name, why in unwalked.items()]
+    lines.append(OTHERS)
+    lines += [f"| {end.name} | {end.kind} | {end.text} |\n" for end in ENDS]
+    return "".join(lines)
+
+
+def main() -> int:
+    """1 where the document is not what it should be, with --check."""
+    if "--check" in sys.argv[1:]:
+        return int(DOCUMENT.read_text() != document())
+    DOCUMENT.write_text(document())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

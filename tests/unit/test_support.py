@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/support.md says what the code and its tests say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "support.py"
+
+
+def test_the_support_matrix_is_what_its_script_writes():
+    done = subprocess.run([sys.executable, SCRIPT, "--check"], check=False)
+    assert done.returncode == 0, "run .venv/bin/python scripts/support.py"
