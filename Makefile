@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bundle clean distclean
+.PHONY: help setup demo test check bench stacks bundle clean distclean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,10 @@ check:  ## lint, types, format, room rules
 bench:  ## overhead and accuracy, beside perf and py-spy
 	@scripts/setup build demo bench
 	@$(PY) -m bench
+
+stacks:  ## share of whole stacks, beside perf, py-spy and OpenTelemetry's profiler
+	@scripts/setup build demo bench
+	@$(PY) -m bench.stacks
 
 bundle:  ## wheel and dependencies for a host without a network, in dist/bundle
 	@scripts/setup build

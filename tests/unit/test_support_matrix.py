@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/support.md says what the code and its tests say."""
+"""docs/support_matrix.md says what the code and its tests say."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "support.py"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "support_matrix.py"
 
 
 def test_the_support_matrix_is_what_its_script_writes():
     done = subprocess.run([sys.executable, SCRIPT, "--check"], check=False)
-    assert done.returncode == 0, "run .venv/bin/python scripts/support.py"
+    assert done.returncode == 0, "run .venv/bin/python scripts/support_matrix.py"
