@@ -37,10 +37,8 @@ class Config:
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
     host_metrics: bool = True
     """Ask the kernel what the machine is doing."""
-    device_time: bool = True
-    """Time the device work of processes that carry Sonde's library (attached, or begun with it)."""
-    device_samples: int = 200
-    """About so many launches a second and process are timed; each costs some 11 microseconds."""
+    device_budget: float = 0.01
+    """Share of its time that timing its launches may cost a process; sets how many are timed."""
     prometheus: str = ""
     """HOST:PORT of a page for Prometheus; '' for none. A host must be named to leave loopback."""
     dcgm_names: bool = False
@@ -71,7 +69,7 @@ class Config:
         _between("otlp_period_s", self.otlp_period_s, 1, 3600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
-        _between("device_samples", self.device_samples, 1, 10_000)
+        _between("device_budget", self.device_budget, 0.0001, 0.5)
         _between("probe_budget", self.probe_budget, 0, 1)
         if self.device_time not in DEVICE_TIME:
             raise UsageError(

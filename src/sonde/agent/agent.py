@@ -126,7 +126,9 @@ class Agent:
 
     def _make_device_time(self) -> DeviceTime | None:
         config = self._config
-        return DeviceTime(config.pids, config.device_samples) if config.device_time else None
+        if not config.device_calls and config.device_time == "off":
+            return None
+        return DeviceTime(config.pids, config.device_budget)
 
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel

@@ -31,6 +31,12 @@ LEAST_FD: Final = 600
 MOST_RAISED: Final = 4.0
 """More than this the losses of a tick do not raise the weights of the rest."""
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
+FIRST_COST_NS: Final = 11_000.0
+"""Host time of a timed launch, measured on an H200, until the process tells its own."""
+CHARGED: Final = 4.0
+"""A timed launch is charged so many times its host time: the device has work with it too."""
+LEAST_TO_JUDGE: Final = 20
+MOST_A_SECOND: Final = 5_000
 MOST_STREAMS: Final = 4_096
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -62,6 +68,8 @@ class _Process:
     """Threads have the same numbers there and here."""
     streams: dict[int, int] = field(default_factory=dict)
     told: abi.Reason = abi.Reason.OK
+    cost_ns: float = FIRST_COST_NS
+    """Host time of one timed launch, a moving mean."""
 
     def stream(self, handle: int) -> int:
         """A small number for a stream; addresses are nobody's business."""
@@ -77,9 +85,9 @@ class DeviceTime:
 
     name = "device_time"
 
-    def __init__(self, pids: Iterable[int] | None, per_second: int) -> None:
+    def __init__(self, pids: Iterable[int] | None, budget: float) -> None:
         self._pids = None if pids is None else frozenset(pids)
-        self._per_second = per_second
+        self._budget = budget
         self._processes: dict[int, _Process] = {}
         self._looked: dict[int, tuple[int, float]] = {}
         """By pid: start, and when (monotonic s) it was looked at last."""
@@ -149,6 +157,7 @@ class DeviceTime:
         process.memory.ask(tail=process.ring.tail)
         self._count("records_wrong", taken.wrong)
         self._count("records_overwritten", taken.skipped)
+        self._govern(process, seen.counts)
         raised = self._raised(process, seen.counts)
         if seen.reason != process.told:
             process.told = seen.reason
@@ -213,6 +222,15 @@ class DeviceTime:
         self._count("lost_names", max(0, min(counts["lost_names"] - before["lost_names"], 1 << 40)))
         timed = max(0, counts["timed"] - before["timed"])
         return min(1 + lost / timed, MOST_RAISED) if timed else 1.0
+
+    def _govern(self, process: _Process, counts: dict[str, int]) -> None:
+        """Ask for as many launches as the budget pays for at their measured cost."""
+        sampled = counts["sampled"] - process.before["sampled"]
+        host_ns = counts["host_ns"] - process.before["host_ns"]
+        if not (LEAST_TO_JUDGE <= sampled < 1 << 32 and 0 < host_ns < 1 << 40):
+            return
+        process.cost_ns += (host_ns / sampled - process.cost_ns) / 4
+        process.memory.ask(per_second=samples_a_second(self._budget, process.cost_ns))
 
     def _count(self, name: str, number: int) -> None:
         if number:
@@ -285,7 +303,7 @@ class DeviceTime:
         process = _Process(memory, Ring(memory.fd, tail), key, seen.counts, _same_tids(pid))
         memory.ask(
             tail=tail,
-            per_second=self._per_second,
+            per_second=samples_a_second(self._budget, FIRST_COST_NS),
             request=REQUEST,
         )
         memory.beat()
@@ -296,6 +314,11 @@ class DeviceTime:
         """Where to begin: with what a program that Sonde started has timed so far, else now."""
         tail = memory.control()["tail"]
         return tail if 0 <= head - tail <= abi.RING_RECORDS and tail == 0 else head
+
+
+def samples_a_second(budget: float, cost_ns: float) -> int:
+    """Launches a second that may be timed for `budget`, a share of the process's time."""
+    return max(1, min(MOST_A_SECOND, int(budget * 1e9 / (CHARGED * max(cost_ns, 1_000.0)))))
 
 
 def _unnamed(kind: str, direction: str) -> str:
