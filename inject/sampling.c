@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #define REFILL_NS 20000000u
+#define SMOOTH_S 0.3
 #define MAX_STRIDE 1000000u
 #define LOOK_EVERY 256u
 
@@ -91,7 +92,7 @@ static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoc
 bool sampling_due(uint32_t *weight)
 {
 	struct thread_sampling *t = &self_sampling;
-	if (unlikely(atomic_load_explicit(&sampling->armed, memory_order_relaxed) == ARMED_AGAIN)) {
+	if (unlikely(atomic_load_explicit(&sampling->armed, memory_order_acquire) == ARMED_AGAIN)) {
 		start_again_after_fork();
 		return false;
 	}
@@ -134,8 +135,7 @@ void sampling_refill(uint64_t now)
 	uint64_t seen = atomic_load_explicit(&sampling->seen, memory_order_relaxed);
 	double here = (double)(seen - seen_before) / passed_s;
 	last = now, seen_before = seen;
-	// Up soon, down slowly: a burst must not find the stride of a quiet time for long.
-	double share = passed_s / (here > rate ? 0.1 : 1);
+	double share = passed_s / SMOOTH_S;
 	rate += (here - rate) * (share < 1 ? share : 1);
 	double stride = every ? every : per_second ? rate / per_second : 0;
 	if (!every && per_second && stride < 1)

@@ -255,14 +255,9 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            self._beat()
             if self._events.wait(min(int(left_s * 1000) + 1, 250)):
                 self._hear()
                 time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
-
-    def _beat(self) -> None:
-        if self._device_time is not None:
-            self._device_time.beat()
 
     def _hear(self) -> None:
         events = self._events.drain()

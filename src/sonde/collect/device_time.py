@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -93,16 +94,23 @@ class DeviceTime:
         """By pid: start, and when (monotonic s) it was looked at last."""
         self._losses: dict[str, int] = {}
         self._paused = False
+        self._stopped = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="sonde-beat", daemon=True)
 
     def start(self) -> None:
         """Find the processes that carry the library already."""
         self._look(time.monotonic())
+        self._heart.start()
 
-    def beat(self) -> None:
-        """Tell every library that somebody reads: at least every 250 ms."""
-        for process in () if self._paused else self._processes.values():
-            with suppress(OSError):
-                process.memory.beat()
+    def _beat(self) -> None:
+        """Tell every library that somebody reads; by a thread of its own, as reading may take long.
+
+        It goes on in a pause, when nothing is asked for.
+        """
+        while not self._stopped.wait(abi.BEAT_NS / 1e9):
+            for process in list(self._processes.values()):
+                with suppress(OSError):
+                    process.memory.beat()
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Runs since the last call."""
@@ -113,13 +121,15 @@ class DeviceTime:
                 self._drain(process, since_ns, now_ns, batch)
             except OSError:
                 self._drop(pid)
-        self.beat()
         if not self._paused:
             self._look(now_ns / 1e9)
         return batch
 
     def stop(self) -> None:
-        """Let go: without a beat the libraries go idle within a second."""
+        """Let go: the libraries go idle."""
+        self._stopped.set()
+        if self._heart.is_alive():
+            self._heart.join()
         for pid, process in list(self._processes.items()):
             with suppress(OSError):
                 process.memory.ask(request=0)
