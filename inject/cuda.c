@@ -92,6 +92,10 @@ static bool begin(struct launch *l, cu_stream stream, bool per_thread, void *fra
 
 static bool begin_pair(struct launch *l)
 {
+	if (l->sample->record.type == INJECT_KERNEL && !pool_gated(l->pool)) {
+		COUNT(lost_pool, 1);
+		return leave_section(l);
+	}
 	if (pair_begin(l->pool, l->sample, l->stream))
 		return true;
 	COUNT(lost_order, 1);
@@ -101,7 +105,7 @@ static bool begin_pair(struct launch *l)
 static void end(struct launch *l, cu_result launched)
 {
 	l->sample->record.start_ns = now_ns();
-	pair_end(l->pool, l->sample, l->stream, launched == CU_OK);
+	pair_end(l->sample, l->stream, launched == CU_OK);
 	l->sample = NULL;
 	leave_section(l);
 	COUNT(host_ns, now_ns() - l->begun_ns);
