@@ -8,6 +8,7 @@
 
 #define REFILL_NS 20000000u
 #define SMOOTH_S 0.3
+#define FIRST_RATE 20000.0 /* launches a second, until it is known */
 #define MAX_STRIDE 1000000u
 #define LOOK_EVERY 256u
 
@@ -125,7 +126,7 @@ bool sampling_due(uint32_t *weight)
 void sampling_refill(uint64_t now)
 {
 	static uint64_t last, seen_before;
-	static double rate;
+	static double rate = FIRST_RATE;
 	uint32_t per_second = shared.control->per_second, every = shared.control->every;
 	if (per_second > 100000)
 		per_second = 100000;

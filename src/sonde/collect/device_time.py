@@ -29,7 +29,7 @@ YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick."""
 LEAST_FD: Final = 600
 """The library keeps its descriptor at least this high where the limit allows it."""
-MOST_RAISED: Final = 4.0
+MOST_RAISED: Final = 100.0
 """More than this the losses of a tick do not raise the weights of the rest."""
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
 FIRST_COST_NS: Final = 11_000.0
@@ -168,7 +168,7 @@ class DeviceTime:
         self._count("records_wrong", taken.wrong)
         self._count("records_overwritten", taken.skipped)
         self._govern(process, seen.counts)
-        raised = self._raised(process, seen.counts)
+        raised = self._raised(process, seen.counts, sum(run.weight for run in taken.runs))
         if seen.reason != process.told:
             process.told = seen.reason
             if seen.reason != abi.Reason.OK:
@@ -221,8 +221,11 @@ class DeviceTime:
         batch.own_stacks[stack_id] = (key, addresses)
         return stack_id
 
-    def _raised(self, process: _Process, counts: dict[str, int]) -> float:
-        """What to multiply the weights of this tick with, for what was chosen and not timed."""
+    def _raised(self, process: _Process, counts: dict[str, int], weights: float) -> float:
+        """What to multiply the weights of this tick with, for what was chosen and not timed.
+
+        Then they sum up to the launches of the tick, which the library counts.
+        """
         before, process.before = process.before, counts
         lost = 0
         for name in _LOST:
@@ -230,8 +233,10 @@ class DeviceTime:
             self._count(name, new)
             lost += new
         self._count("lost_names", max(0, min(counts["lost_names"] - before["lost_names"], 1 << 40)))
-        timed = max(0, counts["timed"] - before["timed"])
-        return min(1 + lost / timed, MOST_RAISED) if timed else 1.0
+        launches = counts["launches"] - before["launches"]
+        if not lost or not weights or not 0 < launches < 1 << 40:
+            return 1.0
+        return max(1.0, min(launches / weights, MOST_RAISED))
 
     def _govern(self, process: _Process, counts: dict[str, int]) -> None:
         """Ask for as many launches as the budget pays for at their measured cost."""
