@@ -22,15 +22,24 @@ enum sonde_loss {
 	LOSS_USER_STACK,     /* the user stack could not be read: kernel frames only */
 	LOSS_NESTED_CALL,    /* a call began inside another that never returned */
 	LOSS_TARGETS_FULL,   /* a child of a watched process could not be watched */
+	LOSS_NOTES_FULL,     /* whose a process or what a control group was went unnoted */
+	LOSS_REQUESTS,	     /* a request to a block device found no room while it was under way */
 	LOSS_MAX,
 };
 
-/* One stack, stored once under its hash. Leaf first. */
+/*
+ * One stack, stored once under its hash. Leaf first. A long one is stored in pieces, each naming the
+ * one that goes on toward the thread's entry; those parts are shared by all stacks that have them.
+ * A user frame is an address, or two words of Python (abi/unwind.h); zero fills a piece's end.
+ */
 struct sonde_stack {
 	__u32 kernel_len;
 	__u32 user_len;
 	__u64 kernel[SONDE_KERNEL_FRAMES];
 	__u64 user[SONDE_USER_FRAMES];
+	__u64 next;    /* id of the piece that follows, 0: none */
+	__u32 stop;    /* enum unwind_stop: why the walk ended; 0: it reached the thread's entry */
+	__u32 is_tail; /* a piece behind the first: no row names it */
 };
 
 /* ---- on-CPU samples ---- */
@@ -92,6 +101,20 @@ struct wait_span {
 	__u32 waker_tgid;
 	__u32 waker_tid;
 	__u32 unused;
+};
+
+/* ---- a dump: every thread of a process once ---- */
+
+struct dump_key {
+	__u32 tgid;
+	__u32 tid;
+	__u64 start_ns;
+};
+
+struct dump_value {
+	__u64 stack_id; /* 0: it was on a CPU, or there was no room */
+	__u32 state;	/* the kernel's task state */
+	__u32 on_cpu;
 };
 
 /* ---- device calls ---- */
@@ -164,6 +187,148 @@ struct call_span {
 	__s32 status;
 	__u32 direction;
 	__u32 flags;
+};
+
+/* ---- what processes use ---- */
+
+struct usage_key {
+	__u32 tgid;
+	__u32 unused;
+	__u64 start_ns;
+};
+
+/* Counted by the kernel; all threads together. */
+struct usage_value {
+	__u64 cpu_ns;
+	__u64 runqueue_ns; /* ready, without a CPU */
+	__u64 runs;	   /* times a CPU was given */
+	__u64 voluntary;   /* switches */
+	__u64 involuntary;
+	__u64 migrations;
+	__u64 minor_faults;
+	__u64 major_faults;
+	__u64 read_bytes; /* of block devices */
+	__u64 written_bytes;
+	__u64 reclaims; /* times it had to look for pages itself */
+	__u64 reclaim_ns;
+	__u64 reclaimed_pages;
+};
+
+enum note_kind {
+	NOTE_EXEC = 1,
+	NOTE_MOVED, /* to another control group */
+	NOTE_EXIT,
+};
+
+/* Whose a process is. Control groups: version 2, then memory, freezer and pids of version 1. */
+struct process_note {
+	__u64 time_ns;
+	__u64 start_ns;
+	__u64 cgroup[4];
+	__u32 hierarchy[4];
+	__u32 kind;
+	__u32 tgid;
+	__u32 parent_tgid;
+	__u32 uid;
+	__u32 inner_pid; /* in its own pid namespace */
+	__u32 unused;
+};
+
+/* A control group that was made. */
+struct cgroup_note {
+	__u64 id;
+	__u32 hierarchy;
+	__u32 length;
+	__u8 path[256];
+};
+
+/* ---- block devices ---- */
+
+struct block_key {
+	__u32 tgid;   /* 0: a kernel thread did it for another's group (writeback, a limit) */
+	__u32 device; /* major << 20 | minor */
+	__u64 start_ns;
+	__u64 cgroup; /* whom it is charged to */
+	__u32 hierarchy;
+	__u32 operation; /* enum req_op: 0 read, 1 write, 2 flush, 3 discard */
+};
+
+struct block_value {
+	__u64 count;
+	__u64 bytes;
+	__u64 queue_ns;	 /* until the device was told */
+	__u64 device_ns; /* until it was done */
+	__u64 max_ns;	 /* both, the longest */
+};
+
+/* ---- TCP ---- */
+
+struct flow_key {
+	__u32 tgid; /* 0: closed before anybody was seen to own it */
+	__u16 family;
+	__u16 port; /* of the service: the lower one of the two */
+	__u64 start_ns;
+	__u32 address[4]; /* of the other end, as on the wire */
+};
+
+struct flow_value {
+	__u64 sent_bytes; /* with what was sent again */
+	__u64 received_bytes;
+	__u64 retransmitted_bytes;
+	__u64 sent_segments;
+	__u64 received_segments;
+	__u64 retransmits;
+	__u64 closed;	      /* connections that ended */
+	__u64 max_srtt_us;    /* as seen when looked at, like the two below */
+	__u64 max_send_queue; /* bytes */
+	__u64 max_receive_queue;
+};
+
+/* ---- system calls ---- */
+
+struct syscall_key {
+	__u32 tgid;
+	__u32 nr;
+	__u64 start_ns;
+};
+
+struct syscall_value {
+	__u64 count;
+	__u64 errors;
+	__u64 ns;
+	__u64 max_ns;
+};
+
+/* ---- run queues ---- */
+
+#define SONDE_DELAYS 32
+
+/* How long threads of a CPU were ready before they got it; delays[i]: below 2^i ns. */
+struct cpu_delays {
+	__u64 count;
+	__u64 ns;
+	__u64 max_ns;
+	__u32 delays[SONDE_DELAYS];
+};
+
+/* Run queues as seen at one moment. */
+struct pulse {
+	__u64 time_ns;
+	__u64 switches; /* since the start of the machine */
+	__u32 running;	/* threads that run or could, on all CPUs */
+	__u32 busy;	/* CPUs that run something */
+	__u32 longest;	/* of the run queues */
+	__u32 io_waiting;
+};
+
+/* The same of one CPU, over an interval. */
+struct cpu_queue {
+	__u64 looks;
+	__u64 running; /* summed over looks */
+	__u64 busy;    /* looks that found it running something */
+	__u64 longest;
+	__u64 switches;
+	__u64 at; /* the kernel's own structure */
 };
 
 #endif

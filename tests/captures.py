@@ -111,9 +111,11 @@ class Writer:
     frame_ids: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
     stack_ids: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    def process(self, pid: int, comm: str, *, ppid: int = 1, threads: Rows = ()) -> dict[str, int]:
+    def process(
+        self, pid: int, comm: str, *, ppid: int = 1, threads: Rows = (), **owner: Any
+    ) -> dict[str, int]:
         key = {"pid": pid, "start_ns": pid * 10_000_000}
-        self.rows["process"].append({**key, "ppid": ppid, "comm": comm, "exe": comm})
+        self.rows["process"].append({**key, "ppid": ppid, "comm": comm, "exe": comm, **owner})
         for thread in threads or [{"tid": pid, "comm": comm}]:
             self.rows["thread"].append({**key, **thread})
         return key
@@ -227,6 +229,10 @@ class Writer:
     def event(self, kind: str, name: str, value: float, text: str = "") -> None:
         self.add("event", {}, kind=kind, name=name, value=value, text=text)
 
+    def usage(self, key: dict[str, int], second: int = 0, **counts: int) -> None:
+        time_ns = START_NS + second * SECOND_NS
+        self.rows["usage"].append({"time_ns": time_ns, **key, **counts})
+
     def metric(self, series: str, values: Iterable[float]) -> None:
         for second, value in enumerate(values):
             time_ns = START_NS + second * SECOND_NS
@@ -271,10 +277,17 @@ def scene() -> Writer:
         4211,
         "python3",
         threads=[{"tid": 4211, "comm": "python3"}, {"tid": 4215, "comm": "loader"}],
+        user="ada",
+        job="77",
+        step="0",
     )
     build = w.process(5000, "cc1 <\"&'>")
-    sleeper = w.process(900, "cron")
+    sleeper = w.process(900, "cron", user="root", unit="cron.service")
     kthread = w.process(17, "kworker/0:1", ppid=2)
+
+    w.usage(train, 0, cpu_ns=4_000_000_000, runqueue_ns=1_000_000, voluntary=900, migrations=3)
+    w.usage(train, 6, cpu_ns=50_000_000, major_faults=2, read_bytes=3_000_000, reclaim_ns=70_000)
+    w.usage(build, 0, cpu_ns=2_500_000_000, involuntary=40, written_bytes=81_920)
 
     main = ("_start", ("main", "python3", "/src/python.c", 15))
     step = (*main, ("train_step", "app.so", "/src/train.cc", 120))

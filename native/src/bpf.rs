@@ -11,7 +11,7 @@ use libbpf_rs::{Iter, Link, MapCore, Object, ObjectBuilder, ProgramMut};
 use libbpf_rs::{UprobeMultiOpts, UprobeOpts};
 use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyTuple};
+use pyo3::types::PyTuple;
 
 use crate::columns::Columns;
 use crate::layout::{self, Layout};
@@ -85,7 +85,7 @@ fn map_info(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> MapInfo {
 }
 
 impl Bpf {
-    fn map(&self, name: &str) -> PyResult<&MapInfo> {
+    pub fn map(&self, name: &str) -> PyResult<&MapInfo> {
         self.maps.get(name).ok_or_else(|| PyKeyError::new_err(format!("no map {name}")))
     }
 
@@ -196,7 +196,9 @@ impl Bpf {
             swapped.insert(outer, Swapped { outer: fd, rows: [a, b], active: 0 });
         }
         let mut structs = HashMap::new();
-        for name in ["wait_span", "call_span", "sonde_stack"] {
+        for name in
+            ["wait_span", "call_span", "sonde_stack", "process_note", "cgroup_note", "pulse"]
+        {
             if let Some(layout) = layout::of_struct(&btf, name) {
                 structs.insert(name.to_owned(), layout);
             }
@@ -303,20 +305,14 @@ impl Bpf {
         for (key, value) in keys.chunks_exact(key_size).zip(values.chunks_exact(value_size)) {
             let of_key = full.key.fields.iter().map(|field| (field, key));
             let of_value = full.value.fields.iter().map(|field| (field, value));
-            let row = of_key.chain(of_value).map(|(field, raw)| {
-                let bits = field.read(raw);
-                if field.signed {
-                    PyInt::new(py, bits as i64)
-                } else {
-                    PyInt::new(py, bits)
-                }
-            });
+            let row = of_key.chain(of_value).map(|(field, raw)| field.number(py, raw));
             out.push(PyTuple::new(py, row.collect::<Vec<_>>())?);
         }
         Ok(out)
     }
 
-    /// Frames of the stacks still kept under these ids: (id, kernel addresses, user addresses).
+    /// Frames of the stacks still kept under these ids: (id, kernel addresses, user words, why the
+    /// walk ended).
     fn stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<maps::Stack>> {
         let map = self.map("stacks")?;
         let (fd, size) = (map.fd, map.value_size);
@@ -325,9 +321,16 @@ impl Bpf {
 
     /// Make room: drop these stacks. One that is seen again is stored again.
     fn forget_stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<()> {
-        let fd = self.map("stacks")?.fd;
-        py.detach(|| ids.iter().for_each(|id| drop(maps::delete(fd, &id.to_ne_bytes()))));
+        let map = self.map("stacks")?;
+        let (fd, size, most) = (map.fd, map.value_size, map.max_entries);
+        py.detach(|| maps::forget(fd, size, most, &ids));
         Ok(())
+    }
+
+    /// How many stacks and pieces of stacks are kept.
+    fn stacks_kept(&self) -> PyResult<usize> {
+        let map = self.map("stacks")?;
+        Ok(maps::keys(map.fd, map.max_entries).len())
     }
 
     /// Drop every stack, those too that no row speaks of.
@@ -361,6 +364,23 @@ impl Bpf {
             return Err(PyValueError::new_err(format!("{map} is no array of counters")));
         }
         Ok(maps::per_cpu_sums(info.fd, indices.into_iter())?)
+    }
+
+    /// The value of an array at `index`, as tuples of its fields: one, or one a possible CPU.
+    #[pyo3(signature = (map, index, per_cpu = false))]
+    fn values<'py>(
+        &self,
+        py: Python<'py>,
+        map: &str,
+        index: u32,
+        per_cpu: bool,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let info = self.map(map)?;
+        let raw = maps::array_values(info.fd, index, info.value_size, per_cpu)?;
+        let slot = if per_cpu { info.value_size.next_multiple_of(8) } else { info.value_size };
+        raw.chunks_exact(slot)
+            .map(|row| PyTuple::new(py, info.value.fields.iter().map(|f| f.number(py, row))))
+            .collect()
     }
 
     fn set_array(&self, map: &str, index: u32, value: &[u8]) -> PyResult<()> {

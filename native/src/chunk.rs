@@ -74,6 +74,9 @@ fn ready_column(column: &Column, ty: &DataType) -> PyResult<ArrayRef> {
         (Column::Ints { values }, DataType::Int32) => {
             Arc::new(values.iter().map(|v| Some(*v as i64 as i32)).collect::<Int32Array>())
         }
+        (Column::Ints { values }, DataType::Float64) => {
+            Arc::new(values.iter().map(|v| Some(*v as f64)).collect::<Float64Array>())
+        }
         (Column::Texts { values }, DataType::Utf8) => {
             Arc::new(StringArray::from_iter_values(values))
         }
@@ -161,6 +164,12 @@ fn encode_chunk<'py>(
     Ok(PyBytes::new(py, &out))
 }
 
+/// Why walks of stacks end, as compiled in.
+#[pyfunction]
+fn errors_contract() -> &'static str {
+    include_str!("../../abi/errors.json")
+}
+
 /// The contract on tables, as compiled in.
 #[pyfunction]
 fn tables_contract() -> &'static str {
@@ -168,6 +177,7 @@ fn tables_contract() -> &'static str {
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(errors_contract, module)?)?;
     module.add_function(wrap_pyfunction!(tables_contract, module)?)?;
     module.add_function(wrap_pyfunction!(encode_chunk, module)?)
 }

@@ -2,9 +2,13 @@
 //! Records drained from a ring, kept packed: Python asks for a column where it needs one, and hands
 //! whole columns to the encoder without touching a row.
 use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use pyo3::IntoPyObjectExt;
 
 use crate::layout::{Field, Layout};
 
@@ -57,6 +61,26 @@ impl Columns {
         let field = self.field(name)?;
         let widen = |v: u64| if field.signed { i128::from(v as i64) } else { i128::from(v) };
         Ok(self.values(field).map(widen).collect())
+    }
+
+    /// The records as tuples of some of their integer fields.
+    fn rows<'py>(&self, py: Python<'py>, names: Vec<String>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let fields: Vec<&Field> =
+            names.iter().map(|name| self.field(name)).collect::<PyResult<_>>()?;
+        self.rows
+            .chunks_exact(self.layout.size)
+            .map(|row| PyTuple::new(py, fields.iter().map(|field| field.number(py, row))))
+            .collect()
+    }
+
+    /// The texts of a field of bytes, as file names are decoded.
+    fn names<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let text = self.layout.texts.iter().find(|text| text.name == name);
+        let text = text.ok_or_else(|| PyKeyError::new_err(format!("no text {name}")))?;
+        self.rows
+            .chunks_exact(self.layout.size)
+            .map(|row| OsStr::from_bytes(text.read(row)).into_bound_py_any(py))
+            .collect()
     }
 
     /// The distinct values of some fields together.

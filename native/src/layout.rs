@@ -4,6 +4,11 @@
 use libbpf_rs::btf::types::{self, Composite, Int, IntEncoding};
 use libbpf_rs::btf::{Btf, BtfType, TypeId};
 use libbpf_rs::{AsRawLibbpf, HasSize};
+use pyo3::prelude::*;
+use pyo3::types::PyInt;
+
+/// Arrays of so many integers or fewer are read as fields.
+const SHORT_ARRAY: usize = 32;
 
 /// One integer field of a struct.
 #[derive(Clone, Debug)]
@@ -29,11 +34,37 @@ impl Field {
     }
 }
 
-/// A struct: its integer fields in order of declaration, and its size in bytes.
+impl Field {
+    /// The field in `row` as a Python number.
+    pub fn number<'py>(&self, py: Python<'py>, row: &[u8]) -> Bound<'py, PyInt> {
+        let bits = self.read(row);
+        let number =
+            if self.signed { (bits as i64).into_pyobject(py) } else { bits.into_pyobject(py) };
+        number.unwrap_or_else(|never| match never {})
+    }
+}
+
+/// A struct: its integer fields in order of declaration, its texts, and its size in bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
     pub fields: Vec<Field>,
+    pub texts: Vec<Text>,
     pub size: usize,
+}
+
+/// A field of bytes that holds a text, ended by a zero or by the field's end.
+#[derive(Clone, Debug)]
+pub struct Text {
+    pub name: String,
+    pub offset: usize,
+    pub size: usize,
+}
+
+impl Text {
+    pub fn read<'a>(&self, row: &'a [u8]) -> &'a [u8] {
+        let raw = &row[self.offset..self.offset + self.size];
+        raw.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
 }
 
 impl Layout {
@@ -48,27 +79,43 @@ fn integer(ty: BtfType<'_>) -> Option<(usize, bool)> {
 }
 
 /// The layout of a type: a struct's integer fields, or one field `value` for a bare integer.
-/// Padding (`unused…`) and members that are no integers are left out.
+/// Of a short array of integers each one is a field, called `name_0` and so on; an array of bytes is
+/// a text. Padding (`unused…`) and all other members are left out.
 pub fn of_type(btf: &Btf<'_>, id: u32) -> Option<Layout> {
     let ty: BtfType<'_> = btf.type_by_id(TypeId::from(id))?;
     let ty = ty.skip_mods_and_typedefs();
     if let Some((size, signed)) = integer(ty) {
         let field = Field { name: "value".into(), offset: 0, size, signed };
-        return Some(Layout { fields: vec![field], size });
+        return Some(Layout { fields: vec![field], size, ..Default::default() });
     }
     let composite = Composite::try_from(ty).ok()?;
-    let mut fields = Vec::new();
+    let (mut fields, mut texts) = (Vec::new(), Vec::new());
     for member in composite.iter() {
         let name = member.name.map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let types::MemberAttr::Normal { offset } = member.attr else { continue };
         if name.starts_with("unused") {
             continue;
         }
-        if let Some((size, signed)) = btf.type_by_id(member.ty).and_then(integer) {
-            fields.push(Field { name, offset: offset as usize / 8, size, signed });
+        let Some(ty) = btf.type_by_id::<BtfType<'_>>(member.ty) else { continue };
+        let offset = offset as usize / 8;
+        if let Some((size, signed)) = integer(ty) {
+            fields.push(Field { name, offset, size, signed });
+        } else if let Ok(array) = types::Array::try_from(ty.skip_mods_and_typedefs()) {
+            match integer(array.contained_type()) {
+                Some((1, _)) => texts.push(Text { name, offset, size: array.capacity() }),
+                Some((size, signed)) if array.capacity() <= SHORT_ARRAY => {
+                    fields.extend((0..array.capacity()).map(|i| Field {
+                        name: format!("{name}_{i}"),
+                        offset: offset + i * size,
+                        size,
+                        signed,
+                    }));
+                }
+                _ => {}
+            }
         }
     }
-    Some(Layout { fields, size: composite.size() })
+    Some(Layout { fields, texts, size: composite.size() })
 }
 
 /// The layout of the struct called `name`.

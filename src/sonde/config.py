@@ -37,6 +37,19 @@ class Config:
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
     host_metrics: bool = True
     """Ask the kernel what the machine is doing."""
+    host_hz: int = 100
+    """Looks at the run queues a second, while something runs; 0: none."""
+    syscalls: bool = False
+    """Count the system calls of every process: costs some 0.2 microseconds a call."""
+    kubelet: str = ""
+    """Address of this node's kubelet, to name pods: https://127.0.0.1:10250, or the read-only
+    http://127.0.0.1:10255. Empty: nobody is asked."""
+    kubelet_token_file: str = ""
+    """What it is shown: /var/run/secrets/kubernetes.io/serviceaccount/token in a pod."""
+    kubelet_ca_file: str = ""
+    """Whom its certificate must be from; empty: the system's authorities."""
+    injected: bool = True
+    """Read what Sonde's library times in processes that carry it (attached, or begun with it)."""
     device_budget: float = 0.01
     """Share of its time that timing its launches may cost a process; sets how many are timed."""
     prometheus: str = ""
@@ -71,6 +84,11 @@ class Config:
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
         _between("device_budget", self.device_budget, 0.0001, 0.5)
         _between("probe_budget", self.probe_budget, 0, 1)
+        _between("host_hz", self.host_hz, 0, 1_000)
+        if self.kubelet and not self.kubelet.startswith(("http://", "https://")):
+            raise UsageError(
+                f"kubelet is {self.kubelet!r}", "give its address: https://127.0.0.1:10250"
+            )
         if self.device_time not in DEVICE_TIME:
             raise UsageError(
                 f"device_time is {self.device_time!r}", f"choose one of {', '.join(DEVICE_TIME)}"

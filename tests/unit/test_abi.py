@@ -11,11 +11,12 @@ import pyarrow as pa
 import pytest
 
 from sonde import _native
-from sonde.collect import cpu, device_calls, waits
+from sonde.collect import blocks, cpu, device_calls, flows, syscalls, tasks, waits
 from sonde.collect.kernel import LOSSES
 from sonde.collect.reasons import reason_of
 from sonde.query import questions
 from sonde.query.schema import TABLES
+from sonde.unwind import ENDS
 
 ROOT = Path(__file__).parents[2]
 EVENTS = (ROOT / "abi/events.h").read_text()
@@ -33,9 +34,9 @@ def fields_of(struct):
     return [name for name in names if not name.startswith("unused")]
 
 
-def members_of(enum):
+def members_of(enum, header=EVENTS):
     """Names and numbers of an enum."""
-    body = re.search(rf"enum {enum} {{(.*?)}};", without_comments(EVENTS), re.DOTALL).group(1)
+    body = re.search(rf"enum {enum} {{(.*?)}};", without_comments(header), re.DOTALL).group(1)
     members, number = {}, -1
     for name, value in re.findall(r"(\w+)(?:\s*=\s*(-?\d+))?\s*,", body):
         number = int(value) if value else number + 1
@@ -49,6 +50,9 @@ def members_of(enum):
         (cpu, "cpu_key", "cpu_value"),
         (waits, "wait_key", "wait_value"),
         (device_calls, "call_key", "call_value"),
+        (tasks, "usage_key", "usage_value"),
+        (blocks, "block_key", "block_value"),
+        (syscalls, "syscall_key", "syscall_value"),
     ],
 )
 def test_collectors_expect_the_fields_that_programs_write(collector, key, value):
@@ -58,10 +62,27 @@ def test_collectors_expect_the_fields_that_programs_write(collector, key, value)
 @pytest.mark.bpf
 @pytest.mark.parametrize(
     ("name", "rows", "collector"),
-    [("cpu", "samples", cpu), ("waits", "waits", waits), ("device_calls",) * 2 + (device_calls,)],
+    [
+        ("cpu", "samples", cpu),
+        ("waits", "waits", waits),
+        ("device_calls", "device_calls", device_calls),
+        ("tasks", "usage", tasks),
+        ("blocks", "requests", blocks),
+        ("flows", "flows", flows),
+        ("syscalls", "syscalls", syscalls),
+    ],
 )
 def test_the_compiled_programs_have_them_too(name, rows, collector):
     assert _native.Bpf(name, {}).fields(rows) == list(collector.FIELDS)
+
+
+def test_notes_have_the_fields_and_kinds_of_the_kernel_side():
+    body = fields_of("process_note")
+    arrays = [f"{name}_{i}" for name in ("cgroup", "hierarchy") for i in range(4)]
+    plain = [name for name in body if name not in ("cgroup", "hierarchy")]
+    assert sorted(tasks.NOTE_FIELDS) == sorted(plain + arrays)
+    members = members_of("note_kind")
+    assert {f"NOTE_{name.upper()}": kind for kind, name in tasks.NOTE_KINDS.items()} == members
 
 
 def test_losses_have_the_names_of_the_kernel_side():
@@ -135,3 +156,12 @@ def test_the_reader_wants_the_tables_of_the_contract():
         for table, spec in CONTRACT.items()
     }
     assert read == written
+
+
+def test_every_reason_to_end_a_walk_is_named_and_told():
+    stops = members_of("unwind_stop", (ROOT / "abi/unwind.h").read_text())
+    assert stops.pop("STOP_MAX") == len(ENDS)
+    assert [end.c_name for end in ENDS] == list(stops)
+    assert len({end.name for end in ENDS}) == len(ENDS)
+    assert {end.kind for end in ENDS} <= {"whole", "early", "first", "note"}
+    assert all(end.text for end in ENDS)

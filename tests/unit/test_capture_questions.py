@@ -30,6 +30,22 @@ def names(frames):
     return [frame.name for frame in frames]
 
 
+# ---- what was used ----
+
+
+def test_usage_adds_up_over_time_and_keeps_whose_it_is(session):
+    first, second = questions.usage(session)
+    assert (first.process.pid, first.cpu_ns, first.voluntary) == (4211, 4_050_000_000, 900)
+    assert (first.major_faults, first.read_bytes, first.reclaim_ns) == (2, 3_000_000, 70_000)
+    assert first.process.owner.label == "job 77.0"
+    assert (second.process.pid, second.involuntary) == (5000, 40)
+
+
+def test_usage_of_some_processes_and_times(session):
+    (only,) = questions.usage(session, Where(pids=[4211], start_ns=START_NS + 5 * SECOND_NS))
+    assert (only.cpu_ns, only.major_faults) == (50_000_000, 2)
+
+
 # ---- profiles ----
 
 

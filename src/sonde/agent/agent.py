@@ -25,14 +25,21 @@ from sonde import _native, apis
 from sonde.agent import signals, whose
 from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
+from sonde.agent.group_io import GroupIo
 from sonde.agent.quiet import NoEvents
+from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
 from sonde.attach.policy import Policy
+from sonde.collect.blocks import BlockCollector
 from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.device_time import DeviceTime
+from sonde.collect.flows import FlowCollector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.metrics import Metrics
+from sonde.collect.queues import QueueCollector
+from sonde.collect.syscalls import SyscallCollector
+from sonde.collect.tasks import TaskCollector
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.resolve import Resolver
@@ -40,9 +47,16 @@ from sonde.sinks.chunk import ChunkBuilder
 
 if TYPE_CHECKING:
     from sonde.agent.outlets import Outlets
+    from sonde.resolve.pods import Pods
 
+PODS_S = 2.0
+"""At the end, wait so long for the names of pods that were asked for last."""
+COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
+"""What is counted apart for those who look on; the collectors not named here are of the host."""
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+CHOSEN_EVENT_GAP_S = 0.003
+"""The same where processes are chosen: they are few, and their first moments count."""
 LOST_EVENTS = "processes.events"
 
 
@@ -87,7 +101,7 @@ class Agent:
         self._tick_ns = 0
         self._pause_asked = False
         self._paused_ns = 0  # before the chunk in the making
-        self._counts = {"cpu": 0, "waits": 0, "device_calls": 0, "metrics": 0, "device_time": 0}
+        self._counts = dict.fromkeys(COUNTED, 0)
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._lost_heard = 0  # process events
@@ -95,12 +109,21 @@ class Agent:
         self._kernel = Kernel(config.pids if privileged else None)
         self._events = self._make_events()
         self._attacher = self._make_attacher()
-        self._resolver = Resolver(grace_ns=int(2 * config.chunk_s * 1e9))
-        self._dictionary = Dictionary(self._kernel, self._resolver)
+        self._resolver = Resolver(grace_ns=int(3 * config.chunk_s * 1e9), pods=_pods(config))
+        self._group_io = GroupIo(self._resolver.owners.group_path)
+        self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
+        self._unwinding = Unwinding(self._kernel if privileged else None, self._resolver)
+        self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         self._calls = self._make_device_calls()
         self._device_time = self._make_device_time()
         self._collectors = self._make_collectors()
+        self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
+
+    def kernel_bytes(self) -> int:
+        """Memory of all BPF maps."""
+        collectors = sum(collector.memory_bytes() for collector in self._collectors)
+        return collectors + self._kernel.memory_bytes() + self._unwinding.memory_bytes()
 
     def _make_events(self) -> _native.ProcessEvents | NoEvents:
         if not self._privileged:
@@ -126,9 +149,7 @@ class Agent:
 
     def _make_device_time(self) -> DeviceTime | None:
         config = self._config
-        if not config.device_calls and config.device_time == "off":
-            return None
-        return DeviceTime(config.pids, config.device_budget)
+        return DeviceTime(config.pids, config.device_budget) if config.injected else None
 
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel
@@ -145,6 +166,12 @@ class Agent:
             )
         if self._calls is not None:
             collectors.append(self._calls)
+        if config.host_metrics and self._privileged:
+            collectors += [TaskCollector(kernel), BlockCollector(kernel), FlowCollector(kernel)]
+            if config.host_hz:
+                collectors.append(QueueCollector(kernel, config.host_hz))
+        if config.syscalls and self._privileged:
+            collectors.append(SyscallCollector(kernel))
         if self._device_time is not None:
             collectors.append(self._device_time)
         if runners := signals.runners(config):
@@ -160,7 +187,7 @@ class Agent:
         return Outlets(config, self._whose)
 
     def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        return whose.attributes(self._resolver.processes.find(pid, start_ns).record())
+        return whose.attributes(self._resolver.process(pid, start_ns))
 
     @property
     def serves_at(self) -> str:
@@ -173,6 +200,7 @@ class Agent:
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
         self._resolver.start()
+        self._unwinding.get_ready(self._config.pids or (), self._hear_within)
         for collector in self._collectors:
             collector.start()
         if self._attacher is not None:
@@ -227,12 +255,14 @@ class Agent:
         """Read what is left, detach and write the last chunk. Raises SinkError."""
         try:
             self._tick(chunk_ends=True)
+            self._resolver.settle(PODS_S)
             self._flush(last=True)
         finally:
             if self._attacher is not None:
                 self._attacher.stop()
             for collector in self._collectors:
                 collector.stop()
+            self._unwinding.close()
             if self._outlets is not None:
                 self._outlets.close()
             self._resolver.close()
@@ -255,20 +285,31 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            if self._events.wait(min(int(left_s * 1000) + 1, 250)):
+            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else 250
+            if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
                 self._hear()
-                time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+                time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
+            else:
+                self._unwinding.update()
+
+    def _hear_within(self, timeout_ms: int) -> None:
+        if self._events.wait(timeout_ms):
+            self._hear()
 
     def _hear(self) -> None:
         events = self._events.drain()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
+        self._unwinding.hear(events)
         if self._attacher is not None:
             self._attacher.hear(events)
+        if self._device_time is not None:
+            self._device_time.hear(events, looking=not self._privileged)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._resolver.resync()
+            self._unwinding.resync()
             if self._calls is not None:
                 self._calls.resync()
 
@@ -277,18 +318,27 @@ class Agent:
         self._hear()
         for collector in self._collectors:
             batch = collector.drain(since_ns, chunk_ends)
-            self._counts[collector.name] += batch.seen
+            count = collector.name if collector.name in self._counts else "host"
+            self._counts[count] += batch.seen
             self._take(batch)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
         self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
+            ends = self._unwinding.ends(self._tick_ns, self._dictionary.tails_dropped)
+            self._chunk.add("event", list(ends))
             self._count_self()
 
     def _take(self, batch: Batch) -> None:
+        if batch.notes or batch.groups:
+            self._resolver.learn(batch.notes, batch.groups)
+        if batch.group_io:
+            batch.rows.setdefault("metric", []).extend(self._group_io.rows(batch, self._tick_ns))
         for table, rows in batch.rows.items():
             self._chunk.add(table, rows)
+        for table, columns in batch.parts:
+            self._chunk.add_part(table, columns)
         for part in batch.spans:
             self._chunk.add_part("span", part)
             tids = part["tid"]
@@ -322,13 +372,13 @@ class Agent:
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
         rows: list[TableRow] = []
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
-            ("sonde.agent.kernel_map_bytes", float(kernel_bytes)),
+            ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
+            ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
             *(
                 (f"sonde.resolve.{name}", float(n))
                 for name, n in self._resolver.counters.as_dict().items()
@@ -336,6 +386,7 @@ class Agent:
             ),
         ):
             rows.append((self._tick_ns, series, "", value))
+        rows += self._unwinding.metrics(self._tick_ns)
         self._chunk.add("metric", rows)
         if self._outlets is not None:
             self._outlets.take_metrics(rows)
@@ -364,6 +415,15 @@ class Agent:
             "hz": self._config.hz,
             "whole_machine": self._config.pids is None,
         }
+
+
+def _pods(config: Config) -> Pods | None:
+    if not config.kubelet:
+        return None
+    from sonde.resolve.pods import Pods  # and with it an HTTP client, which few need
+
+    token, ca = config.kubelet_token_file, config.kubelet_ca_file
+    return Pods(config.kubelet, Path(token) if token else None, Path(ca) if ca else None)
 
 
 def _max_rss_bytes() -> int:

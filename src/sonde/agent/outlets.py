@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sonde import _native, health
+from sonde.agent.run_metrics import RunMetrics
 from sonde.collect.collector import Batch, TableRow
 from sonde.config import Config
 from sonde.metrics import Metric, labels, labels_of
@@ -37,6 +38,8 @@ class Outlets:
     def __init__(self, config: Config, whose: Whose) -> None:
         """Raises UsageError for a bad address, SinkError where it cannot be listened on."""
         self.board = Board(whose)
+        self._runs = RunMetrics(self.board)
+        self._whose = whose
         self._dcgm_names = config.dcgm_names
         self._host = platform.node()
         self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S
@@ -72,6 +75,11 @@ class Outlets:
         for row in batch.rows.get("activity", ()):
             if row[1] == "device":
                 self._take_calls(row)
+
+        for row in batch.rows.get("device_run", ()):
+            self._runs.take(row)
+        for row in batch.rows.get("usage", ()):
+            self._take_usage(row)
 
     def take_metrics(self, rows: Iterable[TableRow]) -> None:
         """Rows of the table metric."""
@@ -114,6 +122,37 @@ class Outlets:
         if size:
             count_of("sonde.device.call.io", {**call, **(way if direction else {})}, _f(size))
 
+    def _take_usage(self, row: TableRow) -> None:
+        _, pid, start_ns, *counts = row
+        assert isinstance(pid, int)
+        assert isinstance(start_ns, int)
+        self.board.count_owned(
+            self._whose(pid, start_ns),
+            [
+                (series, attributes, _f(count) / unit)
+                for (series, attributes, unit), count in zip(USAGE, counts, strict=True)
+                if count and series
+            ],
+        )
+
+
+USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (
+    ("process.cpu.time", {}, 1e9),
+    ("sonde.process.runqueue.time", {}, 1e9),
+    ("", {}, 1.0),  # runs: as many as switches
+    ("process.context_switches", {"process.context_switch.type": "voluntary"}, 1.0),
+    ("process.context_switches", {"process.context_switch.type": "involuntary"}, 1.0),
+    ("sonde.process.migrations", {}, 1.0),
+    ("process.paging.faults", {"system.paging.fault.type": "minor"}, 1.0),
+    ("process.paging.faults", {"system.paging.fault.type": "major"}, 1.0),
+    ("process.disk.io", {"disk.io.direction": "read"}, 1.0),
+    ("process.disk.io", {"disk.io.direction": "write"}, 1.0),
+    ("sonde.process.reclaims", {}, 1.0),
+    ("sonde.process.reclaim.time", {}, 1e9),
+    ("sonde.process.reclaimed_pages", {}, 1.0),
+)
+"""What becomes of the counters of the table usage: series, attributes, and one of its unit."""
+
 
 def _health(families: Families) -> list[Row]:
     """The checks of `sonde health`, over what devices said last."""
@@ -128,7 +167,7 @@ def _health(families: Families) -> list[Row]:
         for metric, series in families
         if metric.name == "sonde.source.up"
         for one in series
-        if not one.value
+        if not one.value and one.attributes["sonde.source"].partition(".")[0] == "nvml"
     ]
     now_ns = time.monotonic_ns()
     return [

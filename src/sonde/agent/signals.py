@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sonde.collect import host
 from sonde.collect.apart import Apart
 from sonde.collect.devices import present
 from sonde.collect.metrics import Beside, Runner
@@ -28,11 +29,15 @@ def runners(config: Config) -> list[Runner]:
 
 def sources_beside(config: Config) -> Sequence[Source]:
     """Sources that are asked in a thread of the agent."""
-    return ()
+    return host.sources() if config.host_metrics else ()
 
 
 def sources_apart(config: Config) -> Sequence[Apart]:
     """Sources that are asked in a process each, once what they speak of is present."""
     if not config.device_metrics:
         return ()
-    return (Apart("nvml", "sonde.collect.devices.nvml:NvmlSource", present.nvidia),)
+    return (
+        Apart("nvml", "sonde.collect.devices.nvml:NvmlSource", present.nvidia),
+        Apart("amdsmi", "sonde.collect.devices.amdsmi:AmdSmiSource", present.amd),
+        Apart("drm", "sonde.collect.devices.drm:DrmSource", present.drm),
+    )

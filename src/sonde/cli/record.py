@@ -68,6 +68,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
     add("--launches", action="store_true",
         help="see every kernel launch too (costs about a microsecond each)")  # fmt: skip
+    add("--syscalls", action="store_true",
+        help="count every system call too (costs about 0.2 microseconds each)")  # fmt: skip
+    add("--no-host", action="store_true", help="leave out what the machine does")
     add("--no-offcpu", action="store_true", help="leave out what threads wait for")
     add("--no-device", action="store_true", help="leave out device calls and device time")
     add("--device-time", action="store_true",
@@ -173,10 +176,14 @@ def _config(args: argparse.Namespace, watched: list[int]) -> Config:
         flags["pids"] = watched
     if args.launches:
         flags["launches"] = True
+    if args.syscalls:
+        flags["syscalls"] = True
+    if args.no_host:
+        flags["host_metrics"] = False
     if args.no_offcpu:
         flags["off_cpu"] = False
     if args.no_device:
-        flags |= {"device_calls": False, "device_time": "off"}
+        flags |= {"device_calls": False, "device_time": "off", "injected": False}
     elif args.device_time:
         flags["device_time"] = "all"
     return load(flags)
@@ -295,7 +302,20 @@ def _tell(args: argparse.Namespace, path: Path, live: Live, child: Child | None)
     from sonde.export import summary
 
     print(summary.of_file(path))
+    if said := _verdict(path):
+        print(f"\n{said}")
     print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
+
+
+def _verdict(path: Path) -> str:
+    """What the work was bound by, where a device was used; '' where none was."""
+    try:
+        from sonde.analyze.bound import explain
+        from sonde.cli.timelines import open_timeline
+        from sonde.export import verdict
+    except ModuleNotFoundError:
+        return ""  # an installation that only records
+    return verdict.headline(explain(open_timeline([path])))
 
 
 def _give_to_invoking_user(path: Path) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sonde.model.owner import GroupNote, ProcessNote
+
 TableRow = tuple[object, ...]
 """A row in the column order of abi/tables.json."""
 
@@ -25,12 +27,22 @@ class Batch:
     """By table: sample, activity, event."""
     spans: list[Mapping[str, object]] = field(default_factory=list)
     """Parts of the table span: columns by name, ready for the encoder."""
+    parts: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)
+    """The same of other tables: (table, columns)."""
     stacks: dict[int, ProcessKey] = field(default_factory=dict)
     """Stack ids that the rows and spans use, with the process whose addresses they hold."""
     own_stacks: dict[int, tuple[ProcessKey, tuple[int, ...]]] = field(default_factory=dict)
     """Stack ids whose user addresses, leaf first, come with them."""
     threads: set[tuple[int, int, int]] = field(default_factory=set)
     """(pid, start_ns, tid) of every thread seen."""
+    notes: list[ProcessNote] = field(default_factory=list)
+    """What the kernel told of processes while they were there, in order of time."""
+    group_io: dict[tuple[int, int, str, str], tuple[int, int, int, int]] = field(
+        default_factory=dict
+    )
+    """(hierarchy, control group, device, operation) to requests, bytes, ns in queue, in device."""
+    groups: list[GroupNote] = field(default_factory=list)
+    """Control groups made meanwhile."""
     seen: int = 0
     """Events behind the rows, for the live count."""
 

@@ -39,6 +39,7 @@ def write(
         "device_calls": [_flat(asdict(row)) for row in questions.device_calls(session, where)]
         if "device" in kinds
         else [],
+        "usage": [_flat(asdict(row)) for row in questions.usage(session, where)],
         "device_runs": [
             {**_flat(asdict(row)), "mean_ns": row.mean_ns} for row in device_runs(session, where)
         ]

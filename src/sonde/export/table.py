@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
+from sonde.export import signals
 from sonde.export.layout import columns, duration, loss_line, one_line, percent, rate, size
 from sonde.export.summary import directions
 from sonde.model.profile import KERNEL, KINDS
@@ -36,6 +37,9 @@ def write(
         sections.append(_device_calls(session, where, limit))
     if KERNEL in kinds:
         sections.append(_device_runs(session, where, limit))
+    sections.append(_usage(session, where, limit))
+    if told := signals.table(session, where, limit):
+        sections.append(iter(told))
     sections.append(_losses(session))
     text = "\n\n".join("\n".join(lines) for lines in sections)
     out.write(f"{text}\n".encode(errors="replace"))
@@ -76,11 +80,39 @@ def _processes(session: Session, where: Where, limit: int) -> Iterator[str]:
             duration(use.runqueue_ns),
             f"{use.device_calls:,}",
             duration(use.device_ns),
+            use.process.owner.label,
         )
         for use in uses
     ]
-    head = ("PROCESSES", "threads", "CPU", "on CPU", "blocked", "for a CPU", "calls", "device")
-    return _rows(head, rows, (28, -7, -7, -7, -7, -9, -9, -7), limit)
+    head = (
+        *("PROCESSES", "threads", "CPU", "on CPU", "blocked", "for a CPU", "calls", "device"),
+        "whose",
+    )
+    return _rows(head, rows, (28, -7, -7, -7, -7, -9, -9, -7, 0), limit)
+
+
+def _usage(session: Session, where: Where, limit: int) -> Iterator[str]:
+    rows = [
+        (
+            use.process.label,
+            duration(use.cpu_ns),
+            duration(use.runqueue_ns),
+            f"{use.voluntary:,}",
+            f"{use.involuntary:,}",
+            f"{use.migrations:,}",
+            f"{use.major_faults:,}",
+            size(use.read_bytes),
+            size(use.written_bytes),
+            duration(use.reclaim_ns),
+            use.process.owner.label,
+        )
+        for use in questions.usage(session, where)
+    ]
+    head = (
+        *("USED", "on CPU", "for a CPU", "waited", "preempted", "migrated", "major faults"),
+        *("read", "written", "reclaim", "whose"),
+    )
+    return _rows(head, rows, (28, -7, -9, -9, -9, -8, -12, -8, -8, -7, 0), limit)
 
 
 def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:

@@ -25,6 +25,26 @@ class ProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process used by the kernel's own counters: exact, ended threads included."""
+
+    process: Process
+    cpu_ns: int
+    runqueue_ns: int
+    runs: int
+    voluntary: int
+    involuntary: int
+    migrations: int
+    minor_faults: int
+    major_faults: int
+    read_bytes: int
+    written_bytes: int
+    reclaims: int
+    reclaim_ns: int
+    reclaimed_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionUse:
     """A function's own weight (self) and that with everything it called (total)."""
 
@@ -124,6 +144,17 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class StackEnd:
+    """How some of the walks of user stacks ended."""
+
+    kind: str
+    """whole: to the entry | early | first: frame pointers alone | note: the walk went on"""
+    name: str
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Something that happened to a probe, a process or Sonde itself."""
 
@@ -148,3 +179,14 @@ class MetricUse:
     min: float
     mean: float
     max: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """The values of one series, in the order of time."""
+
+    series: str
+    labels: str
+    """A JSON object, or ''."""
+    times_ns: list[int]
+    values: list[float]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sonde.model.owner import UNKNOWN, Owner
+
 KTHREADD_PID = 2
 
 
@@ -18,6 +20,7 @@ class Process:
     ppid: int = 0
     comm: str = ""
     exe: str = ""
+    owner: Owner = UNKNOWN
 
     @property
     def name(self) -> str:

@@ -11,11 +11,20 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.owner import OWNER_COLUMNS
+
 _U32 = pa.uint32()
 _U64 = pa.uint64()
 _F64 = pa.float64()
 _TEXT = pa.string()
 _NAME = pa.dictionary(pa.int32(), pa.string())
+
+USAGE_COUNTERS = (
+    *("cpu_ns", "runqueue_ns", "runs", "voluntary", "involuntary", "migrations"),
+    *("minor_faults", "major_faults", "read_bytes", "written_bytes"),
+    *("reclaims", "reclaim_ns", "reclaimed_pages"),
+)
+"""Columns of `usage` that add up."""
 
 TABLES: dict[str, pa.Schema] = {
     "sample": pa.schema(
@@ -106,9 +115,24 @@ TABLES: dict[str, pa.Schema] = {
         }
     ),
     "process": pa.schema(
-        {"pid": _U32, "start_ns": _U64, "ppid": _U32, "comm": _TEXT, "exe": _TEXT}
+        {
+            "pid": _U32,
+            "start_ns": _U64,
+            "ppid": _U32,
+            "comm": _TEXT,
+            "exe": _TEXT,
+            **{column: _U32 if column == "inner_pid" else _TEXT for column in OWNER_COLUMNS},
+        }
     ),
     "thread": pa.schema({"pid": _U32, "start_ns": _U64, "tid": _U32, "comm": _TEXT}),
+    "usage": pa.schema(
+        {
+            "time_ns": _U64,
+            "pid": _U32,
+            "start_ns": _U64,
+            **dict.fromkeys(USAGE_COUNTERS, _U64),
+        }
+    ),
     "metric": pa.schema({"time_ns": _U64, "series": _NAME, "labels": _NAME, "value": _F64}),
     "event": pa.schema(
         {
@@ -123,7 +147,10 @@ TABLES: dict[str, pa.Schema] = {
     ),
 }
 
-ADDED_LATER: dict[str, frozenset[str]] = {name: frozenset() for name in TABLES}
+ADDED_LATER: dict[str, frozenset[str]] = {
+    **{name: frozenset() for name in TABLES},
+    "process": frozenset(OWNER_COLUMNS),
+}
 """Columns that a chunk of version 1 may lack."""
 
 

@@ -3,7 +3,8 @@
 
 Tables that questions may ask: `sample`, `activity` and `device_run` as in a chunk, with the columns
 `thread`, `process` and (not activity) `stack`, indices into the lists here; `process`, `thread`;
-`leaf` and `member`, which function a stack ends in and which ones it holds; `event` and `metric`.
+`leaf` and `member`, which function a stack ends in and which ones it holds; `usage` with the column
+`process`; `event` and `metric`.
 SQL is kept to what DuckDB and Spark both speak.
 """
 
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.code import NO_STACK, Frame, Stacks
+from sonde.model.owner import OWNER_COLUMNS, Owner
 from sonde.model.process import Process, Thread
 from sonde.query.capture import Capture, CaptureInfo
 from sonde.query.probe_frames import without_probe_frames
@@ -53,6 +55,7 @@ class Session:
         self._connection.register("raw_activity", tables["activity"])
         self._connection.register("event", tables["event"])
         self._connection.register("metric", tables["metric"])
+        self._connection.register("raw_usage", tables["usage"])
         self.stacks, instead = without_probe_frames(_stacks(tables["stack"], tables["frame"]))
         for name in ("sample", "device_run"):
             table = _with_stack(tables[name], tables["stack"], instead)
@@ -97,7 +100,7 @@ class Session:
             self._functions_indexed = True
 
     def _index_processes(self, table: pa.Table) -> list[Process]:
-        processes = [Process(**row) for row in table.to_pylist()]
+        processes = [_process(row) for row in table.to_pylist()]
         self._connection.register("known_process", table.select(["pid", "start_ns"]))
         # A process may have ended before anything could be learned about it.
         processes += [
@@ -105,7 +108,8 @@ class Session:
             for pid, start_ns in self.rows(
                 "SELECT pid, start_ns FROM raw_sample UNION "
                 "SELECT pid, start_ns FROM raw_device_run UNION "
-                "SELECT pid, start_ns FROM raw_activity EXCEPT "
+                "SELECT pid, start_ns FROM raw_activity UNION "
+                "SELECT pid, start_ns FROM raw_usage EXCEPT "
                 "SELECT pid, start_ns FROM known_process"
             )
         ]
@@ -154,6 +158,11 @@ class Session:
                 "JOIN thread t ON r.pid = t.pid AND r.start_ns = t.start_ns AND r.tid = t.tid"
             )
 
+        self._connection.execute(
+            "CREATE VIEW usage AS SELECT r.*, p.process FROM raw_usage r "
+            "JOIN process p ON r.pid = p.pid AND r.start_ns = p.start_ns"
+        )
+
     def _index_functions(self) -> None:
         stacks = self.stacks
         *of_frame, no_stack = self.function_of_frame
@@ -182,6 +191,11 @@ class Session:
             f"SELECT 0 AS stack, {no_stack} AS function"
         )
         self._connection.unregister("place")
+
+
+def _process(row: dict[str, Any]) -> Process:
+    owner = Owner(**{column: row.pop(column) for column in OWNER_COLUMNS})
+    return Process(**row, owner=owner)
 
 
 def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:

@@ -16,17 +16,23 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from sys import intern
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sonde import _native
 from sonde.model.code import Frame
+from sonde.model.owner import GroupNote, ProcessNote
+from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries, Binary
 from sonde.resolve.counters import Counters
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import Mapping
+from sonde.resolve.owners import Owners
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.recent import Recent
+
+if TYPE_CHECKING:
+    from sonde.resolve.pods import Pods
 
 try:
     from _blake2 import blake2b  # hashlib has the same, and loads OpenSSL with it: 4 MB
@@ -81,12 +87,18 @@ _ASTRAY: Final = KnownFrame(frame_id(_UNMAPPED), _UNMAPPED)
 class Resolver:
     """Names what runs: the one object that the agent talks to."""
 
-    def __init__(self, cache_bytes: int = CACHE_BYTES, grace_ns: int = GRACE_NS) -> None:
+    def __init__(
+        self,
+        cache_bytes: int = CACHE_BYTES,
+        grace_ns: int = GRACE_NS,
+        pods: Pods | None = None,
+    ) -> None:
         """`cache_bytes` for the symbol indices of files. `grace_ns`: how long the names of dead
         processes are kept; longer than it takes until they are written.
         """
         self.counters = Counters()
         self.processes = ProcessTable(self.counters, grace_ns=grace_ns)
+        self.owners = Owners(pods)
         self._symbols = _native.Symbolizer(cache_bytes)
         self._binaries = Binaries(self.counters)
         self._perf_maps = PerfMaps(self.counters)
@@ -101,18 +113,36 @@ class Resolver:
         self._forgotten = 0
 
     def start(self) -> None:
-        """Take in the processes that run already."""
+        """Take in the processes that run already, and the control groups."""
+        self.owners.start()
         self.processes.scan()
 
     def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
         """What processes did since the last call, in order of time (see native ProcessEvents)."""
         self.processes.feed(events)
+        for process, keeper in self.processes.new_steps:
+            self.owners.started(process, keeper)
+        self.processes.new_steps.clear()
         fresh = self.processes.new_files
         if fresh:
             for process, file in fresh[-MAX_NEW_FILES:]:
                 for mapping in process.image.told(file):
                     self._binaries.of(process, mapping)
             fresh.clear()
+
+    def learn(self, notes: Iterable[ProcessNote], groups: Iterable[GroupNote]) -> None:
+        """What the kernel told of processes and control groups, in order of time."""
+        self.owners.learn(notes, groups)
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for names that were asked for and are still to come."""
+        self.owners.settle(timeout_s)
+
+    def process(self, pid: int, start_ns: int) -> Process:
+        """A process as the tables have it, with its owner."""
+        process = self.processes.find(pid, start_ns)
+        self.owners.of(process, self.processes.parent, time.monotonic_ns())
+        return process.record()
 
     def resync(self) -> None:
         """Events were lost: ask /proc about everything again."""
@@ -143,14 +173,29 @@ class Resolver:
     def close(self) -> None:
         """Close every file."""
         self._binaries.close()
+        self.owners.close()
+
+    def file_of(self, process: LiveProcess, mapping: Mapping) -> Binary | None:
+        """The file behind a mapping, open; None where no file with code can be opened."""
+        binary = self._binaries.of(process, mapping)
+        if binary is None or binary.holds_no_code:
+            return None
+        if not self._binaries.open(binary, process, mapping) or not binary.is_elf:
+            return None
+        return binary
 
     def resolve(
-        self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
+        self,
+        process: LiveProcess,
+        kernel: Sequence[int],
+        user: Sequence[int],
+        has_leaf: bool = True,
     ) -> list[KnownFrame]:
         """The frames of a stack, leaf first, kernel before user: one for each address, in order.
 
         Addresses are those of a stack walk: the first of each part is where the code was, the
-        others are return addresses and stand for the call before them. Where a walk went astray,
+        others are return addresses and stand for the call before them; without `has_leaf` all of
+        the user part are. Where a walk went astray,
         addresses that lie in no mapping follow one another: those become one frame, [unknown].
         """
         found: list[KnownFrame | None] = []
@@ -165,8 +210,9 @@ class Resolver:
                 process.space()
             get = process.frames.get
             frames = [get(address) for address in user]
-            frames[0] = get(-user[0])
-            found += frames if all(frames) else self._look_up(process, user, frames)
+            if has_leaf:
+                frames[0] = get(-user[0])
+            found += frames if all(frames) else self._look_up(process, user, frames, has_leaf)
         return found  # type: ignore[return-value]  # every None was replaced
 
     def _look_up_kernel(self, addresses: Sequence[int], frames: list[KnownFrame | None]) -> None:
@@ -189,12 +235,18 @@ class Resolver:
             self._kernel[addresses[i] if i else -addresses[0]] = frames[i] = known
 
     def _look_up(
-        self, process: LiveProcess, addresses: Sequence[int], frames: list[KnownFrame | None]
+        self,
+        process: LiveProcess,
+        addresses: Sequence[int],
+        frames: list[KnownFrame | None],
+        has_leaf: bool,
     ) -> list[KnownFrame | None]:
         """Fill in the frames that are None."""
+        first = 0 if has_leaf else -1  # the last place at which no call is behind
         wanted: dict[Binary, list[_Place]] = {}
         missing = [i for i, known in enumerate(frames) if known is None]
-        lookups = [addresses[i] - (i > 0) for i in missing]
+        lookups = [addresses[i] - (i > first) for i in missing]
+        keys = [address if i > first else -address for i, address in enumerate(addresses)]
         astray = 0
         mappings = self._mappings(process, lookups)
         for i, address, mapping in zip(missing, lookups, mappings, strict=True):
@@ -214,24 +266,18 @@ class Resolver:
                 if frames[i] is None:
                     wanted.setdefault(binary, []).append(_Place(i, offset, mapping))
                     continue
-            self._keep(process, addresses, i, frames[i])
+            self._keep(process, keys[i], frames[i])
         for binary, places in wanted.items():
             for place, known in zip(places, self._symbolize(process, binary, places), strict=True):
                 frames[place.position] = known
-                self._keep(process, addresses, place.position, known)
+                self._keep(process, keys[place.position], known)
         self.counters.frames_unmapped += astray
         if astray > 1:
             runs = zip([None, *frames], frames, strict=False)
             return [it for before, it in runs if it is not _ASTRAY or before is not it]
         return frames
 
-    def _keep(
-        self,
-        process: LiveProcess,
-        addresses: Sequence[int],
-        position: int,
-        known: KnownFrame | None,
-    ) -> None:
+    def _keep(self, process: LiveProcess, key: int, known: KnownFrame | None) -> None:
         if known is None:
             return
         if self._in_use >= MAX_PROCESS_FRAMES:
@@ -242,7 +288,7 @@ class Resolver:
             self._in_use = 0
         self._in_use += 1
         self._users.add(process)
-        process.frames[addresses[position] if position else -addresses[0]] = known
+        process.frames[key] = known
 
     @staticmethod
     def _mappings(process: LiveProcess, addresses: Sequence[int]) -> list[Mapping | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sonde.model.owner import UNKNOWN, Owner
 from sonde.model.process import KTHREADD_PID, Process
 from sonde.resolve import procfs
 from sonde.resolve.images import Image
@@ -27,6 +28,7 @@ class LiveProcess:
     __slots__ = (
         *("_exe", "comm", "dead_ns", "frames", "image", "owner", "perf_map"),
         *("pid", "ppid", "previous", "previous_until_ns", "start_ns", "threads", "used_ns"),
+        *("step", "who", "who_ns"),
     )
 
     def __init__(self, pid: int, start_ns: int, ppid: int, comm: str, image: Image) -> None:
@@ -48,6 +50,11 @@ class LiveProcess:
         """Of addresses already resolved: the address, negative where it was a leaf's."""
         self.owner: procfs.Owner | None = None
         self.perf_map: ProcessPerfMap | None = None
+        self.step: tuple[str, str] | None = None
+        """(job, step) of Slurm, where the step's keeper started it."""
+        self.who: Owner | None = None
+        """Whose it is, as known at `who_ns`."""
+        self.who_ns = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -79,7 +86,8 @@ class LiveProcess:
 
     def record(self) -> Process:
         """As the tables have it."""
-        return Process(self.pid, self.start_ns, self.ppid, self.comm, self.exe)
+        who = self.who or UNKNOWN
+        return Process(self.pid, self.start_ns, self.ppid, self.comm, self.exe, who)
 
     def space(self) -> AddressSpace:
         """Its mappings as known now."""

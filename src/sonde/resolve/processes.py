@@ -24,6 +24,7 @@ GRACE_NS: Final = 15_000_000_000
 SWEEP_NS: Final = 60_000_000_000
 """How often /proc is asked which processes vanished without an event."""
 MAX_PROCESSES: Final = 16_384
+STEP_KEEPER: Final = "slurmstepd"
 MAX_SEEN_FILES: Final = 65_536
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are asked about."""
@@ -44,6 +45,8 @@ class ProcessTable:
         self._grace_ns = grace_ns
         self.new_files: list[tuple[LiveProcess, FileKey]] = []
         """Files mapped by processes since this was last emptied; of each file the first time."""
+        self.new_steps: list[tuple[LiveProcess, LiveProcess]] = []
+        """Programs that a keeper of Slurm's steps started, and the keeper, since last emptied."""
         self._seen_files: set[FileKey] = set()
         self._max = max_processes
         self._live: dict[int, LiveProcess] = {}
@@ -112,6 +115,13 @@ class ProcessTable:
         process.used_ns = self._now_ns
         return process
 
+    def parent(self, process: LiveProcess) -> LiveProcess | None:
+        """Its parent, as far as is known."""
+        found = self._live.get(process.ppid)
+        if found is None:
+            found = next(reversed(self._dead.get(process.ppid, ())), None)
+        return found if found is not process else None
+
     def thread_name(self, process: LiveProcess, tid: int) -> str:
         """Name of a thread, '' unknown."""
         name = process.threads.get(tid) if process.threads else None
@@ -171,6 +181,9 @@ class ProcessTable:
         process = self._known(pid, time_ns)
         if is_exec:
             process.executed(time_ns)
+            parent = self._live.get(process.ppid)
+            if parent is not None and parent.comm == STEP_KEEPER:
+                self.new_steps.append((process, parent))
             if process.dead_ns:  # a thread other than the first one executed, and took its place
                 self._bury(process)
                 process.dead_ns = 0

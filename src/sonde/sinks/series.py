@@ -119,8 +119,21 @@ class Board:
             known = self._counts.setdefault(series, {})
             if whole not in known and len(known) >= MAX_OWNED:
                 self.folded += 1
-                whole = without_room
+                whole = without_room if without_room != whole else _nameless(whole)
             known[whole] = known.get(whole, 0.0) + more
+
+    def count_owned(
+        self, owner: Mapping[str, str], counts: Iterable[tuple[str, Mapping[str, str], float]]
+    ) -> None:
+        """Add to counters that are kept here what one process did; `owner` tells whose it is."""
+        with self._lock:
+            for series, kept, more in counts:
+                known = self._counts.setdefault(series, {})
+                whole = _sorted({**kept, **owner})
+                if whole not in known and len(known) >= MAX_OWNED:
+                    self.folded += 1
+                    whole = _sorted({**kept, PROGRAM: OTHER})
+                known[whole] = known.get(whole, 0.0) + more
 
     def families(self) -> list[tuple[Metric, list[Series]]]:
         """Every metric that has a value now, with its series, in the order of the catalogue."""
@@ -188,6 +201,10 @@ class Board:
                         one.ended += last.value if metric.monotonic else 0.0
                 if not one.processes and now_ns - one.time_ns > kept_s * 1e9:
                     del known[attributes]
+
+
+def _nameless(attributes: Attributes) -> Attributes:
+    return tuple((name, OTHER) for name, _ in attributes)
 
 
 def _sorted(attributes: Mapping[str, object]) -> Attributes:

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * TCP by process: bytes, segments, what was sent again, queues. The kernel counts in every socket;
+ * a walk over the open files of all tasks takes what was added, and a connection that closes adds its
+ * rest. No program runs on a packet.
+ *
+ * The owner of a connection is who connects or closes it, both done in its own context, or who holds
+ * it open when the walk comes by.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
+#include "../abi/events.h"
+#define SONDE_MAX_STACKS 1 /* takes none */
+#include "stack.h"
+#include "task.h"
+#include "host_types.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define IPPROTO_TCP 6
+/* enum in net/tcp_states.h */
+#define TCP_SYN_SENT 2
+#define TCP_FIN_WAIT1 4
+#define TCP_CLOSE 7
+#define TCP_LAST_ACK 9
+
+SWAPPED_ROWS(flows, struct flow_key, struct flow_value, 4096)
+
+/* What has been counted of a socket so far, and whose it is. */
+struct counted {
+	u32 tgid;
+	u32 closed;
+	u64 start_ns;
+	u64 sent_bytes;
+	u64 received_bytes;
+	u64 retransmitted_bytes;
+	u64 sent_segments;
+	u64 received_segments;
+	u64 retransmits;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct counted);
+} sockets SEC(".maps");
+
+static __always_inline void own(struct counted *c, struct task_struct *task)
+{
+	if (c->tgid || task->flags & PF_KTHREAD)
+		return;
+	c->start_ns = start_of(task);
+	c->tgid = task->tgid;
+}
+
+#define TAKE(field, now)                                                                           \
+	do {                                                                                       \
+		u64 new_ = (now);                                                                  \
+		added.field = new_ - __sync_lock_test_and_set(&c->field, new_);                    \
+		any |= added.field;                                                                \
+	} while (0)
+
+#define ADD(field)                                                                                 \
+	do {                                                                                       \
+		if (added.field)                                                                   \
+			__sync_fetch_and_add(&v->field, added.field);                              \
+	} while (0)
+
+#define MOST(field, now)                                                                           \
+	do {                                                                                       \
+		u64 new_ = (now);                                                                  \
+		if (new_ > v->field)                                                               \
+			v->field = new_;                                                           \
+	} while (0)
+
+/* Add what the kernel counted of a connection since the last time; `count` false: only take note. */
+static __always_inline void take(struct sock *sk, struct counted *c, bool count, bool closed)
+{
+	const struct flow_value zero = {};
+	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
+	struct counted added = {};
+	struct flow_key key = {};
+	struct flow_value *v;
+	u16 local, remote;
+	u64 any = closed;
+
+	if (!tcp)
+		return;
+	TAKE(sent_bytes, tcp->bytes_sent);
+	TAKE(received_bytes, tcp->bytes_received);
+	TAKE(retransmitted_bytes, tcp->bytes_retrans);
+	TAKE(sent_segments, tcp->segs_out);
+	TAKE(received_segments, tcp->segs_in);
+	TAKE(retransmits, tcp->total_retrans);
+	if (!count || !any)
+		return;
+	if (c->tgid ? !watched(c->tgid) : filter_targets)
+		return;
+	key.tgid = c->tgid;
+	key.start_ns = c->start_ns;
+	key.family = sk->__sk_common.skc_family;
+	local = sk->__sk_common.skc_num;
+	remote = bpf_ntohs(sk->__sk_common.skc_dport);
+	key.port = remote && remote < local ? remote : local;
+	if (key.family == AF_INET)
+		key.address[0] = sk->__sk_common.skc_daddr;
+	else
+		bpf_core_read(key.address, sizeof(key.address),
+			      &sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32);
+	v = row_of(&flows, &key, &zero);
+	if (!v)
+		return;
+	ADD(sent_bytes);
+	ADD(received_bytes);
+	ADD(retransmitted_bytes);
+	ADD(sent_segments);
+	ADD(received_segments);
+	ADD(retransmits);
+	if (closed) {
+		__sync_fetch_and_add(&v->closed, 1);
+		return;
+	}
+	MOST(max_srtt_us, tcp->srtt_us >> 3);
+	MOST(max_send_queue, sk->sk_wmem_queued > 0 ? sk->sk_wmem_queued : 0);
+	MOST(max_receive_queue, (u32)(tcp->rcv_nxt - tcp->copied_seq));
+}
+
+static __always_inline bool is_tcp(struct sock *sk)
+{
+	u16 family = sk->__sk_common.skc_family;
+
+	return sk->sk_protocol == IPPROTO_TCP && (family == AF_INET || family == AF_INET6);
+}
+
+static __always_inline int walk(struct bpf_iter__task_file *ctx, bool count)
+{
+	struct task_struct *task = ctx->task;
+	struct file *file = ctx->file;
+	struct socket *socket;
+	struct counted *c;
+	struct sock *sk;
+
+	/* Threads share their files. */
+	if (!task || !file || task->tgid != task->pid)
+		return 0;
+	socket = bpf_sock_from_file(file);
+	if (!socket)
+		return 0;
+	sk = socket->sk;
+	if (!sk || !is_tcp(sk))
+		return 0;
+	c = bpf_sk_storage_get(&sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!c) {
+		count_loss(LOSS_TASK_STORAGE);
+		return 0;
+	}
+	own(c, task);
+	take(sk, c, count, false);
+	return 0;
+}
+
+SEC("iter/task_file")
+int on_walk(struct bpf_iter__task_file *ctx)
+{
+	return walk(ctx, true);
+}
+
+SEC("iter/task_file")
+int on_first_walk(struct bpf_iter__task_file *ctx)
+{
+	return walk(ctx, false);
+}
+
+SEC("tp_btf/inet_sock_set_state")
+int BPF_PROG(on_state, struct sock *sk, int from, int to)
+{
+	struct task_struct *task;
+	struct counted *c;
+
+	if (to != TCP_SYN_SENT && to != TCP_FIN_WAIT1 && to != TCP_LAST_ACK && to != TCP_CLOSE)
+		return 0;
+	if (!is_tcp(sk))
+		return 0;
+	c = bpf_sk_storage_get(&sockets, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!c) {
+		count_loss(LOSS_TASK_STORAGE);
+		return 0;
+	}
+	if (to == TCP_CLOSE) {
+		if (!__sync_lock_test_and_set(&c->closed, 1))
+			take(sk, c, true, true);
+		return 0;
+	}
+	/* connect(), close() and shutdown() come here in the caller's own context. */
+	task = (struct task_struct *)bpf_get_current_task_btf();
+	own(c, task);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

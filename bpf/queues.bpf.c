@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * Run queues: how long they are, looked at by a timer up to 100 times a second, and how long threads
+ * wait in each before they get the CPU.
+ *
+ * The kernel itself notes when a thread was queued (sched_info), and its run queue has a clock that
+ * was brought up to date for this very switch: the delay is their difference, as the kernel sums it.
+ * on_switch runs under the run-queue lock: it reads two words and adds to this CPU's own counts. It
+ * also tells the timer where the run queue of its CPU is, for which not every kernel has a symbol.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include "../abi/events.h"
+#define SONDE_MAX_STACKS 1 /* takes none */
+#include "stack.h"
+#include "task.h"
+#include "host_types.h"
+
+#define CLOCK_MONOTONIC 1
+#define MAX_CPUS 1024
+
+const volatile u32 cpus = 1;		    /* possible ones */
+const volatile u64 busy_gap_ns = 10000000;  /* between two looks while the machine works */
+const volatile u64 idle_gap_ns = 100000000; /* and while it does not */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct cpu_delays);
+} delays SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 * 1024);
+} pulses SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CPUS);
+	__type(key, u32);
+	__type(value, struct cpu_queue);
+} queues SEC(".maps");
+
+struct clock {
+	struct bpf_timer timer;
+	u64 spent_ns; /* by all looks together */
+	u64 looks;
+	u64 switches; /* at the look before */
+	u32 running;
+	u32 unused;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct clock);
+} clocks SEC(".maps");
+
+/* [0] what looking has cost, ns; [1] how often it was looked. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 2);
+	__type(key, u32);
+	__type(value, u64);
+} spent SEC(".maps");
+
+/* [0] 0: look no more. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} wanted SEC(".maps");
+
+const struct pulse *pulse_layout __attribute__((unused));
+
+static long look_at(u32 cpu, void *context)
+{
+	struct pulse *p = context;
+	struct cpu_queue *q = bpf_map_lookup_elem(&queues, &cpu);
+	struct rq *rq;
+	u32 running;
+	u64 switches;
+
+	if (!q || !q->at)
+		return 0; /* not every possible CPU is there */
+	rq = (struct rq *)q->at;
+	running = BPF_CORE_READ(rq, nr_running);
+	switches = BPF_CORE_READ(rq, nr_switches);
+	p->running += running;
+	p->busy += running > 0;
+	if (running > p->longest)
+		p->longest = running;
+	p->io_waiting += BPF_CORE_READ(rq, nr_iowait.counter);
+	p->switches += switches;
+	q->looks++;
+	q->running += running;
+	q->busy += running > 0;
+	if (running > q->longest)
+		q->longest = running;
+	q->switches = switches;
+	return 0;
+}
+
+static __always_inline void count(u32 which, u64 more)
+{
+	u64 *n = bpf_map_lookup_elem(&spent, &which);
+
+	if (n)
+		*n += more;
+}
+
+static int on_time(void *map, u32 *key, struct clock *clock)
+{
+	struct pulse p = {.time_ns = bpf_ktime_get_ns()};
+	const u32 first = 0;
+	u32 *go_on = bpf_map_lookup_elem(&wanted, &first);
+	u64 gap;
+
+	if (!go_on || !*go_on) {
+		clock->running = 0;
+		return 0;
+	}
+	bpf_loop(cpus, look_at, &p, 0);
+	if (bpf_ringbuf_output(&pulses, &p, sizeof(p), BPF_RB_NO_WAKEUP))
+		count_loss(LOSS_RING_FULL);
+	/* Looking wakes an idle CPU: while nothing runs it is done less often. */
+	gap = p.busy || p.switches - clock->switches > 2 * idle_gap_ns / busy_gap_ns ? busy_gap_ns :
+										       idle_gap_ns;
+	clock->switches = p.switches;
+	bpf_timer_start(&clock->timer, gap, 0);
+	count(0, bpf_ktime_get_ns() - p.time_ns);
+	count(1, 1);
+	return 0;
+}
+
+/* An iterator only because that is run once and by whom we choose: it starts the timer. */
+SEC("iter/task")
+int on_begin(struct bpf_iter__task *ctx)
+{
+	const u32 first = 0;
+	struct clock *clock = bpf_map_lookup_elem(&clocks, &first);
+
+	if (!clock || clock->running)
+		return 0;
+	clock->running = 1;
+	/* Where it was made before, this does nothing. */
+	bpf_timer_init(&clock->timer, &clocks, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&clock->timer, on_time);
+	bpf_timer_start(&clock->timer, busy_gap_ns, 0);
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	struct task_struct___counters *t = (void *)next;
+	u64 queued = t->sched_info.last_queued, ns, bits;
+	const u32 first = 0;
+	struct cpu_delays *d;
+	struct cpu_queue *q;
+	struct rq *rq;
+	u32 slot = 0, cpu;
+
+	if (!queued || !next->pid)
+		return 0;
+	rq = t->se.cfs_rq->rq; /* of the CPU that a task is on, whatever its class */
+	ns = rq->clock - queued;
+	if ((s64)ns < 0)
+		return 0;
+	d = bpf_map_lookup_elem(&delays, &first);
+	if (!d)
+		return 0;
+	if (!d->count) {
+		cpu = bpf_get_smp_processor_id();
+		q = bpf_map_lookup_elem(&queues, &cpu);
+		if (q)
+			q->at = (u64)rq;
+	}
+	d->count++;
+	d->ns += ns;
+	if (ns > d->max_ns)
+		d->max_ns = ns;
+	bits = ns;
+	if (bits >> 16)
+		slot += 16, bits >>= 16;
+	if (bits >> 8)
+		slot += 8, bits >>= 8;
+	if (bits >> 4)
+		slot += 4, bits >>= 4;
+	if (bits >> 2)
+		slot += 2, bits >>= 2;
+	if (bits >> 1)
+		slot += 1, bits >>= 1;
+	slot += bits ? 1 : 0;
+	if (slot >= SONDE_DELAYS)
+		slot = SONDE_DELAYS - 1;
+	d->delays[slot]++;
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

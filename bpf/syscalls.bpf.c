@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * System calls by process: how many, how long, how many failed. Runs twice on every call of the
+ * machine, so it is off unless asked for.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include "../abi/events.h"
+#define SONDE_MAX_STACKS 1 /* takes none */
+#include "stack.h"
+#include "task.h"
+
+#define MAX_ERRNO 4095
+
+SWAPPED_ROWS(syscalls, struct syscall_key, struct syscall_value, 16384)
+
+struct calling {
+	u64 since_ns; /* 0: not in a call */
+	u64 start_ns; /* of the process */
+	u32 nr;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct calling);
+} threads SEC(".maps");
+
+SEC("tp_btf/sys_enter")
+int BPF_PROG(on_enter, struct pt_regs *regs, long nr)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
+	struct calling *c;
+
+	if (!watched(task->tgid))
+		return 0;
+	c = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!c) {
+		count_loss(LOSS_TASK_STORAGE);
+		return 0;
+	}
+	if (!c->start_ns)
+		c->start_ns = start_of(task);
+	c->nr = nr;
+	c->since_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/sys_exit")
+int BPF_PROG(on_exit, struct pt_regs *regs, long result)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
+	struct calling *c = bpf_task_storage_get(&threads, task, 0, 0);
+	const struct syscall_value zero = {};
+	struct syscall_key key = {};
+	struct syscall_value *v;
+	u64 ns;
+
+	if (!c || !c->since_ns)
+		return 0;
+	ns = bpf_ktime_get_ns() - c->since_ns;
+	c->since_ns = 0;
+	key.tgid = task->tgid;
+	key.nr = c->nr;
+	key.start_ns = c->start_ns;
+	v = row_of(&syscalls, &key, &zero);
+	if (!v)
+		return 0;
+	__sync_fetch_and_add(&v->count, 1);
+	__sync_fetch_and_add(&v->ns, ns);
+	if (result < 0 && result >= -MAX_ERRNO)
+		__sync_fetch_and_add(&v->errors, 1);
+	if (ns > v->max_ns)
+		v->max_ns = ns;
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

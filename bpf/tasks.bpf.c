@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
+/*
+ * What processes use, and whose they are.
+ *
+ * The kernel counts for every task already: time on a CPU, time ready without one, switches,
+ * migrations, faults, bytes read and written. A walk over all tasks takes what was added since the
+ * walk before; a thread that ends takes its rest on its way out. So the sums are the kernel's own,
+ * and a process that lives 50 ms is in them. Nothing here runs on a switch or on a fault.
+ *
+ * Whose a process is is noted when it executes, when it is moved to another control group and when
+ * it ends, because afterwards /proc knows nothing of it.
+ */
+#include "kernel_types.h"
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include <bpf/bpf_core_read.h>
+#include "../abi/events.h"
+#define SONDE_MAX_STACKS 1 /* takes none */
+#include "stack.h"
+#include "task.h"
+#include "host_types.h"
+
+SWAPPED_ROWS(usage, struct usage_key, struct usage_value, 8192)
+
+/* What has been counted of a thread so far. Exchanged atomically: the walk or the thread's end. */
+struct counted {
+	u64 cpu_ns;
+	u64 runqueue_ns;
+	u64 runs;
+	u64 voluntary;
+	u64 involuntary;
+	u64 migrations;
+	u64 minor_faults;
+	u64 major_faults;
+	u64 read_bytes;
+	u64 written_bytes;
+	u64 reclaim_from_ns; /* 0: not reclaiming */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct counted);
+} threads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} process_notes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 128 * 1024);
+} cgroup_notes SEC(".maps");
+
+/* Puts the layouts of the rings' records into the object's BTF. */
+const struct process_note *process_note_layout __attribute__((unused));
+const struct cgroup_note *cgroup_note_layout __attribute__((unused));
+
+static __always_inline struct usage_value *usage_of(struct task_struct *task)
+{
+	const struct usage_value zero = {};
+	struct usage_key key = {.tgid = task->tgid, .start_ns = start_of(task)};
+
+	return row_of(&usage, &key, &zero);
+}
+
+#define TAKE(field, now)                                                                           \
+	do {                                                                                       \
+		u64 new_ = (now);                                                                  \
+		u64 more_ = new_ - __sync_lock_test_and_set(&c->field, new_);                      \
+		added.field = more_;                                                               \
+		any |= more_;                                                                      \
+	} while (0)
+
+#define ADD(field)                                                                                 \
+	do {                                                                                       \
+		if (added.field)                                                                   \
+			__sync_fetch_and_add(&v->field, added.field);                              \
+	} while (0)
+
+/* Add what the kernel counted of a task beyond `c`; `count` false: only take note. */
+static __always_inline void take(struct task_struct *task, struct counted *c, bool count)
+{
+	struct task_struct___counters *t = (void *)task;
+	struct counted added = {};
+	struct usage_value *v;
+	u64 any = 0;
+
+	TAKE(cpu_ns, t->se.sum_exec_runtime);
+	TAKE(runqueue_ns, t->sched_info.run_delay);
+	TAKE(runs, t->sched_info.pcount);
+	TAKE(voluntary, t->nvcsw);
+	TAKE(involuntary, t->nivcsw);
+	TAKE(migrations, t->se.nr_migrations);
+	TAKE(minor_faults, t->min_flt);
+	TAKE(major_faults, t->maj_flt);
+	TAKE(read_bytes, t->ioac.read_bytes);
+	TAKE(written_bytes, t->ioac.write_bytes);
+	if (!count || !any)
+		return;
+	v = usage_of(task);
+	if (!v)
+		return;
+	ADD(cpu_ns);
+	ADD(runqueue_ns);
+	ADD(runs);
+	ADD(voluntary);
+	ADD(involuntary);
+	ADD(migrations);
+	ADD(minor_faults);
+	ADD(major_faults);
+	ADD(read_bytes);
+	ADD(written_bytes);
+}
+
+static __always_inline int walk(struct task_struct *task, bool count)
+{
+	struct counted *c;
+
+	c = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (c)
+		take(task, c, count);
+	else
+		count_loss(LOSS_TASK_STORAGE);
+	return 0;
+}
+
+/* Once a tick: over every task there is. */
+SEC("iter/task")
+int on_walk(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+
+	if (!task || !task->pid || !watched(task->tgid))
+		return 0;
+	return walk(task, true);
+}
+
+/* Once at the start: what was counted before we came is not ours to tell. */
+SEC("iter/task")
+int on_first_walk(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+
+	if (!task || !task->pid)
+		return 0;
+	return walk(task, false);
+}
+
+static __always_inline void note_cgroup(struct process_note *n, u32 slot, struct cgroup *cgroup)
+{
+	if (!cgroup)
+		return;
+	n->cgroup[slot] = BPF_CORE_READ(cgroup, kn, id);
+	n->hierarchy[slot] = BPF_CORE_READ(cgroup, root, hierarchy_id);
+}
+
+#define NOTE_CONTROLLER(slot, controller)                                                          \
+	do {                                                                                       \
+		if (bpf_core_enum_value_exists(enum cgroup_subsys_id___here,                       \
+					       controller##_cgrp_id___here)) {                     \
+			u32 id_ = bpf_core_enum_value(enum cgroup_subsys_id___here,                \
+						      controller##_cgrp_id___here);                \
+			struct cgroup_subsys_state *css_ = NULL;                                   \
+			if (id_ < 16) {                                                            \
+				bpf_core_read(&css_, sizeof(css_), &set->subsys[id_]);             \
+				note_cgroup(n, slot, BPF_CORE_READ(css_, cgroup));                 \
+			}                                                                          \
+		}                                                                                  \
+	} while (0)
+
+/* Whose `task` is, now. Version 2 has one hierarchy; of version 1 those that tell most are read. */
+static __always_inline void note(struct task_struct *task, u32 kind)
+{
+	struct task_struct___owner *leader = (void *)BPF_CORE_READ(task, group_leader);
+	struct process_note *n = bpf_ringbuf_reserve(&process_notes, sizeof(*n), 0);
+	struct css_set *set;
+	struct pid *pid;
+	u32 level;
+
+	if (!n) {
+		count_loss(LOSS_NOTES_FULL);
+		return;
+	}
+	__builtin_memset(n, 0, sizeof(*n));
+	n->time_ns = bpf_ktime_get_ns();
+	n->start_ns = start_of(task);
+	n->kind = kind;
+	n->tgid = BPF_CORE_READ(leader, tgid);
+	n->parent_tgid = BPF_CORE_READ(leader, real_parent, tgid);
+	n->uid = BPF_CORE_READ(leader, real_cred, uid.val);
+	pid = BPF_CORE_READ(leader, thread_pid);
+	level = BPF_CORE_READ(pid, level);
+	bpf_core_read(&n->inner_pid, sizeof(u32), &pid->numbers[0].nr);
+	if (level) {
+		/* pid->numbers[level]: its size is that of the running kernel. */
+		u64 at = (u64)__builtin_preserve_access_index(&pid->numbers[0]) +
+			 level * bpf_core_type_size(struct upid) +
+			 bpf_core_field_offset(struct upid, nr);
+
+		bpf_probe_read_kernel(&n->inner_pid, sizeof(u32), (void *)at);
+	}
+	set = BPF_CORE_READ(leader, cgroups);
+	note_cgroup(n, 0, BPF_CORE_READ(set, dfl_cgrp));
+	NOTE_CONTROLLER(1, memory);
+	NOTE_CONTROLLER(2, freezer);
+	NOTE_CONTROLLER(3, pids);
+	/* Read by the tick, not at once: waking the reader costs more than the note. */
+	bpf_ringbuf_submit(n, BPF_RB_NO_WAKEUP);
+}
+
+SEC("tp_btf/sched_process_exec")
+int BPF_PROG(on_exec, struct task_struct *task)
+{
+	if (watched(task->tgid))
+		note(task, NOTE_EXEC);
+	return 0;
+}
+
+SEC("tp_btf/sched_process_exit")
+int BPF_PROG(on_exit, struct task_struct *task)
+{
+	struct counted none = {}, *c;
+
+	if (!watched(task->tgid))
+		return 0;
+	/* No walk has seen it: it was born after the first one, and nothing of it is counted yet. */
+	c = bpf_task_storage_get(&threads, task, 0, 0);
+	take(task, c ?: &none, true);
+	if (!BPF_CORE_READ(task, signal, live.counter)) /* the last of its threads */
+		note(task, NOTE_EXIT);
+	return 0;
+}
+
+SEC("tp_btf/cgroup_attach_task")
+int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct *task)
+{
+	if (watched(task->tgid))
+		note(task, NOTE_MOVED);
+	return 0;
+}
+
+/* A container's group may be gone before anybody could look at it. */
+SEC("tp_btf/cgroup_mkdir")
+int BPF_PROG(on_mkdir, struct cgroup *made, const char *path)
+{
+	struct cgroup_note *n = bpf_ringbuf_reserve(&cgroup_notes, sizeof(*n), 0);
+	long length;
+
+	if (!n) {
+		count_loss(LOSS_NOTES_FULL);
+		return 0;
+	}
+	n->id = BPF_CORE_READ(made, kn, id);
+	n->hierarchy = BPF_CORE_READ(made, root, hierarchy_id);
+	length = bpf_probe_read_kernel_str(n->path, sizeof(n->path), path);
+	n->length = length > 0 ? (u32)length - 1 : 0;
+	bpf_ringbuf_submit(n, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+/* ---- reclaim: a task that needs memory looks for pages itself ---- */
+
+static __always_inline void reclaim_begins(void)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
+	struct counted *c;
+
+	if (!watched(task->tgid))
+		return;
+	c = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (c)
+		c->reclaim_from_ns = bpf_ktime_get_ns();
+	else
+		count_loss(LOSS_TASK_STORAGE);
+}
+
+static __always_inline void reclaim_ends(u64 pages)
+{
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
+	struct counted *c = bpf_task_storage_get(&threads, task, 0, 0);
+	struct usage_value *v;
+	u64 from;
+
+	if (!c || !c->reclaim_from_ns)
+		return;
+	from = c->reclaim_from_ns;
+	c->reclaim_from_ns = 0;
+	v = usage_of(task);
+	if (!v)
+		return;
+	__sync_fetch_and_add(&v->reclaims, 1);
+	__sync_fetch_and_add(&v->reclaim_ns, bpf_ktime_get_ns() - from);
+	__sync_fetch_and_add(&v->reclaimed_pages, pages);
+}
+
+SEC("tp_btf/mm_vmscan_direct_reclaim_begin")
+int BPF_PROG(on_reclaim)
+{
+	reclaim_begins();
+	return 0;
+}
+
+SEC("tp_btf/mm_vmscan_direct_reclaim_end")
+int BPF_PROG(on_reclaimed, unsigned long pages)
+{
+	reclaim_ends(pages);
+	return 0;
+}
+
+SEC("tp_btf/mm_vmscan_memcg_reclaim_begin")
+int BPF_PROG(on_group_reclaim)
+{
+	reclaim_begins();
+	return 0;
+}
+
+SEC("tp_btf/mm_vmscan_memcg_reclaim_end")
+int BPF_PROG(on_group_reclaimed, unsigned long pages)
+{
+	reclaim_ends(pages);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

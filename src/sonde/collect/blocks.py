@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block devices by process and by control group: requests, bytes, time in queue and in device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from sonde import _native
+from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+
+FIELDS = (
+    *("tgid", "device", "start_ns", "cgroup", "hierarchy", "operation"),
+    *("count", "bytes", "queue_ns", "device_ns", "max_ns"),
+)
+OPERATIONS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "erase", 9: "zero"}
+"""enum req_op of linux/blk_types.h"""
+MINOR_BITS = 20
+
+
+class BlockCollector:
+    """Rows of `activity`: kind block, and its part block-queue, named after the device.
+
+    What a kernel thread handed in has no process but a control group: it is in `groups` alone.
+    """
+
+    name = "blocks"
+
+    def __init__(self, kernel: Kernel) -> None:
+        new = _native.tracepoint_arguments("block_io_start") is not None
+        old_programs, new_programs = ("on_first_issue", "on_complete"), ("on_start", "on_done")
+        self._programs = (*new_programs, "on_issue") if new else old_programs
+        skip = old_programs if new else (*new_programs, "on_issue")
+        self._bpf = kernel.load("blocks", {}, skip=skip, own_stacks=True)
+        self._links: list[int] = []
+        self._devices: dict[int, str] = {}
+        expect_fields(self._bpf, "requests", FIELDS)
+
+    def start(self) -> None:
+        """Follow every request; ends first, so that none is begun and not ended."""
+        try:
+            self._links = [self._bpf.attach(program) for program in reversed(self._programs)]
+        except OSError as error:
+            raise refusal(error) from error
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """Requests that were completed since the last tick."""
+        batch = Batch()
+        groups: dict[tuple[int, int, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        for row in self._bpf.drain("requests"):
+            pid, device, start, group, hierarchy, number, *sums = row
+            count, size, queue_ns, device_ns, max_ns = sums
+            name, operation = self._device(device), OPERATIONS.get(number, f"operation {number}")
+            of_group = groups[hierarchy, group, name, operation]
+            for i, value in enumerate((count, size, queue_ns, device_ns)):
+                of_group[i] += value
+            batch.seen += count
+            if not pid:
+                continue
+            start_ns = start - start % START_UNIT_NS
+            who = (pid, start_ns, pid)
+            batch.threads.add(who)
+            for kind, ns, longest in (
+                ("block", queue_ns + device_ns, max_ns),
+                ("block-queue", queue_ns, 0),
+            ):
+                rest = (count, ns, size, longest, 0, 0)
+                batch.add("activity", (since_ns, kind, name, "", operation, "", 0, *who, *rest))
+        batch.group_io = {key: (a, b, c, d) for key, (a, b, c, d) in groups.items()}
+        return batch
+
+    def _device(self, number: int) -> str:
+        name = self._devices.get(number)
+        if name is None:
+            major, minor = number >> MINOR_BITS, number & ((1 << MINOR_BITS) - 1)
+            link = Path(f"/sys/dev/block/{major}:{minor}")
+            try:
+                name = link.readlink().name
+            except OSError:
+                name = f"{major}:{minor}"
+            self._devices[number] = name
+        return name
+
+    def stop(self) -> None:
+        """Let go; what was summed stays readable."""
+        for link in reversed(self._links):
+            self._bpf.detach(link)
+        self._links = []
+
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()

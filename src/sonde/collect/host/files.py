@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of the kernel that are read again and again, and counters told when they move."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from sonde.collect.polling import Points, SignalLost
+
+READ_BYTES = 1 << 20
+MAX_SERIES = 32_768
+AGAIN_S = 25.0
+"""A counter that stands still is told again after this long, so that nobody takes it for gone."""
+
+
+class KernelFile:
+    """A file kept open. Reading it from its start makes the kernel write it anew."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+        self._fd = -1
+
+    def read(self) -> bytes:
+        """Its content now. Raises SignalLost."""
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            raw = os.pread(self._fd, READ_BYTES, 0)
+            # A seq_file hands over a page or so at a time, however much is asked for.
+            while piece := os.pread(self._fd, READ_BYTES, len(raw)):
+                raw += piece
+        except OSError as error:
+            self.close()
+            raise SignalLost(f"{self._path}: {error.strerror}") from error
+        return raw
+
+    def close(self) -> None:
+        """Let go of it; the next read opens it again."""
+        if self._fd >= 0:
+            with suppress(OSError):
+                os.close(self._fd)
+            self._fd = -1
+
+
+class Counters:
+    """Tells values of cumulative series: at the start, when they moved, and now and then."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def tell(self, points: Points, series: str, value: float, labels: str = "") -> None:
+        """Add a point unless the series stands still."""
+        key = (series, labels)
+        now_s = time.monotonic()
+        last = self._last.get(key)
+        if last is not None and last[0] == value and now_s - last[1] < AGAIN_S:
+            return
+        if len(self._last) >= MAX_SERIES:
+            self._last.clear()  # tell all of them once more
+        self._last[key] = (value, now_s)
+        points.add(series, value, labels)
+
+
+def table(raw: bytes) -> dict[str, int]:
+    """Lines of `name value`, as in vmstat, cpu.stat and memory.stat."""
+    found = {}
+    for line in raw.split(b"\n"):
+        name, _, value = line.partition(b" ")
+        with suppress(ValueError):
+            found[name.decode("ascii", "replace")] = int(value)
+    return found

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network: interfaces, protocols, the kernel's own queues.
+
+Never a program on a packet: what the kernel counts is read. Every network namespace has counters of
+its own; they are read through a process that lives in it, those of containers too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from sonde.collect.host.files import Counters, KernelFile
+from sonde.collect.host.queues import queue_stats
+from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.metrics import labels
+
+MAX_NAMESPACES = 32
+MAX_INTERFACES = 256
+
+_DEV = (
+    ("system.network.io", 0, "receive"),
+    ("system.network.packet.count", 1, "receive"),
+    ("system.network.errors", 2, "receive"),
+    ("system.network.packet.dropped", 3, "receive"),
+    ("system.network.io", 8, "transmit"),
+    ("system.network.packet.count", 9, "transmit"),
+    ("system.network.errors", 10, "transmit"),
+    ("system.network.packet.dropped", 11, "transmit"),
+)
+_PROTOCOLS = {
+    "Tcp.InSegs": ("sonde.host.tcp.segments", "receive"),
+    "Tcp.OutSegs": ("sonde.host.tcp.segments", "transmit"),
+    "Tcp.RetransSegs": ("sonde.host.tcp.retransmits", ""),
+    "Tcp.InErrs": ("sonde.host.tcp.errors", ""),
+    "Tcp.OutRsts": ("sonde.host.tcp.resets", ""),
+    "TcpExt.ListenDrops": ("sonde.host.tcp.listen_drops", ""),
+    "TcpExt.TCPLostRetransmit": ("sonde.host.tcp.lost_retransmits", ""),
+    "TcpExt.TCPTimeouts": ("sonde.host.tcp.timeouts", ""),
+    "Udp.InDatagrams": ("sonde.host.udp.datagrams", "receive"),
+    "Udp.OutDatagrams": ("sonde.host.udp.datagrams", "transmit"),
+    "Udp.RcvbufErrors": ("sonde.host.udp.dropped", "receive"),
+    "Udp.SndbufErrors": ("sonde.host.udp.dropped", "transmit"),
+}
+
+
+class _Namespace:
+    """Files of one network namespace; 'host' is the one that the agent is in."""
+
+    def __init__(self, label: str, proc: str) -> None:
+        self.label = label
+        self.dev = KernelFile(f"{proc}/net/dev")
+        self.protocols = [KernelFile(f"{proc}/net/{name}") for name in ("snmp", "netstat")]
+
+    def close(self) -> None:
+        for file in (self.dev, *self.protocols):
+            file.close()
+
+
+class Network:
+    """What went over the network, and what did not."""
+
+    name = "network"
+
+    def __init__(self) -> None:
+        self._softnet = KernelFile("/proc/net/softnet_stat")
+        self._counters = Counters()
+        self._namespaces: dict[int, _Namespace] = {}
+
+    def open(self) -> None:
+        """Look for namespaces."""
+        if not self._softnet.read():
+            raise SignalLost("this kernel has no network", whole=True)
+        self._look(Points())
+
+    def polls(self) -> Sequence[Poll]:
+        """Counters every second; new namespaces are looked for less often."""
+        return [
+            Poll("counters", STEADY_S, self._read),
+            Poll("softnet", STEADY_S, self._read_softnet),
+            Poll("queues", STEADY_S, self._read_queues),
+            Poll("namespaces", DEAR_S, self._look),
+        ]
+
+    def close(self) -> None:
+        """Close every file."""
+        self._softnet.close()
+        for namespace in self._namespaces.values():
+            namespace.close()
+        self._namespaces = {}
+
+    def _look(self, _: Points) -> None:
+        """Find the namespaces that processes live in, with one process for each."""
+        found: dict[int, _Namespace] = {}
+        for inode, pid in _namespaces():
+            known = self._namespaces.pop(inode, None)
+            if known is None:
+                label = "" if not pid else str(inode)
+                known = _Namespace(label, f"/proc/{pid or 'self'}")
+            found[inode] = known
+        for gone in self._namespaces.values():
+            gone.close()
+        self._namespaces = found
+
+    def _read(self, points: Points) -> None:
+        for namespace in self._namespaces.values():
+            # The process through which it was found may have ended; an open file goes on to tell.
+            with suppress(SignalLost):
+                self._read_dev(points, namespace)
+                for file in namespace.protocols:
+                    self._read_protocols(points, namespace, file.read())
+
+    def _read_dev(self, points: Points, namespace: _Namespace) -> None:
+        for line in namespace.dev.read().split(b"\n")[2 : 2 + MAX_INTERFACES]:
+            name, colon, rest = line.partition(b":")
+            values = rest.split()
+            if not colon or len(values) < 12:
+                continue
+            interface = name.strip().decode("utf-8", "replace")
+            for series, column, direction in _DEV:
+                label = labels(
+                    network__interface__name=interface,
+                    network__io__direction=direction,
+                    sonde__network__namespace=namespace.label,
+                )
+                self._counters.tell(points, series, int(values[column]), label)
+
+    def _read_protocols(self, points: Points, namespace: _Namespace, raw: bytes) -> None:
+        lines = raw.decode("ascii", "replace").splitlines()
+        for heads, values in zip(lines[::2], lines[1::2], strict=False):
+            protocol, *names = heads.split()
+            _, *numbers = values.split()
+            for name, number in zip(names, numbers, strict=False):
+                known = _PROTOCOLS.get(f"{protocol[:-1]}.{name}")
+                if known is not None:
+                    label = labels(
+                        network__io__direction=known[1], sonde__network__namespace=namespace.label
+                    )
+                    self._counters.tell(points, known[0], int(number), label)
+
+    def _read_softnet(self, points: Points) -> None:
+        """Of each CPU: taken off the queue, dropped because it was full, ended by the budget."""
+        for number, line in enumerate(self._softnet.read().split(b"\n")):
+            words = line.split()
+            if len(words) < 3:
+                continue
+            cpu = int(words[12], 16) if len(words) > 12 else number
+            label = labels(cpu__logical_number=cpu)
+            for series, word in zip(("processed", "dropped", "squeezed"), words, strict=False):
+                name = f"sonde.host.softnet.{series}"
+                self._counters.tell(points, name, int(word, 16), label)
+
+    def _read_queues(self, points: Points) -> None:
+        for stat in queue_stats():
+            label = labels(network__interface__name=stat.interface, sonde__queue=stat.kind)
+            for series, value in (
+                ("drops", stat.drops),
+                ("requeues", stat.requeues),
+                ("overlimits", stat.overlimits),
+                ("backlog", stat.backlog_bytes),
+            ):
+                self._counters.tell(points, f"sonde.host.queue.{series}", value, label)
+
+
+def _namespaces() -> Iterator[tuple[int, int]]:
+    """(inode, pid of a process in it), the agent's own first with pid 0."""
+    seen = set()
+    for pid in ("self", *(name for name in os.listdir("/proc") if name.isdecimal())):  # noqa: PTH208
+        try:
+            inode = os.stat(f"/proc/{pid}/ns/net").st_ino  # noqa: PTH116
+        except OSError:
+            continue
+        if inode not in seen:
+            seen.add(inode)
+            yield inode, 0 if pid == "self" else int(pid)
+            if len(seen) >= MAX_NAMESPACES:
+                return

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pressure: time in which some, or all, tasks waited for a CPU, memory, a device (PSI)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sonde.collect.host.files import Counters, KernelFile
+from sonde.collect.polling import CHEAP_S, Points, Poll, SignalLost
+from sonde.metrics import labels
+
+FOLDER = Path("/proc/pressure")
+RESOURCES = ("cpu", "memory", "io", "irq")
+
+
+class Pressure:
+    """Stalls of the machine; a kernel without PSI is a gap that says so."""
+
+    name = "pressure"
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
+        self._files: dict[str, KernelFile] = {}
+        self._counters = Counters()
+        self._labels: dict[tuple[str, bytes], str] = {}
+
+    def open(self) -> None:
+        """Find what the kernel tells of."""
+        paths = {name: self._folder / name for name in RESOURCES}
+        files = {name: KernelFile(path) for name, path in paths.items() if path.exists()}
+        if not files:
+            raise SignalLost("this kernel has no PSI (CONFIG_PSI)", whole=True)
+        try:
+            next(iter(files.values())).read()
+        except SignalLost as lost:
+            text = f"PSI is switched off: boot with psi=1 ({lost.reason})"
+            raise SignalLost(text, whole=True) from lost
+        self._files = files
+
+    def polls(self) -> Sequence[Poll]:
+        """One question."""
+        return [Poll("stalls", CHEAP_S, self._read)]
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+    def _read(self, points: Points) -> None:
+        for resource, file in self._files.items():
+            for kind, seconds in stalls(file.read()):
+                label = self._labels.get((resource, kind))
+                if label is None:
+                    label = labels(sonde__resource=resource, sonde__pressure=kind.decode())
+                    self._labels[resource, kind] = label
+                self._counters.tell(points, "sonde.host.pressure", seconds, label)
+
+
+def stalls(raw: bytes) -> list[tuple[bytes, float]]:
+    """(some | full, seconds since the start) of a pressure file."""
+    found = []
+    for line in raw.split(b"\n"):
+        kind, _, rest = line.partition(b" ")
+        total = rest.rpartition(b"total=")[2]
+        if total.isdigit():
+            found.append((kind, int(total) / 1e6))
+    return found

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run queues: their length up to 100 times a second, and how long threads wait in each.
+
+Rows of `metric`: at the full rate for the machine, once a tick for each CPU.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+from sonde.collect.collector import Batch
+from sonde.collect.kernel import Kernel, losses_of, refusal
+from sonde.metrics import labels
+
+IDLE_GAP_NS = 100_000_000
+"""Between two looks at a machine on which nothing runs: looking would wake it."""
+PULSES_A_TICK = 10_000
+MAX_CPUS = 1_024
+QUANTILE = 0.99
+PULSES = {
+    "sonde.host.runqueue.running": "running",
+    "sonde.host.runqueue.busy_cpus": "busy",
+    "sonde.host.runqueue.longest": "longest",
+    "sonde.host.runqueue.io_waiting": "io_waiting",
+    "sonde.host.runqueue.switches": "switches",
+}
+"""Series at the full rate, and the field of `struct pulse` that each holds."""
+
+
+class QueueCollector:
+    """Looks at run queues `hz` times a second while the machine works."""
+
+    name = "queues"
+
+    def __init__(self, kernel: Kernel, hz: int) -> None:
+        self._cpus = min(_possible_cpus(), MAX_CPUS)
+        knobs = {
+            "cpus": self._cpus,
+            "busy_gap_ns": 1_000_000_000 // hz,
+            "idle_gap_ns": max(IDLE_GAP_NS, 1_000_000_000 // hz),
+        }
+        self._bpf = kernel.load("queues", knobs, own_stacks=True)
+        self._links: list[int] = []
+        self._labels = [labels(cpu__logical_number=cpu) for cpu in range(self._cpus)]
+        self._delays: list[tuple[int, ...]] = []
+        self._queues: list[tuple[int, ...]] = []
+
+    def start(self) -> None:
+        """Follow switches, and start the timer."""
+        try:
+            self._links = [self._bpf.attach("on_switch")]
+            self._bpf.set_array("wanted", 0, struct.pack("=I", 1))
+            begin = self._bpf.attach("on_begin")
+            self._bpf.walk(begin)
+            self._bpf.detach(begin)
+        except OSError as error:
+            raise refusal(error) from error
+        self._delays, self._queues = self._read()
+
+    def _read(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        delays = self._bpf.values("delays", 0, per_cpu=True)
+        return delays, [self._bpf.values("queues", cpu)[0] for cpu in range(self._cpus)]
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """Looks one by one, and of each CPU sums over the tick."""
+        batch = Batch()
+        ring = self._bpf.drain_ring("pulses", "pulse", PULSES_A_TICK)
+        if len(ring):
+            for series, field in PULSES.items():
+                columns = {
+                    "time_ns": ring.ints("time_ns"),
+                    "series": ring.constant(series),
+                    "labels": ring.constant(""),
+                    "value": ring.ints(field),
+                }
+                batch.parts.append(("metric", columns))
+        batch.seen += len(ring)
+        delays, queues = self._read()
+        rows = batch.rows["metric"] = []
+        for cpu, label in enumerate(self._labels):
+            self._tell_delays(rows, since_ns, label, self._delays[cpu], delays[cpu])
+            looks, running, busy, *_ = (
+                now - before for now, before in zip(queues[cpu], self._queues[cpu], strict=True)
+            )
+            if looks:
+                mean, share = running / looks, busy / looks
+                rows.append((since_ns, "sonde.host.runqueue.length", label, mean))
+                rows.append((since_ns, "sonde.host.runqueue.busy", label, share))
+        self._delays, self._queues = delays, queues
+        return batch
+
+    @staticmethod
+    def _tell_delays(
+        rows: list[tuple[object, ...]],
+        time_ns: int,
+        label: str,
+        before: tuple[int, ...],
+        now: tuple[int, ...],
+    ) -> None:
+        count, total_ns, _max_ns, *slots = now
+        if count == before[0]:
+            return
+        rows.append((time_ns, "sonde.host.runqueue.waits", label, float(count)))
+        rows.append((time_ns, "sonde.host.runqueue.wait_time", label, total_ns / 1e9))
+        new = [(a - b) & 0xFFFFFFFF for a, b in zip(slots, before[3:], strict=True)]
+        left = (1 - QUANTILE) * sum(new)
+        for slot in reversed(range(len(new))):
+            left -= new[slot]
+            if left < 0:
+                rows.append((time_ns, "sonde.host.runqueue.wait_p99", label, 2**slot / 1e9))
+                return
+
+    def stop(self) -> None:
+        """Stop the timer and let go; what was seen stays readable."""
+        if self._links:
+            self._bpf.set_array("wanted", 0, struct.pack("=I", 0))
+        for link in self._links:
+            self._bpf.detach(link)
+        self._links = []
+
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
+
+    def spent(self) -> tuple[int, int]:
+        """(ns, looks) that the timer has cost; the kernel's own figures leave timers out."""
+        ns, looks = self._bpf.sums("spent", [0, 1])
+        return ns, looks
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()
+
+
+def _possible_cpus() -> int:
+    """Of /sys/devices/system/cpu/possible: `0-3` or `0,2-7`."""
+    text = Path("/sys/devices/system/cpu/possible").read_text().strip()
+    return 1 + max(int(part.rpartition("-")[2]) for part in text.split(","))

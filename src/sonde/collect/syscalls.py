@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System calls by process: how many, how long, how many failed. Off unless asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.reasons import reason_of
+
+FIELDS = ("tgid", "nr", "start_ns", "count", "errors", "ns", "max_ns")
+
+
+class SyscallCollector:
+    """Rows of `activity`, kind syscall, named after the call; failed ones have status 1."""
+
+    name = "syscalls"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._bpf = kernel.load("syscalls", {}, own_stacks=True)
+        self._links: list[int] = []
+        expect_fields(self._bpf, "syscalls", FIELDS)
+
+    def start(self) -> None:
+        """Follow every call; returns first."""
+        try:
+            self._links = [self._bpf.attach(program) for program in ("on_exit", "on_enter")]
+        except OSError as error:
+            raise refusal(error) from error
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """Calls that returned since the last tick."""
+        batch = Batch()
+        for pid, nr, start, count, errors, ns, max_ns in self._bpf.drain("syscalls"):
+            start_ns = start - start % START_UNIT_NS
+            who = (pid, start_ns, pid)
+            batch.threads.add(who)
+            name = reason_of(nr)[1] or f"call {nr}"
+            if count > errors:
+                rest = (count - errors, ns, 0, max_ns, 0, 0)
+                batch.add("activity", (since_ns, "syscall", name, "", "", "", 0, *who, *rest))
+            if errors:
+                # Time is told once, with those that succeeded where there are any.
+                rest = (errors, 0 if count > errors else ns, 0, max_ns, 0, 0)
+                batch.add("activity", (since_ns, "syscall", name, "", "", "", 1, *who, *rest))
+            batch.seen += count
+        return batch
+
+    def stop(self) -> None:
+        """Let go, entries first; what was summed stays readable."""
+        for link in reversed(self._links):
+            self._bpf.detach(link)
+        self._links = []
+
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()

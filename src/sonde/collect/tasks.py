@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes use, by the kernel's own counters, and whose they are while they live.
+
+Time on a CPU, time ready without one, switches, migrations, faults, bytes of block devices,
+reclaim: summed over all threads of a process, those that ended in between included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.model.owner import GroupNote, ProcessNote
+
+FIELDS = (
+    *("tgid", "start_ns"),
+    *("cpu_ns", "runqueue_ns", "runs", "voluntary", "involuntary", "migrations"),
+    *("minor_faults", "major_faults", "read_bytes", "written_bytes"),
+    *("reclaims", "reclaim_ns", "reclaimed_pages"),
+)
+NOTE_FIELDS = (
+    *("time_ns", "tgid", "start_ns", "parent_tgid", "uid", "inner_pid", "kind"),
+    *("cgroup_0", "cgroup_1", "cgroup_2", "cgroup_3"),
+    *("hierarchy_0", "hierarchy_1", "hierarchy_2", "hierarchy_3"),
+)
+NOTE_KINDS = {1: "exec", 2: "moved", 3: "exit"}
+"""Names of `enum note_kind`."""
+NOTES_A_TICK = 4_096
+OPTIONAL = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaimed")
+"""Programs without which the rest is still worth having."""
+
+
+class TaskCollector:
+    """One row of `usage` for each process that used anything since the last tick."""
+
+    name = "tasks"
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._bpf = kernel.load("tasks", {}, own_stacks=True)
+        self._links: list[int] = []
+        self._walk: int | None = None
+        expect_fields(self._bpf, "usage", FIELDS)
+
+    def start(self) -> None:
+        """Note what was counted before, then follow ends, executions and control groups."""
+        try:
+            # Those that end between these two have counted as much as they had before.
+            first = self._bpf.attach("on_first_walk")
+            self._bpf.walk(first)
+            self._bpf.detach(first)
+            if self._walk is None:
+                self._walk = self._bpf.attach("on_walk")
+            self._links = [
+                self._bpf.attach(program)
+                for program in ("on_exit", "on_exec", "on_attach", "on_mkdir", *OPTIONAL)
+            ]
+        except OSError as error:
+            raise refusal(error) from error
+
+    def drain(self, since_ns: int, to_the_end: bool) -> Batch:
+        """Rows of `usage`, and notes on processes and control groups."""
+        batch = Batch()
+        if self._walk is not None:
+            self._bpf.walk(self._walk)
+        rows = batch.rows["usage"] = []
+        for pid, start, *counts in self._bpf.drain("usage"):
+            start_ns = start - start % START_UNIT_NS
+            rows.append((since_ns, pid, start_ns, *counts))
+            batch.threads.add((pid, start_ns, pid))
+        batch.groups = self._groups()
+        batch.notes = self._notes()
+        return batch
+
+    def _groups(self) -> list[GroupNote]:
+        ring = self._bpf.drain_ring("cgroup_notes", "cgroup_note", NOTES_A_TICK)
+        if not len(ring):
+            return []
+        return [
+            GroupNote(hierarchy, number, path)
+            for (hierarchy, number), path in zip(
+                ring.rows(["hierarchy", "id"]), ring.names("path"), strict=True
+            )
+        ]
+
+    def _notes(self) -> list[ProcessNote]:
+        ring = self._bpf.drain_ring("process_notes", "process_note", NOTES_A_TICK)
+        notes = []
+        for time_ns, pid, start, ppid, uid, inner, kind, *groups in ring.rows(list(NOTE_FIELDS)):
+            places = {
+                (hierarchy, number): None
+                for number, hierarchy in zip(groups[:4], groups[4:], strict=True)
+                if number
+            }
+            start_ns = start - start % START_UNIT_NS
+            what = NOTE_KINDS.get(kind, "exec")
+            notes.append(ProcessNote(time_ns, pid, start_ns, ppid, uid, inner, tuple(places), what))
+        return notes
+
+    def stop(self) -> None:
+        """Let go; what was summed stays readable."""
+        for link in self._links:
+            self._bpf.detach(link)
+        self._links = []
+
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a process is: user, container, pod, job, unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose a process is, as far as is known; a field that is '' is not known or does not apply."""
+
+    user: str = ""
+    """Name of the user, or its number where this machine has no name for it."""
+    cgroup: str = ""
+    """Path of its control group under the root of the hierarchy that tells most."""
+    runtime: str = ""
+    """What made the container: docker | containerd | crio | podman | lxc | nspawn | container."""
+    container: str = ""
+    """Id of the container, 64 hex digits for most runtimes; a machine's name for lxc, nspawn."""
+    container_name: str = ""
+    """Its name in the pod."""
+    pod_uid: str = ""
+    pod: str = ""
+    namespace: str = ""
+    labels: str = ""
+    """Of the pod: a JSON object."""
+    job: str = ""
+    """Slurm's number of the job."""
+    step: str = ""
+    """Of the job: a number, batch, extern or interactive."""
+    unit: str = ""
+    """systemd's unit: a service, else a scope."""
+    inner_pid: int = 0
+    """The pid that it has in its own pid namespace; 0: not known."""
+
+    @property
+    def label(self) -> str:
+        """The narrowest owner in a few words: what a table prints."""
+        if self.job:
+            return f"job {self.job}.{self.step}" if self.step else f"job {self.job}"
+        if self.pod:
+            return f"{self.namespace}/{self.pod}" if self.namespace else self.pod
+        if self.pod_uid:
+            return f"pod {self.pod_uid[:13]}"
+        if self.container:
+            return f"{self.runtime} {self.container[:12]}"
+        return self.unit or self.user
+
+
+OWNER_COLUMNS = tuple(field.name for field in fields(Owner))
+"""Columns of the table `process` that say whose it is."""
+
+UNKNOWN = Owner()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNote:
+    """What the kernel told of a process while it was there."""
+
+    time_ns: int
+    pid: int
+    start_ns: int
+    ppid: int
+    uid: int
+    inner_pid: int
+    groups: tuple[tuple[int, int], ...]
+    """(hierarchy, id) of its control groups."""
+    kind: str
+    """exec | moved | exit"""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupNote:
+    """A control group that was made."""
+
+    hierarchy: int
+    """0: version 2."""
+    id: int
+    path: str

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose processes are: asked of /proc while they live, of the kernel's notes when they are gone.
+
+A note says which control groups a process was in when it executed, was moved or ended; control
+groups are known by number, from a look at the mounted hierarchies and from the kernel's word of
+each new one. So a process of 50 ms in a container that is gone as well has its owner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sonde.model.owner import GroupNote, Owner, ProcessNote
+from sonde.resolve import procfs
+from sonde.resolve.cgroup_paths import Place, place_of
+from sonde.resolve.hierarchies import Hierarchies
+from sonde.resolve.live import LiveProcess
+from sonde.resolve.processes import STEP_KEEPER
+from sonde.resolve.recent import Recent
+
+if TYPE_CHECKING:
+    from sonde.resolve.pods import Pods
+
+MAX_NOTES: Final = 16_384
+FRESH_NS: Final = 30_000_000_000
+"""How long what /proc said holds where no note says that it changed."""
+_MAX_ANCESTORS: Final = 32
+_STEPD_TITLE: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
+_VARIABLES: Final = {b"SLURM_JOB_ID": "job", b"SLURM_STEP_ID": "step", b"SLURM_STEPID": "step"}
+_MAX_ENVIRONMENT: Final = 1 << 17
+_PASSWD: Final = Path("/etc/passwd")
+
+Parents = Callable[[LiveProcess], LiveProcess | None]
+"""The parent of a process, where it is known."""
+
+
+class Owners:
+    """Says whose a process is. Everything kept is bounded."""
+
+    def __init__(self, pods: Pods | None = None) -> None:
+        self._groups = Hierarchies()
+        self._notes: Recent[tuple[int, int], ProcessNote] = Recent(MAX_NOTES)
+        self._users = Users()
+        self._pods = pods
+
+    def start(self) -> None:
+        """Look at the control groups that there are."""
+        self._groups.scan()
+
+    def group_path(self, hierarchy: int, number: int) -> str | None:
+        """The path of a control group, None where it is not known."""
+        return self._groups.path(hierarchy, number)
+
+    def close(self) -> None:
+        """Ask no one any more."""
+        if self._pods is not None:
+            self._pods.close()
+
+    def learn(self, notes: Iterable[ProcessNote], groups: Iterable[GroupNote]) -> None:
+        """What the kernel told, in order of time."""
+        for group in groups:
+            self._groups.made(group)
+        for note in notes:
+            key = note.pid, note.start_ns
+            old = self._notes.get(key)
+            if old is None or old.time_ns <= note.time_ns:
+                self._notes.put(key, note)
+            if self._pods is not None:
+                self._want(note)
+
+    @staticmethod
+    def started(process: LiveProcess, keeper: LiveProcess) -> None:
+        """A keeper of Slurm's steps started a program just now: both may be gone soon."""
+        if keeper.step is None:
+            keeper.step = _step_of_keeper(keeper.pid)
+        process.step = keeper.step or _step_of_environment(process.pid)
+
+    def of(self, process: LiveProcess, parent_of: Parents, now_ns: int) -> Owner:
+        """Whose it is. `now_ns`: CLOCK_MONOTONIC."""
+        note = self._notes.get(process.key)
+        known = process.who
+        fresh = known is not None and (process.who_ns + FRESH_NS > now_ns or not process.is_alive)
+        if known is None or not fresh or (note is not None and note.time_ns > process.who_ns):
+            found = self._read(process) if process.is_alive else None
+            if found is None and note is not None:
+                found = self._of_note(note)
+            if found is None:
+                found = known or self._inherited(process, parent_of)
+            if not found.job:
+                found = self._with_job(process, found, parent_of)
+            process.who, process.who_ns = found, now_ns
+        assert process.who is not None
+        process.who = self._in_pod(process.who)
+        return process.who
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait for answers that are still to come."""
+        if self._pods is not None:
+            self._pods.settle(timeout_s)
+
+    # Parts of the answer.
+
+    def _read(self, process: LiveProcess) -> Owner | None:
+        who = procfs.read_owner(process.pid)
+        raw = procfs.read_file(f"/proc/{process.pid}/cgroup")
+        still = procfs.read_stat(process.pid)
+        if who is None or not raw or still is None or still.start_ns != process.start_ns:
+            return None  # gone, or another one has its pid
+        paths = []
+        for line in raw.splitlines():
+            hierarchy, _, rest = line.partition(b":")
+            path = rest.partition(b":")[2]
+            with suppress(ValueError):
+                paths.append((int(hierarchy), procfs.text(path)))
+        # Version 2 first: where several tell the same, its path stands for the process.
+        paths.sort(key=lambda item: item[0] != 0)
+        return self._owner([path for _, path in paths], who.uids[0], who.inner_pid)
+
+    def _of_note(self, note: ProcessNote) -> Owner:
+        paths = [path for group in note.groups if (path := self._groups.path(*group)) is not None]
+        return self._owner(paths, note.uid, note.inner_pid)
+
+    def _owner(self, paths: Iterable[str], uid: int, inner_pid: int) -> Owner:
+        places = [place_of(path) for path in paths] or [Place("")]
+        best = max(places, key=lambda place: place.tells)  # the first of equals
+        return Owner(
+            user=self._users.name(uid),
+            cgroup=best.path,
+            runtime=best.runtime,
+            container=best.container,
+            pod_uid=best.pod_uid,
+            job=best.job,
+            step=best.step,
+            unit=best.unit or next((place.unit for place in places if place.unit), ""),
+            inner_pid=inner_pid,
+        )
+
+    @staticmethod
+    def _inherited(process: LiveProcess, parent_of: Parents) -> Owner:
+        """Nothing is known of it but its parent: it was born into the same groups."""
+        parent = parent_of(process)
+        who = parent.who if parent is not None else None
+        if who is None:
+            return Owner()
+        return replace(who, inner_pid=0)
+
+    def _with_job(self, process: LiveProcess, found: Owner, parent_of: Parents) -> Owner:
+        """Slurm without control groups: the step's keeper is an ancestor and says which it is."""
+        here: LiveProcess | None = process
+        for _ in range(_MAX_ANCESTORS):
+            if here is None:
+                break
+            step = here.step
+            if step is None and here.comm == STEP_KEEPER and here.is_alive:
+                step = here.step = _step_of_keeper(here.pid)
+            if step is not None:
+                return replace(found, job=step[0], step=step[1])
+            here = parent_of(here)
+        return found
+
+    def _want(self, note: ProcessNote) -> None:
+        assert self._pods is not None
+        for group in note.groups:
+            path = self._groups.path(*group)
+            if path is not None and (uid := place_of(path).pod_uid):
+                self._pods.want(uid)
+
+    def _in_pod(self, owner: Owner) -> Owner:
+        if self._pods is None or not owner.pod_uid or owner.pod:
+            return owner
+        pod = self._pods.find(owner.pod_uid)
+        if pod is None:
+            return owner
+        return replace(
+            owner,
+            pod=pod.name,
+            namespace=pod.namespace,
+            labels=pod.labels,
+            container_name=pod.containers.get(owner.container, ""),
+        )
+
+
+def _step_of_keeper(pid: int) -> tuple[str, str] | None:
+    """(job, step) as the title of slurmstepd says."""
+    match = _STEPD_TITLE.search(procfs.read_file(f"/proc/{pid}/cmdline", 4096) or b"")
+    return (match[1].decode(), match[2].decode()) if match else None
+
+
+def _step_of_environment(pid: int) -> tuple[str, str] | None:
+    """(job, step) as the environment of a step's program says; nothing else of it is kept."""
+    found = {"job": "", "step": "batch"}  # the batch script itself is told no step
+    for variable in (procfs.read_file(f"/proc/{pid}/environ", _MAX_ENVIRONMENT) or b"").split(
+        b"\0"
+    ):
+        name, _, value = variable.partition(b"=")
+        if name in _VARIABLES and value.isdigit():
+            found[_VARIABLES[name]] = value.decode()
+    return (found["job"], found["step"]) if found["job"] else None
+
+
+class Users:
+    """Names of users by number, from /etc/passwd alone: a directory service may take for ever."""
+
+    def __init__(self, path: Path = _PASSWD) -> None:
+        self._path = path
+        self._names: dict[int, str] = {}
+        self._read_at = 0
+
+    def name(self, uid: int) -> str:
+        """The user's name, else the number."""
+        with suppress(OSError):
+            changed_ns = self._path.stat().st_mtime_ns
+            if changed_ns != self._read_at:
+                self._read_at = changed_ns
+                self._names = dict(self._entries())
+        return self._names.get(uid, str(uid))
+
+    def _entries(self) -> Iterable[tuple[int, str]]:
+        raw = procfs.read_file(str(self._path), 1 << 22) or b""
+        for line in reversed(raw.splitlines()):  # of two names for a number the first one holds
+            parts = line.split(b":")
+            with suppress(ValueError, IndexError):
+                yield int(parts[2]), procfs.text(parts[0])

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pods of this node, from the kubelet's own read-only answer to GET /pods.
+
+Off unless an address is configured. Asked in a thread of its own and only when a pod turns up that
+is not known, so that neither a slow kubelet nor one that is gone holds anything up.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+MAX_PODS: Final = 4_096
+MAX_ANSWER_BYTES: Final = 64 << 20
+MAX_LABELS_BYTES: Final = 4_096
+GAP_S: Final = 1.0
+"""Between two questions."""
+GIVE_UP_S: Final = 30.0
+"""After a pod was asked for in vain: the kubelet does not know it."""
+TIMEOUT_S: Final = 5.0
+STATUSES: Final = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
+CONFIG_HASH: Final = "kubernetes.io/config.hash"
+"""Annotation of static pods: what their control groups are called by instead of the uid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod as the kubelet tells of it."""
+
+    uid: str
+    name: str
+    namespace: str
+    labels: str
+    """A JSON object."""
+    containers: Mapping[str, str] = field(default_factory=dict)
+    """Container id to the container's name in the pod."""
+
+
+def parse(answer: bytes) -> dict[str, Pod]:
+    """The pods of a v1 PodList by uid, static ones also by the name of their control group.
+
+    Raises ValueError for what is no PodList.
+    """
+    document = json.loads(answer)
+    items = document.get("items") if isinstance(document, dict) else None
+    if not isinstance(items, list):
+        raise ValueError("no list of pods")
+    pods: dict[str, Pod] = {}
+    for item in items[:MAX_PODS]:
+        meta = item.get("metadata") or {} if isinstance(item, dict) else {}
+        uid = meta.get("uid")
+        if not isinstance(uid, str):
+            continue
+        status = item.get("status") or {}
+        labels = json.dumps(meta.get("labels") or {}, sort_keys=True)
+        pod = Pod(
+            uid=uid,
+            name=str(meta.get("name", "")),
+            namespace=str(meta.get("namespace", "")),
+            labels=labels if len(labels) <= MAX_LABELS_BYTES else "",
+            containers={
+                str(container.get("containerID", "")).rpartition("://")[2]: container["name"]
+                for kind in STATUSES
+                for container in status.get(kind) or ()
+                if container.get("containerID") and container.get("name")
+            },
+        )
+        pods[uid] = pod
+        config_hash = (meta.get("annotations") or {}).get(CONFIG_HASH)
+        if isinstance(config_hash, str):
+            pods[config_hash] = pod
+    return pods
+
+
+class Pods:
+    """Pods by uid. `want` and `find` never block."""
+
+    def __init__(
+        self, url: str, token_file: Path | None = None, ca_file: Path | None = None
+    ) -> None:
+        self._url = url.rstrip("/") + "/pods"
+        self._token_file = token_file
+        self._tls: ssl.SSLContext | None = None
+        if url.startswith("https:"):
+            self._tls = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+        self._pods: dict[str, Pod] = {}
+        self._wanted: dict[str, float] = {}
+        """uid to when it was first asked for."""
+        self._lock = threading.Condition()
+        self._closed = False
+        self.failures = 0
+        self.last_failure = ""
+        self._thread = threading.Thread(target=self._ask, name="sonde-pods", daemon=True)
+        self._thread.start()
+
+    def want(self, uid: str) -> None:
+        """It will be asked about soon."""
+        with self._lock:
+            if uid not in self._pods and uid not in self._wanted and len(self._wanted) < MAX_PODS:
+                self._wanted[uid] = time.monotonic()
+                self._lock.notify_all()
+
+    def find(self, uid: str) -> Pod | None:
+        """The pod, None where the kubelet has not told of it (yet)."""
+        pod = self._pods.get(uid)
+        if pod is None:
+            self.want(uid)
+        return pod
+
+    def settle(self, timeout_s: float) -> None:
+        """Wait until what was asked for is known, or for so long."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._wanted or self._closed, timeout_s)
+
+    def close(self) -> None:
+        """Ask no more."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+
+    def _ask(self) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._wanted or self._closed)
+                if self._closed:
+                    return
+            try:
+                found = parse(self._fetch())
+            except (OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+                self.failures += 1
+                self.last_failure = str(error)
+                found = {}
+            with self._lock:
+                if found:
+                    # Those that the kubelet has dropped meanwhile are kept as long as there is
+                    # room: their last processes may still be asked about.
+                    merged = {**self._pods, **found}
+                    self._pods = found if len(merged) > 2 * MAX_PODS else merged
+                now = time.monotonic()
+                self._wanted = {
+                    uid: since
+                    for uid, since in self._wanted.items()
+                    if uid not in self._pods and now - since < GIVE_UP_S
+                }
+                self._lock.notify_all()
+                self._lock.wait_for(lambda: self._closed, GAP_S)
+
+    def _fetch(self) -> bytes:
+        request = urllib.request.Request(self._url)
+        if self._token_file is not None:
+            token = self._token_file.read_text().strip()  # renewed by the kubelet every hour
+            request.add_header("Authorization", f"Bearer {token}")
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as answer:
+            raw: bytes = answer.read(MAX_ANSWER_BYTES + 1)
+        if len(raw) > MAX_ANSWER_BYTES:
+            raise ValueError("the answer is too long")
+        return raw

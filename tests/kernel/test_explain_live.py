@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde explain --pid` on running OpenCL programs with known causes, on the CPU's PoCL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sonde.analyze.bound import explain
+from sonde.cli.timelines import open_timeline
+
+pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
+
+PROGRAM = Path(__file__).parents[1] / "programs" / "opencl" / "known_cause.py"
+BOUNDS = {"device": "device", "loader": "input", "sleep": "host", "host": "host"}
+
+
+def explained(cause: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), cause],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as program:  # fmt: skip
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        command = [sys.executable, "-m", "sonde", "explain", "--pid", str(program.pid), *flags]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=90)
+        assert program.stdin is not None
+        program.stdin.close()
+        program.wait(20)
+    return said
+
+
+@pytest.mark.parametrize("cause", BOUNDS)
+def test_what_holds_up_the_thread_that_feeds_the_device(cause):
+    said = explained(cause, "-d", "2", "--json")
+
+    assert said.returncode == 0, said.stderr
+    verdict = json.loads(said.stdout)["verdicts"][0]
+    assert verdict["bounds"][0]["key"] == BOUNDS[cause], verdict["evidence"]
+    if cause == "sleep":
+        assert verdict["causes"][0]["key"] == "sleep"
+
+
+DEVICE_BOUNDS = {
+    "device": {"kernels"},
+    # The loader names itself after its birth; whether that was heard decides.
+    "loader": {"input", "lock"},
+    "sleep": {"host"},
+    "host": {"host"},
+}
+
+
+@pytest.mark.parametrize("cause", DEVICE_BOUNDS)
+def test_by_the_devices_own_time(cause, tmp_path):
+    """The program started by `sonde record`, which then times what the device runs."""
+    capture = tmp_path / "a.sonde"
+    command = [sys.executable, "-m", "sonde", "record", "-d", "2", "-o", str(capture), "--quiet"]
+    program = [sys.executable, str(PROGRAM), cause]
+    with subprocess.Popen(
+        [*command, "--", *program],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as recording:  # fmt: skip
+        try:
+            assert recording.wait(60) == 0
+        finally:
+            assert recording.stdin is not None
+            recording.stdin.close()  # which ends the program
+    timeline = open_timeline([capture])
+    if not len(timeline.device):
+        pytest.skip("this build has no library for device time")
+    (verdict,) = explain(timeline).verdicts
+
+    assert verdict.bounds[0].key in DEVICE_BOUNDS[cause], verdict.evidence
+    stalled = verdict.window_ns * (1 - verdict.computing)
+    assert sum(one.ns for one in verdict.causes) == pytest.approx(stalled, abs=2)
+
+
+def test_a_process_that_is_not_there():
+    command = [sys.executable, "-m", "sonde", "explain", "--pid", "4194303", "-d", "1"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert said.returncode == 2
+    assert "Traceback" not in said.stderr
+    assert "4194303" in said.stderr

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose processes are: alive, gone, moved, inherited; by /proc, by notes, by the kubelet."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from sonde.model.owner import GroupNote, Owner, ProcessNote
+from sonde.resolve import procfs
+from sonde.resolve.hierarchies import Hierarchies
+from sonde.resolve.images import Image
+from sonde.resolve.live import LiveProcess
+from sonde.resolve.owners import Owners, Users
+from sonde.resolve.pods import Pods, parse
+
+NOBODY = 500_000_001
+"""A pid that no kernel gives out."""
+ID = "c0de" * 16
+ANSWER = (Path(__file__).parents[1] / "data/kubelet_pods.json").read_bytes()
+POD = "7c4f2b9a-3d55-4f0e-9a41-0b6f2d1c8e77"
+STATIC = "3f1d9c0e8b7a6f5e4d3c2b1a09f8e7d6"
+TRAINER = "9d" * 32
+
+
+def process(
+    pid: int = NOBODY, ppid: int = 1, comm: str = "worker", dead: bool = True
+) -> LiveProcess:
+    found = procfs.read_stat(pid)
+    it = LiveProcess(pid, found.start_ns if found else 10_000_000, ppid, comm, Image(pid, "exec"))
+    it.dead_ns = 1 if dead else 0
+    return it
+
+
+def note(group: tuple[int, int] = (0, 77), time_ns: int = 1, uid: int = 0) -> ProcessNote:
+    return ProcessNote(time_ns, NOBODY, 10_000_000, 1, uid, 5, (group,), "exit")
+
+
+def orphan(_: LiveProcess) -> None:
+    return None
+
+
+def now() -> int:
+    return time.monotonic_ns()
+
+
+# --- the living and the dead ----------------------------------------------------------------------
+
+
+def test_a_living_process_is_asked_of_proc():
+    owner = Owners().of(process(os.getpid(), dead=False), orphan, now())
+
+    assert owner.user == Users().name(os.getuid())
+    inner = Path("/proc/self/status").read_text().partition("NSpid:")[2].splitlines()[0].split()
+    assert owner.inner_pid == int(inner[-1])
+    paths = [line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    assert owner.cgroup in [path[:256] for path in paths]
+
+
+def test_one_that_is_gone_is_known_by_its_note_and_the_group_that_was_made():
+    owners = Owners()
+    owners.learn([note()], [GroupNote(0, 77, f"/system.slice/docker-{ID}.scope")])
+
+    owner = owners.of(process(), orphan, now())
+
+    assert (owner.runtime, owner.container, owner.inner_pid) == ("docker", ID, 5)
+    assert owner.user == Users().name(0)
+
+
+def test_the_last_note_holds():
+    owners = Owners()
+    groups = [GroupNote(0, 77, f"/docker/{ID}"), GroupNote(0, 78, "/system.slice/cron.service")]
+    owners.learn([note((0, 77), time_ns=5), note((0, 78), time_ns=9)], groups)
+    owners.learn([note((0, 77), time_ns=7)], [])
+
+    assert owners.of(process(), orphan, now()).unit == "cron.service"
+
+
+def test_a_note_after_the_answer_changes_it():
+    owners = Owners()
+    gone = process()
+    owners.learn([note((0, 77), time_ns=5)], [GroupNote(0, 77, "/a"), GroupNote(0, 78, "/b")])
+    assert owners.of(gone, orphan, 10).cgroup == "/a"
+
+    owners.learn([note((0, 78), time_ns=20)], [])
+
+    assert owners.of(gone, orphan, 30).cgroup == "/b"
+
+
+def test_of_several_hierarchies_the_path_that_tells_most_stands_for_it():
+    owners = Owners()
+    told = ProcessNote(1, NOBODY, 10_000_000, 1, 0, 0, ((0, 1), (4, 9), (6, 3)), "exec")
+    groups = [GroupNote(0, 1, "/"), GroupNote(4, 9, "/x"), GroupNote(6, 3, "/slurm/job_7/step_2")]
+    owners.learn([told], groups)
+
+    owner = owners.of(process(), orphan, now())
+
+    assert (owner.cgroup, owner.job, owner.step) == ("/slurm/job_7/step_2", "7", "2")
+    assert owner.label == "job 7.2"
+
+
+def test_a_process_nobody_told_of_is_its_parents():
+    owners = Owners()
+    parent = process()
+    parent.who = Owner(container=ID, runtime="docker", inner_pid=3)
+    child = process(NOBODY + 1, NOBODY)
+
+    owner = owners.of(child, lambda _: parent, now())
+
+    assert (owner.container, owner.inner_pid) == (ID, 0)
+
+
+def test_a_pid_used_again_is_not_the_one_that_is_gone():
+    it = LiveProcess(os.getpid(), 10_000_000, 1, "former", Image(os.getpid(), "exec"))
+
+    assert Owners().of(it, orphan, now()) == Owner()
+
+
+def test_a_slurm_step_without_control_groups_is_known_by_its_keeper():
+    title = "slurmstepd: [123.batch]"
+    with subprocess.Popen(["bash", "-c", f"exec -a '{title}' sleep 60"]) as keeper:
+        try:
+            deadline = time.monotonic() + 10
+            while title.encode() not in (procfs.read_file(f"/proc/{keeper.pid}/cmdline") or b""):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            stepd = process(keeper.pid, comm="slurmstepd", dead=False)
+            shell = process(NOBODY, keeper.pid)
+            task = process(NOBODY + 1, NOBODY)
+            parents = {task.pid: shell, shell.pid: stepd}
+
+            owner = Owners().of(task, lambda it: parents.get(it.pid), now())
+        finally:
+            keeper.kill()
+    assert (owner.job, owner.step) == ("123", "batch")
+
+
+def test_every_control_group_of_the_machine_has_a_number_and_a_path():
+    groups = Hierarchies()
+    groups.scan()
+    for hierarchy, mount in groups.mounts():
+        assert groups.path(hierarchy, Path(mount).stat().st_ino) == "/"
+        for child in list(Path(mount).iterdir())[:50]:
+            if child.is_dir():
+                assert groups.path(hierarchy, child.stat().st_ino) == f"/{child.name}"
+
+
+def test_users_have_names_and_those_without_keep_their_number(tmp_path):
+    file = tmp_path / "passwd"
+    file.write_text("root:x:0:0::/:/bin/sh\nada:x:1000:1000::/:\nbroken\nalso:x:1000:1:::\n")
+    users = Users(file)
+
+    assert [users.name(uid) for uid in (0, 1000, 4242)] == ["root", "ada", "4242"]
+
+    file.write_text("eve:x:4242:1::/:\n")
+    os.utime(file, (1, 1))
+    assert users.name(4242) == "eve"
+
+
+# --- pods -----------------------------------------------------------------------------------------
+
+
+class Kubelet:
+    """Answers GET /pods as it was told to."""
+
+    def __init__(self) -> None:
+        self.answer = ANSWER
+        self.status = 200
+        self.questions: list[tuple[str, str]] = []
+        kubelet = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                kubelet.questions.append((self.path, self.headers.get("Authorization", "")))
+                self.send_response(kubelet.status)
+                self.end_headers()
+                self.wfile.write(kubelet.answer)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def kubelet() -> Iterator[Kubelet]:
+    it = Kubelet()
+    yield it
+    it.server.shutdown()
+    it.server.server_close()
+
+
+def test_pods_of_a_kubelets_answer():
+    pods = parse(ANSWER)
+
+    assert pods[POD].name == "trainer-0"
+    assert pods[POD].namespace == "research"
+    assert json.loads(pods[POD].labels) == {"app": "trainer", "statefulset": "trainer"}
+    assert pods[POD].containers[TRAINER] == "train"
+    assert pods[STATIC].name == "kube-proxy-node1"  # by the hash its control group is called by
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"items": {}}', b"Unauthorized", b"\xff"])
+def test_what_is_no_list_of_pods_is_refused(answer):
+    with pytest.raises(ValueError):
+        parse(answer)
+
+
+@pytest.mark.parametrize("items", [[None], [{}], [{"metadata": None}], [{"metadata": {"uid": 5}}]])
+def test_what_is_no_pod_is_left_out(items):
+    assert parse(json.dumps({"items": items}).encode()) == {}
+
+
+def test_a_process_in_a_pod_has_its_name_namespace_labels_and_container(kubelet, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    owners = Owners(Pods(kubelet.url, token))
+    path = f"/kubepods/burstable/pod{POD}/{TRAINER}"
+    owners.learn([note()], [GroupNote(0, 77, path)])
+    owners.settle(10)
+
+    owner = owners.of(process(), orphan, now())
+    owners.close()
+
+    assert (owner.pod, owner.namespace, owner.container_name) == ("trainer-0", "research", "train")
+    assert owner.label == "research/trainer-0"
+    assert kubelet.questions == [("/pods", "Bearer s3cret")]
+
+
+def test_a_kubelet_that_refuses_leaves_the_uid(kubelet):
+    kubelet.status = 401
+    pods = Pods(kubelet.url)
+    owners = Owners(pods)
+    owners.learn([note()], [GroupNote(0, 77, f"/kubepods/pod{POD}/{TRAINER}")])
+
+    owner = owners.of(process(), orphan, now())
+    owners.settle(0.5)
+
+    assert (owner.pod_uid, owner.pod) == (POD, "")
+    assert pods.failures
+    assert "401" in pods.last_failure
+    kubelet.status = 200
+    owners.settle(10)
+    assert owners.of(process(), orphan, now()).pod == "trainer-0"
+    owners.close()
+
+
+def test_nobody_is_asked_where_no_pod_turns_up(kubelet):
+    owners = Owners(Pods(kubelet.url))
+    owners.learn([note()], [GroupNote(0, 77, "/system.slice/cron.service")])
+    owners.of(process(), orphan, now())
+    time.sleep(0.1)
+    owners.close()
+
+    assert kubelet.questions == []
