@@ -102,7 +102,7 @@ class DeviceTime:
         self._paused = False
         self._stopped = threading.Event()
         self._closing = threading.Lock()
-        """Held while descriptors are beaten through or closed: a number may soon be another file."""
+        """Held while descriptors are used or closed: a number may soon be another file."""
         self._heart = threading.Thread(target=self._beat, name="sonde-beat", daemon=True)
 
     def start(self) -> None:
