@@ -20,16 +20,27 @@ a row of the table `metric` has the name as its series and the attributes as its
 has the second name, and dots in attributes become underscores.
 
 How often: cheap 10 Hz, steady 1 Hz, dear every 10 s, event as it happens. What speaks of single
-processes (`process.pid`) is summed by owner and program before it leaves the machine.
+processes (`process.pid`) is summed by owner and program before it leaves the machine: in place of
+the process stand `process.executable.name` and what is known of `k8s.namespace.name`,
+`k8s.pod.name`, `k8s.container.name`; `sonde.slurm.job`, `sonde.slurm.step`, `process.owner`;
+`container.id`; `sonde.unit`. Those with source `tasks` are rows of the
+table `usage` in a capture.
 """
 
 GROUPS = {
     "device": "Devices",
-    "process": "Processes and their devices",
+    "process": "Processes",
     "calls": "Calls of device APIs",
     "host": "The machine",
     "health": "Health",
     "sonde": "Sonde itself",
+}
+
+
+SOURCES = {
+    "nvml": "NVIDIA: NVML (shown)",
+    "amdsmi": "AMD: AMD SMI (unverified)",
+    "drm": "AMD, Intel and others: DRM, hwmon (unverified)",
 }
 
 
@@ -53,6 +64,19 @@ def document() -> str:
                 f"| {metric.kind} | {attributes} | {often} | {metric.source} |"
             )
         lines.append("")
+    lines += ["## Which devices tell what", ""]
+    lines += [
+        "Shown: on an H200. Unverified: with stubs of files and modules alone.",
+        "",
+    ]
+    lines += ["| metric | " + " | ".join(SOURCES.values()) + " |"]
+    lines += ["|---|" + "---|" * len(SOURCES)]
+    for metric in catalogue().values():
+        told = {one.partition(" ")[0] for one in metric.source.split(", ")}
+        if told & set(SOURCES):
+            marks = ("yes" if source in told else "" for source in SOURCES)
+            lines.append(f"| `{metric.name}` | " + " | ".join(marks) + " |")
+    lines.append("")
     lines += ["## Names of dcgm-exporter", ""]
     lines += ["With `--dcgm-names`, the same values also appear under these names.", ""]
     lines += ["| name | from | with |", "|---|---|---|"]

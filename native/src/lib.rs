@@ -14,6 +14,7 @@ mod perf;
 mod prio;
 mod sealed;
 mod symbols;
+mod unwind;
 
 /// The library for profiled processes (inject/); empty where it cannot be built.
 #[pyfunction]
@@ -33,5 +34,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     perf::register(module)?;
     prio::register(module)?;
     symbols::register(module)?;
+    unwind::register(module)?;
     Ok(())
 }

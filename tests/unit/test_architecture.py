@@ -31,9 +31,10 @@ DOORS: dict[str, set[str]] = {
     "resolve": {"errors", "model", "_native"},
     "health": {"collect", "errors", "metrics"},
     "sinks": {"errors", "metrics", "model", "_native"},
+    "unwind": {"errors", "model", "resolve", "_native"},
     "agent": {
         *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
-        *("resolve", "sinks", "_native"),
+        *("resolve", "sinks", "unwind", "_native"),
     },
     "query": {"errors", "model"},
     "readers": {"apis", "errors", "model"},

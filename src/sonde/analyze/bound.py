@@ -15,6 +15,7 @@ from sonde.analyze.details import detail_of
 from sonde.analyze.host_view import host_verdicts
 from sonde.analyze.idle import Stalls, State, devices_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
+from sonde.analyze.phases import phases_of
 from sonde.analyze.places import places_of
 from sonde.analyze.steps import steps_of
 from sonde.model.timeline import Timeline
@@ -64,7 +65,13 @@ def verdict_of(
     window = max(1, stalls.window_ns)
     computing = stalls.computing.total / window
     underfilled = underfilled_share(timeline, stalls)
-    bounds = _bounds(causes, classes, computing, underfilled[0])
+
+    def judge(
+        causes: list[CauseShare], classes: list[KernelShare], computing: float
+    ) -> list[Bound]:
+        return _bounds(causes, classes, computing, underfilled[0])
+
+    bounds = judge(causes, classes, computing)
     steps = steps_of(timeline, stalls)
     idle = int(stalls.duration_ns[stalls.state == State.IDLE].sum()) / window
     return Verdict(
@@ -83,6 +90,7 @@ def verdict_of(
         advice=_advice(causes, bounds),
         steps=steps,
         critical_path=critical_path(timeline, stalls, steps),
+        phases=phases_of(timeline, blamed, steps, judge),
     )
 
 

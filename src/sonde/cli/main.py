@@ -17,7 +17,7 @@ from sonde.errors import SondeError
 
 COMMANDS = (
     *("doctor", "record", "report", "explain", "diff", "attach", "detach", "agent", "health"),
-    "fleet",
+    *("dump", "fleet"),
 )
 
 EXAMPLES = """\

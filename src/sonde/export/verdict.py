@@ -83,6 +83,12 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
             f"{duration(table.p10_ns)}, p90 {duration(table.p90_ns)}), {table.operations:,} "
             f"operations each, {100 * table.regularity:.0f} % alike"
         )
+    for phase in verdict.phases:
+        said = ", ".join(BOUNDS[one.key] for one in phase.bounds)
+        lines.append(
+            f"  phase: {phase.name}, {duration(phase.window_ns)}, computed "
+            f"{100 * phase.computing:.0f} %: {said}"
+        )
     if verdict.critical_path:
         path = ", ".join(
             f"{100 * part.share:.0f} % {_short(part.name)}" for part in verdict.critical_path[:4]

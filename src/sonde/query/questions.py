@@ -20,6 +20,7 @@ from sonde.model.answers import (
     MetricUse,
     Notice,
     ProcessUse,
+    StackEnd,
     Usage,
     Wait,
 )
@@ -321,6 +322,17 @@ def losses(session: Session) -> list[Loss]:
     if info.tail_bytes:
         found.append(Loss("bytes cut", info.tail_bytes, "of an unfinished chunk at the end"))
     return found
+
+
+def stack_ends(session: Session) -> list[StackEnd]:
+    """Why walks of user stacks ended, the most frequent first; none in captures before 0.2."""
+    return [
+        StackEnd(name.partition(".")[0], name.partition(".")[2], int(count), text)
+        for name, count, text in session.rows(
+            "SELECT name, sum(value), max(text) FROM event WHERE kind = 'stack_end' "
+            "GROUP BY name ORDER BY 2 DESC, 1"
+        )
+    ]
 
 
 def notices(session: Session) -> list[Notice]:
