@@ -15,6 +15,7 @@ from sonde.analyze.details import detail_of
 from sonde.analyze.host_view import host_verdicts
 from sonde.analyze.idle import Stalls, State, devices_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
+from sonde.analyze.phases import phases_of
 from sonde.analyze.places import places_of
 from sonde.analyze.steps import steps_of
 from sonde.model.timeline import Timeline
@@ -32,6 +33,11 @@ STALLED = 0.15
 MIX = 0.6
 """A second bound with this share of the first one's makes it a mix."""
 UNDERFILLED_BOUND = 0.5
+_KERNELS = {
+    "compute": "products",
+    "memory": "kernels that stream through memory",
+    "kernels": "other kernels",
+}
 
 
 def explain(timeline: Timeline) -> Explanation:
@@ -64,7 +70,13 @@ def verdict_of(
     window = max(1, stalls.window_ns)
     computing = stalls.computing.total / window
     underfilled = underfilled_share(timeline, stalls)
-    bounds = _bounds(causes, classes, computing, underfilled[0])
+
+    def judge(
+        causes: list[CauseShare], classes: list[KernelShare], computing: float
+    ) -> list[Bound]:
+        return _bounds(causes, classes, computing, underfilled[0])
+
+    bounds = judge(causes, classes, computing)
     steps = steps_of(timeline, stalls)
     idle = int(stalls.duration_ns[stalls.state == State.IDLE].sum()) / window
     return Verdict(
@@ -83,6 +95,7 @@ def verdict_of(
         advice=_advice(causes, bounds),
         steps=steps,
         critical_path=critical_path(timeline, stalls, steps),
+        phases=phases_of(timeline, blamed, steps, judge),
     )
 
 
@@ -168,7 +181,7 @@ def _evidence(
             )
     for one in classes:
         if one.name in keys and one.ns:
-            what = "products" if one.name == "compute" else "kernels that stream through memory"
+            what = _KERNELS[one.name]
             lines.append(f"{what}: {100 * one.share:.1f} % of the time, {one.count:,} kernels")
     if "serial" in keys:
         lines.append(
@@ -187,7 +200,7 @@ def _advice(causes: list[CauseShare], bounds: list[Bound]) -> list[Advice]:
     device = [
         Advice(next_step(bound.key), 0.0)
         for bound in bounds
-        if bound.key in ("compute", "memory", "serial")
+        if bound.key in ("compute", "memory", "kernels", "serial")
     ]
     return device + found if device else found
 

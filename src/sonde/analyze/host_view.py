@@ -9,20 +9,23 @@ Waits inside device calls belong to the calls. The verdict is on the thread, and
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
 from sonde.analyze.advice import next_step
-from sonde.analyze.causes import CAUSES, IO_REASONS
+from sonde.analyze.causes import CAUSES, IO_REASONS, LOADER
+from sonde.analyze.kernels import class_of
 from sonde.model.timeline import CallKind, Timeline, Total
-from sonde.model.verdict import Advice, Bound, CauseShare, Place, Verdict
+from sonde.model.verdict import Advice, Bound, CauseShare, KernelShare, Place, Verdict
 
 THREADS = 3
 LEAST_SHARE = 0.05
 """Threads with less than this of the busiest one's calls, and causes below it, are not told of."""
 MIX = 0.6
+STALLED = 0.15
+"""As for devices that were traced: one that computed for more of the time is the bound itself."""
 
 _OF_CALL = {
     CallKind.COPY: "copy",
@@ -44,8 +47,6 @@ _OF_REASON = {
     "memory": "page fault",
     "sleep": "sleep",
 }
-_LOADER = re.compile(r"pt_data|loader|prefetch|dali|input", re.IGNORECASE)
-"""Threads that hand batches over, by their names."""
 _INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
 """What a thread blocks on within a device call."""
 
@@ -53,8 +54,12 @@ _INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
 def host_verdicts(timeline: Timeline) -> list[Verdict]:
     """A verdict on each thread that called a device, busiest first; none where nothing did."""
     by_lane: dict[int, list[Total]] = defaultdict(list)
+    runs: dict[int, list[Total]] = defaultdict(list)
     for total in timeline.totals:
-        by_lane[total.lane].append(total)
+        if total.kind == "run":
+            runs[timeline.lanes[total.lane].pid].append(total)
+        else:
+            by_lane[total.lane].append(total)
     window = max(1, timeline.end_ns - timeline.start_ns)
     asked = {
         lane: sum(one.ns for one in totals if one.kind == "device")
@@ -62,7 +67,46 @@ def host_verdicts(timeline: Timeline) -> list[Verdict]:
     }
     ranked = sorted(((ns, lane) for lane, ns in asked.items() if ns), reverse=True)
     told = [lane for ns, lane in ranked[:THREADS] if ns >= LEAST_SHARE * max(ranked)[0]]
-    return [_verdict(timeline, lane, by_lane[lane], window) for lane in told]
+    return [
+        _with_runs(verdict, runs[timeline.lanes[lane].pid], window)
+        for lane in told
+        for verdict in (_verdict(timeline, lane, by_lane[lane], window),)
+    ]
+
+
+def _with_runs(verdict: Verdict, runs: list[Total], window: int) -> Verdict:
+    """The verdict with what is known of the device's own time, by runs that were timed singly."""
+    if not runs:
+        return verdict
+    busy = sum(one.ns for one in runs) / window
+    ranked = sorted(runs, key=lambda one: -one.ns)
+    kernels = [KernelShare(one.name, one.ns, one.ns / window, one.count) for one in ranked[:5]]
+    classes: dict[str, list[Total]] = defaultdict(list)
+    for one in runs:
+        classes[class_of(one.name)].append(one)
+    shares = [
+        KernelShare(
+            name,
+            sum(one.ns for one in group),
+            sum(one.ns for one in group) / window,
+            sum(one.count for one in group),
+        )
+        for name, group in classes.items()
+    ]
+    shares.sort(key=lambda one: -one.ns)
+    bounds = verdict.bounds
+    if busy >= 1 - STALLED:
+        bounds = [Bound(one.name, one.share) for one in shares if one.ns >= MIX * shares[0].ns]
+    line = f"the device computed about {100 * busy:.0f} % of the time, by runs timed singly"
+    advice = [Advice(next_step(bounds[0].key), 0.0), *verdict.advice]
+    return replace(
+        verdict,
+        bounds=bounds,
+        kernels=kernels,
+        kernel_classes=shares,
+        evidence=[verdict.evidence[0], line, *verdict.evidence[1:]],
+        advice=advice if busy >= 1 - STALLED else verdict.advice,
+    )
 
 
 def _verdict(timeline: Timeline, lane: int, totals: list[Total], window: int) -> Verdict:
@@ -142,7 +186,7 @@ def _cause_of(total: Total) -> str:
         return _OF_CALL.get(total.call, "launch")
     if total.kind == "runqueue":
         return "run queue"
-    if total.name == "futex" and _LOADER.search(total.waker):
+    if total.name == "futex" and LOADER.search(total.waker):
         return "input"
     return _OF_REASON.get(total.name, "unknown")
 

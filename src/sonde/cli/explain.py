@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -79,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _watched(pid: int, seconds: float) -> Timeline:
     """What a recording of a process, made now, holds."""
+    import tempfile
+
     from sonde.cli import main
     from sonde.cli.timelines import open_timeline
 
@@ -93,6 +93,8 @@ def _watched(pid: int, seconds: float) -> Timeline:
 
 def _export(timeline: Timeline, path: Path, module: str) -> None:
     """Write the timeline and its causes. Raises SinkError, MissingDependency."""
+    import importlib
+
     try:
         exporter = importlib.import_module(f"sonde.export.{module}")
     except ModuleNotFoundError as error:

@@ -17,6 +17,7 @@ CAUSE_ROWS = 6
 BOUNDS = {
     "compute": "arithmetic",
     "memory": "device memory",
+    "kernels": "its kernels (arithmetic or memory: their names do not tell)",
     "serial": "kernels too small for the device, one after another",
     "launch": "launching kernels (host)",
     "copy": "copies",
@@ -82,6 +83,12 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
             f"  {table.count:,} steps of {duration(table.median_ns)} (p10 "
             f"{duration(table.p10_ns)}, p90 {duration(table.p90_ns)}), {table.operations:,} "
             f"operations each, {100 * table.regularity:.0f} % alike"
+        )
+    for phase in verdict.phases:
+        said = ", ".join(BOUNDS[one.key] for one in phase.bounds)
+        lines.append(
+            f"  phase: {phase.name}, {duration(phase.window_ns)}, computed "
+            f"{100 * phase.computing:.0f} %: {said}"
         )
     if verdict.critical_path:
         path = ", ".join(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,16 @@ _CALLS = {
 }
 _FAULT_FRAMES = ("exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault")
 _GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
-_DEVICE_OPS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET, "collective": DeviceKind.COLLECTIVE}
+_DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
+_ASKED = {
+    "kernel": CallKind.LAUNCH,
+    "replay": CallKind.GRAPH_LAUNCH,
+    "copy": CallKind.COPY,
+    "set": CallKind.SET,
+}
 
+NEARLY_ALL = 1.1
+"""Up to this weight all were chosen; a little more than 1 stands for records that were lost."""
 _TICK_NS = 1_000_000_000
 
 
@@ -99,16 +108,20 @@ def of_capture(capture: Capture) -> Timeline:
     span = tables["span"]
     kinds = span.column("kind")
     blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
-    on_device = _on_device(span)
-    calls = span.filter(pc.and_(pc.equal(kinds, "device"), pc.invert(on_device)))
+    calls = _calls(naming, lanes, span.filter(pc.equal(kinds, "device")))
+    run = tables["device_run"]
+    whole = _contiguous(run)
+    traced = run.filter(pa.array(whole))
+    device, asked = _device(naming, lanes, traced)
     return Timeline(
         names=naming.names,
         lanes=naming.lanes,
-        device=_device(naming, span.filter(on_device)),
-        calls=_calls(naming, lanes, calls),
+        device=device,
+        calls=_together(calls, asked),
+        windows_ns=_windows(traced),
         states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
-        totals=_totals(lanes, tables["activity"]),
+        totals=[*_totals(lanes, tables["activity"]), *_runs(lanes, run.filter(pa.array(~whole)))],
         extent_ns=(capture.info.start_ns, capture.info.end_ns),
         wall_offset_ns=capture.info.wall_offset_ns,
         tick_ns=_tick(tables["sample"]),
@@ -116,32 +129,89 @@ def of_capture(capture: Capture) -> Timeline:
     )
 
 
-def _on_device(span: pa.Table) -> Any:
-    """Rows of the device's own time: those that name a stream."""
-    if "stream" not in span.column_names:
-        return pa.array(np.zeros(span.num_rows, bool))
-    return pc.and_(pc.equal(span.column("kind"), "device"), pc.equal(span.column("tid"), 0))
+def _contiguous(run: pa.Table) -> Mask:
+    """Runs of stretches in which every run was timed: windows, or all of them.
+
+    Others were chosen one by one: good for totals, but what lies between them is not idle time.
+    """
+    weight = run.column("weight").to_numpy()
+    mask: Mask = (_whole(run, "window") > 0) | (weight <= NEARLY_ALL)
+    return mask
 
 
-def _device(naming: Naming, rows: pa.Table) -> Events:
+def _device(naming: Naming, lanes: _Lanes, rows: pa.Table) -> tuple[Events, Events]:
+    """What the device ran, and a stand-in for each call: who asked is known, not when."""
     if not rows.num_rows:
-        return no_events()
-    pids = _whole(rows, "pid")
-    streams = _whole(rows, "stream")
-    devices = _whole(rows, "device") if "device" in rows.column_names else np.zeros_like(streams)
-    keys = np.stack([pids, devices, streams], axis=1)
+        return no_events(), no_events()
+    keys = np.stack([_whole(rows, name) for name in ("pid", "device", "stream")], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     lane = np.array([naming.stream(int(d), int(s), int(p)) for p, d, s in different], np.int32)
-    return events(
-        start_ns=_whole(rows, "start_time_ns"),
+    ids = np.arange(1, rows.num_rows + 1)
+    start = _whole(rows, "start_time_ns")
+    ran = events(
+        start_ns=start,
         end_ns=_whole(rows, "end_time_ns"),
-        kind=_coded(rows, "op", {op: int(kind) for op, kind in _DEVICE_OPS.items()}),
+        kind=_coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()}),
         name=_names(naming, rows, "name"),
         lane=lane[inverse.reshape(-1)],
-        correlation=_correlation(rows),
+        correlation=ids,
         bytes=_whole(rows, "bytes"),
+        blocks=_blocks(rows),
         way=_coded(rows, "direction", {way: int(code) for way, code in _WAYS.items()}),
     )
+    asked = events(
+        start_ns=start,
+        end_ns=start,
+        kind=_coded(rows, "kind", {kind: int(code) for kind, code in _ASKED.items()}),
+        name=_names(naming, rows, "name"),
+        lane=lanes.of(rows),
+        correlation=ids,
+    )
+    return ran, asked
+
+
+def _blocks(rows: pa.Table) -> I32:
+    grids = rows.column("grid").cast(pa.string()).to_pylist()
+    known: dict[str, int] = {}
+    for grid in set(grids):
+        try:
+            known[grid] = min(math.prod(int(part) for part in grid.split(",")), (1 << 31) - 1)
+        except ValueError:
+            known[grid] = 0
+    return np.array([known[grid] for grid in grids], np.int32)
+
+
+def _windows(rows: pa.Table) -> list[tuple[int, int]]:
+    """From the first to the last run of each window; empty where all was timed."""
+    window = _whole(rows, "window")
+    if not rows.num_rows or not (window > 0).any():
+        return []
+    start, end = _whole(rows, "start_time_ns"), _whole(rows, "end_time_ns")
+    keys = _whole(rows, "pid") << 40 | window
+    spans = [(int(start[keys == k].min()), int(end[keys == k].max())) for k in np.unique(keys)]
+    return sorted(spans)
+
+
+def _runs(lanes: _Lanes, rows: pa.Table) -> list[Total]:
+    """Estimated totals of what devices ran, from runs chosen one by one."""
+    if not rows.num_rows:
+        return []
+    weight = rows.column("weight").to_numpy()
+    ns = weight * (_whole(rows, "end_time_ns") - _whole(rows, "start_time_ns"))
+    sums: dict[tuple[int, str], list[float]] = {}
+    names = rows.column("name").cast(pa.string()).to_pylist()
+    kinds = rows.column("kind").cast(pa.string()).to_pylist()
+    for lane, name, kind, length, count in zip(
+        lanes.of(rows).tolist(), names, kinds, ns.tolist(), weight.tolist(), strict=True
+    ):
+        if kind in ("kernel", "replay"):
+            total = sums.setdefault((lane, name or kind), [0.0, 0.0])
+            total[0] += length
+            total[1] += count
+    return [
+        Total(lane, "run", name, CallKind.LAUNCH, round(length), round(count))
+        for (lane, name), (length, count) in sums.items()
+    ]
 
 
 def _calls(naming: Naming, lanes: _Lanes, rows: pa.Table) -> Events:
@@ -155,18 +225,20 @@ def _calls(naming: Naming, lanes: _Lanes, rows: pa.Table) -> Events:
         kind=kind,
         name=_names(naming, rows, "name"),
         lane=lanes.of(rows),
-        correlation=_correlation(rows),
         bytes=_whole(rows, "bytes"),
         way=_coded(rows, "direction", {way: int(code) for way, code in _WAYS.items()}),
     )
 
 
-def _correlation(rows: pa.Table) -> I64:
-    """Unique over processes: each counts its own."""
-    if "correlation" not in rows.column_names:
-        return np.zeros(rows.num_rows, np.int64)
-    ids = _whole(rows, "correlation")
-    return np.where(ids > 0, ids + (_whole(rows, "pid") << 40), 0)
+def _together(calls: Events, asked: Events) -> Events:
+    """Calls, and stand-ins for those that no span holds."""
+    if not len(asked):
+        return calls
+    columns = {
+        name: np.concatenate([getattr(calls, name), getattr(asked, name)])
+        for name in Events.__slots__
+    }
+    return events(**columns)
 
 
 def _states(naming: Naming, lanes: _Lanes, frames: _Frames, rows: pa.Table) -> Events:
