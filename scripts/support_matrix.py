@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/support_matrix.py [--check]`: docs/support_matrix.md, from the code and from what the tests know.
+"""`scripts/support_matrix.py [--check]`: docs/support_matrix.md, from the code and its tests.
 
 What is walked is told by `sonde.unwind.cpython`; what is tested, by the interpreters that
 tests/kernel/test_pythons.py and test_stacks.py run and by scripts/setup, which unpacks them.
@@ -21,7 +21,7 @@ DOCUMENT = ROOT / "docs" / "support_matrix.md"
 HEAD = """\
 # Whose stacks are whole
 
-Written by `scripts/support_matrix.py` from the code; a test compares. x86-64 alone: elsewhere user stacks
+Written by `scripts/support_matrix.py`; a test compares. x86-64 alone: elsewhere user stacks
 are walked by frame pointers.
 
 ## CPython
