@@ -27,12 +27,19 @@ enum sonde_loss {
 	LOSS_MAX,
 };
 
-/* One stack, stored once under its hash. Leaf first. */
+/*
+ * One stack, stored once under its hash. Leaf first. A long one is stored in pieces, each naming the
+ * one that goes on toward the thread's entry; those parts are shared by all stacks that have them.
+ * A user frame is an address, or two words of Python (abi/unwind.h); zero fills a piece's end.
+ */
 struct sonde_stack {
 	__u32 kernel_len;
 	__u32 user_len;
 	__u64 kernel[SONDE_KERNEL_FRAMES];
 	__u64 user[SONDE_USER_FRAMES];
+	__u64 next;    /* id of the piece that follows, 0: none */
+	__u32 stop;    /* enum unwind_stop: why the walk ended; 0: it reached the thread's entry */
+	__u32 is_tail; /* a piece behind the first: no row names it */
 };
 
 /* ---- on-CPU samples ---- */
@@ -94,6 +101,20 @@ struct wait_span {
 	__u32 waker_tgid;
 	__u32 waker_tid;
 	__u32 unused;
+};
+
+/* ---- a dump: every thread of a process once ---- */
+
+struct dump_key {
+	__u32 tgid;
+	__u32 tid;
+	__u64 start_ns;
+};
+
+struct dump_value {
+	__u64 stack_id; /* 0: it was on a CPU, or there was no room */
+	__u32 state;	/* the kernel's task state */
+	__u32 on_cpu;
 };
 
 /* ---- device calls ---- */

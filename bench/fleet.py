@@ -25,6 +25,7 @@ from sonde.fleet.sampling import KernelRecord, Sampler
 from sonde.fleet.task import chunk_length
 
 EPSILONS = [0.1, 0.5, 1.0, 2.0]
+CAPS = [1, 2, 3, 5, 10]
 
 
 def main() -> None:
@@ -91,12 +92,15 @@ def errors() -> None:
     for line in lines:
         show(line)
     print("\n== per tenant, ε = 1, 64 classes, one day; total includes the bias of the cap ==")
-    print(header)
-    for tenants, loyalty in ((1000, 0.7), (5000, 0.7), (5000, 0.3), (20_000, 0.3)):
-        fleet = Population.draw(100_000, 64, tenants, rng, loyalty)
-        print(f"{tenants} Zipf tenants, {loyalty:.0%} of a tenant's nodes on one application")
-        for cap in (3, 10, 30):
-            show(accuracy.per_tenant(fleet, 24, 1.0, cap, rng))
+    print(f"{'nodes':>9} {'tenants':>8} {'on one application':>19} {'total median at cap':>20}")
+    print(" " * 39 + "".join(f"{cap:>8}" for cap in CAPS))
+    for nodes in (100_000, 1_000_000):
+        for tenants in (1000, 5000, 20_000, 100_000):
+            for loyalty in (0.0, 0.3, 0.7):
+                fleet = Population.draw(nodes, 64, tenants, rng, loyalty)
+                lines = accuracy.per_tenant(fleet, 24, 1.0, CAPS, rng)
+                medians = "".join(f"{line.total_median:>8.1%}" for line in lines)
+                print(f"{nodes:>9} {tenants:>8} {loyalty:>19.0%} {medians}")
 
 
 def show(line: accuracy.Line) -> None:

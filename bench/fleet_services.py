@@ -141,13 +141,15 @@ def drive(directory: Path, task: Task, args: argparse.Namespace, parties: dict) 
         f" (of the oldest report of each job: an upper bound); load {os.getloadavg()[0]:.2f}"
     )
     for name, process in parties.items():
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        memory = Path(f"/proc/{process.pid}/status").read_text().split("VmHWM:")[1].split()[0]
-        print(
-            f"{name}: {1000 * cpu_s / args.reports:.2f} ms CPU a report, "
-            f"peak {int(memory) / 1024:.0f} MB"
-        )
+        print(cost_of(name, process.pid, args.reports))
+
+
+def cost_of(name: str, pid: int, reports: int) -> str:
+    """CPU and peak memory of a party."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    memory = Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]
+    return f"{name}: {1000 * cpu_s / reports:.2f} ms CPU a report, peak {int(memory) / 1024:.0f} MB"
 
 
 def status(task: Task, bundle: provision.Bundle) -> dict:

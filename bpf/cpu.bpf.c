@@ -13,7 +13,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
-	__type(value, struct sonde_stack);
+	__type(value, struct unwind_walk);
 } scratch SEC(".maps");
 
 SEC("perf_event")
@@ -24,13 +24,13 @@ int on_sample(struct bpf_perf_event_data *ctx)
 	struct task_struct *task = (void *)bpf_get_current_task();
 	u64 pid_tgid = bpf_get_current_pid_tgid();
 	struct cpu_key key = {.tgid = pid_tgid >> 32, .tid = (u32)pid_tgid};
-	struct sonde_stack *s = bpf_map_lookup_elem(&scratch, &first);
+	struct unwind_walk *w = bpf_map_lookup_elem(&scratch, &first);
 	struct cpu_value *row;
 
-	if (!s || !key.tid || !watched(key.tgid))
+	if (!w || !key.tid || !watched(key.tgid))
 		return 0;
 	key.start_ns = start_of(task);
-	key.stack_id = stack_take(ctx, s, key.start_ns ^ key.tgid, has_user_frames(task));
+	key.stack_id = stack_take(ctx, w, key.start_ns ^ key.tgid, has_user_frames(task), 0);
 	row = row_of(&samples, &key, &zero);
 	if (row)
 		row->count++;

@@ -54,8 +54,7 @@ const struct call_span *call_span_layout __attribute__((unused));
 
 /*
  * A thread's outermost call. Only programs on the thread itself write to it, one after the other;
- * counted_ns alone is contended, by the walk, and changes hands by atomic exchange. The scratch
- * memory is here because uprobe programs can be preempted: per CPU it could be overwritten.
+ * counted_ns alone is contended, by the walk, and changes hands by atomic exchange.
  */
 struct in_call {
 	u64 entry_sp; /* 0: in no call */
@@ -73,7 +72,6 @@ struct in_call {
 	u32 flags;
 	u32 nested;
 	u32 result;
-	struct sonde_stack scratch;
 };
 
 struct {
@@ -82,6 +80,24 @@ struct {
 	__type(key, int);
 	__type(value, struct in_call);
 } in_calls SEC(".maps");
+
+/*
+ * Programs on uprobes stay on their CPU but can be preempted by others: a few places for each CPU,
+ * one taken by each walk that is under way.
+ */
+#define SCRATCH_SLOTS 2
+
+struct call_scratch {
+	u64 is_taken;
+	struct unwind_walk walk;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SCRATCH_SLOTS);
+	__type(key, u32);
+	__type(value, struct call_scratch);
+} scratch SEC(".maps");
 
 /* Where the kernel keeps a process's trampoline. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -272,22 +288,29 @@ static __always_inline s32 status_of(struct pt_regs *ctx, const struct in_call *
 
 /*
  * Taken at the return, where the frame pointer is the caller's again: at the entry, before the
- * prologue has pushed it, the walk would skip the caller. The callee is put in front.
+ * prologue has pushed it, a walk by frame pointers would skip the caller. The callee is put in front.
  */
 static __always_inline u64 take_stack(void *ctx, struct in_call *call, u32 tgid)
 {
-	struct sonde_stack *s = &call->scratch;
-	long n = bpf_get_stack(ctx, &s->user[1], sizeof(s->user) - sizeof(s->user[0]),
-			       BPF_F_USER_STACK);
+	struct call_scratch *mine = NULL;
+	u64 id;
 
-	if (n <= 0) {
-		count_loss(LOSS_USER_STACK);
-		n = 0;
+	for (u32 slot = 0; slot < SCRATCH_SLOTS; slot++) {
+		const u32 at = slot;
+
+		mine = bpf_map_lookup_elem(&scratch, &at);
+		if (mine && !__sync_lock_test_and_set(&mine->is_taken, 1))
+			break;
+		mine = NULL;
 	}
-	s->kernel_len = 0;
-	s->user[0] = call->entry_ip;
-	s->user_len = 1 + (u32)n / sizeof(u64);
-	return stack_keep(s, call->start_ns ^ tgid);
+	if (!mine) {
+		count_stop(STOP_BUSY);
+		count_loss(LOSS_USER_STACK);
+		return 0;
+	}
+	id = stack_take(ctx, &mine->walk, call->start_ns ^ tgid, true, call->entry_ip);
+	__sync_lock_test_and_set(&mine->is_taken, 0);
+	return id;
 }
 
 /* Whether this call gets a span: a long one always, others while the second has room. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Taking a stack: walk it, name it by its hash, keep the frames once. The walk itself is the seam
- * where another unwinder comes in: replace walk_user() and every program here follows.
+ * Taking a stack: walk it (unwind.h), name it by its hash, keep the frames once.
  *
  * Each object that includes this has its own `stacks` map. The caller gives the scratch memory,
  * because what is safe differs: per CPU where nothing can interleave (perf_event, sched_switch),
@@ -13,6 +12,7 @@
 #ifndef SONDE_MAX_STACKS
 #define SONDE_MAX_STACKS 8192
 #endif
+#define SONDE_TAKES_STACKS (SONDE_MAX_STACKS > 1)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -83,13 +83,6 @@ static __always_inline u32 walk_kernel(void *ctx, struct sonde_stack *s)
 	return n > 0 ? (u32)n / sizeof(u64) : 0;
 }
 
-static __always_inline u32 walk_user(void *ctx, struct sonde_stack *s)
-{
-	long n = bpf_get_stack(ctx, s->user, sizeof(s->user), BPF_F_USER_STACK);
-
-	return n > 0 ? (u32)n / sizeof(u64) : 0;
-}
-
 static __always_inline u64 mix(u64 h, u64 v)
 {
 	h = (h ^ v) * 0x9e3779b97f4a7c15ULL;
@@ -99,7 +92,7 @@ static __always_inline u64 mix(u64 h, u64 v)
 /* Hash of the frames and of the process whose addresses they are. */
 static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 {
-	u64 h = mix(seed, (u64)s->kernel_len << 32 | s->user_len);
+	u64 h = mix(seed ^ s->next, (u64)s->kernel_len << 32 | s->user_len << 8 | s->stop);
 
 	for (u32 i = 0; i < SONDE_KERNEL_FRAMES; i++) {
 		if (i >= s->kernel_len)
@@ -128,14 +121,64 @@ static __always_inline u64 stack_keep(const struct sonde_stack *s, u64 seed)
 	return id;
 }
 
-/* The stack of the current task. `user`: it has a user part. */
-static __always_inline u64 stack_take(void *ctx, struct sonde_stack *s, u64 seed, bool user)
+#if SONDE_TAKES_STACKS
+#include "unwind.h"
+
+struct stack_pieces {
+	struct unwind_walk *walk;
+	u64 seed;
+	u64 id;
+};
+
+/* Keep the pieces of a walk, the last one first: each names the one behind it. */
+static long keep_piece(u32 i, void *arg)
 {
-	s->kernel_len = walk_kernel(ctx, s);
-	s->user_len = user ? walk_user(ctx, s) : 0;
-	if (user && !s->user_len)
-		count_loss(LOSS_USER_STACK);
-	return stack_keep(s, seed);
+	struct stack_pieces *p = arg;
+	u32 piece = p->walk->piece - i; /* wraps: then there is none */
+	struct sonde_stack *s;
+
+	if (piece >= UNWIND_PIECES)
+		return 1;
+	s = &p->walk->pieces[piece & (UNWIND_PIECES - 1)];
+	s->user_len = i ? SONDE_USER_FRAMES : p->walk->slot;
+	s->next = p->id;
+	s->stop = p->walk->stop;
+	s->is_tail = piece != 0;
+	if (piece)
+		s->kernel_len = 0;
+	p->id = stack_keep(s, p->seed);
+	return p->id == 0;
 }
+
+/* Keep what was walked. Returns the id of its first piece, 0 when there was no room. */
+static __always_inline u64 keep_walk(struct unwind_walk *w, u64 seed)
+{
+	struct stack_pieces pieces = {.walk = w, .seed = seed};
+
+	if (has_loop() && w->piece)
+		bpf_loop(w->piece + 1, keep_piece, &pieces, 0);
+	else /* frame pointers never fill more than one */
+		keep_piece(0, &pieces);
+	return pieces.id;
+}
+
+/* The stack of the current task. `user`: it has a user part. `first`: a user frame put in front. */
+static __always_inline u64 stack_take(void *ctx, struct unwind_walk *w, u64 seed, bool user,
+				      u64 first)
+{
+	struct sonde_stack *s = &w->pieces[0];
+
+	s->kernel_len = first ? 0 : walk_kernel(ctx, s);
+	w->piece = 0;
+	w->slot = 0;
+	w->stop = STOP_ENTRY;
+	if (user) {
+		unwind(ctx, w, bpf_get_current_task_btf(), first);
+		if (!w->piece && w->slot <= (first ? 1 : 0))
+			count_loss(LOSS_USER_STACK);
+	}
+	return keep_walk(w, seed);
+}
+#endif /* SONDE_TAKES_STACKS */
 
 #endif

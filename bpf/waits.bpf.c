@@ -25,6 +25,7 @@
 #define TASK_DEAD (0x10 | 0x20 | 0x80)
 
 const volatile bool switch_has_state = false; /* sched_switch hands the state over (5.18) */
+const volatile bool measure_switch = false;   /* every on_switch into unwind_cost */
 const volatile u64 span_min_ns = 10000000;    /* waits at least this long become spans */
 
 SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 16384)
@@ -56,7 +57,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 2);
 	__type(key, u32);
-	__type(value, struct sonde_stack);
+	__type(value, struct unwind_walk);
 } scratch SEC(".maps");
 
 struct {
@@ -186,7 +187,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 {
 	const u32 slot = 0;
 	struct waiting *w;
-	struct sonde_stack *s;
+	struct unwind_walk *walk;
 
 	if (!preempted && (state & TASK_DEAD))
 		return;
@@ -202,10 +203,11 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->waker_tgid = w->waker_tid = 0;
 	w->stack_id = 0;
 	w->weight = stack_weight(&w->chance, w->reason, now);
-	s = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
+	walk = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
 	w->walk_ns = 0;
-	if (s) {
-		w->stack_id = stack_take(ctx, s, w->start_ns ^ prev->tgid, has_user_frames(prev));
+	if (walk) {
+		w->stack_id =
+			stack_take(ctx, walk, w->start_ns ^ prev->tgid, has_user_frames(prev), 0);
 		w->walk_ns = bpf_ktime_get_ns() - now;
 	}
 	w->began_ns = now;
@@ -242,6 +244,8 @@ int on_switch(u64 *ctx)
 	}
 	if (next->pid && watched(next->tgid))
 		end_wait(next, now);
+	if (measure_switch)
+		count_cost(now);
 	return 0;
 }
 
@@ -322,6 +326,7 @@ int on_walk(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
 	const u32 slot = 1;
+	struct unwind_walk *walk;
 	struct sonde_stack *s;
 	struct waiting *w;
 	u64 now, from;
@@ -351,12 +356,16 @@ int on_walk(struct bpf_iter__task *ctx)
 		return 0;
 	w->start_ns = start_of(task);
 	w->reason = reason_of(task, state_of(task), false);
-	s = bpf_map_lookup_elem(&scratch, &slot);
-	if (s) {
+	walk = bpf_map_lookup_elem(&scratch, &slot);
+	if (walk) {
+		s = &walk->pieces[0];
 		/* Another task's user stack cannot be read from here; its kernel stack can. */
 		n = bpf_get_task_stack(task, s->kernel, sizeof(s->kernel), 0);
 		s->kernel_len = n > 0 ? (u32)n / sizeof(u64) : 0;
 		s->user_len = 0;
+		s->next = 0;
+		s->stop = STOP_ENTRY;
+		s->is_tail = 0;
 		w->weight = 1;
 		w->stack_id = stack_keep(s, w->start_ns ^ task->tgid);
 	}

@@ -20,12 +20,16 @@ a row of the table `metric` has the name as its series and the attributes as its
 has the second name, and dots in attributes become underscores.
 
 How often: cheap 10 Hz, steady 1 Hz, dear every 10 s, event as it happens. What speaks of single
-processes (`process.pid`) is summed by owner and program before it leaves the machine.
+processes (`process.pid`) is summed by owner and program before it leaves the machine: in place of
+the process stand `process.executable.name` and what is known of `k8s.namespace.name`,
+`k8s.pod.name`, `k8s.container.name`; `sonde.slurm.job`, `sonde.slurm.step`, `process.owner`;
+`container.id`; `sonde.unit`. Those with source `tasks` are rows of the
+table `usage` in a capture.
 """
 
 GROUPS = {
     "device": "Devices",
-    "process": "Processes and their devices",
+    "process": "Processes",
     "calls": "Calls of device APIs",
     "host": "The machine",
     "health": "Health",

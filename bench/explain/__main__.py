@@ -36,7 +36,7 @@ def main() -> int:
     with ProcessPoolExecutor(6, mp_context=context, initializer=keep_away) as pool:
         pool.submit(time.sleep, 0)
         from bench.explain import harness
-        from bench.explain.programs import KINDS
+        from bench.explain.every_program import KINDS
 
         wanted = [(kind, seed) for seed in args.seeds for kind in args.kinds or KINDS]
         pending: list[Future[Score]] = []

@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=500, help="seconds, then no new run")
     args = parser.parse_args()
     from bench.explain import harness
-    from bench.explain.programs import KINDS
+    from bench.explain.every_program import KINDS
 
     began = time.monotonic()
     scratch = Path("/tmp/explain-runs")

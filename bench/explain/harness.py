@@ -43,7 +43,7 @@ class Child:
 
 def batch(runs: list[tuple[str, int]], folder: Path) -> list[dict[str, Any]]:
     """Several runs: they warm up together, then are measured one after another."""
-    from bench.explain.programs import KINDS
+    from bench.explain.every_program import KINDS
 
     folder.mkdir(parents=True, exist_ok=True)
     capture = folder / f"waits-{runs[0][0]}-{runs[0][1]}.sonde"
@@ -310,7 +310,7 @@ def _measure(kind: str, seed: int, folder: Path, say: Any) -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from bench.explain.programs import built
+    from bench.explain.every_program import built
 
     threads = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     marks = [("start", time.monotonic())]

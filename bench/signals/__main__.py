@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bench.signals import costs
 
-PHASE_S, TENANTS_S, IDLE_S = 6, 10, 15
-TENANTS = (0.6, 0.2)
+PHASE_S, TENANTS_S, IDLE_S = 8, 10, 15
+TENANTS = ((0.0, 0.5), (0.5, 0.75))
 
 
 @contextmanager
@@ -55,8 +55,8 @@ def main() -> int:
     with _beside(out, "pmon", "nvidia-smi", "pmon", "-s", "um", "-o", "T", "-d", "1"):
         recorder = subprocess.Popen(_record(out, "tenants", "-d", str(TENANTS_S + 12)))
         tenants = [
-            subprocess.Popen(_loads(out, f"tenant-{number}", TENANTS_S, share))
-            for number, share in enumerate(TENANTS)
+            subprocess.Popen(_loads(out, f"tenant-{number}", TENANTS_S, *part))
+            for number, part in enumerate(TENANTS)
         ]
         for process in (*tenants, recorder):
             process.wait(60)

@@ -6,12 +6,40 @@ from __future__ import annotations
 import statistics
 import sys
 import time
+from ctypes import byref
 
 from sonde.collect.devices.nvml import NvmlSource, find
+from sonde.collect.devices.nvml_device import NvmlDevice
 from sonde.collect.devices.nvml_library import Nvml, NvmlError
 from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points
 
 ROUNDS = 100
+
+
+def _gpm_parts(nvml: Nvml, device: NvmlDevice) -> None:
+    """Taking a sample, and working out few or many metrics from two."""
+    if device._gpm is None:
+        return
+    gpm = device._gpm
+    asked = gpm._asked
+    for name, count, pause_s in (("sample", 0, 0.0), ("sample", 0, 0.1), *_COUNTS):
+        times = []
+        for _ in range(20):
+            time.sleep(pause_s)
+            began_s = time.perf_counter()
+            if count:
+                asked.numMetrics = count
+                asked.sample1, asked.sample2 = gpm._samples[0], gpm._samples[1]
+                nvml.call("nvmlGpmMetricsGet", byref(asked))
+            else:
+                gpm._samples[:2] = gpm._samples[1::-1]
+                nvml.call("nvmlGpmSampleGet", device.handle, gpm._samples[0])
+            times.append(time.perf_counter() - began_s)
+        text = f"gpm {name} {count or ''}, every {pause_s:g} s"
+        print(f"{text:<28}{1e6 * statistics.median(times):>10.0f}{1e6 * max(times):>10.0f}")
+
+
+_COUNTS = (("metrics", 1, 0.0), ("metrics", 1, 0.1), ("metrics", 14, 0.0), ("metrics", 14, 0.1))
 
 
 def main() -> int:
@@ -46,6 +74,7 @@ def main() -> int:
                 f"{1e6 * max(times):>10.0f}"
                 f"{1e6 * cpu_s:>10.0f}{1000 * cpu_s / period_s:>12.3f}"
             )
+    _gpm_parts(nvml, device)
     source = NvmlSource()
     source.open()
     events = next(poll for poll in source.polls() if poll.name == "events")

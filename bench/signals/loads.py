@@ -14,6 +14,7 @@ import torch
 PAUSE_S = 1.5
 COPY_BYTES = 512 << 20
 STREAM_BYTES = 4 << 30
+TURN_S = 0.2
 
 
 def _timed(seconds: float, step: Callable[[], int]) -> dict[str, float]:
@@ -85,18 +86,18 @@ def phases(seconds: float) -> dict[str, dict[str, float]]:
     return found
 
 
-def tenant(seconds: float, share: float) -> dict[str, float]:
-    """A tenant that keeps the device busy for `share` of each 100 ms."""
+def tenant(seconds: float, begins: float, ends: float) -> dict[str, float]:
+    """A tenant that has the device from `begins` to `ends` of each 200 ms of the clock, so that
+    tenants with other parts never meet."""
     left = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda")
     out = torch.empty_like(left)
 
     def step() -> int:
-        end_s = time.monotonic() + 0.1
-        busy_s = time.monotonic() + 0.1 * share
-        while time.monotonic() < busy_s:
+        turn_s = TURN_S * (time.monotonic() // TURN_S + 1)
+        time.sleep(max(0.0, turn_s + begins * TURN_S - time.monotonic()))
+        while time.monotonic() < turn_s + (ends - 0.02) * TURN_S:
             torch.mm(left, left, out=out)
             torch.cuda.synchronize()
-        time.sleep(max(0.0, end_s - time.monotonic()))
         return 0
 
     step()
@@ -104,9 +105,9 @@ def tenant(seconds: float, share: float) -> dict[str, float]:
 
 
 def main() -> int:
-    """OUT SECONDS [SHARE]: all phases, or one tenant."""
-    out, seconds, *share = sys.argv[1:]
-    found = tenant(float(seconds), float(share[0])) if share else phases(float(seconds))
+    """OUT SECONDS [BEGINS ENDS]: all phases, or one tenant."""
+    out, seconds, *part = sys.argv[1:]
+    found = tenant(float(seconds), *map(float, part)) if part else phases(float(seconds))
     Path(out).write_text(json.dumps(found, indent=1))
     return 0
 

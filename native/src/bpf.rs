@@ -89,7 +89,7 @@ fn map_info(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> MapInfo {
 }
 
 impl Bpf {
-    fn map(&self, name: &str) -> PyResult<&MapInfo> {
+    pub fn map(&self, name: &str) -> PyResult<&MapInfo> {
         self.maps.get(name).ok_or_else(|| PyKeyError::new_err(format!("no map {name}")))
     }
 
@@ -316,7 +316,8 @@ impl Bpf {
         Ok(out)
     }
 
-    /// Frames of the stacks still kept under these ids: (id, kernel addresses, user addresses).
+    /// Frames of the stacks still kept under these ids: (id, kernel addresses, user words, why the
+    /// walk ended).
     fn stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<maps::Stack>> {
         let map = self.map("stacks")?;
         let (fd, size) = (map.fd, map.value_size);
@@ -325,9 +326,16 @@ impl Bpf {
 
     /// Make room: drop these stacks. One that is seen again is stored again.
     fn forget_stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<()> {
-        let fd = self.map("stacks")?.fd;
-        py.detach(|| ids.iter().for_each(|id| drop(maps::delete(fd, &id.to_ne_bytes()))));
+        let map = self.map("stacks")?;
+        let (fd, size, most) = (map.fd, map.value_size, map.max_entries);
+        py.detach(|| maps::forget(fd, size, most, &ids));
         Ok(())
+    }
+
+    /// How many stacks and pieces of stacks are kept.
+    fn stacks_kept(&self) -> PyResult<usize> {
+        let map = self.map("stacks")?;
+        Ok(maps::keys(map.fd, map.max_entries).len())
     }
 
     /// Drop every stack, those too that no row speaks of.

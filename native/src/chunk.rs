@@ -164,6 +164,12 @@ fn encode_chunk<'py>(
     Ok(PyBytes::new(py, &out))
 }
 
+/// Why walks of stacks end, as compiled in.
+#[pyfunction]
+fn errors_contract() -> &'static str {
+    include_str!("../../abi/errors.json")
+}
+
 /// The contract on tables, as compiled in.
 #[pyfunction]
 fn tables_contract() -> &'static str {
@@ -171,6 +177,7 @@ fn tables_contract() -> &'static str {
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(errors_contract, module)?)?;
     module.add_function(wrap_pyfunction!(tables_contract, module)?)?;
     module.add_function(wrap_pyfunction!(encode_chunk, module)?)
 }

@@ -12,7 +12,9 @@ mod layout;
 mod maps;
 mod perf;
 mod prio;
+mod sealed;
 mod symbols;
+mod unwind;
 
 /// The library for profiled processes (inject/); empty where it cannot be built.
 #[pyfunction]
@@ -32,5 +34,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     perf::register(module)?;
     prio::register(module)?;
     symbols::register(module)?;
+    unwind::register(module)?;
     Ok(())
 }

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Map operations by descriptor: no interpreter lock, no object borrowed.
+use std::collections::HashSet;
 use std::io::{Error, Result};
 use std::os::fd::RawFd;
 use std::ptr;
 
 use libbpf_sys as sys;
 
-/// (id, kernel addresses, user addresses), leaf first.
-pub type Stack = (u64, Vec<u64>, Vec<u64>);
+/// (id, kernel addresses, user words, why the walk ended), leaf first.
+pub type Stack = (u64, Vec<u64>, Vec<u64>, u32);
 
 fn checked(rc: i32) -> Result<()> {
     if rc < 0 {
@@ -20,6 +21,14 @@ fn checked(rc: i32) -> Result<()> {
 pub fn update(fd: RawFd, key: &[u8], value: &[u8]) -> Result<()> {
     // SAFETY: callers check both lengths against the map's.
     checked(unsafe { sys::bpf_map_update_elem(fd, key.as_ptr().cast(), value.as_ptr().cast(), 0) })
+}
+
+pub fn lookup(fd: RawFd, key: &[u8], value_size: usize) -> Option<Vec<u8>> {
+    let mut value = vec![0; value_size];
+    // SAFETY: the caller knows the map's sizes of keys and values.
+    let rc =
+        unsafe { sys::bpf_map_lookup_elem(fd, key.as_ptr().cast(), value.as_mut_ptr().cast()) };
+    (rc == 0).then_some(value)
 }
 
 pub fn delete(fd: RawFd, key: &[u8]) -> Result<()> {
@@ -98,32 +107,110 @@ pub fn clear(fd: RawFd, most: usize) {
     }
 }
 
-/// `struct sonde_stack`: two lengths, then the two arrays of fixed size.
-pub fn stacks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Stack> {
+/// One stored piece of a stack (`struct sonde_stack`).
+struct Piece {
+    kernel: Vec<u64>,
+    user: Vec<u64>,
+    next: u64,
+    stop: u32,
+    is_tail: bool,
+}
+
+/// Pieces of one walk at the most, and some more: a chain is never followed for ever.
+const MAX_PIECES: usize = 16;
+
+fn piece(fd: RawFd, id: u64, raw: &mut [u8]) -> Option<Piece> {
     const KERNEL_FRAMES: usize = 48;
-    let word = |raw: &[u8], at: usize| u64::from_ne_bytes(raw[at..at + 8].try_into().unwrap());
+    // SAFETY: key and value have the map's sizes.
+    let rc =
+        unsafe { sys::bpf_map_lookup_elem(fd, ptr::from_ref(&id).cast(), raw.as_mut_ptr().cast()) };
+    if rc < 0 {
+        return None;
+    }
+    let word = |at: usize| u64::from_ne_bytes(raw[at..at + 8].try_into().unwrap());
+    let user_at = 8 + 8 * KERNEL_FRAMES;
+    let next_at = raw.len() - 16;
+    let kernel = (word(0) as u32 as usize).min(KERNEL_FRAMES);
+    let user = ((word(0) >> 32) as usize).min((next_at - user_at) / 8);
+    Some(Piece {
+        kernel: (0..kernel).map(|i| word(8 + 8 * i)).collect(),
+        user: (0..user).map(|i| word(user_at + 8 * i)).filter(|&it| it != 0).collect(),
+        next: word(next_at),
+        stop: word(next_at + 8) as u32,
+        is_tail: word(next_at + 8) >> 32 != 0,
+    })
+}
+
+/// The stacks still kept under `ids`, their pieces joined.
+pub fn stacks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Stack> {
+    const STOP_TAIL: u32 = 18; // enum unwind_stop
     let mut raw = vec![0u8; value_size];
     let mut out = Vec::with_capacity(ids.len());
-    for id in ids {
-        // SAFETY: key and value have the map's sizes.
-        let rc = unsafe {
-            sys::bpf_map_lookup_elem(fd, ptr::from_ref(id).cast(), raw.as_mut_ptr().cast())
-        };
-        if rc < 0 {
-            continue;
+    for &id in ids {
+        let Some(mut first) = piece(fd, id, &mut raw) else { continue };
+        let mut left = MAX_PIECES;
+        while first.next != 0 && left > 0 {
+            left -= 1;
+            let Some(more) = piece(fd, first.next, &mut raw) else {
+                first.stop = STOP_TAIL; // it was dropped meanwhile
+                break;
+            };
+            first.user.extend(more.user);
+            first.next = more.next;
         }
-        let lengths = word(&raw, 0);
-        let most_user = (value_size - 8) / 8 - KERNEL_FRAMES;
-        let kernel = (lengths as u32 as usize).min(KERNEL_FRAMES);
-        let user = ((lengths >> 32) as usize).min(most_user);
-        let user_at = 8 + 8 * KERNEL_FRAMES;
-        out.push((
-            *id,
-            (0..kernel).map(|i| word(&raw, 8 + 8 * i)).collect(),
-            (0..user).map(|i| word(&raw, user_at + 8 * i)).collect(),
-        ));
+        out.push((id, first.kernel, first.user, first.stop));
     }
     out
+}
+
+/// Ids of the pieces behind a piece.
+fn tail(fd: RawFd, first: &Piece, raw: &mut [u8]) -> Vec<u64> {
+    let mut ids = Vec::new();
+    let mut next = first.next;
+    while next != 0 && ids.len() < MAX_PIECES {
+        ids.push(next);
+        next = piece(fd, next, raw).map_or(0, |it| it.next);
+    }
+    ids
+}
+
+pub fn keys(fd: RawFd, most: usize) -> Vec<u64> {
+    let mut found: Vec<u64> = Vec::new();
+    while found.len() < most {
+        let mut key = 0u64;
+        let before = found.last().map_or(ptr::null(), |it| ptr::from_ref(it).cast());
+        // SAFETY: keys have 8 bytes; none asks for the first.
+        let rc = unsafe { sys::bpf_map_get_next_key(fd, before, ptr::from_mut(&mut key).cast()) };
+        if rc < 0 {
+            break;
+        }
+        found.push(key);
+    }
+    found
+}
+
+/// Drop stacks, with those of their pieces that no stack left here goes on in.
+pub fn forget(fd: RawFd, value_size: usize, most: usize, ids: &[u64]) {
+    let mut raw = vec![0u8; value_size];
+    let mut tails: HashSet<u64> = HashSet::new();
+    for &id in ids {
+        if let Some(first) = piece(fd, id, &mut raw) {
+            tails.extend(tail(fd, &first, &mut raw));
+        }
+        drop(delete(fd, &id.to_ne_bytes()));
+    }
+    if tails.is_empty() {
+        return;
+    }
+    for id in keys(fd, most) {
+        let Some(first) = piece(fd, id, &mut raw) else { continue };
+        if !first.is_tail && first.next != 0 {
+            for kept in tail(fd, &first, &mut raw) {
+                tails.remove(&kept);
+            }
+        }
+    }
+    tails.iter().for_each(|id| drop(delete(fd, &id.to_ne_bytes())));
 }
 
 struct RingSink {

@@ -12,13 +12,13 @@
 
 use prio::field::Field128;
 use prio::flp::gadgets::{Mul, ParallelSum};
-use prio::flp::types::Histogram;
-use prio::vdaf::prio3::{Prio3, Prio3Histogram, Prio3L1BoundSum, Prio3SumVec};
+use prio::flp::types::{Histogram, L1BoundSum, SumVec};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
+use crate::sealed::Sealed;
 use plain::Plain;
 use proved::{one, tally, Proved};
 use scheme::{Fault, Finish, Key, Nonce, Scheme, Sum};
@@ -27,6 +27,14 @@ mod liar;
 mod plain;
 mod proved;
 mod scheme;
+
+type Sums = ParallelSum<Field128, Mul>;
+
+/// Registered numbers of the types (draft-irtf-cfrg-vdaf-18, draft-ietf-ppm-l1-bound-sum-01); the
+/// proofs are bound to them.
+const SUM_VEC: u32 = 3;
+const HISTOGRAM: u32 = 4;
+const L1_BOUND_SUM: u32 = 7;
 
 /// Splits `items` into one run of neighbours a thread; the results keep the order.
 fn spread<I: Send, O: Send>(
@@ -97,30 +105,25 @@ impl Aggregation {
         context: Vec<u8>,
     ) -> PyResult<Self> {
         let wrong = |e: prio::vdaf::VdafError| PyValueError::new_err(e.to_string());
+        let flp = |e: prio::flp::FlpError| PyValueError::new_err(e.to_string());
         let max = u128::from(max_samples);
         if length == 0 {
             return Err(PyValueError::new_err("no buckets"));
         }
         let scheme: Box<dyn Scheme> = match kind {
-            "histogram" => Box::new(Proved {
-                prio3: Prio3Histogram::new_histogram(2, length, chunk_length).map_err(wrong)?,
-                context,
-                length,
-                measure: one,
-            }),
-            "l1boundsum" => Box::new(Proved {
-                prio3: Prio3L1BoundSum::new_l1_bound_sum(2, max, length, chunk_length)
-                    .map_err(wrong)?,
-                context,
-                length,
-                measure: tally,
-            }),
-            "sumvec" => Box::new(Proved {
-                prio3: Prio3SumVec::new_sum_vec(2, max, length, chunk_length).map_err(wrong)?,
-                context,
-                length,
-                measure: tally,
-            }),
+            "histogram" => {
+                let typ = Histogram::<Field128, Sums>::new(length, chunk_length).map_err(flp)?;
+                Box::new(Proved::new(HISTOGRAM, typ, context, length, one).map_err(wrong)?)
+            }
+            "l1boundsum" => {
+                let typ =
+                    L1BoundSum::<Field128, Sums>::new(max, length, chunk_length).map_err(flp)?;
+                Box::new(Proved::new(L1_BOUND_SUM, typ, context, length, tally).map_err(wrong)?)
+            }
+            "sumvec" => {
+                let typ = SumVec::<Field128, Sums>::new(max, length, chunk_length).map_err(flp)?;
+                Box::new(Proved::new(SUM_VEC, typ, context, length, tally).map_err(wrong)?)
+            }
             "plain" => Box::new(Plain { length, context }),
             other => return Err(PyValueError::new_err(format!("no such aggregation: {other}"))),
         };
@@ -170,16 +173,12 @@ impl Aggregation {
         nonce: &[u8],
         vector: Vec<u128>,
     ) -> PyResult<Triple> {
-        const HISTOGRAM: u32 = 4; // its algorithm id, which the proof is bound to
         let wrong = |e: prio::vdaf::VdafError| PyValueError::new_err(e.to_string());
-        let honest = Histogram::<Field128, ParallelSum<Field128, Mul>>::new(length, chunk_length)
+        let honest = Histogram::<Field128, Sums>::new(length, chunk_length)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
-        let scheme = Proved {
-            prio3: Prio3::new(2, 1, HISTOGRAM, liar::Liar(honest)).map_err(wrong)?,
-            context: context.to_vec(),
-            length,
-            measure: |_, _| None,
-        };
+        let liar = liar::Liar(honest);
+        let scheme =
+            Proved::new(HISTOGRAM, liar, context.to_vec(), length, |_, _| None).map_err(wrong)?;
         let input: Vec<Field128> = vector.into_iter().map(Field128::from).collect();
         let shares = scheme.share(&nonce_of(nonce)?, &input).map_err(PyValueError::new_err)?;
         let bytes = |b: &[u8]| PyBytes::new(py, b).unbind();
@@ -267,6 +266,52 @@ impl Aggregation {
             }
         }
         Ok((replies, faults, PyBytes::new(py, &total.encode()).unbind()))
+    }
+
+    /// Opens sealed shares and adds them up: (a byte a record: 1 if it is authentic and in, the
+    /// sum). Only for a scheme without proofs, which has nothing to ask the other party.
+    #[allow(clippy::too_many_arguments)]
+    fn add_sealed(
+        &self,
+        py: Python<'_>,
+        body: PyBackedBytes,
+        records: Vec<(PyBackedBytes, usize)>,
+        prefix: &[u8],
+        head: usize,
+        part: (usize, usize),
+        leader: bool,
+    ) -> PyResult<(Py<PyBytes>, Py<PyBytes>)> {
+        let sealed = Sealed::new(&body, &records, prefix, head, part)?;
+        let key: Key = [0; 32];
+        let (within, sum) = py.detach(|| {
+            let mut sum = self.scheme.zero();
+            let mut within = Vec::with_capacity(records.len());
+            sealed.each(|record| {
+                let added = match record {
+                    None => Err(Fault::Malformed),
+                    Some((id, share)) if leader => self
+                        .scheme
+                        .begin(&key, id, &[], share)
+                        .and_then(|(message, finish)| match message.is_empty() {
+                            true => finish(&[], &mut sum),
+                            false => Err(Fault::Malformed),
+                        }),
+                    Some((id, share)) => {
+                        self.scheme.check(&key, id, &[], share, &[], &mut sum).map(|_| ())
+                    }
+                };
+                within.push(u8::from(added.is_ok()));
+            });
+            (within, sum)
+        });
+        Ok((PyBytes::new(py, &within).unbind(), PyBytes::new(py, &sum.encode()).unbind()))
+    }
+
+    /// One aggregate share less what another holds, which was added to it before.
+    fn without(&self, py: Python<'_>, share: &[u8], part: &[u8]) -> PyResult<Py<PyBytes>> {
+        let mut total = self.sum_of(share)?;
+        total.reduce(&self.sum_of(part)?);
+        Ok(PyBytes::new(py, &total.encode()).unbind())
     }
 
     /// The aggregate share of no report at all.

@@ -1,10 +1,13 @@
-"""Sonde's native part, as Python sees it. OSError carries the number of the kernel's refusal."""
+"""Sonde's native part, as Python sees it.
+
+Raises OSError with the kernel's number where the kernel refuses.
+"""
 
 from collections.abc import Mapping, Sequence
 
 Row = tuple[int, ...]
-Stack = tuple[int, list[int], list[int]]
-"""(id, kernel addresses, user addresses), leaf first."""
+Stack = tuple[int, list[int], list[int], int]
+"""(id, kernel addresses, user words, why the walk ended), leaf first; see abi/unwind.h."""
 
 VERSION: str
 
@@ -52,6 +55,9 @@ class Bpf:
 
     def forget_stacks(self, ids: Sequence[int]) -> None:
         """Drop stacks to make room; one that is seen again is stored again."""
+
+    def stacks_kept(self) -> int:
+        """How many stacks and pieces of long stacks are kept."""
 
     def clear_stacks(self) -> None:
         """Drop every stack, those too that no row speaks of."""
@@ -120,6 +126,9 @@ class ProcessEvents:
 
 def encode_chunk(meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]) -> bytes:
     """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values."""
+
+def errors_contract() -> str:
+    """abi/errors.json as compiled in."""
 
 def tables_contract() -> str:
     """abi/tables.json as compiled in."""
@@ -217,6 +226,64 @@ class PerfMap:
     def find(self, address: int) -> str | None:
         """Name of the code at an address."""
 
+def build_unwind_table(path: str, out: str) -> tuple[int, int, int, int, int]:
+    """Write the unwind table of an x86-64 ELF file to `out`, whole or not at all.
+
+    Returns (frame descriptions, rows, rules, rows of forms that are not read, functions without a
+    description that were analysed). Raises OSError, with EINVAL's kind where it is no such file.
+    """
+
+def find_unwind_rules(path: str, addresses: Sequence[int]) -> list[bytes | None]:
+    """The `struct unwind_rule` for each address as linked, from the table saved at `path`."""
+
+def find_cpython(path: str) -> tuple[int, int, int, list[int], bytes] | None:
+    """The CPython interpreter in an ELF file, None where there is none. Addresses as linked.
+
+    (version as in PY_VERSION_HEX or 0, _PyRuntime, its key of thread states or 0, start and end of
+    the evaluation loop and of its cold part, the first bytes of _PyRuntime)
+    """
+
+class UnwindMaps:
+    """The kernel's maps that stacks are walked by (abi/unwind.h). ENOSPC where they are full."""
+
+    def __init__(self, owner: Bpf) -> None: ...
+    def add_table(self, path: str) -> int:
+        """Put a saved table into the kernel: its number, from 1."""
+
+    def drop_table(self, table: int) -> None:
+        """Take one out that no process uses any more."""
+
+    def table_words(self, table: int) -> int:
+        """Words of 4 bytes that it takes."""
+
+    def set_process(
+        self,
+        tgid: int,
+        start_code: int,
+        ranges: Sequence[tuple[int, int, int, int]],
+        python: bytes | None = None,
+    ) -> None:
+        """Tell a process's executable mappings: (start, end, bias modulo 2^64, table or 0)."""
+
+    def drop_process(self, tgid: int) -> bool: ...
+    def limit(self, bytes: int) -> None:
+        """Hold at most so many bytes of tables and mappings."""
+
+    def walks(self) -> dict[int, int]:
+        """How many stacks were walked of each process told."""
+
+    def wanted(self) -> list[int]:
+        """Processes that walks met without knowing them, since the last call."""
+
+    def stops(self) -> list[int]:
+        """Why walks ended so far, by `enum unwind_stop`."""
+
+    def cost(self) -> list[int]:
+        """Walks by duration in steps of 250 ns, where that is measured."""
+
+    def usage(self) -> tuple[int, int, int, int]:
+        """(bytes of tables and mappings, of them free, tables, processes)"""
+
 # --- prio: secret-shared sums with proofs --------------------------------------------------------
 
 class Aggregation:
@@ -255,6 +322,25 @@ class Aggregation:
         threads: int,
     ) -> tuple[list[bytes | None], list[str | None], bytes]:
         """(replies, faults, sum of the accepted)."""
+
+    def add_sealed(
+        self,
+        body: bytes,
+        records: list[tuple[bytes, int]],
+        prefix: bytes,
+        head: int,
+        part: tuple[int, int],
+        leader: bool,
+    ) -> tuple[bytes, bytes]:
+        """Opens and adds shares of (key, offset) records: (a byte each: 1 if it is in, the sum).
+
+        For schemes without proofs. A record's head of `head` bytes holds the report's id (bytes 16
+        to 32, the first 12 of them the nonce) and is authenticated after `prefix`; `part` is the
+        AES-128-GCM part: (offset in the record, length with its tag).
+        """
+
+    def without(self, share: bytes, part: bytes) -> bytes:
+        """A share less another that was added to it."""
 
     def zero(self) -> bytes: ...
     def merge(self, shares: list[bytes]) -> bytes: ...

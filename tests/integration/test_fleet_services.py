@@ -4,12 +4,7 @@
 import asyncio
 import http.client
 import json
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,67 +12,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from parties import Party, free_ports, run
+from sonde.errors import SinkError
 from sonde.fleet import node, provision
+from sonde.fleet.crowd import overstate
 from sonde.fleet.roster import Identity
-from sonde.fleet.simulate import overstate
 from sonde.fleet.store import Store
 from sonde.fleet.task import Privacy, Task
+from sonde.fleet.wire import lp
 
 CLIENTS = 1000
 BUCKETS = 256
-RUNNER = """
-import argparse, sys
-from sonde.cli import fleet
-from sonde.errors import SondeError
-parser = argparse.ArgumentParser()
-fleet.add_parser(parser.add_subparsers(required=True))
-args = parser.parse_args(["fleet", *sys.argv[1:]])
-try:
-    sys.exit(args.run(args))
-except SondeError as error:
-    print(error, file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
-
-
-def command(*args):
-    return [sys.executable, "-c", RUNNER, *map(str, args)]
-
-
-def run(*args):
-    return subprocess.run(command(*args), capture_output=True, text=True, timeout=120, check=False)
-
-
-def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-class Party:
-    """An aggregator process that can be killed and started again."""
-
-    def __init__(self, directory):
-        self.directory = directory
-        self.start()
-
-    def start(self):
-        self.process = subprocess.Popen(
-            command("aggregate", "--state", self.directory, "--threads", 1),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout.readline().startswith("listening on https://127.0.0.1:")
-
-    def kill(self):
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def stop(self):
-        self.process.terminate()
-        assert self.process.wait(timeout=20) == 0
 
 
 @pytest.fixture
@@ -225,6 +170,26 @@ def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(fleet):
     other = run("collect", "--state", directory / "collector", "--batch", start_s - 10)
     assert other.returncode == 2
     assert "too few" in other.stderr
+
+
+def test_a_relay_hands_on_many_reports_and_each_is_judged_for_itself(fleet):
+    directory, task, _ = fleet
+    nodes = [provision.load_node(directory / "nodes" / f"{n:04}") for n in range(40)]
+    tls = provision.client_tls(directory / "nodes" / "0000")
+    time_s = int(time.time())
+    reports = [r.encode() for r in node.make_reports(task, nodes, [[3]] * len(nodes), time_s, 2)]
+    bad = [reports[0], b"no report", bytes(task.max_report_bytes + 1)]
+    with node.Uplink(task, tls) as uplink:
+        receipts = uplink.send(b"".join(lp(body) for body in reports + bad))
+        assert [r.reason for r in receipts] == [""] * 40 + ["replayed", "malformed", "oversized"]
+        deadline = time.monotonic() + 30
+        while status(directory, task, "leader")["waiting"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = status(directory, task, "leader")
+        assert sum(found["verified"].values()) == 40
+        assert found["refused"] == {"malformed": 1, "oversized": 1, "replayed": 1}
+        with pytest.raises(SinkError, match="refuses the whole request"):
+            uplink.send(b"")
 
 
 def test_strangers_are_turned_away(fleet):

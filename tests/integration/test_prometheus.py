@@ -160,7 +160,7 @@ def names_in(text):
 
 def label_names():
     used = {label.replace(".", "_") for m in catalogue().values() for label in m.attributes}
-    return used | {PROGRAM.replace(".", "_")}
+    return used | {PROGRAM.replace(".", "_")}  # what stands for processes
 
 
 def known_names():

@@ -120,7 +120,7 @@ class DeviceWatch:
             self.samples[pid, function].append((stack, count, ns, size))
         self.events += batch.rows.get("event", [])
         self.spans += batch.spans
-        for stack, kernel, user in self.kernel.stacks(list(batch.stacks)):
+        for stack, kernel, user, _ in self.kernel.stacks(list(batch.stacks)):
             self.stacks[stack] = (kernel, user)
 
     def finish(self, *programs: Told) -> None:

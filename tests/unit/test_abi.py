@@ -16,6 +16,7 @@ from sonde.collect.kernel import LOSSES
 from sonde.collect.reasons import reason_of
 from sonde.query import questions
 from sonde.query.schema import TABLES
+from sonde.unwind import ENDS
 
 ROOT = Path(__file__).parents[2]
 EVENTS = (ROOT / "abi/events.h").read_text()
@@ -33,9 +34,9 @@ def fields_of(struct):
     return [name for name in names if not name.startswith("unused")]
 
 
-def members_of(enum):
+def members_of(enum, header=EVENTS):
     """Names and numbers of an enum."""
-    body = re.search(rf"enum {enum} {{(.*?)}};", without_comments(EVENTS), re.DOTALL).group(1)
+    body = re.search(rf"enum {enum} {{(.*?)}};", without_comments(header), re.DOTALL).group(1)
     members, number = {}, -1
     for name, value in re.findall(r"(\w+)(?:\s*=\s*(-?\d+))?\s*,", body):
         number = int(value) if value else number + 1
@@ -155,3 +156,12 @@ def test_the_reader_wants_the_tables_of_the_contract():
         for table, spec in CONTRACT.items()
     }
     assert read == written
+
+
+def test_every_reason_to_end_a_walk_is_named_and_told():
+    stops = members_of("unwind_stop", (ROOT / "abi/unwind.h").read_text())
+    assert stops.pop("STOP_MAX") == len(ENDS)
+    assert [end.c_name for end in ENDS] == list(stops)
+    assert len({end.name for end in ENDS}) == len(ENDS)
+    assert {end.kind for end in ENDS} <= {"whole", "early", "first", "note"}
+    assert all(end.text for end in ENDS)

@@ -31,22 +31,23 @@ DOORS: dict[str, set[str]] = {
     "resolve": {"errors", "model", "_native"},
     "health": {"collect", "errors", "metrics"},
     "sinks": {"errors", "metrics", "model", "_native"},
+    "unwind": {"errors", "model", "resolve", "_native"},
     "agent": {
         *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
-        *("resolve", "sinks", "_native"),
+        *("resolve", "sinks", "unwind", "_native"),
     },
     "query": {"errors", "model"},
     "readers": {"apis", "errors", "model"},
     "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
-    "fleet": {"errors", "_native"},
+    "fleet": {"errors", "query", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
 HEAVY = {
     "pyarrow": {"query", "fleet"},
     "duckdb": {"query"},
-    "numpy": {"analyze", "fleet", "model", "query", "readers"},
+    "numpy": {"analyze", "export", "fleet", "model", "query", "readers"},
 }
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}

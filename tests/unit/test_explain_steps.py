@@ -135,3 +135,34 @@ def test_the_critical_path_goes_through_the_late_host():
 
     assert parts[0].kind == "host"
     assert parts[0].share == pytest.approx(0.8, abs=0.03)
+
+
+def test_a_phase_of_its_own_gets_a_verdict_of_its_own():
+    """Training that keeps the device busy, with an evaluation between that waits for its data."""
+    scene = Scene()
+    t = 1_000_000.0
+    for number in range(60):
+        for name in ["gemm_fwd"] * 4 + ["loss"] + ["gemm_bwd"] * 4 + ["sgd"]:
+            scene.kernel(t, t + 1000, launched=t - 3000, name=name)
+            t += 1001
+        if number == 29:
+            for _ in range(20):
+                scene.range(t + 100, t + 9900, "enumerate(DataLoader)#x.__next__")
+                t += 10_000
+                scene.kernel(t, t + 500, name="gemm_eval")
+                t += 501
+    verdict = explain(scene.timeline()).verdicts[0]
+
+    assert [phase.name for phase in verdict.phases] == ["steps", "between steps"]
+    steps, evaluation = verdict.phases
+    assert steps.bounds[0].key == "compute"
+    assert evaluation.bounds[0].key == "input"
+    assert evaluation.window_ns == pytest.approx(210_000_000, rel=0.05)
+    assert steps.window_ns + evaluation.window_ns == verdict.window_ns
+
+
+def test_steps_alone_have_no_phases():
+    scene = Scene()
+    training(scene, random.Random(5), 20)
+
+    assert not explain(scene.timeline()).verdicts[0].phases

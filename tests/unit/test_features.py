@@ -63,7 +63,12 @@ def test_what_is_claimed_exists(feature: Feature) -> None:
             assert name in make_targets(), command
             continue
         assert program == "sonde", command
-        options = subparsers()[name]._option_string_actions
+        parser = subparsers()[name]
+        for action in parser._actions:  # a command may have commands of its own
+            if isinstance(action, argparse._SubParsersAction) and flags:
+                assert flags[0] in action.choices, command
+                parser = action.choices[flags[0]]
+        options = parser._option_string_actions
         for flag in flags:
             if flag.startswith("-") and flag != "--":
                 assert flag in options, f"{command}: no such flag {flag}"

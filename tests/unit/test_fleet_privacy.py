@@ -40,6 +40,10 @@ def test_conversion_is_no_looser_than_the_textbook_bound():
     assert math.isclose(rho_of_epsilon(epsilon_of_rho(rho, 1e-6), 1e-6), rho, rel_tol=1e-4)
 
 
+def test_a_loss_beyond_all_measure_is_a_number_and_not_an_error():
+    assert epsilon_of_rho(999.0, 1e-6) < epsilon_of_rho(1001.0, 1e-6) < epsilon_of_rho(1e8, 1e-6)
+
+
 @pytest.mark.parametrize("kind", ["laplace", "gaussian"])
 def test_error_bars_hold_the_noise_of_both_parties_in_95_percent(kind):
     mechanism = Mechanism(kind, 20.0)

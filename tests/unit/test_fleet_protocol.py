@@ -7,9 +7,9 @@ import pytest
 
 from sonde.errors import UsageError
 from sonde.fleet.aggregator import HelperAway, Refused
+from sonde.fleet.crowd import overstate
 from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
 from sonde.fleet.roster import Identity
-from sonde.fleet.simulate import overstate
 from sonde.fleet.wire import (
     Item,
     Malformed,

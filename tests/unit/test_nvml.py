@@ -72,7 +72,7 @@ def stub(tmp_path):
 def watched(stub, monkeypatch):
     for name in ("LD_LIBRARY_PATH", "NVML_STUB"):
         monkeypatch.setenv(name, stub.environment[name])
-    monkeypatch.setattr(apart, "SILENT_S", 0.8)
+    monkeypatch.setattr(apart, "SILENT_S", 2.0)
     monkeypatch.setattr(apart, "RETRY_FIRST_S", 0.2)
     watched = Watched(Apart("nvml", SOURCE))
     yield watched

@@ -47,6 +47,15 @@ impl Sum {
         }
     }
 
+    /// Takes away what was merged before.
+    pub fn reduce(&mut self, other: &Sum) {
+        match (self, other) {
+            (Sum::Field(a), Sum::Field(b)) => a.iter_mut().zip(b).for_each(|(x, y)| *x -= *y),
+            (Sum::Ring(a), Sum::Ring(b)) => a.iter_mut().zip(b).for_each(|(x, y)| *x -= *y),
+            _ => unreachable!("sums of one scheme"),
+        }
+    }
+
     /// Adds signed integers, one an element.
     pub fn shift(&mut self, by: &[i64]) {
         match self {

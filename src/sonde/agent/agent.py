@@ -27,6 +27,7 @@ from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.group_io import GroupIo
 from sonde.agent.quiet import NoEvents
+from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
 from sonde.attach.policy import Policy
 from sonde.collect.blocks import BlockCollector
 from sonde.collect.collector import Batch, Collector, TableRow
@@ -54,6 +55,8 @@ COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
 """What is counted apart for those who look on; the collectors not named here are of the host."""
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+CHOSEN_EVENT_GAP_S = 0.003
+"""The same where processes are chosen: they are few, and their first moments count."""
 LOST_EVENTS = "processes.events"
 
 
@@ -108,11 +111,19 @@ class Agent:
         self._attacher = self._make_attacher()
         self._resolver = Resolver(grace_ns=int(3 * config.chunk_s * 1e9), pods=_pods(config))
         self._group_io = GroupIo(self._resolver.owners.group_path)
-        self._dictionary = Dictionary(self._kernel, self._resolver)
+        self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
+        self._unwinding = Unwinding(self._kernel if privileged else None, self._resolver)
+        self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         self._calls = self._make_device_calls()
         self._device_time = self._make_device_time()
         self._collectors = self._make_collectors()
+        self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
+
+    def kernel_bytes(self) -> int:
+        """Memory of all BPF maps."""
+        collectors = sum(collector.memory_bytes() for collector in self._collectors)
+        return collectors + self._kernel.memory_bytes() + self._unwinding.memory_bytes()
 
     def _make_events(self) -> _native.ProcessEvents | NoEvents:
         if not self._privileged:
@@ -189,6 +200,7 @@ class Agent:
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
         self._resolver.start()
+        self._unwinding.get_ready(self._config.pids or (), self._hear_within)
         for collector in self._collectors:
             collector.start()
         if self._attacher is not None:
@@ -250,6 +262,7 @@ class Agent:
                 self._attacher.stop()
             for collector in self._collectors:
                 collector.stop()
+            self._unwinding.close()
             if self._outlets is not None:
                 self._outlets.close()
             self._resolver.close()
@@ -273,24 +286,35 @@ class Agent:
             if stop() or self._pause_asked:
                 return
             self._beat()
-            if self._events.wait(min(int(left_s * 1000) + 1, 250)):
+            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else 250
+            if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
                 self._hear()
-                time.sleep(min(EVENT_GAP_S, max(0.0, deadline_s - time.monotonic())))
+                time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
+            else:
+                self._unwinding.update()
 
     def _beat(self) -> None:
         if self._device_time is not None:
             self._device_time.beat()
+
+    def _hear_within(self, timeout_ms: int) -> None:
+        if self._events.wait(timeout_ms):
+            self._hear()
 
     def _hear(self) -> None:
         events = self._events.drain()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
+        self._unwinding.hear(events)
         if self._attacher is not None:
             self._attacher.hear(events)
+        if self._device_time is not None:
+            self._device_time.hear(events, looking=not self._privileged)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._resolver.resync()
+            self._unwinding.resync()
             if self._calls is not None:
                 self._calls.resync()
 
@@ -307,6 +331,8 @@ class Agent:
         self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
+            ends = self._unwinding.ends(self._tick_ns, self._dictionary.tails_dropped)
+            self._chunk.add("event", list(ends))
             self._count_self()
 
     def _take(self, batch: Batch) -> None:
@@ -351,13 +377,13 @@ class Agent:
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        kernel_bytes = sum(collector.memory_bytes() for collector in self._collectors)
         rows: list[TableRow] = []
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
-            ("sonde.agent.kernel_map_bytes", float(kernel_bytes)),
+            ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
+            ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
             *(
                 (f"sonde.resolve.{name}", float(n))
                 for name, n in self._resolver.counters.as_dict().items()
@@ -365,6 +391,7 @@ class Agent:
             ),
         ):
             rows.append((self._tick_ns, series, "", value))
+        rows += self._unwinding.metrics(self._tick_ns)
         self._chunk.add("metric", rows)
         if self._outlets is not None:
             self._outlets.take_metrics(rows)

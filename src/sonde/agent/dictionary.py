@@ -6,25 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
+from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
 from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
 from sonde.sinks.chunk import ChunkBuilder
+from sonde.unwind.ends import TAIL_DROPPED
 
 STACKS_IN_KERNEL = 5_000
 """Stacks read and still kept in the kernel, of its 8192, before they are dropped there."""
 PROCESSES_TOLD_APART = 65_536
 STACKS_CACHED = 16_384
-
-ENTRIES = frozenset(
-    {
-        *("_start", "__libc_start_main", "start_thread", "thread_start", "clone", "clone3"),
-        *("__clone", "__clone3", "ret_from_fork", "ret_from_fork_asm", "runtime.goexit"),
-        *("_dl_start_user", "entry_SYSCALL_64_after_hwframe"),
-    }
-)
-"""Where threads begin: a walk that ends in one of these is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +30,10 @@ class _Stack:
 class Dictionary:
     """Resolves stacks when they are first seen, and remembers what the current chunk refers to."""
 
-    def __init__(self, kernel: Kernel, resolver: Resolver) -> None:
+    def __init__(self, kernel: Kernel, resolver: Resolver, unwinding: Unwinding) -> None:
         self._kernel = kernel
         self._resolver = resolver
+        self.stacks = StackReader(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
         self._in_kernel: set[int] = set()
         self._used_stacks: set[int] = set()
@@ -49,6 +44,8 @@ class Dictionary:
         """Processes in pods that had no name when they were written last."""
         self.forgotten = 0
         """Stacks dropped before all rows that refer to them had come: some waits last long."""
+        self.tails_dropped = 0
+        """Long stacks of which the outer part was dropped before they were read."""
 
     def take(self, batch: Batch) -> None:
         """Note what a batch refers to, and resolve the stacks that are new.
@@ -92,8 +89,9 @@ class Dictionary:
         unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
         found = self._kernel.stacks(unknown)
         self.forgotten += len(unknown) - len(found)
-        for stack_id, kernel, user in found:
-            self._keep(stack_id, owners[stack_id], kernel, user)
+        for stack_id, kernel, user, stop in found:
+            self.tails_dropped += stop == TAIL_DROPPED
+            self._keep(stack_id, owners[stack_id], kernel, user, stop)
         # Those known here too: dropped there once, they were stored again when they came again.
         self._in_kernel |= owners.keys()
         if len(self._in_kernel) > STACKS_IN_KERNEL:
@@ -104,13 +102,14 @@ class Dictionary:
         self._used_stacks |= stacks.keys()
         for stack_id, (owner, addresses) in stacks.items():
             if stack_id not in self._stacks:
-                self._keep(stack_id, owner, [], list(addresses))
+                self._keep(stack_id, owner, [], list(addresses), NOT_WALKED)
 
-    def _keep(self, stack_id: int, owner: ProcessKey, kernel: list[int], user: list[int]) -> None:
+    def _keep(
+        self, stack_id: int, owner: ProcessKey, kernel: list[int], user: list[int], end: int
+    ) -> None:
         process = self._resolver.processes.find(*owner)
-        frames = tuple(self._resolver.resolve(process, kernel, user))
-        complete = bool(frames) and frames[-1].frame.function in ENTRIES
-        self._stacks[stack_id] = _Stack(frames, complete)
+        frames = tuple(self.stacks.frames(process, kernel, user))
+        self._stacks[stack_id] = _Stack(frames, is_whole(frames, end))
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         again, self._podless = self._podless, set()

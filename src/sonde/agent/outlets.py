@@ -163,7 +163,7 @@ def _health(families: Families) -> list[Row]:
         for metric, series in families
         if metric.name == "sonde.source.up"
         for one in series
-        if not one.value
+        if not one.value and one.attributes["sonde.source"].partition(".")[0] == "nvml"
     ]
     now_ns = time.monotonic_ns()
     return [

@@ -6,6 +6,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+LOOK_MS = 50
+"""How often to look for new processes instead."""
+
 
 class NoEvents:
     """As `_native.ProcessEvents`, but nothing ever comes."""
@@ -13,9 +16,9 @@ class NoEvents:
     lost = 0
 
     def wait(self, timeout_ms: int) -> bool:
-        """Sleep as long as one would have waited."""
-        time.sleep(timeout_ms / 1000)
-        return False
+        """Sleep a little; then somebody may have come."""
+        time.sleep(min(timeout_ms, LOOK_MS) / 1000)
+        return True
 
     def drain(self) -> list[tuple[Any, ...]]:
         """Nothing."""

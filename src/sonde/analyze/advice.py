@@ -36,6 +36,8 @@ NEXT: Mapping[str, str] = {
     "the first one",
     "memory": "move fewer bytes: fuse elementwise work (torch.compile), smaller types, "
     "recompute instead of reload",
+    "device": "look at what the device does: trace it (torch.profiler) and explain the trace with "
+    "this capture",
     "serial": "run independent kernels on several streams at once, batch them, or make each larger",
 }
 

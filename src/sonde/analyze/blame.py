@@ -177,29 +177,38 @@ def _of_thread(
     """Causes of the stalls (rows) in which one thread was late."""
     start, end = stalls.start[rows], stalls.end[rows]
     launch = np.minimum(np.maximum(begin[rows], start), end)
-    keys = [key for key, _ in CLAIMS]
-    claimed = np.zeros((len(rows), len(keys) + 3), np.int64)
+    # The best so far, rather than a table of all: stalls come in millions.
+    best = np.zeros(len(rows), np.int64)
+    cause = np.full(len(rows), NUMBER["launch"], np.uint8)
+
+    def claim_for(key: str, amount: I64) -> None:
+        better = amount > best
+        best[better] = amount[better]
+        cause[better] = NUMBER[key]
+
+    rest = launch - start
+    faulted = np.zeros(0, np.int64)
     taken = sets.none()
-    for column, (_, claim) in enumerate(CLAIMS):
+    for key, claim in CLAIMS:
         mine = sets.subtract(claim(timeline, lane), taken)
-        if len(mine):
-            claimed[:, column] = Coverage(mine).within(start, launch)
-            taken = sets.joined(taken, mine)
-    column_of = {key: column for column, key in enumerate([*keys, "host", "launch", "rival"])}
-    rest = (launch - start) - claimed.sum(axis=1)
-    # Once launched, work on a free device starts soon, or the device is not free.
-    kept = np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0)
-    claimed[:, column_of["rival"]] = np.minimum(kept, end - launch)
-    claimed[:, column_of["launch"]] = end - launch - claimed[:, column_of["rival"]]
+        if not len(mine):
+            continue
+        amount = Coverage(mine).within(start, launch)
+        rest -= amount
+        taken = sets.joined(taken, mine)
+        if key == "page fault":
+            faulted = amount
+        else:
+            claim_for(key, amount)
     path = rest <= LAUNCH_PATH_NS
-    claimed[path, column_of["launch"]] += rest[path]
-    claimed[~path, column_of["host"]] = rest[~path]
     faults = _fault_share(timeline, lane, start, launch)
-    moved = np.where(path, 0, (rest * faults)).astype(np.int64)
-    claimed[:, column_of["page fault"]] += moved
-    claimed[:, column_of["host"]] -= moved
-    numbers = np.array([NUMBER[key] for key in column_of], np.uint8)
-    cause: U8 = numbers[claimed.argmax(axis=1)]
+    moved = np.where(path, 0, rest * faults).astype(np.int64)
+    claim_for("page fault", moved + faulted if len(faulted) else moved)
+    claim_for("host", np.where(path, 0, rest - moved))
+    # Once launched, work on a free device starts soon, or the device is not free.
+    kept = np.minimum(np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0), end - launch)
+    claim_for("rival", kept)
+    claim_for("launch", end - launch - kept + np.where(path, rest, 0))
 
     ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
     open_to = np.isin(cause, ways)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from sonde.analyze.advice import next_step
@@ -10,8 +12,10 @@ from sonde.analyze.blame import Blame, blame_device
 from sonde.analyze.causes import CAUSES, KEYS
 from sonde.analyze.critical_path import critical_path
 from sonde.analyze.details import detail_of
+from sonde.analyze.host_view import host_verdicts
 from sonde.analyze.idle import Stalls, State, devices_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
+from sonde.analyze.phases import phases_of
 from sonde.analyze.places import places_of
 from sonde.analyze.steps import steps_of
 from sonde.model.timeline import Timeline
@@ -36,7 +40,12 @@ def explain(timeline: Timeline) -> Explanation:
     verdicts = [verdict_of(timeline, device) for device in devices_of(timeline)]
     notes = list(timeline.notes)
     if not verdicts:
-        notes.append("no device activity in it: nothing to explain")
+        verdicts = host_verdicts(timeline)
+        notes.append(
+            "no device time in it: this is what the threads that call the device waited for"
+            if verdicts
+            else "no device activity in it: nothing to explain"
+        )
     elif not len(timeline.states):
         notes.append(
             "without the machine's waits (a capture by `sonde record` beside it) locks, rivals for "
@@ -56,7 +65,13 @@ def verdict_of(
     window = max(1, stalls.window_ns)
     computing = stalls.computing.total / window
     underfilled = underfilled_share(timeline, stalls)
-    bounds = _bounds(causes, classes, computing, underfilled[0])
+
+    def judge(
+        causes: list[CauseShare], classes: list[KernelShare], computing: float
+    ) -> list[Bound]:
+        return _bounds(causes, classes, computing, underfilled[0])
+
+    bounds = judge(causes, classes, computing)
     steps = steps_of(timeline, stalls)
     idle = int(stalls.duration_ns[stalls.state == State.IDLE].sum()) / window
     return Verdict(
@@ -75,6 +90,7 @@ def verdict_of(
         advice=_advice(causes, bounds),
         steps=steps,
         critical_path=critical_path(timeline, stalls, steps),
+        phases=phases_of(timeline, blamed, steps, judge),
     )
 
 
@@ -182,3 +198,13 @@ def _advice(causes: list[CauseShare], bounds: list[Bound]) -> list[Advice]:
         if bound.key in ("compute", "memory", "serial")
     ]
     return device + found if device else found
+
+
+def causes_of(timeline: Timeline) -> Iterator[tuple[int, int, int, str]]:
+    """(device, start_ns, end_ns, title of its cause) of every stall of every device."""
+    for device in devices_of(timeline):
+        blamed = blame_device(timeline, device)
+        stalls = blamed.stalls
+        columns = (stalls.start.tolist(), stalls.end.tolist(), blamed.cause.tolist())
+        for start, end, cause in zip(*columns, strict=True):
+            yield device, start, end, CAUSES[KEYS[cause]].title

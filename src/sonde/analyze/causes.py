@@ -82,7 +82,7 @@ WAITS = re.compile(
 )
 """Functions that wait for a device, some without a call that is seen (JAX polls)."""
 _SLEEP = re.compile(r"<built-in (method|function) sleep\b")
-_IO_REASONS = {"read", "write", "sync to disk", "file", "socket", "poll", "message queue"}
+IO_REASONS = {"read", "write", "sync to disk", "file", "socket", "poll", "message queue"}
 
 Claim = Callable[[Timeline, int], Intervals]
 """The time of a thread (its lane) that a cause claims."""
@@ -170,7 +170,7 @@ def lock(timeline: Timeline, lane: int) -> Intervals:
 
 def io(timeline: Timeline, lane: int) -> Intervals:
     """Blocked on a file, a pipe, a socket."""
-    return sets.joined(_named(timeline, lane, _IO), _blocked(timeline, lane, _IO_REASONS))
+    return sets.joined(_named(timeline, lane, _IO), _blocked(timeline, lane, IO_REASONS))
 
 
 def sleep(timeline: Timeline, lane: int) -> Intervals:

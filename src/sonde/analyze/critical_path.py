@@ -20,6 +20,8 @@ from sonde.model.verdict import PathPart, StepTable
 
 _LIMIT = 20_000
 """Hops; a step with more operations than that is told from its end."""
+_AHEAD_NS = 2_000_000_000
+"""How long before its kernel a launch is looked for."""
 _WAITS = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
 
 
@@ -37,7 +39,7 @@ def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list
     events, calls = stalls.events, timeline.calls
     by_end = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[by_end]
-    call_of = _call_rows(timeline)
+    call_of = _call_rows(timeline, begin_ns, end_ns)
     parts: dict[tuple[str, str], int] = defaultdict(int)
     now = end_ns
     for _ in range(_LIMIT):
@@ -75,10 +77,14 @@ def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list
     return [PathPart(name, kind, ns, ns / whole) for (name, kind), ns in ranked if ns > 0][:12]
 
 
-def _call_rows(timeline: Timeline) -> dict[int, int]:
-    ids = timeline.calls.correlation
+def _call_rows(timeline: Timeline, begin_ns: int, end_ns: int) -> dict[int, int]:
+    """The row of each call of the stretch (and of those shortly before it) by correlation id."""
+    calls = timeline.calls
+    first = int(np.searchsorted(calls.start_ns, begin_ns - _AHEAD_NS, "left"))
+    last = int(np.searchsorted(calls.start_ns, end_ns, "right"))
+    ids = calls.correlation[first:last]
     rows = np.flatnonzero(ids)
-    return dict(zip(ids[rows].tolist(), rows.tolist(), strict=True))
+    return dict(zip(ids[rows].tolist(), (rows + first).tolist(), strict=True))
 
 
 def _host_before(
@@ -87,7 +93,7 @@ def _host_before(
     """Lay the thread's time before a launch on the path, back to its last wait or to `since`."""
     calls = timeline.calls
     lane = calls.lane[call]
-    first = int(np.searchsorted(calls.start_ns, since - 10_000_000_000, "left"))
+    first = int(np.searchsorted(calls.start_ns, since - _AHEAD_NS, "left"))
     last = int(np.searchsorted(calls.start_ns, launch, "left"))
     rows = first + np.flatnonzero(
         (calls.lane[first:last] == lane) & np.isin(calls.kind[first:last], _WAITS)

@@ -56,8 +56,8 @@ class Stalls:
 
 def devices_of(timeline: Timeline) -> list[int]:
     """The devices that ran something."""
-    lanes = np.unique(timeline.device.lane)
-    return sorted({timeline.lanes[int(lane)].device for lane in lanes})
+    lanes = np.flatnonzero(np.bincount(timeline.device.lane, minlength=1))
+    return sorted({timeline.lanes[lane].device for lane in lanes.tolist()})
 
 
 STRETCHED = 4
@@ -90,7 +90,9 @@ def stalls_of(
         window = sets.intersect(window, chosen)
 
     def of(*kinds: DeviceKind) -> Intervals:
-        rows = np.isin(events.kind, kinds)
+        rows = events.kind == kinds[0]
+        for kind in kinds[1:]:
+            rows |= events.kind == kind
         return sets.intersect(sets.union(events.start_ns[rows], events.end_ns[rows]), window)
 
     computing = of(DeviceKind.KERNEL)

@@ -81,9 +81,20 @@ def _where(a: Intervals, b: Intervals, in_b: bool) -> Intervals:
         return none()
     if not len(b):
         return a
-    edges = np.unique(np.concatenate([a.start, a.end, b.start, b.end]))
-    keep = contains(a, edges[:-1]) & (contains(b, edges[:-1]) == in_b)
-    return union(edges[:-1][keep], edges[1:][keep])
+    if in_b and len(b) == 1:
+        return _clipped(a, int(b.start[0]), int(b.end[0]))
+    # Sorted, not made unique: that is far slower, and what is doubled is empty and falls out.
+    edges = np.concatenate([a.start, a.end, b.start, b.end])
+    edges.sort()
+    begin, end = edges[:-1], edges[1:]
+    keep = (end > begin) & contains(a, begin) & (contains(b, begin) == in_b)
+    return union(begin[keep], end[keep])
+
+
+def _clipped(a: Intervals, low: int, high: int) -> Intervals:
+    start, end = np.maximum(a.start, low), np.minimum(a.end, high)
+    keep = end > start
+    return Intervals(start[keep], end[keep])
 
 
 class Coverage:

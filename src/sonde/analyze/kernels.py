@@ -25,12 +25,17 @@ ALONE = 1.3
 """Mean number of kernels at a time, up to which they run one after another."""
 
 
+def multiplies(name: str) -> bool:
+    """Whether a kernel is a product, by its name."""
+    return bool(_MULTIPLIES.search(name))
+
+
 def classes_of(timeline: Timeline, stalls: Stalls) -> list[KernelShare]:
     """Kernel time by class ('compute', 'memory'), largest first."""
     events = stalls.events
     rows = events.kind == DeviceKind.KERNEL
-    multiplies = np.array([bool(_MULTIPLIES.search(name)) for name in timeline.names] or [False])
-    compute = multiplies[events.name[rows]]
+    products = np.array([multiplies(name) for name in timeline.names] or [False])
+    compute = products[events.name[rows]]
     duration = events.duration_ns[rows]
     window = max(1, stalls.window_ns)
     found = [

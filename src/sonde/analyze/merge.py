@@ -94,6 +94,8 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
     device = one.device if len(one.device) else moved(two.device)
     return replace(
         one,
+        extent_ns=None,
+        totals=(),
         names=naming.names,
         lanes=naming.lanes,
         device=device,

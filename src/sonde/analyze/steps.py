@@ -92,6 +92,7 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
         start_ns=begin.tolist(),
         duration_ns=duration.tolist(),
         computing_ns=computing.tolist(),
+        like=cut.like.tolist(),
     )
 
 

@@ -58,6 +58,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Attach. Raises SondeError for whatever stands in the way; the process is unharmed."""
     from sonde.attach import process, remote, switch
+    from sonde.collect import device_time
     from sonde.collect import inject_abi as abi
 
     switch.require_on()
@@ -72,9 +73,9 @@ def run(args: argparse.Namespace) -> int:
                 f"process {args.pid} was told to have no device time for good",
                 "It takes a restart of the process to undo that.",
             )
-        control = memory.control()
-        if control["request"] & abi.Request.LEAVE:
-            memory.ask(request=0)
+        if memory.is_detached():
+            # What a recorder that is at work asks for; without a heartbeat nothing comes of it.
+            memory.ask(request=device_time.REQUEST)
             seen = memory.wait_for(*set(abi.Status) - {abi.Status.LEFT}, timeout_s=1.0)
         else:
             starting = {abi.Status.STARTING}

@@ -12,18 +12,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sonde.cli import fleet_collect
 from sonde.errors import MissingDependency, SinkError, SondeError, UsageError
 
 if TYPE_CHECKING:
-    from sonde.fleet.task import Task
+    from sonde.fleet.sampling import Period
 
 EXAMPLES = """\
 examples:
   sonde fleet aggregate --new trial --nodes 20     keys and directories of every party, for a trial
   sonde fleet aggregate --state trial/helper &     the two aggregators, each its own process
   sonde fleet aggregate --state trial/leader &
-  sonde fleet report --node trial/nodes/0000 --kernels kernels.csv
-  sonde fleet collect --state trial/collector -o totals.parquet
+  sonde fleet report --node trial/nodes/0000 training.sonde
+  sonde fleet collect --state trial/collector -o totals.html
   sonde fleet budget --state trial/leader          what the releases have cost so far
   sonde fleet simulate --nodes 10000 --attacks     the whole protocol in one process, attacked
 """
@@ -43,6 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_report(commands)
     _add_aggregate(commands)
     _add_collect(commands)
+    _add_discover(commands)
     _add_budget(commands)
     _add_simulate(commands)
 
@@ -65,14 +67,22 @@ def _add_report(commands: Any) -> None:
         commands,
         "report",
         "Send this node's samples of one period, in shares.",
-        "report --node trial/nodes/0000 --kernels kernels.csv",
+        "report --node trial/nodes/0000 training.sonde",
     )
     parser.add_argument("--node", type=Path, required=True, help="the node's directory")
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("capture", nargs="?", type=Path, metavar="FILE.sonde", help="a recording")
+    what.add_argument(
         "--kernels",
         type=Path,
-        required=True,
         help="kernel records: CSV or JSON lines with name, start_ns, duration_ns[, activity]",
+    )
+    parser.add_argument(
+        "--source",
+        choices=("kernel", "device", "cpu"),
+        default=None,
+        help="of a recording: kernels on the device, device calls, or functions on the CPU "
+        "(default: the first of these that it holds)",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be sent, send nothing"
@@ -113,6 +123,11 @@ def _add_aggregate(commands: Any) -> None:
     )
     fleet.add_argument("--epsilon", type=float, default=8.0, help="of a year of releases")
     fleet.add_argument("--delta", type=float, default=1e-6)
+    fleet.add_argument(
+        "--discovery",
+        action="store_true",
+        help="not classes but unknown kernels are counted, for 'sonde fleet discover'",
+    )
     fleet.add_argument("--port", type=int, default=8471, help="leader; the helper takes the next")
 
 
@@ -121,18 +136,19 @@ def _add_collect(commands: Any) -> None:
         commands,
         "collect",
         "Release one batch: counts with error bars, and their epsilon.",
-        "collect --state trial/collector --batch 2026-11-20T00:00 -o totals.parquet",
+        "collect --state trial/collector --batch 2026-11-20T00:00 -o totals.html",
     )
-    parser.add_argument("--state", type=Path, required=True, help="the collector's directory")
-    parser.add_argument(
-        "--batch",
-        default=None,
-        metavar="TIME",
-        help="any time in the batch, ISO 8601 in UTC or seconds (default: the last)",
+    fleet_collect.add_collect(parser)
+
+
+def _add_discover(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "discover",
+        "Kernels that no class knows yet and many nodes run, by who has their names.",
+        "discover --state trial/collector --names kernel-names.txt",
     )
-    parser.add_argument("--top", type=int, default=20, help="rows of the table")
-    parser.add_argument("--json", action="store_true", help="all of it, for a script")
-    parser.add_argument("-o", "--output", type=Path, help="write .parquet or .csv")
+    fleet_collect.add_discover(parser)
 
 
 def _add_budget(commands: Any) -> None:
@@ -189,30 +205,52 @@ def run(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from sonde.fleet import node, provision
     from sonde.fleet.buckets import BucketSpace
-    from sonde.fleet.sampling import Sampler, read_records
+    from sonde.fleet.discovery import NOTHING_NEW, bucket_of, is_discovery
+    from sonde.fleet.sampling import Sampler
     from sonde.fleet.task import Task
 
     task, identity = Task.load(args.node / "task.json"), provision.load_node(args.node)
-    space, records = BucketSpace.of_task(task), list(read_records(args.kernels))
-    start_ns = min((r.start_ns for r in records), default=0)
-    end_ns = max((r.start_ns + r.duration_ns for r in records), default=0)
-    sampler = Sampler(space, start_ns, max(1, end_ns - start_ns), task.max_samples)
-    for record in records:
+    space, period = BucketSpace.of_task(task), _period(args)
+    sampler = Sampler(space, period.start_ns, period.duration_ns, task.max_samples)
+    for record in period.records:
         sampler.see(record)
-    buckets = sampler.buckets()
+    unknown = sampler.unknown()
+    buckets = [bucket_of(task, unknown)] if is_discovery(task) else sampler.buckets()
     if args.dry_run:
         for bucket in buckets:
-            application, kernel, activity = space.label(bucket)
-            print(f"bucket {bucket}: {application} / {kernel} {activity}".rstrip())
+            if is_discovery(task):
+                said = "no unknown kernel" if bucket == NOTHING_NEW else f"hash of {unknown}"
+            else:
+                application, kernel, activity = space.label(bucket)
+                said = f"{application} / {kernel} {activity}".rstrip()
+            print(f"bucket {bucket}: {said}")
         print(f"would be sent in shares to {task.leader_url}; nothing was sent")
         return 0
-    report = node.make_report(task, identity, buckets, int(time.time()))
+    report = node.make_report(task, identity, buckets, period.time_s)
     tls = provision.client_tls(args.node)
     receipt = node.upload_patiently(task, report.encode(), tls, args.patience)
     if not receipt.accepted:
         raise SinkError(f"the leader refuses the report: {receipt.reason}")
     print(f"{len(buckets)} samples sent in shares")
     return 0
+
+
+def _period(args: argparse.Namespace) -> Period:
+    """What ran, from a recording or from a file of kernel records."""
+    if args.capture is not None:
+        from sonde.fleet.from_capture import period_of
+
+        period = period_of(args.capture, args.source)
+        print(f"{args.capture.name}: {_SOURCES[period.source]}", file=sys.stderr)
+        return period
+    from sonde.fleet.sampling import Period, read_records
+
+    if args.source is not None:
+        raise UsageError("--source is for recordings", "leave it away with --kernels")
+    records = list(read_records(args.kernels))
+    start_ns = min((r.start_ns for r in records), default=0)
+    end_ns = max((r.start_ns + r.duration_ns for r in records), default=0)
+    return Period(records, start_ns, max(1, end_ns - start_ns), int(time.time()), "kernel")
 
 
 def _aggregate(args: argparse.Namespace) -> int:
@@ -233,7 +271,8 @@ def _aggregate(args: argparse.Namespace) -> int:
 
 
 def _new_trial(args: argparse.Namespace) -> int:
-    from sonde.fleet.noise import plan
+    from sonde.fleet.discovery import SPACE, threshold_of
+    from sonde.fleet.noise import MechanismKind, plan
     from sonde.fleet.provision import provision
     from sonde.fleet.task import Privacy, Task
 
@@ -252,12 +291,15 @@ def _new_trial(args: argparse.Namespace) -> int:
         privacy=Privacy(args.unit, "laplace", 1.0, args.delta, args.epsilon, args.tenant_cap),
         leader_url=f"https://127.0.0.1:{args.port}",
         helper_url=f"https://127.0.0.1:{args.port + 1}",
-        space={"applications": 64, "kernels": 64, "levels": 1},
+        space=SPACE if args.discovery else {"applications": 64, "kernels": 64, "levels": 1},
     )
     sensitivity = task.sensitivity(args.unit)
     assert sensitivity is not None  # a proved task with its cap
     releases = max(1, 365 * 86_400 // release_s)
-    mechanism = plan(sensitivity, args.epsilon, args.delta, releases)
+    kind: MechanismKind | None = (
+        "laplace" if args.discovery else None
+    )  # what the threshold of unknown keys is made for
+    mechanism = plan(sensitivity, args.epsilon, args.delta, releases, kind)
     task = replace(
         task, privacy=replace(task.privacy, mechanism=mechanism.kind, scale=mechanism.scale)
     )
@@ -268,36 +310,9 @@ def _new_trial(args: argparse.Namespace) -> int:
         f"{mechanism.kind} noise of scale {mechanism.scale:.1f} by each aggregator, "
         f"± {mechanism.half_width():.0f} samples (95 %)"
     )
+    if args.discovery:
+        print(f"a kernel is shown from {threshold_of(task):,} noised samples on")
     return 0
-
-
-def _collect(args: argparse.Namespace) -> int:
-    from sonde.fleet import collector, result
-    from sonde.fleet.task import Task
-
-    task = Task.load(args.state / "task.json")
-    release = collector.collect(args.state, _batch_start(task, args.batch))
-    if args.output is not None:
-        result.write(release, args.output)
-    if args.json:
-        print(json.dumps({**asdict(release), "privacy": release.promise()}))
-    else:
-        print(result.to_table(release, args.top))
-    return 0
-
-
-def _batch_start(task: Task, text: str | None) -> int:
-    from datetime import UTC, datetime
-
-    if text is None:
-        return task.batch_of(int(time.time()) - task.release_s - task.grace_s - 1)
-    try:
-        if text.isdigit():
-            return task.batch_of(int(text))
-        when = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise UsageError(f"not a time: {text}", "write it like 2026-11-20T00:00") from error
-    return task.batch_of(int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()))
 
 
 def _budget(args: argparse.Namespace) -> int:
@@ -387,10 +402,16 @@ def _progress(done: int, total: int) -> None:
     print(f"\r[{'#' * filled:<30}] {done}/{total} reports", end=end, file=sys.stderr, flush=True)
 
 
+_SOURCES = {
+    "kernel": "kernels that ran on devices",
+    "device": "calls of device APIs",
+    "cpu": "functions on the CPUs",
+}
 _RUN = {
     "report": _report,
     "aggregate": _aggregate,
-    "collect": _collect,
+    "collect": fleet_collect.collect,
+    "discover": fleet_collect.discover,
     "budget": _budget,
     "simulate": _simulate,
 }

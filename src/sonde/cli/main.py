@@ -16,8 +16,8 @@ from sonde import __version__
 from sonde.errors import SondeError
 
 COMMANDS = (
-    *("doctor", "record", "report", "explain", "attach", "detach", "agent", "health"),
-    "fleet",
+    *("doctor", "record", "report", "explain", "diff", "attach", "detach", "agent", "health"),
+    *("dump", "fleet"),
 )
 
 EXAMPLES = """\

@@ -302,7 +302,20 @@ def _tell(args: argparse.Namespace, path: Path, live: Live, child: Child | None)
     from sonde.export import summary
 
     print(summary.of_file(path))
+    if said := _verdict(path):
+        print(f"\n{said}")
     print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
+
+
+def _verdict(path: Path) -> str:
+    """What the work was bound by, where a device was used; '' where none was."""
+    try:
+        from sonde.analyze.bound import explain
+        from sonde.cli.timelines import open_timeline
+        from sonde.export import verdict
+    except ModuleNotFoundError:
+        return ""  # an installation that only records
+    return verdict.headline(explain(open_timeline([path])))
 
 
 def _give_to_invoking_user(path: Path) -> None:

@@ -32,7 +32,7 @@ def open_timeline(paths: Sequence[Path]) -> Timeline:
 
 
 def _open(path: Path) -> Timeline:
-    from sonde.readers import kineto
+    from sonde.readers import kineto, otlp_profiles, perf_script
     from sonde.readers.text import opened
 
     with opened(path) as file:
@@ -42,9 +42,15 @@ def _open(path: Path) -> Timeline:
         from sonde.query.timeline import of_capture
 
         return of_capture(read(path))
-    if kineto.looks_like(head.decode("utf-8", "replace")):
+    if otlp_profiles.looks_like(head):
+        return otlp_profiles.read(path)
+    text = head.decode("utf-8", "replace")
+    if kineto.looks_like(text):
         return kineto.read(path)
+    if perf_script.looks_like(text):
+        return perf_script.read(path)
     raise NotACapture(
         f"{path} is of no known kind",
-        "give a capture (.sonde) or a trace of torch.profiler (JSON, .gz too)",
+        "give a capture (.sonde), a trace of torch.profiler (JSON), what `perf script` printed, or "
+        "OTLP profiles",
     )

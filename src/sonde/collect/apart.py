@@ -36,7 +36,7 @@ from sonde.metrics import labels
 PAGE = 4096
 PIPE_BYTES = 1 << 20
 MESSAGE_MAX_BYTES = 16 << 20
-SAY_EVERY_S = 0.5
+SAY_EVERY_S = 1.0
 SILENT_S = 3.0
 """A child that says nothing for this long hangs."""
 STARTS_IN_S = 10.0
@@ -230,7 +230,7 @@ def serve(source: Source, asking: Asked) -> None:
     while True:
         due_ns = schedule.run_due(points)
         now_s = time.monotonic()
-        if now_s >= say_at_s:
+        if now_s >= say_at_s or points.events:  # events are told at once
             say_at_s = now_s + SAY_EVERY_S
             if pending:
                 left_out += len(points.metrics)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -28,6 +29,9 @@ YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick."""
 LEAST_FD: Final = 600
 """The library keeps its descriptor at least this high where the limit allows it."""
+LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^/memfd:sonde-library ")
+"""How the library is mapped: from a file, or attached."""
+SOON_S: Final = 1.0
 MOST_RAISED: Final = 4.0
 """More than this the losses of a tick do not raise the weights of the rest."""
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
@@ -83,6 +87,8 @@ class DeviceTime:
         self._processes: dict[int, _Process] = {}
         self._looked: dict[int, tuple[int, float]] = {}
         """By pid: start, and when (monotonic s) it was looked at last."""
+        self._soon: dict[int, float] = {}
+        """Processes that map the library, until (monotonic s) they are waited for to use it."""
         self._losses: dict[str, int] = {}
         self._paused = False
 
@@ -96,15 +102,41 @@ class DeviceTime:
             with suppress(OSError):
                 process.memory.beat()
 
+    def hear(self, events: Iterable[tuple[object, ...]], *, looking: bool) -> None:
+        """Open what has just taken the library in, so that a short process is seen, too.
+
+        `looking`: no events come; look at processes instead.
+        """
+        if self._paused:
+            return
+        now_s = time.monotonic()
+        for event in events:
+            match event:
+                case ("mmap", _, int(pid), *_, str(path)) if LIBRARY.search(path):
+                    self._soon[pid] = now_s + SOON_S
+        for pid, until_s in list(self._soon.items()):
+            if pid not in self._processes and self._is_wanted(pid):
+                with suppress(OSError):
+                    self._open(pid)
+            if pid in self._processes or now_s > until_s:
+                del self._soon[pid]
+        if looking:
+            self._look(now_s)
+
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Runs since the last call."""
         batch = Batch()
         now_ns = time.monotonic_ns()
+        alive = set(_pids())  # asked first: what a process leaves behind is still read
         for pid, process in list(self._processes.items()):
             try:
                 self._drain(process, since_ns, now_ns, batch)
             except OSError:
                 self._drop(pid)
+        for pid in self._processes.keys() - alive:
+            self._drop(pid)
+        for pid in self._looked.keys() - alive:
+            del self._looked[pid]
         self.beat()
         if not self._paused:
             self._look(now_ns / 1e9)
@@ -114,7 +146,7 @@ class DeviceTime:
         """Let go: without a beat the libraries go idle within a second."""
         for pid, process in list(self._processes.items()):
             with suppress(OSError):
-                process.memory.ask(request=0)
+                process.memory.want(0)
             self._drop(pid)
 
     def pause(self) -> None:
@@ -122,14 +154,14 @@ class DeviceTime:
         self._paused = True
         for process in self._processes.values():
             with suppress(OSError):
-                process.memory.ask(request=0)
+                process.memory.want(0)
 
     def resume(self) -> None:
         """As asked for before."""
         self._paused = False
         for process in self._processes.values():
             with suppress(OSError):
-                process.memory.ask(request=REQUEST)
+                process.memory.want(REQUEST)
                 process.memory.beat()
         self._look(time.monotonic())
 
@@ -233,17 +265,11 @@ class DeviceTime:
 
     def _look(self, now_s: float) -> None:
         """Open the memory of processes that have one and are not ours yet."""
-        alive = set()
         for pid in _pids():
-            alive.add(pid)
             if pid in self._processes or not self._is_due(pid, now_s) or not _may_carry(pid):
                 continue
             with suppress(OSError):
                 self._open(pid)
-        for pid in self._processes.keys() - alive:
-            self._drop(pid)
-        for pid in self._looked.keys() - alive:
-            del self._looked[pid]
 
     def _is_due(self, pid: int, now_s: float) -> bool:
         known = self._looked.get(pid)
@@ -276,13 +302,15 @@ class DeviceTime:
         stat = _stat(pid)
         if memory is None or stat is None:
             return
-        if not memory.lock():
+        if not memory.lock() or memory.is_detached():
             memory.close()
             return
         seen = memory.seen()
         tail = self._first_tail(memory, seen.counts["head"])
         key = (pid, stat[0])
-        process = _Process(memory, Ring(memory.fd, tail), key, seen.counts, _same_tids(pid))
+        # What was timed before we came is read too, so what was lost before counts too.
+        before = seen.counts if tail else dict.fromkeys(seen.counts, 0)
+        process = _Process(memory, Ring(memory.fd, tail), key, before, _same_tids(pid))
         memory.ask(
             tail=tail,
             per_second=self._per_second,

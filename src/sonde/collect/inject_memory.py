@@ -119,6 +119,15 @@ class InjectMemory:
             wide = name in ("heartbeat_ns", "tail", "seed")
             os.pwrite(self.fd, (_U64 if wide else _U32).pack(value), at)
 
+    def is_detached(self) -> bool:
+        """Whether somebody wants it left alone; `sonde attach` undoes that."""
+        return bool(self.control()["request"] & abi.Request.LEAVE)
+
+    def want(self, request: int) -> None:
+        """Ask for this work, unless somebody wants the process left alone."""
+        if not self.is_detached():
+            self.ask(request=request)
+
     def beat(self) -> None:
         """An agent is alive and reads."""
         self.ask(heartbeat_ns=time.monotonic_ns())

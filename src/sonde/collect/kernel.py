@@ -25,10 +25,17 @@ LOSSES = (
 """Names of `enum sonde_loss`, in its order."""
 
 
+UNWIND_MAPS = (
+    *("unwind_chunks", "unwind_processes", "unwind_wanted", "unwind_stops", "unwind_cost"),
+)
+"""What all programs walk stacks by; owned by unwind.bpf.c."""
+
+
 class Kernel:
     """Loads BPF objects for one agent.
 
-    All share one map of stacks, so that a stack is kept once, and one set of watched processes.
+    All share one map of stacks, so that a stack is kept once, the maps that stacks are walked by,
+    and one set of watched processes.
     """
 
     def __init__(self, pids: Iterable[int] | None, skip_self: bool = False) -> None:
@@ -37,6 +44,7 @@ class Kernel:
         self._stacks: _native.Bpf | None = None
         if skip_self:
             self._knobs["self_tgid"] = os.getpid()
+        self._unwind: _native.Bpf | None = None
         if pids is not None:
             targets = self.load("targets", {}, own_stacks=True)
             self._shared["targets"] = targets
@@ -45,6 +53,14 @@ class Kernel:
                 self.watch(pid)
             targets.attach("on_fork")
             targets.attach("on_exit")
+
+    @property
+    def unwind(self) -> _native.Bpf:
+        """Owner of the maps that stacks are walked by. Raises HostError."""
+        if self._unwind is None:
+            self._unwind = self._load("unwind", {}, ())
+            self._shared |= dict.fromkeys(UNWIND_MAPS, self._unwind)
+        return self._unwind
 
     def watch(self, pid: int) -> None:
         """Add a process to the watched ones."""
@@ -58,14 +74,19 @@ class Kernel:
         own_stacks: bool = False,
     ) -> _native.Bpf:
         """Load an object with the common knobs and maps. Raises HostError with the remedy."""
-        try:
-            bpf = _native.Bpf(name, {**self._knobs, **knobs}, self._shared, skip)
-        except OSError as error:
-            raise refusal(error) from error
+        if not own_stacks:
+            _ = self.unwind
+        bpf = self._load(name, {**self._knobs, **knobs}, skip)
         if self._stacks is None and not own_stacks:
             self._stacks = bpf
             self._shared["stacks"] = bpf
         return bpf
+
+    def _load(self, name: str, knobs: Mapping[str, int], skip: Sequence[str]) -> _native.Bpf:
+        try:
+            return _native.Bpf(name, knobs, self._shared, skip)
+        except OSError as error:
+            raise refusal(error) from error
 
     def stacks(self, ids: Sequence[int]) -> list[_native.Stack]:
         """The frames of those of the stacks that are still kept."""
@@ -80,6 +101,12 @@ class Kernel:
         """Make room for new stacks by dropping some that were read."""
         if self._stacks:
             self._stacks.forget_stacks(ids)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory of the maps that no collector owns."""
+        targets = self._shared.get("targets")
+        unwind = self._unwind.map_bytes() if self._unwind else 0
+        return unwind + (targets.map_bytes() if targets else 0)
 
     def losses(self) -> Mapping[str, int]:
         """What the upkeep of the watched processes lost so far, by name."""

@@ -17,6 +17,8 @@ FIELDS = (
     *("max_blocked_ns", "max_runqueue_ns", "waker_tgid", "waker_tid"),
 )
 SPANS_A_TICK = 20_000
+WALK_STEPS = 128
+"""Frames of a stack looked at, fewer than elsewhere: it is walked under the run-queue lock."""
 SWITCHES = ("on_waking", "on_new", "on_switch")
 """Programs that run at every switch or wake-up."""
 
@@ -34,6 +36,7 @@ class WaitCollector:
                 "switch_has_state": int((arguments or 0) >= 4),
                 "span_min_ns": span_min_ns,
                 "stack_gap_ns": stack_gap_ns,
+                "unwind_steps": WALK_STEPS,
             },
         )
         self._links: list[int] = []

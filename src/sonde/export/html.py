@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, BinaryIO
 
-from sonde.export import call_tree, json_report
+from sonde.export import call_tree, json_report, signals
 from sonde.export.call_tree import CallTree
 from sonde.export.summary import directions
 from sonde.model.profile import KERNEL, KINDS
@@ -208,8 +208,21 @@ def _tables(session: Session, kinds: Sequence[str], where: Where) -> dict[str, A
             }
             for notice in questions.notices(session)[:MAX_ROWS]
         ],
+        "signals": [
+            {
+                "name": signal.name,
+                "of": " ".join((signal.of, *signal.about)).strip(),
+                "bars": signals.bars(signal.cells, signal.top),
+                "told": [
+                    signals.amount(value, signal.unit)
+                    for value in (signal.low, signal.mean, signal.high)
+                ],
+            }
+            for signal in signals.every(session, where)[:MAX_ROWS]
+        ],
         "metrics": [
             {"series": metric.series, "labels": metric.labels, "last": metric.last}
             for metric in questions.metrics(session)[:MAX_ROWS]
+            if metric.series.startswith("sonde.") and not metric.labels
         ],
     }

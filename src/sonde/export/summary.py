@@ -14,8 +14,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
+from sonde.export import signals
 from sonde.export.layout import columns, duration, fit, loss_line, percent, size
-from sonde.model.answers import DeviceCalls, DeviceRuns, FunctionUse, Loss, ProcessUse, Wait
+from sonde.model.answers import (
+    DeviceCalls,
+    DeviceRuns,
+    FunctionUse,
+    Loss,
+    ProcessUse,
+    StackEnd,
+    Wait,
+)
 from sonde.model.process import Process, Thread
 from sonde.model.profile import KINDS
 from sonde.query import questions
@@ -52,7 +61,10 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     lines += ["", *_device_calls(questions.device_calls(session, where))]
     if runs := device_runs(session, where):
         lines += ["", *_device_runs(runs)]
+    if told := signals.summary(session, where):
+        lines += ["", *told]
     lines += ["", _lost(info, questions.losses(session))]
+    lines += _stack_ends(questions.stack_ends(session))
     return "\n".join(lines)
 
 
@@ -252,6 +264,17 @@ def directions(one: DeviceCalls) -> str:
     """Bytes by direction: '4.00 GB h2d'."""
     parts = sorted(one.bytes.items(), key=lambda item: -item[1])
     return ", ".join(f"{size(moved)} {direction}".rstrip() for direction, moved in parts)
+
+
+def _stack_ends(ends: Sequence[StackEnd]) -> list[str]:
+    """Nothing where all stacks are whole: then there is nothing to know."""
+    walks = sum(end.count for end in ends if end.kind != "note")
+    short = [end for end in ends if end.kind in ("early", "first")]
+    if not short:
+        return []
+    share = sum(end.count for end in short) / walks
+    most = short[0]
+    return [f"STACKS  {100 * share:.1f} % of {walks:,} end early: {most.count:,} × {most.text}"]
 
 
 def _lost(info: CaptureInfo, losses: Sequence[Loss]) -> str:

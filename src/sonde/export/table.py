@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
+from sonde.export import signals
 from sonde.export.layout import columns, duration, loss_line, one_line, percent, rate, size
 from sonde.export.summary import directions
 from sonde.model.profile import KERNEL, KINDS
@@ -37,6 +38,8 @@ def write(
     if KERNEL in kinds:
         sections.append(_device_runs(session, where, limit))
     sections.append(_usage(session, where, limit))
+    if told := signals.table(session, where, limit):
+        sections.append(iter(told))
     sections.append(_losses(session))
     text = "\n\n".join("\n".join(lines) for lines in sections)
     out.write(f"{text}\n".encode(errors="replace"))

@@ -31,6 +31,7 @@ BOUNDS = {
     "allocation": "allocating device memory",
     "rival": "another tenant of the device",
     "host": "host code",
+    "device": "the device's own work",
     "unknown": "not known",
 }
 
@@ -47,6 +48,14 @@ def render(explanation: Explanation, steps: int = 0) -> str:
     return "\n".join(lines)
 
 
+def headline(explanation: Explanation) -> str:
+    """Two lines for the first verdict, the next step among them; '' where there is none."""
+    if not explanation.verdicts:
+        return ""
+    lines = of_verdict(explanation.verdicts[0])
+    return "\n".join([f"VERDICT  {lines[0]}", *(line for line in lines if "  next: " in line)])
+
+
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     """One device's verdict."""
     bound = ", ".join(
@@ -54,12 +63,16 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         for one in verdict.bounds
     )
     name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
+    did, did_not = "computed", "what it waited for"
+    if verdict.device < 0:
+        name = f"thread {verdict.device_name}"
+        did, did_not = "waited for its device", "where else its time went"
     mix = "a mix: " if len(verdict.bounds) > 1 else ""
     lines = [f"{name} is bound by {mix}{bound}"]
-    lines.append(f"  computed {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
+    lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
     shown = [cause for cause in verdict.causes if cause.share >= 0.005][:CAUSE_ROWS]
     if shown:
-        lines.append("  what it waited for:")
+        lines.append(f"  {did_not}:")
         lines += columns([_row(cause) for cause in shown], (-10, 0, 0))
     for line in verdict.evidence[1:]:
         lines.append(f"  evidence: {one_line(line)}")
@@ -69,6 +82,12 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
             f"  {table.count:,} steps of {duration(table.median_ns)} (p10 "
             f"{duration(table.p10_ns)}, p90 {duration(table.p90_ns)}), {table.operations:,} "
             f"operations each, {100 * table.regularity:.0f} % alike"
+        )
+    for phase in verdict.phases:
+        said = ", ".join(BOUNDS[one.key] for one in phase.bounds)
+        lines.append(
+            f"  phase: {phase.name}, {duration(phase.window_ns)}, computed "
+            f"{100 * phase.computing:.0f} %: {said}"
         )
     if verdict.critical_path:
         path = ", ".join(

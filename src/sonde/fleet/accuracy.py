@@ -11,6 +11,7 @@ total   released against the true shares of time: noise and sampling together
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,33 +111,48 @@ def yearly(
 
 
 def per_tenant(
-    population: Population, hours: int, epsilon: float, cap: int, rng: np.random.Generator
-) -> Line:
-    """Shares of the application classes when a whole tenant is the unit.
+    population: Population,
+    hours: int,
+    epsilon: float,
+    caps: Sequence[int],
+    rng: np.random.Generator,
+) -> list[Line]:
+    """Shares of the classes when a whole tenant is the unit; a line a cap.
 
     At most `cap` nodes of a tenant count, chosen at random. Large tenants so weigh less than they
     are: that bias is in the total error, which compares shares with the true shares of all nodes.
     """
-    order = rng.permutation(population.nodes)
-    tenant = population.tenant[order]
-    rank = np.empty(population.nodes, dtype=np.int64)
-    by_tenant = np.argsort(tenant, kind="stable")
-    sizes = np.bincount(tenant)
-    starts = np.concatenate(([0], np.cumsum(sizes)))[:-1]
-    rank[by_tenant] = np.arange(population.nodes) - starts[tenant[by_tenant]]
-    kept = order[rank < cap]
-    exact = np.zeros(population.buckets, dtype=np.int64)
+    rank = _rank_in_tenant(population, rng)
+    kept = [np.flatnonzero(rank < cap) for cap in caps]
+    exact = np.zeros((len(caps), population.buckets), dtype=np.int64)
     for hour in range(hours):
         sampled = population.sample(hour % 24, rng)
-        exact += np.bincount(sampled[kept], minlength=population.buckets)
+        for row, nodes in zip(exact, kept, strict=True):
+            row += np.bincount(sampled[nodes], minlength=population.buckets)
     truth = population.truth([hour % 24 for hour in range(hours)])
-    released = noised(exact, plan(hours * cap, epsilon, DELTA))
-    scale = truth.sum() / exact.sum()  # the size of the fleet is no secret, shares are released
     busy = slice(1, None)
-    return errors(
-        f"per tenant, ε = {epsilon:g}, cap {cap}",
-        released[busy] * scale,
-        exact[busy] * scale,
-        truth[busy],
-        population.buckets,
-    )
+    lines = []
+    for cap, counts in zip(caps, exact, strict=True):
+        released = noised(counts, plan(hours * cap, epsilon, DELTA))
+        scale = truth.sum() / counts.sum()  # shares are released; the fleet's size is no secret
+        lines.append(
+            errors(
+                f"per tenant, ε = {epsilon:g}, cap {cap}",
+                released[busy] * scale,
+                counts[busy] * scale,
+                truth[busy],
+                population.buckets,
+            )
+        )
+    return lines
+
+
+def _rank_in_tenant(population: Population, rng: np.random.Generator) -> Ints:
+    """A random order of each tenant's nodes: 0, 1, … within the tenant."""
+    order = rng.permutation(population.nodes)
+    tenant = population.tenant[order]
+    by_tenant = np.argsort(tenant, kind="stable")
+    starts = np.concatenate(([0], np.cumsum(np.bincount(tenant))))[:-1]
+    rank = np.empty(population.nodes, dtype=np.int64)
+    rank[order[by_tenant]] = np.arange(population.nodes) - starts[tenant[by_tenant]]
+    return rank

@@ -152,6 +152,9 @@ class Leader(Aggregator):
         reasons = [""] * len(bodies)
         good: list[tuple[int, Report]] = []
         for at, body in enumerate(bodies):
+            if len(body) > self.task.max_report_bytes:
+                reasons[at] = "oversized"
+                continue
             try:
                 report = Report.decode(body)
             except Malformed:
@@ -161,7 +164,7 @@ class Leader(Aggregator):
             if not reasons[at]:
                 good.append((at, report))
         self.store.count_refusals(Counter(reason for reason in reasons if reason))
-        taken = self.store.admit([report for _, report in good], self.clock())
+        taken = self.store.admit([(report, bodies[at]) for at, report in good], self.clock())
         for (at, _), reason in zip(good, taken, strict=True):
             reasons[at] = reason
         return reasons

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from sonde.fleet.aggregator import Refused
+from sonde.fleet.crowd import overstate
 from sonde.fleet.noise import Mechanism, epsilon_of_rho, plan
 from sonde.fleet.population import Floats
 from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
 from sonde.fleet.roster import Identity
-from sonde.fleet.simulate import overstate
 from sonde.fleet.wire import Report
 
 CONFIDENCE = 0.999  # of every verdict: an attack that reaches its limit exactly passes as held

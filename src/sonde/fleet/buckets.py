@@ -44,7 +44,7 @@ class BucketSpace:
     @staticmethod
     def of_task(task: Task) -> BucketSpace:
         """The grid that a task was made with; a plain row of buckets where it says none."""
-        if not task.space:
+        if not task.space or "purpose" in task.space:
             return BucketSpace(task.buckets, 1, 1)
         try:
             space = BucketSpace(**task.space)

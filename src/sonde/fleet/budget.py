@@ -9,7 +9,7 @@ must hold in *every* window of 365 days, not only in calendar years.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sonde.errors import SondeError
 from sonde.fleet.noise import epsilon_of_rho
@@ -36,6 +36,40 @@ class Entry:
         if unit == "gpu":
             return self.gpu_rho, self.gpu_epsilon
         return self.tenant_rho, self.tenant_epsilon
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What releases cost: by unit, (one release, the worst year of those given, a full year).
+
+    None: nothing bounds that unit's loss. `yearly`: releases that a year of the schedule holds.
+    """
+
+    unit: Unit
+    delta: float
+    budget: float
+    releases: int
+    yearly: int
+    units: dict[Unit, tuple[float | None, float | None, float | None]]
+
+
+def ledger_of(task: Task, starts_s: Sequence[int]) -> Ledger:
+    """The ledger of the releases whose batches begin at these times."""
+    privacy = task.privacy
+    yearly = max(1, YEAR_S // task.release_s)
+    taken = [entry_for(task, start_s) for start_s in sorted(set(starts_s))]
+    one = entry_for(task, 0)
+    year = [replace(one, start_s=number * task.release_s) for number in range(yearly)]
+    units: tuple[Unit, Unit] = ("gpu", "tenant")
+    costs = {
+        unit: (
+            worst_year([one], unit, privacy.delta),
+            worst_year(taken, unit, privacy.delta),
+            worst_year(year, unit, privacy.delta),
+        )
+        for unit in units
+    }
+    return Ledger(privacy.unit, privacy.delta, privacy.budget, len(taken), yearly, costs)
 
 
 def entry_for(task: Task, start_s: int) -> Entry:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,6 +16,8 @@ from sonde.fleet.provision import Bundle
 from sonde.fleet.result import Result, make_result
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed, Reader, aggregate_binding
+
+_COLLECTED = "releases.json"
 
 
 def collect(directory: Path, start_s: int) -> Result:
@@ -32,7 +35,30 @@ def collect(directory: Path, start_s: int) -> Result:
         ]
     except seal.Unreadable as error:
         raise SinkError("an aggregate share does not open with this collector's key") from error
+    _remember(directory, start_s)
     return join(task, start_s, shares)
+
+
+def collected(directory: Path) -> list[int]:
+    """Starts of the batches that this collector holds or held releases of."""
+    try:
+        return sorted(int(start) for start in json.loads((directory / _COLLECTED).read_text()))
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"not a list of releases: {directory / _COLLECTED}: {error}") from error
+
+
+def _remember(directory: Path, start_s: int) -> None:
+    known = set(collected(directory))
+    if start_s in known:
+        return
+    new = directory / f"{_COLLECTED}.new"
+    try:
+        new.write_text(json.dumps(sorted({*known, start_s})))
+        new.replace(directory / _COLLECTED)
+    except OSError as error:
+        raise SinkError(f"cannot write {new}: {error.strerror}") from error
 
 
 def join(task: Task, start_s: int, shares: list[bytes]) -> Result:

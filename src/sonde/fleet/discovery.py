@@ -20,6 +20,12 @@ from sonde.fleet.result import Result
 from sonde.fleet.task import Task
 
 NOTHING_NEW = 0
+SPACE = {"purpose": "discovery"}
+"""What the grid of a discovery task says, in place of classes."""
+
+
+def is_discovery(task: Task) -> bool:
+    return task.space.get("purpose") == "discovery"
 
 
 @dataclass(frozen=True)

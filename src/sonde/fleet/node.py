@@ -66,26 +66,55 @@ def make_report(task: Task, node: Identity, samples: Sequence[int], time_s: int)
     return make_reports(task, [node], [samples], time_s)[0]
 
 
+class Uplink:
+    """A connection to the leader that stays open: for a node, or for a relay of many nodes.
+
+    A relay holds no key: every report is sealed and signed by its own node.
+    """
+
+    def __init__(self, task: Task, tls: ssl.SSLContext, timeout_s: float = 30) -> None:
+        url = urlsplit(task.leader_url)
+        self._path = f"/tasks/{task.id.hex()}/reports"
+        self._connection = http.client.HTTPSConnection(
+            url.hostname or "", url.port, context=tls, timeout=timeout_s
+        )
+
+    def __enter__(self) -> Uplink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def send(self, body: bytes | memoryview) -> list[Receipt]:
+        """Hands on length-prefixed reports (`wire.lp` each); one receipt each, in their order.
+
+        Raises SinkError if the leader cannot be reached; then all of it may be sent again.
+        """
+        status, answer = self._post("/batch", body)
+        if status != 200:
+            raise SinkError(f"the leader refuses the whole request: {answer}")
+        return [Receipt(not reason, reason) for reason in answer.split("\n")]
+
+    def send_one(self, report: bytes) -> Receipt:
+        status, reason = self._post("", report)
+        return Receipt(status == 201, reason)
+
+    def _post(self, path: str, body: bytes | memoryview) -> tuple[int, str]:
+        try:
+            self._connection.request(
+                "POST", self._path + path, body, {"Content-Type": "application/octet-stream"}
+            )
+            response = self._connection.getresponse()
+            return response.status, response.read().decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
+
+
 def upload(task: Task, report: bytes, tls: ssl.SSLContext, timeout_s: float = 30) -> Receipt:
     """Hands a report to the leader. Safe to repeat: a second copy is refused as a replay."""
-    url = urlsplit(task.leader_url)
-    connection = http.client.HTTPSConnection(
-        url.hostname or "", url.port, context=tls, timeout=timeout_s
-    )
-    try:
-        connection.request(
-            "POST",
-            f"/tasks/{task.id.hex()}/reports",
-            report,
-            {"Content-Type": "application/octet-stream"},
-        )
-        response = connection.getresponse()
-        reason = response.read(200).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException) as error:
-        raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
-    finally:
-        connection.close()
-    return Receipt(response.status == 201, reason)
+    with Uplink(task, tls, timeout_s) as uplink:
+        return uplink.send_one(report)
 
 
 def upload_patiently(task: Task, report: bytes, tls: ssl.SSLContext, deadline_s: float) -> Receipt:

@@ -13,6 +13,10 @@ from sonde.errors import MissingDependency, UsageError
 MechanismKind = Literal["laplace", "gaussian"]
 
 
+_BEYOND_RHO = 1000.0
+"""No protection at all; Bun and Steinke 2016, proposition 1.3, gives a bound there."""
+
+
 @lru_cache(maxsize=1)
 def _opendp() -> Any:
     try:
@@ -52,14 +56,18 @@ class Mechanism:
             return Cost(rho, measurement.map(sensitivity))
         return Cost(measurement.map(float(sensitivity)), None)
 
+    def deviation(self, parties: int = 2) -> float:
+        """Standard deviation of the sum of all parties' noise, to the width of a rounding."""
+        one = self.scale * (math.sqrt(2) if self.kind == "laplace" else 1)
+        return one * math.sqrt(parties)
+
     def half_width(self, confidence: float = 0.95, parties: int = 2) -> float:
         """Half the width of the interval that holds the noise of all parties' sum.
 
         Of two Laplace variables P(|X| > x) = exp(-x/b)·(1 + x/2b); Gaussians add in variance.
         """
         if self.kind == "gaussian" or parties != 2:
-            deviation = self.scale * (math.sqrt(2) if self.kind == "laplace" else 1)
-            return deviation * math.sqrt(parties) * _normal_quantile((1 + confidence) / 2)
+            return self.deviation(parties) * _normal_quantile((1 + confidence) / 2)
         low, high = 0.0, 50.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -84,6 +92,8 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
     """
     if rho <= 0:
         return 0.0
+    if rho > _BEYOND_RHO:  # where the curve overflows; a bound that always holds instead
+        return rho + 2 * math.sqrt(rho * math.log(1 / delta))
     dp = _opendp()
     curve = dp.c.make_zCDP_to_approxDP(_measurement("gaussian", math.sqrt(0.5)))
     return float(curve.map(math.sqrt(rho)).epsilon(delta))
@@ -98,14 +108,24 @@ def rho_of_epsilon(epsilon: float, delta: float) -> float:
     return low
 
 
-def plan(sensitivity: int, epsilon: float, delta: float, releases: int = 1) -> Mechanism:
-    """The mechanism of least variance that can release `releases` times within (epsilon, delta)."""
+def plan(
+    sensitivity: int,
+    epsilon: float,
+    delta: float,
+    releases: int = 1,
+    kind: MechanismKind | None = None,
+) -> Mechanism:
+    """The mechanism of least variance that can release `releases` times within (epsilon, delta);
+    of the given kind, where one is asked for.
+    """
     if epsilon <= 0 or not 0 < delta < 1 or releases < 1 or sensitivity < 1:
         raise UsageError("privacy needs epsilon > 0, 0 < delta < 1 and at least one release")
     rho = rho_of_epsilon(epsilon, delta) / releases
     pure = max(epsilon / releases, math.sqrt(2 * rho))
     laplace = Mechanism("laplace", sensitivity / pure)
     gaussian = Mechanism("gaussian", sensitivity / math.sqrt(2 * rho))
+    if kind is not None:
+        return laplace if kind == "laplace" else gaussian
     return laplace if math.sqrt(2) * laplace.scale <= gaussian.scale else gaussian
 
 

@@ -32,7 +32,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """A release. `epsilon` is by unit of privacy; None: that unit is not protected."""
+    """A release. `epsilon` is by unit of privacy; None: that unit is not protected.
+
+    `deviation` is the standard deviation of a bucket's noise, in samples.
+    """
 
     task: str
     start_s: int
@@ -41,6 +44,7 @@ class Result:
     epsilon: dict[str, float | None]
     delta: float
     budget: float
+    deviation: float
     rows: list[Row]
 
     def top(self, count: int) -> list[Row]:
@@ -75,6 +79,7 @@ def make_result(
         epsilon,
         task.privacy.delta,
         task.privacy.budget,
+        task.mechanism.deviation(),
         rows,
     )
 
@@ -115,19 +120,20 @@ def to_csv(result: Result) -> str:
 
 
 def write(result: Result, path: Path) -> None:
-    """Writes Parquet or CSV, by the file's ending."""
+    """Writes Parquet or CSV, by the file's ending; `page` makes the HTML."""
     try:
         if path.suffix == ".csv":
             path.write_text(to_csv(result))
         elif path.suffix == ".parquet":
-            _write_parquet(result, path)
+            write_parquet(result, path)
         else:
             raise UsageError(f"unknown kind of file: {path.name}", "end it in .csv or .parquet")
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _write_parquet(result: Result, path: Path) -> None:
+def write_parquet(result: Result, path: Path) -> None:
+    """Every bucket; the promise stands in the file's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -31,6 +31,17 @@ class KernelRecord:
     activity: float = 0.0
 
 
+@dataclass(frozen=True)
+class Period:
+    """What ran in a period. `time_s`: when it ended, in seconds since 1970."""
+
+    records: list[KernelRecord]
+    start_ns: int
+    duration_ns: int
+    time_s: int
+    source: str
+
+
 class Sampler:
     """Watches the kernels of one period pass by and keeps what ran at its instants.
 

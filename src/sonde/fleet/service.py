@@ -2,10 +2,11 @@
 """The aggregators as HTTPS services, in the manner of DAP (draft-ietf-ppm-dap).
 
 ```
-POST /tasks/{task}/reports    node → leader        a report; 201, or a status and a reason
-POST /tasks/{task}/jobs       leader → helper      a batch of proof checks (token)
-POST /tasks/{task}/releases   collector → leader → helper   noised aggregate shares (token)
-GET  /tasks/{task}/status     operator             exact counts and refusals (token)
+POST /tasks/{task}/reports         node → leader    a report; 201, or a status and a reason
+POST /tasks/{task}/reports/batch   relay → leader   reports, length-prefixed; a reason each
+POST /tasks/{task}/jobs            leader → helper  a batch of proof checks (token)
+POST /tasks/{task}/releases        collector → leader → helper   noised aggregate shares (token)
+GET  /tasks/{task}/status          operator         exact counts and refusals (token)
 ```
 
 The sockets are here, the protocol is in `aggregator`.
@@ -14,6 +15,7 @@ The sockets are here, the protocol is in `aggregator`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import hmac
 import http.client
 import logging
@@ -22,6 +24,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -33,13 +36,17 @@ from sonde.fleet.aggregator import Aggregator, Helper, HelperAway, Leader, Refus
 from sonde.fleet.provision import Bundle
 from sonde.fleet.roster import Roster
 from sonde.fleet.task import Task
-from sonde.fleet.wire import Malformed, lp
+from sonde.fleet.wire import Malformed, lp, split_lp
 
 _log = logging.getLogger(__name__)
 _COMMIT_LIMIT = 256
-_DRIVERS = 2  # one works while the other waits for the helper
+_BACKLOG = 2048  # reports waiting for the proof check; above it uploads wait for their answer
+_BATCH_BYTES = 8 << 20
+_BATCHES = 24  # read at a time: what uploads may hold of memory
+_DRIVERS = 4  # one waits for the helper, others check, store, count
 _JOB_BYTES = 256 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_Upload = tuple[list[bytes], asyncio.Future[list[str]]]
 
 
 class HelperClient:
@@ -89,12 +96,14 @@ class Service:
         self._aggregator = aggregator
         self._bundle = bundle
         self._task = aggregator.task
-        self._uploads: asyncio.Queue[tuple[bytes, asyncio.Future[str]]] = asyncio.Queue(4096)
+        self._uploads: asyncio.Queue[_Upload] = asyncio.Queue(4096)
+        self._batches = asyncio.Semaphore(_BATCHES)
         self._work_came = asyncio.Event()
+        self._work_went = asyncio.Event()
         self._oversized: Counter[str] = Counter()
 
     def app(self) -> web.Application:
-        limit = _JOB_BYTES if isinstance(self._aggregator, Helper) else self._task.max_report_bytes
+        limit = _JOB_BYTES if isinstance(self._aggregator, Helper) else self._batch_bytes
 
         @web.middleware
         async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -110,6 +119,7 @@ class Service:
         )
         if isinstance(self._aggregator, Leader):
             app.router.add_post(f"{prefix}/reports", self._upload)
+            app.router.add_post(f"{prefix}/reports/batch", self._upload_batch)
             app.cleanup_ctx.append(self._pumps)
         else:
             app.router.add_post(f"{prefix}/jobs", self._authorised(self._job, self._bundle.token))
@@ -121,12 +131,31 @@ class Service:
         if (request.content_length or 0) > self._task.max_report_bytes:
             raise web.HTTPRequestEntityTooLarge(self._task.max_report_bytes, 0)
         body = await request.read()
-        done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        await self._uploads.put((body, done))
-        reason = await done
+        if len(body) > self._task.max_report_bytes:
+            raise web.HTTPRequestEntityTooLarge(self._task.max_report_bytes, len(body))
+        (reason,) = await self._admit([body])
         if reason:
             raise Refused(reason)
         return web.Response(status=201)
+
+    @property
+    def _batch_bytes(self) -> int:
+        return max(_BATCH_BYTES, self._task.max_report_bytes + 4)
+
+    async def _upload_batch(self, request: web.Request) -> web.Response:
+        """Many nodes' reports from one relay, each judged for itself."""
+        if (request.content_length or 0) > self._batch_bytes:
+            raise web.HTTPRequestEntityTooLarge(self._batch_bytes, 0)
+        async with self._batches:
+            bodies = split_lp(await request.read())
+            if not bodies:
+                raise Malformed("no report")
+            return web.Response(text="\n".join(await self._admit(bodies)))
+
+    async def _admit(self, bodies: list[bytes]) -> list[str]:
+        done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        await self._uploads.put((bodies, done))
+        return await done
 
     async def _job(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -195,19 +224,26 @@ class Service:
         assert isinstance(self._aggregator, Leader)
         while True:
             group = [await self._uploads.get()]
-            while len(group) < _COMMIT_LIMIT and not self._uploads.empty():
+            bodies = list(group[0][0])
+            while len(bodies) < _COMMIT_LIMIT and not self._uploads.empty():
                 group.append(self._uploads.get_nowait())
+                bodies += group[-1][0]
+            while self._aggregator.store.waiting > _BACKLOG:
+                self._work_went.clear()
+                await self._work_went.wait()
             try:
-                reasons = await asyncio.to_thread(self._aggregator.admit, [b for b, _ in group])
+                reasons = await asyncio.to_thread(self._aggregator.admit, bodies)
             except Exception as error:
                 _log.exception("admission failed")
                 for _, done in group:
                     if not done.done():
                         done.set_exception(web.HTTPInternalServerError(text=type(error).__name__))
                 continue
-            for (_, done), reason in zip(group, reasons, strict=True):
+            given = iter(reasons)
+            for part, done in group:
+                answer = list(islice(given, len(part)))
                 if not done.done():
-                    done.set_result(reason)
+                    done.set_result(answer)
             self._work_came.set()
 
     async def _drive(self) -> None:
@@ -217,6 +253,7 @@ class Service:
         while True:
             try:
                 count = await asyncio.to_thread(self._aggregator.step)
+                self._work_went.set()
                 pause_s = 0.1
             except HelperAway as error:
                 _log.warning("the helper did not answer: %s", error)
@@ -237,6 +274,7 @@ def status_of(aggregator: Aggregator) -> dict[str, Any]:
     store = aggregator.store
     return {
         "task": aggregator.task.name,
+        "waiting": store.waiting,
         "verified": {str(start): count for start, count in store.counts().items()},
         "refused": store.refusals(),
         "latency_s": store.latencies(),
@@ -261,6 +299,9 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
     aggregator, bundle = open_aggregator(state, threads)
     url = aggregator.task.leader_url if bundle.role == "leader" else aggregator.task.helper_url
     parts = urlsplit(url)
+
+    gc.freeze()  # a roster of a fleet is not worth a walk at every collection
+    gc.set_threshold(20_000, 20, 50)
 
     async def run() -> None:
         service = Service(aggregator, bundle)

@@ -12,49 +12,29 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
-from sonde._native import Aggregation
-from sonde.fleet import seal
+from sonde.fleet import seal, unproved
 from sonde.fleet.collector import join
+from sonde.fleet.crowd import BATCH_S, CHUNK, HOUR_S, PLAIN_CHUNK, Scenario, make_chunk
 from sonde.fleet.engine import Engine, open_engine
-from sonde.fleet.node import make_reports, sign
 from sonde.fleet.noise import plan
 from sonde.fleet.population import Population, grid
 from sonde.fleet.result import Result
-from sonde.fleet.roster import Identity, signed_by
-from sonde.fleet.task import Kind, Privacy, Task, chunk_length
+from sonde.fleet.roster import signed_by
+from sonde.fleet.session import SESSION_S, Sessions
+from sonde.fleet.task import Privacy, Task
 from sonde.fleet.wire import Item, Malformed, Reply, Report
 from sonde.fleet.work import Block, Keys, checksum, help_block, lead
 
 __all__ = ["Outcome", "Scenario", "open_engine", "run"]
 
-HOUR_S = 3600
-BATCH_S = 1_800_000_000 // HOUR_S * HOUR_S
-CHUNK = 1000
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A fleet and its troubles; each share is of the nodes (dropouts) or of those left."""
-
-    nodes: int
-    buckets: int
-    tenants: int
-    kind: Kind = "histogram"
-    dropouts: float = 0.3
-    one_sided: float = 0.05
-    stragglers: float = 0.02
-    liars: float = 0.01
-    epsilon: float = 1.0
-    delta: float = 1e-6
-    seed: int = 1
 
 
 @dataclass
@@ -71,13 +51,19 @@ class Outcome:
     node_s: float
     server_s: float
     server_cpu_s: float
+    hello_s: float
     report_bytes: int
     peak_bytes: int
     top_error: dict[str, float] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
-        return self.verified / self.server_s if self.server_s else 0.0
+        """Reports verified and summed a second, the opening of their sessions included.
+
+        A session serves a week of hourly reports; each bears its part of it.
+        """
+        whole_s = self.server_s + self.hello_s * HOUR_S / SESSION_S
+        return self.verified / whole_s if whole_s else 0.0
 
     def figures(self) -> dict[str, Any]:
         return {
@@ -91,6 +77,8 @@ class Outcome:
             "parties_agree": self.agreed,
             "verified_per_s": self.rate,
             "server_cpu_ms": 1000 * self.server_cpu_s / max(1, self.sent),
+            "without_sessions_per_s": self.verified / self.server_s if self.server_s else 0.0,
+            "session_ms": 1000 * self.hello_s / max(1, self.sent),
             "node_ms": 1000 * self.node_s / max(1, self.sent),
             "report_bytes": self.report_bytes,
             "peak_bytes": self.peak_bytes,
@@ -107,7 +95,8 @@ class Outcome:
             f"sent {self.sent}, verified {self.verified}; refused: {refused or 'none'}",
             f"sums before noise: {'exact' if self.exact else 'WRONG'}; "
             f"the parties {'agree' if self.agreed else 'DISAGREE'} on the reports",
-            f"verified and summed by both parties: {self.rate:,.0f} reports/s "
+            f"{'verified' if self.scenario.kind != 'plain' else 'authenticated'} "
+            f"and summed by both parties: {self.rate:,.0f} reports/s "
             f"({1000 * self.server_cpu_s / max(1, self.sent):.2f} ms CPU each)",
             f"node: {1000 * self.node_s / max(1, self.sent):.2f} ms CPU, "
             f"{self.report_bytes / 1000:.1f} kB a report; "
@@ -165,6 +154,44 @@ def verify_block(work: _Work, uploads: Sequence[bytes]) -> _Verified:
     return _Verified(ours, theirs, refused)
 
 
+@dataclass(frozen=True)
+class _Parties:
+    """Both aggregators of a task without proofs."""
+
+    leader: unproved.Party
+    helper: unproved.Party
+    start_s: int
+
+    @staticmethod
+    def of(work: _Work, start_s: int) -> _Parties:
+        parties = [
+            unproved.Party(work.task, Sessions(work.task, role, keys.hpke_private))
+            for role, keys in ((seal.LEADER, work.leader), (seal.HELPER, work.helper))
+        ]
+        return _Parties(parties[0], parties[1], start_s)
+
+    def open(self, hellos: Sequence[bytes]) -> None:
+        """Each party checks and opens the sessions for itself."""
+        for hello in hellos:
+            for party in (self.leader, self.helper):
+                reason = party.sessions.admit(hello, lambda node: True, self.start_s + 60)
+                assert not reason, reason
+
+
+def add_bundle(parties: _Parties, bundle: bytes) -> _Verified:
+    """Everything both aggregators do for a bundle of reports without proofs, but for the wire."""
+    theirs: list[unproved.Added] = []
+
+    def ask(body: bytes) -> bytes:
+        added, verdict = unproved.assist(parties.helper, body, parties.start_s)
+        theirs.append(added)
+        return verdict
+
+    ours = unproved.lead(parties.leader, bundle, parties.start_s, ask)
+    blocks = [Block(added.aggregate, added.accepted) for added in (ours, theirs[0])]
+    return _Verified(blocks[0], blocks[1], ours.refused)
+
+
 def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) -> Outcome:
     """Simulates one release of one report a node."""
     rng = np.random.default_rng(scenario.seed)
@@ -179,24 +206,32 @@ def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) ->
     ours, theirs = aggregation.zero(), aggregation.zero()
     accepted: tuple[list[bytes], list[bytes]] = ([], [])
     refused: Counter[str] = Counter()
-    node_s = server_s = server_cpu_s = 0.0
+    node_s = server_s = server_cpu_s = hello_s = 0.0
     report_bytes = 0
-    for at in range(0, len(nodes), CHUNK):
-        chunk = nodes[at : at + CHUNK]
+    parties = _Parties.of(work, scenario.start_s)
+    size = CHUNK if scenario.kind != "plain" else PLAIN_CHUNK
+    verify: Callable[[Any], _Verified] = (
+        partial(verify_block, work) if scenario.kind != "plain" else partial(add_bundle, parties)
+    )
+    for at in range(0, len(nodes), size):
+        chunk = nodes[at : at + size]
         before = time.process_time()
-        uploads, honest = _uploads(scenario, work.task, chunk, samples, fate, engine.workers)
+        made = make_chunk(scenario, work.task, chunk, samples, fate, engine.workers)
         node_s += time.process_time() - before
-        np.add.at(expected, samples[honest], 1)
-        report_bytes = max(report_bytes, len(uploads[0]))
-        size = -(-len(uploads) // (2 * engine.workers))
-        blocks = [uploads[b : b + size] for b in range(0, len(uploads), size)]
+        np.add.at(expected, samples[made.honest], 1)
+        report_bytes = max(report_bytes, made.report_bytes)
+        began = time.perf_counter()
+        parties.open(made.hellos)
+        hello_s += time.perf_counter() - began
         began, began_cpu = time.perf_counter(), time.process_time()
-        for done in engine.map(partial(verify_block, work), blocks):
-            ours = aggregation.merge([ours, done.leader.aggregate])
-            theirs = aggregation.merge([theirs, done.helper.aggregate])
+        shares: tuple[list[bytes], list[bytes]] = ([ours], [theirs])
+        for done in engine.map(verify, made.blocks):
+            shares[0].append(done.leader.aggregate)
+            shares[1].append(done.helper.aggregate)
             accepted[0].extend(done.leader.accepted)
             accepted[1].extend(done.helper.accepted)
             refused.update(done.refused)
+        ours, theirs = (aggregation.merge(party) for party in shares)
         server_s += time.perf_counter() - began
         server_cpu_s += time.process_time() - began_cpu
         if progress is not None:
@@ -219,6 +254,7 @@ def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) ->
         node_s,
         server_s,
         server_cpu_s,
+        hello_s,
         report_bytes,
         peak,
         top_error(expected, np.array([row.count for row in release.rows])),
@@ -257,46 +293,3 @@ def make_work(scenario: Scenario) -> _Work:
     )
     verify_key = sha256(b"verify key" + leader[0].encode()).digest()
     return _Work(task, Keys(leader[0], verify_key), Keys(helper[0], verify_key))
-
-
-def _uploads(
-    scenario: Scenario, task: Task, nodes: Any, samples: Any, fate: Any, threads: int
-) -> tuple[list[bytes], list[int]]:
-    """The chunk's uploads with their troubles, and the nodes whose report must be counted."""
-    secret = scenario.seed.to_bytes(8, "big")
-    identities = [Identity(sha256(secret + int(n).to_bytes(8, "big")).digest()) for n in nodes]
-    buckets = [[int(samples[n])] for n in nodes]
-    reports = make_reports(task, identities, buckets, BATCH_S + 60, threads)
-    late = scenario.one_sided + scenario.stragglers
-    lie = late + (scenario.liars if task.kind != "plain" else 0)  # nothing stops those
-    uploads, honest = [], []
-    for node, identity, report in zip(nodes, identities, reports, strict=True):
-        if fate[node] < scenario.one_sided / 2:
-            report = sign(identity, replace(report, leader=report.leader[:-1]))
-        elif fate[node] < scenario.one_sided:
-            report = sign(identity, replace(report, helper=report.helper[:-1]))
-        elif fate[node] < late:
-            report = sign(identity, replace(report, time_s=BATCH_S - 60))
-        elif fate[node] < lie:
-            report = overstate(task, identity, report)
-        else:
-            honest.append(int(node))
-        uploads.append(report.encode())
-    return uploads, honest
-
-
-def overstate(task: Task, identity: Identity, report: Report, weight: int = 1000) -> Report:
-    """A lying node's report: bucket 0 counts `weight` times, with the best proof there is."""
-    claim = [weight] + [0] * (task.buckets - 1)
-    public, leader, helper = Aggregation.shard_dishonestly(
-        task.buckets, chunk_length(task.buckets), task.id, report.id, claim
-    )
-    return sign(
-        identity,
-        replace(
-            report,
-            public=public,
-            leader=seal.seal(leader, task.leader_key, report.binding(seal.LEADER)),
-            helper=seal.seal(helper, task.helper_key, report.binding(seal.HELPER)),
-        ),
-    )

@@ -44,6 +44,9 @@ CREATE TABLE IF NOT EXISTS latency (
 """
 
 
+KEPT_REPORTS = 4096  # in memory besides on disk; more are read back when their turn comes
+
+
 @dataclass(frozen=True)
 class Batch:
     """What one party holds of a batch."""
@@ -59,12 +62,15 @@ class Store:
     def __init__(self, path: Path, task: Task) -> None:
         self._task = task
         self._lock = threading.Lock()
+        self._waiting: int = 0
+        self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA page_size=32768")  # a report fills some, not dozens
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
+            (self._waiting,) = self._db.execute("SELECT count(*) FROM report").fetchone()
         except sqlite3.Error as error:
             raise SinkError(f"cannot open the state at {path}: {error}") from error
 
@@ -87,20 +93,33 @@ class Store:
 
     # --- admission ---------------------------------------------------------------------------
 
-    def admit(self, reports: Sequence[Report], now_s: float) -> list[str]:
-        """Takes reports in one transaction; per report "" or the reason of its refusal."""
+    def admit(self, reports: Sequence[tuple[Report, bytes]], now_s: float) -> list[str]:
+        """Takes reports, each with its body, in one transaction; per report "" or the reason of
+        its refusal.
+        """
         reasons = []
+        taken = {}
         with self._transaction() as db:
-            for report in reports:
+            for report, body in reports:
                 reason = self._claim(db, report.id, report.node, report.time_s)
                 if not reason:
                     db.execute(
                         "INSERT INTO report VALUES (?, ?, NULL, ?, ?)",
-                        (report.id, self._task.batch_of(report.time_s), now_s, report.encode()),
+                        (report.id, self._task.batch_of(report.time_s), now_s, body),
                     )
+                    taken[report.id] = report
                 reasons.append(reason)
             _count(db, Counter(reason for reason in reasons if reason))
+        with self._lock:
+            self._waiting += len(taken)
+            if len(self._fresh) < KEPT_REPORTS:
+                self._fresh.update(taken)
         return reasons
+
+    @property
+    def waiting(self) -> int:
+        """Reports that are admitted and not yet through the proof check."""
+        return self._waiting
 
     def _claim(self, db: sqlite3.Connection, id_: bytes, node: bytes, time_s: int) -> str:
         """Books a report's id and its node's period, once; or says why not."""
@@ -151,8 +170,11 @@ class Store:
                     "(SELECT id FROM report WHERE job IS NULL AND batch = ? LIMIT ?)",
                     (job, first[0], limit),
                 )
-            bodies = db.execute("SELECT body FROM report WHERE job = ? ORDER BY id", (job,))
-            reports = [Report.decode(body) for (body,) in bodies]
+            ids = db.execute("SELECT id FROM report WHERE job = ? ORDER BY id", (job,)).fetchall()
+            reports = [
+                self._fresh.pop(id_) if id_ in self._fresh else _read_back(db, id_)
+                for (id_,) in ids
+            ]
         return job, reports
 
     def finish_job(self, job: bytes, block: Block, now_s: float) -> None:
@@ -163,7 +185,7 @@ class Store:
                 return
             oldest = db.execute("SELECT min(admitted) FROM report WHERE job = ?", (job,)).fetchone()
             self._add(db, row[0], block)
-            db.execute("DELETE FROM report WHERE job = ?", (job,))
+            gone = db.execute("DELETE FROM report WHERE job = ?", (job,)).rowcount
             db.execute("UPDATE job SET done = 1 WHERE id = ?", (job,))
             if oldest[0] is not None:
                 db.execute(
@@ -171,6 +193,8 @@ class Store:
                     (job, len(block.accepted), now_s - oldest[0]),
                 )
             _count(db, Counter(block.refused.values()))
+        with self._lock:
+            self._waiting -= gone
 
     def reply_of(self, job: bytes) -> bytes | None:
         """The helper's stored answer, if it has done this job before."""
@@ -284,6 +308,11 @@ class Store:
         """(reports, seconds since its oldest report was admitted) of each finished job."""
         with self._lock:
             return list(self._db.execute("SELECT count, oldest_s FROM latency"))
+
+
+def _read_back(db: sqlite3.Connection, id_: bytes) -> Report:
+    (body,) = db.execute("SELECT body FROM report WHERE id = ?", (id_,)).fetchone()
+    return Report.decode(body)
 
 
 def _count(db: sqlite3.Connection, reasons: Counter[str]) -> None:

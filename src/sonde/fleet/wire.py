@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -44,10 +44,18 @@ class Report:
     leader: bytes
     helper: bytes
     signature: bytes = b""
+    _digest: bytes = field(default=b"", init=False, repr=False, compare=False)
+
+    @property
+    def leader_digest(self) -> bytes:
+        """SHA-256 of the leader's sealed share, worked out once."""
+        if not self._digest:
+            object.__setattr__(self, "_digest", sha256(self.leader).digest())
+        return self._digest
 
     def signed(self) -> bytes:
         return signed_part(
-            self.task, self.id, self.time_s, self.public, sha256(self.leader).digest(), self.helper
+            self.task, self.id, self.time_s, self.public, self.leader_digest, self.helper
         )
 
     def binding(self, role: bytes) -> bytes:
@@ -163,6 +171,14 @@ def lp(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
+def split_lp(data: bytes) -> list[bytes]:
+    """The parts of a request that holds several reports, `lp` each."""
+    reader, parts = Reader(data), []
+    while not reader.done:
+        parts.append(reader.lp())
+    return parts
+
+
 class Reader:
     """Reads a message front to back; raises Malformed where it ends too soon or too late."""
 
@@ -184,6 +200,10 @@ class Reader:
     def lp(self) -> bytes:
         (size,) = self.unpack(_LENGTH)
         return self.take(size)
+
+    @property
+    def done(self) -> bool:
+        return self._at == len(self._data)
 
     def end(self) -> None:
         if self._at != len(self._data):

@@ -80,7 +80,7 @@ def lead(
                 report.id,
                 report.time_s,
                 report.node,
-                sha256(report.leader).digest(),
+                report.leader_digest,
                 report.public,
                 report.helper,
                 report.signature,

@@ -144,6 +144,17 @@ class Loss:
 
 
 @dataclass(frozen=True, slots=True)
+class StackEnd:
+    """How some of the walks of user stacks ended."""
+
+    kind: str
+    """whole: to the entry | early | first: frame pointers alone | note: the walk went on"""
+    name: str
+    count: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Something that happened to a probe, a process or Sonde itself."""
 
@@ -168,3 +179,14 @@ class MetricUse:
     min: float
     mean: float
     max: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSeries:
+    """The values of one series, in the order of time."""
+
+    series: str
+    labels: str
+    """A JSON object, or ''."""
+    times_ns: list[int]
+    values: list[float]

@@ -217,6 +217,23 @@ def no_samples() -> Samples:
 
 
 @dataclass(frozen=True, slots=True)
+class Total:
+    """Exact sum of what a thread did for one reason, where single intervals are not all kept."""
+
+    lane: int
+    kind: str
+    """blocked | runqueue | device"""
+    name: str
+    """Reason of the wait, or function of the call."""
+    call: CallKind
+    """Of a device call."""
+    ns: int
+    count: int
+    waker: str = ""
+    """The thread that ended most of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Counter:
     """A series of numbers."""
 
@@ -237,6 +254,9 @@ class Timeline:
     states: Events = field(default_factory=no_events)
     samples: Samples = field(default_factory=no_samples)
     counters: Sequence[Counter] = ()
+    totals: Sequence[Total] = ()
+    extent_ns: tuple[int, int] | None = None
+    """Begin and end of the record, where that is known; else those of its rows."""
     windows_ns: Sequence[tuple[int, int]] = ()
     """When devices were traced; empty: from the first device event to the last."""
     wall_offset_ns: int = 0
@@ -254,13 +274,23 @@ class Timeline:
 
     @property
     def start_ns(self) -> int:
-        """First instant of any table."""
-        return min((int(t.start_ns[0]) for t in self._tables() if len(t)), default=0)
+        """Begin of the record."""
+        if self.extent_ns is not None:
+            return self.extent_ns[0]
+        times = [int(t.start_ns[0]) for t in self._tables() if len(t)]
+        if len(self.samples):
+            times.append(int(self.samples.time_ns.min()))
+        return min(times, default=0)
 
     @property
     def end_ns(self) -> int:
-        """Last instant of any table."""
-        return max((int(t.end_ns.max()) for t in self._tables() if len(t)), default=0)
+        """End of the record."""
+        if self.extent_ns is not None:
+            return self.extent_ns[1]
+        times = [int(t.end_ns.max()) for t in self._tables() if len(t)]
+        if len(self.samples):
+            times.append(int(self.samples.time_ns.max()) + self.tick_ns)
+        return max(times, default=0)
 
     def _tables(self) -> tuple[Events, ...]:
         return (self.device, self.calls, self.host, self.states)

@@ -84,6 +84,8 @@ class StepTable:
     start_ns: Sequence[int]
     duration_ns: Sequence[int]
     computing_ns: Sequence[int]
+    like: Sequence[bool]
+    """Whether each is like the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,20 @@ class PathPart:
     """kernel | copy | host | wait"""
     ns: int
     share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of the time in which other work was done: the steps, or what is between them."""
+
+    name: str
+    """steps | before the steps | between steps | after the steps"""
+    start_ns: int
+    end_ns: int
+    window_ns: int
+    """Its length; the phase of the steps leaves out what is between them."""
+    computing: float
+    bounds: Sequence[Bound]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +136,8 @@ class Verdict:
     """The best first; the first is the next step."""
     steps: StepTable | None = None
     critical_path: Sequence[PathPart] = ()
+    phases: Sequence[Phase] = ()
+    """Empty where all of the time is one."""
 
     @property
     def bound(self) -> str:

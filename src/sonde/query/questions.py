@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 from sonde.model.answers import (
     DeviceCalls,
     FunctionUse,
     Loss,
+    MetricSeries,
     MetricUse,
     Notice,
     ProcessUse,
+    StackEnd,
     Usage,
     Wait,
 )
@@ -322,6 +324,17 @@ def losses(session: Session) -> list[Loss]:
     return found
 
 
+def stack_ends(session: Session) -> list[StackEnd]:
+    """Why walks of user stacks ended, the most frequent first; none in captures before 0.2."""
+    return [
+        StackEnd(name.partition(".")[0], name.partition(".")[2], int(count), text)
+        for name, count, text in session.rows(
+            "SELECT name, sum(value), max(text) FROM event WHERE kind = 'stack_end' "
+            "GROUP BY name ORDER BY 2 DESC, 1"
+        )
+    ]
+
+
 def notices(session: Session) -> list[Notice]:
     """What happened to probes and to Sonde itself, the most frequent first."""
     named = {(p.pid, p.start_ns): p.label for p in session.processes}
@@ -344,4 +357,23 @@ def metrics(session: Session) -> list[MetricUse]:
             " min(value), avg(value), max(value) FROM metric GROUP BY series, labels "
             "ORDER BY series, labels"
         )
+    ]
+
+
+def metric_series(
+    session: Session, names: Sequence[str], where: Where = EVERYTHING
+) -> list[MetricSeries]:
+    """Every value of the series of these names, by series and labels; only times are filtered."""
+    if not names:
+        return []
+    during = Where(start_ns=where.start_ns, end_ns=where.end_ns)
+    clause, parameters = during.sql(f"series IN ({', '.join('?' * len(names))})")
+    rows = session.rows(
+        f"SELECT series, labels, time_ns, value FROM metric {clause} ORDER BY 1, 2, 3",
+        [*names, *parameters],
+    )
+    return [
+        MetricSeries(*key, [row[2] for row in part], [row[3] for row in part])
+        for key, group in groupby(rows, key=lambda row: (row[0], row[1]))
+        for part in [list(group)]
     ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from sonde.model.timeline import (
     Samples,
     StateKind,
     Timeline,
+    Total,
     Way,
     events,
     no_events,
@@ -46,7 +48,13 @@ _CALLS = {
 }
 _FAULT_FRAMES = ("exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault")
 _GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
-_DEVICE_OPS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET, "collective": DeviceKind.COLLECTIVE}
+_DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
+_ASKED = {
+    "kernel": CallKind.LAUNCH,
+    "replay": CallKind.GRAPH_LAUNCH,
+    "copy": CallKind.COPY,
+    "set": CallKind.SET,
+}
 
 _TICK_NS = 1_000_000_000
 
@@ -64,6 +72,13 @@ class _Lanes:
             row["pid"]: row["comm"] or row["exe"]
             for row in tables["process"].select(["pid", "comm", "exe"]).to_pylist()
         }
+
+    def comm(self, tid: int) -> str:
+        """Name and id of a thread, '' for none."""
+        if not tid:
+            return ""
+        name = next((comm for (_, one), comm in self._comm.items() if one == tid), "")
+        return f"{name or 'tid'} ({tid})"
 
     def of(self, table: pa.Table) -> I32:
         """The lane of each row by its pid and tid."""
@@ -91,47 +106,110 @@ def of_capture(capture: Capture) -> Timeline:
     span = tables["span"]
     kinds = span.column("kind")
     blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
-    on_device = _on_device(span)
-    calls = span.filter(pc.and_(pc.equal(kinds, "device"), pc.invert(on_device)))
+    calls = _calls(naming, lanes, span.filter(pc.equal(kinds, "device")))
+    run = tables["device_run"]
+    whole = _contiguous(run)
+    traced = run.filter(pa.array(whole))
+    device, asked = _device(naming, lanes, traced)
     return Timeline(
         names=naming.names,
         lanes=naming.lanes,
-        device=_device(naming, span.filter(on_device)),
-        calls=_calls(naming, lanes, calls),
+        device=device,
+        calls=_together(calls, asked),
+        windows_ns=_windows(traced),
         states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
+        totals=[*_totals(lanes, tables["activity"]), *_runs(lanes, run.filter(pa.array(~whole)))],
+        extent_ns=(capture.info.start_ns, capture.info.end_ns),
         wall_offset_ns=capture.info.wall_offset_ns,
         tick_ns=_tick(tables["sample"]),
         sources=("sonde",),
     )
 
 
-def _on_device(span: pa.Table) -> Any:
-    """Rows of the device's own time: those that name a stream."""
-    if "stream" not in span.column_names:
-        return pa.array(np.zeros(span.num_rows, bool))
-    return pc.and_(pc.equal(span.column("kind"), "device"), pc.equal(span.column("tid"), 0))
+def _contiguous(run: pa.Table) -> Mask:
+    """Runs of stretches in which every run was timed: windows, or all of them.
+
+    Others were chosen one by one: good for totals, but what lies between them is not idle time.
+    """
+    weight = run.column("weight").to_numpy()
+    mask: Mask = (_whole(run, "window") > 0) | (weight <= 1.0)
+    return mask
 
 
-def _device(naming: Naming, rows: pa.Table) -> Events:
+def _device(naming: Naming, lanes: _Lanes, rows: pa.Table) -> tuple[Events, Events]:
+    """What the device ran, and a stand-in for each call: who asked is known, not when."""
     if not rows.num_rows:
-        return no_events()
-    pids = _whole(rows, "pid")
-    streams = _whole(rows, "stream")
-    devices = _whole(rows, "device") if "device" in rows.column_names else np.zeros_like(streams)
-    keys = np.stack([pids, devices, streams], axis=1)
+        return no_events(), no_events()
+    keys = np.stack([_whole(rows, name) for name in ("pid", "device", "stream")], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     lane = np.array([naming.stream(int(d), int(s), int(p)) for p, d, s in different], np.int32)
-    return events(
-        start_ns=_whole(rows, "start_time_ns"),
+    ids = np.arange(1, rows.num_rows + 1)
+    start = _whole(rows, "start_time_ns")
+    ran = events(
+        start_ns=start,
         end_ns=_whole(rows, "end_time_ns"),
-        kind=_coded(rows, "op", {op: int(kind) for op, kind in _DEVICE_OPS.items()}),
+        kind=_coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()}),
         name=_names(naming, rows, "name"),
         lane=lane[inverse.reshape(-1)],
-        correlation=_correlation(rows),
+        correlation=ids,
         bytes=_whole(rows, "bytes"),
+        blocks=_blocks(rows),
         way=_coded(rows, "direction", {way: int(code) for way, code in _WAYS.items()}),
     )
+    asked = events(
+        start_ns=start,
+        end_ns=start,
+        kind=_coded(rows, "kind", {kind: int(code) for kind, code in _ASKED.items()}),
+        name=_names(naming, rows, "name"),
+        lane=lanes.of(rows),
+        correlation=ids,
+    )
+    return ran, asked
+
+
+def _blocks(rows: pa.Table) -> I32:
+    grids = rows.column("grid").cast(pa.string()).to_pylist()
+    known: dict[str, int] = {}
+    for grid in set(grids):
+        try:
+            known[grid] = min(math.prod(int(part) for part in grid.split(",")), (1 << 31) - 1)
+        except ValueError:
+            known[grid] = 0
+    return np.array([known[grid] for grid in grids], np.int32)
+
+
+def _windows(rows: pa.Table) -> list[tuple[int, int]]:
+    """From the first to the last run of each window; empty where all was timed."""
+    window = _whole(rows, "window")
+    if not rows.num_rows or not (window > 0).any():
+        return []
+    start, end = _whole(rows, "start_time_ns"), _whole(rows, "end_time_ns")
+    keys = _whole(rows, "pid") << 40 | window
+    spans = [(int(start[keys == k].min()), int(end[keys == k].max())) for k in np.unique(keys)]
+    return sorted(spans)
+
+
+def _runs(lanes: _Lanes, rows: pa.Table) -> list[Total]:
+    """Estimated totals of what devices ran, from runs chosen one by one."""
+    if not rows.num_rows:
+        return []
+    weight = rows.column("weight").to_numpy()
+    ns = weight * (_whole(rows, "end_time_ns") - _whole(rows, "start_time_ns"))
+    sums: dict[tuple[int, str], list[float]] = {}
+    names = rows.column("name").cast(pa.string()).to_pylist()
+    kinds = rows.column("kind").cast(pa.string()).to_pylist()
+    for lane, name, kind, length, count in zip(
+        lanes.of(rows).tolist(), names, kinds, ns.tolist(), weight.tolist(), strict=True
+    ):
+        if kind in ("kernel", "replay"):
+            total = sums.setdefault((lane, name or kind), [0.0, 0.0])
+            total[0] += length
+            total[1] += count
+    return [
+        Total(lane, "run", name, CallKind.LAUNCH, round(length), round(count))
+        for (lane, name), (length, count) in sums.items()
+    ]
 
 
 def _calls(naming: Naming, lanes: _Lanes, rows: pa.Table) -> Events:
@@ -145,18 +223,20 @@ def _calls(naming: Naming, lanes: _Lanes, rows: pa.Table) -> Events:
         kind=kind,
         name=_names(naming, rows, "name"),
         lane=lanes.of(rows),
-        correlation=_correlation(rows),
         bytes=_whole(rows, "bytes"),
         way=_coded(rows, "direction", {way: int(code) for way, code in _WAYS.items()}),
     )
 
 
-def _correlation(rows: pa.Table) -> I64:
-    """Unique over processes: each counts its own."""
-    if "correlation" not in rows.column_names:
-        return np.zeros(rows.num_rows, np.int64)
-    ids = _whole(rows, "correlation")
-    return np.where(ids > 0, ids + (_whole(rows, "pid") << 40), 0)
+def _together(calls: Events, asked: Events) -> Events:
+    """Calls, and stand-ins for those that no span holds."""
+    if not len(asked):
+        return calls
+    columns = {
+        name: np.concatenate([getattr(calls, name), getattr(asked, name)])
+        for name in Events.__slots__
+    }
+    return events(**columns)
 
 
 def _states(naming: Naming, lanes: _Lanes, frames: _Frames, rows: pa.Table) -> Events:
@@ -181,6 +261,28 @@ def _samples(naming: Naming, lanes: _Lanes, frames: _Frames, table: pa.Table) ->
         name=frames.functions(naming, rows.column("stack_id")),
         fault=frames.holding(rows.column("stack_id"), _FAULT_FRAMES),
     )
+
+
+def _totals(lanes: _Lanes, activity: pa.Table) -> list[Total]:
+    keys = ["pid", "tid", "kind", "name", "op", "waker_tid"]
+    plain = activity.select([*keys, "ns", "count"])
+    for name in ("kind", "name", "op"):
+        at = plain.schema.get_field_index(name)
+        plain = plain.set_column(at, name, plain.column(name).cast(pa.string()))
+    rows = plain.group_by(keys).aggregate([("ns", "sum"), ("count", "sum")])
+    lane = lanes.of(rows).tolist() if rows.num_rows else []
+    parts: dict[tuple[int, str, str, str], list[tuple[int, int, int]]] = {}
+    for number, row in zip(lane, rows.to_pylist(), strict=True):
+        key = (number, row["kind"], row["name"], row["op"])
+        parts.setdefault(key, []).append((row["ns_sum"], row["count_sum"], row["waker_tid"]))
+    totals = []
+    for (number, kind, name, op), group in parts.items():
+        call = CallKind.OTHER
+        if kind == "device":
+            call = CallKind.EVENT if "StreamWaitEvent" in name else _CALLS.get(op, call)
+        ns, count = sum(one[0] for one in group), sum(one[1] for one in group)
+        totals.append(Total(number, kind, name, call, ns, count, lanes.comm(max(group)[2])))
+    return totals
 
 
 def _tick(sample: pa.Table) -> int:

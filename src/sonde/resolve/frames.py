@@ -175,13 +175,27 @@ class Resolver:
         self._binaries.close()
         self.owners.close()
 
+    def file_of(self, process: LiveProcess, mapping: Mapping) -> Binary | None:
+        """The file behind a mapping, open; None where no file with code can be opened."""
+        binary = self._binaries.of(process, mapping)
+        if binary is None or binary.holds_no_code:
+            return None
+        if not self._binaries.open(binary, process, mapping) or not binary.is_elf:
+            return None
+        return binary
+
     def resolve(
-        self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
+        self,
+        process: LiveProcess,
+        kernel: Sequence[int],
+        user: Sequence[int],
+        has_leaf: bool = True,
     ) -> list[KnownFrame]:
         """The frames of a stack, leaf first, kernel before user: one for each address, in order.
 
         Addresses are those of a stack walk: the first of each part is where the code was, the
-        others are return addresses and stand for the call before them. Where a walk went astray,
+        others are return addresses and stand for the call before them; without `has_leaf` all of
+        the user part are. Where a walk went astray,
         addresses that lie in no mapping follow one another: those become one frame, [unknown].
         """
         found: list[KnownFrame | None] = []
@@ -196,8 +210,9 @@ class Resolver:
                 process.space()
             get = process.frames.get
             frames = [get(address) for address in user]
-            frames[0] = get(-user[0])
-            found += frames if all(frames) else self._look_up(process, user, frames)
+            if has_leaf:
+                frames[0] = get(-user[0])
+            found += frames if all(frames) else self._look_up(process, user, frames, has_leaf)
         return found  # type: ignore[return-value]  # every None was replaced
 
     def _look_up_kernel(self, addresses: Sequence[int], frames: list[KnownFrame | None]) -> None:
@@ -220,12 +235,18 @@ class Resolver:
             self._kernel[addresses[i] if i else -addresses[0]] = frames[i] = known
 
     def _look_up(
-        self, process: LiveProcess, addresses: Sequence[int], frames: list[KnownFrame | None]
+        self,
+        process: LiveProcess,
+        addresses: Sequence[int],
+        frames: list[KnownFrame | None],
+        has_leaf: bool,
     ) -> list[KnownFrame | None]:
         """Fill in the frames that are None."""
+        first = 0 if has_leaf else -1  # the last place at which no call is behind
         wanted: dict[Binary, list[_Place]] = {}
         missing = [i for i, known in enumerate(frames) if known is None]
-        lookups = [addresses[i] - (i > 0) for i in missing]
+        lookups = [addresses[i] - (i > first) for i in missing]
+        keys = [address if i > first else -address for i, address in enumerate(addresses)]
         astray = 0
         mappings = self._mappings(process, lookups)
         for i, address, mapping in zip(missing, lookups, mappings, strict=True):
@@ -245,24 +266,18 @@ class Resolver:
                 if frames[i] is None:
                     wanted.setdefault(binary, []).append(_Place(i, offset, mapping))
                     continue
-            self._keep(process, addresses, i, frames[i])
+            self._keep(process, keys[i], frames[i])
         for binary, places in wanted.items():
             for place, known in zip(places, self._symbolize(process, binary, places), strict=True):
                 frames[place.position] = known
-                self._keep(process, addresses, place.position, known)
+                self._keep(process, keys[place.position], known)
         self.counters.frames_unmapped += astray
         if astray > 1:
             runs = zip([None, *frames], frames, strict=False)
             return [it for before, it in runs if it is not _ASTRAY or before is not it]
         return frames
 
-    def _keep(
-        self,
-        process: LiveProcess,
-        addresses: Sequence[int],
-        position: int,
-        known: KnownFrame | None,
-    ) -> None:
+    def _keep(self, process: LiveProcess, key: int, known: KnownFrame | None) -> None:
         if known is None:
             return
         if self._in_use >= MAX_PROCESS_FRAMES:
@@ -273,7 +288,7 @@ class Resolver:
             self._in_use = 0
         self._in_use += 1
         self._users.add(process)
-        process.frames[addresses[position] if position else -addresses[0]] = known
+        process.frames[key] = known
 
     @staticmethod
     def _mappings(process: LiveProcess, addresses: Sequence[int]) -> list[Mapping | None]:

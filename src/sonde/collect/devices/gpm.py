@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GPM: what the units of a GPU did between two samples (Hopper and newer).
 
-A sample is a snapshot of the chip's counters; the library turns two of them into shares and rates,
-which takes it some 2 ms of CPU time. It disturbs no profiler: the counters are not CUPTI's.
+A sample is a snapshot of the chip's counters (some 0.1 ms); the library turns two of them into
+shares and rates, which takes it 2 ms of CPU time, however few are asked for. It disturbs no
+profiler: the counters are not CUPTI's.
 What is told holds for the whole time between two samples, so nothing is missed between them.
 
 PCIe bytes are those on the wire, with the headers of packets: 7 to 9 % more than programs copy.
@@ -27,6 +28,7 @@ from sonde.metrics import labels_of
 
 PERCENT, MIB = 0.01, 2.0**20
 DRAM, PCIE = 10, (20, 21)
+IDLE_SKIPS = 4
 
 _TENSOR = "sonde.gpu.tensor.active"
 _PIPE = "sonde.gpu.pipe.active"
@@ -81,9 +83,11 @@ class Gpm:
         nvml.call("nvmlGpmQueryDeviceSupport", device, byref(support))
         if not support.isSupportedDevice:
             raise NvmlError(NOT_SUPPORTED)
-        self._before = nvml.handle("nvmlGpmSampleAlloc")
-        self._now = nvml.handle("nvmlGpmSampleAlloc")
+        self._samples = [nvml.handle("nvmlGpmSampleAlloc") for _ in range(3)]
+        """Told up to here; taken last and not told; room for the next."""
         self._before_ns = 0
+        self._last_ns = 0
+        self._skipped = 0
         self._dram_peak = dram_peak
         self._dram_tags = labels_of(identity)
         self._moved = dict.fromkeys(PCIE, 0.0)
@@ -94,45 +98,62 @@ class Gpm:
         self._asked = GpmMetrics(version=1)
         self._ask_for(list(METRICS))
 
-    def read(self, points: Points, now_ns: int) -> None:
-        """Take a sample and tell what happened since the one before. Raises NvmlError."""
+    def read(self, points: Points, now_ns: int, idle: bool = False) -> None:
+        """Take a sample and tell what happened since the one before. Raises NvmlError.
+
+        Taking it is cheap, working it out is not: while the device is `idle`, only every fifth is
+        worked out. When work begins, the idle time before it is told by itself.
+        """
+        before, last, room = self._samples
         if self._instance is None:
-            self._nvml.call("nvmlGpmSampleGet", self._device, self._now)
+            self._nvml.call("nvmlGpmSampleGet", self._device, room)
         else:
             instance = c_uint(self._instance)
-            self._nvml.call("nvmlGpmMigSampleGet", self._device, instance, self._now)
-        if self._before_ns:
-            self._tell(points, now_ns)
-        self._before_ns = now_ns
-        self._before, self._now = self._now, self._before
+            self._nvml.call("nvmlGpmMigSampleGet", self._device, instance, room)
+        if not self._before_ns:
+            self._samples, self._before_ns = [room, before, last], now_ns
+            return
+        if idle and self._skipped < IDLE_SKIPS:
+            self._samples, self._last_ns = [before, room, last], now_ns
+            self._skipped += 1
+            return
+        if self._skipped and not idle:
+            self._tell(points, before, last, self._last_ns)
+            before, last = last, before
+        self._tell(points, before, room, now_ns)
+        self._samples, self._skipped = [room, last, before], 0
 
     def close(self) -> None:
         """Give the samples back."""
-        for sample in (self._before, self._now):
+        for sample in self._samples:
             self._nvml.call("nvmlGpmSampleFree", sample)
 
-    def _tell(self, points: Points, now_ns: int) -> None:
+    def _tell(self, points: Points, before: c_void_p, now: c_void_p, now_ns: int) -> None:
         asked = self._asked
-        asked.sample1, asked.sample2 = self._before, self._now
+        asked.sample1, asked.sample2 = before, now
+        seconds, self._before_ns = (now_ns - self._before_ns) / 1e9, now_ns
         self._nvml.call("nvmlGpmMetricsGet", byref(asked))
         kept = []
         for metric in asked.metrics[: asked.numMetrics]:
             if metric.nvmlReturn != SUCCESS:
                 continue
-            row = self._rows[metric.metricId]
-            if metric.value == metric.value:  # the library says NaN where nothing was counted
-                value = metric.value * row.scale
-                points.add(row.series, value, row.labels, now_ns)
-                if metric.metricId in PCIE:
-                    # The chip's own counters have 32 bits: over in 70 ms at full speed.
-                    self._moved[metric.metricId] += value * (now_ns - self._before_ns) / 1e9
-                    points.add("hw.gpu.io", self._moved[metric.metricId], row.labels, now_ns)
-                elif metric.metricId == DRAM and self._dram_peak:
-                    rate = value * self._dram_peak
-                    points.add("sonde.gpu.dram.throughput", rate, self._dram_tags, now_ns)
             kept.append(metric.metricId)
+            if metric.value == metric.value:  # the library says NaN where nothing was counted
+                self._add(points, metric.metricId, metric.value, now_ns, seconds)
         if kept and len(kept) < asked.numMetrics:
             self._ask_for(kept)
+
+    def _add(self, points: Points, number: int, told: float, now_ns: int, seconds: float) -> None:
+        row = self._rows[number]
+        value = told * row.scale
+        points.add(row.series, value, row.labels, now_ns)
+        if number in PCIE:
+            # The chip's own counters have 32 bits: over in 70 ms at full speed.
+            self._moved[number] += value * seconds
+            points.add("hw.gpu.io", self._moved[number], row.labels, now_ns)
+        elif number == DRAM and self._dram_peak:
+            rate = value * self._dram_peak
+            points.add("sonde.gpu.dram.throughput", rate, self._dram_tags, now_ns)
 
     def _ask_for(self, numbers: list[int]) -> None:
         self._asked.numMetrics = min(len(numbers), GPM_METRICS_MAX)

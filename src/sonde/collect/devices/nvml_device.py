@@ -96,6 +96,7 @@ class NvmlDevice:
         self._memory_bytes = 0
         self._process_since_us = 0
         self._in_use = True
+        self._busy = True
         self._highest: dict[str, int] = {}
         self._wraps: dict[int, tuple[float, float]] = {}
         self._gpm = self._find_gpm()
@@ -107,8 +108,7 @@ class NvmlDevice:
             Reading("utilization", self._utilization),
             Reading("memory", self._memory),
             Reading("power", self._power),
-            Reading("temperature", self._temperature),
-            Reading("clocks", self._clocks),
+            Reading("clock", lambda points, now_ns: self._clock("sm", points, now_ns)),
             Reading("throttle", self._throttle),
             *self._pcie,
         ]
@@ -117,6 +117,8 @@ class NvmlDevice:
         """Some tenths of a millisecond, or of interest once a second."""
         return [
             Reading("memory limit", self._memory_limit),
+            Reading("temperature", self._temperature),
+            Reading("clocks", self._clocks),
             Reading("power limit", self._power_limit),
             Reading("engines", self._engines),
             Reading("gpm", self._activity),
@@ -186,6 +188,7 @@ class NvmlDevice:
         self._nvml.call("nvmlDeviceGetUtilizationRates", self.handle, byref(out))
         tags = self.tags(hw__gpu__task="general")
         points.add("hw.gpu.utilization", out.gpu / 100, tags, now_ns)
+        self._busy = bool(out.gpu)
         points.add("sonde.gpu.memory.busy", out.memory / 100, self._tags, now_ns)
 
     def _memory(self, points: Points, now_ns: int) -> None:
@@ -204,10 +207,13 @@ class NvmlDevice:
         points.add("hw.temperature", degrees, tags, now_ns)
 
     def _clocks(self, points: Points, now_ns: int) -> None:
-        for domain, number in _CLOCKS.items():
-            mhz = self._nvml.number("nvmlDeviceGetClockInfo", self.handle, number)
-            tags = self.tags(sonde__gpu__clock__domain=domain)
-            points.add("sonde.gpu.clock", mhz * MHZ, tags, now_ns)
+        for domain in ("memory", "video"):
+            self._clock(domain, points, now_ns)
+
+    def _clock(self, domain: str, points: Points, now_ns: int) -> None:
+        mhz = self._nvml.number("nvmlDeviceGetClockInfo", self.handle, _CLOCKS[domain])
+        tags = self.tags(sonde__gpu__clock__domain=domain)
+        points.add("sonde.gpu.clock", mhz * MHZ, tags, now_ns)
 
     def _throttle(self, points: Points, now_ns: int) -> None:
         try:
@@ -303,7 +309,7 @@ class NvmlDevice:
     def _activity(self, points: Points, now_ns: int) -> None:
         if self._gpm is None:
             raise NvmlError(NOT_SUPPORTED)
-        self._gpm.read(points, now_ns)
+        self._gpm.read(points, now_ns, idle=not (self._busy or self._in_use))
 
     # ---- dear ----
 

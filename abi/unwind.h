@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What user space puts into the kernel so that stacks can be walked there.
+ *
+ * Everything of variable size (unwind tables, the mappings of a process) lies in chunks of 256 KiB,
+ * made on demand and written through a mapping of them. A reference names a place in one: number of
+ * the chunk << 16 | index of a 32-bit word. What is written once is never changed while it can be
+ * reached; a new version is written beside it, the process's entry is replaced, and the old place is
+ * used again a while later.
+ *
+ * Table of a file (native/src/unwind/table.rs):
+ *     pages   {u32 reference of rows, u32 count} for each 64 KiB of code
+ *     rows    u32: address within the page << 16 | index of the rule; sorted; the first is at 0
+ *     rules   struct unwind_rule
+ */
+#ifndef SONDE_UNWIND_ABI_H
+#define SONDE_UNWIND_ABI_H
+
+#define UNWIND_CHUNK_WORDS 65536
+#define UNWIND_CHUNKS 160
+#define UNWIND_PROCESSES 4096
+#define UNWIND_MAX_RANGES 4096
+
+struct unwind_chunk {
+	__u32 words[UNWIND_CHUNK_WORDS];
+};
+
+/* Where the canonical frame address (CFA: rsp before the call) comes from; rules.rs says more. */
+enum unwind_cfa {
+	CFA_NONE,
+	CFA_END,
+	CFA_RSP,
+	CFA_RBP,
+	CFA_REGISTER,
+	CFA_PLT,
+	CFA_RSP_DEREF,
+	CFA_RBP_DEREF,
+	CFA_SIGNAL,
+	CFA_UNSUPPORTED,
+};
+
+enum unwind_rbp {
+	RBP_UNCHANGED,
+	RBP_AT_CFA,
+	RBP_AT_RBP,
+	RBP_UNKNOWN,
+};
+
+struct unwind_rule {
+	__u8 cfa;
+	__u8 rbp;
+	__u16 reg; /* DWARF's number */
+	__s32 offset;
+	__s32 rbp_offset;
+	__s32 extra;
+};
+
+/* An executable mapping. Sorted by start. */
+struct unwind_range {
+	__u64 start;
+	__u64 end;
+	__u64 bias;  /* runtime address = address as linked + bias */
+	__u32 pages; /* reference; unused where page_count is 0: no table, frame pointers */
+	__u32 page_count;
+	__u32 first_page; /* address as linked >> 16 */
+	__u32 rules;	  /* reference */
+};
+
+/*
+ * How to find the Python frames of a thread. Offsets in bytes; 0xffff: this build has no such
+ * field. src/sonde/unwind/cpython.py tells where they come from.
+ */
+struct unwind_python {
+	__u64 tss_at;  /* autoTSSkey: {int is_initialized; pthread_key_t key} */
+	__u64 eval[4]; /* start and end of the evaluation loop, and of its cold part */
+	__u16 tsd;     /* of the first key's value, from the thread's base (fs) */
+	__u16 tsd_stride;
+	__u16 tsd_deref; /* the values are behind a pointer at this offset; 0xffff: in place */
+	__u16 frame_of_thread;
+	__u16 frame_of_cframe; /* of what frame_of_thread points to; 0xffff: it is the frame */
+	__u16 previous;
+	__u16 code;
+	__u16 instruction;
+	__u16 instruction_is_index; /* 3.10: an int that counts instructions, not a pointer */
+	__u16 entry;		    /* 3.11: a bool: the loop was entered with this frame */
+	__u16 owner;		    /* 3.12 and later: a char; */
+	__u16 owner_entry;	    /* from this value on it is no Python frame: the loop's own */
+	__u16 line;		    /* of the first line in a code object */
+	__u16 unused[3];
+};
+
+struct unwind_process {
+	__u64 start_code; /* of its address space: an exec makes the entry stale */
+	__u32 tgid;
+	__u32 has_python;
+	__u32 ranges; /* reference */
+	__u32 range_count;
+	struct unwind_python python;
+	__u64 walks; /* counted by the programs: who is worth their room */
+};
+
+/* Why a walk ended; 0 is the thread's entry. Counted by kind; names in abi/errors.json. */
+enum unwind_stop {
+	STOP_ENTRY,
+	STOP_NO_PROCESS,  /* not known (yet): walked by frame pointers alone */
+	STOP_NO_MAPPING,  /* the address is in no mapping, and frame pointers lead nowhere */
+	STOP_NO_RULE,	  /* the file's table has nothing there, nor have frame pointers */
+	STOP_UNSUPPORTED, /* unwind data of a form that is not read */
+	STOP_REGISTER,	  /* needs a register that is known in the first frame only */
+	STOP_MEMORY,	  /* the stack's memory could not be read */
+	STOP_NO_PROGRESS, /* the stack pointer did not rise */
+	STOP_DEPTH,	  /* more frames than are kept */
+	STOP_TABLE,	  /* a table's reference leads nowhere */
+	STOP_NO_HELPER,	  /* this kernel has no bpf_loop: frame pointers alone */
+	STOP_BUSY,	  /* the CPU's scratch memory was taken */
+	STOP_EXEC,	  /* the process runs another program since its mappings were read */
+	STOP_REGISTERS,	  /* no user registers: a thread on its way in or out */
+	PYTHON_NO_THREAD, /* counted, the walk goes on: no thread state of Python's */
+	PYTHON_MEMORY,	  /* a Python frame could not be read */
+	PYTHON_NO_FRAME,  /* an evaluation loop without a frame of its own */
+	STOP_SIGNALS,	  /* more signal handlers on one stack than are followed */
+	STOP_TAIL, /* counted in user space: outer pieces were dropped before they were read */
+	STOP_MAX,
+};
+
+/*
+ * A Python frame takes two words of a stack, told by their highest bit:
+ *     1 << 63 | address of the code object
+ *     1 << 63 | its first line << 32 | the instruction's place (bytes from the code object; 3.10: index)
+ */
+#define PYTHON_FRAME (1ULL << 63)
+
+#endif

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attach, detach and die beside live PyTorch loops; are they whole, and as fast as before?
+
+    python -m bench.attach_cycles [--cycles 200] [--kills 20] [--loads 20] [--out FILE]
+
+Two loops (training a transformer, replaying a CUDA graph) run beside two that nobody touches, with
+the same seeds. Root; made for a GPU, rehearsed without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sonde.attach import library, remote
+from sonde.collect import inject_abi as abi
+from sonde.collect.inject_memory import InjectMemory
+
+MODES = ("train", "graph")
+STEPS = Path(__file__).with_name("loads") / "torch_steps.py"
+
+
+class Loop:
+    """A loop at work."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.process = subprocess.Popen(
+            [sys.executable, str(STEPS), mode],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+
+    def say(self, line: str) -> None:
+        """Tell it something."""
+        assert self.process.stdin
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """Its next line; '' when it is gone."""
+        assert self.process.stdout
+        return self.process.stdout.readline()
+
+    def stand(self) -> None:
+        """Stop it for a while, so that another has the device."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def time(self, seconds: float) -> list[float]:
+        """µs a step, block by block."""
+        self.say(f"time {seconds}")
+        blocks: list[float] = json.loads(self.hear())
+        return blocks
+
+
+def alone(loops: list[Loop], which: Loop, seconds: float) -> list[float]:
+    """How fast one is while the others stand."""
+    for loop in loops:
+        if loop is not which:
+            loop.stand()
+    time.sleep(0.3)
+    blocks = which.time(seconds)
+    for loop in loops:
+        loop.go_on()
+    return blocks
+
+
+def bound(before: list[float], after: list[float], seed: int = 1) -> dict[str, float]:
+    """Slowdown of the medians, %, with a 95 % interval from 2,000 resamples of the blocks."""
+    rng = random.Random(seed)
+    draws = sorted(
+        100 * (statistics.median(rng.choices(after, k=len(after)))
+               / statistics.median(rng.choices(before, k=len(before))) - 1)
+        for _ in range(2000)
+    )  # fmt: skip
+    point = 100 * (statistics.median(after) / statistics.median(before) - 1)
+    return {"percent": point, "low": draws[50], "high": draws[1949]}
+
+
+def memory_of(loop: Loop) -> InjectMemory:
+    """That of an attached loop."""
+    memory = InjectMemory.find(loop.pid)
+    assert memory is not None, f"{loop.mode}: no memory"
+    return memory
+
+
+def cycle(memories: list[InjectMemory], row: dict[str, Any]) -> None:
+    """All timing at once, then all detached."""
+    request = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
+    for memory in memories:
+        memory.ask(request=request, per_second=200)
+        memory.beat()
+    for memory in memories:
+        deadline = time.monotonic() + 2
+        while memory.seen().status != abi.Status.TIMING and time.monotonic() < deadline:
+            memory.beat()
+            time.sleep(0.01)
+        row["timing"] += memory.seen().status == abi.Status.TIMING
+    time.sleep(random.uniform(0, 0.03))
+    for memory in memories:
+        memory.ask(request=abi.Request.LEAVE)
+    for memory in memories:
+        row["left"] += memory.wait_for(abi.Status.LEFT, timeout_s=2).status == abi.Status.LEFT
+
+
+def kill_recorders(loops: list[Loop], kills: int, folder: Path) -> list[float]:
+    """Record each loop, kill -9 the recorder, again; seconds until the library was idle."""
+    idle_s: list[float] = []
+    for turn in range(kills):
+        record = [sys.executable, "-m", "sonde", "record", "-f", "-o"]
+        recorders = [
+            subprocess.Popen(
+                [*record, str(folder / f"{loop.mode}-{turn}.sonde"), "-p", str(loop.pid)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for loop in loops
+        ]
+        for recorder in recorders:
+            assert recorder.stderr
+            said = recorder.stderr.readline()
+            assert said.startswith("sonde: recording"), said
+        time.sleep(random.uniform(0.2, 1.0))
+        for recorder in recorders:
+            recorder.kill()
+        killed = time.monotonic()
+        for recorder, loop in zip(recorders, loops, strict=True):
+            recorder.wait()
+            with memory_of(loop) as memory:
+                memory.wait_for(abi.Status.IDLE, timeout_s=3)
+                idle_s.append(time.monotonic() - killed)
+    return idle_s
+
+
+def main() -> None:
+    """Run it all; a short table, the rest to a file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cycles", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--loads", type=int, default=20)
+    parser.add_argument("--time", type=float, default=5.0)
+    parser.add_argument("--out", type=Path, default=Path("/tmp/attach_cycles.json"))
+    args = parser.parse_args()
+    random.seed(1)
+    began = time.monotonic()
+    out: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "kernel": platform.release()}
+    touched, others = [Loop(mode) for mode in MODES], [Loop(mode) for mode in MODES]
+    loops = touched + others
+    for loop in loops:
+        assert loop.hear() == "ready\n"
+    time.sleep(2)
+    before = {loop.mode: alone(loops, loop, args.time) for loop in touched}
+    note(began, "before is timed")
+
+    file = library.path()
+    stops: dict[str, list[float]] = {mode: [] for mode in MODES}
+    calls: dict[str, int] = {}
+    for number in range(args.loads):
+        for loop in touched:
+            name = remote.LIBRARY_MEMFD if number == 0 else f"again-{number}"
+            done = remote.load(loop.pid, file, name)
+            assert done is not None
+            stops[loop.mode].append(done.stop_us)
+            calls[done.call] = calls.get(done.call, 0) + 1
+    out["stops_us"], out["calls"] = stops, calls
+    note(began, f"loaded {args.loads} times each")
+
+    memories = [memory_of(loop) for loop in touched]
+    row: dict[str, Any] = {"timing": 0, "left": 0}
+    for _ in range(args.cycles):
+        cycle(memories, row)
+    out["cycles"] = {"each": args.cycles, **row}
+    out["counts"] = {
+        m.mode: memory.seen().counts for m, memory in zip(touched, memories, strict=True)
+    }
+    note(began, f"cycles: {row}")
+
+    idle = kill_recorders(touched, args.kills, args.out.parent)
+    out["idle_after_kill_s"] = idle
+    note(began, f"kills: {len(idle)}")
+    for memory in memories:
+        memory.ask(request=abi.Request.LEAVE)
+        memory.wait_for(abi.Status.LEFT, timeout_s=2)
+    after = {loop.mode: alone(loops, loop, args.time) for loop in touched}
+    out["after_detach"] = {mode: bound(before[mode], after[mode]) for mode in MODES}
+    out["untouched_us"] = {mode: {"before": before[mode], "after": after[mode]} for mode in MODES}
+    note(began, "after is timed")
+
+    for loop in touched:
+        loop.say("end")
+    ends = {loop.mode: json.loads(loop.hear() or "{}") for loop in touched}
+    for loop in others:
+        loop.say(f"until {ends[loop.mode].get('steps', 0)}")
+    same = {}
+    for loop in others:
+        reference, found = json.loads(loop.hear() or "{}")["hashes"], ends[loop.mode]["hashes"]
+        both = min(len(reference), len(found))
+        same[loop.mode] = {
+            "steps": ends[loop.mode]["steps"],
+            "compared": both,
+            "equal": sum(a == b for a, b in zip(reference, found, strict=False)),
+        }
+    out["identical"] = same
+    out["exits"] = [loop.process.wait(30) for loop in loops]
+    note(began, "ended")
+    args.out.write_text(json.dumps(out, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in out.items() if k in SHOWN}, indent=1))
+    for mode in MODES:
+        ordered = sorted(stops[mode])
+        print(f"{mode}: stops µs p50 {ordered[len(ordered) // 2]:.0f} max {ordered[-1]:.0f}")
+    print(f"idle after kill -9: max {max(idle, default=0):.2f} s")
+
+
+SHOWN = ("calls", "cycles", "after_detach", "identical", "exits")
+
+
+def note(began: float, text: str) -> None:
+    """How far it is, and when."""
+    print(f"[{time.monotonic() - began:6.1f} s, pid {os.getpid()}] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

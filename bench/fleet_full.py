@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole fleet against the two real aggregators: 100,000 nodes, proofs, TLS, disk.
+
+Two steps, because in earnest the nodes' work is done by the nodes' CPUs and not by the servers':
+
+    python bench/fleet_full.py prepare DIR --nodes 100000     every node's own report, into files
+    python bench/fleet_full.py measure DIR                    upload, verify, sum: the timed part
+
+`prepare` makes the parties, the roster and each node's report (its own key, its own shares, its
+own proof; no report is used twice), with dropouts, one-sided losses, stragglers and liars.
+`measure` starts leader and helper as processes, uploads the files over TLS 1.3 through a relay that
+holds no key (the client's cost is on the same cores and inside the timed part), waits until every
+report is verified or refused and durable at both, and compares the sums with the truth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.fleet_services import SERVE, cost_of, status
+from sonde.fleet import crowd, node, provision, simulate
+from sonde.fleet.population import Population
+from sonde.fleet.roster import Roster
+from sonde.fleet.store import Store
+from sonde.fleet.task import Task
+from sonde.fleet.wire import lp
+
+DAY_S = 86_400
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    steps = parser.add_subparsers(dest="step", required=True)
+    making = steps.add_parser("prepare")
+    making.add_argument("directory", type=Path)
+    making.add_argument("--nodes", type=int, default=100_000)
+    making.add_argument("--buckets", type=int, default=4096)
+    making.add_argument("--tenants", type=int, default=1000)
+    making.add_argument("--dropouts", type=float, default=0.3)
+    measuring = steps.add_parser("measure")
+    measuring.add_argument("directory", type=Path)
+    measuring.add_argument("--connections", type=int, default=8)
+    measuring.add_argument("--together", type=int, default=32, help="reports in one request")
+    args = parser.parse_args()
+    prepare(args) if args.step == "prepare" else measure(args)
+
+
+# --- the nodes' part, not timed ------------------------------------------------------------------
+
+
+def prepare(args: argparse.Namespace) -> None:
+    now = int(time.time())
+    scenario = crowd.Scenario(
+        args.nodes, args.buckets, args.tenants, dropouts=args.dropouts, start_s=now - now % DAY_S
+    )
+    ports = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports.append(free.getsockname()[1])
+    task = replace(
+        simulate.make_work(scenario).task,
+        release_s=DAY_S,
+        period_s=DAY_S,
+        leader_url=f"https://127.0.0.1:{ports[0]}",
+        helper_url=f"https://127.0.0.1:{ports[1]}",
+    )
+    task = provision.provision(args.directory, task, ["relay"])
+    rng = np.random.default_rng(scenario.seed)
+    population = Population.draw(scenario.nodes, scenario.buckets, scenario.tenants, rng)
+    roster = Roster(
+        {
+            crowd.identity_of(scenario, number).public: f"tenant-{tag}"
+            for number, tag in enumerate(population.tenant)
+        }
+    )
+    for role in ("leader", "helper"):
+        roster.save(args.directory / role / "roster.json")
+    present = np.flatnonzero(rng.random(scenario.nodes) >= scenario.dropouts)
+    samples, fate = population.sample(12.0, rng), rng.random(scenario.nodes)
+    expected = np.zeros(scenario.buckets, dtype=np.int64)
+    before = time.process_time()
+    with (args.directory / "uploads").open("wb") as file:
+        for at in range(0, len(present), crowd.CHUNK):
+            chunk = present[at : at + crowd.CHUNK]
+            made, honest = crowd.make_uploads(scenario, task, chunk, samples, fate, 1)
+            np.add.at(expected, samples[honest], 1)
+            file.writelines(lp(report) for report in made)
+    each_ms = 1000 * (time.process_time() - before) / len(present)
+    known = {"sent": len(present), "node_ms": each_ms, "expected": expected.tolist()}
+    (args.directory / "truth.json").write_text(json.dumps({**known, "scenario": asdict(scenario)}))
+    print(f"{len(present)} reports of {args.nodes} nodes, {each_ms:.2f} ms CPU each")
+
+
+# --- the servers' part, timed --------------------------------------------------------------------
+
+
+def measure(args: argparse.Namespace) -> None:
+    truth = json.loads((args.directory / "truth.json").read_text())
+    task = Task.load(args.directory / "leader" / "task.json")
+    for role in ("leader", "helper"):  # each measurement from an empty state
+        for left in (args.directory / role).glob("state.sqlite*"):
+            left.unlink()
+    parties = {}
+    for name in ("helper", "leader"):
+        parties[name] = subprocess.Popen(
+            [sys.executable, "-c", SERVE, str(args.directory / name), "1"], stdout=subprocess.PIPE
+        )
+        parties[name].stdout.readline()
+    with (args.directory / "uploads").open("rb") as file:  # from memory, as from a network
+        while file.read(8 << 20):
+            pass
+    print(f"load before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores")
+    try:
+        relay_and_wait(args, task, truth, parties)
+    finally:
+        for process in parties.values():
+            process.terminate()
+            process.wait()
+    compare(args.directory, task, truth)
+
+
+def relay_and_wait(args: argparse.Namespace, task: Task, truth: dict, parties: dict) -> None:
+    tls = provision.client_tls(args.directory / "nodes" / "0000")
+    bundle = provision.Bundle.load(args.directory / "leader")
+    bodies, lock = requests(args.directory / "uploads", args.together), threading.Lock()
+    told: Counter[str] = Counter()
+
+    def relay() -> None:
+        with node.Uplink(task, tls) as uplink:
+            while True:
+                with lock:
+                    body = next(bodies, None)
+                if body is None:
+                    return
+                receipts = uplink.send(body)
+                with lock:
+                    told.update(r.reason for r in receipts if not r.accepted)
+                    told["taken"] += sum(r.accepted for r in receipts)
+
+    before = time.process_time()
+    began = time.perf_counter()
+    relays = [threading.Thread(target=relay) for _ in range(args.connections)]
+    for thread in relays:
+        thread.start()
+    for thread in relays:
+        thread.join()
+    uploaded_s = time.perf_counter() - began
+    client_ms = 1000 * (time.process_time() - before) / truth["sent"]
+    while status(task, bundle)["waiting"]:
+        time.sleep(0.1)
+    whole_s = time.perf_counter() - began
+    found = status(task, bundle)
+    verified = sum(found["verified"].values())
+    waits = np.repeat([w for _, w in found["latency_s"]], [n for n, _ in found["latency_s"]])
+    print(f"{truth['sent']} reports sent in {uploaded_s:.1f} s; the nodes were told {dict(told)}")
+    print(
+        f"{verified} verified, summed and durable at both after {whole_s:.1f} s: "
+        f"{verified / whole_s:,.0f} verified reports/s ({truth['sent'] / whole_s:,.0f} handled/s)"
+    )
+    print(f"refused, as the leader counts: {found['refused']}")
+    print(
+        f"upload to verified: median {np.median(waits):.2f} s, p90 {np.quantile(waits, 0.9):.2f} s"
+        " (of the oldest report of each job: an upper bound)"
+    )
+    print(f"relay: {client_ms:.2f} ms CPU a report (inside the timed part)")
+    for name, process in parties.items():
+        print(cost_of(name, process.pid, truth["sent"]))
+
+
+def requests(path: Path, together: int) -> Iterator[memoryview]:
+    """So many length-prefixed reports each."""
+    with path.open("rb") as file:
+        whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    begin = at = held = 0
+    while at < len(whole):
+        at += 4 + int.from_bytes(whole[at : at + 4], "big")
+        held += 1
+        if held == together or at == len(whole):
+            yield whole[begin:at]
+            begin, held = at, 0
+
+
+def compare(directory: Path, task: Task, truth: dict) -> None:
+    """The two shares together, before noise: what nobody can do in earnest."""
+    stores = [Store(directory / role / "state.sqlite", task) for role in ("leader", "helper")]
+    start_s = truth["scenario"]["start_s"]
+    batches = [store.batch(start_s) for store in stores]
+    for store in stores:
+        store.close()
+    sums = task.aggregation().unshard([batch.share for batch in batches])
+    agree = batches[0].checksum == batches[1].checksum
+    print(
+        f"sums before noise: {'exact' if sums == truth['expected'] else 'WRONG'}; "
+        f"the parties {'agree' if agree else 'DISAGREE'} on the reports"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Walks the user stack of a task in the kernel: by unwind tables, by frame pointers where
+ * code has none, and by CPython's own frames where its evaluation loop is on the stack.
+ *
+ * One source for every program type: each object that includes this brings its own scratch memory
+ * and shares the maps, which unwind.bpf.c owns. The loop is bpf_loop (5.17), so no tail calls are
+ * needed and one walk is one program; older kernels get frame pointers alone.
+ */
+#ifndef SONDE_UNWIND_H
+#define SONDE_UNWIND_H
+
+#include "unwind_state.h"
+
+enum bpf_func_id___with_loop {
+	BPF_FUNC_loop___with_loop = 181,
+};
+
+/* Whether this kernel has bpf_loop; where not, the verifier never looks at what needs it. */
+static __always_inline bool has_loop(void)
+{
+	return unwind_by_tables &&
+	       bpf_core_enum_value_exists(enum bpf_func_id___with_loop, BPF_FUNC_loop___with_loop);
+}
+
+#if defined(__TARGET_ARCH_x86)
+#include "unwind_native.h"
+
+static long unwind_step(u32 i, void *arg)
+{
+	struct unwind_context *c = arg;
+
+	return c->walk->in_python ? python_step(c->walk, c->task) : native_step(c->walk, c->task);
+}
+
+static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct *task)
+{
+	struct task_struct___unwind *more = (void *)task;
+	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	u32 tgid = task->tgid;
+	struct unwind_process *process = bpf_map_lookup_elem(&unwind_processes, &tgid);
+
+	w->has_range = w->is_return = w->in_python = w->python_known = w->signals = 0;
+	w->is_first = 1;
+	if (!process) {
+		w->stop = STOP_NO_PROCESS;
+		goto unknown;
+	}
+	w->process = *process;
+	process->walks++;
+	if (w->process.tgid != tgid ||
+	    w->process.start_code != BPF_CORE_READ(more, mm, start_code)) {
+		w->stop = STOP_EXEC;
+		goto unknown;
+	}
+	w->pc = BPF_CORE_READ(regs, ip);
+	w->sp = BPF_CORE_READ(regs, sp);
+	w->bp = BPF_CORE_READ(regs, bp);
+	if (!w->pc || w->pc >> 63) {
+		w->stop = STOP_REGISTERS;
+		return false;
+	}
+	w->registers[0] = BPF_CORE_READ(regs, ax);
+	w->registers[1] = BPF_CORE_READ(regs, dx);
+	w->registers[2] = BPF_CORE_READ(regs, cx);
+	w->registers[3] = BPF_CORE_READ(regs, bx);
+	w->registers[4] = BPF_CORE_READ(regs, si);
+	w->registers[5] = BPF_CORE_READ(regs, di);
+	w->registers[6] = w->bp;
+	w->registers[7] = w->sp;
+	w->registers[8] = BPF_CORE_READ(regs, r8);
+	w->registers[9] = BPF_CORE_READ(regs, r9);
+	w->registers[10] = BPF_CORE_READ(regs, r10);
+	w->registers[11] = BPF_CORE_READ(regs, r11);
+	w->registers[12] = BPF_CORE_READ(regs, r12);
+	w->registers[13] = BPF_CORE_READ(regs, r13);
+	w->registers[14] = BPF_CORE_READ(regs, r14);
+	w->registers[15] = BPF_CORE_READ(regs, r15);
+	w->thread_base = BPF_CORE_READ(more, thread.fsbase);
+	return true;
+unknown:
+	want(tgid);
+	return false;
+}
+
+#endif /* __TARGET_ARCH_x86 */
+
+/* By the kernel's own walk, which knows the current task alone. */
+static __always_inline void walk_by_frame_pointers(void *ctx, struct unwind_walk *w)
+{
+#ifndef SONDE_READS_OTHERS
+	struct sonde_stack *s = &w->pieces[0];
+	u32 slot = w->slot;
+	long n;
+
+	if (slot > 1)
+		return;
+	n = bpf_get_stack(ctx, &s->user[slot], sizeof(s->user) - sizeof(s->user[0]),
+			  BPF_F_USER_STACK);
+	if (n > 0)
+		w->slot = slot + (u32)n / sizeof(u64);
+#endif
+}
+
+/* Walk the stack of `task` into w->pieces. `first`: a frame to put in front, 0 for none. */
+static __always_inline void unwind(void *ctx, struct unwind_walk *w, struct task_struct *task,
+				   u64 first)
+{
+	w->piece = 0;
+	w->slot = 0;
+	if (first) {
+		w->pieces[0].user[0] = first;
+		w->slot = 1;
+	}
+#if defined(__TARGET_ARCH_x86)
+	if (has_loop()) {
+		u64 began = cost_words ? bpf_ktime_get_ns() : 0;
+
+		struct unwind_context c = {.walk = w, .task = task};
+
+		if (start_walk(w, task)) {
+			w->stop = STOP_DEPTH;
+			bpf_loop(unwind_steps, unwind_step, &c, 0);
+		} else if (w->stop == STOP_NO_PROCESS || w->stop == STOP_EXEC) {
+			walk_by_frame_pointers(ctx, w);
+		}
+		if (cost_words && w->piece * SONDE_USER_FRAMES + w->slot >= cost_words)
+			count_cost(began);
+		count_stop(w->stop);
+		return;
+	}
+#endif
+	w->stop = STOP_NO_HELPER;
+	walk_by_frame_pointers(ctx, w);
+	count_stop(w->stop);
+}
+
+#endif

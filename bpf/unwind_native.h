@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* One native frame to its caller: by the file's table, else by the frame pointer. */
+#ifndef SONDE_UNWIND_NATIVE_H
+#define SONDE_UNWIND_NATIVE_H
+
+#include "unwind_python.h"
+#include "unwind_tables.h"
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct return_instance___unwind {
+	unsigned long stack;
+	unsigned long orig_ret_vaddr;
+	struct return_instance___unwind *next;
+};
+struct uprobe_task___unwind {
+	struct return_instance___unwind *return_instances;
+};
+struct thread_struct___unwind {
+	unsigned long fsbase;
+};
+struct mm_struct___unwind {
+	unsigned long start_code;
+};
+struct task_struct___unwind {
+	struct mm_struct___unwind *mm;
+	struct thread_struct___unwind thread;
+	struct uprobe_task___unwind *utask;
+};
+#pragma clang attribute pop
+
+/* A return address may have been replaced by the kernel's trampoline: what it was. */
+static __always_inline bool see_through_trampoline(struct unwind_walk *w, struct task_struct *task)
+{
+	struct task_struct___unwind *more = (void *)task;
+	struct uprobe_task___unwind *utask = BPF_CORE_READ(more, utask);
+	struct return_instance___unwind *at;
+
+	if (!utask)
+		return false;
+	at = BPF_CORE_READ(utask, return_instances);
+	for (int i = 0; i < 16 && at; i++) {
+		if (BPF_CORE_READ(at, stack) == w->sp - 8) {
+			w->pc = BPF_CORE_READ(at, orig_ret_vaddr);
+			return true;
+		}
+		at = BPF_CORE_READ(at, next);
+	}
+	return false;
+}
+
+/* To the caller by frame pointers. */
+static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct task_struct *task,
+						  u32 why)
+{
+	u64 saved[2];
+
+	if (!w->bp || w->bp < w->sp || w->bp & 7) {
+		w->stop = why;
+		return 1;
+	}
+	if (read_user(task, saved, sizeof(saved), w->bp)) {
+		w->stop = why;
+		return 1;
+	}
+	if (!saved[1]) {
+		w->stop = STOP_ENTRY;
+		return 1;
+	}
+	w->sp = w->bp + 16;
+	w->bp = saved[0];
+	w->pc = saved[1];
+	w->is_return = 1;
+	w->is_first = 0;
+	return 0;
+}
+
+static __always_inline long native_step(struct unwind_walk *w, struct task_struct *task)
+{
+	struct unwind_rule rule = {};
+	u64 pc = w->pc, look_at, cfa, saved[2], bp;
+
+	if (!find_range(w, pc)) {
+		if (w->is_return && see_through_trampoline(w, task)) {
+			pc = w->pc;
+			if (!find_range(w, pc))
+				goto unmapped;
+			goto mapped;
+		}
+	unmapped:
+		if (w->is_first) /* mapped since it was told */
+			want(w->process.tgid);
+		if (!put(w, pc))
+			return 1;
+		return step_by_frame_pointer(w, task, STOP_NO_MAPPING);
+	}
+mapped:
+	look_at = pc - (w->is_return ? 1 : 0);
+	if (in_evaluation(w, look_at) && python_enter(w, task))
+		w->in_python = 1;
+	else if (!put(w, pc))
+		return 1;
+	if (!w->range.page_count)
+		return step_by_frame_pointer(w, task, STOP_NO_RULE);
+	if (!find_rule(w, look_at - w->range.bias, &rule)) {
+		w->stop = STOP_TABLE;
+		return 1;
+	}
+	switch (rule.cfa) {
+	case CFA_NONE:
+		return step_by_frame_pointer(w, task, STOP_NO_RULE);
+	case CFA_END:
+		w->stop = STOP_ENTRY;
+		return 1;
+	case CFA_RSP:
+		cfa = w->sp + rule.offset;
+		break;
+	case CFA_RBP:
+		cfa = w->bp + rule.offset;
+		break;
+	case CFA_PLT:
+		cfa = w->sp + rule.offset + ((pc & 15) >= rule.extra ? 8 : 0);
+		break;
+	case CFA_REGISTER:
+		if (!w->is_first || rule.reg > 15) {
+			w->stop = STOP_REGISTER;
+			return 1;
+		}
+		cfa = w->registers[rule.reg & 15] + rule.offset;
+		break;
+	case CFA_RSP_DEREF:
+	case CFA_RBP_DEREF:
+		if (read_user(task, &cfa, 8,
+			      (rule.cfa == CFA_RSP_DEREF ? w->sp : w->bp) + rule.offset)) {
+			w->stop = STOP_MEMORY;
+			return 1;
+		}
+		cfa += rule.extra;
+		break;
+	case CFA_SIGNAL:
+		if (++w->signals > UNWIND_SIGNALS) {
+			w->stop = STOP_SIGNALS;
+			return 1;
+		}
+		cfa = w->sp;
+		if (read_user(task, &w->bp, 8, cfa + rule.rbp_offset) ||
+		    read_user(task, &w->sp, 8, cfa + rule.offset) ||
+		    read_user(task, &w->pc, 8, cfa + rule.extra)) {
+			w->stop = STOP_MEMORY;
+			return 1;
+		}
+		w->is_return = 0; /* interrupted there, not called from there */
+		w->is_first = 0;
+		return 0;
+	default:
+		w->stop = STOP_UNSUPPORTED;
+		return 1;
+	}
+	bp = w->bp;
+	if (rule.rbp == RBP_AT_CFA && rule.rbp_offset == -16) { /* beside the return address */
+		if (read_user(task, saved, sizeof(saved), cfa - 16))
+			goto unreadable;
+		bp = saved[0];
+	} else {
+		if (read_user(task, &saved[1], 8, cfa - 8))
+			goto unreadable;
+		if (rule.rbp == RBP_AT_CFA || rule.rbp == RBP_AT_RBP) {
+			u64 at = (rule.rbp == RBP_AT_CFA ? cfa : w->bp) + rule.rbp_offset;
+
+			if (read_user(task, &bp, 8, at))
+				goto unreadable;
+		} else if (rule.rbp == RBP_UNKNOWN) {
+			bp = 0;
+		}
+	}
+	if (cfa <= w->sp) {
+		w->stop = STOP_NO_PROGRESS;
+		return 1;
+	}
+	if (!saved[1]) {
+		w->stop = STOP_ENTRY;
+		return 1;
+	}
+	w->pc = saved[1];
+	w->sp = cfa;
+	w->bp = bp;
+	w->is_return = 1;
+	w->is_first = 0;
+	return 0;
+unreadable:
+	w->stop = STOP_MEMORY;
+	return 1;
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* The state of a walk, and the maps that walks go by (abi/unwind.h); unwind.bpf.c owns them. */
+#ifndef SONDE_UNWIND_STATE_H
+#define SONDE_UNWIND_STATE_H
+
+#include "../abi/unwind.h"
+
+#define UNWIND_PIECES 8	 /* of SONDE_USER_FRAMES words */
+#define UNWIND_SIGNALS 4 /* frames of signal handlers on one stack */
+#define PYTHON_FRAME_BYTES 112
+#define ABSENT 0xffff
+
+/* Keep the structs in the object's BTF, where the loader reads their size. */
+const struct unwind_chunk *unwind_chunk_layout __attribute__((unused));
+const struct unwind_process *unwind_process_layout __attribute__((unused));
+
+struct unwind_chunk_map {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct unwind_chunk);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, UNWIND_CHUNKS);
+	__type(key, u32);
+	__array(values, struct unwind_chunk_map);
+} unwind_chunks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, UNWIND_PROCESSES);
+	__type(key, u32);
+	__type(value, struct unwind_process);
+} unwind_processes SEC(".maps");
+
+/* Processes met without an entry, or with a stale one: user space reads and empties it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, UNWIND_PROCESSES);
+	__type(key, u32);
+	__type(value, u32);
+} unwind_wanted SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, STOP_MAX);
+	__type(key, u32);
+	__type(value, u64);
+} unwind_stops SEC(".maps");
+
+/* Time of walks of cost_words or more words, in steps of 250 ns; the last takes what is longer. */
+#define COST_STEPS 256
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COST_STEPS);
+	__type(key, u32);
+	__type(value, u64);
+} unwind_cost SEC(".maps");
+
+/* Frames looked at, Python's among them: bounds the time of a walk. */
+const volatile u32 unwind_steps = 1200;
+const volatile bool unwind_by_tables = true; /* false: as on kernels that have no bpf_loop */
+const volatile u32 cost_words = 0;	     /* 0: do not measure */
+
+/* The state of a walk: large, so it lies in a map. */
+struct unwind_walk {
+	u64 pc;
+	u64 sp;
+	u64 bp;
+	u64 registers[16]; /* of the first frame, by DWARF's numbers */
+	u64 python_frame;
+	u64 thread_base;
+	struct unwind_process process;
+	struct unwind_range range; /* the one found last */
+	u32 has_range;
+	u32 is_return; /* pc is behind a call */
+	u32 is_first;
+	u32 in_python;	  /* between an evaluation loop's first Python frame and its last */
+	u32 python_known; /* python_frame holds the next one */
+	u32 signals;	  /* frames of signal handlers so far */
+	u32 stop;
+	u32 piece;
+	u32 slot;
+	u32 low; /* bounds of a search: here the verifier does not follow every path of it */
+	u32 high;
+	u8 frame[PYTHON_FRAME_BYTES];
+	struct sonde_stack pieces[UNWIND_PIECES];
+};
+
+static __always_inline void count_stop(u32 why)
+{
+	u64 *n = bpf_map_lookup_elem(&unwind_stops, &why);
+
+	if (n)
+		(*n)++;
+}
+
+/* Ask user space to tell a process (again). */
+static __always_inline void want(u32 tgid)
+{
+	const u32 one = 1;
+
+	bpf_map_update_elem(&unwind_wanted, &tgid, &one, BPF_ANY);
+}
+
+static __always_inline void count_cost(u64 began_ns)
+{
+	u64 steps = (bpf_ktime_get_ns() - began_ns) / 250, *n;
+	u32 step = steps < COST_STEPS ? steps : COST_STEPS - 1;
+
+	n = bpf_map_lookup_elem(&unwind_cost, &step);
+	if (n)
+		(*n)++;
+}
+
+static __always_inline bool put(struct unwind_walk *w, u64 word)
+{
+	u32 piece = w->piece, slot = w->slot;
+
+	if (slot >= SONDE_USER_FRAMES) {
+		slot = 0;
+		w->piece = ++piece;
+	}
+	if (piece >= UNWIND_PIECES) {
+		w->stop = STOP_DEPTH;
+		w->piece = UNWIND_PIECES - 1;
+		w->slot = SONDE_USER_FRAMES;
+		return false;
+	}
+	w->pieces[piece].user[slot] = word;
+	w->slot = slot + 1;
+	return true;
+}
+
+/* What a walk goes by; kept on the program's own stack, where the verifier knows the pointers. */
+struct unwind_context {
+	struct unwind_walk *walk;
+	struct task_struct
+		*task; /* whose stack it is: the current one, unless SONDE_READS_OTHERS */
+};
+
+static __always_inline long read_user(struct task_struct *task, void *to, u32 size, u64 from)
+{
+#ifdef SONDE_READS_OTHERS
+	return bpf_copy_from_user_task(to, size, (void *)from, task, 0);
+#else
+	return bpf_probe_read_user(to, size, (void *)from);
+#endif
+}
+
+#endif

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Looking up mappings of a process and rules of a file. */
+#ifndef SONDE_UNWIND_TABLES_H
+#define SONDE_UNWIND_TABLES_H
+
+#include "unwind_state.h"
+
+/* The chunk that a reference leads into. */
+static __always_inline struct unwind_chunk *chunk_of(u32 reference)
+{
+	const u32 first = 0;
+	u32 number = reference >> 16;
+	void *map = bpf_map_lookup_elem(&unwind_chunks, &number);
+
+	return map ? bpf_map_lookup_elem(map, &first) : NULL;
+}
+
+/* Keeps clang from knowing more about a number than the verifier does. */
+#define OPAQUE(x) asm volatile("" : "+r"(x))
+
+static __always_inline void *place(struct unwind_chunk *chunk, u32 reference, u32 words)
+{
+	u32 at = reference & 0xffff;
+
+	OPAQUE(at);
+	at &= 0xffff;
+	if (at > UNWIND_CHUNK_WORDS - words)
+		return NULL;
+	OPAQUE(at); /* the pointer is made after the check, not before */
+	return &chunk->words[at];
+}
+
+#define RANGE_WORDS (sizeof(struct unwind_range) / 4)
+
+/* Find the mapping that holds `pc`; false where there is none. */
+static __always_inline bool find_range(struct unwind_walk *w, u64 pc)
+{
+	u32 first = w->process.ranges;
+	struct unwind_chunk *chunk;
+	struct unwind_range *r;
+
+	if (w->has_range && pc >= w->range.start && pc < w->range.end)
+		return true;
+	chunk = chunk_of(first);
+	if (!chunk)
+		return false;
+	w->low = 0;
+	w->high = w->process.range_count;
+	for (int i = 0; i < 13; i++) { /* 2^12 = UNWIND_MAX_RANGES */
+		u32 middle = (w->low + w->high) >> 1;
+
+		if (w->low >= w->high)
+			break;
+		r = place(chunk, first + middle * RANGE_WORDS, RANGE_WORDS);
+		if (!r)
+			return false;
+		if (r->start <= pc)
+			w->low = middle + 1;
+		else
+			w->high = middle;
+	}
+	if (!w->low)
+		return false;
+	r = place(chunk, first + (w->low - 1) * RANGE_WORDS, RANGE_WORDS);
+	if (!r || pc < r->start || pc >= r->end)
+		return false;
+	w->range = *r;
+	w->has_range = 1;
+	return true;
+}
+
+/* Find the rule for the code at `address` (as linked) of the mapping found last. */
+static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct unwind_rule *rule)
+{
+	u64 page = (address >> 16) - w->range.first_page;
+	u32 inner = address & 0xffff, rows;
+	struct unwind_chunk *chunk;
+	struct unwind_rule *found;
+	u32 *entry, *row;
+
+	if (page >= w->range.page_count)
+		return false;
+	rows = w->range.pages + 2 * (u32)page;
+	chunk = chunk_of(rows);
+	entry = chunk ? place(chunk, rows, 2) : NULL;
+	if (!entry)
+		return false;
+	rows = entry[0];
+	w->low = 0;
+	w->high = entry[1];
+	chunk = chunk_of(rows);
+	if (!chunk)
+		return false;
+	for (int i = 0; i < 17; i++) {
+		u32 middle = (w->low + w->high) >> 1;
+
+		if (w->low >= w->high)
+			break;
+		row = place(chunk, rows + middle, 1);
+		if (!row)
+			return false;
+		if (*row >> 16 <= inner)
+			w->low = middle + 1;
+		else
+			w->high = middle;
+	}
+	row = w->low ? place(chunk, rows + w->low - 1, 1) : NULL;
+	if (!row)
+		return false;
+	rows = w->range.rules + 4 * (*row & 0xffff);
+	chunk = chunk_of(rows);
+	found = chunk ? place(chunk, rows, 4) : NULL;
+	if (!found)
+		return false;
+	*rule = *found;
+	return true;
+}
+
+#endif

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+//! AES-128-GCM over many records of one message: what a session seals, opened one after another.
+
+use aes_gcm::aead::AeadInOut;
+use aes_gcm::{Aes128Gcm, KeyInit, Nonce, Tag};
+use pyo3::exceptions::PyValueError;
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::PyResult;
+
+const TAG: usize = 16;
+
+/// Where the sealed part of each record of `body` lies, and what it is bound to.
+///
+/// `records` are (key of 16 bytes, offset). A record begins with a head of `head` bytes, whose bytes
+/// 16 to 32 are the report's id and 16 to 28 the nonce; `prefix` and the head are authenticated
+/// with the part, which lies at `part` = (offset in the record, length with its tag).
+pub struct Sealed<'a> {
+    body: &'a [u8],
+    records: &'a [(PyBackedBytes, usize)],
+    prefix: &'a [u8],
+    head: usize,
+    part: (usize, usize),
+}
+
+impl<'a> Sealed<'a> {
+    pub fn new(
+        body: &'a [u8],
+        records: &'a [(PyBackedBytes, usize)],
+        prefix: &'a [u8],
+        head: usize,
+        part: (usize, usize),
+    ) -> PyResult<Self> {
+        let fits = |at: usize| {
+            let end = at.checked_add(part.0.max(head))?.checked_add(part.1)?;
+            (end <= body.len()).then_some(())
+        };
+        let sound = head >= 32 && part.1 >= TAG;
+        if !sound || records.iter().any(|(key, at)| key.len() != 16 || fits(*at).is_none()) {
+            return Err(PyValueError::new_err("a record lies outside the message"));
+        }
+        Ok(Self { body, records, prefix, head, part })
+    }
+
+    /// Hands (id, opened part) of each record to `take`, or nothing where it is not authentic. One
+    /// piece of memory serves all: it stays in the cache.
+    pub fn each(&self, mut take: impl FnMut(Option<(&[u8; 16], &[u8])>)) {
+        let (first, length) = self.part;
+        let mut aad = self.prefix.to_vec();
+        let mut open = vec![0u8; length - TAG];
+        for (key, at) in self.records {
+            let record = &self.body[*at..];
+            aad.truncate(self.prefix.len());
+            aad.extend_from_slice(&record[..self.head]);
+            let (sealed, tag) = record[first..first + length].split_at(length - TAG);
+            open.copy_from_slice(sealed);
+            let id: &[u8; 16] = record[16..32].try_into().expect("sixteen bytes");
+            let authentic = (|| {
+                let cipher = Aes128Gcm::new_from_slice(key).ok()?;
+                let (nonce, tag) = (Nonce::try_from(&id[..12]).ok()?, Tag::try_from(tag).ok()?);
+                cipher.decrypt_inout_detached(&nonce, &aad, open.as_mut_slice().into(), &tag).ok()
+            })();
+            take(authentic.map(|()| (id, open.as_slice())));
+        }
+    }
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tables and processes in the kernel's maps, where programs walk by them.
+use std::collections::HashMap;
+use std::io::{Error, Result};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+
+use pyo3::exceptions::{PyKeyError, PyOSError};
+use pyo3::prelude::*;
+
+use super::pool::{Place, Pool};
+use super::rules::Rule;
+use super::table::Table;
+use crate::bpf::Bpf;
+use crate::maps;
+
+/// As many as `unwind_chunks` has entries.
+const MAX_CHUNKS: usize = 160;
+const MAX_RANGES: usize = 4096;
+const RANGE_WORDS: usize = 10;
+/// `struct unwind_python`
+const PYTHON_BYTES: usize = 72;
+/// `struct unwind_process`
+const PROCESS_BYTES: usize = 32 + PYTHON_BYTES;
+
+struct Loaded {
+    places: Vec<Place>,
+    pages: Place,
+    rules: Place,
+    page_count: u32,
+    first_page: u32,
+}
+
+/// An executable mapping: (start, end, what to take off an address, table or 0).
+type Range = (u64, u64, u64, u32);
+
+#[pyclass(unsendable)]
+pub struct UnwindMaps {
+    pool: Pool,
+    processes: RawFd,
+    wanted: RawFd,
+    stops: (RawFd, usize),
+    cost: (RawFd, usize),
+    tables: HashMap<u32, Loaded>,
+    ranges: HashMap<u32, Place>,
+    next_table: u32,
+    // The descriptors above are its.
+    _owner: Py<Bpf>,
+}
+
+/// With its number, which Python acts upon.
+fn numbered(error: Error) -> PyErr {
+    match error.raw_os_error() {
+        Some(number) => PyOSError::new_err((number, error.to_string())),
+        None => error.into(),
+    }
+}
+
+fn words_of(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks_exact(4).map(|it| u32::from_ne_bytes(it.try_into().unwrap())).collect()
+}
+
+impl UnwindMaps {
+    fn load(&mut self, table: &Table) -> Result<Loaded> {
+        let mut places = Vec::new();
+        let result = self.fill(table, &mut places);
+        if result.is_err() {
+            places.iter().for_each(|&place| self.pool.give_back(place));
+        }
+        self.pool.rest();
+        let (pages, rules) = result?;
+        let page_count = table.page_rows.len() as u32 - 1;
+        Ok(Loaded { places, pages, rules, page_count, first_page: table.first_page as u32 })
+    }
+
+    fn fill(&mut self, table: &Table, places: &mut Vec<Place>) -> Result<(Place, Place)> {
+        let mut pages = Vec::with_capacity(2 * table.page_rows.len());
+        for bounds in table.page_rows.windows(2) {
+            let rows = table
+                .rows
+                .get(bounds[0] as usize..bounds[1] as usize)
+                .ok_or_else(|| Error::from_raw_os_error(libc::EINVAL))?;
+            let place = self.pool.allocate(rows.len())?;
+            places.push(place);
+            self.pool.write(place, rows)?;
+            pages.extend([place.reference, rows.len() as u32]);
+        }
+        let rules = self.pool.allocate(table.rules.len() / 4)?;
+        places.push(rules);
+        self.pool.write(rules, &words_of(&table.rules))?;
+        let directory = self.pool.allocate(pages.len())?;
+        places.push(directory);
+        self.pool.write(directory, &pages)?;
+        Ok((directory, rules))
+    }
+
+    fn range_words(&self, range: &Range) -> Result<[u32; RANGE_WORDS]> {
+        let &(start, end, bias, table) = range;
+        let mut words = [0; RANGE_WORDS];
+        for (at, value) in [start, end, bias].into_iter().enumerate() {
+            (words[2 * at], words[2 * at + 1]) = (value as u32, (value >> 32) as u32);
+        }
+        if table != 0 {
+            let loaded =
+                self.tables.get(&table).ok_or_else(|| Error::from_raw_os_error(libc::ENOENT))?;
+            words[6] = loaded.pages.reference;
+            words[7] = loaded.page_count;
+            words[8] = loaded.first_page;
+            words[9] = loaded.rules.reference;
+        }
+        Ok(words)
+    }
+}
+
+#[pymethods]
+impl UnwindMaps {
+    #[new]
+    fn new(py: Python<'_>, owner: Py<Bpf>) -> PyResult<Self> {
+        let bpf = owner.borrow(py);
+        let fd = |name: &str| bpf.map(name).map(|map| map.fd);
+        let counted = |name: &str| bpf.map(name).map(|map| (map.fd, map.max_entries));
+        // SAFETY: the owner is held, and with it its descriptors.
+        let outer: OwnedFd =
+            unsafe { BorrowedFd::borrow_raw(fd("unwind_chunks")?) }.try_clone_to_owned()?;
+        let (processes, wanted) = (fd("unwind_processes")?, fd("unwind_wanted")?);
+        let (stops, cost) = (counted("unwind_stops")?, counted("unwind_cost")?);
+        drop(bpf);
+        Ok(Self {
+            pool: Pool::new(outer, MAX_CHUNKS),
+            processes,
+            wanted,
+            stops,
+            cost,
+            tables: HashMap::new(),
+            ranges: HashMap::new(),
+            next_table: 0,
+            _owner: owner,
+        })
+    }
+
+    /// Put the table saved at `path` into the kernel. Returns its number, from 1.
+    fn add_table(&mut self, path: PathBuf) -> PyResult<u32> {
+        let table = Table::load(&path)?;
+        let loaded = self.load(&table).map_err(numbered)?;
+        self.next_table += 1;
+        self.tables.insert(self.next_table, loaded);
+        Ok(self.next_table)
+    }
+
+    /// Take a table out. No process may have it in a range any more.
+    fn drop_table(&mut self, table: u32) -> PyResult<()> {
+        let gone =
+            self.tables.remove(&table).ok_or_else(|| PyKeyError::new_err("no such table"))?;
+        gone.places.into_iter().for_each(|place| self.pool.give_back(place));
+        Ok(())
+    }
+
+    /// Words of 4 bytes that a table takes.
+    fn table_words(&self, table: u32) -> usize {
+        let words = |it: &Loaded| it.places.iter().map(|place| place.words as usize).sum();
+        self.tables.get(&table).map_or(0, words)
+    }
+
+    /// Tell the programs a process's mappings, in place of those told before.
+    #[pyo3(signature = (tgid, start_code, ranges, python = None))]
+    fn set_process(
+        &mut self,
+        tgid: u32,
+        start_code: u64,
+        mut ranges: Vec<Range>,
+        python: Option<Vec<u8>>,
+    ) -> PyResult<()> {
+        ranges.sort_unstable();
+        ranges.truncate(MAX_RANGES);
+        let mut words = Vec::with_capacity(RANGE_WORDS * ranges.len());
+        for range in &ranges {
+            words.extend(self.range_words(range).map_err(numbered)?);
+        }
+        let place = self.pool.allocate(words.len()).map_err(numbered)?;
+        self.pool.write(place, &words).map_err(numbered)?;
+        self.pool.rest();
+        let mut value = Vec::with_capacity(PROCESS_BYTES);
+        value.extend(start_code.to_ne_bytes());
+        value.extend(tgid.to_ne_bytes());
+        value.extend(u32::from(python.is_some()).to_ne_bytes());
+        value.extend(place.reference.to_ne_bytes());
+        value.extend((ranges.len() as u32).to_ne_bytes());
+        let mut python = python.unwrap_or_default();
+        python.resize(PYTHON_BYTES, 0);
+        value.extend(python);
+        value.extend(0u64.to_ne_bytes());
+        if let Err(error) = maps::update(self.processes, &tgid.to_ne_bytes(), &value) {
+            self.pool.give_back(place);
+            return Err(numbered(error));
+        }
+        if let Some(before) = self.ranges.insert(tgid, place) {
+            self.pool.give_back(before);
+        }
+        Ok(())
+    }
+
+    /// Forget a process. Returns whether it was known.
+    fn drop_process(&mut self, tgid: u32) -> bool {
+        drop(maps::delete(self.processes, &tgid.to_ne_bytes()));
+        let place = self.ranges.remove(&tgid);
+        if let Some(place) = place {
+            self.pool.give_back(place);
+        }
+        place.is_some()
+    }
+
+    /// Hold at most so many bytes of tables and mappings; what is there already stays.
+    fn limit(&mut self, bytes: usize) {
+        self.pool.limit(bytes, MAX_CHUNKS);
+    }
+
+    /// How many stacks were walked of each process told.
+    fn walks(&self) -> HashMap<u32, u64> {
+        let walks = |tgid: &u32| {
+            let value = maps::lookup(self.processes, &tgid.to_ne_bytes(), PROCESS_BYTES)?;
+            let count = u64::from_ne_bytes(value[PROCESS_BYTES - 8..].try_into().unwrap());
+            Some((*tgid, count))
+        };
+        self.ranges.keys().filter_map(walks).collect()
+    }
+
+    /// Processes that were met without mappings since the last call.
+    fn wanted(&self) -> PyResult<Vec<u32>> {
+        let (keys, _) = maps::take_all(self.wanted, 4, 4, 256)?;
+        Ok(words_of(&keys))
+    }
+
+    /// Why walks ended, so far; by `enum unwind_stop`.
+    fn stops(&self) -> PyResult<Vec<u64>> {
+        Ok(maps::per_cpu_sums(self.stops.0, 0..self.stops.1 as u32)?)
+    }
+
+    /// Walks by the time they took, in steps of 250 ns, where it is measured.
+    fn cost(&self) -> PyResult<Vec<u64>> {
+        Ok(maps::per_cpu_sums(self.cost.0, 0..self.cost.1 as u32)?)
+    }
+
+    /// (bytes of chunks, of them free, tables, processes)
+    fn usage(&self) -> (usize, usize, usize, usize) {
+        (self.pool.bytes(), 4 * self.pool.free_words(), self.tables.len(), self.ranges.len())
+    }
+}
+
+const _: () = assert!(Rule::BYTES == 16);

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The kernel's memory for unwind tables and mappings: chunks of 256 KiB, made when needed, written
+//! through a mapping of them (abi/unwind.h).
+use std::io::{Error, Result};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{MapHandle, MapType};
+
+use crate::maps;
+
+pub const CHUNK_WORDS: usize = 65536;
+const CHUNK_BYTES: usize = 4 * CHUNK_WORDS;
+const BPF_F_MMAPABLE: u32 = 1 << 10;
+/// A walk that began before a place was given back is over long before this.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// A piece of a chunk: number of the chunk << 16 | index of its first word.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub reference: u32,
+    pub words: u32,
+}
+
+struct Chunk {
+    map: MapHandle,
+    /// Free pieces (index, words), sorted.
+    free: Vec<(u32, u32)>,
+}
+
+/// A chunk's words, mapped for writing.
+struct Mapped {
+    number: usize,
+    base: *mut u32,
+}
+
+impl Mapped {
+    fn new(number: usize, fd: RawFd) -> Result<Self> {
+        // SAFETY: a fresh shared mapping of the whole map.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                CHUNK_BYTES,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Error::last_os_error());
+        }
+        Ok(Self { number, base: base.cast() })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `new`, not used after this.
+        unsafe { libc::munmap(self.base.cast(), CHUNK_BYTES) };
+    }
+}
+
+pub struct Pool {
+    outer: OwnedFd,
+    chunks: Vec<Chunk>,
+    max_chunks: usize,
+    given_back: Vec<(Instant, Place)>,
+    mapped: Option<Mapped>,
+}
+
+impl Pool {
+    pub fn new(outer: OwnedFd, max_chunks: usize) -> Self {
+        Self { outer, chunks: Vec::new(), max_chunks, given_back: Vec::new(), mapped: None }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.chunks.len() * CHUNK_BYTES
+    }
+
+    /// Make no more chunks than fit in so many bytes, nor more than `most`.
+    pub fn limit(&mut self, bytes: usize, most: usize) {
+        self.max_chunks = (bytes / CHUNK_BYTES).clamp(4, most);
+    }
+
+    pub fn free_words(&self) -> usize {
+        let words = |chunk: &Chunk| chunk.free.iter().map(|it| it.1 as usize).sum::<usize>();
+        self.chunks.iter().map(words).sum()
+    }
+
+    /// Room for `words`, on an even word. ENOSPC where there is none.
+    pub fn allocate(&mut self, words: usize) -> Result<Place> {
+        let words = u32::try_from(words.max(2).next_multiple_of(2))
+            .ok()
+            .filter(|&it| it as usize <= CHUNK_WORDS)
+            .ok_or_else(|| Error::from_raw_os_error(libc::E2BIG))?;
+        self.reuse();
+        for (number, chunk) in self.chunks.iter_mut().enumerate() {
+            let Some(at) = chunk.free.iter().position(|it| it.1 >= words) else { continue };
+            let (start, length) = chunk.free[at];
+            if length == words {
+                chunk.free.remove(at);
+            } else {
+                chunk.free[at] = (start + words, length - words);
+            }
+            return Ok(Place { reference: (number as u32) << 16 | start, words });
+        }
+        if self.chunks.len() >= self.max_chunks {
+            return Err(Error::from_raw_os_error(libc::ENOSPC));
+        }
+        let number = self.chunks.len();
+        self.chunks.push(self.make_chunk(number)?);
+        let chunk = &mut self.chunks[number];
+        chunk.free = vec![(words, CHUNK_WORDS as u32 - words)];
+        chunk.free.retain(|it| it.1 > 0);
+        Ok(Place { reference: (number as u32) << 16, words })
+    }
+
+    fn make_chunk(&self, number: usize) -> Result<Chunk> {
+        let opts = libbpf_sys::bpf_map_create_opts {
+            sz: size_of::<libbpf_sys::bpf_map_create_opts>() as u64,
+            map_flags: BPF_F_MMAPABLE,
+            ..Default::default()
+        };
+        let name = Some("unwind_chunk");
+        let map = MapHandle::create(MapType::Array, name, 4, CHUNK_BYTES as u32, 1, &opts)
+            .map_err(|error| Error::other(format!("cannot make a chunk: {error:#}")))?;
+        let fd = map.as_fd().as_raw_fd();
+        maps::update(self.outer.as_raw_fd(), &(number as u32).to_ne_bytes(), &fd.to_ne_bytes())?;
+        Ok(Chunk { map, free: Vec::new() })
+    }
+
+    pub fn write(&mut self, place: Place, words: &[u32]) -> Result<()> {
+        assert!(words.len() <= place.words as usize);
+        let number = (place.reference >> 16) as usize;
+        if self.mapped.as_ref().is_none_or(|it| it.number != number) {
+            self.mapped = None;
+            self.mapped = Some(Mapped::new(number, self.chunks[number].map.as_fd().as_raw_fd())?);
+        }
+        let Some(mapped) = &self.mapped else { unreachable!("just mapped") };
+        let at = (place.reference & 0xffff) as usize;
+        assert!(at + words.len() <= CHUNK_WORDS);
+        // SAFETY: inside the mapping; programs read only what they were led to after this.
+        unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), mapped.base.add(at), words.len()) };
+        Ok(())
+    }
+
+    /// Unmap: between writes the chunks cost user space no memory.
+    pub fn rest(&mut self) {
+        self.mapped = None;
+    }
+
+    /// The place is reached by nothing new from now on.
+    pub fn give_back(&mut self, place: Place) {
+        self.given_back.push((Instant::now(), place));
+    }
+
+    fn reuse(&mut self) {
+        let ripe = self.given_back.partition_point(|it| it.0.elapsed() > GRACE);
+        for (_, place) in self.given_back.drain(..ripe) {
+            let free = &mut self.chunks[(place.reference >> 16) as usize].free;
+            let start = place.reference & 0xffff;
+            let at = free.partition_point(|it| it.0 < start);
+            free.insert(at, (start, place.words));
+            if at + 1 < free.len() && start + place.words == free[at + 1].0 {
+                free[at].1 += free.remove(at + 1).1;
+            }
+            if at > 0 && free[at - 1].0 + free[at - 1].1 == free[at].0 {
+                free[at - 1].1 += free.remove(at).1;
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stacks of all threads of one process, once: the agent's walk and names without the agent."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from sonde.agent.stacks import StackReader, is_whole
+from sonde.agent.unwinding import Unwinding
+from sonde.collect.dump import ThreadDump, stacks
+from sonde.collect.kernel import Kernel
+from sonde.errors import HostError, ProcessGone
+from sonde.model.thread_stack import ThreadStack
+from sonde.resolve import Resolver
+from sonde.unwind import ENDS
+
+GRACE_NS = 60_000_000_000
+
+
+def dump(pid: int) -> list[ThreadStack]:
+    """Every thread of a process with its stack. Raises HostError, ProcessGone.
+
+    The process is not stopped: threads are looked at one after the other, within milliseconds.
+    """
+    kernel = Kernel([pid])
+    resolver = Resolver(grace_ns=GRACE_NS)
+    unwinding = Unwinding(kernel, resolver)
+    try:
+        taker = ThreadDump(kernel, pid)
+        resolver.start()
+        unwinding.get_ready([pid], _sleep)
+        threads = taker.take()
+        if not threads and Path(f"/proc/{pid}/stat").exists():
+            raise HostError(
+                f"the kernel shows no threads of process {pid}",
+                "Run sonde where processes have the numbers that the kernel knows them by: on the "
+                "host, or in a container with --pid=host.",
+            )
+        if not threads:
+            raise ProcessGone(f"process {pid} ended before its threads were looked at")
+        reader = StackReader(resolver, unwinding)
+        found = stacks(kernel, threads)
+        told = []
+        for it in threads:
+            process = resolver.processes.find(pid, it.start_ns)
+            _, in_kernel, in_user, end = found.get(it.stack_id, (0, [], [], 0))
+            known = reader.frames(process, in_kernel, in_user)
+            whole = is_whole(known, end)
+            why = "" if whole else ENDS[end].text if in_user else "its stack could not be taken"
+            name = resolver.processes.thread_name(process, it.tid)
+            frames = tuple(one.frame for one in known)
+            told.append(ThreadStack(it.tid, name, it.state, frames, whole, why))
+        return told
+    finally:
+        unwinding.close()
+        resolver.close()
+
+
+def _sleep(timeout_ms: int) -> None:
+    """Nothing else is to be heard meanwhile."""
+    time.sleep(timeout_ms / 1000)

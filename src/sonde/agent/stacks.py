@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a walk brought back from the kernel, as frames: native ones and Python's, merged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sonde.agent.unwinding import Unwinding
+from sonde.resolve import KnownFrame, Resolver
+from sonde.resolve.live import LiveProcess
+from sonde.unwind import PythonCode
+from sonde.unwind.ends import WHOLE
+from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
+
+ENTRIES = frozenset(
+    {
+        *("_start", "__libc_start_main", "start_thread", "thread_start", "clone", "clone3"),
+        *("__clone", "__clone3", "ret_from_fork", "ret_from_fork_asm"),
+        *("_dl_start_user", "entry_SYSCALL_64_after_hwframe"),
+        # Go: of a goroutine, of a thread's own stack, of the program
+        *("runtime.goexit", "runtime.mstart", "runtime.rt0_go", "runtime.goexit.abi0"),
+        *("runtime.mstart.abi0", "runtime.rt0_go.abi0", "_rt0_amd64_linux"),
+    }
+)
+"""Where threads begin: a walk that ends in one of these is whole."""
+NOT_WALKED = -1
+"""In place of a walk's end, where a library took the stack: its last frame tells."""
+
+
+def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
+    """Whether a walk that ended with `stop` (unwind.ends) reached the thread's entry."""
+    return bool(frames) and (stop == WHOLE or frames[-1].frame.function in ENTRIES)
+
+
+class StackReader:
+    """Names the frames of walks."""
+
+    def __init__(self, resolver: Resolver, unwinding: Unwinding) -> None:
+        self._resolver = resolver
+        self._unwinding = unwinding
+        self.python = PythonCode()
+
+    def frames(
+        self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
+    ) -> list[KnownFrame]:
+        """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
+        python = self._unwinding.python_of(process.key)
+        if python is None or not any(word & PYTHON_FRAME for word in user):
+            return self._resolver.resolve(process, kernel, user)
+        frames = self._resolver.resolve(process, kernel, ())
+        run: list[int] = []
+        """Native frames that follow one another."""
+        words, has_leaf = iter(user), True
+        if process.image.pending:
+            process.space()
+        known_native = process.frames.get
+        known_python = self.python.fresh(process).get
+        for word in words:
+            if not word & PYTHON_FRAME:
+                known = None if run or has_leaf else known_native(word)
+                if known is not None:
+                    frames.append(known)
+                else:
+                    run.append(word)
+                continue
+            if run:
+                frames += self._resolver.resolve(process, (), run, has_leaf)
+                run = []
+            has_leaf = False
+            where = next(words, 0)
+            known = known_python((word, where))
+            if known is None:
+                known = self.python.frame(process, python, word, where)
+            if known is not NO_FRAME:
+                frames.append(known)
+        return frames + self._resolver.resolve(process, (), run, has_leaf) if run else frames

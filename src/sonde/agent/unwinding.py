@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unwinder as the agent runs it: beside everything else, and not at all without privileges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sonde.collect.collector import TableRow
+from sonde.collect.kernel import Kernel
+from sonde.metrics import labels
+from sonde.resolve import Resolver
+from sonde.unwind import ENDS, Interpreter, Unwinder
+
+MAX_KERNEL_BYTES = 64 << 20
+"""For all BPF maps together; unwind tables take what the others leave."""
+FIRST_WAIT_S = 2.0
+"""How long the tables of chosen processes may hold up the start."""
+BUSY_GAP_S = 0.01
+"""While unwind tables are being made, look this often whether one is ready."""
+
+
+class Unwinding:
+    """Whole stacks, where the kernel lets us walk them."""
+
+    def __init__(self, kernel: Kernel | None, resolver: Resolver) -> None:
+        self._unwinder = Unwinder(kernel.unwind, resolver) if kernel else None
+        self._ends: dict[str, int] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something will be ready soon: call `update` again in BUSY_GAP_S."""
+        return self._unwinder is not None and self._unwinder.is_busy
+
+    def limit(self, others_bytes: int) -> None:
+        """Keep within the bound for all maps; `others_bytes`: what the other maps take."""
+        if self._unwinder is not None:
+            self._unwinder.limit(MAX_KERNEL_BYTES - others_bytes)
+
+    def get_ready(self, pids: Iterable[int], hear: Callable[[int], None]) -> None:
+        """Have the tables of chosen processes made, and wait for them for a while.
+
+        `hear` takes in what processes did, within so many milliseconds.
+        """
+        if self._unwinder is None:
+            return
+        self._unwinder.expect(pids)
+        deadline_s = time.monotonic() + FIRST_WAIT_S
+        while self._unwinder.is_busy and time.monotonic() < deadline_s:
+            hear(int(BUSY_GAP_S * 1000))
+            self._unwinder.update()
+
+    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """What processes did."""
+        if self._unwinder is not None:
+            self._unwinder.hear(events)
+            self._unwinder.update()
+
+    def update(self) -> None:
+        """Tell the kernel what is new; cheap where nothing is."""
+        if self._unwinder is not None:
+            self._unwinder.update()
+
+    def resync(self) -> None:
+        """Events were lost."""
+        if self._unwinder is not None:
+            self._unwinder.resync()
+
+    def python_of(self, key: tuple[int, int]) -> Interpreter | None:
+        """The Python that a process (pid, start_ns) runs or ran last."""
+        return self._unwinder.python_of(key) if self._unwinder is not None else None
+
+    def memory_bytes(self) -> int:
+        """Kernel memory of tables and mappings."""
+        return self._unwinder.memory_bytes() if self._unwinder is not None else 0
+
+    def ends(self, now_ns: int, tails_dropped: int) -> Iterator[TableRow]:
+        """Rows of `event`: how the walks since the last call ended, reason by reason."""
+        if self._unwinder is None:
+            return
+        now = self._unwinder.stops()
+        if tails_dropped:
+            now["tail_dropped"] = tails_dropped
+        for end in ENDS:
+            new = now.get(end.name, 0) - self._ends.get(end.name, 0)
+            if new > 0:
+                name = f"{end.kind}.{end.name}"
+                yield now_ns, "stack_end", name, 0, 0, float(new), end.text
+        self._ends = now
+
+    def metrics(self, now_ns: int) -> Iterator[TableRow]:
+        """Rows of `metric`."""
+        if self._unwinder is None:
+            return
+        for name, value in self._unwinder.usage().items():
+            yield now_ns, f"sonde.unwind.{name}", "", float(value)
+        for end, walks in self._ends.items():
+            yield now_ns, "sonde.unwind.walks", labels(sonde__stack__end=end), float(walks)
+
+    def close(self) -> None:
+        """End what runs beside us."""
+        if self._unwinder is not None:
+            self._unwinder.close()

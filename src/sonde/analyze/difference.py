@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changed between two records of the same work: steps, kernels, causes, functions.
+
+Times are per step where both have steps, else per second. A change counts as certain when the 95 %
+intervals of the two medians (order statistics) lie apart; for sums without repeats, when it is
+larger than what sampling alone makes of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from sonde.analyze.bound import verdict_of
+from sonde.analyze.idle import devices_of, stalls_of
+from sonde.model.timeline import F64, I64, DeviceKind, Timeline
+from sonde.model.verdict import Verdict
+
+LEAST_SHARE = 0.01
+"""Of the whole, in either: what is smaller is not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure in both."""
+
+    kind: str
+    """step | kernel | cause | function"""
+    name: str
+    before: float
+    """ns per step, or per second."""
+    after: float
+    weight: float
+    """The change as a share of the whole (of a step, of a second): what it costs."""
+    certain: bool
+
+    @property
+    def relative(self) -> float:
+        """The change as a share of what it was; infinite where it was nothing."""
+        if not self.before:
+            return math.inf if self.after else 0.0
+        return self.after / self.before - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """All changes, the costliest first."""
+
+    per: str
+    """step | second"""
+    before_ns: float
+    """Length of a step, or of a second."""
+    after_ns: float
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the two, in figures per step or second."""
+
+    verdict: Verdict | None
+    unit_ns: float
+    steps: F64
+    kernels: dict[str, tuple[float, tuple[float, float]]]
+    """ns per unit, and the 95 % interval of that."""
+    causes: dict[str, float]
+    functions: dict[str, tuple[float, int]]
+    """ns per unit, samples."""
+
+
+def compare(before: Timeline, after: Timeline) -> Difference:
+    """The changes from one timeline to another."""
+    verdicts = [_verdict(one) for one in (before, after)]
+    stepwise = all(one is not None and one.steps is not None for one in verdicts)
+    a, b = (_side(one, v, stepwise) for one, v in zip((before, after), verdicts, strict=True))
+    changes = [*_steps(a, b, stepwise), *_kernels(a, b), *_causes(a, b), *_functions(a, b)]
+    changes.sort(key=lambda one: (one.kind != "step", -abs(one.weight)))
+    return Difference("step" if stepwise else "second", a.unit_ns, b.unit_ns, tuple(changes))
+
+
+def _verdict(timeline: Timeline) -> Verdict | None:
+    devices = devices_of(timeline) if len(timeline.device) else []
+    return verdict_of(timeline, devices[0]) if devices else None
+
+
+def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool) -> _Side:
+    steps = np.zeros(0)
+    kernels: dict[str, tuple[float, tuple[float, float]]] = {}
+    causes: dict[str, float] = {}
+    unit_ns = 1e9
+    units = max(1e-9, (timeline.end_ns - timeline.start_ns) / 1e9)
+    if verdict is not None:
+        units = max(1e-9, verdict.window_ns / 1e9)
+        if stepwise and verdict.steps is not None:
+            steps = np.asarray(verdict.steps.duration_ns, float)
+            unit_ns = float(np.median(steps))
+            units = max(1.0, verdict.window_ns / max(1.0, float(steps.mean())))
+        kernels = _kernel_times(timeline, verdict, units)
+        causes = {cause.title: cause.ns / units for cause in verdict.causes}
+    samples = timeline.samples
+    ns = np.bincount(samples.name, samples.weight_ns, len(timeline.names))
+    count = np.bincount(samples.name, minlength=len(timeline.names))
+    functions = {
+        timeline.names[i]: (float(ns[i]) / units, int(count[i]))
+        for i in np.flatnonzero(ns).tolist()
+        if timeline.names[i]
+    }
+    return _Side(verdict, unit_ns, steps, kernels, causes, functions)
+
+
+def _kernel_times(
+    timeline: Timeline, verdict: Verdict, units: float
+) -> dict[str, tuple[float, tuple[float, float]]]:
+    events = stalls_of(timeline, verdict.device).events
+    rows = np.flatnonzero(events.kind != DeviceKind.SET)
+    duration: I64 = events.duration_ns[rows]
+    order = np.argsort(events.name[rows], kind="stable")
+    names, first, count = np.unique(events.name[rows][order], return_index=True, return_counts=True)
+    found = {}
+    for name, begin, often in zip(names.tolist(), first.tolist(), count.tolist(), strict=True):
+        mine = np.sort(duration[order[begin : begin + often]]).astype(float)
+        low, high = median_interval(mine)
+        scale = often / units
+        found[timeline.names[name]] = (float(mine.sum()) / units, (low * scale, high * scale))
+    return found
+
+
+def median_interval(ordered: F64) -> tuple[float, float]:
+    """The 95 % interval of the median of sorted values, by order statistics."""
+    count = len(ordered)
+    if count < 6:
+        return (float(ordered[0]), float(ordered[-1])) if count else (0.0, 0.0)
+    half = 0.98 * math.sqrt(count)
+    low = max(0, math.floor(count / 2 - half))
+    high = min(count - 1, math.ceil(count / 2 + half))
+    return float(ordered[low]), float(ordered[high])
+
+
+def _apart(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    return a[1] < b[0] or b[1] < a[0]
+
+
+def _steps(a: _Side, b: _Side, stepwise: bool) -> list[Change]:
+    if not stepwise:
+        return []
+    intervals = [median_interval(np.sort(side.steps)) for side in (a, b)]
+    weight = b.unit_ns / a.unit_ns - 1 if a.unit_ns else 0.0
+    return [Change("step", "step time", a.unit_ns, b.unit_ns, weight, _apart(*intervals))]
+
+
+def _kernels(a: _Side, b: _Side) -> list[Change]:
+    nothing = (0.0, (0.0, 0.0))
+    changes = []
+    for name in a.kernels.keys() | b.kernels.keys():
+        before, was = a.kernels.get(name, nothing)
+        after, now = b.kernels.get(name, nothing)
+        if max(before / a.unit_ns, after / b.unit_ns) >= LEAST_SHARE:
+            weight = (after - before) / a.unit_ns
+            changes.append(Change("kernel", name, before, after, weight, _apart(was, now)))
+    return changes
+
+
+def _causes(a: _Side, b: _Side) -> list[Change]:
+    changes = []
+    for name in a.causes.keys() | b.causes.keys():
+        before, after = a.causes.get(name, 0.0), b.causes.get(name, 0.0)
+        if max(before / a.unit_ns, after / b.unit_ns) >= LEAST_SHARE:
+            weight = (after - before) / a.unit_ns
+            changes.append(Change("cause", name, before, after, weight, abs(weight) > LEAST_SHARE))
+    return changes
+
+
+def _functions(a: _Side, b: _Side) -> list[Change]:
+    changes = []
+    nothing = (0.0, 0)
+    whole = sum(ns for ns, _ in a.functions.values()) or 1.0
+    for name in a.functions.keys() | b.functions.keys():
+        before, few = a.functions.get(name, nothing)
+        after, many = b.functions.get(name, nothing)
+        if max(before, after) < LEAST_SHARE * whole:
+            continue
+        # Samples are counts: their standard deviation is the root of them.
+        spread = math.hypot(
+            before / math.sqrt(few) if few else 0.0, after / math.sqrt(many) if many else 0.0
+        )
+        certain = abs(after - before) > 1.96 * spread
+        changes.append(Change("function", name, before, after, (after - before) / whole, certain))
+    return changes
+
+
+def regressions(difference: Difference, above: float) -> list[Change]:
+    """Certain changes for the worse that cost more than `above` (0.03: 3 %) of the whole."""
+    return [
+        one for one in difference.changes if one.certain and one.weight > above and one.after > 0
+    ]

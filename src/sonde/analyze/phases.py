@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases of the work: its steps, and longer stretches of other work before, between and after them.
+
+A stretch between two steps is a phase when it takes a twentieth of the time and three steps'
+length: an evaluation, a checkpoint, a start. Shorter oddities belong to the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from sonde.analyze import intervals as sets
+from sonde.analyze.blame import Blame
+from sonde.analyze.causes import CAUSES, KEYS
+from sonde.analyze.intervals import Coverage, Intervals
+from sonde.analyze.kernels import classes_of
+from sonde.model.timeline import Timeline
+from sonde.model.verdict import Bound, CauseShare, KernelShare, Phase, StepTable
+
+SHARE = 0.05
+STEPS = 3
+MOST = 6
+
+Judge = Callable[[list[CauseShare], list[KernelShare], float], list[Bound]]
+
+
+def phases_of(
+    timeline: Timeline, blamed: Blame, steps: StepTable | None, judge: Judge
+) -> list[Phase]:
+    """The phases in the order of time; none where the steps are all there is."""
+    stalls = blamed.stalls
+    if steps is None or not steps.count or not len(stalls.window):
+        return []
+    begin, end = int(stalls.window.start[0]), int(stalls.window.end[-1])
+    least = max(SHARE * (end - begin), STEPS * steps.median_ns)
+    first = steps.start_ns[0]
+    last = steps.start_ns[-1] + steps.duration_ns[-1]
+    stretches = [("before the steps", begin, first)] if first - begin >= least else []
+    for start, length, like in zip(steps.start_ns, steps.duration_ns, steps.like, strict=True):
+        # A piece that is unlike the usual begins with a step, too.
+        if not like and length - steps.median_ns >= least:
+            stretches.append(("between steps", start + steps.median_ns, start + length))
+    if end - last >= least + steps.median_ns:
+        stretches.append(("after the steps", last + steps.median_ns, end))
+    if not stretches:
+        return []
+    stretches = sorted(sorted(stretches, key=lambda one: one[1] - one[2])[:MOST])
+    stretches.sort(key=lambda one: one[1])
+    others = Intervals(
+        np.array([one[1] for one in stretches], np.int64),
+        np.array([one[2] for one in stretches], np.int64),
+    )
+    usual = sets.subtract(stalls.window, others)
+    found = [_phase(timeline, blamed, "steps", usual, judge)]
+    for name, start, stop in stretches:
+        part = Intervals(np.array([start], np.int64), np.array([stop], np.int64))
+        found.append(_phase(timeline, blamed, name, sets.intersect(stalls.window, part), judge))
+    return sorted((one for one in found if one.window_ns), key=lambda one: one.start_ns)
+
+
+def _phase(timeline: Timeline, blamed: Blame, name: str, part: Intervals, judge: Judge) -> Phase:
+    stalls = blamed.stalls
+    window = part.total
+    within = Coverage(part).within(stalls.start, stalls.end)
+    ns = np.bincount(blamed.cause, within, len(KEYS))
+    causes = [
+        CauseShare(key, CAUSES[key].title, CAUSES[key].bound, "", int(ns[i]),
+                   float(ns[i] / max(1, window)), 0, 0, "", (), ())
+        for i, key in enumerate(KEYS) if ns[i]
+    ]  # fmt: skip
+    computing = Coverage(stalls.computing).within(part.start, part.end).sum() / max(1, window)
+    return Phase(
+        name=name,
+        start_ns=int(part.start[0]) if len(part) else 0,
+        end_ns=int(part.end[-1]) if len(part) else 0,
+        window_ns=window,
+        computing=float(computing),
+        bounds=judge(causes, classes_of(timeline, stalls), float(computing)),
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde dump PID`: where every thread of a process is now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sonde.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sonde.model.code import Frame
+    from sonde.model.thread_stack import ThreadStack
+
+EXAMPLE = """\
+examples:
+  sudo sonde dump 4711                 every thread's whole stack, native and Python together
+  sudo sonde dump 4711 --python        its Python frames alone
+  sudo sonde dump 4711 --json | jq '.threads[] | select(.state == "D")'
+
+The process is not stopped. exit code: 0 done, 1 the process ended meanwhile, 2 there is no such
+process, 3 this machine cannot.
+"""
+
+STATES: Final = {
+    "R": "running",
+    "S": "asleep",
+    "D": "asleep, not to be woken by signals",
+    "T": "stopped",
+    "t": "stopped by a tracer",
+    "Z": "ended",
+    "X": "ended",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `dump` to the commands."""
+    parser = subparsers.add_parser(
+        "dump",
+        help="where every thread of a process is now",
+        description="Print the whole stack of every thread of a running process, once.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("pid", type=_pid, metavar="PID", help="the process")
+    add("--python", action="store_true", help="Python frames alone")
+    add("--no-kernel", action="store_true", help="leave the kernel's frames out")
+    add("--json", action="store_true", help="print the threads as JSON")
+    parser.set_defaults(run=run)
+
+
+def _pid(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 22:
+        raise argparse.ArgumentTypeError(f"{text!r} is no process id")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Take the stacks and print them."""
+    from sonde.agent.dump import dump
+
+    comm = _require(args.pid)
+    threads = dump(args.pid)
+    hidden = {"kernel"} if args.no_kernel else set()
+    if args.python:
+        hidden = {"kernel", "user", "vdso", "jit", "unknown"}
+    if args.json:
+        said = [
+            {**asdict(it), "frames": [asdict(one) for one in it.frames if one.kind not in hidden]}
+            for it in threads
+        ]
+        print(json.dumps({"pid": args.pid, "name": comm, "threads": said}, indent=2))
+    else:
+        print(text(args.pid, comm, threads, hidden))
+    return 0
+
+
+def _require(pid: int) -> str:
+    """The name of a process that user code runs in. Raises UsageError."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        status = (folder / "status").read_text()
+    except OSError as error:
+        raise UsageError(f"there is no process {pid}", "Look it up: ps -e") from error
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    group = int(fields["Tgid"])
+    if group != pid:
+        raise UsageError(f"{pid} is a thread of process {group}", f"Ask for it: sonde dump {group}")
+    if fields["State"].startswith("Z"):
+        raise UsageError(f"process {pid} has ended; its parent did not ask for its status yet")
+    return fields["Name"]
+
+
+def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) -> str:
+    """The dump as people read it, leaf first."""
+    count = f"{len(threads)} thread{'s' if len(threads) != 1 else ''}"
+    lines = [f"process {pid} ({_plain(comm)}), {count}"]
+    for it in threads:
+        lines += ["", f"thread {it.tid} ({_plain(it.name)}), {STATES.get(it.state, it.state)}"]
+        frames = [one for one in it.frames if one.kind not in hidden]
+        lines += [f"    {_line(one)}" for one in frames]
+        if not it.is_whole:
+            lines.append(f"    … cut short: {it.end}")
+        elif not frames:
+            lines.append("    (no such frames)")
+    return "\n".join(lines)
+
+
+def _line(frame: Frame) -> str:
+    name = _plain(frame.function or hex(frame.offset))
+    if frame.kind == "python":
+        return f"{name} ({_plain(frame.file)}:{frame.line})"
+    return f"{name} [{_plain(frame.binary.strip('[]'))}]"
+
+
+def _plain(name: str) -> str:
+    """Without anything that would move the cursor: names come from programs not our own."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)

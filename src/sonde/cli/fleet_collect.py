@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""sonde fleet collect and discover: what the aggregators release, when it is due, as files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sonde.errors import SinkError, UsageError
+
+if TYPE_CHECKING:
+    from sonde.fleet.result import Result
+    from sonde.fleet.task import Task
+
+FORMATS = ("table", "json", "csv", "html", "parquet")
+_RETRY_S = 30.0
+
+
+def add_collect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state", type=Path, required=True, help="the collector's directory")
+    _add_batch(parser)
+    parser.add_argument("--top", type=int, default=20, help="rows of the table")
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default=None,
+        help="default: by the ending of -o (.html .parquet .csv .json), else a table",
+    )
+    parser.add_argument("--json", action="store_true", help="the same as --format json")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="write to this file; with --follow, to this directory"
+    )
+    when = parser.add_mutually_exclusive_group()
+    when.add_argument(
+        "--schedule", action="store_true", help="only tell which batches are due, and when"
+    )
+    when.add_argument(
+        "--follow",
+        action="store_true",
+        help="collect each batch when it is due, into one file each, until stopped",
+    )
+    parser.add_argument(
+        "--releases", type=int, default=0, metavar="N", help="with --follow: stop after so many"
+    )
+
+
+def add_discover(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--state", type=Path, required=True, help="the collector's directory of a discovery task"
+    )
+    _add_batch(parser)
+    parser.add_argument(
+        "--names", type=Path, required=True, help="kernel names that are known here, one a line"
+    )
+    parser.add_argument("--json", action="store_true")
+
+
+def _add_batch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--batch",
+        default=None,
+        metavar="TIME",
+        help="any time in the batch, ISO 8601 in UTC or seconds (default: the last that is due)",
+    )
+
+
+def collect(args: argparse.Namespace) -> int:
+    """Run `sonde fleet collect`; returns the exit code."""
+    from sonde.fleet import collector
+    from sonde.fleet.task import Task
+
+    task = Task.load(args.state / "task.json")
+    if args.schedule:
+        _schedule(args, task)
+        return 0
+    if args.follow:
+        return _follow(args, task)
+    release = collector.collect(args.state, batch_start(task, args.batch))
+    _show(args, task, release, args.output)
+    return 0
+
+
+def discover(args: argparse.Namespace) -> int:
+    """Run `sonde fleet discover`; returns the exit code."""
+    from sonde.fleet import collector, discovery
+    from sonde.fleet.task import Task
+
+    task = Task.load(args.state / "task.json")
+    if not discovery.is_discovery(task):
+        raise UsageError(
+            f"{task.name} sums classes, not unknown kernels",
+            "make a task with 'sonde fleet aggregate --new DIR --discovery'",
+        )
+    try:
+        names = [line.strip() for line in args.names.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise UsageError(f"cannot read {args.names}: {error.strerror}") from error
+    least = discovery.threshold_of(task)
+    release = collector.collect(args.state, batch_start(task, args.batch))
+    found = discovery.discover(task, release, names)
+    if args.json:
+        answer = {"privacy": release.promise(), "least": least, "found": [asdict(f) for f in found]}
+        print(json.dumps(answer))
+        return 0
+    print(f"{task.name}: kernels without a class, from {least:,} noised samples on")
+    print(f"privacy: {release.promise()}\n")
+    for one in found:
+        known = " or ".join(one.names) or f"(no name here has hash {one.bucket})"
+        print(f"{one.count:>10,} ± {one.error:<8,.0f} {known}")
+    if not found:
+        print("none")
+    return 0
+
+
+def batch_start(task: Task, text: str | None) -> int:
+    """Start of the batch that a user's words name. Raises UsageError."""
+    if text is None:
+        return task.last_due(time.time())
+    try:
+        if text.isdigit():
+            return task.batch_of(int(text))
+        when = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"not a time: {text}", "write it like 2026-11-20T00:00") from error
+    return task.batch_of(int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()))
+
+
+def due_batches(task: Task, now_s: float) -> list[int]:
+    """Starts of the last batch that is due, and of those that are to come."""
+    last = task.last_due(now_s)
+    open_ = task.batch_of(int(now_s))
+    return list(range(last, open_ + 2 * task.release_s, task.release_s))
+
+
+def _schedule(args: argparse.Namespace, task: Task) -> None:
+    now_s = time.time()
+    rows: list[dict[str, Any]] = [
+        {"batch": start_s, "until": start_s + task.release_s, "due": task.due_s(start_s)}
+        for start_s in due_batches(task, now_s)
+    ]
+    if args.json or args.format == "json":
+        print(json.dumps({"release_s": task.release_s, "grace_s": task.grace_s, "batches": rows}))
+        return
+    print(
+        f"{task.name}: a release every {_hours(task.release_s)}, "
+        f"{_hours(task.grace_s)} after its batch has ended"
+    )
+    for row in rows:
+        state = "due" if row["due"] <= now_s else f"in {_hours(row['due'] - now_s)}"
+        print(f"  batch {_utc(row['batch'])} to {_utc(row['until'])}: {_utc(row['due'])} ({state})")
+
+
+def _follow(args: argparse.Namespace, task: Task) -> int:
+    """One file a release. A batch that is refused is told and passed over."""
+    from sonde.fleet import collector
+
+    if args.output is None:
+        raise UsageError("--follow writes a file each time", "name a directory with -o")
+    ending = args.format or "html"
+    if ending == "table":
+        raise UsageError("--follow writes files", "choose --format html, parquet, csv or json")
+    try:
+        args.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SinkError(f"cannot make {args.output}: {error.strerror}") from error
+    start_s = task.last_due(time.time()) if args.batch is None else batch_start(task, args.batch)
+    done = 0
+    while not args.releases or done < args.releases:
+        wait_s = task.due_s(start_s) - time.time()
+        if wait_s > 0:
+            print(f"batch {_utc(start_s)} is due {_utc(task.due_s(start_s))}", flush=True)
+            time.sleep(wait_s)
+        path = args.output / f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%dT%H%M%S}.{ending}"
+        try:
+            release = collector.collect(args.state, start_s)
+        except UsageError as refused:
+            print(f"batch {_utc(start_s)} is not released: {refused}", file=sys.stderr, flush=True)
+        except SinkError as away:
+            print(f"{away}; trying again", file=sys.stderr, flush=True)
+            time.sleep(min(_RETRY_S, task.release_s))
+            continue
+        else:
+            _write(ending, args.state, task, release, path)
+            print(f"{path}: {release.promise()}", flush=True)
+        done += 1
+        start_s += task.release_s
+    return 0
+
+
+def _show(args: argparse.Namespace, task: Task, release: Result, output: Path | None) -> None:
+    from sonde.fleet import result
+
+    if output is not None:
+        _write(args.format or output.suffix.removeprefix("."), args.state, task, release, output)
+        if args.format is not None:
+            return
+    if args.json or args.format == "json":
+        print(json.dumps({**asdict(release), "privacy": release.promise()}))
+    elif args.format == "csv":
+        print(result.to_csv(release), end="")
+    elif args.format == "html":
+        print(_page(args.state, task, release), end="")
+    elif args.format == "parquet":
+        raise UsageError("Parquet is not for a terminal", "name a file with -o")
+    else:
+        print(result.to_table(release, args.top))
+
+
+def _write(kind: str, state: Path, task: Task, release: Result, path: Path) -> None:
+    from sonde.fleet import result
+
+    texts = {
+        "html": lambda: _page(state, task, release),
+        "json": lambda: json.dumps({**asdict(release), "privacy": release.promise()}),
+        "csv": lambda: result.to_csv(release),
+        "table": lambda: result.to_table(release) + "\n",
+    }
+    if kind == "parquet":
+        result.write_parquet(release, path)
+        return
+    if kind not in texts:
+        raise UsageError(
+            f"unknown kind of file: {path.name}", "end it in .html, .parquet, .csv or .json"
+        )
+    try:
+        path.write_text(texts[kind](), encoding="utf-8")
+    except OSError as error:
+        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _page(state: Path, task: Task, release: Result) -> str:
+    from sonde.fleet import collector, page
+    from sonde.fleet.budget import ledger_of
+
+    return page.render(release, ledger_of(task, collector.collected(state)))
+
+
+def _utc(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.3g} h" if seconds >= 3600 else f"{seconds:.0f} s"

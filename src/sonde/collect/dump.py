@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where every thread of one process is now: by an iterator over tasks for those that sleep, by the
+sampling clock for those that run, whose registers are in their CPU."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sonde import _native
+from sonde.collect.collector import START_UNIT_NS
+from sonde.collect.cpu import CpuSampler
+from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.errors import KernelUnsupported
+
+FIELDS: Final = ("tgid", "tid", "start_ns", "stack_id", "state", "on_cpu")
+HZ: Final = 997
+LOOK_S: Final = 0.005
+"""How long the sampling clock looks at a time: some five ticks of each CPU."""
+LOOKS: Final = 10
+STATES: Final = {0x0: "R", 0x1: "S", 0x2: "D", 0x4: "T", 0x8: "t", 0x10: "X", 0x20: "Z"}
+"""Letters of ps(1) by the kernel's bits (include/linux/sched.h)."""
+_STATE_BITS: Final = 0x3F
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadState:
+    """One thread at the moment it was looked at."""
+
+    tid: int
+    start_ns: int
+    """Of its process."""
+    state: str
+    """As in ps(1): R running, S asleep, D asleep without signals, T stopped, t traced, Z ended."""
+    stack_id: int
+    """0: its stack could not be taken."""
+
+
+class ThreadDump:
+    """Takes the stack of every thread of one process once."""
+
+    def __init__(self, kernel: Kernel, pid: int) -> None:
+        """`kernel` watches `pid` alone. Raises HostError."""
+        try:
+            self._bpf = kernel.load("dump", {"dump_tgid": pid})
+        except KernelUnsupported as error:
+            raise KernelUnsupported(
+                "this kernel cannot read the stacks of threads that sleep",
+                "Use Linux 5.18 or newer; sonde record -p works from 5.15 on.",
+            ) from error
+        expect_fields(self._bpf, "dumped", FIELDS)
+        self._sampler = CpuSampler(kernel, HZ)
+
+    def take(self) -> list[ThreadState]:
+        """Every thread, by number. A thread that runs is looked at until it was seen or sleeps."""
+        threads = self._look()
+        left = {tid for tid, it in threads.items() if not it.stack_id and it.state == "R"}
+        if left:
+            self._sampler.start()
+            try:
+                self._see_running(threads, left)
+            finally:
+                self._sampler.stop()
+        return [threads[tid] for tid in sorted(threads)]
+
+    def _see_running(self, threads: dict[int, ThreadState], left: set[int]) -> None:
+        for _ in range(LOOKS):
+            time.sleep(LOOK_S)
+            for row in self._sampler.drain(0, to_the_end=True).rows["sample"]:
+                start_ns, tid, stack_id = row[4:7]
+                assert isinstance(start_ns, int)
+                assert isinstance(stack_id, int)
+                if isinstance(tid, int) and tid in left and stack_id:
+                    threads[tid] = ThreadState(tid, start_ns, "R", stack_id)
+                    left.discard(tid)
+            if not left:
+                return
+            now = self._look()
+            for tid in list(left):
+                if tid not in now:
+                    del threads[tid]  # it ended
+                    left.discard(tid)
+                elif now[tid].stack_id:
+                    threads[tid] = now[tid]
+                    left.discard(tid)
+
+    def _look(self) -> dict[int, ThreadState]:
+        try:
+            link = self._bpf.attach("on_dump")
+            self._bpf.walk(link)
+            self._bpf.detach(link)
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                return {}
+            raise refusal(error) from error
+        found = {}
+        for _, tid, start_ns, stack_id, state, on_cpu in self._bpf.drain("dumped"):
+            letter = "R" if on_cpu else STATES.get(_lowest(state & _STATE_BITS), "S")
+            found[tid] = ThreadState(tid, _cut(start_ns), letter, stack_id)
+        return found
+
+    def losses(self) -> Mapping[str, int]:
+        """What was lost, by name."""
+        return self._sampler.losses()
+
+
+def _cut(start_ns: int) -> int:
+    return start_ns - start_ns % START_UNIT_NS
+
+
+def _lowest(bits: int) -> int:
+    return bits & -bits
+
+
+def stacks(kernel: Kernel, threads: list[ThreadState]) -> dict[int, _native.Stack]:
+    """The walks of `threads` by the id of their stack."""
+    wanted = [it.stack_id for it in threads if it.stack_id]
+    return {found[0]: found for found in kernel.stacks(wanted)}

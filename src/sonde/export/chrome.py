@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A timeline as Chrome's trace JSON, for viewers that know no Perfetto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+from sonde.export.perfetto import Cause
+from sonde.export.tracks import tracks_of
+from sonde.model.timeline import Timeline
+
+_DEVICES = 1 << 24
+"""Processes of devices are numbered from here, out of the way of pids."""
+
+
+def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> int:
+    """Write the trace; returns how many events it has. Times are µs, as the format has them."""
+    count = 0
+    out.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
+    for event in _events(timeline, causes):
+        out.write(b",\n" if count else b"\n")
+        out.write(json.dumps(event, separators=(",", ":")).encode())
+        count += 1
+    out.write(b"\n]}\n")
+    return count
+
+
+def _events(timeline: Timeline, causes: Iterable[Cause]) -> Iterator[dict[str, Any]]:
+    named = set()
+    for track in tracks_of(timeline):
+        lane = timeline.lanes[track.lane]
+        pid = _DEVICES + lane.device if lane.kind == "stream" else track.pid
+        if pid not in named:
+            named.add(pid)
+            yield _meta("process_name", pid, 0, track.parent)
+        yield _meta("thread_name", pid, track.number, track.name)
+        for start_ns, end_ns, name, flow in track.slices:
+            where = {"pid": pid, "tid": track.number, "ts": start_ns / 1e3}
+            yield {
+                "ph": "X", "cat": track.table, "name": timeline.names[name],
+                "dur": (end_ns - start_ns) / 1e3, **where,
+            }  # fmt: skip
+            if flow and track.table in ("calls", "device"):
+                ends = {"bp": "e"} if track.table == "device" else {}
+                phase = "f" if track.table == "device" else "s"
+                yield {"ph": phase, "cat": "launch", "name": "launch", "id": flow, **where, **ends}
+    for device, start_ns, end_ns, title in causes:
+        pid = _DEVICES + device
+        yield {
+            "ph": "X", "cat": "cause", "name": title, "pid": pid, "tid": 0, "ts": start_ns / 1e3,
+            "dur": (end_ns - start_ns) / 1e3,
+        }  # fmt: skip
+    for counter in timeline.counters:
+        for time_ns, value in zip(counter.time_ns.tolist(), counter.value.tolist(), strict=True):
+            yield {
+                "ph": "C", "name": counter.name, "pid": 0, "ts": time_ns / 1e3,
+                "args": {"value": value},
+            }  # fmt: skip
+
+
+def _meta(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changed between two records, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from sonde.export.layout import columns, duration
+
+FORMAT = 1
+ROWS = 20
+
+
+class Changed(Protocol):
+    """One figure in both (`sonde.analyze.difference.Change`)."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def before(self) -> float: ...
+    @property
+    def after(self) -> float: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def certain(self) -> bool: ...
+    @property
+    def relative(self) -> float: ...
+
+
+def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
+    """A table of the changes, costliest first."""
+    head = ("", f"before/{per}", f"after/{per}", "change", f"of a {per}", "", "")
+    rows: list[tuple[str, ...]] = [head]
+    for one in changes[:limit]:
+        relative = "new" if math.isinf(one.relative) else f"{100 * one.relative:+.1f} %"
+        rows.append(
+            (
+                one.kind,
+                duration(one.before),
+                duration(one.after),
+                relative,
+                f"{100 * one.weight:+.1f} %",
+                "" if one.certain else "(within noise)",
+                one.name,
+            )
+        )
+    lines = columns(rows, (8, -13, -12, -9, -10, 14, 0))
+    if len(changes) > limit:
+        lines.append(f"  {len(changes) - limit} smaller ones not shown")
+    return "\n".join(lines)
+
+
+def to_json(
+    per: str, changes: Sequence[Changed], failed: Sequence[Changed], above: float | None
+) -> str:
+    """The document for scripts: ns, and shares of 1; an infinite change is null."""
+    document: dict[str, Any] = {
+        "format": FORMAT,
+        "per": per,
+        "changes": [_row(one) for one in changes],
+        "fail_above": above,
+        "failed": [_row(one) for one in failed],
+    }
+    return json.dumps(document, indent=1)
+
+
+def _row(one: Changed) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "name": one.name,
+        "before_ns": one.before,
+        "after_ns": one.after,
+        "relative": None if math.isinf(one.relative) else one.relative,
+        "weight": one.weight,
+        "certain": one.certain,
+    }

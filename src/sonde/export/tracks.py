@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A timeline as tracks of slices: what the formats of timeline viewers have in common.
+
+Slices of a track nest or follow one another. So a thread's functions, calls and states are tracks
+of their own, and intervals of one table that overlap without nesting (Python functions of a
+coroutine) are spread over as many as it takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sonde.model.timeline import Events, Timeline
+
+TABLES = ("device", "calls", "host", "states")
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """One row of the picture."""
+
+    number: int
+    """Unique, from 1."""
+    name: str
+    table: str
+    lane: int
+    parent: str
+    """What it is shown under: a device or a process."""
+    pid: int
+    tid: int
+    slices: Sequence[tuple[int, int, int, int]]
+    """(start_ns, end_ns, name, flow) by start, longer ones first; flow joins a call with what the
+    device did for it, 0 none."""
+
+
+def tracks_of(timeline: Timeline) -> Iterator[Track]:
+    """Every track of a timeline that holds something."""
+    number = 0
+    for table in TABLES:
+        events: Events = getattr(timeline, table)
+        if not len(events):
+            continue
+        order = np.lexsort((-events.end_ns, events.start_ns, events.lane))
+        lanes, first = np.unique(events.lane[order], return_index=True)
+        parts = np.split(order, first[1:])
+        for lane, rows in zip(lanes.tolist(), parts, strict=True):
+            here = timeline.lanes[lane]
+            parent = f"GPU{here.device}" if here.kind == "stream" else here.process or "process"
+            for level, slices in enumerate(_nested(events.take(rows))):
+                number += 1
+                more = f" #{level + 1}" if level else ""
+                yield Track(
+                    number, f"{_title(table, here.label)}{more}", table, lane, parent,
+                    here.pid, here.number, slices,
+                )  # fmt: skip
+
+
+def _title(table: str, label: str) -> str:
+    return {"calls": f"{label} device calls", "states": f"{label} off CPU"}.get(table, label)
+
+
+def _nested(events: Events) -> list[list[tuple[int, int, int, int]]]:
+    """The rows, spread over levels within each of which intervals nest."""
+    levels: list[list[tuple[int, int, int, int]]] = []
+    open_ends: list[list[int]] = []
+    for start, end, name, flow in zip(
+        events.start_ns.tolist(),
+        events.end_ns.tolist(),
+        events.name.tolist(),
+        events.correlation.tolist(),
+        strict=True,
+    ):
+        level = _level_of(open_ends, start, end)
+        if level == len(levels):
+            levels.append([])
+            open_ends.append([])
+        levels[level].append((start, end, name, flow))
+        open_ends[level].append(end)
+    return levels
+
+
+def _level_of(open_ends: list[list[int]], start: int, end: int) -> int:
+    """The first level where the interval nests in what is still open; one more if none."""
+    for level, ends in enumerate(open_ends):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        if not ends or end <= ends[-1]:
+            return level
+    return len(open_ends)

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Fleet view: one release as a self-contained page, with error bars and the ledger of epsilon.
+
+No script, no network: a content security policy allows the one style sheet in it and nothing else.
+The pictures are SVG made of numbers; every name is escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+from collections import defaultdict
+from datetime import UTC, datetime
+from importlib.resources import files
+
+from sonde.fleet.budget import Ledger
+from sonde.fleet.result import CONFIDENCE, Result, Row
+
+TOP_ROWS = 50
+_BAR_WIDTH = 240
+
+
+def render(result: Result, ledger: Ledger, count: int = TOP_ROWS) -> str:
+    """The page: what was released, at which price, the largest buckets, totals by class."""
+    style = files("sonde.fleet").joinpath("page.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    begin = datetime.fromtimestamp(result.start_s, UTC)
+    end = datetime.fromtimestamp(result.start_s + result.duration_s, UTC)
+    title = f"{result.task}: fleet totals"
+    body = [
+        f"<h1>{_text(title)}</h1>",
+        f"<p class=when><time>{begin:%Y-%m-%d %H:%M}</time> to "
+        f"<time>{end:%Y-%m-%d %H:%M}</time> UTC</p>",
+        f"<p id=promise><strong>{_text(result.promise())}</strong></p>",
+        "<p class=note>Each count is an estimate with noise on purpose. Its bar ends in the "
+        f"{CONFIDENCE:.0%} interval of that noise; sampling adds an error of about 1/√count. "
+        "Negative counts are noise around zero.</p>",
+        _ledger(ledger),
+        _largest(result.top(count), len(result.rows)),
+    ]
+    for heading, key in (("Applications", "application"), ("Kernels", "kernel")):
+        names = [str(getattr(row, key)) for row in result.rows]
+        if len(set(names)) > 1:
+            body.append(_totals(heading, names, result))
+    return (
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+        f'<meta http-equiv=Content-Security-Policy content="{policy}">'
+        "<meta name=viewport content='width=device-width'>"
+        f"<title>{_text(title)}</title><style>{style}</style></head>\n<body>"
+        + "\n".join(body)
+        + "</body></html>\n"
+    )
+
+
+def _ledger(ledger: Ledger) -> str:
+    rows = []
+    for unit, (each, spent, year) in ledger.units.items():
+        own = " (the unit of this task)" if unit == ledger.unit else ""
+        cells = "".join(f"<td class=number>{_epsilon(value)}</td>" for value in (each, spent, year))
+        rows.append(f"<tr><th scope=row>per {_text(unit)}{own}</th>{cells}</tr>")
+    return (
+        "<h2>What it cost</h2><table id=ledger><thead><tr><th>ε at δ = "
+        f"{ledger.delta:g}</th><th>this release</th>"
+        f"<th>the {ledger.releases} collected here, worst year</th>"
+        f"<th>a full year of {ledger.yearly:,} releases</th></tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
+        f"<p class=note>The budget is ε = {ledger.budget:g} a year per {_text(ledger.unit)}; the "
+        "aggregators refuse a release beyond it.</p>"
+    )
+
+
+def _largest(rows: list[Row], of: int) -> str:
+    active = any(row.activity for row in rows)
+    widest = max((row.count + row.error for row in rows), default=1.0)
+    lines = []
+    for row in rows:
+        activity = f"<td>{_text(row.activity)}</td>" if active else ""
+        lines.append(
+            f"<tr{_doubt(row.count, row.error)}><td>{_text(row.application)}</td>"
+            f"<td>{_text(row.kernel)}</td>{activity}"
+            + _numbers(row.count, row.error, row.share, widest)
+        )
+    head = "<th>application</th><th>kernel</th>" + ("<th>activity</th>" if active else "")
+    return (
+        f"<h2>The {len(rows)} largest of {of:,} buckets</h2>"
+        f"<table id=largest><thead><tr>{head}{_HEAD}</tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table>"
+    )
+
+
+def _totals(heading: str, names: list[str], result: Result) -> str:
+    """Sums over one of the classes. Noise of so many buckets adds up as its variance does."""
+    counts: dict[str, int] = defaultdict(int)
+    parts: dict[str, int] = defaultdict(int)
+    for name, row in zip(names, result.rows, strict=True):
+        counts[name] += row.count
+        parts[name] += 1
+    deviation = result.deviation
+    whole = max(1, sum(counts.values()))
+    ordered = sorted(counts, key=lambda name: -counts[name])
+    errors = {name: 1.96 * deviation * parts[name] ** 0.5 for name in ordered}
+    shown = [name for name in ordered if counts[name] > errors[name]]
+    widest = max((counts[name] + errors[name] for name in shown), default=1.0)
+    lines = [
+        f"<tr><td>{_text(name)}</td>"
+        + _numbers(counts[name], errors[name], counts[name] / whole, widest)
+        for name in shown
+    ]
+    left = len(ordered) - len(shown)
+    return (
+        f"<h2>{heading}</h2><table id={heading.lower()}><thead><tr><th>class</th>{_HEAD}</tr>"
+        f"</thead><tbody>{''.join(lines)}</tbody></table>"
+        f"<p class=note>{left} more are within the noise.</p>"
+    )
+
+
+_HEAD = "<th>samples</th><th>± 95 %</th><th>share</th><th></th>"
+
+
+def _numbers(count: float, error: float, share: float, widest: float) -> str:
+    return (
+        f"<td class=number>{count:,.0f}</td><td class=number>{error:,.0f}</td>"
+        f"<td class=number>{share:.2%}</td><td>{_bar(count, error, widest)}</td></tr>"
+    )
+
+
+def _bar(count: float, error: float, widest: float) -> str:
+    """A bar up to the count, a whisker over its interval."""
+
+    def x(value: float) -> float:
+        return round(min(1.0, max(0.0, value / max(1.0, widest))) * _BAR_WIDTH, 1)
+
+    low, middle, high = x(count - error), x(count), x(count + error)
+    return (
+        f'<svg width="{_BAR_WIDTH + 2}" height="14" role="img" '
+        f'aria-label="{count:,.0f} plus or minus {error:,.0f}">'
+        f'<rect class="bar" x="0" y="2" width="{middle}" height="10"/>'
+        f'<path class="whisker" d="M{low} 7H{high}M{low} 4V10M{high} 4V10"/></svg>'
+    )
+
+
+def _doubt(count: float, error: float) -> str:
+    return "" if count > error else ' class="noise" title="within the noise"'
+
+
+def _epsilon(value: float | None) -> str:
+    return "not bounded" if value is None else f"{value:.3g}"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a thread of a running process is now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sonde.model.code import Frame
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadStack:
+    """One thread and its whole stack."""
+
+    tid: int
+    name: str
+    state: str
+    """As in ps(1): R running, S and D asleep, T stopped, t traced, Z ended."""
+    frames: tuple[Frame, ...]
+    """Leaf first, kernel frames before user frames; native and Python ones together."""
+    is_whole: bool
+    """It reaches the thread's entry."""
+    end: str
+    """Why it does not; '' where it does."""

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""OTLP profiles: a ProfilesData message as protobuf, or as OTLP's JSON.
+
+Schema: opentelemetry-proto 1.45, `profiles/v1development`, which still moves; a message of another
+version that parses to nothing is refused. Each on-CPU sample type becomes samples; other types
+(allocations, locks) are named in the notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sonde.errors import MissingDependency, NotACapture
+from sonde.model.timeline import Naming, Samples, Timeline
+from sonde.readers.text import opened
+
+SCHEMA = "opentelemetry-proto 1.45, profiles/v1development"
+_LIMIT_BYTES = 1 << 30
+_CPU = {"cpu", "samples", "on-cpu", "on_cpu", "sample"}
+_NS_OF = {"nanoseconds": 1, "ns": 1, "microseconds": 1_000, "us": 1_000, "milliseconds": 1_000_000}
+_USUAL_NS = 1_000_000_000 // 99
+
+
+def looks_like(head: bytes) -> bool:
+    """Whether a file that begins so may be one of these."""
+    if head.lstrip().startswith(b"{"):
+        return b'"resourceProfiles"' in head or b'"resource_profiles"' in head
+    return head[:1] in (b"\x0a", b"\x12")
+
+
+def read(path: Path) -> Timeline:
+    """Read profiles. Raises CaptureError; NotACapture for what is none, MissingDependency."""
+    try:
+        from google.protobuf import json_format, message
+        from opentelemetry.proto.profiles.v1development import profiles_pb2
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"the Python package {error.name} is not installed", "pip install opentelemetry-proto"
+        ) from error
+    data: Any = profiles_pb2.ProfilesData()
+    with opened(path) as file:
+        raw = file.read(_LIMIT_BYTES)
+    try:
+        if raw.lstrip().startswith(b"{"):
+            json_format.Parse(raw, data, ignore_unknown_fields=True)
+        else:
+            data.ParseFromString(raw)
+    except (message.DecodeError, json_format.ParseError, UnicodeDecodeError) as error:
+        raise NotACapture(
+            f"{path} is no profile by {SCHEMA}: {str(error).splitlines()[0][:120]}",
+            "export it with that version of the schema",
+        ) from error
+    reader = _Reader(data.dictionary)
+    for resource in data.resource_profiles:
+        pid = reader.number(resource.resource.attributes, "process.pid")
+        name = reader.text_of(resource.resource.attributes, "process.executable.name")
+        for scope in resource.scope_profiles:
+            for profile in scope.profiles:
+                reader.add(profile, pid, name)
+    if not reader.time:
+        raise NotACapture(
+            f"{path} holds no on-CPU sample by {SCHEMA}",
+            "export it with that version of the schema",
+        )
+    return reader.timeline()
+
+
+class _Reader:
+    """Collects samples; indices that point nowhere make a sample unnamed, never an error."""
+
+    def __init__(self, dictionary: Any) -> None:
+        self._dictionary = dictionary
+        self._strings: Sequence[str] = dictionary.string_table
+        self.naming = Naming()
+        self.time: list[int] = []
+        self._lane: list[int] = []
+        self._weight: list[int] = []
+        self._name: list[int] = []
+        self._left_out: set[str] = set()
+        self._function_of: dict[int, int] = {}
+
+    def text(self, index: int) -> str:
+        return self._strings[index] if 0 <= index < len(self._strings) else ""
+
+    def text_of(self, attributes: Any, key: str) -> str:
+        return next((a.value.string_value for a in attributes if a.key == key), "")
+
+    def number(self, attributes: Any, key: str) -> int:
+        return next((a.value.int_value for a in attributes if a.key == key), 0)
+
+    def _attribute(self, indices: Sequence[int], key: str) -> int:
+        table = self._dictionary.attribute_table
+        for index in indices:
+            if 0 <= index < len(table) and self.text(table[index].key_strindex) == key:
+                return int(table[index].value.int_value)
+        return 0
+
+    def add(self, profile: Any, pid: int, process: str) -> None:
+        kind = self.text(profile.sample_type.type_strindex)
+        unit = self.text(profile.sample_type.unit_strindex)
+        if kind and kind not in _CPU:
+            self._left_out.add(kind)
+            return
+        scale = _NS_OF.get(unit, 0)
+        period = int(profile.period) if profile.period else _USUAL_NS
+        for sample in profile.samples:
+            own = self._attribute(sample.attribute_indices, "process.pid") or pid
+            tid = self._attribute(sample.attribute_indices, "thread.id") or own
+            lane = self.naming.thread(own, tid, process, process)
+            name = self._function(sample.stack_index)
+            times = list(sample.timestamps_unix_nano)
+            values = list(sample.values)
+            if not times:
+                times = [profile.time_unix_nano] * max(1, len(values))
+            if len(values) != len(times):
+                whole = sum(values) if values else len(times)
+                values = [0] * len(times)
+                values[0] = whole
+            for time_ns, value in zip(times, values, strict=True):
+                if time_ns >= 1 << 63:
+                    continue
+                self.time.append(time_ns)
+                self._lane.append(lane)
+                self._weight.append(min(value * (scale or period), 1 << 62))
+                self._name.append(name)
+
+    def _function(self, stack_index: int) -> int:
+        """The name of the stack's innermost frame with one."""
+        known = self._function_of.get(stack_index)
+        if known is not None:
+            return known
+        found = ""
+        tables = self._dictionary
+        if 0 <= stack_index < len(tables.stack_table):
+            for at in tables.stack_table[stack_index].location_indices:
+                if not 0 <= at < len(tables.location_table):
+                    continue
+                for line in tables.location_table[at].lines:
+                    if 0 <= line.function_index < len(tables.function_table):
+                        found = self.text(tables.function_table[line.function_index].name_strindex)
+                        if found:
+                            break
+                if found:
+                    break
+        number = self._function_of[stack_index] = self.naming.name(found)
+        return number
+
+    def timeline(self) -> Timeline:
+        count = len(self.time)
+        return Timeline(
+            names=self.naming.names,
+            lanes=self.naming.lanes,
+            samples=Samples(
+                np.array(self.time, np.int64),
+                np.array(self._lane, np.int32),
+                np.array(self._weight, np.int64),
+                np.array(self._name, np.int32),
+                np.zeros(count, bool),
+            ),
+            tick_ns=_USUAL_NS,
+            sources=("OTLP profiles",),
+            notes=[f"profiles of {kind} are left out" for kind in sorted(self._left_out)],
+        )

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `perf script` prints: samples with stacks, and the scheduler's switches if recorded.
+
+Samples of a clock weigh their period; those of other events weigh the usual distance between the
+samples of a CPU. `sched:sched_switch` with `sched_waking` or `sched_wakeup` become states: blocked
+(perf does not say on what) and waiting for a CPU. Format: perf 5.10 to 6.18, default fields, with
+or without `-F +pid`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+
+from sonde.errors import NotACapture
+from sonde.model.timeline import (
+    Naming,
+    Samples,
+    StateKind,
+    Timeline,
+    events,
+    no_events,
+)
+from sonde.readers.text import opened_text
+
+_HEAD = re.compile(
+    r"^(?P<comm>\S.*?)\s+(?P<pid>-?\d+)(?:/(?P<tid>-?\d+))?\s+(?:\[(?P<cpu>\d+)\]\s+)?"
+    r"(?P<seconds>\d+)\.(?P<fraction>\d+):\s+(?:(?P<period>\d+)\s+)?"
+    r"(?P<event>[^\s:][^\s]*?):(?:\s+(?P<rest>.*))?$"
+)
+_FRAME = re.compile(
+    r"^\s+(?P<address>[0-9a-f]+)\s+(?P<symbol>.*?)(?:\+0x[0-9a-f]+)?\s+\((?P<file>.*)\)$"
+)
+_SWITCH = re.compile(
+    r"prev_comm=.*? prev_pid=(?P<prev>\d+) prev_prio=-?\d+ prev_state=(?P<state>\S+) ==> "
+    r"next_comm=.*? next_pid=(?P<next>\d+)"
+)
+_WAKE = re.compile(r"comm=.*? pid=(?P<pid>\d+) ")
+_CLOCKS = ("cpu-clock", "task-clock")
+_FAULTS = {"exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault"}
+_USUAL_NS = 1_000_000_000 // 99
+_LIMIT = 3
+
+
+def looks_like(head: str) -> bool:
+    """Whether a file that begins so may be one of these."""
+    lines = [line for line in head.splitlines() if line and not line.startswith("#")]
+    return any(_HEAD.match(line) for line in lines[:_LIMIT])
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.naming = Naming()
+        self.time: list[int] = []
+        self.lane: list[int] = []
+        self.weight: list[int] = []
+        self.name: list[int] = []
+        self.fault: list[bool] = []
+        self.cpu_times: dict[str, list[int]] = defaultdict(list)
+        self.clocks: list[bool] = []
+        self.off: dict[int, tuple[int, bool]] = {}
+        self.woken: dict[int, int] = {}
+        self.states: list[tuple[int, int, StateKind, int]] = []
+        self.pid_of: dict[int, int] = {}
+        self.lost: Counter[str] = Counter()
+        self._frames: list[tuple[str, str]] | None = None
+
+    def line(self, line: str) -> None:
+        if not line.strip():
+            self.end_stack()
+            return
+        if line[0] in " \t":
+            frame = _FRAME.match(line)
+            if frame is not None:
+                if self._frames is not None:
+                    self._frames.append((frame["symbol"], frame["file"]))
+                return
+        head = _HEAD.match(line.strip() if line[0] == " " else line)
+        if head is None:
+            if not line.startswith("#"):
+                self.lost["lines not understood"] += 1
+            return
+        self.end_stack()
+        self._event(head)
+
+    def _event(self, head: re.Match[str]) -> None:
+        fraction = (head["fraction"] + "000000000")[:9]
+        time_ns = int(head["seconds"]) * 1_000_000_000 + int(fraction)
+        tid = int(head["tid"] or head["pid"])
+        pid = int(head["pid"])
+        if head["tid"]:
+            self.pid_of[tid] = pid
+        event = head["event"].rstrip(":")
+        if "sched_switch" in event:
+            self._switch(time_ns, head["rest"] or "")
+            return
+        if "sched_wak" in event:
+            if told := _WAKE.search(head["rest"] or ""):
+                self.woken[int(told["pid"])] = time_ns
+            return
+        lane = self.naming.thread(self.pid_of.get(tid, pid), tid, head["comm"], head["comm"])
+        clock = event.split(":")[0] in _CLOCKS
+        self.time.append(time_ns)
+        self.lane.append(lane)
+        self.weight.append(int(head["period"]) if clock and head["period"] else 0)
+        self.clocks.append(bool(clock and head["period"]))
+        self.name.append(self.naming.name(""))
+        self.fault.append(False)
+        self.cpu_times[head["cpu"] or ""].append(time_ns)
+        self._frames = []
+
+    def _switch(self, time_ns: int, rest: str) -> None:
+        told = _SWITCH.search(rest)
+        if told is None:
+            self.lost["switches not understood"] += 1
+            return
+        prev, nxt = int(told["prev"]), int(told["next"])
+        if prev:
+            self.off[prev] = (time_ns, told["state"].startswith("R"))
+        began = self.off.pop(nxt, None)
+        if began is None or not nxt:
+            return
+        since, ready = began
+        wake = since if ready else self.woken.get(nxt, 0)
+        if not since <= wake <= time_ns:
+            wake = time_ns  # not heard: all of it counts as blocked
+        if wake > since:
+            self.states.append((since, wake, StateKind.BLOCKED, nxt))
+        if time_ns > wake:
+            self.states.append((wake, time_ns, StateKind.RUNQUEUE, nxt))
+
+    def end_stack(self) -> None:
+        """Name the sample after its innermost named frame that is not the kernel's."""
+        frames, self._frames = self._frames, None
+        if not frames or not self.name:
+            return
+        user = [s for s, file in frames if s not in ("", "[unknown]") and not file.startswith("[")]
+        every = [s for s, _ in frames if s not in ("", "[unknown]")]
+        self.name[-1] = self.naming.name((user or every or [""])[0])
+        self.fault[-1] = any(symbol in _FAULTS for symbol, _ in frames)
+
+
+def read(path: Path) -> Timeline:
+    """Read the output of `perf script`. Raises CaptureError; NotACapture for anything else."""
+    reader = _Reader()
+    with opened_text(path) as text:
+        for line in text:
+            reader.line(line.rstrip("\n"))
+    reader.end_stack()
+    if not reader.time and not reader.states:
+        raise NotACapture(
+            f"{path} holds no event that perf script prints", "give what `perf script` printed"
+        )
+    naming = reader.naming
+    lanes = {tid: naming.thread(reader.pid_of.get(tid, tid), tid) for *_, tid in reader.states}
+    distance = _distance(reader.cpu_times)
+    weight = [
+        w if clock else distance for w, clock in zip(reader.weight, reader.clocks, strict=True)
+    ]
+    states = no_events()
+    if reader.states:
+        begin, end, kind, tids = zip(*reader.states, strict=True)
+        named = {
+            StateKind.BLOCKED: naming.name("blocked"),
+            StateKind.RUNQUEUE: naming.name("preempted"),
+        }
+        states = events(
+            start_ns=begin, end_ns=end, kind=kind, name=[named[k] for k in kind],
+            lane=[lanes[tid] for tid in tids],
+        )  # fmt: skip
+    return Timeline(
+        names=naming.names,
+        lanes=naming.lanes,
+        states=states,
+        samples=Samples(
+            np.array(reader.time, np.int64),
+            np.array(reader.lane, np.int32),
+            np.array(weight, np.int64),
+            np.array(reader.name, np.int32),
+            np.array(reader.fault, bool),
+        ),
+        tick_ns=distance,
+        sources=("perf script",),
+        notes=[f"{count:,} {what}" for what, count in reader.lost.items()],
+    )
+
+
+def _distance(cpu_times: dict[str, list[int]]) -> int:
+    gaps = [np.diff(np.sort(np.array(times))) for times in cpu_times.values() if len(times) > 2]
+    every = np.concatenate(gaps) if gaps else np.zeros(0, np.int64)
+    every = every[every > 0]
+    return int(np.median(every)) if len(every) else _USUAL_NS

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells the kernel how to walk the stacks of processes, as they come, change and go.
+
+A process is told when a walk met it for the first time: until then its stacks are walked by frame
+pointers, and so are those of its files whose table is still being made.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sonde import _native
+from sonde.resolve import Resolver, procfs
+from sonde.resolve.binaries import Binary
+from sonde.resolve.live import LiveProcess
+from sonde.resolve.mappings import Mapping
+from sonde.resolve.recent import Recent
+from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
+from sonde.unwind.ends import ENDS
+from sonde.unwind.tables import TableCache
+
+UPDATE_S: Final = 0.025
+"""After so long an update goes on the next time, so that the agent is not held up."""
+READY_GAP_S: Final = 0.2
+"""While tables are being made, tell a process what is ready this often."""
+ROOM_AGAIN_S: Final = 1.5
+"""After making room, until what was given back can be used."""
+ROOM_LATER_S: Final = 60.0
+"""A process that never finds room is tried again no less often than this."""
+TELL_GAP_S: Final = 0.25
+"""Between two times that a process is told because walks ask for it."""
+MAX_PYTHONS: Final = 8192
+"""Processes, ended ones too, whose Python is remembered."""
+_PT_LOAD: Final = 1
+_PF_X: Final = 1
+_SKIPPED: Final = ("[uprobes]", "[vsyscall]")
+_START_CODE: Final = 25
+"""Field 26 of /proc/PID/stat."""
+
+
+@dataclass(slots=True)
+class _File:
+    """One file with code, as the kernel knows it."""
+
+    name: str
+    """Of its table on disk."""
+    table: int = 0
+    """Number of its table in the kernel; 0: not there."""
+    is_settled: bool = False
+    """Its table is there, or there will be none."""
+    was_rebuilt: bool = False
+    """A table of its that was no good was made once more."""
+    loads: tuple[tuple[int, int, int], ...] = ()
+    """(file offset, address as linked, size) of the code that it has loaded."""
+    python: Interpreter | None = None
+    users: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Told:
+    """A process that the kernel knows how to walk."""
+
+    process: LiveProcess
+    at_s: float
+    files: set[int] = field(default_factory=set)
+    python: Interpreter | None = None
+
+
+class Unwinder:
+    """Keeps the kernel's maps of tables and processes."""
+
+    def __init__(
+        self, owner: _native.Bpf, resolver: Resolver, cache: TableCache | None = None
+    ) -> None:
+        self._maps = _native.UnwindMaps(owner)
+        self._resolver = resolver
+        self._cache = cache or TableCache()
+        self._files: dict[int, _File] = {}
+        """By the index of their content (resolve.binaries)."""
+        self._waiting: dict[str, set[int]] = {}
+        """Processes that wait for a table, by its name."""
+        self._told: dict[int, _Told] = {}
+        self._stale: set[int] = set()
+        self._expected: set[int] = set()
+        self._ready: set[int] = set()
+        """Processes with a table that was finished since they were told."""
+        self._told_s = 0.0
+        self._put_off: dict[int, _PutOff] = {}
+        """Processes for whose tables there was no room."""
+        self._room_s = 0.0
+        self._walks: dict[int, int] = {}
+        self._pythons: Recent[tuple[int, int], Interpreter] = Recent(MAX_PYTHONS)
+        self.refused_python = 0
+        """Files with a CPython that is not supported."""
+        self.left_out = 0
+        """Times that the kernel had no room for a table or a process."""
+
+    def expect(self, pids: Iterable[int]) -> None:
+        """Tell these processes and their children without waiting for a walk to meet them."""
+        self._expected |= {pid for pid in pids if procfs.read_stat(pid) is not None}
+        self._stale |= self._expected
+        if self._expected:
+            self._cache.warm_up()
+        self.update()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something will be ready soon: ask again in a few milliseconds."""
+        return self._cache.is_busy or bool(self._stale or self._ready)
+
+    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """What processes did (native ProcessEvents)."""
+        for event in events:
+            kind, pid = event[0], event[2]
+            if kind == "fork" and event[3] in self._expected:
+                self._expected.add(pid)
+            if pid not in self._told and pid not in self._expected:
+                continue
+            if kind == "mmap":
+                self._stale.add(pid)
+            elif kind == "exit" and event[4] == pid:
+                self._expected.discard(pid)
+                self._forget(pid)
+            elif kind == "comm" and event[5]:
+                self._forget(pid)
+
+    def update(self) -> None:
+        """Tell the kernel what is new. Cheap where nothing is; call it often."""
+        for name in self._cache.poll():
+            self._ready |= self._waiting.pop(name, set())
+        now_s = time.monotonic()
+        if self._ready and (not self._cache.is_busy or now_s > self._told_s + READY_GAP_S):
+            # All its mappings are told again: not for each one of its files.
+            self._told_s = now_s
+            self._stale |= self._ready
+            self._ready = set()
+        self._stale |= {pid for pid in self._maps.wanted() if self._is_due(pid, now_s)}
+        for pid, put_off in self._put_off.items():
+            if now_s > put_off.until_s:
+                self._stale.add(pid)
+        # Chosen ones first; the others when there is time: events wait to be read meanwhile.
+        for pid in sorted(self._stale, key=lambda pid: pid not in self._expected):
+            if time.monotonic() > now_s + UPDATE_S:
+                break
+            self._stale.discard(pid)
+            try:
+                has_room = self._tell(pid)
+            except OSError:  # what the kernel refuses costs this process its stacks, nobody else
+                has_room = False
+            if has_room:
+                self._put_off.pop(pid, None)
+            else:
+                self._put(pid, now_s)
+
+    def resync(self) -> None:
+        """Events were lost: tell all processes again."""
+        self._stale |= self._told.keys()
+
+    def _is_due(self, pid: int, now_s: float) -> bool:
+        """Whether to tell a process that a walk asked for; it asks again while it is not."""
+        told = self._told.get(pid)
+        return told is None or now_s > told.at_s + TELL_GAP_S
+
+    def python_of(self, key: tuple[int, int]) -> Interpreter | None:
+        """The Python that a process runs or ran last, None where it runs none that is walked."""
+        return self._pythons.get(key)
+
+    def stops(self) -> dict[str, int]:
+        """How walks ended so far, by name (unwind.ends)."""
+        counts = zip(ENDS, self._maps.stops(), strict=True)
+        return {end.name: count for end, count in counts if count}
+
+    def limit(self, bytes_: int) -> None:
+        """Hold at most so many bytes of tables and mappings in the kernel."""
+        self._maps.limit(bytes_)
+
+    def usage(self) -> dict[str, int]:
+        """What is held now, by name, for metrics."""
+        size, free, tables, processes = self._maps.usage()
+        return {
+            "table_bytes": size,
+            "table_bytes_free": free,
+            "tables": tables,
+            "processes": processes,
+            "tables_built": self._cache.built,
+            "tables_failed": self._cache.failed,
+            "put_off": len(self._put_off),
+            "left_out": self.left_out,
+            "python_refused": self.refused_python,
+        }
+
+    def memory_bytes(self) -> int:
+        """Kernel memory of the tables and mappings told."""
+        return self._maps.usage()[0]
+
+    def close(self) -> None:
+        """End what runs beside us."""
+        self._cache.close()
+
+    def _put(self, pid: int, now_s: float) -> None:
+        """Try a process again later, and later each time."""
+        self.left_out += 1
+        wait_s = ROOM_AGAIN_S
+        if before := self._put_off.get(pid):
+            wait_s = min(2 * before.wait_s, ROOM_LATER_S)
+        self._put_off[pid] = _PutOff(now_s + wait_s, wait_s)
+
+    def _tell(self, pid: int) -> bool:
+        """Tell a process, or that it is gone. Returns whether there was room for all of it."""
+        stat = procfs.read_file(f"/proc/{pid}/stat")
+        found = procfs.read_stat(pid)
+        if stat is None or found is None:
+            self._forget(pid)
+            return True
+        start_code = int(stat.rpartition(b")")[2].split()[_START_CODE - 2])
+        if not start_code:  # a kernel thread, or on its way out
+            return True
+        process = self._resolver.processes.find(pid, found.start_ns)
+        told = _Told(process, time.monotonic())
+        ranges = []
+        kernel_python = None
+        has_room = True
+        mappings = process.space().mappings
+        is_musl = any("/ld-musl-" in mapping.path for mapping in mappings)
+        for mapping in mappings:
+            if "x" not in mapping.prot or mapping.path in _SKIPPED:
+                continue
+            try:
+                file, index = self._file_of(process, mapping)
+            except _NoRoomError:
+                self._make_room(pid, told.files)
+                has_room, file = False, None
+            bias = _bias(mapping, file) if file is not None else None
+            if file is None or bias is None:
+                ranges.append((mapping.start, mapping.end, 0, 0))
+                continue
+            if not file.is_settled:
+                self._waiting.setdefault(file.name, set()).add(pid)
+            told.files.add(index)
+            ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
+            if file.python is not None:
+                told.python = file.python
+                kernel_python = file.python.for_kernel(bias, is_musl)
+        try:
+            self._maps.set_process(pid, start_code, ranges, kernel_python)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.E2BIG, errno.ENOMEM):
+                raise
+            self._make_room(pid, told.files)
+            return False
+        before = self._told.get(pid)
+        if before is not None:
+            self._leave(pid, before.files - told.files)
+        for index in told.files:
+            self._files[index].users.add(pid)
+        self._told[pid] = told
+        if told.python is not None:
+            self._pythons.put(process.key, told.python)
+        return has_room
+
+    def _forget(self, pid: int) -> None:
+        self._put_off.pop(pid, None)
+        self._maps.drop_process(pid)
+        told = self._told.pop(pid, None)
+        if told is not None:
+            self._leave(pid, told.files)
+
+    def _leave(self, pid: int, files: Iterable[int]) -> None:
+        for index in files:
+            self._files[index].users.discard(pid)
+
+    def _file_of(self, process: LiveProcess, mapping: Mapping) -> tuple[_File | None, int]:
+        """The file behind a mapping with its table, as far as that is there; None without one."""
+        known = mapping.binary
+        if known is not None and (file := self._files.get(known.index)) and file.is_settled:
+            return file, known.index
+        binary = self._resolver.file_of(process, mapping)
+        if binary is None:
+            return None, 0
+        found = self._files.get(binary.index)
+        if found is None:
+            found = self._files[binary.index] = _File(_name_of(binary), loads=_loads(binary.fd))
+        if not found.is_settled:
+            self._settle(found, binary)
+        return found, binary.index
+
+    def _settle(self, file: _File, binary: Binary) -> None:
+        built = self._cache.find(file.name)
+        if built is None:
+            file.is_settled = self._cache.has_failed(file.name)
+            if not file.is_settled:
+                self._cache.request(file.name, binary.fd)
+            return
+        try:
+            file.table = self._maps.add_table(str(built.path))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                raise _NoRoomError from error
+            if file.was_rebuilt:
+                self._cache.refuse(file.name)
+                file.is_settled = True
+                return
+            file.was_rebuilt = True
+            self._cache.forget(file.name)  # damaged, or of another version
+            self._cache.request(file.name, binary.fd)
+            return
+        file.is_settled = True
+        if built.python is not None:
+            try:
+                file.python = interpreter(built.python, binary.name)
+            except UnsupportedPythonError:
+                self.refused_python += 1
+
+    def _make_room(self, pid: int, files: set[int]) -> None:
+        """Let go of the processes that were walked least of late, and of tables nobody uses.
+
+        What is given back can be used again a second later. `pid` and `files`: the process that is
+        being told, and what its mappings name already: they stay.
+        """
+        now_s = time.monotonic()
+        if now_s < self._room_s:
+            return
+        self._room_s = now_s + ROOM_AGAIN_S
+        walks = self._maps.walks()
+        walks.pop(pid, None)
+        by_use = sorted(walks, key=lambda pid: walks[pid] - self._walks.get(pid, 0))
+        self._walks = walks
+        for other in by_use[: len(by_use) // 4 + 1]:
+            self._forget(other)
+        unused = [(i, it) for i, it in self._files.items() if it.table and not it.users]
+        for index, file in unused:
+            if index not in files:
+                self._maps.drop_table(file.table)
+                del self._files[index]
+
+
+class _NoRoomError(Exception):
+    """The kernel's maps are full."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PutOff:
+    """When a process for which there was no room is tried again."""
+
+    until_s: float
+    wait_s: float
+
+
+def _name_of(binary: Binary) -> str:
+    device, inode, size, changed_ns = binary.identity
+    if binary.build_id:
+        return f"{binary.build_id[:64]}-{size:x}"
+    return f"{device:x}-{inode:x}-{changed_ns:x}-{size:x}"
+
+
+def _loads(fd: int) -> tuple[tuple[int, int, int], ...]:
+    """The program headers of a 64-bit ELF file that say what is loaded where."""
+    try:
+        header = os.pread(fd, 64, 0)
+        at, size, count = (
+            struct.unpack_from(layout, header, offset)[0]
+            for layout, offset in (("<Q", 32), ("<H", 54), ("<H", 56))
+        )
+        raw = os.pread(fd, size * min(count, 256), at)
+        found = []
+        for offset in range(0, len(raw) - 55, size or 56):
+            kind, flags, position, address, _, length = struct.unpack_from("<IIQQQQ", raw, offset)
+            if kind == _PT_LOAD and flags & _PF_X:
+                found.append((position, address, length))
+    except (OSError, struct.error):
+        return ()
+    return tuple(found)
+
+
+def _bias(mapping: Mapping, file: _File) -> int | None:
+    """What the addresses of a mapping are above those as linked."""
+    end = mapping.offset + mapping.end - mapping.start
+    for position, address, length in file.loads:
+        if position < end and mapping.offset < position + length:
+            return mapping.start - (address + mapping.offset - position)
+    return None

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of Python frames, read out of the memory of the process that runs them.
+
+The kernel brings back the address of a code object, its first line and an instruction. Names and
+lines are read here once for each code object. Memory of a code object that is gone is used again,
+so what is known of one holds only as long as its head still reads the same, and counts for a
+sample only where the first line is the one that the kernel saw.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from sys import intern
+from typing import Final
+
+from sonde.model.code import Frame
+from sonde.resolve.frames import KnownFrame, frame_id
+from sonde.resolve.live import LiveProcess
+from sonde.resolve.recent import Recent
+from sonde.unwind.cpython import Code, Interpreter
+from sonde.unwind.python_lines import line_at
+
+PYTHON_FRAME: Final = 1 << 63
+MAX_CODE: Final = 32_768
+MAX_TEXT: Final = 512
+MAX_LINE: Final = 1 << 31
+MAX_LINES_BYTES: Final = 1 << 18
+TRUST_NS: Final = 200_000_000
+"""How long what was read is believed without looking again."""
+_ASCII, _UNICODE_3_10, _UNICODE_3_12 = 40, (48, 72), (40, 56)
+_UNKNOWN: Final = Frame("python", "", "[python]")
+NO_FRAME: Final = KnownFrame(0, _UNKNOWN)
+"""In place of a frame that is no code of anybody."""
+_INSTALLED: Final = ("/site-packages/", "/dist-packages/")
+
+
+@dataclass(slots=True)
+class _CodeObject:
+    head: bytes
+    function: str
+    file: str
+    first_line: int
+    lines: bytes
+    checked_ns: int
+    frames: dict[int, KnownFrame] = field(default_factory=dict)
+
+
+class PythonCode:
+    """Code objects of all processes."""
+
+    def __init__(self) -> None:
+        self._known: Recent[tuple[int, int, int], _CodeObject] = Recent(MAX_CODE)
+        self._fresh: dict[tuple[int, int], dict[tuple[int, int], KnownFrame]] = {}
+        """By process."""
+        self._fresh_until_ns = 0
+        self.unread = 0
+        """Frames whose code object was gone, or another one, when it was looked at."""
+
+    def fresh(self, process: LiveProcess) -> dict[tuple[int, int], KnownFrame]:
+        """Frames of a process that were looked at a moment ago, by the two words of a walk."""
+        now_ns = time.monotonic_ns()
+        if now_ns > self._fresh_until_ns:
+            self._fresh_until_ns = now_ns + TRUST_NS
+            self._fresh = {}
+        return self._fresh.setdefault(process.key, {})
+
+    def frame(self, process: LiveProcess, python: Interpreter, code: int, where: int) -> KnownFrame:
+        """The frame of the two words that a walk brought; NO_FRAME for no code of anybody.
+
+        `where`: first line << 32 | place of the instruction, as the kernel packs it.
+        """
+        found = self._find(process, python, code, where)
+        if found.frame is not _UNKNOWN and (fresh := self._fresh.get(process.key)) is not None:
+            fresh[code, where] = found
+        return found
+
+    def _find(self, process: LiveProcess, python: Interpreter, code: int, where: int) -> KnownFrame:
+        first_line, place = (where >> 32) & 0x7FFFFFFF, where & 0xFFFFFFFF
+        known = self._code(process, python, code & ~PYTHON_FRAME)
+        if known is None or known.first_line != first_line:
+            self.unread += 1
+            return KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
+        if place not in known.frames:
+            known.frames[place] = self._make(known, python, place)
+        return known.frames[place]
+
+    def _make(self, known: _CodeObject, python: Interpreter, place: int) -> KnownFrame:
+        if not known.first_line and known.file == known.function:
+            return NO_FRAME  # the interpreter's own glue, such as the call of __init__ (3.12 on)
+        signed = place - (place >> 31 << 32)
+        offset = signed - python.code.instructions if python.code.instructions else 2 * signed
+        line = line_at(known.lines, known.first_line, offset, python.version)
+        if not 0 < line < MAX_LINE:
+            line = 0
+        frame = Frame("python", known.function, "[python]", file=known.file, line=line)
+        return KnownFrame(frame_id(frame), frame)
+
+    def _code(self, process: LiveProcess, python: Interpreter, at: int) -> _CodeObject | None:
+        key = (*process.key, at)
+        now_ns = time.monotonic_ns()
+        known = self._known.get(key)
+        if known is not None and now_ns - known.checked_ns < TRUST_NS:
+            return known
+        try:
+            memory = os.open(f"/proc/{process.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return known  # it ended: what was known is the best there is
+        try:
+            head = os.pread(memory, python.code.linetable + 8, at)
+            if known is not None and known.head[16:] == head[16:]:
+                known.checked_ns = now_ns
+                return known
+            known = _read(memory, process.pid, python, head, now_ns)
+            self._known.put(key, known)
+            return known
+        except (OSError, struct.error, UnicodeDecodeError, OverflowError):
+            return known
+        finally:
+            os.close(memory)
+
+
+def _read(memory: int, pid: int, python: Interpreter, head: bytes, now_ns: int) -> _CodeObject:
+    layout: Code = python.code
+    (first_line,) = struct.unpack_from("<i", head, layout.first_line)
+    filename, name, lines = (
+        struct.unpack_from("<Q", head, at)[0]
+        for at in (layout.filename, layout.qualname, layout.linetable)
+    )
+    file = _text(memory, filename, python.version)
+    return _CodeObject(
+        head=head,
+        function=intern(_text(memory, name, python.version)),
+        file=intern(shown(file, pid)),
+        first_line=first_line,
+        lines=_bytes(memory, lines),
+        checked_ns=now_ns,
+    )
+
+
+def _bytes(memory: int, at: int) -> bytes:
+    (length,) = struct.unpack("<q", os.pread(memory, 8, at + 16))
+    return os.pread(memory, max(0, min(length, MAX_LINES_BYTES)), at + 32)
+
+
+def _text(memory: int, at: int, version: tuple[int, int]) -> str:
+    """A str: PyASCIIObject or PyCompactUnicodeObject (Include/cpython/unicodeobject.h)."""
+    head = os.pread(memory, 40, at)
+    length, _, state = struct.unpack_from("<qqI", head, 16)
+    # interned: 2 bits; from 3.14 on a field of its own, of 16 bits at most
+    shift = 2
+    if version >= (3, 14) and not state >> 2 & 7:
+        shift = 16
+    kind, is_ascii = state >> shift & 7, state >> (shift + 4) & 1
+    after_ascii, after_compact = _UNICODE_3_12 if version >= (3, 12) else _UNICODE_3_10
+    length = max(0, min(length, MAX_TEXT))
+    raw = os.pread(memory, length * max(kind, 1), at + (after_ascii if is_ascii else after_compact))
+    encoding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind, "latin-1")
+    return "".join(c if c.isprintable() else "?" for c in raw.decode(encoding, "replace"))
+
+
+def shown(path: str, pid: int) -> str:
+    """A source file as frames show it: relative to its package or project, never a full path."""
+    for folder in _INSTALLED:
+        if folder in path:
+            return path.rpartition(folder)[2]
+    parts = path.split("/")
+    for i, part in enumerate(parts[:-1]):
+        if i and parts[i - 1] == "lib" and part.startswith("python3"):
+            return "/".join(parts[i + 1 :])
+    if not path.startswith("/"):
+        return path.removeprefix("./")
+    with suppress(OSError):
+        folder = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115
+        if folder != "/" and path.startswith(folder + "/"):
+            return path.removeprefix(folder + "/")
+    return "/".join(parts[-2:])

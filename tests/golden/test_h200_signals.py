@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A minute of an H200 under known loads, replayed: do the signals say what was done?
+
+`bench/signals` recorded it: idle, matmul, copies to the device and back, a memory-bound kernel, 8 s
+each, while nvidia-smi's dmon watched the same device; then two tenants in turn.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from sonde.export import summary
+from sonde.query import questions
+from sonde.query.capture import read
+from sonde.query.session import Session
+
+DATA = Path(__file__).parents[1] / "data"
+EDGE_NS = 1_500_000_000
+"""Left out at both ends of a phase when its level is asked for: readings hold for a second."""
+HEADERS = {"receive": 20 / 256, "transmit": 24 / 256}
+"""Of a PCIe packet with 256 bytes: completions come with 20 more, writes with 24."""
+
+
+class Recording:
+    def __init__(self, name):
+        self.session = Session(read(DATA / f"{name}.sonde"))
+        self.phases = json.loads((DATA / f"{name}.json").read_text())
+
+    def points(self, series, **attributes):
+        """[(time, value)] of the one series that has these attributes."""
+        wanted = {name.replace("__", "."): value for name, value in attributes.items()}
+        (found,) = (
+            one
+            for one in questions.metric_series(self.session, [series])
+            if wanted.items() <= json.loads(one.labels).items()
+        )
+        return list(zip(found.times_ns, found.values, strict=True))
+
+    def level(self, phase, series, **attributes):
+        """Mean of a series in the midst of a phase."""
+        start_ns, end_ns = self.phases[phase]["start_ns"], self.phases[phase]["end_ns"]
+        values = [
+            value
+            for time_ns, value in self.points(series, **attributes)
+            if start_ns + EDGE_NS <= time_ns <= end_ns - EDGE_NS / 3
+        ]
+        return sum(values) / len(values)
+
+    def amount(self, phase, series, **attributes):
+        """What a rate adds up to over a phase and the pauses around it, in which nothing ran."""
+        start_ns, end_ns = self.phases[phase]["start_ns"], self.phases[phase]["end_ns"]
+        points = self.points(series, **attributes)
+        times = [time_ns for time_ns, _ in points]
+        first, last = bisect_left(times, start_ns), bisect_left(times, end_ns)
+        return sum(
+            (points[i][0] - points[i - 1][0]) / 1e9 * points[i][1] for i in range(first, last + 1)
+        )
+
+
+@pytest.fixture(scope="module")
+def recording():
+    return Recording("h200_signals")
+
+
+@pytest.fixture(scope="module")
+def dmon(recording):
+    """[(CLOCK_MONOTONIC ns, {column: value})] of nvidia-smi dmon."""
+    info = recording.session.info
+    day = datetime.fromtimestamp((info.start_ns + info.wall_offset_ns) / 1e9, UTC).date()
+    lines = (DATA / "h200_signals_dmon.txt").read_text().splitlines()
+    names = lines[0].lstrip("#").split()
+    rows = []
+    for line in lines:
+        if not line.startswith("#") and len(line.split()) == len(names):
+            row = dict(zip(names, line.split(), strict=True))
+            moment = datetime.fromisoformat(f"{day}T{row['Time']}+00:00")
+            rows.append((int(moment.timestamp() * 1e9) - info.wall_offset_ns, row))
+    return rows
+
+
+def told_by_dmon(dmon, recording, phase, column):
+    start_ns, end_ns = (recording.phases[phase][name] for name in ("start_ns", "end_ns"))
+    values = [
+        float(row[column])
+        for time_ns, row in dmon
+        if start_ns + 2 * EDGE_NS <= time_ns <= end_ns - EDGE_NS
+    ]
+    assert len(values) >= 2
+    return sum(values) / len(values)
+
+
+def test_it_is_a_minute_at_ten_readings_a_second(recording):
+    points = recording.points("hw.gpu.utilization", hw__gpu__task="general")
+    assert (points[-1][0] - points[0][0]) / 1e9 > 50
+    gaps = [(b - a) / 1e9 for (a, _), (b, _) in pairwise(points)]
+    assert sorted(gaps)[len(gaps) // 2] == pytest.approx(0.1, abs=0.005)
+    assert max(gaps) < 0.5
+    assert not questions.losses(recording.session)
+
+
+def test_device_memory_traffic_is_what_was_moved(recording):
+    moved = recording.phases["stream"]["bytes"]
+    assert recording.amount("stream", "sonde.gpu.dram.throughput") == pytest.approx(moved, rel=0.02)
+
+
+@pytest.mark.parametrize(("phase", "way"), [("h2d", "receive"), ("d2h", "transmit")])
+def test_pcie_traffic_is_what_was_copied_and_the_headers(recording, phase, way):
+    copied = recording.phases[phase]["bytes"] * (1 + HEADERS[way])
+    seen = recording.amount(phase, "sonde.gpu.pcie.throughput", network__io__direction=way)
+    assert seen == pytest.approx(copied, rel=0.02)
+
+
+@pytest.mark.parametrize("phase", ["h2d", "d2h"])
+def test_device_calls_on_the_same_clock_moved_the_same_bytes(recording, phase):
+    """Exact totals of the calls, beside the signals: two instruments, one recording."""
+    phases = recording.phases[phase]
+    where = questions.Where(start_ns=phases["start_ns"], end_ns=phases["end_ns"])
+    calls = questions.device_calls(recording.session, where)
+    moved = sum(call.bytes.get(phase, 0) for call in calls)
+    assert moved == pytest.approx(phases["bytes"], rel=0.15)  # rows of a second, cut at its start
+
+
+@pytest.mark.parametrize(
+    ("phase", "low", "high"),
+    [("idle", 0, 0), ("matmul", 0.95, 1), ("h2d", 0, 0.001), ("stream", 0.95, 1)],
+)
+def test_multiprocessors_work_when_kernels_run_and_not_for_copies(recording, phase, low, high):
+    assert low <= recording.level(phase, "sonde.gpu.sm.active") <= high
+
+
+def test_only_the_matmul_uses_tensor_cores(recording):
+    tensor = {
+        phase: recording.level(phase, "sonde.gpu.tensor.active", sonde__gpu__precision="any")
+        for phase in recording.phases
+    }
+    assert tensor.pop("matmul") > 0.9
+    assert set(tensor.values()) == {0.0}
+
+
+@pytest.mark.parametrize("phase", ["idle", "matmul", "h2d", "d2h", "stream"])
+def test_figures_are_those_of_dmon(recording, dmon, phase):
+    """Within its resolution: a watt, a percent, some clock steps; its PCIe is a sample of 20 ms."""
+
+    def dmons(column):
+        return told_by_dmon(dmon, recording, phase, column)
+
+    power = recording.level(phase, "hw.power")
+    assert power == pytest.approx(dmons("pwr"), rel=0.02, abs=1)
+    busy = recording.level(phase, "hw.gpu.utilization", hw__gpu__task="general")
+    assert 100 * busy == pytest.approx(dmons("sm"), abs=2)
+    memory = recording.level(phase, "sonde.gpu.memory.busy")
+    assert 100 * memory == pytest.approx(dmons("mem"), abs=2)
+    clock = recording.level(phase, "sonde.gpu.clock", sonde__gpu__clock__domain="sm")
+    assert clock / 1e6 == pytest.approx(dmons("pclk"), rel=0.02)
+    held = recording.level(phase, "hw.gpu.memory.usage")
+    assert held / 2**20 == pytest.approx(dmons("fb"), rel=0.001)
+    degrees = recording.level(phase, "hw.temperature", hw__sensor_location="gpu")
+    assert degrees == pytest.approx(dmons("gtemp"), abs=2)
+    # The way that data goes: the two count the requests that go the other way differently.
+    ways = {"h2d": [("rxpci", "receive")], "d2h": [("txpci", "transmit")]}
+    for column, way in ways.get(phase, ()):
+        rate = recording.level(phase, "sonde.gpu.pcie.throughput", network__io__direction=way)
+        assert rate / 1e6 == pytest.approx(dmons(column), rel=0.03)
+
+
+def test_two_tenants_add_up_to_the_device():
+    """Memory of both. Time: the driver counts it all on one of two that take turns (so does
+    nvidia-smi pmon), so only the sum can be held."""
+    recording = Recording("h200_tenants")
+    start_ns = max(one["start_ns"] for one in recording.phases) + EDGE_NS
+    end_ns = min(one["end_ns"] for one in recording.phases) - EDGE_NS
+
+    def mean(series, *wanted):
+        found = [
+            one
+            for one in questions.metric_series(recording.session, [series])
+            if all(text in one.labels for text in wanted)
+        ]
+        total = 0.0
+        for one in found:
+            values = [
+                value
+                for time_ns, value in zip(one.times_ns, one.values, strict=True)
+                if start_ns <= time_ns <= end_ns
+            ]
+            total += sum(values) / len(values) if values else 0.0
+        return total
+
+    assert mean("sonde.process.gpu.memory") == pytest.approx(mean("hw.gpu.memory.usage"), rel=0.02)
+    together = mean("sonde.process.gpu.utilization", '"sm"')
+    assert together == pytest.approx(mean("sonde.gpu.graphics.active"), rel=0.05)
+
+
+def test_the_first_screen_shows_them(recording):
+    text = summary.render(recording.session)
+    assert "SIGNALS OF DEVICES" in text
+    assert "memory traffic" in text

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unwinder at its bounds: no room, bad tables, old kernels, long stacks dropped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sonde.collect.cpu import CpuSampler
+from sonde.collect.kernel import Kernel
+from sonde.resolve import Resolver
+from sonde.unwind import Unwinder
+from sonde.unwind.tables import TableCache
+
+pytestmark = pytest.mark.bpf
+
+PROGRAMS = Path(__file__).parents[1] / "programs" / "stacks"
+HZ = 997
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    compiler = shutil.which("g++") or pytest.skip("needs g++")
+    program = tmp_path_factory.mktemp("unwinder") / "tree"
+    flags = ["-O2", "-fomit-frame-pointer", "-fno-optimize-sibling-calls"]
+    source = PROGRAMS / "tree.cpp"
+    subprocess.run([compiler, *flags, "-o", program, source, "-lpthread"], check=True)
+    return program
+
+
+@pytest.fixture
+def deep(tree):
+    """A program with 500 frames on its stack."""
+    process = subprocess.Popen([tree, "60", "500"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+class Watch:
+    """The on-CPU sampler and an unwinder over one process, without the rest of the agent."""
+
+    def __init__(self, pid, folder, room_bytes=None, knobs=None):
+        self.kernel = Kernel([pid])
+        self.kernel._knobs |= knobs or {}
+        self.sampler = CpuSampler(self.kernel, HZ)
+        self.resolver = Resolver(grace_ns=10**10)
+        self.resolver.start()
+        self.cache = TableCache(folder)
+        self.unwinder = Unwinder(self.kernel.unwind, self.resolver, self.cache)
+        if room_bytes:
+            self.unwinder.limit(room_bytes)
+
+    def settle(self, pid, patience_s=10):
+        self.unwinder.expect([pid])
+        until_s = time.monotonic() + patience_s
+        while self.unwinder.is_busy and time.monotonic() < until_s:
+            self.unwinder.update()
+            time.sleep(0.01)
+
+    def sample(self, seconds=0.5):
+        """Stacks by id, as the kernel has them."""
+        self.sampler.start()
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self.unwinder.update()
+            time.sleep(0.02)
+        self.sampler.stop()
+        batch = self.sampler.drain(0, True)
+        return {it[0]: it for it in self.kernel.stacks(list(batch.stacks))}
+
+    def close(self):
+        self.unwinder.close()
+        self.resolver.close()
+
+
+@pytest.fixture
+def watch(tmp_path):
+    opened = []
+
+    def start(pid, **how):
+        opened.append(Watch(pid, tmp_path, **how))
+        return opened[-1]
+
+    yield start
+    for it in opened:
+        it.close()
+
+
+def test_dropping_long_stacks_drops_all_their_pieces(watch, deep):
+    it = watch(deep.pid)
+    it.settle(deep.pid)
+    found = it.sample()
+    assert max(len(user) for _, _, user, _ in found.values()) > 400
+    assert it.sampler._bpf.stacks_kept() > len(found)
+    it.kernel.forget_stacks(list(found))
+    assert it.sampler._bpf.stacks_kept() == 0
+
+
+def test_dropping_some_stacks_leaves_the_pieces_that_others_go_on_in(watch, deep):
+    it = watch(deep.pid)
+    it.settle(deep.pid)
+    found = it.sample()
+    kept = list(found)[::2]
+    it.kernel.forget_stacks([stack for stack in found if stack not in kept])
+    assert {i[0]: i for i in it.kernel.stacks(kept)} == {stack: found[stack] for stack in kept}
+
+
+def test_without_bpf_loop_stacks_are_walked_by_frame_pointers(watch, deep):
+    it = watch(deep.pid, knobs={"unwind_by_tables": 0})
+    it.settle(deep.pid)
+    found = it.sample()
+    assert found
+    assert set(it.unwinder.stops()) == {"no_bpf_loop"}
+
+
+@pytest.mark.parametrize("name", ["waits", "device_calls"])
+def test_every_object_loads_without_bpf_loop(name):
+    kernel = Kernel(None)
+    kernel.load(name, {"unwind_by_tables": 0}, skip=["on_call_entry_multi", "on_call_return_multi"])
+
+
+def test_a_walk_is_no_longer_than_it_may_be(watch, deep):
+    it = watch(deep.pid, knobs={"unwind_steps": 128})
+    it.settle(deep.pid)
+    found = it.sample()
+    assert max(len(user) for _, _, user, _ in found.values()) == 128
+    assert it.unwinder.stops()["too_deep"] > 0
+
+
+def test_a_process_with_more_tables_than_there_is_room_for_costs_nobody_else(watch, deep):
+    numpy = pytest.importorskip("numpy")
+    del numpy
+    busy = "import numpy, time\nwhile True: pass"
+    large = subprocess.Popen([sys.executable, "-c", busy])
+    try:
+        time.sleep(1)
+        it = watch(deep.pid, room_bytes=1 << 20)  # OpenBLAS alone needs more
+        it.kernel.watch(large.pid)
+        it.settle(deep.pid)
+        it.unwinder.expect([large.pid])
+        it.sample(3)
+        usage = it.unwinder.usage()
+        assert usage["table_bytes"] <= 1 << 20
+        assert usage["left_out"] > 0
+        found = it.sample(3)
+        ends = Counter(stop for _, _, user, stop in found.values() if len(user) > 100)
+        assert ends[0] > 0.9 * ends.total(), ends
+    finally:
+        large.kill()
+        large.wait()
+
+
+def test_a_table_that_is_no_good_is_made_once_more_and_then_given_up(watch, deep, monkeypatch):
+    it = watch(deep.pid)
+    build = it.cache.request
+    asked = Counter()
+
+    def spoilt(name, fd):
+        asked[name] += 1
+        build(name, fd)
+
+    class Spoilt:
+        """The kernel's maps, where no table is any good."""
+
+        def __init__(self, maps):
+            self._maps = maps
+
+        def __getattr__(self, name):
+            return getattr(self._maps, name)
+
+        def add_table(self, path):
+            raise OSError(22, "a damaged unwind table")
+
+    monkeypatch.setattr(it.cache, "request", spoilt)
+    it.unwinder._maps = Spoilt(it.unwinder._maps)
+    it.settle(deep.pid)
+    for _ in range(20):
+        it.unwinder.resync()
+        it.unwinder.update()
+        time.sleep(0.01)
+    assert asked
+    assert it.cache.built <= 2 * len(asked)
+    assert it.unwinder.usage()["tables_failed"] == len(asked)

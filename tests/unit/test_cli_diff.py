@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What changed between two records, and when that fails a build."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from sonde.cli import main as cli
+
+RUNS = Path(__file__).parents[1] / "data" / "explain"
+
+
+def trace(path: Path, norm_us: float, seed: int, steps: int = 60, gap_us: float = 0) -> str:
+    """A loop of two kernels and a wait, the second kernel as long as asked for."""
+    rng = random.Random(seed)
+    events = []
+    at, number = 1000.0, 0
+    for _ in range(steps):
+        for name, length in (("gemm", 500.0), ("norm", norm_us)):
+            number += 1
+            length *= rng.uniform(0.98, 1.02)
+            device = {"device": 0, "stream": 7, "correlation": number}
+            events.append({"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7,
+                           "ts": at, "dur": length, "args": device})  # fmt: skip
+            events.append({"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 9,
+                           "tid": 9, "ts": at - 300, "dur": 3,
+                           "args": {"correlation": number}})  # fmt: skip
+            at += length + 1
+        at += gap_us
+    path.write_text(json.dumps({"traceEvents": events}))
+    return str(path)
+
+
+def test_the_same_work_twice_is_within_noise(tmp_path, capsys):
+    a, b = trace(tmp_path / "a", 200, 1), trace(tmp_path / "b", 200, 2)
+
+    assert cli.main(["diff", a, b, "--fail-above", "3%"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing got worse by more than 3 %" in said
+    assert "step" in said.splitlines()[1]
+
+
+def test_a_slower_kernel_fails_and_is_named(tmp_path, capsys):
+    a, b = trace(tmp_path / "a", 200, 1), trace(tmp_path / "b", 240, 2)
+
+    assert cli.main(["diff", a, b, "--fail-above", "3%"]) == 1
+    said = capsys.readouterr().out
+    assert "worse by 5.7 % of a step: kernel norm" in said
+    assert "kernel gemm" not in said.split("worse by", 1)[1]
+    assert cli.main(["diff", a, b, "--fail-above", "10%"]) == 0
+    assert cli.main(["diff", a, b]) == 0
+    assert cli.main(["diff", b, a, "--fail-above", "3%"]) == 0
+
+
+def test_for_scripts(tmp_path, capsys):
+    a, b = trace(tmp_path / "a", 200, 1), trace(tmp_path / "b", 240, 2, gap_us=300)
+
+    assert cli.main(["diff", a, b, "--json", "--fail-above", "0.03"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["per"] == "step"
+    kinds = {(one["kind"], one["name"]) for one in told["failed"]}
+    assert ("step", "step time") in kinds
+    assert ("kernel", "norm") in kinds
+    assert told["changes"][0]["kind"] == "step"
+
+
+def test_recorded_programs_with_and_against_themselves(capsys):
+    slow, fast = str(RUNS / "slow_loader.json.gz"), str(RUNS / "host_python.json.gz")
+
+    assert cli.main(["diff", slow, slow, "--fail-above", "0%"]) == 0
+    assert cli.main(["diff", slow, fast]) == 0
+    assert "input pipeline" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("share", ["much", "-3%", "nan"])
+def test_a_share_that_is_none(share, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["diff", "a", "b", "--fail-above", share])
+    assert ended.value.code == 2

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What other tools wrote: `perf script`, OTLP profiles."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+from google.protobuf import json_format
+from opentelemetry.proto.profiles.v1development import profiles_pb2
+
+from sonde.cli import main as cli
+from sonde.cli.timelines import open_timeline
+from sonde.errors import CaptureError, NotACapture
+from sonde.model.timeline import StateKind
+from sonde.readers import otlp_profiles, perf_script
+
+PERF = """\
+# captured on: today
+python3  4211/4215  [001] 12345.100000:   10101010 cpu-clock:u:
+\t    7f0012 decode_row+0x10 (/usr/lib/libjpeg.so.62)
+\t    7f0000 [unknown] (/usr/bin/python3.12)
+
+python3  4211/4211  [000] 12345.110000:   10101010 cpu-clock:u:
+\tffffffff81 clear_page_erms+0x7 ([kernel.kallsyms])
+\tffffffff80 handle_mm_fault+0x1 ([kernel.kallsyms])
+\t    7f0020 fill+0x2 (/usr/bin/python3.12)
+
+swapper     0 [000] 12345.200000: sched:sched_switch: prev_comm=python3 prev_pid=4211 \
+prev_prio=120 prev_state=S ==> next_comm=swapper/0 next_pid=0 next_prio=120
+my prog  4215 [001] 12345.230000: sched:sched_waking: comm=python3 pid=4211 prio=120 target_cpu=000
+swapper     0 [000] 12345.235000: sched:sched_switch: prev_comm=swapper/0 prev_pid=0 \
+prev_prio=120 prev_state=R ==> next_comm=python3 next_pid=4211 next_prio=120
+"""
+
+
+class TestPerfScript:
+    def test_samples_and_switches(self, tmp_path):
+        path = tmp_path / "perf.txt"
+        path.write_text(PERF)
+        timeline = open_timeline([path])
+
+        samples = timeline.samples
+        assert [timeline.names[i] for i in samples.name] == ["decode_row", "fill"]
+        assert samples.weight_ns.tolist() == [10101010, 10101010]
+        assert samples.fault.tolist() == [False, True]
+        assert [timeline.lanes[i].number for i in samples.lane] == [4215, 4211]
+        states = timeline.states
+        assert states.kind.tolist() == [StateKind.BLOCKED, StateKind.RUNQUEUE]
+        assert states.duration_ns.tolist() == [30_000_000, 5_000_000]
+        assert not timeline.notes
+
+    def test_lines_that_are_something_else_are_counted(self, tmp_path):
+        path = tmp_path / "perf.txt"
+        path.write_text(PERF + "\nwhat is this\n")
+        assert perf_script.read(path).notes == ["1 lines not understood"]
+
+    def test_other_text_is_refused(self, tmp_path):
+        path = tmp_path / "perf.txt"
+        path.write_text("hello\nworld\n")
+        with pytest.raises(NotACapture):
+            perf_script.read(path)
+
+    @pytest.mark.skipif(not shutil.which("perf"), reason="needs perf")
+    def test_what_the_real_perf_prints(self, tmp_path):
+        """Half a second of a busy loop, by perf's own hand; not everybody may run perf."""
+        data, text = tmp_path / "perf.data", tmp_path / "perf.txt"
+        program = "import time\nt=time.time()\nwhile time.time()-t<.5: sum(range(1000))"
+        record = ["perf", "record", "-e", "cpu-clock", "-F", "199", "-g", "-o", str(data)]
+        ran = subprocess.run([*record, sys.executable, "-c", program], capture_output=True)
+        if ran.returncode:
+            pytest.skip("perf may not record here")
+        with text.open("w") as out:
+            subprocess.run(["perf", "script", "-i", str(data)], stdout=out, check=True,
+                           stderr=subprocess.DEVNULL)  # fmt: skip
+        timeline = open_timeline([text])
+
+        assert timeline.samples.weight_ns.sum() / 1e9 == pytest.approx(0.5, rel=0.5)
+        assert any(timeline.names[i] for i in timeline.samples.name)
+
+
+def profiles() -> profiles_pb2.ProfilesData:
+    data = profiles_pb2.ProfilesData()
+    words = ["", "cpu", "nanoseconds", "main", "decode", "thread.id"]
+    data.dictionary.string_table.extend(words)
+    for index in (3, 4):
+        data.dictionary.function_table.add().name_strindex = index
+    for function in (0, 1):
+        data.dictionary.location_table.add().lines.add().function_index = function
+    data.dictionary.stack_table.add()
+    data.dictionary.stack_table.add().location_indices.extend([1, 0])
+    attribute = data.dictionary.attribute_table.add()
+    attribute.key_strindex = 5
+    attribute.value.int_value = 77
+    resource = data.resource_profiles.add()
+    pid = resource.resource.attributes.add()
+    pid.key, pid.value.int_value = "process.pid", 42
+    profile = resource.scope_profiles.add().profiles.add()
+    profile.sample_type.type_strindex, profile.sample_type.unit_strindex = 1, 2
+    profile.time_unix_nano = 1_700_000_000_000_000_000
+    sample = profile.samples.add()
+    sample.stack_index = 1
+    sample.attribute_indices.append(0)
+    sample.values.extend([5_000_000, 7_000_000])
+    sample.timestamps_unix_nano.extend([1_700_000_000_000_000_000, 1_700_000_000_010_000_000])
+    return data
+
+
+class TestOtlpProfiles:
+    @pytest.mark.parametrize("form", ["protobuf", "json"])
+    def test_samples(self, tmp_path, form):
+        path = tmp_path / "profiles"
+        data = profiles()
+        raw = data.SerializeToString()
+        path.write_bytes(raw if form == "protobuf" else json_format.MessageToJson(data).encode())
+        timeline = open_timeline([path])
+
+        assert timeline.sources == ("OTLP profiles",)
+        assert timeline.samples.weight_ns.tolist() == [5_000_000, 7_000_000]
+        assert {timeline.names[i] for i in timeline.samples.name} == {"decode"}
+        lane = timeline.lanes[timeline.samples.lane[0]]
+        assert (lane.pid, lane.number) == (42, 77)
+
+    def test_damage_is_refused_or_read_but_never_a_defect(self, tmp_path):
+        raw, path = profiles().SerializeToString(), tmp_path / "p"
+        rng = random.Random(3)
+        for _ in range(500):
+            damaged = bytearray(raw)
+            for _ in range(rng.randint(1, 4)):
+                damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+            path.write_bytes(damaged)
+            try:
+                otlp_profiles.read(path)
+            except CaptureError as error:
+                assert error.remedy
+
+    def test_nothing_of_the_schema(self, tmp_path, capsys):
+        path = tmp_path / "p"
+        path.write_bytes(b"\x0a\x00")
+        assert cli.main(["explain", str(path)]) == 1
+        assert "opentelemetry-proto 1.45" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unwind tables: what is made of files, and what becomes of those that cannot be read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sonde import _native
+from sonde.unwind.tables import TableCache
+
+RULE = struct.Struct("<BBHiii")
+NONE, END, RSP, RBP, REGISTER, PLT, RSP_DEREF = range(7)
+UNCHANGED, AT_CFA, AT_RBP, UNKNOWN = range(4)
+RBX = 3
+
+# Each function says in its name what is to be found at its label; none has unwind data.
+ASSEMBLY = """
+.text
+.macro FUNCTION name
+.p2align 4
+.globl \\name
+.type \\name, @function
+\\name:
+.endm
+
+.globl described
+.type described, @function
+described:
+    .cfi_startproc
+    ret
+    .cfi_endproc
+
+FUNCTION pushes
+    push %rbp
+    push %rbx
+    sub $40, %rsp
+at_pushes: .globl at_pushes
+    mov $1, %ebp
+in_pushes: .globl in_pushes
+    add $40, %rsp
+    pop %rbx
+    pop %rbp
+out_pushes: .globl out_pushes
+    ret
+.size pushes, .-pushes
+
+FUNCTION stores
+    sub $96, %rsp
+    mov %rbx, (%rsp)
+    mov %rbp, 8(%rsp)
+    xor %ebp, %ebp
+at_stores: .globl at_stores
+    test %rdi, %rdi
+    je 1f
+    mov 8(%rsp), %rbp
+    add $96, %rsp
+    ret
+1:
+in_stores: .globl in_stores
+    nop
+    mov 8(%rsp), %rbp
+    add $96, %rsp
+    ret
+.size stores, .-stores
+
+FUNCTION aligned
+    push %rbx
+    mov %rsp, %rbx
+    sub $128, %rsp
+    and $-4096, %rsp
+at_aligned: .globl at_aligned
+    vzeroupper
+    mov %rbx, %rsp
+    pop %rbx
+    ret
+.size aligned, .-aligned
+
+FUNCTION aligned_and_kept
+    mov %rsp, %rax
+    sub $64, %rsp
+    and $-64, %rsp
+    mov %rax, 16(%rsp)
+    xor %eax, %eax
+at_aligned_and_kept: .globl at_aligned_and_kept
+    mov 16(%rsp), %rsp
+    ret
+.size aligned_and_kept, .-aligned_and_kept
+
+FUNCTION disagrees
+    test %rdi, %rdi
+    je 1f
+    push %rax
+1:
+at_disagrees: .globl at_disagrees
+    jmp 1b
+.size disagrees, .-disagrees
+
+FUNCTION switches
+    mov (%rdi), %rsp
+at_switches: .globl at_switches
+    ret
+.size switches, .-switches
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    folder = tmp_path_factory.mktemp("plain")
+    (folder / "plain.s").write_text(ASSEMBLY)
+    path = folder / "libplain.so"
+    subprocess.run(["gcc", "-shared", "-o", path, folder / "plain.s"], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def rules(library):
+    """By symbol: (cfa, rbp, register, offset, rbp_offset, extra)."""
+    table = library.with_suffix(".unw")
+    _, _, _, _, analysed = _native.build_unwind_table(str(library), str(table))
+    assert analysed >= 6
+    said = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
+    symbols = {
+        name: int(at, 16)
+        for at, _, name in (it.split() for it in said.splitlines() if it.count(" ") == 2)
+    }
+    names = [name for name in symbols if name.startswith(("at_", "in_", "out_"))]
+    found = _native.find_unwind_rules(str(table), [symbols[name] for name in names])
+    return {name: RULE.unpack(rule) for name, rule in zip(names, found, strict=True) if rule}
+
+
+@pytest.mark.parametrize(
+    ("place", "cfa", "register", "offset", "extra", "rbp"),
+    [
+        ("at_pushes", RSP, 0, 64, 0, (UNCHANGED, 0)),
+        ("in_pushes", RSP, 0, 64, 0, (AT_CFA, -16)),
+        ("out_pushes", RSP, 0, 8, 0, (UNCHANGED, 0)),
+        ("at_stores", RSP, 0, 104, 0, (AT_CFA, -96)),
+        ("in_stores", RSP, 0, 104, 0, (AT_CFA, -96)),
+        ("at_aligned", REGISTER, RBX, 16, 0, (UNCHANGED, 0)),
+        ("at_aligned_and_kept", RSP_DEREF, 0, 16, 8, (UNCHANGED, 0)),
+        ("at_disagrees", NONE, 0, 0, 0, (UNCHANGED, 0)),
+        ("at_switches", NONE, 0, 0, 0, (UNCHANGED, 0)),
+    ],
+)
+def test_code_without_unwind_data_gets_what_its_instructions_show(
+    rules, place, cfa, register, offset, extra, rbp
+):
+    found = rules[place]
+    assert found[0] == cfa
+    if cfa != NONE:
+        assert found[2:4] == (register, offset)
+        assert found[5] == extra
+        assert (found[1], found[4]) == rbp
+
+
+def wait_for(cache, name, patience_s=20.0):
+    until_s = time.monotonic() + patience_s
+    while time.monotonic() < until_s:
+        if name in cache.poll():
+            return
+        time.sleep(0.01)
+    pytest.fail(f"{name} was never answered")
+
+
+def test_a_file_that_hangs_its_reader_is_given_up(tmp_path):
+    cache = TableCache(tmp_path, builder=("sleep", "1000"), deadline_s=0.3)
+    cache.request("hanging", os.open(os.devnull, os.O_RDONLY))
+    child = cache._child.pid
+    wait_for(cache, "hanging", 5)
+    assert cache.has_failed("hanging")
+    assert not Path(f"/proc/{child}").exists()
+    cache.close()
+
+
+# Answers requests, but dies over one.
+CLUMSY = """
+import json, os, sys
+for line in sys.stdin:
+    out = json.loads(line)["out"]
+    if "deadly" in out:
+        os._exit(1)
+    open(out, "w").close()
+    open(out + ".json", "w").write('{"python": null}')
+    print("{}", flush=True)
+"""
+
+
+def test_one_file_that_kills_its_reader_does_not_cost_the_others_their_tables(tmp_path):
+    cache = TableCache(tmp_path, builder=(sys.executable, "-c", CLUMSY))
+    for name in ("first", "deadly", "second", "third"):
+        cache.request(name, os.open(os.devnull, os.O_RDONLY))
+    wait_for(cache, "third")
+    assert cache.has_failed("deadly")
+    assert [cache.find(name) is not None for name in ("first", "second", "third")] == [True] * 3
+    assert (cache.built, cache.failed) == (3, 1)
+    cache.close()
+
+
+def test_closing_ends_a_reader_that_does_not_want_to(tmp_path):
+    stubborn = "trap '' TERM; while :; do sleep 1; done"
+    cache = TableCache(tmp_path, builder=("sh", "-c", stubborn))
+    cache.request("any", os.open(os.devnull, os.O_RDONLY))
+    time.sleep(0.2)
+    child = cache._child.pid
+    cache.close()
+    assert not Path(f"/proc/{child}").exists()
