@@ -37,6 +37,13 @@ GROUPS = {
 }
 
 
+SOURCES = {
+    "nvml": "NVIDIA: NVML (shown)",
+    "amdsmi": "AMD: AMD SMI (unverified)",
+    "drm": "AMD, Intel and others: DRM, hwmon (unverified)",
+}
+
+
 def document() -> str:
     """The whole page."""
     lines = [HEAD]
@@ -57,6 +64,19 @@ def document() -> str:
                 f"| {metric.kind} | {attributes} | {often} | {metric.source} |"
             )
         lines.append("")
+    lines += ["## Which devices tell what", ""]
+    lines += [
+        "Shown: on an H200. Unverified: with stubs of files and modules alone.",
+        "",
+    ]
+    lines += ["| metric | " + " | ".join(SOURCES.values()) + " |"]
+    lines += ["|---|" + "---|" * len(SOURCES)]
+    for metric in catalogue().values():
+        told = {one.partition(" ")[0] for one in metric.source.split(", ")}
+        if told & set(SOURCES):
+            marks = ("yes" if source in told else "" for source in SOURCES)
+            lines.append(f"| `{metric.name}` | " + " | ".join(marks) + " |")
+    lines.append("")
     lines += ["## Names of dcgm-exporter", ""]
     lines += ["With `--dcgm-names`, the same values also appear under these names.", ""]
     lines += ["| name | from | with |", "|---|---|---|"]

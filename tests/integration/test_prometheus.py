@@ -22,7 +22,7 @@ import pytest
 from nvml_stub import Stub
 from sonde.metrics import catalogue
 from sonde.sinks.exposition import dcgm_fields, name_of
-from sonde.sinks.series import PROGRAM
+from sonde.sinks.series import MAX_OWNED, PROGRAM
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -135,6 +135,37 @@ def test_prometheus_scrapes_it(agent, page, tmp_path):
     finally:
         server.terminate()
         server.wait()
+
+
+@pytest.mark.bpf
+def test_ten_thousand_short_lived_processes_of_a_thousand_programs(agent, page, tmp_path):
+    programs = []
+    for number in range(1000):
+        program = tmp_path / f"short-{number}"
+        if number:
+            program.hardlink_to(programs[0])
+        else:
+            shutil.copy("/bin/true", program)
+        programs.append(program)
+    script = tmp_path / "all.sh"
+    script.write_text("\n".join(map(str, programs)) + "\n")
+    for _ in range(10):
+        subprocess.run(["/bin/sh", script], check=True)
+
+    def folded():
+        return re.search(r'process_cpu_time_seconds_total{\S*="other"\S*} (\S+)', get(agent))
+
+    wait_for(folded)
+    by_metric = {}
+    for line in get(agent).splitlines():
+        if line and not line.startswith("#"):
+            name = re.split(r"[ {]", line, maxsplit=1)[0]
+            by_metric[name] = by_metric.get(name, 0) + 1
+    assert sum("process_" in name for name in by_metric) >= 3
+    for name, count in by_metric.items():
+        if "process_" in name:  # with a few more where an attribute has several values
+            assert count <= 2 * (MAX_OWNED + 2), (name, count)
+    assert sum(by_metric.values()) < 5_000
 
 
 @pytest.mark.bpf

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from sonde.analyze.bound import explain
+from sonde.cli.timelines import open_timeline
+
 pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "opencl" / "known_cause.py"
@@ -40,6 +43,40 @@ def test_what_holds_up_the_thread_that_feeds_the_device(cause):
     assert verdict["bounds"][0]["key"] == BOUNDS[cause], verdict["evidence"]
     if cause == "sleep":
         assert verdict["causes"][0]["key"] == "sleep"
+
+
+DEVICE_BOUNDS = {
+    "device": {"kernels"},
+    # The loader names itself after its birth; whether that was heard decides.
+    "loader": {"input", "lock"},
+    "sleep": {"host"},
+    "host": {"host"},
+}
+
+
+@pytest.mark.parametrize("cause", DEVICE_BOUNDS)
+def test_by_the_devices_own_time(cause, tmp_path):
+    """The program started by `sonde record`, which then times what the device runs."""
+    capture = tmp_path / "a.sonde"
+    command = [sys.executable, "-m", "sonde", "record", "-d", "2", "-o", str(capture), "--quiet"]
+    program = [sys.executable, str(PROGRAM), cause]
+    with subprocess.Popen(
+        [*command, "--", *program],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as recording:  # fmt: skip
+        try:
+            assert recording.wait(60) == 0
+        finally:
+            assert recording.stdin is not None
+            recording.stdin.close()  # which ends the program
+    timeline = open_timeline([capture])
+    if not len(timeline.device):
+        pytest.skip("this build has no library for device time")
+    (verdict,) = explain(timeline).verdicts
+
+    assert verdict.bounds[0].key in DEVICE_BOUNDS[cause], verdict.evidence
+    stalled = verdict.window_ns * (1 - verdict.computing)
+    assert sum(one.ns for one in verdict.causes) == pytest.approx(stalled, abs=2)
 
 
 def test_a_process_that_is_not_there():

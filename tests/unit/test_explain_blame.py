@@ -225,3 +225,37 @@ def test_each_device_has_its_own_verdict():
     verdicts = explain(scene.timeline()).verdicts
 
     assert [one.bound for one in verdicts] == ["compute", "lock"]
+
+
+def test_no_timeline_however_odd_is_a_defect():
+    """Random events, nested or not, joined or not, of several devices and threads."""
+    rng = np.random.default_rng(11)
+    for _ in range(60):
+        scene = Scene()
+        for _ in range(int(rng.integers(1, 80))):
+            begin = float(rng.integers(0, 100_000))
+            end = begin + float(rng.choice([0, 1, 30, 500, 20_000]))
+            tid = 100 + int(rng.integers(3))
+            match int(rng.integers(7)):
+                case 0:
+                    scene.copy(begin, end, int(rng.integers(0, 1 << 24)), called=end)
+                case 1:
+                    scene.sync(begin, end)
+                case 2:
+                    scene.python(begin, end, f"f{begin % 3}.py(1): g", tid)
+                case 3:
+                    scene.blocked(begin, end, "futex", tid)
+                case 4:
+                    scene.runqueue(begin, end)
+                case _:
+                    name = f"kernel{int(rng.integers(3))}"
+                    device = int(rng.integers(2))
+                    scene.kernel(
+                        begin, end, launched=begin - float(rng.integers(-50, 5000)), name=name,
+                        stream=int(rng.integers(3)), device=device, tid=tid,
+                    )  # fmt: skip
+        windows = [(0, 0), (10_000_000, 40_000_000)] if rng.random() < 0.3 else []
+        for verdict in explain(scene.timeline(windows_ns=windows)).verdicts:
+            stalled = verdict.window_ns - round(verdict.computing * verdict.window_ns)
+            assert sum(one.ns for one in verdict.causes) == pytest.approx(stalled, abs=2)
+            assert verdict.bounds

@@ -110,6 +110,16 @@ def test_one_signal_lost_leaves_the_others():
     assert run.up("scripted.slow") == [0.0, 1.0]
 
 
+def test_a_defect_of_one_signal_leaves_the_others():
+    source = Scripted()
+    source.fails["slow"] = KeyError("unforeseen")
+    run = Run(source)
+    run.until(10)
+    assert source.asked.count("quick") >= 99
+    reason = "scripted.slow: a defect of Sonde: KeyError: 'unforeseen'"
+    assert run.notes() == [("signal_lost", reason)]
+
+
 def test_a_source_that_vanishes_is_closed_and_opened_again():
     source = Scripted()
     run = Run(source)

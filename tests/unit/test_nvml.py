@@ -275,3 +275,26 @@ def test_the_child_ends_with_its_parent(stub):
             return
         time.sleep(0.1)
     raise AssertionError("the child is still there")
+
+
+def test_what_is_no_message_is_a_gap_and_the_next_process_is_heard(stub, watched, monkeypatch):
+    watched.until(lambda: watched.value("hw.power"))
+    watched.runner._buffer[:0] = b"\xff\xff\xff\xffrubbish"
+    watched.until(lambda: watched.notes)
+    assert watched.notes == [("signal_lost", "nvml: its process says what is no message")]
+    watched.forget()
+    watched.until(lambda: watched.value("hw.power"))
+    assert watched.notes[0][0] == "signal_back"
+
+
+def test_without_room_for_a_process_the_agent_goes_on(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(apart.subprocess, "Popen", refuse)
+    runner = Apart("nvml", SOURCE)
+    runner.start()
+    (event,) = runner.take().events
+    assert event[6] == "nvml: cannot be asked: Cannot allocate memory"
+    assert not runner.take().events  # told once
+    runner.stop()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from sonde import _native, health
+from sonde.agent.run_metrics import RunMetrics
 from sonde.collect.collector import Batch, TableRow
 from sonde.config import Config
 from sonde.metrics import Metric, labels, labels_of
@@ -37,6 +38,7 @@ class Outlets:
     def __init__(self, config: Config, whose: Whose) -> None:
         """Raises UsageError for a bad address, SinkError where it cannot be listened on."""
         self.board = Board(whose)
+        self._runs = RunMetrics(self.board)
         self._whose = whose
         self._dcgm_names = config.dcgm_names
         self._host = platform.node()
@@ -74,6 +76,8 @@ class Outlets:
             if row[1] == "device":
                 self._take_calls(row)
 
+        for row in batch.rows.get("device_run", ()):
+            self._runs.take(row)
         for row in batch.rows.get("usage", ()):
             self._take_usage(row)
 

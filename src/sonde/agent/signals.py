@@ -36,4 +36,8 @@ def sources_apart(config: Config) -> Sequence[Apart]:
     """Sources that are asked in a process each, once what they speak of is present."""
     if not config.device_metrics:
         return ()
-    return (Apart("nvml", "sonde.collect.devices.nvml:NvmlSource", present.nvidia),)
+    return (
+        Apart("nvml", "sonde.collect.devices.nvml:NvmlSource", present.nvidia),
+        Apart("amdsmi", "sonde.collect.devices.amdsmi:AmdSmiSource", present.amd),
+        Apart("drm", "sonde.collect.devices.drm:DrmSource", present.drm),
+    )

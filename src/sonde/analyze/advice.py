@@ -34,6 +34,7 @@ NEXT: Mapping[str, str] = {
     "unknown": "record with Sonde beside the profiler: it tells why threads were off their CPU",
     "compute": "use fewer or cheaper operations: lower precision, sparsity, a better kernel for "
     "the first one",
+    "kernels": "make the first kernel faster: a counter-level profiler tells what it lacks",
     "memory": "move fewer bytes: fuse elementwise work (torch.compile), smaller types, "
     "recompute instead of reload",
     "device": "look at what the device does: trace it (torch.profiler) and explain the trace with "

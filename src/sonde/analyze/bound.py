@@ -33,6 +33,11 @@ STALLED = 0.15
 MIX = 0.6
 """A second bound with this share of the first one's makes it a mix."""
 UNDERFILLED_BOUND = 0.5
+_KERNELS = {
+    "compute": "products",
+    "memory": "kernels that stream through memory",
+    "kernels": "other kernels",
+}
 
 
 def explain(timeline: Timeline) -> Explanation:
@@ -176,7 +181,7 @@ def _evidence(
             )
     for one in classes:
         if one.name in keys and one.ns:
-            what = "products" if one.name == "compute" else "kernels that stream through memory"
+            what = _KERNELS[one.name]
             lines.append(f"{what}: {100 * one.share:.1f} % of the time, {one.count:,} kernels")
     if "serial" in keys:
         lines.append(
@@ -195,7 +200,7 @@ def _advice(causes: list[CauseShare], bounds: list[Bound]) -> list[Advice]:
     device = [
         Advice(next_step(bound.key), 0.0)
         for bound in bounds
-        if bound.key in ("compute", "memory", "serial")
+        if bound.key in ("compute", "memory", "kernels", "serial")
     ]
     return device + found if device else found
 

@@ -82,6 +82,8 @@ WAITS = re.compile(
 )
 """Functions that wait for a device, some without a call that is seen (JAX polls)."""
 _SLEEP = re.compile(r"<built-in (method|function) sleep\b")
+LOADER = re.compile(r"pt_data|loader|prefetch|dali|input", re.IGNORECASE)
+"""Threads that hand batches over, by their names."""
 IO_REASONS = {"read", "write", "sync to disk", "file", "socket", "poll", "message queue"}
 
 Claim = Callable[[Timeline, int], Intervals]
@@ -128,8 +130,16 @@ def run_queue(timeline: Timeline, lane: int) -> Intervals:
 
 
 def input_pipeline(timeline: Timeline, lane: int) -> Intervals:
-    """Inside the loader's next(): making the batch, or waiting for workers that make it."""
-    return _named(timeline, lane, _INPUT)
+    """Inside the loader's next(): making the batch, or waiting for workers that make it.
+
+    Where only the machine was watched: blocked until a thread whose name says that it loads.
+    """
+    named = _named(timeline, lane, _INPUT)
+    fed = any(
+        one.lane == lane and one.name == "futex" and LOADER.search(one.waker)
+        for one in timeline.totals
+    )
+    return sets.joined(named, _blocked(timeline, lane, {"futex"}, Hold.NONE)) if fed else named
 
 
 def allocation(timeline: Timeline, lane: int) -> Intervals:

@@ -9,15 +9,14 @@ Waits inside device calls belong to the calls. The verdict is on the thread, and
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 
 from sonde.analyze.advice import next_step
-from sonde.analyze.causes import CAUSES, IO_REASONS
-from sonde.analyze.kernels import multiplies
+from sonde.analyze.causes import CAUSES, IO_REASONS, LOADER
+from sonde.analyze.kernels import class_of
 from sonde.model.timeline import CallKind, Timeline, Total
 from sonde.model.verdict import Advice, Bound, CauseShare, KernelShare, Place, Verdict
 
@@ -48,8 +47,6 @@ _OF_REASON = {
     "memory": "page fault",
     "sleep": "sleep",
 }
-_LOADER = re.compile(r"pt_data|loader|prefetch|dali|input", re.IGNORECASE)
-"""Threads that hand batches over, by their names."""
 _INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
 """What a thread blocks on within a device call."""
 
@@ -86,7 +83,7 @@ def _with_runs(verdict: Verdict, runs: list[Total], window: int) -> Verdict:
     kernels = [KernelShare(one.name, one.ns, one.ns / window, one.count) for one in ranked[:5]]
     classes: dict[str, list[Total]] = defaultdict(list)
     for one in runs:
-        classes["compute" if multiplies(one.name) else "memory"].append(one)
+        classes[class_of(one.name)].append(one)
     shares = [
         KernelShare(
             name,
@@ -189,7 +186,7 @@ def _cause_of(total: Total) -> str:
         return _OF_CALL.get(total.call, "launch")
     if total.kind == "runqueue":
         return "run queue"
-    if total.name == "futex" and _LOADER.search(total.waker):
+    if total.name == "futex" and LOADER.search(total.waker):
         return "input"
     return _OF_REASON.get(total.name, "unknown")
 

@@ -17,7 +17,16 @@ _MULTIPLIES = re.compile(
     r"|matmul|_bmm|triton_tem|dot_general|_dot_|\bdot_kernel|hgemv_|spin_kernel",
     re.IGNORECASE,
 )
-"""Products: arithmetic bound at the sizes that matter. All else streams through memory."""
+"""Products: arithmetic bound at the sizes that matter."""
+_STREAMS = re.compile(
+    r"elementwise|pointwise|reduce|norm|softmax|copy|fill|cat_?array|concat|index|scan|gather"
+    r"|scatter|embedding|transpose|permute|pool|dropout|activation|relu|gelu|tanh|sort|topk|adam"
+    r"|sgd|multi_tensor|triton_(poi|red|per)_|fusion|cast|convert|add|mul|sum|axpy|stream|memset",
+    re.IGNORECASE,
+)
+"""Few operations a byte: these stream through memory."""
+
+CLASSES = ("compute", "memory", "kernels")
 
 UNDERFILLED = 0.5
 """A kernel with fewer thread blocks than this share of the multiprocessors leaves most idle."""
@@ -25,25 +34,29 @@ ALONE = 1.3
 """Mean number of kernels at a time, up to which they run one after another."""
 
 
-def multiplies(name: str) -> bool:
-    """Whether a kernel is a product, by its name."""
-    return bool(_MULTIPLIES.search(name))
+def class_of(name: str) -> str:
+    """compute, memory, or kernels: those whose name tells neither."""
+    if _MULTIPLIES.search(name):
+        return "compute"
+    return "memory" if _STREAMS.search(name) else "kernels"
 
 
 def classes_of(timeline: Timeline, stalls: Stalls) -> list[KernelShare]:
-    """Kernel time by class ('compute', 'memory'), largest first."""
+    """Kernel time by class, largest first."""
     events = stalls.events
     rows = events.kind == DeviceKind.KERNEL
-    products = np.array([multiplies(name) for name in timeline.names] or [False])
-    compute = products[events.name[rows]]
+    used = np.flatnonzero(np.bincount(events.name[rows], minlength=1))
+    code = np.zeros(len(timeline.names) + 1, np.uint8)
+    for number in used.tolist() if rows.any() else []:
+        code[number] = CLASSES.index(class_of(timeline.names[number]))
+    mine = code[events.name[rows]]
     duration = events.duration_ns[rows]
     window = max(1, stalls.window_ns)
-    found = [
-        KernelShare(
-            name, int(duration[of].sum()), float(duration[of].sum() / window), int(of.sum())
-        )
-        for name, of in (("compute", compute), ("memory", ~compute))
-    ]
+    found = []
+    for number, name in enumerate(CLASSES):
+        of = mine == number
+        ns = int(duration[of].sum())
+        found.append(KernelShare(name, ns, ns / window, int(of.sum())))
     return sorted(found, key=lambda one: -one.ns)
 
 

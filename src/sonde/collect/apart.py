@@ -70,7 +70,7 @@ def unpack(body: bytes) -> tuple[Points, int]:
         ]
         return Points(metrics, list(events)), int(left_out)
     except (EOFError, TypeError, IndexError) as error:
-        raise ValueError(f"no message: {error}") from error
+        raise ValueError(f"what is no message: {error}") from error
 
 
 class Apart:
@@ -92,6 +92,7 @@ class Apart:
         """0 while it answers."""
         self._pause_s = RETRY_FIRST_S
         self._start_at_s = 0.0
+        self._trouble = ""
         self._page = mmap.mmap(-1, PAGE)
         self._page_fd = -1
 
@@ -106,8 +107,15 @@ class Apart:
         if self._child is None:
             if now_s >= self._start_at_s:
                 self._start(now_s)
+            if self._trouble:
+                self._mark_lost(points, now_s, self._trouble)
+                self._trouble = ""
             return points
-        said = self._read(points)
+        try:
+            said = self._read(points)
+        except ValueError as error:
+            self._replace(points, now_s, f"its process says {error}")
+            return points
         ended = self._child.poll()
         if said:
             self._heard_s = now_s
@@ -134,6 +142,16 @@ class Apart:
         if len(self._given_up) >= GIVEN_UP_MAX or not self._present():
             self._start_at_s = now_s + RETRY_LAST_S
             return
+        try:
+            self._child = self._spawn()
+        except OSError as error:  # no memory, no descriptors: the agent goes on without
+            self._trouble = f"cannot be asked: {error.strerror or error}"
+            self._start_at_s = now_s + self._pause_s
+            self._pause_s = min(2 * self._pause_s, RETRY_LAST_S)
+            return
+        self._heard_s = now_s + STARTS_IN_S - SILENT_S
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         if self._page_fd < 0:
             self._page_fd = os.memfd_create("sonde-asking", os.MFD_CLOEXEC)
             os.ftruncate(self._page_fd, PAGE)
@@ -141,19 +159,19 @@ class Apart:
         self._page[:1] = b"\0"
         self._buffer.clear()
         arguments = ["-m", "sonde.collect.apart", self._source, str(self._page_fd)]
-        self._child = subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             pass_fds=[self._page_fd],
         )
-        assert self._child.stdout is not None
-        fd = self._child.stdout.fileno()
+        assert child.stdout is not None
+        fd = child.stdout.fileno()
         os.set_blocking(fd, False)
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._heard_s = now_s + STARTS_IN_S - SILENT_S
+        return child
 
     def _read(self, points: Points) -> bool:
         assert self._child is not None
@@ -165,6 +183,8 @@ class Apart:
         said = False
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MESSAGE_MAX_BYTES:
+                raise ValueError("what is no message")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
@@ -187,6 +207,9 @@ class Apart:
         self.restarts += 1
         self._start_at_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, RETRY_LAST_S)
+        self._mark_lost(points, now_s, reason)
+
+    def _mark_lost(self, points: Points, now_s: float, reason: str) -> None:
         if not self._silent_since_s:
             self._silent_since_s = now_s
             points.note("signal_lost", 0.0, f"{self.name}: {reason}")
@@ -221,9 +244,9 @@ class Asked:
         self._page[: len(text)] = text
 
 
-def serve(source: Source, asking: Asked) -> None:
-    """Ask the source until the parent goes away."""
-    os.set_blocking(sys.stdout.fileno(), False)
+def serve(source: Source, asking: Asked, out: int) -> None:
+    """Ask the source until the parent goes away; `out` is where to say what it says."""
+    os.set_blocking(out, False)
     schedule = Schedule(source, asking=asking)
     points, left_out, pending = Points(), 0, b""
     say_at_s = 0.0
@@ -237,17 +260,17 @@ def serve(source: Source, asking: Asked) -> None:
             else:
                 pending, left_out = pack(points, left_out), 0
             points = Points()
-            pending = _write(pending)
+            pending = _write(out, pending)
         wait_s = min(due_ns / 1e9, say_at_s) - time.monotonic()
         if select.select([sys.stdin], [], [], max(0.0005, wait_s))[0]:
             schedule.close()
             return
 
 
-def _write(message: bytes) -> bytes:
+def _write(out: int, message: bytes) -> bytes:
     """As much as the pipe takes; returns the rest."""
     try:
-        return message[os.write(sys.stdout.fileno(), message) :]
+        return message[os.write(out, message) :]
     except BlockingIOError:
         return message
 
@@ -257,11 +280,16 @@ def main() -> None:
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to act upon
+    # A library may print: not into our messages.
+    out = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
     spec, fd = sys.argv[1:3]
     module, _, name = spec.partition(":")
     source: Source = getattr(importlib.import_module(module), name)()
     with contextlib.suppress(BrokenPipeError):
-        serve(source, Asked(int(fd)))
+        serve(source, Asked(int(fd)), out)
 
 
 if __name__ == "__main__":

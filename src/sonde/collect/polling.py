@@ -170,7 +170,7 @@ class Schedule:
     def _open(self, points: Points) -> None:
         self._asking(f"{self._source.name}.open")
         try:
-            self._source.open()
+            _guarded(self._source.open)
             now_ns = self._clock()
             self._turns = [
                 _Turn(poll, now_ns, Gap(f"{self._source.name}.{poll.name}"))
@@ -188,7 +188,7 @@ class Schedule:
     def _ask(self, turn: _Turn, points: Points) -> None:
         self._asking(f"{self._source.name}.{turn.poll.name}")
         try:
-            turn.poll.read(points)
+            _guarded(turn.poll.read, points)
         except SignalLost as lost:
             if lost.whole:
                 self.close()
@@ -215,3 +215,13 @@ class Schedule:
         points.add("sonde.source.up", float(self._opened), source, now_ns)
         points.add("sonde.source.cpu_seconds", self._cpu_s, source, now_ns)
         points.add("sonde.source.read_seconds", self._read_s, source, now_ns)
+
+
+def _guarded(ask: Callable[..., None], *arguments: Points) -> None:
+    """What a source did not foresee is a gap too: a defect of one must not silence the others."""
+    try:
+        ask(*arguments)
+    except SignalLost:
+        raise
+    except Exception as error:
+        raise SignalLost(f"a defect of Sonde: {type(error).__name__}: {error}") from error

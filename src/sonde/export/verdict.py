@@ -17,6 +17,7 @@ CAUSE_ROWS = 6
 BOUNDS = {
     "compute": "arithmetic",
     "memory": "device memory",
+    "kernels": "its kernels (arithmetic or memory: their names do not tell)",
     "serial": "kernels too small for the device, one after another",
     "launch": "launching kernels (host)",
     "copy": "copies",

@@ -119,7 +119,7 @@ class Board:
             known = self._counts.setdefault(series, {})
             if whole not in known and len(known) >= MAX_OWNED:
                 self.folded += 1
-                whole = without_room
+                whole = without_room if without_room != whole else _nameless(whole)
             known[whole] = known.get(whole, 0.0) + more
 
     def count_owned(
@@ -201,6 +201,10 @@ class Board:
                         one.ended += last.value if metric.monotonic else 0.0
                 if not one.processes and now_ns - one.time_ns > kept_s * 1e9:
                     del known[attributes]
+
+
+def _nameless(attributes: Attributes) -> Attributes:
+    return tuple((name, OTHER) for name, _ in attributes)
 
 
 def _sorted(attributes: Mapping[str, object]) -> Attributes:

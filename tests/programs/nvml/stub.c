@@ -97,6 +97,8 @@ static nvmlReturn_t answer(nvmlDevice_t handle, const char *function)
 nvmlReturn_t nvmlInit_v2(void)
 {
 	ANSWER(NULL);
+	printf("a library that talks\n"); /* as some do; it must not reach our messages */
+	fflush(stdout);
 	return NVML_SUCCESS;
 }
 

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 NVIDIA_NODES = (Path("/dev/nvidiactl"), Path("/proc/driver/nvidia/version"))
 AMD_NODE = Path("/dev/kfd")
-DRM_NODES = Path("/dev/dri")
+ROCM = Path("/opt/rocm/share/amd_smi")
+"""Where ROCm puts AMD SMI's Python module, beside the usual places."""
+NVIDIA, AMD, INTEL = "0x10de", "0x1002", "0x8086"
+"""Vendors, as PCI knows them."""
+DRM_CARDS = Path("/sys/class/drm")
 
 
 def nvidia() -> bool:
@@ -17,8 +22,24 @@ def nvidia() -> bool:
 
 
 def amd() -> bool:
-    """AMD's compute driver is loaded, or its library is in the loader's way."""
-    return AMD_NODE.exists() or _on_path("libamd_smi.so")
+    """AMD's compute driver is loaded, and its library is installed."""
+    return AMD_NODE.exists() and amd_library()
+
+
+def drm() -> bool:
+    """A card that no vendor's library speaks for."""
+    vendors = {path.read_text().strip() for path in DRM_CARDS.glob("card[0-9]*/device/vendor")}
+    return bool(vendors - spoken_for())
+
+
+def spoken_for() -> frozenset[str]:
+    """Vendors whose cards are left to their own library."""
+    return frozenset({NVIDIA, AMD} if amd_library() else {NVIDIA})
+
+
+def amd_library() -> bool:
+    """AMD SMI's Python module is installed."""
+    return ROCM.is_dir() or importlib.util.find_spec("amdsmi") is not None
 
 
 def _on_path(library: str) -> bool:

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AMD devices through AMD SMI's own Python module: the source `amdsmi`. Unverified on hardware.
+
+The module comes with ROCm and knows the layouts of its library, which change between releases. It
+lives in the process of this source alone (`sonde.collect.apart`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sonde.collect.devices.identity import start_of
+from sonde.collect.devices.present import ROCM
+from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.metrics import labels_of
+
+MIB, MHZ = 2**20, 1e6
+Answer = dict[str, Any]
+
+
+class AmdSmiSource:
+    """Every AMD GPU of this machine."""
+
+    name = "amdsmi"
+
+    def __init__(self) -> None:
+        self._smi: Any = None
+        self._devices: list[tuple[Any, dict[str, str]]] = []
+
+    def open(self) -> None:
+        """Find the devices. Raises SignalLost where there is no library, driver or device."""
+        if ROCM.is_dir() and str(ROCM) not in sys.path:
+            sys.path.append(str(ROCM))
+        try:
+            self._smi = importlib.import_module("amdsmi")
+        except (ImportError, OSError) as error:
+            raise SignalLost(f"amdsmi cannot be loaded: {error}", whole=True) from error
+        try:
+            self._smi.amdsmi_init()
+            self._devices = [
+                (handle, {"hw.id": self._smi.amdsmi_get_gpu_device_uuid(handle)})
+                for handle in self._smi.amdsmi_get_processor_handles()
+            ]
+        except self._smi.AmdSmiException as error:
+            raise SignalLost(str(error), whole=True) from error
+        if not self._devices:
+            raise SignalLost("the driver has no device", whole=True)
+
+    def polls(self) -> Sequence[Poll]:
+        """By cost; what a device cannot tell is left out."""
+        return (
+            Poll("cheap", CHEAP_S, self._each(self._activity, self._memory, self._power)),
+            Poll("steady", STEADY_S, self._each(self._clocks, self._heat, self._processes)),
+            Poll("dear", DEAR_S, self._each(self._about, self._energy, self._ecc)),
+        )
+
+    def close(self) -> None:
+        """Let the library go."""
+        try:
+            self._smi.amdsmi_shut_down()
+        except self._smi.AmdSmiException:
+            return
+
+    def _each(
+        self, *questions: Callable[[Points, Any, dict[str, str]], None]
+    ) -> Callable[[Points], None]:
+        def read(points: Points) -> None:
+            failed = ""
+            answered = False
+            for handle, me in self._devices:
+                for question in questions:
+                    try:
+                        question(points, handle, me)
+                        answered = True
+                    except self._smi.AmdSmiException as error:
+                        failed = str(error)
+            if failed and not answered:
+                raise SignalLost(failed, whole=True)
+
+        return read
+
+    def _activity(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        told = self._smi.amdsmi_get_gpu_activity(handle)
+        tags = labels_of(me | {"hw.gpu.task": "general"})
+        _put(points, "hw.gpu.utilization", told.get("gfx_activity"), tags, 0.01)
+        _put(points, "sonde.gpu.memory.busy", told.get("umc_activity"), labels_of(me), 0.01)
+
+    def _memory(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        told = self._smi.amdsmi_get_gpu_vram_usage(handle)
+        _put(points, "hw.gpu.memory.usage", told.get("vram_used"), labels_of(me), MIB)
+        _put(points, "hw.gpu.memory.limit", told.get("vram_total"), labels_of(me), MIB)
+
+    def _power(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        told = self._smi.amdsmi_get_power_info(handle)
+        watts = next(
+            (
+                told[name]
+                for name in ("current_socket_power", "socket_power", "average_socket_power")
+                if isinstance(told.get(name), int | float)
+            ),
+            None,
+        )
+        _put(points, "hw.power", watts, labels_of(me | {"hw.type": "gpu"}), 1)
+        _put(points, "sonde.gpu.power.limit", told.get("power_limit"), labels_of(me), 1)
+
+    def _clocks(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        kinds = self._smi.AmdSmiClkType
+        for domain, kind in (("sm", kinds.GFX), ("memory", kinds.MEM)):
+            told = self._smi.amdsmi_get_clock_info(handle, kind)
+            tags = labels_of(me | {"sonde.gpu.clock.domain": domain})
+            _put(points, "sonde.gpu.clock", told.get("clk", told.get("cur_clk")), tags, MHZ)
+            _put(points, "sonde.gpu.clock.limit", told.get("max_clk"), tags, MHZ)
+
+    def _heat(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        kinds, now = self._smi.AmdSmiTemperatureType, self._smi.AmdSmiTemperatureMetric.CURRENT
+        for where, kind in (("gpu", kinds.HOTSPOT), ("memory", kinds.VRAM)):
+            degrees = self._smi.amdsmi_get_temp_metric(handle, kind, now)
+            tags = labels_of(me | {"hw.type": "gpu", "hw.sensor_location": where})
+            _put(points, "hw.temperature", degrees, tags, 1)
+
+    def _processes(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        for told in self._smi.amdsmi_get_gpu_process_list(handle):
+            pid = int(told["pid"])
+            who = {"process.pid": str(pid), "sonde.process.start": start_of(pid)}
+            held = told.get("memory_usage", {}).get("vram_mem", told.get("mem"))
+            _put(points, "sonde.process.gpu.memory", held, labels_of(me | who), 1)
+
+    def _about(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        told = self._smi.amdsmi_get_gpu_asic_info(handle)
+        about = {
+            "hw.name": str(told.get("market_name", "AMD GPU")),
+            "hw.model": str(told.get("market_name", "AMD GPU")),
+            "hw.vendor": "AMD",
+            "sonde.gpu.index": str([known for known, _ in self._devices].index(handle)),
+            "sonde.gpu.pci.address": str(self._smi.amdsmi_get_gpu_device_bdf(handle)),
+        }
+        points.add("sonde.gpu.info", 1, labels_of(me | about))
+
+    def _energy(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        told = self._smi.amdsmi_get_energy_count(handle)
+        count = told.get("energy_accumulator", told.get("power"))
+        microjoules = told.get("counter_resolution", 15.3)
+        _put(points, "hw.energy", count, labels_of(me | {"hw.type": "gpu"}), microjoules / 1e6)
+
+    def _ecc(self, points: Points, handle: Any, me: dict[str, str]) -> None:
+        told = self._smi.amdsmi_get_gpu_total_ecc_count(handle)
+        for kind, name in (("corrected", "correctable"), ("uncorrected", "uncorrectable")):
+            tags = labels_of(me | {"hw.type": "gpu", "error.type": kind})
+            _put(points, "hw.errors", told.get(f"{name}_count"), tags, 1)
+
+
+def _put(points: Points, series: str, told: object, tags: str, scale: float) -> None:
+    """A value, unless it is the module's 'N/A'."""
+    if isinstance(told, int | float):
+        points.add(series, told * scale, tags)

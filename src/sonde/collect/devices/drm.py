@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPUs that the kernel's DRM knows, whoever made them: the source `drm`. Unverified on hardware.
+
+What drivers tell is in files: sysfs of the card (amdgpu: use and memory), hwmon beside it (power,
+temperature, clock, energy, fan), and /proc/PID/fdinfo of processes that hold the card open (engine
+time and memory; amdgpu, i915, xe and others write the same keys, see the kernel's
+Documentation/gpu/drm-usage-stats.rst). Cards of NVIDIA are left to NVML, and with AMD's library
+present, AMD's to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sonde.collect.devices import present
+from sonde.collect.devices.identity import start_of
+from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.metrics import labels_of
+
+VENDORS = {present.AMD: "AMD", present.INTEL: "Intel"}
+CLIENTS_MAX = 256
+"""Processes' open cards that are asked once a second."""
+ENGINE, MEMORY = "drm-engine-", ("drm-resident-", "drm-memory-", "drm-total-")
+_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "": 1}
+_MEMORY_OF_ITS_OWN = ("vram", "local")
+_SENSORS = {"edge": "gpu", "junction": "hotspot", "mem": "memory"}
+
+
+@dataclass(slots=True)
+class _Card:
+    address: str
+    folder: Path
+    hwmon: Path | None
+    vendor: str
+    driver: str
+    index: str
+    me: dict[str, str] = field(default_factory=dict)
+
+    def tags(self, **attributes: str) -> str:
+        return labels_of(self.me | {k.replace("__", "."): v for k, v in attributes.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    pid: int
+    fdinfo: Path
+
+
+class DrmSource:
+    """Every card but those that a vendor's library speaks for."""
+
+    name = "drm"
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._spoken_for = present.spoken_for()
+        self._cards: dict[str, _Card] = {}
+        self._clients: list[_Client] = []
+
+    def open(self) -> None:
+        """Find the cards. Raises SignalLost where there is none."""
+        self._cards = {card.address: card for card in self._find()}
+        if not self._cards:
+            raise SignalLost("no card that DRM knows", whole=True)
+        self._clients = []
+
+    def polls(self) -> Sequence[Poll]:
+        """Files of cards, and of processes that hold them."""
+        return (
+            Poll("cheap", CHEAP_S, self._read_cheap),
+            Poll("steady", STEADY_S, self._read_steady),
+            Poll("processes", STEADY_S, self._read_processes),
+            Poll("dear", DEAR_S, self._read_dear),
+        )
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _find(self) -> Iterator[_Card]:
+        for folder in sorted((self._root / "sys/class/drm").glob("card[0-9]*")):
+            if not folder.name[4:].isdigit():
+                continue  # a connector: card0-HDMI-A-1
+            vendor = _text(folder / "device/vendor")
+            uevent = dict(
+                line.split("=", 1) for line in _text(folder / "device/uevent").splitlines() if line
+            )
+            address = uevent.get("PCI_SLOT_NAME", "")
+            if not address or vendor in self._spoken_for:
+                continue
+            hwmon = next(iter(sorted((folder / "device/hwmon").glob("hwmon*"))), None)
+            card = _Card(
+                address=address,
+                folder=folder / "device",
+                hwmon=hwmon,
+                vendor=VENDORS.get(vendor, vendor),
+                driver=uevent.get("DRIVER", ""),
+                index=folder.name[4:],
+            )
+            card.me = {"hw.id": address}
+            yield card
+
+    # ---- cards ----
+
+    def _read_cheap(self, points: Points) -> None:
+        for card in self._cards.values():
+            busy = _number(card.folder / "gpu_busy_percent")
+            if busy is not None:
+                tags = card.tags(hw__gpu__task="general")
+                points.add("hw.gpu.utilization", busy / 100, tags)
+            used = _number(card.folder / "mem_info_vram_used")
+            if used is not None:
+                points.add("hw.gpu.memory.usage", used, card.tags())
+            if card.hwmon is None:
+                continue
+            watts = _first(card.hwmon / "power1_input", card.hwmon / "power1_average")
+            if watts is not None:
+                points.add("hw.power", watts / 1e6, card.tags(hw__type="gpu"))
+            clock = _number(card.hwmon / "freq1_input")
+            if clock is not None:
+                points.add("sonde.gpu.clock", clock, card.tags(sonde__gpu__clock__domain="sm"))
+
+    def _read_steady(self, points: Points) -> None:
+        for card in self._cards.values():
+            total = _number(card.folder / "mem_info_vram_total")
+            if total is not None:
+                points.add("hw.gpu.memory.limit", total, card.tags())
+            if card.hwmon is None:
+                continue
+            cap = _number(card.hwmon / "power1_cap")
+            if cap is not None:
+                points.add("sonde.gpu.power.limit", cap / 1e6, card.tags())
+            for file in sorted(card.hwmon.glob("temp[0-9]_input")):
+                label = _text(card.hwmon / file.name.replace("_input", "_label"))
+                degrees = _number(file)
+                if degrees is not None:
+                    where = _SENSORS.get(label, "gpu")
+                    tags = card.tags(hw__type="gpu", hw__sensor_location=where)
+                    points.add("hw.temperature", degrees / 1000, tags)
+
+    def _read_dear(self, points: Points) -> None:
+        self._find_clients()
+        for card in self._cards.values():
+            about = {
+                "hw.name": f"{card.vendor} {card.driver}",
+                "hw.vendor": card.vendor,
+                "sonde.gpu.index": card.index,
+                "sonde.gpu.pci.address": card.address,
+            }
+            points.add("sonde.gpu.info", 1, labels_of(card.me | about))
+            for which in ("current", "max"):
+                tags = card.tags(sonde__gpu__pcie__link=which)
+                width = _number(card.folder / f"{which}_link_width")
+                if width is not None:
+                    points.add("sonde.gpu.pcie.link.width", width, tags)
+            if card.hwmon is not None:
+                energy = _number(card.hwmon / "energy1_input")
+                if energy is not None:
+                    points.add("hw.energy", energy / 1e6, card.tags(hw__type="gpu"))
+                speed, most = (_number(card.hwmon / name) for name in ("pwm1", "pwm1_max"))
+                if speed is not None:
+                    share = speed / (most or 255)
+                    points.add("hw.fan.speed_ratio", share, card.tags(hw__type="fan"))
+
+    # ---- processes ----
+
+    def _find_clients(self) -> None:
+        """Who holds a card open: a look at every open file, so rarely."""
+        found = []
+        for process in (self._root / "proc").iterdir():
+            if not process.name.isdigit():
+                continue
+            try:
+                for fd in (process / "fd").iterdir():
+                    if str(fd.readlink()).startswith("/dev/dri/"):
+                        found.append(_Client(int(process.name), process / "fdinfo" / fd.name))
+            except OSError:
+                continue  # gone, or not ours to look at
+        self._clients = found[:CLIENTS_MAX]
+
+    def _read_processes(self, points: Points) -> None:
+        seen: set[tuple[str, str]] = set()
+        for client in self._clients:
+            told = _pairs(client.fdinfo)
+            card = self._cards.get(told.get("drm-pdev", ""))
+            key = (told.get("drm-pdev", ""), told.get("drm-client-id", ""))
+            if card is None or key in seen:
+                continue  # another descriptor of the same client tells the same
+            seen.add(key)
+            who = {"process.pid": str(client.pid), "sonde.process.start": start_of(client.pid)}
+            for name, text in told.items():
+                if name.startswith(ENGINE) and text.endswith(" ns"):
+                    engine = {"sonde.gpu.engine": name.removeprefix(ENGINE)}
+                    tags = labels_of(card.me | who | engine)
+                    points.add("sonde.process.gpu.engine.time", int(text.split()[0]) / 1e9, tags)
+            held = _held(told)
+            if held is not None:
+                points.add("sonde.process.gpu.memory", held, labels_of(card.me | who))
+
+
+def _held(told: dict[str, str]) -> int | None:
+    """Bytes of the card's own memory, by the first of the keys that the driver writes."""
+    for prefix in MEMORY:
+        sizes = [
+            int(text.split()[0]) * _UNITS[text.partition(" ")[2]]
+            for name, text in told.items()
+            if name.startswith(prefix) and name.removeprefix(prefix).startswith(_MEMORY_OF_ITS_OWN)
+        ]
+        if sizes:
+            return sum(sizes)
+    return None
+
+
+def _pairs(path: Path) -> dict[str, str]:
+    lines = (line.partition(":") for line in _text(path).splitlines())
+    return {name: value.strip() for name, colon, value in lines if colon}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> float | None:
+    text = _text(path)
+    return float(text) if text.lstrip("-").isdigit() else None
+
+
+def _first(*paths: Path) -> float | None:
+    found = (_number(path) for path in paths)
+    return next((value for value in found if value is not None), None)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What collectors hand over, as the page for Prometheus says it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sonde.agent.outlets import Outlets
+from sonde.collect.collector import Batch
+from sonde.config import Config
+from sonde.metrics import labels
+from sonde.sinks.chunk import columns_of
+
+
+@pytest.fixture
+def outlets():
+    outlets = Outlets(Config(prometheus="127.0.0.1:0"), lambda pid, start: {"process.owner": "ann"})
+    yield outlets
+    outlets.close()
+
+
+def row(table, **values):
+    texts = {"kind", "name", "api", "op", "direction", "source", "grid", "block"}
+    return tuple(values.get(name, "" if name in texts else 0) for name in columns_of(table))
+
+
+def test_calls_are_counted_by_what_they_do_and_not_by_process(outlets):
+    copy = {"kind": "device", "api": "cuda-runtime", "op": "copy", "direction": "h2d"}
+    batch = Batch()
+    for pid in (1, 2):
+        batch.add("activity", row("activity", **copy, pid=pid, count=5, ns=2_000_000, bytes=4096))
+    batch.add("activity", row("activity", **copy | {"status": 2}, pid=3, count=1))
+    batch.add("activity", row("activity", kind="blocked", name="futex", count=9, ns=1))
+    outlets.take(batch)
+    page = outlets.page()
+    call = 'network_io_direction="receive",sonde_api="cuda-runtime",sonde_op="copy"'
+    assert f"sonde_device_calls_total{{{call}}} 10.0" in page
+    assert f'sonde_device_calls_total{{error_type="2",{call}}} 1.0' in page
+    assert f"sonde_device_call_io_bytes_total{{{call}}} 8192.0" in page
+    assert re.search(r"sonde_device_call_time_seconds_total{\S+} 0.004", page)
+    assert "futex" not in page
+
+
+def test_what_processes_used_is_told_by_owner(outlets):
+    batch = Batch()
+    for pid in (1, 2):
+        batch.add("usage", row("usage", pid=pid, start_ns=10, cpu_ns=500_000_000))
+    outlets.take(batch)
+    assert 'process_cpu_time_seconds_total{process_owner="ann"} 1.0' in outlets.page()
+
+
+def test_runs_on_devices_are_counted(outlets):
+    batch = Batch()
+    run = {"kind": "kernel", "name": "gemm", "weight": 4.0, "end_time_ns": 1_000_000}
+    batch.add("device_run", row("device_run", **run))
+    outlets.take(batch)
+    assert 'sonde_gpu_kernel_time_seconds_total{sonde_gpu_kernel="gemm"} 0.004' in outlets.page()
+
+
+def test_losses_are_told_by_name(outlets):
+    outlets.take_loss("waits.ring_full", 7)
+    assert 'sonde_agent_lost_total{sonde_loss="waits.ring_full"} 7.0' in outlets.page()
+
+
+def test_names_cannot_break_the_page(outlets):
+    evil = 'x"} 1\nhw_power_watts 9\\'
+    outlets.take_metrics([(1, "hw.power", labels(hw__id=evil), 5.0)])
+    for line in outlets.page().splitlines():
+        assert not line.startswith("hw_power_watts 9")
