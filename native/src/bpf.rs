@@ -200,9 +200,15 @@ impl Bpf {
             swapped.insert(outer, Swapped { outer: fd, rows: [a, b], active: 0 });
         }
         let mut structs = HashMap::new();
-        for name in
-            ["wait_span", "call_span", "sonde_stack", "process_note", "cgroup_note", "pulse"]
-        {
+        for name in [
+            "wait_span",
+            "call_span",
+            "sonde_stack",
+            "process_note",
+            "cgroup_note",
+            "step_note",
+            "pulse",
+        ] {
             if let Some(layout) = layout::of_struct(&btf, name) {
                 structs.insert(name.to_owned(), layout);
             }

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,9 +27,6 @@ def test_job_step_and_user_of_processes_of_50_ms(one_node, record, tmp_path):
     script.write_text("#!/bin/sh\nsleep 0.05\nsrun true\nsrun sh -c 'sleep 0.06; true'\n")
     out = str(tmp_path / "out")
     with record() as recorder:
-        # Without control groups a step is read from /proc as it begins; at first the recorder is
-        # busy with the programs that run already.
-        time.sleep(4)
         shell = "echo $SLURM_JOB_ID; sleep 0.05; true"
         first = one_node.run("srun", "-n1", "sh", "-c", shell).strip()
         second = one_node.run("srun", "--uid=65534", "-D/", "sh", "-c", shell).strip()
