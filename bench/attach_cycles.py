@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attach, detach and die beside live PyTorch loops; are they whole, and as fast as before?
 
-    python -m bench.attach_cycles [--cycles 200] [--kills 20] [--loads 20] [--out FILE]
+    python -m bench.attach_cycles [--modes train,graph] [--cycles 200] [--kills 20]
+                                  [--loads 20] [--out FILE]
 
-Two loops (training a transformer, replaying a CUDA graph) run beside two that nobody touches, with
-the same seeds. Root; made for a GPU, rehearsed without.
+Loops (training a transformer, replaying a CUDA graph; OpenCL, which needs no GPU) run beside others
+that nobody touches, with the same seeds. Root.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -26,8 +28,12 @@ from sonde.attach import library, remote
 from sonde.collect import inject_abi as abi
 from sonde.collect.inject_memory import InjectMemory
 
-MODES = ("train", "graph")
-STEPS = Path(__file__).with_name("loads") / "torch_steps.py"
+LOADS = Path(__file__).with_name("loads")
+PROGRAMS = {
+    "train": [str(LOADS / "torch_steps.py"), "train"],
+    "graph": [str(LOADS / "torch_steps.py"), "graph"],
+    "opencl": [str(LOADS / "opencl_steps.py")],
+}
 
 
 class Loop:
@@ -36,7 +42,7 @@ class Loop:
     def __init__(self, mode: str) -> None:
         self.mode = mode
         self.process = subprocess.Popen(
-            [sys.executable, str(STEPS), mode],
+            [sys.executable, *PROGRAMS[mode]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -155,13 +161,15 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--loads", type=int, default=20)
+    parser.add_argument("--modes", default="train,graph", help="train, graph, opencl")
     parser.add_argument("--time", type=float, default=5.0)
     parser.add_argument("--out", type=Path, default=Path("/tmp/attach_cycles.json"))
     args = parser.parse_args()
     random.seed(1)
     began = time.monotonic()
     out: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "kernel": platform.release()}
-    touched, others = [Loop(mode) for mode in MODES], [Loop(mode) for mode in MODES]
+    modes: list[str] = args.modes.split(",")
+    touched, others = [Loop(mode) for mode in modes], [Loop(mode) for mode in modes]
     loops = touched + others
     for loop in loops:
         assert loop.hear() == "ready\n"
@@ -170,7 +178,7 @@ def main() -> None:
     note(began, "before is timed")
 
     file = library.path()
-    stops: dict[str, list[float]] = {mode: [] for mode in MODES}
+    stops: dict[str, list[float]] = {mode: [] for mode in modes}
     calls: dict[str, int] = {}
     for number in range(args.loads):
         for loop in touched:
@@ -187,20 +195,22 @@ def main() -> None:
     for _ in range(args.cycles):
         cycle(memories, row)
     out["cycles"] = {"each": args.cycles, **row}
+    args.out.write_text(json.dumps(out, indent=1) + "\n")
     out["counts"] = {
         m.mode: memory.seen().counts for m, memory in zip(touched, memories, strict=True)
     }
     note(began, f"cycles: {row}")
 
-    idle = kill_recorders(touched, args.kills, args.out.parent)
+    with tempfile.TemporaryDirectory() as folder:
+        idle = kill_recorders(touched, args.kills, Path(folder))
     out["idle_after_kill_s"] = idle
     note(began, f"kills: {len(idle)}")
     for memory in memories:
         memory.ask(request=abi.Request.LEAVE)
         memory.wait_for(abi.Status.LEFT, timeout_s=2)
     after = {loop.mode: alone(loops, loop, args.time) for loop in touched}
-    out["after_detach"] = {mode: bound(before[mode], after[mode]) for mode in MODES}
-    out["untouched_us"] = {mode: {"before": before[mode], "after": after[mode]} for mode in MODES}
+    out["after_detach"] = {mode: bound(before[mode], after[mode]) for mode in modes}
+    out["untouched_us"] = {mode: {"before": before[mode], "after": after[mode]} for mode in modes}
     note(began, "after is timed")
 
     for loop in touched:
@@ -222,7 +232,7 @@ def main() -> None:
     note(began, "ended")
     args.out.write_text(json.dumps(out, indent=1) + "\n")
     print(json.dumps({k: v for k, v in out.items() if k in SHOWN}, indent=1))
-    for mode in MODES:
+    for mode in modes:
         ordered = sorted(stops[mode])
         print(f"{mode}: stops µs p50 {ordered[len(ordered) // 2]:.0f} max {ordered[-1]:.0f}")
     print(f"idle after kill -9: max {max(idle, default=0):.2f} s")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from bench import storms
 
-from sonde.attach import glibc, process, remote
+from sonde.attach import glibc, process, remote, tracer
 from sonde.errors import (
     AttachFailed,
     PermissionDenied,
@@ -118,7 +118,7 @@ def test_a_python_program(bin_: Path, start: Start) -> None:
     done = load(it, bin_)
 
     assert done is not None
-    assert done.stop_us < 100_000
+    assert done.stop_us < 1e6 * tracer.BOUND_S  # some ms, where the machine is not busy
     assert remote.is_mapped(it.pid, "first")
 
 

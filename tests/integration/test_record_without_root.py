@@ -110,7 +110,7 @@ def test_where_nothing_could_be_seen_it_is_refused(record: Record, arguments: li
 
 
 def test_a_program_that_opted_out_is_given_nothing(folder: Path, record: Record) -> None:
-    done = record("-o", "x.sonde", "--", "./copies", "1000", SONDE_DEVICE_TIME="off")
+    done = record("-o", "x.sonde", "--", "./copies", "1000", SONDE_MAY_ATTACH="off")
 
     assert done.returncode == 0, done.stderr
     assert runs(folder / "x.sonde") == {}

@@ -58,7 +58,7 @@ DEVICE_BOUNDS = {
 def test_by_the_devices_own_time(cause, tmp_path):
     """The program started by `sonde record`, which then times what the device runs."""
     capture = tmp_path / "a.sonde"
-    command = [sys.executable, "-m", "sonde", "record", "-d", "2", "-o", str(capture), "--quiet"]
+    command = [sys.executable, "-m", "sonde", "record", "-d", "3", "-o", str(capture), "--quiet"]
     program = [sys.executable, str(PROGRAM), cause]
     with subprocess.Popen(
         [*command, "--", *program],

@@ -87,10 +87,11 @@ def test_what_a_process_is_told_by(
 @pytest.mark.parametrize(
     ("environ", "opted"),
     [
-        (b"A=1\0SONDE_DEVICE_TIME=on\0", True),
-        (b"SONDE_DEVICE_TIME=OFF", False),
-        (b"SONDE_DEVICE_TIME=perhaps\0", None),
-        (b"XSONDE_DEVICE_TIME=on\0\xff\0", None),
+        (b"A=1\0SONDE_MAY_ATTACH=on\0", True),
+        (b"SONDE_MAY_ATTACH=OFF", False),
+        (b"SONDE_MAY_ATTACH=on\0SONDE_INJECT=off\0", False),
+        (b"SONDE_MAY_ATTACH=perhaps\0", None),
+        (b"XSONDE_MAY_ATTACH=on\0\xff\0", None),
     ],
 )
 def test_what_a_process_says_itself(tmp_path: Path, environ: bytes, opted: bool | None) -> None:
@@ -133,6 +134,6 @@ def test_another_tools_injection_is_left_alone(tmp_path: Path) -> None:
     assert given["LD_PRELOAD"] == str(LIBRARY)
 
 
-@pytest.mark.parametrize("environ", [{"SONDE_DEVICE_TIME": "off"}, {"SONDE_INJECT": "off"}])
+@pytest.mark.parametrize("environ", [{"SONDE_MAY_ATTACH": "off"}, {"SONDE_INJECT": "off"}])
 def test_a_program_may_opt_out(vendors: Path, environ: dict[str, str]) -> None:
     assert launch.variables(environ, LIBRARY, vendors=vendors) == {}

@@ -107,6 +107,21 @@ def test_no_process_at_all_is_refused(file):
         load({"pids": []}, file(""))
 
 
+def test_whose_device_time_may_be_listed(file):
+    wanted = ("unit:train-*.service", "user:alice")
+    text = 'device_time = "allow-list"\ndevice_time_allow = ["unit:train-*.service", "user:alice"]'
+    config = load({}, file(text))
+    assert (config.device_time, config.device_time_allow) == ("allow-list", wanted)
+    environ = {"SONDE_DEVICE_TIME_ALLOW": "unit:train-*.service, user:alice"}
+    assert load({}, file("") | environ).device_time_allow == wanted
+
+
+def test_device_time_is_off_unless_asked_for(file):
+    assert load({}, file("")).device_time == "off"
+    with pytest.raises(UsageError, match="device_time is 'always'"):
+        load({}, file('device_time = "always"'))
+
+
 def test_a_configuration_does_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().hz = 1

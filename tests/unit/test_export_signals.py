@@ -85,6 +85,9 @@ def test_a_counter_that_begins_anew_is_no_negative_rate(opened):
         (1.98e9, "Hz", "1,980 MHz"),
         (16, "{lane}", "16.0"),
         (0, "W", "0 W"),
+        (0.25, "s/s", "25.0 %"),
+        (12, "{fault}/s", "12.0 /s"),
+        (250, "J/s", "250 W"),
     ],
 )
 def test_amounts_have_their_unit(value, unit, text):

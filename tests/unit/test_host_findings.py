@@ -185,3 +185,17 @@ def test_control_group_versions_are_told_apart(tmp_path: Path) -> None:
     assert "beside it" in machine.control_groups(tmp_path / "both").detail
     assert machine.control_groups(tmp_path / "one").detail == "version 1"
     assert machine.control_groups(tmp_path / "none").status is Status.ABSENT
+
+
+def test_a_driver_without_its_library_has_no_signals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "version"
+    assert devices.nvidia_signals(driver).status is Status.ABSENT
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159\n")
+    monkeypatch.setattr(devices, "_findable", lambda library: False)
+    finding = devices.nvidia_signals(driver)
+    assert finding.status is Status.WARN
+    assert "libnvidia-ml1" in finding.remedy
+    monkeypatch.setattr(devices, "_findable", lambda library: True)
+    assert devices.nvidia_signals(driver).status is Status.PASS

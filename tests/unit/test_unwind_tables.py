@@ -214,3 +214,47 @@ def test_closing_ends_a_reader_that_does_not_want_to(tmp_path):
     child = cache._child.pid
     cache.close()
     assert not Path(f"/proc/{child}").exists()
+
+
+# The symbols of CPython that count, and how each build finds the key of its thread states.
+PYTHON = """
+.globl _PyEval_EvalFrameDefault, _PyRuntime, PyGILState_GetThisThreadState, main
+.type _PyEval_EvalFrameDefault, @function
+.type PyGILState_GetThisThreadState, @function
+.type _PyRuntime, @object
+.text
+main:
+    ret
+_PyEval_EvalFrameDefault:
+    ret
+.size _PyEval_EvalFrameDefault, .-_PyEval_EvalFrameDefault
+PyGILState_GetThisThreadState:
+    cmpl $0, _PyRuntime+96(%rip)
+    je 1f
+    {how}
+    jmp main
+1:  xor %eax, %eax
+    ret
+.size PyGILState_GetThisThreadState, .-PyGILState_GetThisThreadState
+.data
+.p2align 5
+_PyRuntime:
+    .zero 4096
+.size _PyRuntime, 4096
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["mov $_PyRuntime+96, %edi", "lea _PyRuntime+96(%rip), %rdi", "mov _PyRuntime+100(%rip), %edi"],
+)
+def test_the_key_of_thread_states_is_found_however_it_is_named(tmp_path, how):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    source, program = tmp_path / "python.s", tmp_path / "python"
+    source.write_text(PYTHON.format(how=how))
+    subprocess.run(["gcc", "-no-pie", "-o", program, source], check=True)
+    found = _native.find_cpython(str(program))
+    assert found is not None
+    _, runtime, key, _, _ = found
+    assert key == runtime + 96

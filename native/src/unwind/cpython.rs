@@ -122,13 +122,29 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
     let mut holds_runtime: Vec<Register> = Vec::new();
     let mut key = 0;
     each_instruction(file, function, |it| {
-        if key != 0 || it.op1_kind() != OpKind::Memory {
+        if key != 0 || it.op_count() < 2 {
             return;
         }
         let to = it.op0_register();
+        // Programs that are always loaded where they were linked (Debian's, Ubuntu's) name the place.
+        if it.mnemonic() == Mnemonic::Mov
+            && to.full_register() == Register::RDI
+            && matches!(it.op1_kind(), OpKind::Immediate32 | OpKind::Immediate32to64)
+        {
+            let address = u64::from(it.immediate32());
+            if address > runtime.value && address < runtime.value + size {
+                key = address;
+            }
+            return;
+        }
+        if it.op1_kind() != OpKind::Memory {
+            return;
+        }
         let base = it.memory_base();
         let address = if it.is_ip_rel_memory_operand() {
             it.ip_rel_memory_address()
+        } else if base == Register::None && it.memory_index() == Register::None {
+            it.memory_displacement64()
         } else if holds_runtime.contains(&base.full_register()) {
             runtime.value.wrapping_add(it.memory_displacement64())
         } else {

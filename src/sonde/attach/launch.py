@@ -28,7 +28,7 @@ def variables(
     per_second: int = 200,
     vendors: Path = OPENCL_VENDORS,
 ) -> dict[str, str]:
-    """What to set besides `environ`; nothing where the program opted out (SONDE_DEVICE_TIME=off).
+    """What to set besides `environ`; nothing where the program opted out (SONDE_MAY_ATTACH=off).
 
     Another tool's claim on CUDA_INJECTION64_PATH is left as it is; then the linker brings ours.
     """

@@ -4,7 +4,7 @@
     device_time = "allow-list"
     device_time_allow = ["unit:train-*.service", "job:4711", "user:alice", "exe:trainer"]
 
-A process opts in or out by SONDE_DEVICE_TIME=on or =off in its environment: set by a pod's spec, a
+A process opts in or out by SONDE_MAY_ATTACH=on or =off in its environment: set by a pod's spec, a
 unit or a job script, it is there from the start. Opting out always wins; opting in counts under
 "allow-list", and only for what the process was started with.
 """
@@ -24,7 +24,7 @@ from typing import Final, Self
 from sonde.errors import UsageError
 
 KINDS: Final = ("exe", "unit", "job", "pod", "user")
-OPT: Final = "SONDE_DEVICE_TIME"
+OPT: Final = "SONDE_MAY_ATTACH"
 
 _UNIT: Final = re.compile(r"([^/]+\.(?:service|scope|slice))(?:/|$)")
 _JOB: Final = re.compile(r"(?:^|/)job_(\d+)(?:/|$)")
@@ -75,11 +75,10 @@ def _opted(environ: Path) -> bool | None:
             raw = file.read(_MOST_ENVIRON_BYTES)
     except OSError:
         return None
-    for entry in raw.split(b"\0"):
-        name, _, value = entry.partition(b"=")
-        if name == OPT.encode():
-            return {b"on": True, b"off": False}.get(value.strip().lower())
-    return None
+    given = dict(entry.partition(b"=")[::2] for entry in reversed(raw.split(b"\0")))
+    if given.get(b"SONDE_INJECT") == b"off":  # the library itself would obey that, too
+        return False
+    return {b"on": True, b"off": False}.get(given.get(OPT.encode(), b"").strip().lower())
 
 
 class Policy:

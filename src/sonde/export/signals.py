@@ -146,13 +146,14 @@ def bars(cells: Sequence[float | None], top: float) -> str:
 
 def amount(value: float, unit: str) -> str:
     """A value with its unit, as people write it."""
-    if unit == "1":
+    if unit in ("1", "s/s"):
         return f"{100 * value:.1f} %"
     if unit.startswith("By"):
         return size(value) + unit.removeprefix("By")
     if unit == "Hz":
         return f"{value / 1e6:,.0f} MHz"
-    word = {"Cel": "°C"}.get(unit, "" if unit.startswith("{") else unit)
+    per_second = "/s" if unit.endswith("/s") else ""
+    word = {"Cel": "°C", "J/s": "W"}.get(unit, per_second if unit.startswith("{") else unit)
     number = three_digits(value) if value >= 1 else f"{value:.2g}"
     return f"{number} {word}".rstrip()
 
@@ -210,4 +211,6 @@ def every(session: Session, where: Where = EVERYTHING) -> list[Signal]:
     groups = ("device", "process", "host")
     names = [one.name for one in catalogue().values() if one.group in groups]
     wanted = [name for name in names if name not in UNSHOWN]
-    return [one for one in signals(session, wanted, where) if one.high or one.low]
+    found = [one for one in signals(session, wanted, where) if one.high or one.low]
+    place = {name: number for number, name in enumerate(catalogue())}
+    return sorted(found, key=lambda one: place[one.name])  # devices first

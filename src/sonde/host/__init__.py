@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sonde.host import capabilities, devices, kernel, machine, namespaces
+from sonde.host import attaching, capabilities, devices, kernel, machine, namespaces
 from sonde.host.finding import Finding, Status
 
 __all__ = ["Finding", "Status", "blocking", "examine"]
@@ -21,6 +21,7 @@ _ROOMS: tuple[Callable[[], Iterator[Finding]], ...] = (
     namespaces.findings,
     capabilities.findings,
     devices.findings,
+    attaching.findings,
 )
 
 

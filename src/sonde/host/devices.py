@@ -11,12 +11,14 @@ from sonde.host.finding import Finding, Status
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+NVML = "libnvidia-ml.so.1"
 OPENCL_VENDORS = Path("/etc/OpenCL/vendors")
 
 
 def findings() -> Iterator[Finding]:
     """What there is; a machine without a device is a good machine too."""
     yield nvidia()
+    yield nvidia_signals()
     yield opencl()
 
 
@@ -45,6 +47,23 @@ def nvidia(driver: Path = NVIDIA_DRIVER, gpus: Path = NVIDIA_GPUS) -> Finding:
         for model in dict.fromkeys(models)
     )
     return Finding(name, Status.PASS, f"{counted}; driver {version}", "device calls")
+
+
+def nvidia_signals(driver: Path = NVIDIA_DRIVER) -> Finding:
+    """NVML, which comes with the driver and tells what its devices do; nothing is loaded here."""
+    name = "NVIDIA device signals"
+    if not driver.exists() and not list(Path("/dev").glob("nvidia[0-9]*")):
+        return Finding(name, Status.ABSENT, "no NVIDIA driver is loaded")
+    if _findable(NVML):
+        return Finding(name, Status.PASS, NVML, "use, power, clocks and errors of devices")
+    return Finding(
+        name,
+        Status.WARN,
+        f"{NVML} is not installed, though the driver is loaded",
+        "use, power, clocks and errors of devices",
+        "Install the driver's library (libnvidia-ml1, nvidia-utils); in a container, set "
+        "NVIDIA_DRIVER_CAPABILITIES to include utility.",
+    )
 
 
 def _driver_version(text: str) -> str:

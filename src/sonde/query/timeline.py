@@ -56,6 +56,8 @@ _ASKED = {
     "set": CallKind.SET,
 }
 
+NEARLY_ALL = 1.1
+"""Up to this weight all were chosen; a little more than 1 stands for records that were lost."""
 _TICK_NS = 1_000_000_000
 
 
@@ -133,7 +135,7 @@ def _contiguous(run: pa.Table) -> Mask:
     Others were chosen one by one: good for totals, but what lies between them is not idle time.
     """
     weight = run.column("weight").to_numpy()
-    mask: Mask = (_whole(run, "window") > 0) | (weight <= 1.0)
+    mask: Mask = (_whole(run, "window") > 0) | (weight <= NEARLY_ALL)
     return mask
 
 

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a library may be brought into a process that already runs (`sonde attach`)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from sonde.host.capabilities import effective
+from sonde.host.finding import Finding, Status
+
+YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
+OFF: Final = (Path("/etc/sonde/device-time-off"), Path("/run/sonde/device-time-off"))
+_NAME: Final = "attach"
+_NEEDED_FOR: Final = "device time of processes that already run"
+_CAP_SYS_PTRACE: Final = 19
+
+
+def findings() -> Iterator[Finding]:
+    """One finding."""
+    yield attach()
+
+
+def attach(
+    yama: Path = YAMA,
+    off: tuple[Path, ...] = OFF,
+    machine: str | None = None,
+    capabilities: int | None = None,
+) -> Finding:
+    """What this user may attach to here."""
+    machine = machine or platform.machine()
+    thrown = next((path for path in off if path.exists()), None)
+    if thrown is not None:
+        return _warn(f"turned off on this machine by {thrown}", f"rm {thrown}")
+    if machine != "x86_64":
+        return _warn(
+            f"proved on x86-64 alone, not on {machine}",
+            "Start programs with: sonde record -- CMD",
+        )
+    scope = _scope(yama)
+    if scope == 3:
+        return _warn(
+            "kernel.yama.ptrace_scope is 3: nobody may trace a process",
+            "Boot with another setting, or start programs with: sonde record -- CMD",
+        )
+    mask = effective() if capabilities is None else capabilities
+    if mask >> _CAP_SYS_PTRACE & 1:
+        return Finding(_NAME, Status.PASS, "to processes of every user", _NEEDED_FOR)
+    if scope:
+        return _warn(
+            f"kernel.yama.ptrace_scope is {scope}, and CAP_SYS_PTRACE is not held",
+            "Run it with sudo: sudo sonde attach PID",
+        )
+    return Finding(_NAME, Status.PASS, "to processes of this user", _NEEDED_FOR)
+
+
+def _scope(yama: Path) -> int:
+    try:
+        return int(yama.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _warn(detail: str, remedy: str) -> Finding:
+    return Finding(_NAME, Status.WARN, detail, _NEEDED_FOR, remedy)

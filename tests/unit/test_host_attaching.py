@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `sonde doctor` says about attaching."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sonde.host.attaching import attach
+from sonde.host.finding import Status
+
+PTRACE = 1 << 19
+
+
+@pytest.mark.parametrize(
+    ("scope", "capabilities", "machine", "status", "says"),
+    [
+        (None, PTRACE, "x86_64", Status.PASS, "every user"),
+        (None, 0, "x86_64", Status.PASS, "this user"),
+        ("1", PTRACE, "x86_64", Status.PASS, "every user"),
+        ("1", 0, "x86_64", Status.WARN, "ptrace_scope is 1"),
+        ("2", 0, "x86_64", Status.WARN, "ptrace_scope is 2"),
+        ("3", PTRACE, "x86_64", Status.WARN, "nobody"),
+        (None, PTRACE, "aarch64", Status.WARN, "x86-64 alone"),
+    ],
+)
+def test_whom_this_user_may_attach_to(
+    tmp_path: Path, scope: str | None, capabilities: int, machine: str, status: Status, says: str
+) -> None:
+    yama = tmp_path / "ptrace_scope"
+    if scope is not None:
+        yama.write_text(scope + "\n")
+
+    found = attach(yama, (), machine, capabilities)
+
+    assert found.status is status
+    assert says in found.detail
+    assert bool(found.remedy) == (status is Status.WARN)
+
+
+def test_the_kill_switch_is_named(tmp_path: Path) -> None:
+    switch = tmp_path / "off"
+    switch.touch()
+
+    found = attach(tmp_path / "none", (switch,), "x86_64", PTRACE)
+
+    assert found.status is Status.WARN
+    assert found.remedy == f"rm {switch}"
