@@ -92,6 +92,10 @@ static bool begin(struct launch *l, cu_stream stream, bool per_thread, void *fra
 
 static bool begin_pair(struct launch *l)
 {
+	if (l->sample->record.type == INJECT_KERNEL && !pool_gated(l->pool)) {
+		COUNT(lost_pool, 1);
+		return leave_section(l);
+	}
 	if (pair_begin(l->pool, l->sample, l->stream))
 		return true;
 	COUNT(lost_order, 1);
@@ -101,7 +105,7 @@ static bool begin_pair(struct launch *l)
 static void end(struct launch *l, cu_result launched)
 {
 	l->sample->record.start_ns = now_ns();
-	pair_end(l->pool, l->sample, l->stream, launched == CU_OK);
+	pair_end(l->sample, l->stream, launched == CU_OK);
 	l->sample = NULL;
 	leave_section(l);
 	COUNT(host_ns, now_ns() - l->begun_ns);
@@ -133,18 +137,18 @@ static void describe_replay(struct launch *l, cu_graph_exec graph)
 		struct launch l;                                                                   \
 		if (!begin(&l, STREAM, PER_THREAD, __builtin_frame_address(0),                     \
 			   __builtin_return_address(0)))                                           \
-			return real_##NAME VALUES;                                                 \
+			return REAL(NAME) VALUES;                                                  \
 		DESCRIBE;                                                                          \
 		if (!begin_pair(&l))                                                               \
-			return real_##NAME VALUES;                                                 \
-		cu_result result = real_##NAME VALUES;                                             \
+			return REAL(NAME) VALUES;                                                  \
+		cu_result result = REAL(NAME) VALUES;                                              \
 		end(&l, result);                                                                   \
 		return result;                                                                     \
 	}                                                                                          \
 	static cu_result hook_##NAME PARAMETERS                                                    \
 	{                                                                                          \
 		if (likely(sampling_skips()))                                                      \
-			return real_##NAME VALUES;                                                 \
+			return REAL(NAME) VALUES;                                                  \
 		return timed_##NAME VALUES;                                                        \
 	}
 
@@ -199,13 +203,13 @@ static cu_result capture_ended(cu_result result)
 	static cu_result hook_##NAME PARAMETERS                                                    \
 	{                                                                                          \
 		capture_begins();                                                                  \
-		return capture_began(real_##NAME VALUES);                                          \
+		return capture_began(REAL(NAME) VALUES);                                           \
 	}
 #define ENDS(NAME)                                                                                 \
 	static cu_result (*real_##NAME)(cu_stream stream, void **graph);                           \
 	static cu_result hook_##NAME(cu_stream stream, void **graph)                               \
 	{                                                                                          \
-		return capture_ended(real_##NAME(stream, graph));                                  \
+		return capture_ended(REAL(NAME)(stream, graph));                                   \
 	}
 #define MODE_PARAMETERS (cu_stream stream, int mode)
 #define TO_GRAPH_PARAMETERS                                                                        \
@@ -252,7 +256,8 @@ enum inject_reason cuda_begin(void)
 	d.name = (cu_result(*) arguments)module_symbol(lib, #name);
 	DRIVER_OPTIONAL(RESOLVE_OPTIONAL)
 	for (unsigned k = 0; k < hooks.count; k++)
-		*table[k].real = module_symbol(lib, table[k].name);
+		__atomic_store_n(table[k].real, module_symbol(lib, table[k].name),
+				 __ATOMIC_RELEASE);
 	if (!real_cuLaunchKernel)
 		return INJECT_DRIVER_OLD;
 	d.cuLaunchKernel = real_cuLaunchKernel;

@@ -4,7 +4,8 @@
 // An event pair around a launch on an idle device also times the host: the first event happens at once,
 // the kernel arrives microseconds later. So a sampled launch is queued behind a kernel of ours that
 // waits until the whole pair is in the stream, or GATE_NS are over: it ends by itself whatever
-// becomes of the host's thread. A pair whose gate grew tired is not used.
+// becomes of the host's thread. A pair whose gate grew tired is not used. Where the program launches no
+// kernel but only replays graphs, there is no gate.
 #include "cuda.h"
 
 #include <sys/mman.h>
@@ -74,10 +75,26 @@ void pool_give_back(struct sample *s)
 	atomic_store(&s->state, SAMPLE_FREE);
 }
 
-bool pair_begin(struct pool *pool, struct sample *s, cu_stream stream)
+bool pool_gated(struct pool *pool)
+{
+	uint32_t none = GATE_NONE;
+	if (likely(atomic_load_explicit(&pool->gating, memory_order_acquire) == GATE_READY))
+		return true;
+	atomic_compare_exchange_strong(&pool->gating, &none, GATE_WANTED);
+	return false;
+}
+
+static bool may_gate(struct pool *pool)
+{
+	return atomic_load_explicit(&pool->gating, memory_order_acquire) == GATE_READY &&
+	       pool->gate;
+}
+
+// `gated`: our thread measures with a gate before that is declared ready, and without.
+static bool enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gated)
 {
 	s->gated = false;
-	if (pool->gate) {
+	if (gated) {
 		uint64_t word = (uint64_t)(uintptr_t)s->gate, limit = GATE_NS;
 		void *parameters[] = {&word, &limit};
 		s->gate->open = 0;
@@ -87,21 +104,30 @@ bool pair_begin(struct pool *pool, struct sample *s, cu_stream stream)
 	}
 	if (driver.cuEventRecord(s->begin, stream) == CU_OK)
 		return true;
-	if (s->gate)
+	if (s->gated)
 		s->gate->open = 1;
 	atomic_fetch_add(&pool->failed, 1);
 	return false;
 }
 
-void pair_end(struct pool *pool, struct sample *s, cu_stream stream, bool launched)
+bool pair_begin(struct pool *pool, struct sample *s, cu_stream stream)
 {
-	bool whole = driver.cuEventRecord(s->end, stream) == CU_OK && launched;
-	if (s->gate) {
+	return enqueue_begin(pool, s, stream, may_gate(pool));
+}
+
+static bool end_pair(struct sample *s, cu_stream stream)
+{
+	bool whole = driver.cuEventRecord(s->end, stream) == CU_OK;
+	if (s->gated) {
 		atomic_thread_fence(memory_order_seq_cst);
 		s->gate->open = 1;
 	}
-	(void)pool;
-	if (whole)
+	return whole;
+}
+
+void pair_end(struct sample *s, cu_stream stream, bool launched)
+{
+	if (end_pair(s, stream) && launched)
 		atomic_store(&s->state, SAMPLE_QUEUED);
 	else
 		pool_give_back(s);
@@ -126,18 +152,19 @@ static uint32_t measure_bias(struct pool *p, bool gated)
 	uint32_t found[ROUNDS];
 	unsigned n = 0;
 	cu_stream stream;
-	cu_function gate = p->gate;
-	struct sample *s = &p->samples[0];
-	if (!p->nothing || driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING_FLAG))
+	struct sample *s = pool_take(p);
+	if (!s)
 		return 0;
-	p->gate = gated ? gate : NULL;
+	if (!p->nothing || (gated && !p->gate) ||
+	    driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING_FLAG))
+		goto out;
 	for (int i = 0; i < ROUNDS; i++) {
 		float ms = 0;
-		if (!pair_begin(p, s, stream))
+		if (!enqueue_begin(p, s, stream, gated))
 			break;
 		bool ok = driver.cuLaunchKernel(p->nothing, 1, 1, 1, 1, 1, 1, 0, stream, NULL,
 						NULL) == CU_OK;
-		pair_end(p, s, stream, ok);
+		end_pair(s, stream);
 		uint64_t until = now_ns() + 100000000u;
 		while (driver.cuEventQuery(s->end) == CU_NOT_READY && now_ns() < until) {
 			struct timespec t = {0, 20000};
@@ -147,9 +174,9 @@ static uint32_t measure_bias(struct pool *p, bool gated)
 		    !(s->gated && s->gate->tired))
 			found[n++] = (uint32_t)(ms * 1e6f);
 	}
-	p->gate = gate;
 	driver.cuStreamDestroy_v2(stream);
-	atomic_store(&s->state, SAMPLE_FREE);
+out:
+	pool_give_back(s);
 	uint32_t pair_ns = median(found, n);
 	return pair_ns > NULL_KERNEL_NS ? pair_ns - NULL_KERNEL_NS : 0;
 }
@@ -196,12 +223,6 @@ static void make_pool(cu_context context)
 		cu_context popped;
 		driver.cuCtxGetDevice(&p->device);
 		p->failed = !make_events(p);
-		if (!p->failed) {
-			make_gate(p);
-			p->bias_ns = measure_bias(p, true);
-			p->bias_ungated_ns = measure_bias(p, false);
-			SET(bias_ns, p->bias_ns);
-		}
 		driver.cuCtxPopCurrent_v2(&popped);
 	} else {
 		p->failed = 1;
@@ -209,6 +230,19 @@ static void make_pool(cu_context context)
 	if (p->failed)
 		SET(reason, INJECT_NO_EVENTS);
 	atomic_store_explicit(&pools[slot], p, memory_order_release);
+}
+
+static void make_gate_of(struct pool *p)
+{
+	cu_context popped;
+	if (driver.cuCtxPushCurrent_v2(p->context) == CU_OK) {
+		make_gate(p);
+		p->bias_ns = measure_bias(p, true);
+		p->bias_ungated_ns = measure_bias(p, false);
+		SET(bias_ns, p->bias_ns);
+		driver.cuCtxPopCurrent_v2(&popped);
+	}
+	atomic_store_explicit(&p->gating, GATE_READY, memory_order_release);
 }
 
 static void read_sample(struct pool *p, struct sample *s, uint64_t now)
@@ -248,6 +282,8 @@ void pools_turn(uint64_t now)
 		make_pool(context);
 	for (int k = 0; k < MAX_POOLS; k++) {
 		struct pool *p = atomic_load_explicit(&pools[k], memory_order_acquire);
+		if (p && !atomic_load(&p->failed) && atomic_load(&p->gating) == GATE_WANTED)
+			make_gate_of(p);
 		for (int n = 0; p && n < POOL_SAMPLES; n++)
 			if (atomic_load(&p->samples[n].state) == SAMPLE_QUEUED)
 				read_sample(p, &p->samples[n], now);

@@ -138,16 +138,16 @@ static void describe_copy(struct enqueue *e, uint64_t bytes, uint16_t kind)
 		struct enqueue e;                                                                  \
 		if (!begin(&e, queue, &event, TYPE, __builtin_frame_address(0),                    \
 			   __builtin_return_address(0)))                                           \
-			return real_##NAME VALUES;                                                 \
+			return REAL(NAME) VALUES;                                                  \
 		DESCRIBE;                                                                          \
-		cl_int result = real_##NAME VALUES;                                                \
+		cl_int result = REAL(NAME) VALUES;                                                 \
 		end(&e, result);                                                                   \
 		return result;                                                                     \
 	}                                                                                          \
 	static cl_int hook_##NAME PARAMETERS                                                       \
 	{                                                                                          \
 		if (likely(sampling_skips()))                                                      \
-			return real_##NAME VALUES;                                                 \
+			return REAL(NAME) VALUES;                                                  \
 		return timed_##NAME VALUES;                                                        \
 	}
 
@@ -251,7 +251,8 @@ bool opencl_begin(void)
 		return false;
 	CL_FUNCTIONS(RESOLVE)
 	for (unsigned k = 0; k < hooks.count; k++)
-		*table[k].real = module_symbol("libOpenCL", table[k].name);
+		__atomic_store_n(table[k].real, module_symbol("libOpenCL", table[k].name),
+				 __ATOMIC_RELEASE);
 	return real_clEnqueueNDRangeKernel != NULL;
 }
 

@@ -72,6 +72,9 @@ struct hook {
 	void **real;
 };
 
+/* Written once by our thread, before any word leads to us. */
+#define REAL(NAME) __atomic_load_n(&real_##NAME, __ATOMIC_RELAXED)
+
 struct hooks {
 	struct hook *table;
 	unsigned count;

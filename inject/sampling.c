@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #define REFILL_NS 20000000u
+#define SMOOTH_S 0.3
+#define FIRST_RATE 20000.0 /* launches a second, until it is known */
 #define MAX_STRIDE 1000000u
 #define LOOK_EVERY 256u
 
@@ -91,7 +93,7 @@ static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoc
 bool sampling_due(uint32_t *weight)
 {
 	struct thread_sampling *t = &self_sampling;
-	if (unlikely(atomic_load_explicit(&sampling->armed, memory_order_relaxed) == ARMED_AGAIN)) {
+	if (unlikely(atomic_load_explicit(&sampling->armed, memory_order_acquire) == ARMED_AGAIN)) {
 		start_again_after_fork();
 		return false;
 	}
@@ -124,19 +126,19 @@ bool sampling_due(uint32_t *weight)
 void sampling_refill(uint64_t now)
 {
 	static uint64_t last, seen_before;
-	static double rate;
+	static double rate = FIRST_RATE;
 	uint32_t per_second = shared.control->per_second, every = shared.control->every;
 	if (per_second > 100000)
 		per_second = 100000;
 	if (now - last < REFILL_NS)
 		return;
 	double passed_s = last ? (double)(now - last) / 1e9 : 0.02;
+	bool was_off = passed_s > 0.1; // then nothing was counted: the rate is as it was before
 	uint64_t seen = atomic_load_explicit(&sampling->seen, memory_order_relaxed);
 	double here = (double)(seen - seen_before) / passed_s;
 	last = now, seen_before = seen;
-	// Up soon, down slowly: a burst must not find the stride of a quiet time for long.
-	double share = passed_s / (here > rate ? 0.1 : 1);
-	rate += (here - rate) * (share < 1 ? share : 1);
+	if (!was_off)
+		rate += (here - rate) * passed_s / SMOOTH_S;
 	double stride = every ? every : per_second ? rate / per_second : 0;
 	if (!every && per_second && stride < 1)
 		stride = 1;
@@ -150,6 +152,15 @@ void sampling_refill(uint64_t now)
 		atomic_fetch_add_explicit(&sampling->epoch, 1, memory_order_relaxed);
 		SET(every, wanted);
 	}
-	int32_t tokens = every ? 1 << 20 : (int32_t)(per_second * 0.04) + 4;
-	atomic_store_explicit(&sampling->tokens, tokens, memory_order_relaxed);
+	static double carried; // parts of a token
+	carried += was_off ? 0 : 1.5 * per_second * passed_s;
+	int32_t left = atomic_load_explicit(&sampling->tokens, memory_order_relaxed);
+	int32_t most = (int32_t)(per_second / 10) + 4,
+		tokens = (left > 0 ? left : 0) + (int32_t)carried;
+	carried -= (int32_t)carried;
+	atomic_store_explicit(&sampling->tokens,
+			      every	    ? 1 << 20 :
+			      tokens < most ? tokens :
+					      most,
+			      memory_order_relaxed);
 }

@@ -38,6 +38,7 @@ static void arm(bool on)
 struct work {
 	uint64_t modules, next_full;
 	unsigned full_looks, hooks;
+	bool beating;
 	enum inject_reason reason;
 };
 
@@ -103,8 +104,8 @@ static enum inject_status turn(struct work *w, uint64_t now)
 		unhook(w);
 		return INJECT_LEFT;
 	}
-	bool beating = beat + INJECT_IDLE_NS > now && beat <= now + INJECT_AHEAD_NS;
-	if (!beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
+	w->beating = beat + INJECT_IDLE_NS > now && beat <= now + INJECT_AHEAD_NS;
+	if (!w->beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
 		arm(false);
 		return INJECT_IDLE;
 	}
@@ -152,9 +153,7 @@ static void *serve(void *unused)
 		SET(self_ns, thread_cpu_ns());
 		if (status == INJECT_KILLED && !pending)
 			break;
-		nap(pending					   ? TURN_NS :
-		    status == INJECT_IDLE || status == INJECT_LEFT ? IDLE_TURN_NS :
-								     QUIET_NS);
+		nap(pending ? TURN_NS : work.beating ? QUIET_NS : IDLE_TURN_NS);
 	}
 	return NULL;
 }

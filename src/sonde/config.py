@@ -50,8 +50,8 @@ class Config:
     """Whom its certificate must be from; empty: the system's authorities."""
     injected: bool = True
     """Read what Sonde's library times in processes that carry it (attached, or begun with it)."""
-    device_samples: int = 200
-    """About so many launches a second and process are timed; each costs some 11 microseconds."""
+    device_budget: float = 0.01
+    """Share of its time that timing its launches may cost a process; sets how many are timed."""
     prometheus: str = ""
     """HOST:PORT of a page for Prometheus; '' for none. A host must be named to leave loopback."""
     dcgm_names: bool = False
@@ -82,7 +82,7 @@ class Config:
         _between("otlp_period_s", self.otlp_period_s, 1, 3600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
-        _between("device_samples", self.device_samples, 1, 10_000)
+        _between("device_budget", self.device_budget, 0.0001, 0.5)
         _between("probe_budget", self.probe_budget, 0, 1)
         _between("host_hz", self.host_hz, 0, 1_000)
         if self.kubelet and not self.kubelet.startswith(("http://", "https://")):

@@ -149,7 +149,7 @@ class Agent:
 
     def _make_device_time(self) -> DeviceTime | None:
         config = self._config
-        return DeviceTime(config.pids, config.device_samples) if config.injected else None
+        return DeviceTime(config.pids, config.device_budget) if config.injected else None
 
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel
@@ -285,17 +285,12 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            self._beat()
             longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else 250
             if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
                 self._hear()
                 time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
             else:
                 self._unwinding.update()
-
-    def _beat(self) -> None:
-        if self._device_time is not None:
-            self._device_time.beat()
 
     def _hear_within(self, timeout_ms: int) -> None:
         if self._events.wait(timeout_ms):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -32,9 +33,15 @@ LEAST_FD: Final = 600
 LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^/memfd:sonde-library ")
 """How the library is mapped: from a file, or attached."""
 SOON_S: Final = 1.0
-MOST_RAISED: Final = 4.0
+MOST_RAISED: Final = 100.0
 """More than this the losses of a tick do not raise the weights of the rest."""
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
+FIRST_COST_NS: Final = 11_000.0
+"""Host time of a timed launch, measured on an H200, until the process tells its own."""
+CHARGED: Final = 4.0
+"""A timed launch is charged so many times its host time: the device has work with it too."""
+LEAST_TO_JUDGE: Final = 20
+MOST_A_SECOND: Final = 5_000
 MOST_STREAMS: Final = 4_096
 _CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -66,6 +73,8 @@ class _Process:
     """Threads have the same numbers there and here."""
     streams: dict[int, int] = field(default_factory=dict)
     told: abi.Reason = abi.Reason.OK
+    cost_ns: float = FIRST_COST_NS
+    """Host time of one timed launch, a moving mean."""
 
     def stream(self, handle: int) -> int:
         """A small number for a stream; addresses are nobody's business."""
@@ -81,9 +90,9 @@ class DeviceTime:
 
     name = "device_time"
 
-    def __init__(self, pids: Iterable[int] | None, per_second: int) -> None:
+    def __init__(self, pids: Iterable[int] | None, budget: float) -> None:
         self._pids = None if pids is None else frozenset(pids)
-        self._per_second = per_second
+        self._budget = budget
         self._processes: dict[int, _Process] = {}
         self._looked: dict[int, tuple[int, float]] = {}
         """By pid: start, and when (monotonic s) it was looked at last."""
@@ -91,16 +100,26 @@ class DeviceTime:
         """Processes that map the library, until (monotonic s) they are waited for to use it."""
         self._losses: dict[str, int] = {}
         self._paused = False
+        self._stopped = threading.Event()
+        self._closing = threading.Lock()
+        """Held while descriptors are used or closed: a number may soon be another file."""
+        self._heart = threading.Thread(target=self._beat, name="sonde-beat", daemon=True)
 
     def start(self) -> None:
         """Find the processes that carry the library already."""
         self._look(time.monotonic())
+        self._heart.start()
 
-    def beat(self) -> None:
-        """Tell every library that somebody reads: at least every 250 ms."""
-        for process in () if self._paused else self._processes.values():
-            with suppress(OSError):
-                process.memory.beat()
+    def _beat(self) -> None:
+        """Tell every library that somebody reads; by a thread of its own, as reading may take long.
+
+        It goes on in a pause, when nothing is asked for.
+        """
+        while not self._stopped.wait(abi.BEAT_NS / 1e9):
+            with self._closing:
+                for process in list(self._processes.values()):
+                    with suppress(OSError):
+                        process.memory.beat()
 
     def hear(self, events: Iterable[tuple[object, ...]], *, looking: bool) -> None:
         """Open what has just taken the library in, so that a short process is seen, too.
@@ -137,13 +156,15 @@ class DeviceTime:
             self._drop(pid)
         for pid in self._looked.keys() - alive:
             del self._looked[pid]
-        self.beat()
         if not self._paused:
             self._look(now_ns / 1e9)
         return batch
 
     def stop(self) -> None:
-        """Let go: without a beat the libraries go idle within a second."""
+        """Let go: the libraries go idle."""
+        self._stopped.set()
+        if self._heart.is_alive():
+            self._heart.join()
         for pid, process in list(self._processes.items()):
             with suppress(OSError):
                 process.memory.want(0)
@@ -181,7 +202,8 @@ class DeviceTime:
         process.memory.ask(tail=process.ring.tail)
         self._count("records_wrong", taken.wrong)
         self._count("records_overwritten", taken.skipped)
-        raised = self._raised(process, seen.counts)
+        self._govern(process, seen.counts)
+        raised = self._raised(process, seen.counts, sum(run.weight for run in taken.runs))
         if seen.reason != process.told:
             process.told = seen.reason
             if seen.reason != abi.Reason.OK:
@@ -234,8 +256,11 @@ class DeviceTime:
         batch.own_stacks[stack_id] = (key, addresses)
         return stack_id
 
-    def _raised(self, process: _Process, counts: dict[str, int]) -> float:
-        """What to multiply the weights of this tick with, for what was chosen and not timed."""
+    def _raised(self, process: _Process, counts: dict[str, int], weights: float) -> float:
+        """What to multiply the weights of this tick with, for what was chosen and not timed.
+
+        Then they sum up to the launches of the tick, which the library counts.
+        """
         before, process.before = process.before, counts
         lost = 0
         for name in _LOST:
@@ -243,8 +268,19 @@ class DeviceTime:
             self._count(name, new)
             lost += new
         self._count("lost_names", max(0, min(counts["lost_names"] - before["lost_names"], 1 << 40)))
-        timed = max(0, counts["timed"] - before["timed"])
-        return min(1 + lost / timed, MOST_RAISED) if timed else 1.0
+        launches = counts["launches"] - before["launches"]
+        if not lost or not weights or not 0 < launches < 1 << 40:
+            return 1.0
+        return max(1.0, min(launches / weights, MOST_RAISED))
+
+    def _govern(self, process: _Process, counts: dict[str, int]) -> None:
+        """Ask for as many launches as the budget pays for at their measured cost."""
+        sampled = counts["sampled"] - process.before["sampled"]
+        host_ns = counts["host_ns"] - process.before["host_ns"]
+        if not (LEAST_TO_JUDGE <= sampled < 1 << 32 and 0 < host_ns < 1 << 40):
+            return
+        process.cost_ns += (host_ns / sampled - process.cost_ns) / 4
+        process.memory.ask(per_second=samples_a_second(self._budget, process.cost_ns))
 
     def _count(self, name: str, number: int) -> None:
         if number:
@@ -257,9 +293,10 @@ class DeviceTime:
         batch.threads.add((pid, start_ns, pid))
 
     def _drop(self, pid: int) -> None:
-        process = self._processes.pop(pid, None)
-        if process:
-            process.memory.close()
+        with self._closing:
+            process = self._processes.pop(pid, None)
+            if process:
+                process.memory.close()
 
     # ---- finding them ------------------------------------------------------------------------
 
@@ -313,7 +350,7 @@ class DeviceTime:
         process = _Process(memory, Ring(memory.fd, tail), key, before, _same_tids(pid))
         memory.ask(
             tail=tail,
-            per_second=self._per_second,
+            per_second=samples_a_second(self._budget, FIRST_COST_NS),
             request=REQUEST,
         )
         memory.beat()
@@ -324,6 +361,11 @@ class DeviceTime:
         """Where to begin: with what a program that Sonde started has timed so far, else now."""
         tail = memory.control()["tail"]
         return tail if 0 <= head - tail <= abi.RING_RECORDS and tail == 0 else head
+
+
+def samples_a_second(budget: float, cost_ns: float) -> int:
+    """Launches a second that may be timed for `budget`, a share of the process's time."""
+    return max(1, min(MOST_A_SECOND, int(budget * 1e9 / (CHARGED * max(cost_ns, 1_000.0)))))
 
 
 def _unnamed(kind: str, direction: str) -> str:

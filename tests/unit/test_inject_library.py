@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The library in a process that launches on a stub of the CUDA driver: what it times, and that it
+harms nobody. The stub ends the program when it is used in a way that a driver would punish."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from sonde import _native
+from sonde.collect import inject_abi as abi
+from sonde.collect.device_time import DeviceTime
+from sonde.collect.inject_memory import InjectMemory
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ROOT / "tests/programs/inject"
+REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:1000"
+NS_OF = {"shorter(float*)": 20_000, "longer": 60_000, "(graph)": 100_000}
+
+
+def build(where, *flags):
+    """The stub driver and the program, compiled with `flags`."""
+    common = ("cc", "-O1", "-g", "-pthread", *flags)
+    stub = where / "libcuda.so.1"
+    subprocess.run(
+        [*common, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub,
+         PROGRAMS / "stub_cuda.c"],
+        check=True,
+    )  # fmt: skip
+    subprocess.run(
+        [*common, "-o", where / "launches", PROGRAMS / "launches.c", stub,
+         f"-Wl,-rpath,{where}"],
+        check=True,
+    )  # fmt: skip
+    return where / "launches"
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("library") / "libsonde_inject.so"
+    path.write_bytes(_native.inject_library())
+    return path
+
+
+def start(program, library, *words, request=REQUEST):
+    environment = {**os.environ, "LD_PRELOAD": str(library), "SONDE_INJECT": request}
+    return subprocess.Popen(
+        [program, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def find(pid):
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        memory = InjectMemory.find(pid)
+        if memory:
+            return memory
+        time.sleep(0.02)
+    raise AssertionError("the library made no memory")
+
+
+def counted(text):
+    """What the program says it launched, by name as we tell it."""
+    said = {name: int(count) for name, count, _ in map(str.split, text.splitlines())}
+    return {
+        "shorter(float*)": said["shorter"], "longer": said["longer"], "(graph)": said["graph"],
+    }  # fmt: skip
+
+
+def watch(process, collector):
+    """Drain a collector until the process ends; rows by table."""
+    rows = defaultdict(list)
+    since = time.monotonic_ns()
+    while process.poll() is None:
+        time.sleep(0.1)
+        for table, new in collector.drain(since, False).rows.items():
+            rows[table] += new
+    for table, new in collector.drain(since, True).rows.items():
+        rows[table] += new
+    collector.stop()
+    return rows
+
+
+def test_sums_of_weights_are_the_launches_and_durations_the_device_s(launches, library):
+    process = start(launches, library, 4)
+    collector = DeviceTime([process.pid], 0.05)
+    find(process.pid).close()
+    collector.start()
+    runs = watch(process, collector)["device_run"]
+    truth = counted(process.stdout.read())
+    assert process.returncode == 0
+    count, variance, durations = defaultdict(float), defaultdict(float), defaultdict(list)
+    for run in runs:
+        name, weight = run[3], run[10]
+        count[name] += weight
+        variance[name] += weight * (weight - 1)
+        durations[name].append(run[1] - run[0])
+    assert count.keys() == truth.keys()
+    for name, launched in truth.items():
+        # Four standard errors, and what was under way at the begin and the end.
+        assert abs(count[name] - launched) < 4 * variance[name] ** 0.5 + 0.03 * launched
+        middle = sorted(durations[name])[len(durations[name]) // 2]
+        assert NS_OF[name] - 2_000 <= middle < NS_OF[name] + 25_000
+    assert sum(len(d) for d in durations.values()) > 500
+    kernels = [run for run in runs if run[2] == "kernel"]
+    assert all(run[16:18] == ("7,2,1", "128,1,1") for run in kernels)
+    assert len({run[13] for run in runs}) == 3
+    assert all(run[8] for run in runs), "every run has a stack"
+
+
+@pytest.mark.parametrize("words", [("capture",), ("capture", "legacy"), ("fork",), ("exec",)])
+def test_no_harm(launches, library, words):
+    process = start(launches, library, 1.5, *words, request="9:20000")
+    collector = DeviceTime([process.pid], 0.5)
+    find(process.pid).close()
+    collector.start()
+    runs = watch(process, collector)["device_run"]
+    assert process.returncode == 0
+    assert runs
+    if "fork" in words:
+        assert len({run[5] for run in runs}) > 1, "children are timed too"
+
+
+def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
+    process = start(launches, library, 6, request="0:0")
+    memory = find(process.pid)
+    try:
+        assert memory.seen().status in (abi.Status.IDLE, abi.Status.STARTING)
+        memory.ask(request=int(abi.Request.EVENTS), per_second=500)
+        for _ in range(8):
+            memory.beat()
+            time.sleep(0.1)
+        assert memory.seen().status == abi.Status.TIMING
+        time.sleep(1.3)
+        seen = memory.seen()
+        assert seen.status == abi.Status.IDLE
+        launched = seen.counts["launches"]
+        time.sleep(0.3)
+        assert memory.seen().counts["launches"] == launched, "nothing is even counted"
+        memory.beat()
+        assert memory.wait_for(abi.Status.TIMING, timeout_s=1).status == abi.Status.TIMING
+    finally:
+        memory.close()
+        process.wait()
+    assert process.returncode == 0
+
+
+def test_detach_takes_the_hooks_out_and_attach_puts_them_back(launches, library):
+    process = start(launches, library, 3, request=REQUEST)
+    memory = find(process.pid)
+    try:
+        assert memory.wait_for(abi.Status.TIMING, timeout_s=2).status == abi.Status.TIMING
+        assert memory.seen().counts["hooks"]
+        memory.ask(request=int(abi.Request.LEAVE))
+        left = memory.wait_for(abi.Status.LEFT, timeout_s=1)
+        assert (left.status, left.counts["hooks"]) == (abi.Status.LEFT, 0)
+        memory.ask(request=int(abi.Request.EVENTS), per_second=100)
+        memory.beat()
+        assert memory.wait_for(abi.Status.TIMING, timeout_s=1).counts["hooks"]
+    finally:
+        memory.close()
+        process.wait()
+    assert process.returncode == 0
+
+
+def test_kill_switch_is_for_good(launches, library):
+    process = start(launches, library, 2, request=REQUEST)
+    memory = find(process.pid)
+    try:
+        memory.wait_for(abi.Status.TIMING, timeout_s=2)
+        memory.ask(off=abi.KILL)
+        assert memory.wait_for(abi.Status.KILLED, timeout_s=1).counts["hooks"] == 0
+        memory.ask(off=0, request=int(abi.Request.EVENTS))
+        memory.beat()
+        time.sleep(0.5)
+        assert memory.seen().status == abi.Status.KILLED
+    finally:
+        memory.close()
+        process.wait()
+    assert process.returncode == 0
+
+
+def test_told_off_it_makes_nothing(launches, library):
+    process = start(launches, library, 0.5, request="off")
+    time.sleep(0.3)
+    assert InjectMemory.find(process.pid) is None
+    process.wait()
+
+
+def test_one_agent_at_a_time(launches, library):
+    process = start(launches, library, 1.5)
+    memory, second = find(process.pid), find(process.pid)
+    assert memory.lock()
+    assert not second.lock()
+    memory.close()
+    assert second.lock(), "given up when the first one ends"
+    second.close()
+    process.wait()
+
+
+def test_runs_on_any_glibc_since_2_17_and_shows_two_names(library):
+    text = subprocess.run(
+        ["nm", "-D", "--with-symbol-versions", library], check=True, capture_output=True, text=True
+    ).stdout
+    versions = {
+        tuple(map(int, word.partition("@GLIBC_")[2].split(".")))
+        for word in text.split()
+        if "@GLIBC_" in word
+    }
+    assert max(versions) <= (2, 17)
+    defined = {line.split()[-1] for line in text.splitlines() if " T " in line}
+    assert defined == {"InitializeInjection", "sonde_inject_site"}
+    needed = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True)
+    assert needed.stdout.count("(NEEDED)") == 1
+
+
+@pytest.mark.parametrize("sanitizer", ["address", "thread"])
+def test_under_a_sanitizer(tmp_path, sanitizer):
+    """The library, the stub and the program, all compiled with it."""
+    flags = (f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer")
+    program = build(tmp_path, *flags)
+    library = tmp_path / "libsonde_inject.so"
+    subprocess.run(
+        ["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", *flags,
+         "-Wl,-z,nodelete", "-o", library, *sorted((ROOT / "inject").glob("*.c")), "-lpthread"],
+        check=True,
+    )  # fmt: skip
+    runtime = subprocess.run(
+        ["cc", f"-print-file-name=lib{'asan' if sanitizer == 'address' else 'tsan'}.so"],
+        check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": f"{runtime} {library}",
+        "SONDE_INJECT": "9:2000",
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "TSAN_OPTIONS": "exitcode=66",
+    }
+    ran = subprocess.Popen(
+        [program, "2", "capture", *(["fork"] if sanitizer == "address" else [])],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    collector = DeviceTime([ran.pid], 0.5)
+    find(ran.pid).close()
+    collector.start()
+    rows = watch(ran, collector)
+    assert ran.returncode == 0, ran.stderr.read()[-6000:]
+    assert rows["device_run"]
