@@ -234,6 +234,16 @@ struct process_note {
 	__u32 unused;
 };
 
+#define SONDE_ENVIRONMENT 8192
+
+/* The end of the environment of a program that a keeper of Slurm's steps started. */
+struct step_note {
+	__u64 start_ns;
+	__u32 tgid;
+	__u32 length;
+	__u8 environment[SONDE_ENVIRONMENT];
+};
+
 /* A control group that was made. */
 struct cgroup_note {
 	__u64 id;

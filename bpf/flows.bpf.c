@@ -105,7 +105,8 @@ static __always_inline void take(struct sock *sk, struct counted *c, bool count,
 	key.family = sk->__sk_common.skc_family;
 	local = sk->__sk_common.skc_num;
 	remote = bpf_ntohs(sk->__sk_common.skc_dport);
-	key.port = remote && remote < local ? remote : local;
+	/* A port that the kernel chose is given back, and 0, before the connection is closed. */
+	key.port = !local || (remote && remote < local) ? remote : local;
 	if (key.family == AF_INET)
 		key.address[0] = sk->__sk_common.skc_daddr;
 	else

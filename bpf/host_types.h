@@ -169,7 +169,13 @@ struct task_struct___counters {
 	struct task_io_accounting ioac;
 };
 
+struct mm_struct {
+	unsigned long env_start;
+	unsigned long env_end;
+};
+
 struct task_struct___owner {
+	char comm[16];
 	int tgid;
 	struct task_struct___owner *real_parent;
 	struct task_struct___owner *group_leader;

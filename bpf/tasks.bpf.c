@@ -54,7 +54,13 @@ struct {
 	__uint(max_entries, 128 * 1024);
 } cgroup_notes SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+} step_notes SEC(".maps");
+
 /* Puts the layouts of the rings' records into the object's BTF. */
+const struct step_note *step_note_layout __attribute__((unused));
 const struct process_note *process_note_layout __attribute__((unused));
 const struct cgroup_note *cgroup_note_layout __attribute__((unused));
 
@@ -211,11 +217,52 @@ static __always_inline void note(struct task_struct *task, u32 kind)
 	bpf_ringbuf_submit(n, BPF_RB_NO_WAKEUP);
 }
 
+/*
+ * Where Slurm uses no control groups, the environment of what slurmstepd starts is all that tells the
+ * step, and both may be gone before anybody could look at it.
+ */
+static __always_inline void note_step(struct task_struct *task)
+{
+	const char keeper[] = "slurmstepd";
+	struct task_struct___owner *t = (void *)task;
+	char comm[16] = {};
+	struct step_note *n;
+	u64 start, end, length;
+
+	bpf_core_read(comm, sizeof(comm), &t->real_parent->comm);
+	for (u32 i = 0; i < sizeof(keeper); i++)
+		if (comm[i] != keeper[i])
+			return;
+	n = bpf_ringbuf_reserve(&step_notes, sizeof(*n), 0);
+	if (!n) {
+		count_loss(LOSS_NOTES_FULL);
+		return;
+	}
+	n->tgid = task->tgid;
+	n->start_ns = start_of(task);
+	start = BPF_CORE_READ(task, mm, env_start);
+	end = BPF_CORE_READ(task, mm, env_end);
+	length = end - start;
+	if (length > sizeof(n->environment)) {
+		length = sizeof(n->environment); /* what Slurm adds comes last */
+		start = end - length;
+	}
+	/* Have the verifier see the bound where it matters. */
+	asm volatile("" : "+r"(length));
+	if (length > sizeof(n->environment) ||
+	    bpf_probe_read_user(n->environment, length, (void *)start))
+		length = 0;
+	n->length = length;
+	bpf_ringbuf_submit(n, BPF_RB_NO_WAKEUP);
+}
+
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(on_exec, struct task_struct *task)
 {
-	if (watched(task->tgid))
+	if (watched(task->tgid)) {
 		note(task, NOTE_EXEC);
+		note_step(task);
+	}
 	return 0;
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One loaded BPF object: knobs, links, and the ways out for what it saw. It knows no policy; what
 //! to attach and what a row means is decided in Python.
+use std::cell::RefCell;
+use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -44,6 +46,8 @@ pub struct Bpf {
     swapped: HashMap<String, Swapped>,
     maps: HashMap<String, MapInfo>,
     structs: HashMap<String, Layout>,
+    /// Ring buffers read so far, mapped.
+    rings: RefCell<HashMap<String, maps::Ring>>,
     /// Maps that belong to another object.
     shared: Vec<String>,
     // Last: links go before the object they belong to.
@@ -196,9 +200,15 @@ impl Bpf {
             swapped.insert(outer, Swapped { outer: fd, rows: [a, b], active: 0 });
         }
         let mut structs = HashMap::new();
-        for name in
-            ["wait_span", "call_span", "sonde_stack", "process_note", "cgroup_note", "pulse"]
-        {
+        for name in [
+            "wait_span",
+            "call_span",
+            "sonde_stack",
+            "process_note",
+            "cgroup_note",
+            "step_note",
+            "pulse",
+        ] {
             if let Some(layout) = layout::of_struct(&btf, name) {
                 structs.insert(name.to_owned(), layout);
             }
@@ -212,6 +222,7 @@ impl Bpf {
             swapped,
             maps,
             structs,
+            rings: RefCell::new(HashMap::new()),
             shared,
             object,
         })
@@ -342,12 +353,16 @@ impl Bpf {
     }
 
     /// Empty a ring of records of one struct.
-    fn drain_ring(&self, py: Python<'_>, ring: &str, of: &str, limit: usize) -> PyResult<Columns> {
+    fn drain_ring(&self, ring: &str, of: &str, limit: usize) -> PyResult<Columns> {
         let fd = self.map(ring)?.fd;
         let layout = self.structs.get(of);
         let layout = layout.ok_or_else(|| PyKeyError::new_err(format!("no struct {of}")))?.clone();
-        let size = layout.size;
-        let rows = py.detach(|| maps::drain_ring(fd, size, limit))?;
+        let mut rings = self.rings.borrow_mut();
+        let rows = match rings.entry(ring.to_owned()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(maps::Ring::new(fd, layout.size)?),
+        }
+        .drain(limit)?;
         Ok(Columns::new(layout, rows))
     }
 

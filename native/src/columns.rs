@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyTuple};
 use pyo3::IntoPyObjectExt;
 
 use crate::layout::{Field, Layout};
@@ -71,6 +71,14 @@ impl Columns {
             .chunks_exact(self.layout.size)
             .map(|row| PyTuple::new(py, fields.iter().map(|field| field.number(py, row))))
             .collect()
+    }
+
+    /// The bytes of a field of bytes, whole.
+    fn raw<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let text = self.layout.texts.iter().find(|text| text.name == name);
+        let text = text.ok_or_else(|| PyKeyError::new_err(format!("no text {name}")))?;
+        let rows = self.rows.chunks_exact(self.layout.size);
+        Ok(rows.map(|row| PyBytes::new(py, &row[text.offset..text.offset + text.size])).collect())
     }
 
     /// The texts of a field of bytes, as file names are decoded.

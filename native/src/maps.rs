@@ -50,7 +50,9 @@ pub fn take_all(
     batch: usize,
 ) -> Result<(Vec<u8>, Vec<u8>)> {
     let (mut keys, mut values) = (Vec::new(), Vec::new());
-    let mut batch = batch.max(64);
+    // Most maps hold little: room for all at once would be made in vain.
+    let most = batch.max(64);
+    let mut batch = most.min(64);
     let mut position = vec![0u8; key_size.max(8)];
     let mut started = false;
     loop {
@@ -88,6 +90,7 @@ pub fn take_all(
         if done {
             return Ok((keys, values));
         }
+        batch = (4 * batch).min(most.max(batch));
     }
 }
 
@@ -227,25 +230,42 @@ unsafe extern "C" fn on_record(sink: *mut libc::c_void, data: *mut libc::c_void,
     0
 }
 
-/// Up to `limit` records of `size` bytes from a ring buffer, packed.
-pub fn drain_ring(fd: RawFd, size: usize, limit: usize) -> Result<Vec<u8>> {
-    let mut sink = RingSink { rows: Vec::new(), size };
-    // SAFETY: the ring lives only inside this function, and so do its callbacks.
-    unsafe {
-        let ring = sys::ring_buffer__new(
-            fd,
-            Some(on_record),
-            ptr::from_mut(&mut sink).cast(),
-            ptr::null(),
-        );
+/// A ring buffer that stays mapped: mapping it anew costs more than reading it.
+pub struct Ring {
+    ring: *mut sys::ring_buffer,
+    sink: Box<RingSink>,
+}
+
+impl Ring {
+    /// Map the ring of records of `size` bytes.
+    pub fn new(fd: RawFd, size: usize) -> Result<Self> {
+        let mut sink = Box::new(RingSink { rows: Vec::new(), size });
+        // SAFETY: the sink is boxed and lives as long as the ring.
+        let ring = unsafe {
+            let context = ptr::from_mut(sink.as_mut()).cast();
+            sys::ring_buffer__new(fd, Some(on_record), context, ptr::null())
+        };
         if ring.is_null() {
             return Err(Error::last_os_error());
         }
-        let rc = sys::ring_buffer__consume_n(ring, limit as u64);
-        sys::ring_buffer__free(ring);
-        checked(rc)?;
+        Ok(Self { ring, sink })
     }
-    Ok(sink.rows)
+
+    /// Up to `limit` records, packed.
+    pub fn drain(&mut self, limit: usize) -> Result<Vec<u8>> {
+        // SAFETY: the ring is whole; its callback writes to the sink and to nothing else.
+        let rc = unsafe { sys::ring_buffer__consume_n(self.ring, limit as u64) };
+        let rows = std::mem::take(&mut self.sink.rows);
+        checked(rc)?;
+        Ok(rows)
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: nobody else holds it.
+        unsafe { sys::ring_buffer__free(self.ring) };
+    }
 }
 
 /// An array of per-CPU u64, each summed over the CPUs.

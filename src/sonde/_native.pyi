@@ -88,6 +88,9 @@ class Columns:
     def rows(self, names: Sequence[str]) -> list[Row]:
         """The records as tuples of some of their fields; arrays are `name_0`, `name_1`, ..."""
 
+    def raw(self, name: str) -> list[bytes]:
+        """The bytes of a field of bytes, whole."""
+
     def names(self, name: str) -> list[str]:
         """The texts of a field of bytes, decoded as file names are."""
 

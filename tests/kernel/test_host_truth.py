@@ -135,6 +135,8 @@ def test_waits_for_a_cpu_are_those_that_threads_had(record):
     ((lengths,),) = recorder.rows(
         "SELECT max(value) FROM metric WHERE series = 'sonde.host.runqueue.longest'"
     )
+    if recorder.rows("SELECT * FROM event WHERE name = 'runqueue_rest'"):
+        pytest.skip("others switch so often that switches are not followed all the time")
     assert waited > 1.5
     # Others wait on that CPU too; the kernel's own sums over all processes say how much, at most.
     assert waited * (1 - TRUTH) <= saw <= usage * (1 + TRUTH)

@@ -37,6 +37,7 @@ def test_job_step_and_user_of_processes_of_50_ms(one_node, record, tmp_path):
         for process in sleeps
         if process.owner.job
     }
+    assert (second, "0") in found
     nobody = found.pop((second, "0"))
     assert found == {(first, "0"): "root", (third, "batch"): "root", (third, "1"): "root"}
     assert nobody in ("nobody", "65534")

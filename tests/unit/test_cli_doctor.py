@@ -77,3 +77,11 @@ def test_the_table_keeps_to_the_terminals_width(width: int) -> None:
 def test_colour_is_for_terminals_only() -> None:
     assert "\033[" not in doctor.table([BROKEN], width=80, colour=False)
     assert "\033[31m✗" in doctor.table([BROKEN], width=80, colour=True)
+
+
+@pytest.mark.bpf
+def test_it_says_what_a_recording_holds_in_the_kernel() -> None:
+    done = subprocess.run([*DOCTOR, "--json"], capture_output=True, text=True)
+
+    findings = {it["name"]: it["detail"] for it in json.loads(done.stdout)["findings"]}
+    assert "at most 64 MB with unwind tables" in findings["memory of BPF maps"]

@@ -13,7 +13,7 @@ from sonde.metrics import labels
 from sonde.resolve import Resolver
 from sonde.unwind import ENDS, Interpreter, Unwinder
 
-MAX_KERNEL_BYTES = 64 << 20
+MAX_KERNEL_BYTES = 64_000_000
 """For all BPF maps together; unwind tables take what the others leave."""
 FIRST_WAIT_S = 2.0
 """How long the tables of chosen processes may hold up the start."""

@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     findings = host.examine()
     can_record = not host.blocking(findings)
+    if can_record:
+        findings += _kernel_memory()
     if args.json:
         document = {
             "can_record": can_record,
@@ -57,6 +59,20 @@ def run(args: argparse.Namespace) -> int:
         print()
         print(verdict(findings))
     return 0 if can_record else 3
+
+
+def _kernel_memory() -> list[Finding]:
+    """What a recording's BPF maps take, by loading them; nothing where they do not load."""
+    from sonde.agent.kernel_memory import kernel_memory
+    from sonde.errors import HostError
+    from sonde.host import Finding, Status
+
+    try:
+        held, most = kernel_memory()
+    except HostError:
+        return []
+    detail = f"{held / 1e6:.0f} MB at the start, at most {most / 1e6:.0f} MB with unwind tables"
+    return [Finding("memory of BPF maps", Status.PASS, detail)]
 
 
 def table(findings: list[Finding], *, width: int, colour: bool) -> str:

@@ -7,6 +7,7 @@ Rows of `metric`: at the full rate for the machine, once a tick for each CPU.
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,9 +17,17 @@ from sonde.metrics import labels
 
 IDLE_GAP_NS = 100_000_000
 """Between two looks at a machine on which nothing runs: looking would wake it."""
+SWITCHES = 4
+"""Place of the field in `struct cpu_queue`."""
 PULSES_A_TICK = 10_000
 MAX_CPUS = 1_024
 QUANTILE = 0.99
+SWITCH_S = 80e-9
+"""What following one switch costs."""
+SWITCH_BUDGET = 0.001
+"""Share of the node's CPU for that. Where it would be more, switches are followed in one tick of
+many, and a notice says so; what processes waited in all is in `usage`, whatever happens here."""
+REST_S = 10.0
 PULSES = {
     "sonde.host.runqueue.running": "running",
     "sonde.host.runqueue.busy_cpus": "busy",
@@ -42,22 +51,27 @@ class QueueCollector:
             "idle_gap_ns": max(IDLE_GAP_NS, 1_000_000_000 // hz),
         }
         self._bpf = kernel.load("queues", knobs, own_stacks=True)
-        self._links: list[int] = []
+        self._running = False
         self._labels = [labels(cpu__logical_number=cpu) for cpu in range(self._cpus)]
+        self._following: int | None = None
+        self._rest_until_s = 0.0
+        self._drained_s = 0.0
         self._delays: list[tuple[int, ...]] = []
         self._queues: list[tuple[int, ...]] = []
 
     def start(self) -> None:
         """Follow switches, and start the timer."""
         try:
-            self._links = [self._bpf.attach("on_switch")]
+            self._following = self._bpf.attach("on_switch")
             self._bpf.set_array("wanted", 0, struct.pack("=I", 1))
+            self._running = True
             begin = self._bpf.attach("on_begin")
             self._bpf.walk(begin)
             self._bpf.detach(begin)
         except OSError as error:
             raise refusal(error) from error
         self._delays, self._queues = self._read()
+        self._drained_s = time.monotonic()
 
     def _read(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         delays = self._bpf.values("delays", 0, per_cpu=True)
@@ -88,8 +102,29 @@ class QueueCollector:
                 mean, share = running / looks, busy / looks
                 rows.append((since_ns, "sonde.host.runqueue.length", label, mean))
                 rows.append((since_ns, "sonde.host.runqueue.busy", label, share))
+        self._keep_budget(batch, queues)
         self._delays, self._queues = delays, queues
         return batch
+
+    def _keep_budget(self, batch: Batch, queues: list[tuple[int, ...]]) -> None:
+        """Rest from switches where there are too many of them, and look again now and then."""
+        now_s = time.monotonic()
+        passed_s, self._drained_s = now_s - self._drained_s, now_s
+        if self._following is None:
+            if self._running and now_s >= self._rest_until_s:
+                self._following = self._bpf.attach("on_switch")
+            return
+        before = sum(queue[SWITCHES] for queue in self._queues)
+        switches = sum(queue[SWITCHES] for queue in queues) - before
+        share = switches * SWITCH_S / passed_s / self._cpus
+        if share > SWITCH_BUDGET and before:
+            self._bpf.detach(self._following)
+            self._following = None
+            rest_s = min(REST_S * share / SWITCH_BUDGET, 6 * REST_S)
+            self._rest_until_s = now_s + rest_s
+            text = f"{switches / passed_s:,.0f} switches a second: followed now and then only"
+            row = (time.monotonic_ns(), "notice", "runqueue_rest", 0, 0, rest_s, text)
+            batch.add("event", row)
 
     @staticmethod
     def _tell_delays(
@@ -114,11 +149,12 @@ class QueueCollector:
 
     def stop(self) -> None:
         """Stop the timer and let go; what was seen stays readable."""
-        if self._links:
+        if self._running:
             self._bpf.set_array("wanted", 0, struct.pack("=I", 0))
-        for link in self._links:
-            self._bpf.detach(link)
-        self._links = []
+        self._running = False
+        if self._following is not None:
+            self._bpf.detach(self._following)
+            self._following = None
 
     def pause(self) -> None:
         """Let go; what was summed stays readable."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import START_UNIT_NS, Batch, ProcessKey
 from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
-from sonde.model.owner import GroupNote, ProcessNote
+from sonde.model.owner import GroupNote, ProcessNote, step_of
 
 FIELDS = (
     *("tgid", "start_ns"),
@@ -86,6 +86,7 @@ class TaskCollector:
     def _notes(self) -> list[ProcessNote]:
         ring = self._bpf.drain_ring("process_notes", "process_note", NOTES_A_TICK)
         notes = []
+        steps = self._steps()
         for time_ns, pid, start, ppid, uid, inner, kind, *groups in ring.rows(list(NOTE_FIELDS)):
             places = {
                 (hierarchy, number): None
@@ -94,8 +95,23 @@ class TaskCollector:
             }
             start_ns = start - start % START_UNIT_NS
             what = NOTE_KINDS.get(kind, "exec")
-            notes.append(ProcessNote(time_ns, pid, start_ns, ppid, uid, inner, tuple(places), what))
+            step = steps.get((pid, start_ns)) if what == "exec" else None
+            who = (pid, start_ns, ppid, uid, inner)
+            notes.append(ProcessNote(time_ns, *who, tuple(places), what, step))
         return notes
+
+    def _steps(self) -> dict[ProcessKey, tuple[str, str]]:
+        ring = self._bpf.drain_ring("step_notes", "step_note", NOTES_A_TICK)
+        if not len(ring):
+            return {}
+        found = {}
+        for (pid, start, length), raw in zip(
+            ring.rows(["tgid", "start_ns", "length"]), ring.raw("environment"), strict=True
+        ):
+            step = step_of(raw[:length])
+            if step is not None:
+                found[pid, start - start % START_UNIT_NS] = step
+        return found
 
     def stop(self) -> None:
         """Let go; what was summed stays readable."""

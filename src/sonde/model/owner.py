@@ -68,6 +68,8 @@ class ProcessNote:
     """(hierarchy, id) of its control groups."""
     kind: str
     """exec | moved | exit"""
+    step: tuple[str, str] | None = None
+    """(job, step) of Slurm, where a keeper of its steps started it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,3 +80,16 @@ class GroupNote:
     """0: version 2."""
     id: int
     path: str
+
+
+_VARIABLES = {b"SLURM_JOB_ID": "job", b"SLURM_STEP_ID": "step", b"SLURM_STEPID": "step"}
+
+
+def step_of(environment: bytes) -> tuple[str, str] | None:
+    """(job, step) as the environment of a step's program says; nothing else of it is kept."""
+    found = {"job": "", "step": "batch"}  # the batch script itself is told no step
+    for variable in environment.split(b"\0"):
+        name, _, value = variable.partition(b"=")
+        if name in _VARIABLES and value.isdigit():
+            found[_VARIABLES[name]] = value.decode()
+    return (found["job"], found["step"]) if found["job"] else None

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sonde.model.owner import GroupNote, Owner, ProcessNote
+from sonde.model.owner import GroupNote, Owner, ProcessNote, step_of
 from sonde.resolve import procfs
 from sonde.resolve.cgroup_paths import Place, place_of
 from sonde.resolve.hierarchies import Hierarchies
@@ -31,7 +31,6 @@ FRESH_NS: Final = 30_000_000_000
 """How long what /proc said holds where no note says that it changed."""
 _MAX_ANCESTORS: Final = 32
 _STEPD_TITLE: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
-_VARIABLES: Final = {b"SLURM_JOB_ID": "job", b"SLURM_STEP_ID": "step", b"SLURM_STEPID": "step"}
 _MAX_ENVIRONMENT: Final = 1 << 17
 _PASSWD: Final = Path("/etc/passwd")
 
@@ -45,6 +44,7 @@ class Owners:
     def __init__(self, pods: Pods | None = None) -> None:
         self._groups = Hierarchies()
         self._notes: Recent[tuple[int, int], ProcessNote] = Recent(MAX_NOTES)
+        self._steps: Recent[tuple[int, int], tuple[str, str]] = Recent(MAX_NOTES)
         self._users = Users()
         self._pods = pods
 
@@ -67,6 +67,8 @@ class Owners:
             self._groups.made(group)
         for note in notes:
             key = note.pid, note.start_ns
+            if note.step is not None:
+                self._steps.put(key, note.step)
             old = self._notes.get(key)
             if old is None or old.time_ns <= note.time_ns:
                 self._notes.put(key, note)
@@ -78,7 +80,9 @@ class Owners:
         """A keeper of Slurm's steps started a program just now: both may be gone soon."""
         if keeper.step is None:
             keeper.step = _step_of_keeper(keeper.pid)
-        process.step = keeper.step or _step_of_environment(process.pid)
+        process.step = keeper.step or step_of(
+            procfs.read_file(f"/proc/{process.pid}/environ", _MAX_ENVIRONMENT) or b""
+        )
 
     def of(self, process: LiveProcess, parent_of: Parents, now_ns: int) -> Owner:
         """Whose it is. `now_ns`: CLOCK_MONOTONIC."""
@@ -155,7 +159,7 @@ class Owners:
         for _ in range(_MAX_ANCESTORS):
             if here is None:
                 break
-            step = here.step
+            step = here.step or self._steps.get(here.key)
             if step is None and here.comm == STEP_KEEPER and here.is_alive:
                 step = here.step = _step_of_keeper(here.pid)
             if step is not None:
@@ -189,18 +193,6 @@ def _step_of_keeper(pid: int) -> tuple[str, str] | None:
     """(job, step) as the title of slurmstepd says."""
     match = _STEPD_TITLE.search(procfs.read_file(f"/proc/{pid}/cmdline", 4096) or b"")
     return (match[1].decode(), match[2].decode()) if match else None
-
-
-def _step_of_environment(pid: int) -> tuple[str, str] | None:
-    """(job, step) as the environment of a step's program says; nothing else of it is kept."""
-    found = {"job": "", "step": "batch"}  # the batch script itself is told no step
-    for variable in (procfs.read_file(f"/proc/{pid}/environ", _MAX_ENVIRONMENT) or b"").split(
-        b"\0"
-    ):
-        name, _, value = variable.partition(b"=")
-        if name in _VARIABLES and value.isdigit():
-            found[_VARIABLES[name]] = value.decode()
-    return (found["job"], found["step"]) if found["job"] else None
 
 
 class Users:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sonde.collect.host.files import Counters, KernelFile
+from sonde.collect.host.files import Counters, KernelFile, labels
 from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
-from sonde.metrics import labels
 
 SECTOR_BYTES = 512
 MAX_DEVICES = 256

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Container
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
+from sonde import metrics
 from sonde.collect.polling import Points, SignalLost
 
 READ_BYTES = 1 << 20
@@ -64,11 +67,18 @@ class Counters:
         points.add(series, value, labels)
 
 
-def table(raw: bytes) -> dict[str, int]:
-    """Lines of `name value`, as in vmstat, cpu.stat and memory.stat."""
+def table(raw: bytes, wanted: Container[bytes] | None = None) -> dict[str, int]:
+    """Lines of `name value`, as in vmstat, cpu.stat and memory.stat; all, or those wanted."""
     found = {}
     for line in raw.split(b"\n"):
         name, _, value = line.partition(b" ")
-        with suppress(ValueError):
-            found[name.decode("ascii", "replace")] = int(value)
+        if wanted is None or name in wanted:
+            with suppress(ValueError):
+                found[name.decode("ascii", "replace")] = int(value)
     return found
+
+
+@lru_cache(maxsize=16_384)
+def labels(**attributes: object) -> str:
+    """As `sonde.metrics.labels`, remembered: sources say the same again and again."""
+    return metrics.labels(**attributes)

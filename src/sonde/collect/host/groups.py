@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sonde.collect.host.files import Counters, KernelFile, table
+from sonde.collect.host.files import Counters, KernelFile, labels, table
 from sonde.collect.host.pressure import stalls
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
-from sonde.metrics import labels
 
 MAX_GROUPS = 256
 """Limited groups that are read; how many more there are is told."""

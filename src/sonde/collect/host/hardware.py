@@ -14,8 +14,8 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
+from sonde.collect.host.files import labels
 from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
-from sonde.metrics import labels
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _PERF_TYPE_HARDWARE = 0

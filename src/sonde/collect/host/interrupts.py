@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
-from sonde.collect.host.files import Counters, KernelFile
+from sonde.collect.host.files import Counters, KernelFile, labels
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
-from sonde.metrics import labels
 
-FEW_CPUS = 32
-"""On larger machines /proc/interrupts is long: it is read at the dear pace."""
 MAX_KINDS = 64
 """Hard interrupts told by kind, those that come most often; the others are one kind, other."""
 
@@ -33,12 +29,8 @@ class Interrupts:
             raise SignalLost("/proc/softirqs is empty", whole=True)
 
     def polls(self) -> Sequence[Poll]:
-        """Both kinds."""
-        few = (os.cpu_count() or 1) <= FEW_CPUS
-        return [
-            Poll("soft", STEADY_S, self._read_soft),
-            Poll("hard", STEADY_S if few else DEAR_S, self._read_hard),
-        ]
+        """Both kinds; the hard ones are a long file on a large machine."""
+        return [Poll("soft", STEADY_S, self._read_soft), Poll("hard", DEAR_S, self._read_hard)]
 
     def close(self) -> None:
         """Close the files."""

@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sonde.collect.host.files import Counters, KernelFile, table
+from sonde.collect.host.files import Counters, KernelFile, labels, table
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
-from sonde.metrics import labels
 
 NODES = Path("/sys/devices/system/node")
 
@@ -35,6 +34,8 @@ OTHER = {
     "numa_pages_migrated": "sonde.host.numa.migrated",
     "workingset_refault_file": "sonde.host.refaults",
 }
+STALLS = [f"allocstall_{zone}" for zone in ("dma", "dma32", "normal", "movable", "device")]
+_WANTED = frozenset(name.encode() for name in (*VMSTAT, *RECLAIM, *OTHER, *STALLS))
 MEMINFO = {
     "MemFree": "free",
     "Buffers": "buffers",
@@ -86,7 +87,7 @@ class Memory:
             file.close()
 
     def _read_vmstat(self, points: Points) -> None:
-        found = table(self._vmstat.read())
+        found = table(self._vmstat.read(), _WANTED)
         tell = self._counters.tell
         faults = found.get("pgfault", 0), found.get("pgmajfault", 0)
         for name, (series, kind) in VMSTAT.items():
@@ -99,7 +100,7 @@ class Memory:
             if name in found:
                 label = labels(sonde__reclaim=what, sonde__reclaim__by=who)
                 tell(points, "sonde.host.reclaim.pages", found[name], label)
-        stalls = sum(value for name, value in found.items() if name.startswith("allocstall"))
+        stalls = sum(value for name, value in found.items() if name in STALLS)
         tell(points, "sonde.host.reclaim.stalls", stalls)
         for name, series in OTHER.items():
             if name in found:

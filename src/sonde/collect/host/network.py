@@ -11,10 +11,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from sonde.collect.host.files import Counters, KernelFile
+from sonde.collect.host.files import Counters, KernelFile, labels
 from sonde.collect.host.queues import queue_stats
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
-from sonde.metrics import labels
 
 MAX_NAMESPACES = 32
 MAX_INTERFACES = 256
@@ -51,10 +50,10 @@ class _Namespace:
     def __init__(self, label: str, proc: str) -> None:
         self.label = label
         self.dev = KernelFile(f"{proc}/net/dev")
-        self.protocols = [KernelFile(f"{proc}/net/{name}") for name in ("snmp", "netstat")]
+        self.snmp, self.netstat = KernelFile(f"{proc}/net/snmp"), KernelFile(f"{proc}/net/netstat")
 
     def close(self) -> None:
-        for file in (self.dev, *self.protocols):
+        for file in (self.dev, self.snmp, self.netstat):
             file.close()
 
 
@@ -81,6 +80,7 @@ class Network:
             Poll("softnet", STEADY_S, self._read_softnet),
             Poll("queues", STEADY_S, self._read_queues),
             Poll("namespaces", DEAR_S, self._look),
+            Poll("netstat", DEAR_S, self._read_netstat),
         ]
 
     def close(self) -> None:
@@ -108,8 +108,12 @@ class Network:
             # The process through which it was found may have ended; an open file goes on to tell.
             with suppress(SignalLost):
                 self._read_dev(points, namespace)
-                for file in namespace.protocols:
-                    self._read_protocols(points, namespace, file.read())
+                self._read_protocols(points, namespace, namespace.snmp.read())
+
+    def _read_netstat(self, points: Points) -> None:
+        for namespace in self._namespaces.values():
+            with suppress(SignalLost):
+                self._read_protocols(points, namespace, namespace.netstat.read())
 
     def _read_dev(self, points: Points, namespace: _Namespace) -> None:
         for line in namespace.dev.read().split(b"\n")[2 : 2 + MAX_INTERFACES]:

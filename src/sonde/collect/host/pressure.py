@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sonde.collect.host.files import Counters, KernelFile
-from sonde.collect.polling import CHEAP_S, Points, Poll, SignalLost
-from sonde.metrics import labels
+from sonde.collect.host.files import Counters, KernelFile, labels
+from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
 
 FOLDER = Path("/proc/pressure")
 RESOURCES = ("cpu", "memory", "io", "irq")
@@ -40,7 +39,7 @@ class Pressure:
 
     def polls(self) -> Sequence[Poll]:
         """One question."""
-        return [Poll("stalls", CHEAP_S, self._read)]
+        return [Poll("stalls", STEADY_S, self._read)]
 
     def close(self) -> None:
         """Close the files."""

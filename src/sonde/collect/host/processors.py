@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from sonde.collect.host.files import Counters, KernelFile
+from sonde.collect.host.files import Counters, KernelFile, labels
 from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
-from sonde.metrics import labels
 
 MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "softirq", "steal")
 """Of /proc/stat in its order; guest time is in user time already."""
