@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sonde.errors import UsageError
@@ -35,8 +36,9 @@ class Config:
     """Watch every kernel launch too: costs about a microsecond a launch."""
     device_metrics: bool = True
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
-    host_metrics: bool = True
-    """Ask the kernel what the machine is doing."""
+    host_metrics: bool = False
+    """Ask the kernel what the machine is doing. `sonde agent` does unless told otherwise; beside a
+    recording of stacks it would cost as much again."""
     host_hz: int = 100
     """Looks at the run queues a second, while something runs; 0: none."""
     syscalls: bool = False
@@ -102,9 +104,15 @@ def _between(name: str, value: float, low: float, high: float) -> None:
         raise UsageError(f"{name} is {value:g}", f"choose a value from {low:g} to {high:g}")
 
 
-def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:
-    """The configuration of this process. Raises UsageError for what cannot be read."""
-    merged: dict[str, Any] = {**_from_file(environ), **_from_environment(environ), **flags}
+def load(
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str] = os.environ,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Config:
+    """The configuration of this process: flags, then the environment, the file, a command's own
+    defaults. Raises UsageError for what cannot be read."""
+    told = {**_from_file(environ), **_from_environment(environ)}
+    merged: dict[str, Any] = {**defaults, **told, **flags}
     known = {field.name for field in fields(Config)}
     for name in merged:
         if name not in known:

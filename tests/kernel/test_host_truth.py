@@ -101,7 +101,7 @@ def test_a_quota_that_is_used_up(record):
     with group("cpu", "sonde-test-quota") as limited:
         quota = first_of(limited, "cpu.cfs_quota_us", "cpu.max")
         quota.write_text("20000 100000" if quota.name == "cpu.max" else "20000")
-        with record() as recorder:
+        with record("--host") as recorder:
             time.sleep(0.3)
             run("import time\ne = time.time() + 2\nwhile time.time() < e: pass", enter=limited)
             settle()
@@ -120,7 +120,7 @@ def test_waits_for_a_cpu_are_those_that_threads_had(record):
         "e = time.time() + 2\nwhile time.time() < e: pass\n"
         "print(open('/proc/self/schedstat').read())"
     )
-    with record() as recorder:
+    with record("--host") as recorder:
         time.sleep(0.3)
         busy = [
             subprocess.Popen([sys.executable, "-c", loop], stdout=subprocess.PIPE, text=True)
@@ -144,7 +144,7 @@ def test_waits_for_a_cpu_are_those_that_threads_had(record):
 
 
 def test_run_queues_are_looked_at_a_hundred_times_a_second_while_something_runs(record):
-    with record() as recorder:
+    with record("--host") as recorder:
         run("import time\ne = time.time() + 2\nwhile time.time() < e: pass")
     times = [
         time_ns
@@ -168,7 +168,7 @@ def test_a_memory_limit_that_is_hit(record, tmp_path):
             "import os, sys\nwith open(sys.argv[1], 'wb') as f:\n"
             "    for _ in range(64): f.write(bytes(1 << 20)); f.flush(); os.fdatasync(f.fileno())"
         )
-        with record() as recorder:
+        with record("--host") as recorder:
             time.sleep(0.3)
             run(write, str(tmp_path / "data"), enter=limited)
             settle()
@@ -185,7 +185,7 @@ def test_faults_of_the_machine(record):
     def faults() -> int:
         return table(Path("/proc/vmstat").read_bytes())["pgfault"]
 
-    with record() as recorder:
+    with record("--host") as recorder:
         settle()
         before = faults()
         run("import mmap\nfor _ in range(40):\n m = mmap.mmap(-1, 16 << 20)\n"
@@ -198,7 +198,7 @@ def test_faults_of_the_machine(record):
 
 
 def test_pressure_or_why_there_is_none(record):
-    with record() as recorder:
+    with record("--host") as recorder:
         settle()
     notices = [text for (text,) in recorder.rows("SELECT text FROM event WHERE kind = 'notice'")]
     try:
@@ -247,7 +247,7 @@ READ = (
 
 def test_direct_reads_by_the_one_who_reads(record, on_disk):
     file, name, _ = on_disk
-    with record() as recorder:
+    with record("--host") as recorder:
         reader = subprocess.Popen([sys.executable, "-c", READ, str(file), "100"])
         began = time.monotonic()
         assert reader.wait(60) == 0
@@ -274,7 +274,7 @@ def test_a_limit_on_a_disk_is_the_groups(record, on_disk):
         pytest.skip("needs blkio of version 1")
     with group("blkio", "sonde-test-blkio") as limited:
         (limited / "blkio.throttle.read_bps_device").write_text(f"{number} {4 << 20}")
-        with record() as recorder:
+        with record("--host") as recorder:
             began = time.monotonic()
             run(READ, str(file), "32", enter=limited)
             elapsed = time.monotonic() - began
@@ -358,7 +358,7 @@ def test_soft_interrupts_of_a_flood(record):
         "while time.time() < e:\n"
         "    for _ in range(100): s.sendto(b'x' * 64, ('10.123.0.2', 9))\n"
     )
-    with pair() as (first, second), record() as recorder:
+    with pair() as (first, second), record("--host") as recorder:
         settle()
         before = soft_interrupts()
         packets_before = counters(second, "snmp").get("Udp:NoPorts", 0)
@@ -390,7 +390,10 @@ def test_what_is_sent_again_through_a_narrow_queue(record):
         "s.sendall(bytes(4 << 20)); s.shutdown(socket.SHUT_WR)\n"
         "print('sent', flush=True); sys.stdin.readline()\n"
     )
-    with pair(rate="rate 20mbit burst 10kb limit 20kb") as (first, second), record() as recorder:
+    with (
+        pair(rate="rate 20mbit burst 10kb limit 20kb") as (first, second),
+        record("--host") as recorder,
+    ):
         receiver = inside(second, server)
         assert receiver.stdout.readline() == "ready\n"
         sender = inside(first, client)
@@ -437,7 +440,7 @@ def test_connections_too_short_for_any_walk_have_their_owner(record):
         "    s = socket.create_connection(('127.0.0.1', int(sys.argv[1])))\n"
         "    s.sendall(bytes(1000)); s.recv(1); s.close()\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as listener, record() as recorder:
+    with socket.create_server(("127.0.0.1", 0)) as listener, record("--host") as recorder:
         port = listener.getsockname()[1]
         client = subprocess.Popen([sys.executable, "-c", talk, str(port)])
         for _ in range(30):
@@ -464,7 +467,7 @@ def test_system_calls_by_process(record):
         "    try: os.stat('/nowhere')\n"
         "    except OSError: pass\n"
     )
-    with record("--syscalls") as recorder:
+    with record("--host", "--syscalls") as recorder:
         time.sleep(0.3)
         caller = subprocess.Popen([sys.executable, "-c", calls])
         assert caller.wait(60) == 0

@@ -26,7 +26,7 @@ def test_job_step_and_user_of_processes_of_50_ms(one_node, record, tmp_path):
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/sh\nsleep 0.05\nsrun true\nsrun sh -c 'sleep 0.06; true'\n")
     out = str(tmp_path / "out")
-    with record() as recorder:
+    with record("--host") as recorder:
         shell = "echo $SLURM_JOB_ID; sleep 0.05; true"
         first = one_node.run("srun", "-n1", "sh", "-c", shell).strip()
         second = one_node.run("srun", "--uid=65534", "-D/", "sh", "-c", shell).strip()

@@ -92,7 +92,7 @@ def test_two_threads_that_share_a_cpu(record):
         "other = threading.Thread(target=lambda: (work(), ended.append(mine())))\n"
         "other.start(); work(); other.join(); tell()\n"
     )
-    with record() as recorder:
+    with record("--host") as recorder:
         busy = [run(spin) for _ in range(2)]
         truths = [(one.pid, json.loads(one.communicate(timeout=60)[0])) for one in busy]
     for pid, truth in truths:
@@ -120,7 +120,7 @@ def test_bytes_and_major_faults(record, tmp_path):
         "sum(m[i] for i in range(0, size, 1 << 16))\n"
         "tell()\n"
     )
-    with record() as recorder:
+    with record("--host") as recorder:
         worker = run(work, str(file))
         truth = json.loads(worker.communicate(timeout=60)[0])
     used = told(recorder, worker.pid)
@@ -141,7 +141,7 @@ def test_only_what_is_used_while_recording_counts(record):
     )
     worker = run(work, stdin=subprocess.PIPE)
     assert worker.stdout.readline() == "ready\n"
-    with record() as recorder:
+    with record("--host") as recorder:
         worker.communicate("go\n", timeout=60)
     assert told(recorder, worker.pid).cpu_ns == close(0.3e9, 20e6)
 
@@ -162,7 +162,7 @@ def test_memory_freed_by_the_one_who_is_over_the_limit(record, tmp_path):
             "        f.write(bytes(1 << 20)); f.flush(); os.fdatasync(f.fileno())\n"
             "tell()\n"
         )
-        with record() as recorder:
+        with record("--host") as recorder:
             worker = run(work, str(limited), str(on_disk))
             worker.communicate(timeout=60)
         used = told(recorder, worker.pid)
@@ -179,7 +179,7 @@ def test_memory_freed_by_the_one_who_is_over_the_limit(record, tmp_path):
 
 
 def test_processes_of_50_ms_in_a_container_that_is_gone(record):
-    with record() as recorder, group("memory", f"docker/{CONTAINER}") as container:
+    with record("--host") as recorder, group("memory", f"docker/{CONTAINER}") as container:
         enter = f"echo $$ > {container}/cgroup.procs; "
         forks = [subprocess.Popen(["sh", "-c", enter + "exec sleep 0.05"]) for _ in range(20)]
         for fork in forks:
@@ -197,7 +197,7 @@ def test_users_and_pids_of_nested_namespaces(record):
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare")
     script = "sleep 0.05 & unshare -pf --mount-proc sh -c 'exec sleep 0.06'"
-    with record() as recorder:
+    with record("--host") as recorder:
         subprocess.run(["unshare", "-pf", "--mount-proc", "sh", "-c", script], check=True)
         nobody = subprocess.Popen(["sleep", "0.05"], user=65534)
         nobody.wait()

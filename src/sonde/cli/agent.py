@@ -83,7 +83,7 @@ def _config(args: argparse.Namespace) -> Config:
         flags |= {"device_calls": False, "device_metrics": False}
     if not args.output:  # stacks would go nowhere
         flags |= {"on_cpu": False, "off_cpu": False}
-    return load(flags)
+    return load(flags, defaults={"host_metrics": True})
 
 
 def _sink(args: argparse.Namespace) -> Sink:

@@ -70,7 +70,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="see every kernel launch too (costs about a microsecond each)")  # fmt: skip
     add("--syscalls", action="store_true",
         help="count every system call too (costs about 0.2 microseconds each)")  # fmt: skip
-    add("--no-host", action="store_true", help="leave out what the machine does")
+    add("--host", action="store_true",
+        help="what the machine does, too: run queues, disks, network, memory")  # fmt: skip
     add("--no-offcpu", action="store_true", help="leave out what threads wait for")
     add("--no-device", action="store_true", help="leave out device calls and device time")
     add("--device-time", action="store_true",
@@ -178,8 +179,8 @@ def _config(args: argparse.Namespace, watched: list[int]) -> Config:
         flags["launches"] = True
     if args.syscalls:
         flags["syscalls"] = True
-    if args.no_host:
-        flags["host_metrics"] = False
+    if args.host:
+        flags["host_metrics"] = True
     if args.no_offcpu:
         flags["off_cpu"] = False
     if args.no_device:

@@ -115,7 +115,7 @@ class DeviceTime:
 
         It goes on in a pause, when nothing is asked for.
         """
-        while not self._stopped.wait(abi.BEAT_NS / 1e9):
+        while not self._stopped.wait(abi.BEAT_NS / 1e9 * (1 if self._processes else 2)):
             with self._closing:
                 for process in list(self._processes.values()):
                     with suppress(OSError):
