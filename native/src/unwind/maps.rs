@@ -176,7 +176,7 @@ impl UnwindMaps {
         for range in &ranges {
             words.extend(self.range_words(range).map_err(numbered)?);
         }
-        let place = self.pool.allocate(words.len()).map_err(numbered)?;
+        let place = self.pool.allocate_kept(words.len()).map_err(numbered)?;
         self.pool.write(place, &words).map_err(numbered)?;
         self.pool.rest();
         let mut value = Vec::with_capacity(PROCESS_BYTES);

@@ -12,6 +12,9 @@ use crate::maps;
 pub const CHUNK_WORDS: usize = 65536;
 const CHUNK_BYTES: usize = 4 * CHUNK_WORDS;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
+/// The first chunks take no tables: a process whose tables found no room must still be told, or all of
+/// its stacks would be walked by frame pointers.
+const KEPT_CHUNKS: usize = 2;
 /// A walk that began before a place was given back is over long before this.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -88,14 +91,26 @@ impl Pool {
         self.chunks.iter().map(words).sum()
     }
 
-    /// Room for `words`, on an even word. ENOSPC where there is none.
+    /// Room for `words` of a table, on an even word. ENOSPC where there is none.
     pub fn allocate(&mut self, words: usize) -> Result<Place> {
+        while self.chunks.len() < KEPT_CHUNKS {
+            self.add_chunk()?;
+        }
+        self.allocate_from(KEPT_CHUNKS, words)
+    }
+
+    /// Room for `words` of a process's mappings, where tables may be and where they may not.
+    pub fn allocate_kept(&mut self, words: usize) -> Result<Place> {
+        self.allocate_from(0, words)
+    }
+
+    fn allocate_from(&mut self, first: usize, words: usize) -> Result<Place> {
         let words = u32::try_from(words.max(2).next_multiple_of(2))
             .ok()
             .filter(|&it| it as usize <= CHUNK_WORDS)
             .ok_or_else(|| Error::from_raw_os_error(libc::E2BIG))?;
         self.reuse();
-        for (number, chunk) in self.chunks.iter_mut().enumerate() {
+        for (number, chunk) in self.chunks.iter_mut().enumerate().skip(first) {
             let Some(at) = chunk.free.iter().position(|it| it.1 >= words) else { continue };
             let (start, length) = chunk.free[at];
             if length == words {
@@ -108,12 +123,18 @@ impl Pool {
         if self.chunks.len() >= self.max_chunks {
             return Err(Error::from_raw_os_error(libc::ENOSPC));
         }
-        let number = self.chunks.len();
-        self.chunks.push(self.make_chunk(number)?);
+        let number = self.add_chunk()?;
         let chunk = &mut self.chunks[number];
         chunk.free = vec![(words, CHUNK_WORDS as u32 - words)];
         chunk.free.retain(|it| it.1 > 0);
         Ok(Place { reference: (number as u32) << 16, words })
+    }
+
+    /// A chunk more, all of it free. Returns its number.
+    fn add_chunk(&mut self) -> Result<usize> {
+        let number = self.chunks.len();
+        self.chunks.push(self.make_chunk(number)?);
+        Ok(number)
     }
 
     fn make_chunk(&self, number: usize) -> Result<Chunk> {
@@ -127,7 +148,7 @@ impl Pool {
             .map_err(|error| Error::other(format!("cannot make a chunk: {error:#}")))?;
         let fd = map.as_fd().as_raw_fd();
         maps::update(self.outer.as_raw_fd(), &(number as u32).to_ne_bytes(), &fd.to_ne_bytes())?;
-        Ok(Chunk { map, free: Vec::new() })
+        Ok(Chunk { map, free: vec![(0, CHUNK_WORDS as u32)] })
     }
 
     pub fn write(&mut self, place: Place, words: &[u32]) -> Result<()> {
