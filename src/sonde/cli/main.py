@@ -6,10 +6,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import platform
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 
 from sonde import __version__
@@ -75,19 +73,27 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     return code
 
 
+def _print_traceback(error: BaseException) -> None:
+    import traceback  # rarely needed, and `--help` shall come at once
+
+    traceback.print_exception(error)
+
+
 def complain(error: SondeError) -> None:
     """Cause and remedy, one line each."""
     print(f"sonde: {error.cause}", file=sys.stderr)
     if error.remedy:
         print(f"  remedy: {error.remedy}", file=sys.stderr)
     if error.__cause__ is not None and os.environ.get("SONDE_DEBUG"):
-        traceback.print_exception(error)
+        _print_traceback(error)
 
 
 def _defect(error: Exception) -> int:
     """What nobody foresaw is a defect of ours: say so, and where to bring it."""
+    import platform
+
     if os.environ.get("SONDE_DEBUG"):
-        traceback.print_exception(error)
+        _print_traceback(error)
     kind = type(error).__name__
     print(f"sonde: a defect in Sonde {__version__}: {kind}: {error}", file=sys.stderr)
     print(

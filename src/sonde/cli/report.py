@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -247,6 +246,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
             with path.open("wb") as out:
                 yield out
             return
+        import tempfile  # costs `--help` more than all the rest of this file
+
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as out:
