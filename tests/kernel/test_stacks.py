@@ -111,7 +111,7 @@ def test_python_call_trees_are_whole_and_right(record, python):
     # once, and until then its stacks are walked by frame pointers.
     with record("-F", str(HZ), "--", str(python), str(source), "1") as recorder:
         recorder.process.wait(30)
-    with record("-F", str(HZ), "--", str(python), str(source), "3") as recorder:
+    with record("-F", str(HZ), "--", str(python), str(source), "6") as recorder:
         recorder.process.wait(30)
     seen = stacks(recorder)
     total = sum(count for _, _, count in seen)

@@ -49,6 +49,10 @@ def test_every_help_has_an_example(name: list[str]) -> None:
     assert "sonde " in done.stdout.partition("example")[2]
 
 
+def test_the_outline_says_what_the_commands_say() -> None:
+    assert cli.build_outline().format_help() == cli.build_parser().format_help()
+
+
 def test_help_comes_at_once() -> None:
     times_s = []
     for _ in range(5):

@@ -13,10 +13,20 @@ from collections.abc import Sequence
 from sonde import __version__
 from sonde.errors import SondeError
 
-COMMANDS = (
-    *("doctor", "record", "report", "explain", "diff", "attach", "detach", "agent", "health"),
-    *("dump", "fleet"),
-)
+COMMANDS = {
+    "doctor": "what this machine can observe, what is missing, and what mends it",
+    "record": "capture where time goes: on-CPU, waits, device calls",
+    "report": "a capture as flame graph, tables, pprof, speedscope, JSON",
+    "explain": "what the work is bound by, what the GPU waited for, and one next step",
+    "diff": "what changed between two records: steps, kernels, causes, functions",
+    "attach": "bring the library for device time into a running process",
+    "detach": "end device time in a process",
+    "agent": "run on a node and let its metrics out: Prometheus, OTLP",
+    "health": "whether this node's devices are fit for work",
+    "dump": "where every thread of a process is now",
+    "fleet": "fleet totals, private by construction",
+}
+"""Every command with the line that its own module says of it."""
 
 EXAMPLES = """\
 examples:
@@ -31,6 +41,23 @@ ABORTED_BY_SIGINT = 128 + signal.SIGINT
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
+    parser, subparsers = _parser()
+    for name in COMMANDS:
+        importlib.import_module(f"sonde.cli.{name}").add_parser(subparsers)
+    return parser
+
+
+def build_outline() -> argparse.ArgumentParser:
+    """The commands without their flags: all that help needs, at a fraction of the time."""
+    parser, subparsers = _parser()
+    for name, text in COMMANDS.items():
+        subparsers.add_parser(name, help=text)
+    return parser
+
+
+def _parser() -> tuple[
+    argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]
+]:
     parser = argparse.ArgumentParser(
         prog="sonde",
         description="Why is my GPU waiting? Ask the running job.",
@@ -38,10 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sonde {__version__}")
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for name in COMMANDS:
-        importlib.import_module(f"sonde.cli.{name}").add_parser(subparsers)
-    return parser
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    return parser, commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,8 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
-    parser = build_parser()
-    args = parser.parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = build_outline() if given in (["-h"], ["--help"]) else build_parser()
+    args = parser.parse_args(given)
     if args.command is None:
         parser.print_help()
         return 2
