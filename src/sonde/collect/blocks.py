@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from pathlib import Path
 
 from sonde import _native
+from sonde.collect.attached import Attached
 from sonde.collect.collector import START_UNIT_NS, Batch
-from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.kernel import Kernel, expect_fields, refusal
 
 FIELDS = (
     *("tgid", "device", "start_ns", "cgroup", "hierarchy", "operation"),
@@ -20,7 +20,7 @@ OPERATIONS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "erase", 9: "z
 MINOR_BITS = 20
 
 
-class BlockCollector:
+class BlockCollector(Attached):
     """Rows of `activity`: kind block, and its part block-queue, named after the device.
 
     What a kernel thread handed in has no process but a control group: it is in `groups` alone.
@@ -33,8 +33,7 @@ class BlockCollector:
         old_programs, new_programs = ("on_first_issue", "on_complete"), ("on_start", "on_done")
         self._programs = (*new_programs, "on_issue") if new else old_programs
         skip = old_programs if new else (*new_programs, "on_issue")
-        self._bpf = kernel.load("blocks", {}, skip=skip, own_stacks=True)
-        self._links: list[int] = []
+        super().__init__(kernel.load("blocks", {}, skip=skip, own_stacks=True))
         self._devices: dict[int, str] = {}
         expect_fields(self._bpf, "requests", FIELDS)
 
@@ -82,25 +81,3 @@ class BlockCollector:
                 name = f"{major}:{minor}"
             self._devices[number] = name
         return name
-
-    def stop(self) -> None:
-        """Let go; what was summed stays readable."""
-        for link in reversed(self._links):
-            self._bpf.detach(link)
-        self._links = []
-
-    def pause(self) -> None:
-        """Let go; what was summed stays readable."""
-        self.stop()
-
-    def resume(self) -> None:
-        """Follow again. Raises HostError."""
-        self.start()
-
-    def losses(self) -> Mapping[str, int]:
-        """Losses so far by name."""
-        return losses_of(self._bpf)
-
-    def memory_bytes(self) -> int:
-        """Kernel memory held."""
-        return self._bpf.map_bytes()

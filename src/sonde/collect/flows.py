@@ -6,10 +6,10 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Mapping
 
+from sonde.collect.attached import Attached
 from sonde.collect.collector import START_UNIT_NS, Batch
-from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.kernel import Kernel, expect_fields, refusal
 
 FIELDS = (
     *("tgid", "family", "port", "start_ns", "address_0", "address_1", "address_2", "address_3"),
@@ -23,14 +23,13 @@ WALK_SHARE = 0.0002
 WALK_GAP_S = 1.0
 
 
-class FlowCollector:
+class FlowCollector(Attached):
     """Rows of `activity`, kind tcp, named after the peer: op send, receive, retransmit."""
 
     name = "flows"
 
     def __init__(self, kernel: Kernel) -> None:
-        self._bpf = kernel.load("flows", {}, own_stacks=True)
-        self._links: list[int] = []
+        super().__init__(kernel.load("flows", {}, own_stacks=True))
         self._walk: int | None = None
         self._next_walk_s = 0.0
         expect_fields(self._bpf, "flows", FIELDS)
@@ -79,28 +78,6 @@ class FlowCollector:
         self._bpf.walk(self._walk)
         spent_s = time.thread_time() - began_s
         self._next_walk_s = now_s + max(0.9 * WALK_GAP_S, spent_s / WALK_SHARE)
-
-    def stop(self) -> None:
-        """Let go; what was summed stays readable."""
-        for link in self._links:
-            self._bpf.detach(link)
-        self._links = []
-
-    def pause(self) -> None:
-        """Let go; what was summed stays readable."""
-        self.stop()
-
-    def resume(self) -> None:
-        """Follow again. Raises HostError."""
-        self.start()
-
-    def losses(self) -> Mapping[str, int]:
-        """Losses so far by name."""
-        return losses_of(self._bpf)
-
-    def memory_bytes(self) -> int:
-        """Kernel memory held."""
-        return self._bpf.map_bytes()
 
 
 def _peer(family: int, words: list[int], port: int) -> str:

@@ -3,23 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from sonde.collect.attached import Attached
 from sonde.collect.collector import START_UNIT_NS, Batch
-from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.kernel import Kernel, expect_fields, refusal
 from sonde.collect.reasons import reason_of
 
 FIELDS = ("tgid", "nr", "start_ns", "count", "errors", "ns", "max_ns")
 
 
-class SyscallCollector:
+class SyscallCollector(Attached):
     """Rows of `activity`, kind syscall, named after the call; failed ones have status 1."""
 
     name = "syscalls"
 
     def __init__(self, kernel: Kernel) -> None:
-        self._bpf = kernel.load("syscalls", {}, own_stacks=True)
-        self._links: list[int] = []
+        super().__init__(kernel.load("syscalls", {}, own_stacks=True))
         expect_fields(self._bpf, "syscalls", FIELDS)
 
     def start(self) -> None:
@@ -46,25 +44,3 @@ class SyscallCollector:
                 batch.add("activity", (since_ns, "syscall", name, "", "", "", 1, *who, *rest))
             batch.seen += count
         return batch
-
-    def stop(self) -> None:
-        """Let go, entries first; what was summed stays readable."""
-        for link in reversed(self._links):
-            self._bpf.detach(link)
-        self._links = []
-
-    def pause(self) -> None:
-        """Let go; what was summed stays readable."""
-        self.stop()
-
-    def resume(self) -> None:
-        """Follow again. Raises HostError."""
-        self.start()
-
-    def losses(self) -> Mapping[str, int]:
-        """Losses so far by name."""
-        return losses_of(self._bpf)
-
-    def memory_bytes(self) -> int:
-        """Kernel memory held."""
-        return self._bpf.map_bytes()

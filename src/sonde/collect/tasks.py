@@ -7,10 +7,9 @@ reclaim: summed over all threads of a process, those that ended in between inclu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from sonde.collect.attached import Attached
 from sonde.collect.collector import START_UNIT_NS, Batch, ProcessKey
-from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.kernel import Kernel, expect_fields, refusal
 from sonde.model.owner import GroupNote, ProcessNote, step_of
 
 FIELDS = (
@@ -31,14 +30,13 @@ OPTIONAL = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaime
 """Programs without which the rest is still worth having."""
 
 
-class TaskCollector:
+class TaskCollector(Attached):
     """One row of `usage` for each process that used anything since the last tick."""
 
     name = "tasks"
 
     def __init__(self, kernel: Kernel) -> None:
-        self._bpf = kernel.load("tasks", {}, own_stacks=True)
-        self._links: list[int] = []
+        super().__init__(kernel.load("tasks", {}, own_stacks=True))
         self._walk: int | None = None
         expect_fields(self._bpf, "usage", FIELDS)
 
@@ -112,25 +110,3 @@ class TaskCollector:
             if step is not None:
                 found[pid, start - start % START_UNIT_NS] = step
         return found
-
-    def stop(self) -> None:
-        """Let go; what was summed stays readable."""
-        for link in self._links:
-            self._bpf.detach(link)
-        self._links = []
-
-    def pause(self) -> None:
-        """Let go; what was summed stays readable."""
-        self.stop()
-
-    def resume(self) -> None:
-        """Follow again. Raises HostError."""
-        self.start()
-
-    def losses(self) -> Mapping[str, int]:
-        """Losses so far by name."""
-        return losses_of(self._bpf)
-
-    def memory_bytes(self) -> int:
-        """Kernel memory held."""
-        return self._bpf.map_bytes()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What collectors share that are one BPF object and the links of its programs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from sonde import _native
+from sonde.collect.kernel import losses_of
+
+
+class Attached(ABC):
+    """A BPF object whose programs `start` attaches, entries after returns."""
+
+    def __init__(self, bpf: _native.Bpf) -> None:
+        self._bpf = bpf
+        self._links: list[int] = []
+
+    @abstractmethod
+    def start(self) -> None:
+        """Attach. Raises HostError where this machine cannot."""
+
+    def stop(self) -> None:
+        """Let go, last attached first; what was summed stays readable."""
+        for link in reversed(self._links):
+            self._bpf.detach(link)
+        self._links = []
+
+    def pause(self) -> None:
+        """Let go; what was summed stays readable."""
+        self.stop()
+
+    def resume(self) -> None:
+        """Follow again. Raises HostError."""
+        self.start()
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()
