@@ -242,11 +242,24 @@ static const char *const driver_and_tools[] = {
 };
 static const struct hooks hooks = {table, sizeof table / sizeof *table, driver_and_tools};
 
+// What our thread asks must not end a capture of another thread. The driver keeps this for each
+// thread, so also for the one that begins again in a forked child.
+static void relax_thread(void)
+{
+	static __thread bool relaxed __attribute__((tls_model("initial-exec")));
+	int mode = CU_CAPTURE_MODE_RELAXED;
+	if (!relaxed)
+		driver.cuThreadExchangeStreamCaptureMode(&mode);
+	relaxed = true;
+}
+
 enum inject_reason cuda_begin(void)
 {
 	const char *lib = "libcuda.so";
-	if (driver.cuEventRecord)
+	if (driver.cuEventRecord) {
+		relax_thread();
 		return INJECT_OK;
+	}
 	struct driver d = {0};
 #define RESOLVE(name, arguments)                                                                   \
 	if (!(d.name = (cu_result(*) arguments)module_symbol(lib, #name)))                         \
@@ -261,18 +274,24 @@ enum inject_reason cuda_begin(void)
 	if (!real_cuLaunchKernel)
 		return INJECT_DRIVER_OLD;
 	d.cuLaunchKernel = real_cuLaunchKernel;
-	int version = 0, relaxed = CU_CAPTURE_MODE_RELAXED;
+	int version = 0;
 	d.cuDriverGetVersion(&version);
 	SET(driver_version, (uint32_t)version);
-	// What our thread asks must not end a capture of another thread.
-	d.cuThreadExchangeStreamCaptureMode(&relaxed);
 	driver = d;
+	relax_thread();
 	return INJECT_OK;
 }
 
 unsigned cuda_hook(bool in, bool only_new)
 {
 	return driver.cuEventRecord ? hooks_apply(&hooks, in, only_new) : 0;
+}
+
+void cuda_forget(void)
+{
+	atomic_store(&capturing, 0);
+	atomic_store(&in_section, 0);
+	pools_forget();
 }
 
 void cuda_turn(uint64_t now)

@@ -60,6 +60,8 @@ bool pair_begin(struct pool *pool, struct sample *sample, cu_stream stream);
 void pair_end(struct sample *sample, cu_stream stream, bool launched);
 void pools_turn(uint64_t now);
 bool pools_pending(void);
+/* In a forked child: the parent's contexts and events are none there. */
+void pools_forget(void);
 
 #pragma GCC visibility pop
 #endif

@@ -300,3 +300,10 @@ bool pools_pending(void)
 	}
 	return false;
 }
+
+void pools_forget(void)
+{
+	for (int k = 0; k < MAX_POOLS; k++)
+		atomic_store(&pools[k], NULL);
+	atomic_store(&wanted, NULL);
+}

@@ -127,6 +127,7 @@ extern __thread struct thread_sampling self_sampling __attribute__((tls_model("i
 /* True once in a mean of `stride` launches; *weight says how many it stands for. */
 bool sampling_due(uint32_t *weight);
 void sampling_refill(uint64_t now);
+void sampling_forget(void);
 static inline bool sampling_skips(void)
 {
 	if (likely(!atomic_load_explicit(&sampling->armed, memory_order_relaxed)))
@@ -151,10 +152,11 @@ void frames_put(const struct frames *frames, uint64_t correlation, uint32_t tid)
 /* ---- cuda.c, cuda_pool.c: launches timed with events of our own ---- */
 
 enum inject_reason cuda_begin(void);
-void cuda_end(void);
 /* Our thread's turn: make pools that were asked for, read events that happened. */
 void cuda_turn(uint64_t now);
 bool cuda_pending(void);
+/* In a forked child, before anything else: nothing of the parent's is under way there. */
+void cuda_forget(void);
 unsigned cuda_hook(bool in, bool only_new);
 
 /* ---- opencl.c ---- */

@@ -122,24 +122,35 @@ bool sampling_due(uint32_t *weight)
 	return false;
 }
 
+// What our thread knows of the rate at which launches come.
+static struct pace {
+	uint64_t last, seen;
+	double rate, carried; // launches a second; parts of a token
+} pace = {.rate = FIRST_RATE};
+
+// In a forked child: neither the parent's counts nor its thread's number are true there.
+void sampling_forget(void)
+{
+	pace = (struct pace){.rate = FIRST_RATE};
+	self_sampling = (struct thread_sampling){0};
+}
+
 // By our thread: tokens for the next while, and a stride that fits the rate of launches.
 void sampling_refill(uint64_t now)
 {
-	static uint64_t last, seen_before;
-	static double rate = FIRST_RATE;
 	uint32_t per_second = shared.control->per_second, every = shared.control->every;
 	if (per_second > 100000)
 		per_second = 100000;
-	if (now - last < REFILL_NS)
+	if (now - pace.last < REFILL_NS)
 		return;
-	double passed_s = last ? (double)(now - last) / 1e9 : 0.02;
+	double passed_s = pace.last ? (double)(now - pace.last) / 1e9 : 0.02;
 	bool was_off = passed_s > 0.1; // then nothing was counted: the rate is as it was before
 	uint64_t seen = atomic_load_explicit(&sampling->seen, memory_order_relaxed);
-	double here = (double)(seen - seen_before) / passed_s;
-	last = now, seen_before = seen;
+	double here = (double)(seen - pace.seen) / passed_s;
+	pace.last = now, pace.seen = seen;
 	if (!was_off)
-		rate += (here - rate) * passed_s / SMOOTH_S;
-	double stride = every ? every : per_second ? rate / per_second : 0;
+		pace.rate += (here - pace.rate) * passed_s / SMOOTH_S;
+	double stride = every ? every : per_second ? pace.rate / per_second : 0;
 	if (!every && per_second && stride < 1)
 		stride = 1;
 	if (stride > MAX_STRIDE)
@@ -152,12 +163,11 @@ void sampling_refill(uint64_t now)
 		atomic_fetch_add_explicit(&sampling->epoch, 1, memory_order_relaxed);
 		SET(every, wanted);
 	}
-	static double carried; // parts of a token
-	carried += was_off ? 0 : 1.5 * per_second * passed_s;
+	pace.carried += was_off ? 0 : 1.5 * per_second * passed_s;
 	int32_t left = atomic_load_explicit(&sampling->tokens, memory_order_relaxed);
 	int32_t most = (int32_t)(per_second / 10) + 4,
-		tokens = (left > 0 ? left : 0) + (int32_t)carried;
-	carried -= (int32_t)carried;
+		tokens = (left > 0 ? left : 0) + (int32_t)pace.carried;
+	pace.carried -= (int32_t)pace.carried;
 	atomic_store_explicit(&sampling->tokens,
 			      every	    ? 1 << 20 :
 			      tokens < most ? tokens :

@@ -249,6 +249,8 @@ void start_again_after_fork(void)
 		return;
 	atomic_store(&sampling->armed, 0);
 	shared_forget();
+	sampling_forget();
+	cuda_forget();
 	begin();
 	atomic_store(&again_lock, 0);
 }

@@ -89,7 +89,7 @@ static void children(int do_exec)
 			if (do_exec)
 				execlp("true", "true", NULL);
 			for (int k = 0; k < 300; k++)
-				launch(shorter, NULL), nap(100000);
+				launch(shorter, NULL), nap(1000000);
 			_exit(0);
 		}
 		int status;
