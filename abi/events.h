@@ -189,6 +189,19 @@ struct call_span {
 	__u32 flags;
 };
 
+/* ---- launches that the library in a process times: where they were asked for ---- */
+
+struct launch_site_key {
+	__u32 tgid;
+	__u32 unused;
+	__u64 start_ns;
+	__u64 correlation; /* the launch's number in its process */
+};
+
+struct launch_site_value {
+	__u64 stack_id; /* 0: there was no room */
+};
+
 /* ---- what processes use ---- */
 
 struct usage_key {

@@ -163,11 +163,13 @@ enum inject_type {
 	INJECT_FRAMES,	    /* struct inject_frames */
 	INJECT_WINDOW_EDGE, /* a closed window: start_ns, end_ns, window, bytes = launches in it */
 };
+#define INJECT_TYPES 8 /* more than any of them */
 
 enum inject_source {
 	INJECT_BY_EVENT = 1,
 	INJECT_BY_CUPTI,
 	INJECT_BY_OPENCL,
+	INJECT_BY_HOST, /* not the device's time: that of the call, in the host's thread */
 };
 
 enum inject_flags {
@@ -183,7 +185,7 @@ struct inject_record {
 	uint32_t name;	      /* offset of an inject_name in names, 0 unknown */
 	uint64_t correlation; /* of the launch: the same in its frames and at the site */
 	uint64_t start_ns, end_ns;
-	double weight; /* how many such launches it stands for */
+	double weight; /* how many such launches it stands for, those that could not be timed too */
 	uint64_t stream, graph, node;
 	uint64_t bytes; /* moved or set */
 	uint32_t tid;	/* who launched, in the process's own pid namespace */

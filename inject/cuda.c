@@ -36,45 +36,58 @@ static uint32_t name_of(cu_function f)
 	return 0;
 }
 
-struct launch {
-	struct pool *pool;
-	struct sample *sample;
-	cu_stream stream;
-	uint64_t begun_ns;
-};
-
-static bool leave_section(struct launch *l)
+static void leave(struct launch *l)
 {
+	self_sampling.busy = 0;
 	atomic_fetch_sub(&in_section, 1);
 	if (l->sample)
 		pool_give_back(l->sample);
+	l->sample = NULL;
+}
+
+static bool leave_untimed(struct launch *l, double weight)
+{
+	unsigned type = l->sample->record.type;
+	leave(l);
+	sampling_carry(type, weight);
 	return false;
 }
 
-// Is this launch to be timed? Then its first event is in the stream.
-static bool begin(struct launch *l, cu_stream stream, bool per_thread, void *frame, void *caller)
+static bool is_captured(cu_stream stream)
+{
+	int capture = CU_STREAM_CAPTURE_NONE;
+	return any_capture() || driver.cuStreamIsCapturing(stream, &capture) ||
+	       capture != CU_STREAM_CAPTURE_NONE;
+}
+
+bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, bool per_thread,
+		  void *frame, void *caller)
 {
 	uint32_t weight;
-	cu_context context = NULL;
-	int capture = CU_STREAM_CAPTURE_NONE;
-	if (!sampling_due(&weight))
+	bool for_good = false;
+	// A handler of a signal that came between the events of a pair passes through.
+	if (self_sampling.busy || !sampling_due(type, &weight))
 		return false;
-	*l = (struct launch){.begun_ns = now_ns()};
+	*l = (struct launch){.begun_ns = now_ns(), .gated = true};
 	l->stream = stream ? stream : per_thread ? CU_PER_THREAD : CU_LEGACY;
-	if (driver.cuCtxGetCurrent(&context) || !context || !(l->pool = pool_of(context)) ||
-	    !(l->sample = pool_take(l->pool))) {
+	self_sampling.busy = 1;
+	atomic_fetch_add(&in_section, 1);
+	if (!(l->pool = pool_here(&for_good)) || !(l->sample = pool_take(l->pool))) {
+		leave(l);
 		COUNT(lost_pool, 1);
+		if (!for_good)
+			sampling_carry(type, weight);
 		return false;
 	}
-	atomic_fetch_add(&in_section, 1);
-	if (any_capture() || driver.cuStreamIsCapturing(l->stream, &capture) ||
-	    capture != CU_STREAM_CAPTURE_NONE) {
+	if (is_captured(l->stream)) {
 		COUNT(left_capturing, 1);
-		return leave_section(l);
+		leave(l);
+		return false;
 	}
 	uint32_t request = shared.control->request;
 	struct inject_record *r = &l->sample->record;
 	*r = (struct inject_record){
+		.type = type,
 		.source = INJECT_BY_EVENT,
 		.correlation = next_correlation(),
 		.weight = weight,
@@ -90,24 +103,25 @@ static bool begin(struct launch *l, cu_stream stream, bool per_thread, void *fra
 	return true;
 }
 
-static bool begin_pair(struct launch *l)
+bool launch_begin_pair(struct launch *l)
 {
-	if (l->sample->record.type == INJECT_KERNEL && !pool_gated(l->pool)) {
+	struct inject_record *r = &l->sample->record;
+	if (r->type == INJECT_KERNEL && !pool_gated(l->pool)) {
 		COUNT(lost_pool, 1);
-		return leave_section(l);
+		return leave_untimed(l, r->weight);
 	}
-	if (pair_begin(l->pool, l->sample, l->stream))
+	if (pair_begin(l->pool, l->sample, l->stream, l->gated))
 		return true;
 	COUNT(lost_order, 1);
-	return leave_section(l);
+	return leave_untimed(l, r->weight);
 }
 
-static void end(struct launch *l, cu_result launched)
+void launch_end(struct launch *l, cu_result launched)
 {
 	l->sample->record.start_ns = now_ns();
 	pair_end(l->sample, l->stream, launched == CU_OK);
 	l->sample = NULL;
-	leave_section(l);
+	leave(l);
 	COUNT(host_ns, now_ns() - l->begun_ns);
 }
 
@@ -115,7 +129,6 @@ static void describe(struct launch *l, cu_function f, const unsigned *grid, cons
 		     unsigned shared_bytes)
 {
 	struct inject_record *r = &l->sample->record;
-	r->type = INJECT_KERNEL;
 	r->name = name_of(f);
 	memcpy(r->grid, grid, sizeof r->grid);
 	memcpy(r->block, block, sizeof r->block);
@@ -125,32 +138,8 @@ static void describe(struct launch *l, cu_function f, const unsigned *grid, cons
 static void describe_replay(struct launch *l, cu_graph_exec graph)
 {
 	struct inject_record *r = &l->sample->record;
-	r->type = INJECT_REPLAY;
 	r->graph = (uint64_t)(uintptr_t)graph;
 }
-
-// Two functions, so that the common path keeps nothing on the stack and jumps.
-#define HOOK(NAME, PER_THREAD, PARAMETERS, VALUES, STREAM, DESCRIBE)                               \
-	static cu_result(*real_##NAME) PARAMETERS;                                                 \
-	static __attribute__((noinline)) cu_result timed_##NAME PARAMETERS                         \
-	{                                                                                          \
-		struct launch l;                                                                   \
-		if (!begin(&l, STREAM, PER_THREAD, __builtin_frame_address(0),                     \
-			   __builtin_return_address(0)))                                           \
-			return REAL(NAME) VALUES;                                                  \
-		DESCRIBE;                                                                          \
-		if (!begin_pair(&l))                                                               \
-			return REAL(NAME) VALUES;                                                  \
-		cu_result result = REAL(NAME) VALUES;                                              \
-		end(&l, result);                                                                   \
-		return result;                                                                     \
-	}                                                                                          \
-	static cu_result hook_##NAME PARAMETERS                                                    \
-	{                                                                                          \
-		if (likely(sampling_skips()))                                                      \
-			return REAL(NAME) VALUES;                                                  \
-		return timed_##NAME VALUES;                                                        \
-	}
 
 #define GRID ((unsigned[3]){gx, gy, gz})
 #define BLOCK ((unsigned[3]){bx, by, bz})
@@ -159,14 +148,14 @@ static void describe_replay(struct launch *l, cu_graph_exec graph)
 #define OF_REPLAY describe_replay(&l, graph)
 
 // clang-format off
-HOOK(cuLaunchKernel, false, LAUNCH_PARAMETERS, LAUNCH_VALUES, stream, OF_LAUNCH)
-HOOK(cuLaunchKernel_ptsz, true, LAUNCH_PARAMETERS, LAUNCH_VALUES, stream, OF_LAUNCH)
-HOOK(cuLaunchCooperativeKernel, false, COOPERATIVE_PARAMETERS, COOPERATIVE_VALUES, stream, OF_LAUNCH)
-HOOK(cuLaunchCooperativeKernel_ptsz, true, COOPERATIVE_PARAMETERS, COOPERATIVE_VALUES, stream, OF_LAUNCH)
-HOOK(cuLaunchKernelEx, false, EXTENSIBLE_PARAMETERS, EXTENSIBLE_VALUES, config->stream, OF_CONFIG)
-HOOK(cuLaunchKernelEx_ptsz, true, EXTENSIBLE_PARAMETERS, EXTENSIBLE_VALUES, config->stream, OF_CONFIG)
-HOOK(cuGraphLaunch, false, REPLAY_PARAMETERS, REPLAY_VALUES, stream, OF_REPLAY)
-HOOK(cuGraphLaunch_ptsz, true, REPLAY_PARAMETERS, REPLAY_VALUES, stream, OF_REPLAY)
+HOOK(cuLaunchKernel, INJECT_KERNEL, false, LAUNCH_PARAMETERS, LAUNCH_VALUES, stream, OF_LAUNCH)
+HOOK(cuLaunchKernel_ptsz, INJECT_KERNEL, true, LAUNCH_PARAMETERS, LAUNCH_VALUES, stream, OF_LAUNCH)
+HOOK(cuLaunchCooperativeKernel, INJECT_KERNEL, false, COOPERATIVE_PARAMETERS, COOPERATIVE_VALUES, stream, OF_LAUNCH)
+HOOK(cuLaunchCooperativeKernel_ptsz, INJECT_KERNEL, true, COOPERATIVE_PARAMETERS, COOPERATIVE_VALUES, stream, OF_LAUNCH)
+HOOK(cuLaunchKernelEx, INJECT_KERNEL, false, EXTENSIBLE_PARAMETERS, EXTENSIBLE_VALUES, config->stream, OF_CONFIG)
+HOOK(cuLaunchKernelEx_ptsz, INJECT_KERNEL, true, EXTENSIBLE_PARAMETERS, EXTENSIBLE_VALUES, config->stream, OF_CONFIG)
+HOOK(cuGraphLaunch, INJECT_REPLAY, false, REPLAY_PARAMETERS, REPLAY_VALUES, stream, OF_REPLAY)
+HOOK(cuGraphLaunch_ptsz, INJECT_REPLAY, true, REPLAY_PARAMETERS, REPLAY_VALUES, stream, OF_REPLAY)
 // clang-format on
 
 // ---- captures: no pair may be half in a stream when one begins ------------------------------------
@@ -225,8 +214,7 @@ ENDS(cuStreamEndCapture_ptsz)
 
 // ---- putting them in ------------------------------------------------------------------------------
 
-#define ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME},
-static struct hook table[] = {
+static const struct hook launches[] = {
 	// clang-format off
 	ENTRY(cuLaunchKernel) ENTRY(cuLaunchKernel_ptsz)
 	ENTRY(cuLaunchCooperativeKernel) ENTRY(cuLaunchCooperativeKernel_ptsz)
@@ -240,7 +228,24 @@ static struct hook table[] = {
 static const char *const driver_and_tools[] = {
 	"libcuda.so", "libcupti", "libnvidia-", "linux-vdso", "ld-linux", "libc.so", NULL,
 };
-static const struct hooks hooks = {table, sizeof table / sizeof *table, driver_and_tools};
+
+#define MOST_HOOKS 80
+static struct hook table[MOST_HOOKS];
+static struct hooks hooks = {table, 0, driver_and_tools};
+
+static void list(struct hook_list of)
+{
+	for (unsigned k = 0; k < of.count && hooks.count < MOST_HOOKS; k++)
+		table[hooks.count++] = of.table[k];
+}
+
+static void list_hooks(void)
+{
+	hooks.count = 0;
+	list((struct hook_list){launches, sizeof launches / sizeof *launches});
+	list(copy_hooks());
+	list(context_hooks());
+}
 
 // What our thread asks must not end a capture of another thread. The driver keeps this for each
 // thread, so also for the one that begins again in a forked child.
@@ -257,10 +262,15 @@ enum inject_reason cuda_begin(void)
 {
 	const char *lib = "libcuda.so";
 	if (driver.cuEventRecord) {
-		relax_thread();
-		return INJECT_OK;
+		if ((void *)driver.cuEventRecord == module_symbol(lib, "cuEventRecord")) {
+			relax_thread();
+			return INJECT_OK;
+		}
+		driver = (struct driver){0}; // it was unloaded
+		pools_gone();
 	}
 	struct driver d = {0};
+	list_hooks();
 #define RESOLVE(name, arguments)                                                                   \
 	if (!(d.name = (cu_result(*) arguments)module_symbol(lib, #name)))                         \
 		return module_symbol(lib, "cuInit") ? INJECT_DRIVER_OLD : INJECT_NO_LIBRARY;
@@ -291,12 +301,17 @@ void cuda_forget(void)
 {
 	atomic_store(&capturing, 0);
 	atomic_store(&in_section, 0);
+	cuda_waits_forget();
 	pools_forget();
 }
 
-void cuda_turn(uint64_t now)
+void cuda_turn(void)
 {
-	pools_turn(now);
+	cuda_waits_turn();
+	if (!driver.cuEventRecord || !step_begin())
+		return;
+	pools_turn(atomic_load(&in_section) == 0);
+	step_end();
 }
 
 bool cuda_pending(void)

@@ -38,30 +38,97 @@ enum gating { GATE_NONE, GATE_WANTED, GATE_READY };
 #define POOL_SAMPLES 256
 struct pool {
 	cu_context context;
+	unsigned long long id; /* the context's, 0: unknown */
 	int device;
 	cu_function gate, nothing;
 	uint32_t bias_ns, bias_ungated_ns;
 	/* enum gating. Kernels of ours are launched only where the program launches some itself: on an
 	 * H200 a program that only replayed graphs ran 19 % slower for ever after its first plain kernel. */
 	_Atomic uint32_t gating;
-	_Atomic uint32_t next, failed;
+	_Atomic uint32_t next;
+	_Atomic uint32_t failed;  /* for good */
+	_Atomic uint32_t refused; /* events in a row */
+	/* Its context was taken away, and every event with it: nothing here is touched again. */
+	_Atomic uint32_t gone;
 	struct sample samples[POOL_SAMPLES];
 };
 
-/* The context's pool, or NULL: then our thread is asked to make one. */
-struct pool *pool_of(cu_context context);
+/* The pool of the thread's current context, or NULL: then our thread is asked to make one, unless
+ * *for_good. */
+struct pool *pool_here(bool *for_good);
 struct sample *pool_take(struct pool *pool);
 /* A kernel is about to be launched: may it be timed yet? If not, our thread makes the gate. */
 bool pool_gated(struct pool *pool);
 void pool_give_back(struct sample *sample);
-/* Enqueue the gate, if there is one, and the first event; false: nothing was enqueued. */
-bool pair_begin(struct pool *pool, struct sample *sample, cu_stream stream);
+/* Enqueue the gate, if there is one and it is wanted, and the first event; false: nothing was enqueued. */
+bool pair_begin(struct pool *pool, struct sample *sample, cu_stream stream, bool gated);
 /* Enqueue the second one and open the gate. */
 void pair_end(struct sample *sample, cu_stream stream, bool launched);
-void pools_turn(uint64_t now);
+/* By our thread, in a step; `idle`: no thread is between its look for a pool and the end of its pair. */
+void pools_turn(bool idle);
 bool pools_pending(void);
-/* In a forked child: the parent's contexts and events are none there. */
+/* In a forked child, and where the driver was unloaded: no context or event is there any more. */
 void pools_forget(void);
+/* Between steps_stop and steps_go_on: those of this context, of this device, or all, are gone. */
+void pools_of_context_gone(cu_context context);
+void pools_of_device_gone(int device);
+void pools_gone(void);
+void pools_nothing_wanted(void);
+
+/* ---- cuda.c: one call between the events of a pair ---- */
+
+struct launch {
+	struct pool *pool;
+	struct sample *sample;
+	cu_stream stream;
+	uint64_t begun_ns;
+	bool gated;
+};
+
+/* Is this call to be timed? Then it has a sample, to be described. */
+bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, bool per_thread,
+		  void *frame, void *caller);
+/* Its first event is in the stream; if not, it goes untimed. */
+bool launch_begin_pair(struct launch *l);
+void launch_end(struct launch *l, cu_result launched);
+
+/*
+ * A hook: two functions, so that the common path keeps nothing on the stack and jumps. DESCRIBE fills in
+ * the record.
+ */
+#define HOOK(NAME, TYPE, PER_THREAD, PARAMETERS, VALUES, STREAM, DESCRIBE)                         \
+	static cu_result(*real_##NAME) PARAMETERS;                                                 \
+	static __attribute__((noinline)) cu_result timed_##NAME PARAMETERS                         \
+	{                                                                                          \
+		struct launch l;                                                                   \
+		if (!launch_begin(&l, TYPE, STREAM, PER_THREAD, __builtin_frame_address(0),        \
+				  __builtin_return_address(0)))                                    \
+			return REAL(NAME) VALUES;                                                  \
+		DESCRIBE;                                                                          \
+		if (!launch_begin_pair(&l))                                                        \
+			return REAL(NAME) VALUES;                                                  \
+		cu_result result = REAL(NAME) VALUES;                                              \
+		launch_end(&l, result);                                                            \
+		return result;                                                                     \
+	}                                                                                          \
+	static cu_result hook_##NAME PARAMETERS                                                    \
+	{                                                                                          \
+		if (likely(sampling_skips()))                                                      \
+			return REAL(NAME) VALUES;                                                  \
+		return timed_##NAME VALUES;                                                        \
+	}
+#define ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME},
+
+/* What each file hooks. */
+struct hook_list {
+	const struct hook *table;
+	unsigned count;
+};
+struct hook_list copy_hooks(void);
+/* By our thread: what calls that wait have left. */
+void cuda_waits_turn(void);
+void cuda_waits_forget(void);
+struct hook_list context_hooks(void);
 
 #pragma GCC visibility pop
 #endif

@@ -8,6 +8,7 @@
 // kernel but only replays graphs, there is no gate.
 #include "cuda.h"
 
+#include <string.h>
 #include <sys/mman.h>
 
 #define MAX_POOLS 16
@@ -44,14 +45,30 @@ static const char gate_code[] =
 	"}\n";
 
 static struct pool *_Atomic pools[MAX_POOLS];
+static struct pool *spare; // of our thread, linked by nothing: one is enough
 static _Atomic(cu_context) wanted;
 
-struct pool *pool_of(cu_context context)
+static unsigned long long id_of(cu_context context)
 {
+	unsigned long long id = 0;
+	return driver.cuCtxGetId && driver.cuCtxGetId(context, &id) == CU_OK ? id : 0;
+}
+
+struct pool *pool_here(bool *for_good)
+{
+	cu_context context = NULL;
+	if (driver.cuCtxGetCurrent(&context) || !context)
+		return NULL;
 	for (int k = 0; k < MAX_POOLS; k++) {
 		struct pool *p = atomic_load_explicit(&pools[k], memory_order_acquire);
-		if (p && p->context == context)
-			return atomic_load_explicit(&p->failed, memory_order_relaxed) ? NULL : p;
+		if (!p || p->context != context || atomic_load(&p->gone))
+			continue;
+		if (p->id && p->id != id_of(context)) {
+			atomic_store(&p->gone, 1); // another one at the same place
+			continue;
+		}
+		*for_good = atomic_load_explicit(&p->failed, memory_order_relaxed);
+		return *for_good ? NULL : p;
 	}
 	cu_context none = NULL;
 	atomic_compare_exchange_strong(&wanted, &none, context);
@@ -90,6 +107,13 @@ static bool may_gate(struct pool *pool)
 	       pool->gate;
 }
 
+#define MOST_REFUSED 100
+
+static bool is_sticky(cu_result r)
+{
+	return r >= CU_STICKY_FROM && r < CU_STICKY_TO;
+}
+
 // `gated`: our thread measures with a gate before that is declared ready, and without.
 static bool enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gated)
 {
@@ -102,17 +126,22 @@ static bool enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream,
 		s->gated = driver.cuLaunchKernel(pool->gate, 1, 1, 1, 1, 1, 1, 0, stream,
 						 parameters, NULL) == CU_OK;
 	}
-	if (driver.cuEventRecord(s->begin, stream) == CU_OK)
+	cu_result r = driver.cuEventRecord(s->begin, stream);
+	if (likely(r == CU_OK)) {
+		atomic_store_explicit(&pool->refused, 0, memory_order_relaxed);
 		return true;
+	}
 	if (s->gated)
 		s->gate->open = 1;
-	atomic_fetch_add(&pool->failed, 1);
+	// A stream of another context is nobody's fault; what goes on is.
+	if (is_sticky(r) || atomic_fetch_add(&pool->refused, 1) >= MOST_REFUSED)
+		atomic_store(&pool->failed, 1);
 	return false;
 }
 
-bool pair_begin(struct pool *pool, struct sample *s, cu_stream stream)
+bool pair_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gated)
 {
-	return enqueue_begin(pool, s, stream, may_gate(pool));
+	return enqueue_begin(pool, s, stream, gated && may_gate(pool));
 }
 
 static bool end_pair(struct sample *s, cu_stream stream)
@@ -158,7 +187,7 @@ static uint32_t measure_bias(struct pool *p, bool gated)
 	if (!p->nothing || (gated && !p->gate) ||
 	    driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING_FLAG))
 		goto out;
-	for (int i = 0; i < ROUNDS; i++) {
+	for (int i = 0; i < ROUNDS && !step_is_unwanted(); i++) {
 		float ms = 0;
 		if (!enqueue_begin(p, s, stream, gated))
 			break;
@@ -166,15 +195,18 @@ static uint32_t measure_bias(struct pool *p, bool gated)
 						NULL) == CU_OK;
 		end_pair(s, stream);
 		uint64_t until = now_ns() + 100000000u;
-		while (driver.cuEventQuery(s->end) == CU_NOT_READY && now_ns() < until) {
+		while (!step_is_unwanted() && driver.cuEventQuery(s->end) == CU_NOT_READY &&
+		       now_ns() < until) {
 			struct timespec t = {0, 20000};
 			clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 		}
-		if (ok && !driver.cuEventElapsedTime(&ms, s->begin, s->end) &&
+		if (ok && !step_is_unwanted() &&
+		    !driver.cuEventElapsedTime(&ms, s->begin, s->end) &&
 		    !(s->gated && s->gate->tired))
 			found[n++] = (uint32_t)(ms * 1e6f);
 	}
-	driver.cuStreamDestroy_v2(stream);
+	if (!step_is_unwanted()) // else it goes with its context
+		driver.cuStreamDestroy_v2(stream);
 out:
 	pool_give_back(s);
 	uint32_t pair_ns = median(found, n);
@@ -184,7 +216,7 @@ out:
 static bool make_events(struct pool *p)
 {
 	for (int k = 0; k < POOL_SAMPLES; k++)
-		if (driver.cuEventCreate(&p->samples[k].begin, 0) ||
+		if (step_is_unwanted() || driver.cuEventCreate(&p->samples[k].begin, 0) ||
 		    driver.cuEventCreate(&p->samples[k].end, 0))
 			return false;
 	return true;
@@ -204,6 +236,18 @@ static void make_gate(struct pool *p)
 		p->samples[k].gate = (void *)((char *)words + 64 * k);
 }
 
+static struct pool *fresh_pool(void)
+{
+	struct pool *p = spare;
+	spare = NULL;
+	if (p) {
+		memset(p, 0, sizeof *p);
+		return p;
+	}
+	p = mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return p == MAP_FAILED ? NULL : p;
+}
+
 static void make_pool(cu_context context)
 {
 	int slot = -1;
@@ -211,24 +255,26 @@ static void make_pool(cu_context context)
 		struct pool *p = atomic_load(&pools[k]);
 		if (!p && slot < 0)
 			slot = k;
-		if (p && p->context == context)
+		if (p && p->context == context && !atomic_load(&p->gone))
 			return; // failed: it stays so
 	}
-	struct pool *p =
-		mmap(NULL, sizeof *p, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (slot < 0 || p == MAP_FAILED)
+	struct pool *p = slot < 0 ? NULL : fresh_pool();
+	if (!p)
 		return;
+	cu_context popped;
 	p->context = context;
+	p->failed = 1;
 	if (driver.cuCtxPushCurrent_v2(context) == CU_OK) {
-		cu_context popped;
+		p->id = id_of(context);
 		driver.cuCtxGetDevice(&p->device);
 		p->failed = !make_events(p);
 		driver.cuCtxPopCurrent_v2(&popped);
-	} else {
-		p->failed = 1;
 	}
-	if (p->failed)
+	if (step_is_unwanted())
+		atomic_store(&p->gone, 1); // half made: begun again when the context is used again
+	else if (p->failed)
 		SET(reason, INJECT_NO_EVENTS);
+	watch_exit();
 	atomic_store_explicit(&pools[slot], p, memory_order_release);
 }
 
@@ -242,13 +288,14 @@ static void make_gate_of(struct pool *p)
 		SET(bias_ns, p->bias_ns);
 		driver.cuCtxPopCurrent_v2(&popped);
 	}
+	if (step_is_unwanted()) // measured in part
+		atomic_store(&p->gone, 1);
 	atomic_store_explicit(&p->gating, GATE_READY, memory_order_release);
 }
 
-static void read_sample(struct pool *p, struct sample *s, uint64_t now)
+static void read_sample(struct pool *p, struct sample *s)
 {
 	float ms = 0;
-	(void)now;
 	cu_result r = driver.cuEventQuery(s->end);
 	if (r == CU_NOT_READY)
 		return;
@@ -258,8 +305,10 @@ static void read_sample(struct pool *p, struct sample *s, uint64_t now)
 	bool tired = s->gated && s->gate->tired;
 	if (r != CU_OK || ms < 0 || tired) {
 		COUNT(lost_order, 1);
-		if (r != CU_OK)
-			atomic_fetch_add(&p->failed, 1);
+		if (r == CU_OK)
+			sampling_carry(record->type, record->weight);
+		else if (is_sticky(r) || atomic_fetch_add(&p->refused, 1) >= MOST_REFUSED)
+			atomic_store(&p->failed, 1);
 		pool_give_back(s);
 		return;
 	}
@@ -271,22 +320,38 @@ static void read_sample(struct pool *p, struct sample *s, uint64_t now)
 		frames_put(&s->frames, record->correlation, record->tid);
 	else
 		record->flags |= INJECT_NO_STACK;
-	COUNT(timed, shared_put(record));
+	sampling_put(record);
 	pool_give_back(s);
 }
 
-void pools_turn(uint64_t now)
+static void turn_of_pool(struct pool *p)
+{
+	if (!atomic_load(&p->failed) && atomic_load(&p->gating) == GATE_WANTED)
+		make_gate_of(p);
+	for (int n = 0; n < POOL_SAMPLES; n++) {
+		if (atomic_load(&p->gone) || step_is_unwanted())
+			return;
+		if (atomic_load(&p->samples[n].state) == SAMPLE_QUEUED)
+			read_sample(p, &p->samples[n]);
+	}
+}
+
+void pools_turn(bool idle)
 {
 	cu_context context = atomic_exchange(&wanted, NULL);
 	if (context)
 		make_pool(context);
-	for (int k = 0; k < MAX_POOLS; k++) {
+	for (int k = 0; k < MAX_POOLS && !step_is_unwanted(); k++) {
 		struct pool *p = atomic_load_explicit(&pools[k], memory_order_acquire);
-		if (p && !atomic_load(&p->failed) && atomic_load(&p->gating) == GATE_WANTED)
-			make_gate_of(p);
-		for (int n = 0; p && n < POOL_SAMPLES; n++)
-			if (atomic_load(&p->samples[n].state) == SAMPLE_QUEUED)
-				read_sample(p, &p->samples[n], now);
+		if (!p)
+			continue;
+		if (!atomic_load(&p->gone)) {
+			turn_of_pool(p);
+		} else if (idle && !spare) {
+			// No thread holds it: later ones find the slot empty or taken anew.
+			atomic_store(&pools[k], NULL);
+			spare = p;
+		}
 	}
 }
 
@@ -294,7 +359,7 @@ bool pools_pending(void)
 {
 	for (int k = 0; k < MAX_POOLS; k++) {
 		struct pool *p = atomic_load_explicit(&pools[k], memory_order_acquire);
-		for (int n = 0; p && n < POOL_SAMPLES; n++)
+		for (int n = 0; p && !atomic_load(&p->gone) && n < POOL_SAMPLES; n++)
 			if (atomic_load(&p->samples[n].state) == SAMPLE_QUEUED)
 				return true;
 	}
@@ -306,4 +371,53 @@ void pools_forget(void)
 	for (int k = 0; k < MAX_POOLS; k++)
 		atomic_store(&pools[k], NULL);
 	atomic_store(&wanted, NULL);
+}
+
+void pools_nothing_wanted(void)
+{
+	atomic_store(&wanted, NULL);
+}
+
+static bool is_any(const struct pool *p, cu_context context, int device)
+{
+	(void)p, (void)context, (void)device;
+	return true;
+}
+
+static bool is_of_context(const struct pool *p, cu_context context, int device)
+{
+	(void)device;
+	return p->context == context;
+}
+
+static bool is_of_device(const struct pool *p, cu_context context, int device)
+{
+	(void)context;
+	return p->device == device;
+}
+
+static void take_away(bool (*is)(const struct pool *, cu_context, int), cu_context context,
+		      int device)
+{
+	for (int k = 0; k < MAX_POOLS; k++) {
+		struct pool *p = atomic_load(&pools[k]);
+		if (p && is(p, context, device))
+			atomic_store(&p->gone, 1);
+	}
+}
+
+void pools_of_context_gone(cu_context context)
+{
+	take_away(is_of_context, context, 0);
+}
+
+void pools_of_device_gone(int device)
+{
+	take_away(is_of_device, NULL, device);
+}
+
+void pools_gone(void)
+{
+	take_away(is_any, NULL, 0);
+	pools_nothing_wanted();
 }

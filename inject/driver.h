@@ -17,6 +17,12 @@ enum {
 	CU_STREAM_CAPTURE_NONE = 0,
 	CU_CAPTURE_MODE_RELAXED = 2,
 	CU_STREAM_NON_BLOCKING_FLAG = 1,
+	CU_MEMORY_TYPE_OF = 2, /* of cuPointerGetAttribute */
+	CU_MEMORY_HOST = 1,
+	CU_MEMORY_DEVICE = 2,
+	CU_MEMORY_ARRAY = 3,
+	CU_STICKY_FROM = 700, /* errors after which a context is of no use any more */
+	CU_STICKY_TO = 720,
 };
 #define CU_LEGACY ((cu_stream)1)
 #define CU_PER_THREAD ((cu_stream)2)
@@ -26,6 +32,20 @@ struct cu_launch_config { /* CUlaunchConfig */
 	cu_stream stream;
 	void *attributes;
 	unsigned attribute_count;
+};
+
+struct cu_copy_2d { /* CUDA_MEMCPY2D */
+	size_t from_x, from_y;
+	int from_type;
+	const void *from_host;
+	cu_pointer from_device;
+	void *from_array;
+	size_t from_pitch, to_x, to_y;
+	int to_type;
+	void *to_host;
+	cu_pointer to_device;
+	void *to_array;
+	size_t to_pitch, width_bytes, height;
 };
 
 /* name, as exported; result; arguments. Those marked OPTIONAL may be missing. */
@@ -51,7 +71,9 @@ struct cu_launch_config { /* CUlaunchConfig */
 #define DRIVER_OPTIONAL(X)                                                                         \
 	X(cuFuncGetName, (const char **, cu_function))                                             \
 	X(cuKernelGetName, (const char **, cu_function))                                           \
-	X(cuGetProcAddress_v2, (const char *, void **, int, uint64_t, int *))
+	X(cuCtxGetId, (cu_context, unsigned long long *))                                          \
+	X(cuDevicePrimaryCtxGetState, (int, unsigned *, int *))                                    \
+	X(cuPointerGetAttribute, (void *, int, cu_pointer))
 
 /* Hooked: name as exported, name for cuGetProcAddress, per-thread default stream, arguments, names
  * of the arguments, stream, what it is. */
@@ -66,6 +88,24 @@ struct cu_launch_config { /* CUlaunchConfig */
 #define EXTENSIBLE_PARAMETERS                                                                      \
 	(const struct cu_launch_config *config, cu_function f, void **parameters, void **extra)
 #define EXTENSIBLE_VALUES (config, f, parameters, extra)
+#define TO_DEVICE_PARAMETERS (cu_pointer to, const void *from, size_t bytes, cu_stream stream)
+#define TO_HOST_PARAMETERS (void *to, cu_pointer from, size_t bytes, cu_stream stream)
+#define COPY_PARAMETERS (cu_pointer to, cu_pointer from, size_t bytes, cu_stream stream)
+#define COPY_VALUES (to, from, bytes, stream)
+#define PEER_PARAMETERS                                                                            \
+	(cu_pointer to, cu_context to_context, cu_pointer from, cu_context from_context,           \
+	 size_t bytes, cu_stream stream)
+#define PEER_VALUES (to, to_context, from, from_context, bytes, stream)
+#define COPY_2D_PARAMETERS (const struct cu_copy_2d *copy, cu_stream stream)
+#define COPY_2D_VALUES (copy, stream)
+#define SET_8_PARAMETERS (cu_pointer to, unsigned char value, size_t count, cu_stream stream)
+#define SET_16_PARAMETERS (cu_pointer to, unsigned short value, size_t count, cu_stream stream)
+#define SET_32_PARAMETERS (cu_pointer to, unsigned value, size_t count, cu_stream stream)
+#define SET_VALUES (to, value, count, stream)
+#define STREAM_PARAMETERS (cu_stream stream)
+#define STREAM_VALUES (stream)
+#define EVENT_PARAMETERS (cu_event event)
+#define EVENT_VALUES (event)
 #define REPLAY_PARAMETERS (cu_graph_exec graph, cu_stream stream)
 #define REPLAY_VALUES (graph, stream)
 

@@ -61,7 +61,7 @@ static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_
 		  void *caller)
 {
 	uint32_t weight;
-	if (!sampling_due(&weight))
+	if (!sampling_due((enum inject_type)type, &weight))
 		return false;
 	*e = (struct enqueue){.begun_ns = now_ns()};
 	uint32_t from = atomic_fetch_add_explicit(&next_command, 1, memory_order_relaxed);
@@ -73,6 +73,7 @@ static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_
 	}
 	if (!e->command) {
 		COUNT(lost_pool, 1);
+		sampling_carry(type, weight);
 		return false;
 	}
 	e->command->handed_out = *event != NULL;
@@ -99,6 +100,8 @@ static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_
 static void end(struct enqueue *e, cl_int result)
 {
 	struct command *c = e->command;
+	if (result == CL_OK && !*e->to)
+		sampling_carry(c->record.type, c->record.weight);
 	if (result != CL_OK || !*e->to || (c->handed_out && cl.clRetainEvent(*e->to) != CL_OK)) {
 		atomic_store(&c->state, COMMAND_FREE);
 		return;
@@ -283,9 +286,10 @@ static void read_command(struct command *c)
 		c->record.flags = c->frames.count ? 0 : INJECT_NO_STACK;
 		if (c->frames.count)
 			frames_put(&c->frames, c->record.correlation, c->record.tid);
-		COUNT(timed, shared_put(&c->record));
+		sampling_put(&c->record);
 	} else {
 		COUNT(lost_order, 1);
+		sampling_carry(c->record.type, c->record.weight);
 	}
 	cl.clReleaseEvent(c->event);
 	atomic_fetch_sub(&queued, 1);
@@ -294,9 +298,20 @@ static void read_command(struct command *c)
 
 void opencl_turn(void)
 {
-	for (int k = 0; k < PENDING && opencl_pending(); k++)
+	if (!opencl_pending() || !step_begin())
+		return;
+	watch_exit();
+	for (int k = 0; k < PENDING && opencl_pending() && !step_is_unwanted(); k++)
 		if (atomic_load(&commands[k].state) == COMMAND_QUEUED)
 			read_command(&commands[k]);
+	step_end();
+}
+
+void opencl_forget(void)
+{
+	for (int k = 0; k < PENDING; k++)
+		atomic_store(&commands[k].state, COMMAND_FREE);
+	atomic_store(&queued, 0);
 }
 
 bool opencl_pending(void)

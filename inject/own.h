@@ -107,6 +107,9 @@ struct sampling {
 	_Atomic uint32_t epoch;	 /* one more whenever the stride is another */
 	_Atomic int32_t tokens;	 /* what may still be timed before the thread refills them */
 	_Atomic uint64_t seen;	 /* launches, counted a stride at a time */
+	/* By type: what chosen launches that could not be timed stood for. The next of their type that
+	 * is timed stands for it too, so that sums of weights stay those of all launches. */
+	_Atomic uint64_t carried[INJECT_TYPES];
 };
 extern struct sampling *sampling;
 bool sampling_create(void);
@@ -119,13 +122,18 @@ struct thread_sampling {
 	uint32_t epoch;
 	uint64_t random; /* state of the generator, 0: not begun */
 	uint32_t tid;
-	uint32_t busy; /* inside a hook: what it calls is not looked at again */
-	uintptr_t stack_end;
+	uint32_t busy;			/* inside a hook: what it calls is not looked at again */
+	uintptr_t stack_low, stack_end; /* 1, 1: unknown */
 };
 extern __thread struct thread_sampling self_sampling __attribute__((tls_model("initial-exec")));
 
-/* True once in a mean of `stride` launches; *weight says how many it stands for. */
-bool sampling_due(uint32_t *weight);
+/* True once in a mean of `stride` launches; *weight says how many it stands for. What is chosen while
+ * no more may be timed is carried, as one of `type`. */
+bool sampling_due(enum inject_type type, uint32_t *weight);
+/* Something that ran and was chosen could not be timed. */
+void sampling_carry(unsigned type, double weight);
+/* Put the record of something that was timed, with what is carried; or carry it, if there is no room. */
+void sampling_put(struct inject_record *record);
 void sampling_refill(uint64_t now);
 void sampling_forget(void);
 static inline bool sampling_skips(void)
@@ -149,11 +157,11 @@ struct frames {
 void frames_walk(struct frames *to, void *frame, uint64_t caller);
 void frames_put(const struct frames *frames, uint64_t correlation, uint32_t tid);
 
-/* ---- cuda.c, cuda_pool.c: launches timed with events of our own ---- */
+/* ---- cuda.c, cuda_copies.c, cuda_contexts.c, cuda_pool.c: launches timed with events of our own ---- */
 
 enum inject_reason cuda_begin(void);
 /* Our thread's turn: make pools that were asked for, read events that happened. */
-void cuda_turn(uint64_t now);
+void cuda_turn(void);
 bool cuda_pending(void);
 /* In a forked child, before anything else: nothing of the parent's is under way there. */
 void cuda_forget(void);
@@ -162,6 +170,8 @@ unsigned cuda_hook(bool in, bool only_new);
 /* ---- opencl.c ---- */
 
 bool opencl_begin(void);
+/* In a forked child, before anything else. */
+void opencl_forget(void);
 unsigned opencl_hook(bool in, bool only_new);
 void opencl_turn(void);
 bool opencl_pending(void);
@@ -170,6 +180,19 @@ bool opencl_pending(void);
 
 uint64_t next_correlation(void);
 void start_again_after_fork(void);
+
+/*
+ * Our thread's steps in device libraries. It takes none while a host thread takes a context away or once
+ * the process exits: both wait until the step under way is over, for STEP_WAIT_NS at most.
+ */
+bool step_begin(void);
+void step_end(void);
+/* In a step, before each call: is somebody waiting for its end? */
+bool step_is_unwanted(void);
+void steps_stop(void);
+void steps_go_on(void);
+/* The device library is in use from here on: be told of the process's exit before it is. */
+void watch_exit(void);
 
 #pragma GCC visibility pop
 

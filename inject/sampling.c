@@ -90,7 +90,7 @@ static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoc
 	t->looked = 1;
 }
 
-bool sampling_due(uint32_t *weight)
+bool sampling_due(enum inject_type type, uint32_t *weight)
 {
 	struct thread_sampling *t = &self_sampling;
 	if (unlikely(atomic_load_explicit(&sampling->armed, memory_order_acquire) == ARMED_AGAIN)) {
@@ -119,7 +119,34 @@ bool sampling_due(uint32_t *weight)
 		return true;
 	atomic_fetch_add_explicit(&sampling->tokens, 1, memory_order_relaxed);
 	COUNT(lost_pool, 1);
+	sampling_carry(type, *weight);
 	return false;
+}
+
+#define MOST_CARRIED 4000000u /* by one record; the agent takes no heavier ones for true */
+
+void sampling_carry(unsigned type, double weight)
+{
+	if (type < INJECT_TYPES)
+		atomic_fetch_add_explicit(&sampling->carried[type], (uint64_t)weight,
+					  memory_order_relaxed);
+}
+
+void sampling_put(struct inject_record *record)
+{
+	uint64_t carried = 0;
+	if (record->type < INJECT_TYPES)
+		carried = atomic_exchange_explicit(&sampling->carried[record->type], 0,
+						   memory_order_relaxed);
+	if (carried > MOST_CARRIED) {
+		sampling_carry(record->type, (double)(carried - MOST_CARRIED));
+		carried = MOST_CARRIED;
+	}
+	record->weight += (double)carried;
+	if (shared_put(record))
+		COUNT(timed, 1);
+	else
+		sampling_carry(record->type, record->weight);
 }
 
 // What our thread knows of the rate at which launches come.

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -24,8 +25,17 @@ static struct shared_names {
 	uint32_t used;
 } * names;
 
+// A file made longer than the host may make files ends the host with SIGXFSZ.
+static bool may_be_so_long(void)
+{
+	struct rlimit most;
+	return getrlimit(RLIMIT_FSIZE, &most) || most.rlim_cur >= INJECT_BYTES;
+}
+
 static char *map_shared(void)
 {
+	if (!may_be_so_long())
+		return NULL;
 	int fd = (int)syscall(SYS_memfd_create, INJECT_MEMFD, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return NULL;

@@ -4,34 +4,54 @@
 
 #include <pthread.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
 
-// Nothing but a place: an agent's uprobe takes the stack here. A multi-byte nop, which newer kernels
-// probe cheaply; the file is compiled without a red zone, which such a probe would write into.
+// Nothing but a place: an agent's uprobe takes the stack here. A nop of one byte is what every kernel
+// emulates; longer ones are single-stepped by some, at ten times the cost, and rewritten by others.
 __attribute__((noinline)) void sonde_inject_site(uint64_t correlation)
 {
-	__asm__ volatile(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00" : : "D"(correlation) : "memory");
+	__asm__ volatile(".byte 0x90" : : "D"(correlation) : "memory");
 }
 
-static uintptr_t find_stack_end(void)
+// The main thread's ends above what the kernel put there at the begin, and grows as far as the kernel
+// lets it: not by pthread_getattr_np, which reads a file and allocates for it.
+#define MAIN_STACK_MOST (64ul << 20)
+
+static void find_stack(struct thread_sampling *t)
 {
 	pthread_attr_t attributes;
 	void *low = NULL;
 	size_t size = 0;
+	t->stack_low = t->stack_end = 1;
+	if (t->tid == (uint32_t)getpid()) {
+		uintptr_t end = getauxval(AT_RANDOM);
+		if (end > MAIN_STACK_MOST) {
+			t->stack_low = end - MAIN_STACK_MOST;
+			t->stack_end = end;
+		}
+		return;
+	}
 	if (pthread_getattr_np(pthread_self(), &attributes))
-		return 1;
+		return;
 	pthread_attr_getstack(&attributes, &low, &size);
 	pthread_attr_destroy(&attributes);
-	return (uintptr_t)low + size;
+	t->stack_low = (uintptr_t)low;
+	t->stack_end = (uintptr_t)low + size;
 }
 
 void frames_walk(struct frames *to, void *frame, uint64_t caller)
 {
 	struct thread_sampling *t = &self_sampling;
 	if (!t->stack_end)
-		t->stack_end = find_stack_end();
+		find_stack(t);
 	uintptr_t at = (uintptr_t)frame, lowest = (uintptr_t)&at;
 	to->count = 0;
 	to->address[to->count++] = caller;
+	// On a stack of the program's own making (a coroutine's, a signal handler's) nobody knows what
+	// lies between here and any end.
+	if (lowest < t->stack_low || lowest >= t->stack_end)
+		return;
 	// Every word read lies between here and the stack's end: mapped, whatever it holds.
 	for (;;) {
 		if (at < lowest || at & 7 || at + 16 > t->stack_end || to->count == MAX_FRAMES)

@@ -6,7 +6,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/futex.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define TURN_NS 5000000u
@@ -17,7 +19,6 @@
 
 static _Atomic uint64_t correlations;
 static _Atomic uint32_t again_lock;
-static _Atomic bool exiting;
 static uint32_t generation;
 /* Held while the loader's list is walked, so that no fork happens then. */
 static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
@@ -26,6 +27,67 @@ static __thread bool holds_looking __attribute__((tls_model("initial-exec")));
 uint64_t next_correlation(void)
 {
 	return atomic_fetch_add_explicit(&correlations, 1, memory_order_relaxed) + 1;
+}
+
+// ---- steps: when our thread is in a device library -------------------------------------------------
+
+#define STEP_WAIT_NS 2000000000ull
+#define LAST_TURN_NS 50000000ull
+
+static _Atomic uint32_t exiting; // a futex: our thread sleeps on it
+static _Atomic int stepping, stoppers;
+static _Atomic bool closed, last_turn_is_over;
+
+bool step_is_unwanted(void)
+{
+	return atomic_load(&stoppers) > 0 || atomic_load(&closed);
+}
+
+bool step_begin(void)
+{
+	atomic_store(&stepping, 1);
+	if (likely(!step_is_unwanted()))
+		return true;
+	atomic_store(&stepping, 0);
+	return false;
+}
+
+void step_end(void)
+{
+	atomic_store(&stepping, 0);
+}
+
+static void short_nap(int turn)
+{
+	struct timespec t = {0, 20000};
+	if (turn > 100)
+		clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+	else
+		__builtin_ia32_pause();
+}
+
+static void wait_for_step(void)
+{ // bounded: a driver that hangs must not hang the host
+	uint64_t until = now_ns() + STEP_WAIT_NS;
+	for (int i = 0; atomic_load(&stepping) && now_ns() < until; i++)
+		short_nap(i);
+}
+
+void steps_stop(void)
+{
+	atomic_fetch_add(&stoppers, 1);
+	wait_for_step();
+}
+
+void steps_go_on(void)
+{
+	atomic_fetch_sub(&stoppers, 1);
+}
+
+static void forget_steps(void)
+{
+	atomic_store(&stepping, 0);
+	atomic_store(&stoppers, 0);
 }
 
 // ---- what is asked, and how far it is ------------------------------------------------------------
@@ -125,6 +187,12 @@ static void nap(uint64_t ns)
 	clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 }
 
+static void nap_unless_exiting(uint64_t ns)
+{
+	struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+	syscall(SYS_futex, &exiting, FUTEX_WAIT_PRIVATE, 0, &t, NULL, 0);
+}
+
 static uint64_t thread_cpu_ns(void)
 {
 	struct timespec t;
@@ -140,21 +208,26 @@ static void *serve(void *unused)
 	(void)unused;
 	prctl(PR_SET_NAME, "sonde");
 	watch_forks();
-	while (!atomic_load(&exiting)) {
+	for (bool last = false; !last;) {
+		last = atomic_load(&exiting);
 		uint64_t now = now_ns();
-		enum inject_status status = turn(&work, now);
+		enum inject_status status = last ? INJECT_LEFT : turn(&work, now);
 		SET(status, status);
 		SET(beat_ns, now);
 		if (status == INJECT_TIMING || cuda_pending())
-			cuda_turn(now);
+			cuda_turn();
 		opencl_turn();
 		bool pending = cuda_pending() || opencl_pending();
 		SET(launches, atomic_load(&sampling->seen));
 		SET(self_ns, thread_cpu_ns());
 		if (status == INJECT_KILLED && !pending)
 			break;
-		nap(pending ? TURN_NS : work.beating ? QUIET_NS : IDLE_TURN_NS);
+		if (!last)
+			nap_unless_exiting(pending	? TURN_NS :
+					   work.beating ? QUIET_NS :
+							  IDLE_TURN_NS);
 	}
+	atomic_store(&last_turn_is_over, true);
 	return NULL;
 }
 
@@ -227,6 +300,7 @@ static void after_fork_in_child(void)
 {
 	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
 	looking = fresh;
+	forget_steps();
 	if (shared.header && sampling_create())
 		atomic_store(&sampling->armed, ARMED_AGAIN);
 }
@@ -251,14 +325,36 @@ void start_again_after_fork(void)
 	shared_forget();
 	sampling_forget();
 	cuda_forget();
+	opencl_forget();
 	begin();
 	atomic_store(&again_lock, 0);
 }
 
+// The process exits: what happened already is read, then our thread stays out of device libraries, whose
+// own handlers come next.
 static void at_exit(void)
 {
 	arm(false);
-	atomic_store(&exiting, true);
+	if (!shared.header || shared.header->pid != (uint32_t)getpid())
+		return; // a child, without our thread
+	if (!atomic_exchange(&exiting, 1))
+		syscall(SYS_futex, &exiting, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	uint64_t until = now_ns() + LAST_TURN_NS;
+	for (int i = 0; !atomic_load(&last_turn_is_over) && now_ns() < until; i++)
+		short_nap(i);
+	atomic_store(&closed, true);
+	wait_for_step();
+}
+
+// Handlers run in the reverse order of being asked for, and device libraries ask for theirs when they are
+// first used.
+void watch_exit(void)
+{
+	static bool watched; // a forked child inherits the handler, and this word with it
+	if (!watched) {
+		watched = true;
+		atexit(at_exit);
+	}
 }
 
 __attribute__((constructor)) static void loaded(void)

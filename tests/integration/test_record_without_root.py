@@ -60,6 +60,14 @@ def record(folder: Path, program: Callable[..., Path]) -> Record:
     return run
 
 
+def total(path: Path) -> tuple[float, float]:
+    """Estimated device runs, and the standard error of that."""
+    ((count, variance),) = Session(read(path)).rows(
+        "SELECT sum(weight), sum(weight * (weight - 1)) FROM device_run"
+    )
+    return count, variance**0.5
+
+
 def runs(path: Path) -> dict[int, float]:
     """Estimated device runs by process."""
     rows = Session(read(path)).rows("SELECT pid, sum(weight) FROM device_run GROUP BY pid")
@@ -73,8 +81,10 @@ def test_the_device_time_of_a_program(folder: Path, record: Record) -> None:
     assert "device time alone: recording needs the capabilities CAP_BPF" in done.stderr
     assert "remedy: " in done.stderr
     assert "ON THE DEVICE" in done.stdout
-    (copies,) = runs(folder / "x.sonde").values()
-    assert copies > 10_000  # how right the estimate is, is shown elsewhere
+    copies, error = total(folder / "x.sonde")
+    # And what was under way at the begin and the end.
+    assert abs(copies - 60_000) < 4 * error + 0.03 * 60_000
+    assert error < 0.2 * 60_000
 
 
 def test_children_are_in_the_same_capture(folder: Path, record: Record) -> None:

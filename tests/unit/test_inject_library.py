@@ -16,33 +16,15 @@ from sonde import _native
 from sonde.collect import inject_abi as abi
 from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
+from stub_driver import REQUEST, build, find, start, watch
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ROOT / "tests/programs/inject"
-REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:1000"
 NS_OF = {"shorter(float*)": 20_000, "longer": 60_000, "(graph)": 100_000}
-
-
-def build(where, *flags):
-    """The stub driver and the program, compiled with `flags`."""
-    common = ("cc", "-O1", "-g", "-pthread", *flags)
-    stub = where / "libcuda.so.1"
-    subprocess.run(
-        [*common, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub,
-         PROGRAMS / "stub_cuda.c"],
-        check=True,
-    )  # fmt: skip
-    subprocess.run(
-        [*common, "-o", where / "launches", PROGRAMS / "launches.c", stub,
-         f"-Wl,-rpath,{where}"],
-        check=True,
-    )  # fmt: skip
-    return where / "launches"
 
 
 @pytest.fixture(scope="module")
 def launches(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("stub"))
+    return build(tmp_path_factory.mktemp("stub")) / "launches"
 
 
 @pytest.fixture(scope="module")
@@ -52,43 +34,12 @@ def library(tmp_path_factory):
     return path
 
 
-def start(program, library, *words, request=REQUEST):
-    environment = {**os.environ, "LD_PRELOAD": str(library), "SONDE_INJECT": request}
-    return subprocess.Popen(
-        [program, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
-    )
-
-
-def find(pid):
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        memory = InjectMemory.find(pid)
-        if memory:
-            return memory
-        time.sleep(0.02)
-    raise AssertionError("the library made no memory")
-
-
 def counted(text):
     """What the program says it launched, by name as we tell it."""
     said = {name: int(count) for name, count, _ in map(str.split, text.splitlines())}
     return {
         "shorter(float*)": said["shorter"], "longer": said["longer"], "(graph)": said["graph"],
     }  # fmt: skip
-
-
-def watch(process, collector):
-    """Drain a collector until the process ends; rows by table."""
-    rows = defaultdict(list)
-    since = time.monotonic_ns()
-    while process.poll() is None:
-        time.sleep(0.1)
-        for table, new in collector.drain(since, False).rows.items():
-            rows[table] += new
-    for table, new in collector.drain(since, True).rows.items():
-        rows[table] += new
-    collector.stop()
-    return rows
 
 
 def test_sums_of_weights_are_the_launches_and_durations_the_device_s(launches, library):
@@ -230,7 +181,7 @@ def test_runs_on_any_glibc_since_2_17_and_shows_two_names(library):
 def test_under_a_sanitizer(tmp_path, sanitizer):
     """The library, the stub and the program, all compiled with it."""
     flags = (f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer")
-    program = build(tmp_path, *flags)
+    program = build(tmp_path, *flags) / "launches"
     library = tmp_path / "libsonde_inject.so"
     subprocess.run(
         ["cc", "-std=gnu11", "-O1", "-g", "-fPIC", "-shared", "-fvisibility=hidden", *flags,

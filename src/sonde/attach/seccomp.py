@@ -63,6 +63,8 @@ _ASKED: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "getdents64": (217, (3,)),
     "sched_yield": (24, ()),
     "getrandom": (318, (0, 8)),
+    "prlimit64": (302, (0, 1)),
+    "process_vm_readv": (310, ()),
 }
 
 

@@ -3,8 +3,8 @@
 
 A process carries it because somebody attached it or started it with it; here it is found, told that
 an agent lives, and asked to time about so many launches a second. Each launch is chosen by itself,
-so a run stands for `weight` like it; what was chosen and could not be timed raises the weights of
-the rest of its tick, and is told as a loss.
+so a run stands for `weight` like it. What was chosen and could not be timed is told as a loss, and the
+library adds its weight to that of the next run of its kind: sums of weights stay true.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ LEAST_FD: Final = 600
 LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^/memfd:sonde-library ")
 """How the library is mapped: from a file, or attached."""
 SOON_S: Final = 1.0
-MOST_RAISED: Final = 100.0
-"""More than this the losses of a tick do not raise the weights of the rest."""
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
 FIRST_COST_NS: Final = 11_000.0
 """Host time of a timed launch, measured on an H200, until the process tells its own."""
@@ -56,6 +54,7 @@ _SOURCES: Final[dict[int, str]] = {
     abi.Source.BY_EVENT: "event",
     abi.Source.BY_CUPTI: "cupti",
     abi.Source.BY_OPENCL: "opencl",
+    abi.Source.BY_HOST: "host",
 }
 _LOST: Final = ("lost_ring", "lost_pool", "lost_order")
 """Counts of launches that were chosen and not timed."""
@@ -203,14 +202,14 @@ class DeviceTime:
         self._count("records_wrong", taken.wrong)
         self._count("records_overwritten", taken.skipped)
         self._govern(process, seen.counts)
-        raised = self._raised(process, seen.counts, sum(run.weight for run in taken.runs))
+        self._count_lost(process, seen.counts)
         if seen.reason != process.told:
             process.told = seen.reason
             if seen.reason != abi.Reason.OK:
                 self._tell(batch, process, "device_time_refused", seen.why)
         weights: dict[tuple[str, int, int], list[float]] = {}
         for run in taken.runs:
-            self._add_run(process, run, raised, batch, weights)
+            self._add_run(process, run, batch, weights)
         pid, start_ns = process.key
         for (name, tid, stack_id), (count, ns, moved) in weights.items():
             batch.add(
@@ -223,7 +222,6 @@ class DeviceTime:
         self,
         process: _Process,
         run: Run,
-        raised: float,
         batch: Batch,
         weights: dict[tuple[str, int, int], list[float]],
     ) -> None:
@@ -232,7 +230,7 @@ class DeviceTime:
         tid = run.tid if process.own_tids else pid
         kind = _KINDS[run.type]
         name = run.name or _unnamed(kind, run.direction)
-        weight = run.weight * raised
+        weight = run.weight
         batch.threads.add((pid, start_ns, tid))
         batch.add(
             "device_run",
@@ -243,6 +241,8 @@ class DeviceTime:
                 *(_triple(run.grid), _triple(run.block), run.shared_bytes, run.registers),
             ),
         )
+        if run.type == abi.Type.SYNC:
+            return  # time of the host, not of a device
         sums = weights.setdefault((name, tid, stack_id), [0.0, 0.0, 0.0])
         sums[0] += weight
         sums[1] += weight * (run.end_ns - run.start_ns)
@@ -256,22 +256,10 @@ class DeviceTime:
         batch.own_stacks[stack_id] = (key, addresses)
         return stack_id
 
-    def _raised(self, process: _Process, counts: dict[str, int], weights: float) -> float:
-        """What to multiply the weights of this tick with, for what was chosen and not timed.
-
-        Then they sum up to the launches of the tick, which the library counts.
-        """
+    def _count_lost(self, process: _Process, counts: dict[str, int]) -> None:
         before, process.before = process.before, counts
-        lost = 0
-        for name in _LOST:
-            new = max(0, min(counts[name] - before[name], 1 << 40))
-            self._count(name, new)
-            lost += new
-        self._count("lost_names", max(0, min(counts["lost_names"] - before["lost_names"], 1 << 40)))
-        launches = counts["launches"] - before["launches"]
-        if not lost or not weights or not 0 < launches < 1 << 40:
-            return 1.0
-        return max(1.0, min(launches / weights, MOST_RAISED))
+        for name in (*_LOST, "lost_names"):
+            self._count(name, max(0, min(counts[name] - before[name], 1 << 40)))
 
     def _govern(self, process: _Process, counts: dict[str, int]) -> None:
         """Ask for as many launches as the budget pays for at their measured cost."""

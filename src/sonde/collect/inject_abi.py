@@ -188,6 +188,7 @@ class Source(IntEnum):
     BY_EVENT = 1
     BY_CUPTI = 2
     BY_OPENCL = 3
+    BY_HOST = 4
 
 
 class Flag(IntFlag):

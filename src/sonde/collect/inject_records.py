@@ -145,7 +145,7 @@ class Ring:
             tid,
             device,
             window,
-            _DIRECTIONS.get(direction, "unknown") if kind == abi.Type.COPY else "",
+            _DIRECTIONS.get(direction, "unknown" if kind == abi.Type.COPY else ""),
             grid,
             block,
             shared_bytes,

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs on a stub of the CUDA driver, with the library in them: built, started, watched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from sonde.collect import inject_abi as abi
+from sonde.collect.inject_memory import InjectMemory
+
+PROGRAMS = Path(__file__).parent / "programs/inject"
+REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:1000"
+NAMES = ("launches", "contexts")
+
+
+def build(where, *flags):
+    """The folder, with the stub driver and the programs in it, compiled with `flags`."""
+    common = ("cc", "-O1", "-g", "-pthread", *flags)
+    stub = where / "libcuda.so.1"
+    subprocess.run(
+        [*common, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", stub,
+         PROGRAMS / "stub_cuda.c"],
+        check=True,
+    )  # fmt: skip
+    for name in NAMES:
+        subprocess.run(
+            [*common, "-o", where / name, PROGRAMS / f"{name}.c", stub, f"-Wl,-rpath,{where}"],
+            check=True,
+        )
+    return where
+
+
+def start(program, library, *words, request=REQUEST):
+    environment = {**os.environ, "LD_PRELOAD": str(library), "SONDE_INJECT": request}
+    return subprocess.Popen(
+        [program, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def find(pid):
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        memory = InjectMemory.find(pid)
+        if memory:
+            return memory
+        time.sleep(0.02)
+    raise AssertionError("the library made no memory")
+
+
+def watch(process, collector):
+    """Drain a collector until the process ends; rows by table."""
+    rows = defaultdict(list)
+    since = time.monotonic_ns()
+    while process.poll() is None:
+        time.sleep(0.1)
+        for table, new in collector.drain(since, False).rows.items():
+            rows[table] += new
+    for table, new in collector.drain(since, True).rows.items():
+        rows[table] += new
+    collector.stop()
+    return rows
