@@ -2,7 +2,9 @@
 """Attach, detach and die beside live PyTorch loops; are they whole, and as fast as before?
 
     python -m bench.attach_cycles [--modes train,graph] [--cycles 200] [--kills 20]
-                                  [--loads 20] [--out FILE]
+                                  [--loads 20] [--out FILE] [--stub]
+
+`--stub`: on a stub of the CUDA driver, without a GPU, to see that it runs.
 
 Loops (training a transformer, replaying a CUDA graph; OpenCL, which needs no GPU) run beside others
 that nobody touches, with the same seeds. Root.
@@ -24,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import stub
 from sonde.attach import library, remote
 from sonde.collect import inject_abi as abi
 from sonde.collect.inject_memory import InjectMemory
@@ -33,6 +36,7 @@ PROGRAMS = {
     "train": [str(LOADS / "torch_steps.py"), "train"],
     "graph": [str(LOADS / "torch_steps.py"), "graph"],
     "opencl": [str(LOADS / "opencl_steps.py")],
+    "stub": [str(LOADS / "stub_steps.py")],
 }
 
 
@@ -161,10 +165,20 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--loads", type=int, default=20)
-    parser.add_argument("--modes", default="train,graph", help="train, graph, opencl")
+    parser.add_argument("--modes", default="train,graph", help="train, graph, opencl, stub")
     parser.add_argument("--time", type=float, default=5.0)
     parser.add_argument("--out", type=Path, default=Path("/tmp/attach_cycles.json"))
+    parser.add_argument("--stub", action="store_true", help="without a GPU: --modes stub")
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if args.stub:
+            args.modes = "stub"
+            stub.build(Path(folder))
+        run(args)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Every part of it."""
     random.seed(1)
     began = time.monotonic()
     out: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "kernel": platform.release()}

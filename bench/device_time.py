@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What timing device work costs a program, and how true it is. Needs PyTorch and an NVIDIA GPU.
 
-    python -m bench.device_time --library libsonde_inject.so [--blocks 200] [--seed 1] [--out DIR]
+    python -m bench.device_time [--library FILE] [--blocks 200] [--seed 1] [--out DIR] [--stub]
+
+`--stub`: on a stub of the driver, without a GPU, to see that it runs; its figures say nothing.
 
 Cost: four loops (launch-bound, replay of a CUDA graph, decode, transformer training). One process
 each; blocks of steps with timing on and off in random order inside it, paired by neighbours, and
@@ -23,18 +25,69 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from bench import stub
+from sonde.attach import library as library_file
 from sonde.collect import inject_abi as abi
-from sonde.collect.device_time import FIRST_COST_NS, REQUEST, samples_a_second
+from sonde.collect.device_time import FIRST_COST_NS, samples_a_second
 from sonde.collect.inject_memory import InjectMemory
 
 LOOPS = {"eager": 24, "graph": 150, "decode": 120, "train": 2}
 """Steps a block: some 15 to 25 ms each."""
+REQUEST = abi.Request.EVENTS | abi.Request.STACKS
 BUDGETS = {"1 %": 0.01, "0.3 %": 0.003, "3 %": 0.03}
+
+
+class Device(Protocol):
+    """What loops run on."""
+
+    def make_loop(self, name: str) -> Callable[[], None]:
+        """One step of a loop."""
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched."""
+
+    def trace(self, run: Callable[[], None]) -> list[tuple[str, int]]:
+        """(name, ns) of each kernel that `run` launches, in order."""
+
+
+class Cuda:
+    """A GPU, by PyTorch."""
+
+    def make_loop(self, name: str) -> Callable[[], None]:
+        """One step of a loop."""
+        return make_loop(name)
+
+    def synchronize(self) -> None:
+        """Wait for all that was launched."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def trace(self, run: Callable[[], None]) -> list[tuple[str, int]]:
+        """(name, ns) of each kernel that `run` launches, in order, by torch.profiler."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as traced:
+            run()
+        cuda = torch.autograd.DeviceType.CUDA
+        events = sorted(
+            (e.start_ns(), e.name(), e.duration_ns())
+            for e in traced.profiler.kineto_results.events()
+            if e.device_type() == cuda
+        )
+        return [(name, ns) for _, name, ns in events]
+
+
+def device() -> Device:
+    """The GPU, or its stub where one was built."""
+    return stub.StubDevice() if stub.FOLDER in os.environ else Cuda()
 
 
 def make_loop(name: str) -> Callable[[], None]:
@@ -85,15 +138,13 @@ def make_loop(name: str) -> Callable[[], None]:
     return decode
 
 
-def block_s(step: Callable[[], None], steps: int) -> float:
+def block_s(on: Device, step: Callable[[], None], steps: int) -> float:
     """Seconds that a block takes, its device work included."""
-    import torch
-
-    torch.cuda.synchronize()
+    on.synchronize()
     began = time.perf_counter()
     for _ in range(steps):
         step()
-    torch.cuda.synchronize()
+    on.synchronize()
     return time.perf_counter() - began
 
 
@@ -119,13 +170,12 @@ def beat(path: str) -> None:
 
 def measure(name: str, library: str, blocks: int, seed: int) -> dict[str, Any]:
     """Everything about one loop, in this process."""
-    import torch
-
     rng = random.Random(seed)
-    step, steps = make_loop(name), LOOPS[name]
+    gpu = device()
+    step, steps = gpu.make_loop(name), LOOPS[name]
     for _ in range(20):
-        block_s(step, steps)
-    before = [block_s(step, steps) for _ in range(blocks)]
+        block_s(gpu, step, steps)
+    before = [block_s(gpu, step, steps) for _ in range(blocks)]
     ctypes.CDLL(library)
     memory = InjectMemory.find(os.getpid())
     assert memory is not None, "the library made no memory"
@@ -133,13 +183,13 @@ def measure(name: str, library: str, blocks: int, seed: int) -> dict[str, Any]:
         [sys.executable, "-m", "bench.device_time", "--beat", f"/proc/{os.getpid()}/fd/{memory.fd}"]
     )
     time.sleep(0.5)
-    idle = [block_s(step, steps) for _ in range(blocks)]
+    idle = [block_s(gpu, step, steps) for _ in range(blocks)]
     result: dict[str, Any] = {"step_us": 1e6 * statistics.median(before) / steps}
     try:
         memory.ask(request=int(REQUEST), per_second=100)
         time.sleep(0.5)
         for _ in range(20):
-            block_s(step, steps)
+            block_s(gpu, step, steps)
         time.sleep(1.0)
         off_off: list[tuple[float, float]] = []
         for label, budget in BUDGETS.items():
@@ -151,9 +201,9 @@ def measure(name: str, library: str, blocks: int, seed: int) -> dict[str, Any]:
                 per_second = samples_a_second(budget, FIRST_COST_NS)
                 for on in rng.sample([True, False], 2):
                     memory.ask(request=int(REQUEST) if on else 0, per_second=per_second)
-                    block_s(step, max(steps // 4, 1))
+                    block_s(gpu, step, max(steps // 4, 1))
                     time.sleep(0.035)
-                    took[on] = block_s(step, steps)
+                    took[on] = block_s(gpu, step, steps)
                 pairs.append((took[True], took[False]))
                 spent += took[True]
                 if number % 2:
@@ -168,15 +218,15 @@ def measure(name: str, library: str, blocks: int, seed: int) -> dict[str, Any]:
             }
         memory.ask(request=0)
         time.sleep(0.1)
-        after = [block_s(step, steps) for _ in range(blocks)]
+        after = [block_s(gpu, step, steps) for _ in range(blocks)]
         result["off against off"] = ratio(off_off, rng)
         result["attached, idle"] = spread(idle, before, rng)
         result["after, idle"] = spread(after, before, rng)
         result["state"] = memory.seen().counts
-        result["truth"] = truth(step, steps, memory, name)
+        result["truth"] = truth(gpu, step, steps, memory, name)
     finally:
         pulse.kill()
-    torch.cuda.synchronize()
+    gpu.synchronize()
     return result
 
 
@@ -193,12 +243,9 @@ def spread(now: list[float], before: list[float], rng: random.Random) -> dict[st
 
 
 def truth(
-    step: Callable[[], None], steps: int, memory: InjectMemory, loop: str
+    gpu: Device, step: Callable[[], None], steps: int, memory: InjectMemory, loop: str
 ) -> list[dict[str, Any]]:
     """Mean of each kernel by our events, and by CUPTI right after."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     from sonde.collect.inject_records import Ring
 
     ring = Ring(memory.fd, memory.seen().counts["head"])
@@ -206,20 +253,16 @@ def truth(
     ours: dict[str, list[int]] = {}
     deadline = time.monotonic() + 3
     while time.monotonic() < deadline:
-        block_s(step, steps)
+        block_s(gpu, step, steps)
         for run in ring.take(memory.seen().counts["head"], time.monotonic_ns()).runs:
             ours.setdefault(run.name or "(graph)", []).append(run.end_ns - run.start_ns)
         memory.ask(tail=ring.tail)
     memory.ask(request=0)
-    with profile(activities=[ProfilerActivity.CUDA]) as traced:
-        block_s(step, steps if loop != "train" else 6)
-    cuda = torch.autograd.DeviceType.CUDA
-    events = sorted(
-        (e.start_ns(), e.name(), e.duration_ns())
-        for e in traced.profiler.kineto_results.events()
-        if e.device_type() == cuda
-    )
-    trace = [(name, ns) for _, name, ns in events]
+
+    def once() -> None:
+        block_s(gpu, step, steps if loop != "train" else 6)
+
+    trace = gpu.trace(once)
     Path(os.environ.get("OUT", "."), f"trace-{loop}.json").write_text(json.dumps(trace))
     theirs: dict[str, list[int]] = {}
     for name, ns in trace:
@@ -239,16 +282,19 @@ def truth(
 
 def measure_peer(name: str, blocks: int, seed: int) -> dict[str, Any]:
     """torch.profiler (CUPTI, kernels and runtime) over blocks, and the loop before and after it."""
-    from torch.profiler import ProfilerActivity, profile
-
     rng = random.Random(seed)
-    step, steps = make_loop(name), LOOPS[name]
+    gpu = device()
+    step, steps = gpu.make_loop(name), LOOPS[name]
     for _ in range(20):
-        block_s(step, steps)
-    before = [block_s(step, steps) for _ in range(blocks)]
-    with profile(activities=[ProfilerActivity.CUDA]):
-        on = [block_s(step, steps) for _ in range(max(blocks // 8, 10))]
-    after = [block_s(step, steps) for _ in range(blocks)]
+        block_s(gpu, step, steps)
+    before = [block_s(gpu, step, steps) for _ in range(blocks)]
+    on: list[float] = []
+
+    def traced() -> None:
+        on.extend(block_s(gpu, step, steps) for _ in range(max(blocks // 8, 10)))
+
+    gpu.trace(traced)
+    after = [block_s(gpu, step, steps) for _ in range(blocks)]
     return {"on": spread(on, before, rng), "after": spread(after, before, rng)}
 
 
@@ -275,11 +321,12 @@ def show(results: dict[str, dict[str, Any]]) -> None:
 def main() -> int:
     """Run each loop in a process of its own."""
     parser = argparse.ArgumentParser(prog="python -m bench.device_time", description=__doc__)
-    parser.add_argument("--library", default="libsonde_inject.so")
+    parser.add_argument("--library", help="default: the built one")
     parser.add_argument("--blocks", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--loops", default=",".join(LOOPS))
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
+    parser.add_argument("--stub", action="store_true", help="without a GPU")
     parser.add_argument("--beat", help=argparse.SUPPRESS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--peer", help=argparse.SUPPRESS)
@@ -293,8 +340,17 @@ def main() -> int:
     if args.peer:
         print(json.dumps(measure_peer(args.peer, args.blocks // 2, args.seed)))
         return 0
+    with tempfile.TemporaryDirectory() as folder:
+        if args.stub:
+            stub.build(Path(folder))
+        return run_all(args)
+
+
+def run_all(args: argparse.Namespace) -> int:
+    """Each loop in a process of its own, and its peer; the table."""
     results: dict[str, dict[str, Any]] = {}
-    again = [sys.executable, "-m", "bench.device_time", "--library", args.library]
+    library = args.library or str(library_file.path())
+    again = [sys.executable, "-m", "bench.device_time", "--library", library]
     again += ["--blocks", str(args.blocks), "--seed", str(args.seed)]
     for name in args.loops.split(","):
         found = [

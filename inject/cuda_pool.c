@@ -71,6 +71,7 @@ struct pool *pool_here(bool *for_good)
 		return *for_good ? NULL : p;
 	}
 	cu_context none = NULL;
+	watch_exit();
 	atomic_compare_exchange_strong(&wanted, &none, context);
 	return NULL;
 }
@@ -274,7 +275,6 @@ static void make_pool(cu_context context)
 		atomic_store(&p->gone, 1); // half made: begun again when the context is used again
 	else if (p->failed)
 		SET(reason, INJECT_NO_EVENTS);
-	watch_exit();
 	atomic_store_explicit(&pools[slot], p, memory_order_release);
 }
 

@@ -76,6 +76,7 @@ static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_
 		sampling_carry(type, weight);
 		return false;
 	}
+	watch_exit();
 	e->command->handed_out = *event != NULL;
 	e->to = *event ? *event : &e->own;
 	*event = e->to;
@@ -300,7 +301,6 @@ void opencl_turn(void)
 {
 	if (!opencl_pending() || !step_begin())
 		return;
-	watch_exit();
 	for (int k = 0; k < PENDING && opencl_pending() && !step_is_unwanted(); k++)
 		if (atomic_load(&commands[k].state) == COMMAND_QUEUED)
 			read_command(&commands[k]);

@@ -191,7 +191,7 @@ void step_end(void);
 bool step_is_unwanted(void);
 void steps_stop(void);
 void steps_go_on(void);
-/* The device library is in use from here on: be told of the process's exit before it is. */
+/* A device library is in use: be told of the process's exit before it is. By the thread that uses it. */
 void watch_exit(void);
 
 #pragma GCC visibility pop

@@ -350,11 +350,9 @@ static void at_exit(void)
 // first used.
 void watch_exit(void)
 {
-	static bool watched; // a forked child inherits the handler, and this word with it
-	if (!watched) {
-		watched = true;
+	static _Atomic bool watched; // a forked child inherits the handler, and this word with it
+	if (!atomic_load_explicit(&watched, memory_order_relaxed) && !atomic_exchange(&watched, true))
 		atexit(at_exit);
-	}
 }
 
 __attribute__((constructor)) static void loaded(void)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sonde import _native
-from sonde.collect import blocks, cpu, device_calls, flows, syscalls, tasks, waits
+from sonde.collect import blocks, cpu, device_calls, flows, launch_sites, syscalls, tasks, waits
 from sonde.collect.kernel import LOSSES
 from sonde.collect.reasons import reason_of
 from sonde.query import questions
@@ -50,6 +50,7 @@ def members_of(enum, header=EVENTS):
         (cpu, "cpu_key", "cpu_value"),
         (waits, "wait_key", "wait_value"),
         (device_calls, "call_key", "call_value"),
+        (launch_sites, "launch_site_key", "launch_site_value"),
         (tasks, "usage_key", "usage_value"),
         (blocks, "block_key", "block_value"),
         (syscalls, "syscall_key", "syscall_value"),
@@ -66,6 +67,7 @@ def test_collectors_expect_the_fields_that_programs_write(collector, key, value)
         ("cpu", "samples", cpu),
         ("waits", "waits", waits),
         ("device_calls", "device_calls", device_calls),
+        ("launch_sites", "launch_sites", launch_sites),
         ("tasks", "usage", tasks),
         ("blocks", "requests", blocks),
         ("flows", "flows", flows),

@@ -69,6 +69,36 @@ def test_sums_of_weights_are_the_launches_and_durations_the_device_s(launches, l
     assert all(run[8] for run in runs), "every run has a stack"
 
 
+def test_copies_sets_and_waits(launches, library):
+    process = start(launches, library, 4, "copies", request="1:4000")
+    collector = DeviceTime([process.pid], 5)
+    find(process.pid).close()
+    collector.start()
+    rows = watch(process, collector)
+    said = {
+        name: (int(count), int(size))
+        for name, count, size in map(str.split, process.stdout.read().splitlines())
+    }
+    assert process.returncode == 0
+    for name, kind, direction in (
+        ("h2d", "copy", "h2d"), ("d2d", "copy", "d2d"), ("set", "set", ""), ("waits", "sync", ""),
+    ):  # fmt: skip
+        count, size = said[name]
+        runs = [run for run in rows["device_run"] if (run[2], run[14]) == (kind, direction)]
+        error = sum(run[10] * (run[10] - 1) for run in runs) ** 0.5
+        assert abs(sum(run[10] for run in runs) - count) < 4 * error + 0.03 * count
+        assert {run[15] for run in runs} == {size}
+        middle = sorted(run[1] - run[0] for run in runs)[len(runs) // 2]
+        if kind == "sync":
+            assert {run[3:5] for run in runs} == {("cuStreamSynchronize", "host")}
+            assert middle > 100_000, "as long as what was waited for"
+        else:  # 10 bytes a nanosecond
+            assert size / 10 - 2_000 <= middle < size / 10 + 25_000
+    assert not [row for row in rows["sample"] if row[2] == "cuStreamSynchronize"], (
+        "time of the host is no time of a device"
+    )
+
+
 @pytest.mark.parametrize("words", [("capture",), ("capture", "legacy"), ("fork",), ("exec",)])
 def test_no_harm(launches, library, words):
     process = start(launches, library, 1.5, *words, request="9:20000")

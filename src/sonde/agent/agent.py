@@ -17,6 +17,7 @@ import resource
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sized
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -36,12 +37,14 @@ from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.device_time import DeviceTime
 from sonde.collect.flows import FlowCollector
 from sonde.collect.kernel import Kernel, refusal
+from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.metrics import Metrics
 from sonde.collect.queues import QueueCollector
 from sonde.collect.syscalls import SyscallCollector
 from sonde.collect.tasks import TaskCollector
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
+from sonde.errors import KernelUnsupported
 from sonde.resolve import Resolver
 from sonde.resolve.seen_files import SeenFiles
 from sonde.sinks.chunk import ChunkBuilder
@@ -152,7 +155,13 @@ class Agent:
 
     def _make_device_time(self) -> DeviceTime | None:
         config = self._config
-        return DeviceTime(config.pids, config.device_budget) if config.injected else None
+        if not config.injected:
+            return None
+        sites = None
+        if self._privileged:
+            with suppress(KernelUnsupported):  # then stacks are the library's own
+                sites = LaunchSites(self._kernel)
+        return DeviceTime(config.pids, config.device_budget, sites)
 
     def _make_collectors(self) -> list[Collector]:
         config, kernel = self._config, self._kernel

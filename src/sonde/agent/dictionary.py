@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import dropwhile
 
 from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
 from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
+from sonde.collect.launch_sites import LIBRARY
 from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
 from sonde.sinks.chunk import ChunkBuilder
@@ -54,8 +56,9 @@ class Dictionary:
         """
         self._used_threads |= batch.threads
         self._processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
-        self._used_stacks |= batch.stacks.keys()
+        self._used_stacks |= batch.stacks.keys() | batch.launch_stacks.keys()
         self._resolve(batch.stacks)
+        self._resolve(batch.launch_stacks, in_library=True)
         self._resolve_own(batch.own_stacks)
 
     @property
@@ -85,13 +88,13 @@ class Dictionary:
             self._processes_before += len(self._processes)
             self._processes.clear()
 
-    def _resolve(self, owners: Mapping[int, ProcessKey]) -> None:
+    def _resolve(self, owners: Mapping[int, ProcessKey], in_library: bool = False) -> None:
         unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
         found = self._kernel.stacks(unknown)
         self.forgotten += len(unknown) - len(found)
         for stack_id, kernel, user, stop in found:
             self.tails_dropped += stop == TAIL_DROPPED
-            self._keep(stack_id, owners[stack_id], kernel, user, stop)
+            self._keep(stack_id, owners[stack_id], kernel, user, stop, in_library)
         # Those known here too: dropped there once, they were stored again when they came again.
         self._in_kernel |= owners.keys()
         if len(self._in_kernel) > STACKS_IN_KERNEL:
@@ -105,10 +108,18 @@ class Dictionary:
                 self._keep(stack_id, owner, [], list(addresses), NOT_WALKED)
 
     def _keep(
-        self, stack_id: int, owner: ProcessKey, kernel: list[int], user: list[int], end: int
+        self,
+        stack_id: int,
+        owner: ProcessKey,
+        kernel: list[int],
+        user: list[int],
+        end: int,
+        in_library: bool = False,
     ) -> None:
         process = self._resolver.processes.find(*owner)
         frames = tuple(self.stacks.frames(process, kernel, user))
+        if in_library:
+            frames = tuple(dropwhile(_is_of_library, frames))
         self._stacks[stack_id] = _Stack(frames, is_whole(frames, end))
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
@@ -124,6 +135,10 @@ class Dictionary:
         processes = self._resolver.processes
         for pid, start_ns, tid in threads:
             yield pid, start_ns, tid, processes.thread_name(processes.find(pid, start_ns), tid)
+
+
+def _is_of_library(known: KnownFrame) -> bool:
+    return bool(LIBRARY.search(known.frame.binary))
 
 
 def _stack_row(item: tuple[int, _Stack]) -> TableRow:

@@ -39,6 +39,8 @@ class RunMetrics:
         """A row of the table device_run."""
         run = dict(zip(columns_of("device_run"), row, strict=True))
         kind, weight = str(run["kind"]), _number(run["weight"])
+        if kind == "sync":
+            return  # time of the host
         seconds = weight * (_number(run["end_time_ns"]) - _number(run["start_time_ns"])) / 1e9
         count = self._board.count
         count("sonde.gpu.runs", {"sonde.gpu.run.kind": kind}, weight)

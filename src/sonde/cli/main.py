@@ -23,6 +23,7 @@ COMMANDS = {
     "detach": "end device time in a process",
     "agent": "run on a node and let its metrics out: Prometheus, OTLP",
     "health": "whether this node's devices are fit for work",
+    "top": "who uses the CPUs and the devices now",
     "dump": "where every thread of a process is now",
     "fleet": "fleet totals, private by construction",
 }

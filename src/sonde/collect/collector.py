@@ -31,6 +31,8 @@ class Batch:
     """The same of other tables: (table, columns)."""
     stacks: dict[int, ProcessKey] = field(default_factory=dict)
     """Stack ids that the rows and spans use, with the process whose addresses they hold."""
+    launch_stacks: dict[int, ProcessKey] = field(default_factory=dict)
+    """The same, of stacks taken in our library (collect.launch_sites): its frames are to go."""
     own_stacks: dict[int, tuple[ProcessKey, tuple[int, ...]]] = field(default_factory=dict)
     """Stack ids whose user addresses, leaf first, come with them."""
     threads: set[tuple[int, int, int]] = field(default_factory=set)

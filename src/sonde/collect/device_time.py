@@ -3,37 +3,36 @@
 
 A process carries it because somebody attached it or started it with it; here it is found, told that
 an agent lives, and asked to time about so many launches a second. Each launch is chosen by itself,
-so a run stands for `weight` like it. What was chosen and could not be timed is told as a loss, and the
-library adds its weight to that of the next run of its kind: sums of weights stay true.
+so a run stands for `weight` like it. What was chosen and could not be timed is a loss, and its
+weight is added to that of the next run of its kind: sums of weights stay true.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from sonde.collect import inject_abi as abi
-from sonde.collect.collector import START_UNIT_NS, Batch, ProcessKey
-from sonde.collect.inject_memory import InjectMemory
+from sonde.collect.carriers import may_carry, pids, same_tids, start_and_parent
+from sonde.collect.collector import Batch, ProcessKey
+from sonde.collect.inject_memory import InjectMemory, Seen
 from sonde.collect.inject_records import Ring, Run
+from sonde.collect.launch_sites import LIBRARY, LaunchSites
 
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
 YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick."""
-LEAST_FD: Final = 600
-"""The library keeps its descriptor at least this high where the limit allows it."""
-LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^/memfd:sonde-library ")
-"""How the library is mapped: from a file, or attached."""
 SOON_S: Final = 1.0
-REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
+REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
+STACKS_HELD: Final = 16_384
+"""Stacks of launches whose runs have not come yet, a process."""
 FIRST_COST_NS: Final = 11_000.0
 """Host time of a timed launch, measured on an H200, until the process tells its own."""
 CHARGED: Final = 4.0
@@ -41,7 +40,6 @@ CHARGED: Final = 4.0
 LEAST_TO_JUDGE: Final = 20
 MOST_A_SECOND: Final = 5_000
 MOST_STREAMS: Final = 4_096
-_CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 _KINDS: Final = {
     abi.Type.KERNEL: "kernel",
@@ -70,7 +68,11 @@ class _Process:
     before: dict[str, int]
     own_tids: bool
     """Threads have the same numbers there and here."""
+    stacks: abi.Request
+    """Who takes the stacks of launches: the kernel (SITE), or the library by frame pointers."""
     streams: dict[int, int] = field(default_factory=dict)
+    taken: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    """Stack ids by the launch's number."""
     told: abi.Reason = abi.Reason.OK
     cost_ns: float = FIRST_COST_NS
     """Host time of one timed launch, a moving mean."""
@@ -89,7 +91,11 @@ class DeviceTime:
 
     name = "device_time"
 
-    def __init__(self, pids: Iterable[int] | None, budget: float) -> None:
+    def __init__(
+        self, pids: Iterable[int] | None, budget: float, sites: LaunchSites | None = None
+    ) -> None:
+        """`sites`: takes stacks in the kernel; without, the library follows frame pointers."""
+        self._sites = sites
         self._pids = None if pids is None else frozenset(pids)
         self._budget = budget
         self._processes: dict[int, _Process] = {}
@@ -103,6 +109,11 @@ class DeviceTime:
         self._closing = threading.Lock()
         """Held while descriptors are used or closed: a number may soon be another file."""
         self._heart = threading.Thread(target=self._beat, name="sonde-beat", daemon=True)
+
+    @property
+    def pids(self) -> Collection[int]:
+        """Processes whose library is read."""
+        return self._processes.keys()
 
     def start(self) -> None:
         """Find the processes that carry the library already."""
@@ -145,10 +156,12 @@ class DeviceTime:
         """Runs since the last call."""
         batch = Batch()
         now_ns = time.monotonic_ns()
-        alive = set(_pids())  # asked first: what a process leaves behind is still read
-        for pid, process in list(self._processes.items()):
+        alive = set(pids())  # asked first: what a process leaves behind is still read
+        seen = self._seen()
+        self._take_stacks(batch)  # a launch's stack is taken before it is timed
+        for pid, told in seen.items():
             try:
-                self._drain(process, since_ns, now_ns, batch)
+                self._drain(self._processes[pid], told, since_ns, now_ns, batch)
             except OSError:
                 self._drop(pid)
         for pid in self._processes.keys() - alive:
@@ -181,22 +194,45 @@ class DeviceTime:
         self._paused = False
         for process in self._processes.values():
             with suppress(OSError):
-                process.memory.want(REQUEST)
+                process.memory.want(REQUEST | process.stacks)
                 process.memory.beat()
         self._look(time.monotonic())
 
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
-        return {name: count for name, count in self._losses.items() if count}
+        losses = {name: count for name, count in self._losses.items() if count}
+        return losses | dict(self._sites.losses() if self._sites else {})
 
     def memory_bytes(self) -> int:
-        """None of the kernel's."""
-        return 0
+        """Kernel memory held."""
+        return self._sites.memory_bytes() if self._sites else 0
 
     # ---- one process -------------------------------------------------------------------------
 
-    def _drain(self, process: _Process, since_ns: int, now_ns: int, batch: Batch) -> None:
-        seen = process.memory.seen()
+    def _seen(self) -> dict[int, Seen]:
+        """What every library says now, by pid."""
+        seen = {}
+        for pid, process in list(self._processes.items()):
+            try:
+                seen[pid] = process.memory.seen()
+            except OSError:
+                self._drop(pid)
+        return seen
+
+    def _take_stacks(self, batch: Batch) -> None:
+        """Stacks that the kernel took since the last call, kept until their runs come."""
+        for key, correlation, stack_id in self._sites.drain() if self._sites else ():
+            process = self._processes.get(key[0])
+            if process is None or process.key != key or not stack_id:
+                continue
+            batch.launch_stacks[stack_id] = key
+            process.taken[correlation] = stack_id
+            if len(process.taken) > STACKS_HELD:
+                process.taken.popitem(last=False)
+
+    def _drain(
+        self, process: _Process, seen: Seen, since_ns: int, now_ns: int, batch: Batch
+    ) -> None:
         taken = process.ring.take(seen.counts["head"], now_ns)
         process.memory.ask(tail=process.ring.tail)
         self._count("records_wrong", taken.wrong)
@@ -226,7 +262,11 @@ class DeviceTime:
         weights: dict[tuple[str, int, int], list[float]],
     ) -> None:
         pid, start_ns = process.key
-        stack_id = self._stack(process.key, run.stack, batch)
+        stack_id = process.taken.pop(run.correlation, 0)
+        if stack_id:
+            batch.launch_stacks[stack_id] = process.key
+        else:
+            stack_id = self._stack(process.key, run.stack, batch)
         tid = run.tid if process.own_tids else pid
         kind = _KINDS[run.type]
         name = run.name or _unnamed(kind, run.direction)
@@ -285,13 +325,15 @@ class DeviceTime:
             process = self._processes.pop(pid, None)
             if process:
                 process.memory.close()
+                if self._sites:
+                    self._sites.drop(pid)
 
     # ---- finding them ------------------------------------------------------------------------
 
     def _look(self, now_s: float) -> None:
         """Open the memory of processes that have one and are not ours yet."""
-        for pid in _pids():
-            if pid in self._processes or not self._is_due(pid, now_s) or not _may_carry(pid):
+        for pid in pids():
+            if pid in self._processes or not self._is_due(pid, now_s) or not may_carry(pid):
                 continue
             with suppress(OSError):
                 self._open(pid)
@@ -303,7 +345,7 @@ class DeviceTime:
             young = now_s - start_ns / 1e9 < YOUNG_S
             if not young and now_s - looked_s < LOOK_AGAIN_S:
                 return False
-        stat = _stat(pid)
+        stat = start_and_parent(pid)
         if stat is None:
             return False
         self._looked[pid] = (stat[0], now_s)
@@ -316,7 +358,7 @@ class DeviceTime:
         for _ in range(64):
             if pid in self._pids:
                 return True
-            stat = _stat(pid)
+            stat = start_and_parent(pid)
             if stat is None or stat[1] <= 1:
                 return False
             pid = stat[1]
@@ -324,7 +366,7 @@ class DeviceTime:
 
     def _open(self, pid: int) -> None:
         memory = InjectMemory.find(pid)
-        stat = _stat(pid)
+        stat = start_and_parent(pid)
         if memory is None or stat is None:
             return
         if not memory.lock() or memory.is_detached():
@@ -335,11 +377,12 @@ class DeviceTime:
         key = (pid, stat[0])
         # What was timed before we came is read too, so what was lost before counts too.
         before = seen.counts if tail else dict.fromkeys(seen.counts, 0)
-        process = _Process(memory, Ring(memory.fd, tail), key, before, _same_tids(pid))
+        stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
+        process = _Process(memory, Ring(memory.fd, tail), key, before, same_tids(pid), stacks)
         memory.ask(
             tail=tail,
             per_second=samples_a_second(self._budget, FIRST_COST_NS),
-            request=REQUEST,
+            request=REQUEST | stacks,
         )
         memory.beat()
         self._processes[pid] = process
@@ -366,54 +409,3 @@ def _unnamed(kind: str, direction: str) -> str:
 
 def _triple(of: tuple[int, int, int]) -> str:
     return f"{of[0]},{of[1]},{of[2]}" if any(of) else ""
-
-
-def _pids() -> Iterator[int]:
-    with os.scandir("/proc") as entries:
-        for entry in entries:
-            if entry.name.isdigit():
-                yield int(entry.name)
-
-
-def _stat(pid: int) -> tuple[int, int] | None:
-    """(start in ns since boot, parent) of a process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123
-            fields = file.read(4096).rpartition(b")")[2].split()
-        start_ns = int(fields[19]) * 1_000_000_000 // _CLOCK_TICKS
-        return start_ns // START_UNIT_NS * START_UNIT_NS, int(fields[1])
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def _may_carry(pid: int) -> bool:
-    """Does it hold a descriptor where the library puts its own? Cheap: no link is read."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
-    except OSError:
-        return False
-    if any(len(name) >= 3 and int(name) >= LEAST_FD for name in names):
-        return True
-    limit = _most_files(pid)
-    return limit is not None and limit <= LEAST_FD
-
-
-def _most_files(pid: int) -> int | None:
-    """The limit of its descriptors; None unknown."""
-    try:
-        with open(f"/proc/{pid}/limits", "rb") as file:  # noqa: PTH123
-            for line in file.read(8192).splitlines():
-                if line.startswith(b"Max open files"):
-                    soft = line.split()[3]
-                    return None if soft == b"unlimited" else int(soft)
-    except (OSError, IndexError, ValueError):
-        return None
-    return None
-
-
-def _same_tids(pid: int) -> bool:
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
-        for line in file.read(8192).splitlines():
-            if line.startswith(b"NSpid:"):
-                return len(line.split()) == 2
-    return True

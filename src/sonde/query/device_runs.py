@@ -23,14 +23,14 @@ def kinds_seen(session: Session) -> tuple[str, ...]:
 
 
 def device_runs(session: Session, where: Where = EVERYTHING) -> list[DeviceRuns]:
-    """By process, kind and name, the longest total first."""
+    """By process, kind and name, the longest total first; without the host's waits for a device."""
     clause, parameters = where.sql()
     clause = clause.replace("time_ns", "start_time_ns")
     rows = session.rows(
         "WITH run AS ("
         ' SELECT process, kind, name, source, weight AS w, "window", device, stream, bytes,'
         " CAST(end_time_ns - start_time_ns AS DOUBLE) AS d"
-        f" FROM device_run {clause}), "
+        f" FROM (SELECT * FROM device_run WHERE kind <> 'sync') {clause}), "
         "part AS ("
         ' SELECT process, kind, name, "window",'
         " sum(w * d) AS ns, sum(w * (w - 1) * d * d) AS own"

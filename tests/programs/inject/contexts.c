@@ -103,7 +103,7 @@ int main(int argc, char **argv)
 			pthread_join(threads[i], NULL);
 	} else if (!strcmp(way, "exit")) {
 		pthread_create(&threads[0], NULL, launch_for_ever, NULL);
-		launches(200);
+		launches(5000);
 	} else {
 		primary_comes_and_goes(!strcmp(way, "reset"));
 	}

@@ -2,7 +2,7 @@
 // A program that launches on a (stub) device: threads with streams of their own, captures in between,
 // forks, a handler of signals. Prints what it did: name, launches, ns each.
 //
-//     launches SECONDS [capture] [fork] [exec] [legacy]
+//     launches SECONDS [capture] [fork] [exec] [legacy] [copies]
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -22,6 +22,10 @@ int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, uns
 		   void *, void **, void **);
 int cuGraphLaunch(void *, void *);
 int cuStreamCreate(void **, unsigned);
+int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
+int cuMemcpyAsync(uint64_t, uint64_t, size_t, void *);
+int cuMemsetD32Async(uint64_t, unsigned, size_t, void *);
+int cuStreamSynchronize(void *);
 int cuStreamBeginCapture_v2(void *, int);
 int cuStreamEndCapture(void *, void **);
 
@@ -50,6 +54,22 @@ static void launch(void *f, void *stream)
 		abort();
 }
 
+static atomic_ulong copied, moved_on, set, waited;
+static int with_copies;
+
+static void copy(void *stream)
+{
+	const uint64_t on_device = 1ull << 48;
+	if (cuMemcpyHtoDAsync_v2(on_device, &copied, 400000, stream) ||
+	    cuMemcpyAsync(on_device, on_device + 4096, 200000, stream) ||
+	    cuMemsetD32Async(on_device, 0, 75000, stream) || cuStreamSynchronize(stream))
+		abort();
+	copied++;
+	moved_on++;
+	set++;
+	waited++;
+}
+
 static void *work(void *number)
 {
 	void *stream = NULL;
@@ -60,6 +80,8 @@ static void *work(void *number)
 		launch(shorter, stream);
 		launch(longer, stream);
 		cuGraphLaunch(graph, stream);
+		if (with_copies)
+			copy(stream);
 		nap(200000);
 		if (with_capture && number == NULL && n % 20 == 0) {
 			void *captured, *side;
@@ -106,6 +128,7 @@ int main(int argc, char **argv)
 	int forks = 0, do_exec = 0;
 	for (int i = 2; i < argc; i++) {
 		with_capture |= !strcmp(argv[i], "capture");
+		with_copies |= !strcmp(argv[i], "copies");
 		with_legacy |= !strcmp(argv[i], "legacy");
 		forks |= !strcmp(argv[i], "fork");
 		do_exec |= !strcmp(argv[i], "exec");
@@ -135,5 +158,8 @@ int main(int argc, char **argv)
 	nap(300000000);
 	printf("shorter %lu 20000\nlonger %lu 60000\ngraph %lu 100000\n", stub_launches(shorter),
 	       stub_launches(longer), stub_launches(graph));
+	if (with_copies)
+		printf("h2d %lu 400000\nd2d %lu 200000\nset %lu 300000\nwaits %lu 0\n", copied,
+		       moved_on, set, waited);
 	return ticks ? 0 : 1;
 }

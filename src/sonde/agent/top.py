@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who uses the CPUs and the devices now, by process, from one look to the next.
+
+CPU time and memory come from /proc; device time from processes that carry our library, by the runs
+that were timed since the last look, each counting for as many as it stands for.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from sonde.collect.collector import Batch
+from sonde.collect.device_time import DeviceTime
+
+_TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_COLUMNS: Final = {"kind": 2, "pid": 5, "weight": 10, "start": 0, "end": 1, "bytes": 15}
+LAUNCHES: Final = ("kernel", "replay")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShare:
+    """What a process asked of devices between two looks."""
+
+    busy: float
+    """Device time of its runs by time passed; above 1 where several streams or devices run."""
+    launches_per_s: float
+    copied_bytes_per_s: float
+    timed: int
+    """Runs behind these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """One process between two looks."""
+
+    pid: int
+    user: str
+    name: str
+    cpu: float
+    """CPU time by time passed: 1 is one CPU."""
+    resident_bytes: int
+    device: DeviceShare | None
+    """None: it carries no library, or another reads it."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    start: int
+    cpu_ns: int
+    resident_bytes: int
+    user: str
+    name: str
+
+
+@dataclass(slots=True)
+class _Sums:
+    ns: float = 0.0
+    launches: float = 0.0
+    bytes: float = 0.0
+    timed: int = 0
+
+
+@dataclass(slots=True)
+class Top:
+    """Looks again and again."""
+
+    pids: Collection[int] | None
+    """These and their children for device time, these alone otherwise; None: all."""
+    budget: float
+    _device: DeviceTime = field(init=False)
+    _before: dict[int, _Seen] = field(init=False)
+    _at_ns: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._device = DeviceTime(self.pids, self.budget)
+        self._device.start()
+        self._device.drain(0, True)  # what was timed before is of no interest
+        self._before = _processes(self.pids)
+        self._at_ns = time.monotonic_ns()
+
+    def look(self) -> list[Usage]:
+        """Since the last look, the busiest first: on a device, then on the CPUs."""
+        batch = self._device.drain(self._at_ns, True)
+        now, now_ns = _processes(self.pids), time.monotonic_ns()
+        passed_ns = max(1, now_ns - self._at_ns)
+        sums = _by_process(batch)
+        found = []
+        for pid, seen in now.items():
+            before = self._before.get(pid)
+            known = before is not None and before.start == seen.start
+            used_ns = seen.cpu_ns - (before.cpu_ns if before is not None and known else seen.cpu_ns)
+            device = None
+            if pid in self._device.pids:
+                device = _share(sums.get(pid, _Sums()), passed_ns)
+            cpu = max(0, used_ns) / passed_ns
+            found.append(Usage(pid, seen.user, seen.name, cpu, seen.resident_bytes, device))
+        self._before, self._at_ns = now, now_ns
+        return sorted(
+            found, key=lambda one: (-(one.device.busy if one.device else 0.0), -one.cpu, one.pid)
+        )
+
+    @property
+    def processes(self) -> int:
+        """How many there were at the last look."""
+        return len(self._before)
+
+    def close(self) -> None:
+        """The libraries go idle."""
+        self._device.stop()
+
+
+def _share(sums: _Sums, passed_ns: int) -> DeviceShare:
+    second = 1e9 / passed_ns
+    return DeviceShare(sums.ns / passed_ns, sums.launches * second, sums.bytes * second, sums.timed)
+
+
+def _by_process(batch: Batch) -> Mapping[int, _Sums]:
+    sums: dict[int, _Sums] = {}
+    for row in batch.rows.get("device_run", ()):
+        kind, pid = row[_COLUMNS["kind"]], row[_COLUMNS["pid"]]
+        start, end, weight, moved = (
+            row[_COLUMNS[name]] for name in ("start", "end", "weight", "bytes")
+        )
+        assert isinstance(pid, int)
+        assert isinstance(weight, float)
+        assert isinstance(start, int)
+        assert isinstance(end, int)
+        assert isinstance(moved, int)
+        if kind == "sync":
+            continue
+        of = sums.setdefault(pid, _Sums())
+        of.timed += 1
+        of.ns += weight * (end - start)
+        of.launches += weight if kind in LAUNCHES else 0.0
+        of.bytes += weight * moved if kind == "copy" else 0.0
+    return sums
+
+
+def _processes(pids: Collection[int] | None) -> dict[int, _Seen]:
+    found = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 (a Path for each would double the time)
+        if name.isdecimal() and (pids is None or int(name) in pids):
+            seen = _process(int(name))
+            if seen is not None:
+                found[int(name)] = seen
+    return found
+
+
+def _process(pid: int) -> _Seen | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+        user = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+    name = text[text.index(b"(") + 1 : text.rindex(b")")].decode(errors="replace")
+    fields = text.rpartition(b")")[2].split()
+    cpu_ns = (int(fields[11]) + int(fields[12])) * _TICK_NS
+    resident_bytes = int(fields[21]) * _PAGE_BYTES
+    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return _Seen(int(fields[19]), cpu_ns, resident_bytes, _user(user), printable)
+
+
+@cache
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde top`: who uses the CPUs and the devices now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+from sonde.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sonde.agent.top import Top, Usage
+
+EXAMPLE = """\
+examples:
+  sonde top                          every process, anew each second, until Ctrl-C
+  sonde top -p 4711 --interval 5     one process and what it launches on devices
+  sonde top --once --json | jq '.processes[] | select(.device.busy > 0.5)'
+
+Device columns need the library in a process: `sonde attach PID`, or `sonde record -- CMD`; a
+process whose library a recorder reads shows none here. BUSY is the time of its runs on devices by
+the time that passed, from the runs that were timed: an estimate.
+"""
+BUDGET: Final = 0.01
+CLEAR: Final = "\033[H\033[J"
+SPARE_LINES: Final = 4
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `top` to the commands."""
+    parser = subparsers.add_parser(
+        "top",
+        help="who uses the CPUs and the devices now",
+        description="A live table: processes with CPU time, device time and launches.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("-p", "--pid", type=int, action="append", metavar="PID", help="these alone; repeat")
+    add("--interval", type=_seconds, default=1.0, metavar="S", help="between looks (default 1)")
+    add("--lines", type=int, default=0, metavar="N", help="of processes (default: what fits)")
+    add("--once", action="store_true", help="one look, then end")
+    add("--json", action="store_true", help="print each look as a line of JSON")
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between 0.1 and 3600 seconds")
+    return seconds
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look and print until told to stop."""
+    from sonde.agent.top import Top
+
+    top = Top(args.pid, BUDGET)
+    try:
+        if not top.processes:
+            numbers = ", ".join(map(str, args.pid or ()))
+            raise UsageError(f"there is no process {numbers}", "ps -e shows those there are.")
+        while True:
+            time.sleep(args.interval)
+            _show(top, args)
+            if args.once:
+                return 0
+    except KeyboardInterrupt:
+        return 0  # how it is meant to end
+    finally:
+        top.close()
+
+
+def _show(top: Top, args: argparse.Namespace) -> None:
+    found = top.look()
+    if args.json:
+        print(json.dumps({"processes": [asdict(one) for one in found]}), flush=True)
+        return
+    columns, rows = shutil.get_terminal_size((100, 40))
+    lines = args.lines or max(1, rows - SPARE_LINES)
+    screen = table(found, lines, columns)
+    print((CLEAR if sys.stdout.isatty() and not args.once else "") + screen, flush=True)
+
+
+def table(found: Sequence[Usage], lines: int, width: int) -> str:
+    """The busiest processes, and what they sum up to."""
+    devices = [one.device for one in found if one.device is not None]
+    cpus = sum(one.cpu for one in found)
+    text = [
+        f"{len(found)} processes, {cpus:.2f} CPUs busy; {len(devices)} timed on devices, "
+        f"{sum(one.launches_per_s for one in devices):,.0f} launches/s",
+        f"{'PID':>8} {'USER':<10} {'CPU %':>7} {'MEMORY':>9} {'BUSY %':>7} {'LAUNCHES/S':>11} "
+        f"{'COPIED/S':>10}  PROCESS",
+    ]
+    for one in found[:lines]:
+        it = one.device
+        on_device = (
+            f"{it.busy * 100:7.1f} {it.launches_per_s:11,.0f} {_size(it.copied_bytes_per_s):>10}"
+            if it is not None
+            else f"{'-':>7} {'-':>11} {'-':>10}"
+        )
+        memory = _size(one.resident_bytes)
+        text.append(
+            f"{one.pid:>8} {one.user[:10]:<10} {one.cpu * 100:7.1f} {memory:>9} "
+            f"{on_device}  {one.name}"
+        )
+    return "\n".join(line[:width] for line in text)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole stacks of launches that the library in a process times: taken by the kernel where the
+library calls an empty function of its own, and told apart by the number of the launch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sonde import _native
+from sonde.collect.collector import START_UNIT_NS, ProcessKey
+from sonde.collect.kernel import Kernel, expect_fields, losses_of
+from sonde.collect.libraries import FileKey, mapped_by, open_mapped
+
+FIELDS: Final = ("tgid", "start_ns", "correlation", "stack_id")
+LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^/memfd:sonde-library ")
+"""How the library is mapped: from a file, or attached."""
+SITE: Final = "sonde_inject_site"
+CHEAP: Final = "emulated"
+"""Of _native.probe_site. A site that some kernel would single-step is refused."""
+
+
+@dataclass(slots=True)
+class _Probed:
+    """The probe on one file of the library, which several processes may map."""
+
+    link: int
+    fd: int
+    pids: set[int]
+
+
+class LaunchSites:
+    """One probe a library file, on while any process that we time maps it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        """Raises HostError where the kernel does not take the program."""
+        self._bpf = kernel.load("launch_sites", {})
+        self._files: dict[FileKey, _Probed] = {}
+        expect_fields(self._bpf, "launch_sites", FIELDS)
+
+    def add(self, pid: int) -> bool:
+        """Probe the library that a process has mapped. False: it cannot be, or not cheaply."""
+        for file in mapped_by(pid):
+            if not LIBRARY.search(file.path):
+                continue
+            known = self._files.get(file.key)
+            if known is None:
+                try:
+                    known = self._probe(open_mapped(file))
+                except OSError:
+                    return False
+                if known is None:
+                    return False
+                self._files[file.key] = known
+            known.pids.add(pid)
+            return True
+        return False
+
+    def _probe(self, fd: int) -> _Probed | None:
+        """The probe on an open library; its descriptor is kept, or closed. Raises OSError."""
+        path = f"/proc/self/fd/{fd}"
+        try:
+            for site in _native.find_functions(path, [SITE]):
+                offset, cost_class, _ = _native.probe_site(path, site.offset, site.size)
+                if cost_class == CHEAP:
+                    places = [(offset, 0)]
+                    link = self._bpf.attach_uprobes(path, places, "on_launch_site", None, False)
+                    return _Probed(link, fd, set())
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+        return None
+
+    def drop(self, pid: int) -> None:
+        """A process is timed no longer."""
+        for key, probed in list(self._files.items()):
+            probed.pids.discard(pid)
+            if not probed.pids:
+                self._bpf.detach(probed.link)
+                os.close(probed.fd)
+                del self._files[key]
+
+    def drain(self) -> Iterator[tuple[ProcessKey, int, int]]:
+        """(process, correlation, stack id) of each launch since the last call."""
+        for pid, start, correlation, stack_id in self._bpf.drain("launch_sites"):
+            yield (pid, start - start % START_UNIT_NS), correlation, stack_id
+
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        return losses_of(self._bpf)
+
+    def memory_bytes(self) -> int:
+        """Kernel memory held."""
+        return self._bpf.map_bytes()
