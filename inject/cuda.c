@@ -316,5 +316,5 @@ void cuda_turn(void)
 
 bool cuda_pending(void)
 {
-	return pools_pending();
+	return pools_pending() || cuda_waits_pending();
 }

@@ -127,6 +127,7 @@ struct hook_list {
 struct hook_list copy_hooks(void);
 /* By our thread: what calls that wait have left. */
 void cuda_waits_turn(void);
+bool cuda_waits_pending(void);
 void cuda_waits_forget(void);
 struct hook_list context_hooks(void);
 

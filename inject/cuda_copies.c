@@ -153,6 +153,14 @@ void cuda_waits_turn(void)
 	}
 }
 
+bool cuda_waits_pending(void)
+{
+	for (int k = 0; k < HELD; k++)
+		if (atomic_load(&held[k].state) == HELD_DONE)
+			return true;
+	return false;
+}
+
 void cuda_waits_forget(void)
 {
 	memset(held, 0, sizeof held);

@@ -6,9 +6,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <linux/futex.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define TURN_NS 5000000u
@@ -34,7 +32,7 @@ uint64_t next_correlation(void)
 #define STEP_WAIT_NS 2000000000ull
 #define LAST_TURN_NS 50000000ull
 
-static _Atomic uint32_t exiting; // a futex: our thread sleeps on it
+static _Atomic bool exiting;
 static _Atomic int stepping, stoppers;
 static _Atomic bool closed, last_turn_is_over;
 
@@ -187,12 +185,6 @@ static void nap(uint64_t ns)
 	clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 }
 
-static void nap_unless_exiting(uint64_t ns)
-{
-	struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-	syscall(SYS_futex, &exiting, FUTEX_WAIT_PRIVATE, 0, &t, NULL, 0);
-}
-
 static uint64_t thread_cpu_ns(void)
 {
 	struct timespec t;
@@ -223,9 +215,7 @@ static void *serve(void *unused)
 		if (status == INJECT_KILLED && !pending)
 			break;
 		if (!last)
-			nap_unless_exiting(pending	? TURN_NS :
-					   work.beating ? QUIET_NS :
-							  IDLE_TURN_NS);
+			nap(pending ? TURN_NS : work.beating ? QUIET_NS : IDLE_TURN_NS);
 	}
 	atomic_store(&last_turn_is_over, true);
 	return NULL;
@@ -337,10 +327,10 @@ static void at_exit(void)
 	arm(false);
 	if (!shared.header || shared.header->pid != (uint32_t)getpid())
 		return; // a child, without our thread
-	if (!atomic_exchange(&exiting, 1))
-		syscall(SYS_futex, &exiting, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	atomic_store(&exiting, true);
+	bool pending = cuda_pending() || opencl_pending();
 	uint64_t until = now_ns() + LAST_TURN_NS;
-	for (int i = 0; !atomic_load(&last_turn_is_over) && now_ns() < until; i++)
+	for (int i = 0; pending && !atomic_load(&last_turn_is_over) && now_ns() < until; i++)
 		short_nap(i);
 	atomic_store(&closed, true);
 	wait_for_step();
@@ -351,7 +341,8 @@ static void at_exit(void)
 void watch_exit(void)
 {
 	static _Atomic bool watched; // a forked child inherits the handler, and this word with it
-	if (!atomic_load_explicit(&watched, memory_order_relaxed) && !atomic_exchange(&watched, true))
+	if (!atomic_load_explicit(&watched, memory_order_relaxed) &&
+	    !atomic_exchange(&watched, true))
 		atexit(at_exit);
 }
 

@@ -84,7 +84,6 @@ def test_the_device_time_of_a_program(folder: Path, record: Record) -> None:
     copies, error = total(folder / "x.sonde")
     # And what was under way at the begin and the end.
     assert abs(copies - 60_000) < 4 * error + 0.03 * 60_000
-    assert error < 0.2 * 60_000
 
 
 def test_children_are_in_the_same_capture(folder: Path, record: Record) -> None:

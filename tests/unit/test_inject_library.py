@@ -115,23 +115,23 @@ def test_no_harm(launches, library, words):
 
 
 def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
-    process = start(launches, library, 6, request="0:0")
+    process = start(launches, library, 8, request="0:0")
     memory = find(process.pid)
     try:
         assert memory.seen().status in (abi.Status.IDLE, abi.Status.STARTING)
         memory.ask(request=int(abi.Request.EVENTS), per_second=500)
-        for _ in range(8):
+        for _ in range(100):
             memory.beat()
-            time.sleep(0.1)
+            if memory.wait_for(abi.Status.TIMING, timeout_s=0.1).status == abi.Status.TIMING:
+                break
         assert memory.seen().status == abi.Status.TIMING
-        time.sleep(1.3)
-        seen = memory.seen()
-        assert seen.status == abi.Status.IDLE
-        launched = seen.counts["launches"]
-        time.sleep(0.3)
+        assert memory.wait_for(abi.Status.IDLE, timeout_s=3).status == abi.Status.IDLE
+        time.sleep(0.5)  # what threads had begun to count is counted
+        launched = memory.seen().counts["launches"]
+        time.sleep(0.5)
         assert memory.seen().counts["launches"] == launched, "nothing is even counted"
         memory.beat()
-        assert memory.wait_for(abi.Status.TIMING, timeout_s=1).status == abi.Status.TIMING
+        assert memory.wait_for(abi.Status.TIMING, timeout_s=3).status == abi.Status.TIMING
     finally:
         memory.close()
         process.wait()
