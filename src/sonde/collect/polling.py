@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sonde.collect.collector import TableRow
-from sonde.metrics import COSTS, labels
+from sonde.metrics import COSTS, MetricRow, labels
 
 CHEAP_S, STEADY_S, DEAR_S = COSTS["cheap"], COSTS["steady"], COSTS["dear"]
 RETRY_FIRST_S, RETRY_LAST_S = 1.0, 30.0
@@ -42,7 +42,7 @@ class SignalLost(Exception):
 class Points:
     """What sources said: rows of the tables `metric` and `event`."""
 
-    metrics: list[TableRow] = field(default_factory=list)
+    metrics: list[MetricRow] = field(default_factory=list)
     events: list[TableRow] = field(default_factory=list)
 
     def add(self, series: str, value: float, labels: str = "", time_ns: int = 0) -> None:
