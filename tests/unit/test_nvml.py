@@ -17,8 +17,10 @@ import pytest
 from nvml_stub import Stub, header_folder
 from sonde.collect import apart
 from sonde.collect.apart import Apart
+from sonde.collect.devices.nvml import NvmlSource
 from sonde.collect.devices.nvml_library import LAYOUTS, GpmMetrics
-from sonde.metrics import catalogue
+from sonde.collect.polling import Points, Schedule
+from sonde.metrics import catalogue, labels
 
 SOURCE = "sonde.collect.devices.nvml:NvmlSource"
 
@@ -208,6 +210,38 @@ def test_a_lost_device_leaves_the_others_and_comes_back(stub, watched):
     watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-0"))
     watched.until(lambda: watched.value("sonde.source.up", sonde__source="nvml.0.cheap") == 1)
     assert "signal_back" in {name for name, _ in watched.notes}
+
+
+def test_a_gap_ends_also_where_the_source_was_opened_anew_meanwhile(stub, monkeypatch):
+    """In this process, by a clock of our own."""
+    now_ns = time.monotonic_ns()
+    schedule = Schedule(NvmlSource(str(stub.library)), clock=lambda: now_ns)
+
+    def asked(seconds):
+        nonlocal now_ns
+        points = Points()
+        for _ in range(seconds):
+            now_ns += 1_000_000_000
+            schedule.run_due(points)
+        return [row[6] for row in points.events], [
+            row[3] for row in points.metrics if row[1:3] == ("sonde.source.up", CHEAP)
+        ]
+
+    monkeypatch.setenv("NVML_STUB", stub.environment["NVML_STUB"])
+    asked(1)
+    stub.answers({"lost": 1})
+    notes, up = asked(12)  # the device is looked for, and nothing is found
+    assert notes[0] == "nvml.0.cheap: the GPU is lost: it fell off the bus"
+    assert "nvml: devices came or went" in notes
+    assert up[0] == 0
+    stub.answers({"lost": None})
+    notes, up = asked(40)
+    assert any(note.startswith("nvml.0.cheap: back after") for note in notes), notes
+    assert up == [1]
+    schedule.close()
+
+
+CHEAP = labels(sonde__source="nvml.0.cheap")
 
 
 def test_a_driver_that_is_unloaded_and_loaded_again(stub, watched):
