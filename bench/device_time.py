@@ -349,6 +349,7 @@ def main() -> int:
 def run_all(args: argparse.Namespace) -> int:
     """Each loop in a process of its own, and its peer; the table."""
     results: dict[str, dict[str, Any]] = {}
+    os.environ["OUT"] = args.out
     library = args.library or str(library_file.path())
     again = [sys.executable, "-m", "bench.device_time", "--library", library]
     again += ["--blocks", str(args.blocks), "--seed", str(args.seed)]

@@ -37,8 +37,9 @@ def build(where, *flags):
 def start(program, library, *words, request=REQUEST):
     environment = {**os.environ, "LD_PRELOAD": str(library), "SONDE_INJECT": request}
     return subprocess.Popen(
-        [program, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
-    )
+        [program, *map(str, words)],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def find(pid):
@@ -52,11 +53,16 @@ def find(pid):
 
 
 def watch(process, collector):
-    """Drain a collector until the process ends; rows by table."""
+    """Drain a collector until the process ends; rows by table. Forked children stay until found."""
     rows = defaultdict(list)
     since = time.monotonic_ns()
+    found = {process.pid}
     while process.poll() is None:
         time.sleep(0.1)
+        for child in collector._processes.keys() - found if process.stdin else ():
+            found.add(child)
+            process.stdin.write("\n")
+            process.stdin.flush()
         for table, new in collector.drain(since, False).rows.items():
             rows[table] += new
     for table, new in collector.drain(since, True).rows.items():

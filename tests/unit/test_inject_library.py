@@ -231,7 +231,8 @@ def test_under_a_sanitizer(tmp_path, sanitizer):
     }
     ran = subprocess.Popen(
         [program, "2", "capture", *(["fork"] if sanitizer == "address" else [])],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
     collector = DeviceTime([ran.pid], 0.5)
     find(ran.pid).close()
