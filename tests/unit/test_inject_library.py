@@ -138,6 +138,17 @@ def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
     assert process.returncode == 0
 
 
+def test_a_program_executed_over_another_is_timed_too(launches, library):
+    process = start("/bin/sh", library, "-c", f"sleep 0.5; exec {launches} 4")
+    find(process.pid).close()
+    collector = DeviceTime([process.pid], 0.05)
+    collector.start()
+    assert process.pid in collector.pids
+    runs = watch(process, collector)["device_run"]
+    assert process.returncode == 0
+    assert process.pid in {run[5] for run in runs}
+
+
 def test_detach_takes_the_hooks_out_and_attach_puts_them_back(launches, library):
     process = start(launches, library, 3, request=REQUEST)
     memory = find(process.pid)

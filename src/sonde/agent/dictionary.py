@@ -11,7 +11,7 @@ from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
 from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
 from sonde.collect.kernel import Kernel
-from sonde.collect.launch_sites import LIBRARY
+from sonde.collect.launch_sites import FRAMES_OF
 from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
 from sonde.sinks.chunk import ChunkBuilder
@@ -138,7 +138,7 @@ class Dictionary:
 
 
 def _is_of_library(known: KnownFrame) -> bool:
-    return bool(LIBRARY.search(known.frame.binary))
+    return bool(FRAMES_OF.search(known.frame.binary))
 
 
 def _stack_row(item: tuple[int, _Stack]) -> TableRow:

@@ -10,6 +10,7 @@ weight is added to that of the next run of its kind: sums of weights stay true.
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -30,6 +31,8 @@ LOOK_AGAIN_S: Final = 10.0
 YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick."""
 SOON_S: Final = 1.0
+SILENT_NS: Final = 1_500_000_000
+"""A library that says nothing for so long may have gone with the program that was executed over."""
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
 STACKS_HELD: Final = 16_384
 """Stacks of launches whose runs have not come yet, a process."""
@@ -103,6 +106,8 @@ class DeviceTime:
         """By pid: start, and when (monotonic s) it was looked at last."""
         self._soon: dict[int, float] = {}
         """Processes that map the library, until (monotonic s) they are waited for to use it."""
+        self._left: list[_Process] = []
+        """What programs left behind over which others were executed."""
         self._losses: dict[str, int] = {}
         self._paused = False
         self._stopped = threading.Event()
@@ -143,6 +148,7 @@ class DeviceTime:
             match event:
                 case ("mmap", _, int(pid), *_, str(path)) if LIBRARY.search(path):
                     self._soon[pid] = now_s + SOON_S
+                    self._leave_if_replaced(pid)
         for pid, until_s in list(self._soon.items()):
             if pid not in self._processes and self._is_wanted(pid):
                 with suppress(OSError):
@@ -164,6 +170,9 @@ class DeviceTime:
                 self._drain(self._processes[pid], told, since_ns, now_ns, batch)
             except OSError:
                 self._drop(pid)
+            if now_ns - told.counts["beat_ns"] > SILENT_NS:
+                self._leave_if_replaced(pid)
+        self._drain_left(since_ns, now_ns, batch)
         for pid in self._processes.keys() - alive:
             self._drop(pid)
         for pid in self._looked.keys() - alive:
@@ -319,6 +328,30 @@ class DeviceTime:
         pid, start_ns = process.key
         batch.add("event", (time.monotonic_ns(), "notice", name, pid, start_ns, 1.0, text))
         batch.threads.add((pid, start_ns, pid))
+
+    def _leave_if_replaced(self, pid: int) -> None:
+        """Let go of a process in which another program runs now; that may have a library, too."""
+        process = self._processes.get(pid)
+        if process is None:
+            return
+        with suppress(OSError):
+            found = InjectMemory.find(pid)
+            if found is not None:
+                with found:
+                    if os.path.sameopenfile(found.fd, process.memory.fd):
+                        return
+            self._left.append(self._processes.pop(pid))
+            self._looked.pop(pid, None)
+            if self._sites:
+                self._sites.drop(pid)
+
+    def _drain_left(self, since_ns: int, now_ns: int, batch: Batch) -> None:
+        left, self._left = self._left, []
+        for process in left:
+            with suppress(OSError):
+                self._drain(process, process.memory.seen(), since_ns, now_ns, batch)
+            with self._closing:
+                process.memory.close()
 
     def _drop(self, pid: int) -> None:
         with self._closing:

@@ -18,6 +18,8 @@ from sonde.collect.libraries import FileKey, mapped_by, open_mapped
 FIELDS: Final = ("tgid", "start_ns", "correlation", "stack_id")
 LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^/memfd:sonde-library ")
 """How the library is mapped: from a file, or attached."""
+FRAMES_OF: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^\[memfd:sonde-library\]$")
+"""The same, as frames name their binary."""
 SITE: Final = "sonde_inject_site"
 CHEAP: Final = "emulated"
 """Of _native.probe_site. A site that some kernel would single-step is refused."""
