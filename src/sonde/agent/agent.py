@@ -44,7 +44,7 @@ from sonde.collect.syscalls import SyscallCollector
 from sonde.collect.tasks import TaskCollector
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
-from sonde.errors import KernelUnsupported
+from sonde.errors import HostError
 from sonde.metrics import MetricRow
 from sonde.resolve import Resolver
 from sonde.resolve.seen_files import SeenFiles
@@ -160,7 +160,7 @@ class Agent:
             return None
         sites = None
         if self._privileged:
-            with suppress(KernelUnsupported):  # then stacks are the library's own
+            with suppress(HostError):  # then stacks are the library's own
                 sites = LaunchSites(self._kernel)
         return DeviceTime(config.pids, config.device_budget, sites)
 
