@@ -110,19 +110,22 @@ bool launch_begin_pair(struct launch *l)
 		COUNT(lost_pool, 1);
 		return leave_untimed(l, r->weight);
 	}
-	if (pair_begin(l->pool, l->sample, l->stream, l->gated))
+	if (pair_begin(l->pool, l->sample, l->stream, l->gated)) {
+		l->own_ns = now_ns() - l->begun_ns;
 		return true;
+	}
 	COUNT(lost_order, 1);
 	return leave_untimed(l, r->weight);
 }
 
 void launch_end(struct launch *l, cu_result launched)
 {
-	l->sample->record.start_ns = now_ns();
+	uint64_t returned_ns = now_ns();
+	l->sample->record.start_ns = returned_ns;
 	pair_end(l->sample, l->stream, launched == CU_OK);
 	l->sample = NULL;
 	leave(l);
-	COUNT(host_ns, now_ns() - l->begun_ns);
+	sampling_cost(l->own_ns + now_ns() - returned_ns);
 }
 
 static void describe(struct launch *l, cu_function f, const unsigned *grid, const unsigned *block,

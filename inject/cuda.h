@@ -81,7 +81,7 @@ struct launch {
 	struct pool *pool;
 	struct sample *sample;
 	cu_stream stream;
-	uint64_t begun_ns;
+	uint64_t begun_ns, own_ns; /* own: of this, ours, without the call itself */
 	bool gated;
 };
 

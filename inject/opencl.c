@@ -53,8 +53,8 @@ static _Atomic int32_t queued;
 
 struct enqueue {
 	struct command *command;
-	cl_object own, *to; // where the event is written
-	uint64_t begun_ns;
+	cl_object own, *to;	   // where the event is written
+	uint64_t begun_ns, own_ns; // own: without the call itself
 };
 
 static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_t type, void *frame,
@@ -95,12 +95,14 @@ static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_
 		frames_walk(&e->command->frames, frame, (uintptr_t)caller);
 	if (request & INJECT_SITE)
 		sonde_inject_site(e->command->record.correlation);
+	e->own_ns = now_ns() - e->begun_ns;
 	return true;
 }
 
 static void end(struct enqueue *e, cl_int result)
 {
 	struct command *c = e->command;
+	uint64_t returned_ns = now_ns();
 	if (result == CL_OK && !*e->to)
 		sampling_carry(c->record.type, c->record.weight);
 	if (result != CL_OK || !*e->to || (c->handed_out && cl.clRetainEvent(*e->to) != CL_OK)) {
@@ -110,7 +112,7 @@ static void end(struct enqueue *e, cl_int result)
 	c->event = *e->to;
 	atomic_fetch_add(&queued, 1);
 	atomic_store(&c->state, COMMAND_QUEUED);
-	COUNT(host_ns, now_ns() - e->begun_ns);
+	sampling_cost(e->own_ns + now_ns() - returned_ns);
 }
 
 static void describe_kernel(struct enqueue *e, cl_object kernel, cl_uint dimensions,

@@ -132,6 +132,8 @@ extern __thread struct thread_sampling self_sampling __attribute__((tls_model("i
 bool sampling_due(enum inject_type type, uint32_t *weight);
 /* Something that ran and was chosen could not be timed. */
 void sampling_carry(unsigned type, double weight);
+/* Host time of a timed launch that was ours. */
+void sampling_cost(uint64_t ns);
 /* Put the record of something that was timed, with what is carried; or carry it, if there is no room. */
 void sampling_put(struct inject_record *record);
 void sampling_refill(uint64_t now);

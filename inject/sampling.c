@@ -132,6 +132,13 @@ void sampling_carry(unsigned type, double weight)
 					  memory_order_relaxed);
 }
 
+#define MOST_COST_NS 100000u /* what is longer was time off the CPU, not of ours */
+
+void sampling_cost(uint64_t ns)
+{
+	COUNT(host_ns, ns < MOST_COST_NS ? ns : MOST_COST_NS);
+}
+
 void sampling_put(struct inject_record *record)
 {
 	uint64_t carried = 0;
