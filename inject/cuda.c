@@ -53,6 +53,11 @@ static bool leave_untimed(struct launch *l, double weight)
 	return false;
 }
 
+bool launches_under_way(void)
+{
+	return atomic_load(&in_section) > 0;
+}
+
 static bool is_captured(cu_stream stream)
 {
 	int capture = CU_STREAM_CAPTURE_NONE;
@@ -313,7 +318,7 @@ void cuda_turn(void)
 	cuda_waits_turn();
 	if (!driver.cuEventRecord || !step_begin())
 		return;
-	pools_turn(atomic_load(&in_section) == 0);
+	pools_turn();
 	step_end();
 }
 

@@ -64,8 +64,8 @@ void pool_give_back(struct sample *sample);
 bool pair_begin(struct pool *pool, struct sample *sample, cu_stream stream, bool gated);
 /* Enqueue the second one and open the gate. */
 void pair_end(struct sample *sample, cu_stream stream, bool launched);
-/* By our thread, in a step; `idle`: no thread is between its look for a pool and the end of its pair. */
-void pools_turn(bool idle);
+/* By our thread, in a step. */
+void pools_turn(void);
 bool pools_pending(void);
 /* In a forked child, and where the driver was unloaded: no context or event is there any more. */
 void pools_forget(void);
@@ -91,6 +91,8 @@ bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, boo
 /* Its first event is in the stream; if not, it goes untimed. */
 bool launch_begin_pair(struct launch *l);
 void launch_end(struct launch *l, cu_result launched);
+/* Is any thread between its look for a pool and the end of its pair? */
+bool launches_under_way(void);
 
 /*
  * A hook: two functions, so that the common path keeps nothing on the stack and jumps. DESCRIBE fills in

@@ -336,7 +336,7 @@ static void turn_of_pool(struct pool *p)
 	}
 }
 
-void pools_turn(bool idle)
+void pools_turn(void)
 {
 	cu_context context = atomic_exchange(&wanted, NULL);
 	if (context)
@@ -347,8 +347,8 @@ void pools_turn(bool idle)
 			continue;
 		if (!atomic_load(&p->gone)) {
 			turn_of_pool(p);
-		} else if (idle && !spare) {
-			// No thread holds it: later ones find the slot empty or taken anew.
+		} else if (!spare && !launches_under_way()) {
+			// Asked after it was gone: who comes now passes it by, and nobody has it still.
 			atomic_store(&pools[k], NULL);
 			spare = p;
 		}
