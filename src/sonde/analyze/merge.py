@@ -75,8 +75,9 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         table = table.take(ours[table.lane] & (table.end_ns > low) & (table.start_ns < high))
         return replace(
             table,
-            start_ns=table.start_ns + shift,
-            end_ns=table.end_ns + shift,
+            # What lasts far beyond that time would make a picture of it nearly empty.
+            start_ns=np.maximum(table.start_ns, low) + shift,
+            end_ns=np.minimum(table.end_ns, high) + shift,
             name=number(table.name, names, False),
             lane=number(table.lane, lanes, True),
         )
