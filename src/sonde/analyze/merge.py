@@ -69,9 +69,15 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
                     known[value] = naming.name(two.names[value])
         return np.array([known[value] for value in values.tolist()] or [0], np.int32)[inverse]
 
+    def wakers(column: I64) -> I64:
+        column, known = column.copy(), column > 0
+        column[known] = number((column[known] - 1).astype(np.int32), lanes, True) + 1
+        return column
+
     def moved(table: Events) -> Events:
         if not len(table):
             return table
+        waits = table is two.states
         table = table.take(ours[table.lane] & (table.end_ns > low) & (table.start_ns < high))
         return replace(
             table,
@@ -80,6 +86,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
             end_ns=np.minimum(table.end_ns, high) + shift,
             name=number(table.name, names, False),
             lane=number(table.lane, lanes, True),
+            correlation=wakers(table.correlation) if waits else table.correlation,
         )
 
     samples = two.samples

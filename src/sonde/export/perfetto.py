@@ -128,7 +128,7 @@ def _slices(timeline: Timeline, track: Track, names: _Names) -> Iterator[Any]:
             yield _event(open_ends.pop(), track.number, end)
         packet = _event(start_ns, track.number, begin)
         names.put(packet, timeline.names[name])
-        if flow:
+        if flow and track.table in ("calls", "device"):
             if track.table == "device":
                 packet.track_event.terminating_flow_ids.append(flow)
             else:

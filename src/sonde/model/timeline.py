@@ -133,7 +133,8 @@ class Events:
     lane: I32
     """Index into `Timeline.lanes`."""
     correlation: I64
-    """Joins a call with what the device did for it; 0 none."""
+    """Joins a call with what the device did for it; 0 none. Of a row of `states` it is the lane of
+    the thread that ended it, plus 1."""
     bytes: I64
     blocks: I32
     """Thread blocks of a kernel; 0 unknown."""

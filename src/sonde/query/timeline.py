@@ -87,9 +87,9 @@ class _Lanes:
         name = next((comm for (_, one), comm in self._comm.items() if one == tid), "")
         return f"{name or 'tid'} ({tid})"
 
-    def of(self, table: pa.Table) -> I32:
-        """The lane of each row by its pid and tid."""
-        pids, tids = _whole(table, "pid"), _whole(table, "tid")
+    def of(self, table: pa.Table, prefix: str = "") -> I32:
+        """The lane of each row by its pid and tid, columns that begin with `prefix`."""
+        pids, tids = _whole(table, f"{prefix}pid"), _whole(table, f"{prefix}tid")
         keys, inverse = np.unique((pids << 32) | tids, return_inverse=True)
         numbers = [
             self._naming.thread(
@@ -102,6 +102,13 @@ class _Lanes:
         ]
         lanes: I32 = np.array(numbers or [0], np.int32)[inverse]
         return lanes
+
+    def wakers(self, spans: pa.Table) -> I64:
+        """The lane of the thread that ended each, plus 1; 0 unknown."""
+        found = np.zeros(spans.num_rows, np.int64)
+        known = np.flatnonzero(_whole(spans, "waker_tid"))
+        found[known] = self.of(spans.take(pa.array(known)), "waker_") + 1
+        return found
 
 
 def of_capture(capture: Capture) -> Timeline:
@@ -255,6 +262,7 @@ def _states(naming: Naming, lanes: _Lanes, frames: _Frames, rows: pa.Table) -> E
         kind=kind,
         name=_names(naming, rows, "name"),
         lane=lanes.of(rows),
+        correlation=lanes.wakers(rows),
         detail=np.where(gil, Hold.GIL, Hold.NONE).astype(np.uint8),
     )
 
