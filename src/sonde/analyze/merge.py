@@ -111,6 +111,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         host=_joined(one.host, moved(two.host)),
         states=_joined(one.states, moved(two.states)),
         samples=joined_samples,
+        counters=(*one.counters, *(replace(c, time_ns=c.time_ns + shift) for c in two.counters)),
         tick_ns=max(one.tick_ns, two.tick_ns),
         sources=(*one.sources, *two.sources),
         notes=(*one.notes, *two.notes),

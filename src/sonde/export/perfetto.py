@@ -60,7 +60,7 @@ def packets(timeline: Timeline, causes: Iterable[Cause] = ()) -> Iterator[Any]:
         yield from _slices(timeline, track, names)
     yield from _causes(parents, names, causes)
     for number, counter in enumerate(timeline.counters):
-        packet = _descriptor(_COUNTERS + number, counter.name)
+        packet = _descriptor(_COUNTERS + number, counter.label)
         packet.track_descriptor.counter.SetInParent()
         yield packet
         for time_ns, value in zip(counter.time_ns.tolist(), counter.value.tolist(), strict=True):

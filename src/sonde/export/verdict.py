@@ -18,6 +18,7 @@ BOUNDS = {
     "compute": "arithmetic",
     "memory": "device memory",
     "kernels": "its kernels (arithmetic or memory: their names do not tell)",
+    "throttled": "clocks that are held down",
     "serial": "kernels too small for the device, one after another",
     "launch": "launching kernels (host)",
     "copy": "copies",

@@ -241,6 +241,16 @@ class Counter:
     name: str
     time_ns: I64
     value: F64
+    device: int = -1
+    """Which it is of; -1 none."""
+    which: str = ""
+    """What tells several of a device apart: a clock's domain, a reason."""
+
+    @property
+    def label(self) -> str:
+        """What a track is called."""
+        whose = f"GPU{self.device}" if self.device >= 0 else ""
+        return " ".join(filter(None, (whose, self.name, self.which)))
 
 
 @dataclass(frozen=True, slots=True)

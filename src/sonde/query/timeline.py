@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     I32,
     I64,
@@ -29,6 +30,7 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture
+from sonde.query.device_counters import device_counters
 
 _WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
 _CALLS = {
@@ -133,6 +135,7 @@ def of_capture(capture: Capture) -> Timeline:
         windows_ns=_windows(traced),
         states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
+        counters=device_counters(tables["metric"]),
         totals=[*_totals(lanes, tables["activity"]), *_runs(lanes, run.filter(pa.array(~whole)))],
         extent_ns=(capture.info.start_ns, capture.info.end_ns),
         wall_offset_ns=capture.info.wall_offset_ns,
@@ -160,10 +163,14 @@ def _device(naming: Naming, lanes: _Lanes, rows: pa.Table) -> tuple[Events, Even
     lane = np.array([naming.stream(int(d), int(s), int(p)) for p, d, s in different], np.int32)
     ids = np.arange(1, rows.num_rows + 1)
     start = _whole(rows, "start_time_ns")
+    kind = _coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()})
+    names = rows.column("name").combine_chunks()
+    exchanging = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
+    exchanges = exchanging[names.indices.to_numpy()]
     ran = events(
         start_ns=start,
         end_ns=_whole(rows, "end_time_ns"),
-        kind=_coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()}),
+        kind=np.where((kind == DeviceKind.KERNEL) & exchanges, DeviceKind.COLLECTIVE, kind),
         name=_names(naming, rows, "name"),
         lane=lane[inverse.reshape(-1)],
         correlation=ids,
