@@ -17,6 +17,7 @@ from sonde.analyze.idle import Stalls, State, devices_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
 from sonde.analyze.phases import phases_of
 from sonde.analyze.places import places_of
+from sonde.analyze.sampling import sampling_of
 from sonde.analyze.steps import steps_of
 from sonde.analyze.throttling import Throttling, throttling_of
 from sonde.model.timeline import Timeline
@@ -107,6 +108,7 @@ def verdict_of(
         steps=steps,
         critical_path=critical_path(timeline, stalls, steps),
         phases=phases_of(timeline, blamed, steps, judge),
+        sampling=sampling_of(timeline, blamed, bounds, steps),
     )
 
 

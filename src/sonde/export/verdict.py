@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sonde.export.layout import columns, duration, one_line
-from sonde.model.verdict import CauseShare, Explanation, Verdict
+from sonde.model.verdict import CauseShare, Explanation, Sampling, Verdict
 
 FORMAT = 1
 """Raised when a field is renamed or removed; new fields leave it as it is."""
@@ -72,6 +72,8 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     mix = "a mix: " if len(verdict.bounds) > 1 else ""
     lines = [f"{name} is bound by {mix}{bound}"]
     lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
+    if verdict.sampling is not None:
+        lines += _sampled(verdict, verdict.sampling)
     shown = [cause for cause in verdict.causes if cause.share >= 0.005][:CAUSE_ROWS]
     if shown:
         lines.append(f"  {did_not}:")
@@ -103,6 +105,21 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         gain = f" → up to −{100 * best.gain:.0f} % time" if best.gain else ""
         lines.append(f"  next: {best.text}{gain}")
     return lines
+
+
+def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
+    said = [f"computed ± {100 * sampling.half_width['computing']:.1f}"]
+    said += [
+        f"{BOUNDS[one.key]} {100 * one.share:.1f} ± {100 * sampling.half_width[one.key]:.1f}"
+        for one in verdict.bounds
+        if one.key in sampling.half_width
+    ]
+    share = 100 * sampling.traced_ns / max(1, sampling.whole_ns)
+    lines = [
+        f"  seen in {sampling.windows:,} windows, {share:.0f} % of {duration(sampling.whole_ns)}: "
+        f"{', '.join(said)} points (95 %)"
+    ]
+    return lines + [f"  not to be told from windows: {text}" for text in sampling.cannot]
 
 
 def _row(cause: CauseShare) -> tuple[str, str, str]:
