@@ -37,14 +37,12 @@ def sampling_of(
         return None
     length = window.end - window.start
     computing = Coverage(stalls.computing).within(window.start, window.end)
-    half = {"computing": _half_width(computing, length)}
+    half = {"computing": half_width(computing, length)}
     for bound in bounds:
         ours = np.array([CAUSES[key].bound == bound.key for key in KEYS])[blamed.cause]
         stalled = Intervals(stalls.start[ours], stalls.end[ours])
         if len(stalled):
-            half[bound.key] = _half_width(
-                Coverage(stalled).within(window.start, window.end), length
-            )
+            half[bound.key] = half_width(Coverage(stalled).within(window.start, window.end), length)
     return Sampling(
         windows=len(window),
         traced_ns=stalls.window_ns,
@@ -54,7 +52,7 @@ def sampling_of(
     )
 
 
-def _half_width(part: I64, length: I64) -> float:
+def half_width(part: I64, length: I64) -> float:
     """Of the 95 % interval of the share that `part` has of `length`, 1 where one window is all."""
     count = len(length)
     if count < 2:
