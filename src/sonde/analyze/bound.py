@@ -189,7 +189,7 @@ def _evidence(
     for cause in causes:
         if cause.bound in keys and cause.share >= 0.01:
             lines.append(
-                f"{cause.title}: {100 * cause.share:.1f} %, {cause.count:,} times, at most "
+                f"{cause.title}: {100 * cause.share:.1f} %, {_times(cause.count)}, at most "
                 f"{cause.longest_ns / 1e6:.2f} ms" + "".join(f"; {fact}" for fact in cause.facts)
             )
     for one in classes:
@@ -202,6 +202,10 @@ def _evidence(
             f"than half of the device, over {underfilled[1]} streams"
         )
     return lines
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def _throttled(found: Throttling | None) -> list[str]:

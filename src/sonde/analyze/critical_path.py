@@ -73,15 +73,17 @@ def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list
         now = start
         before = int(np.searchsorted(ends, start, "right")) - 1
         previous = int(ends[before]) if before >= 0 else begin_ns
-        if start - previous <= LATENCY_NS:
-            parts["between operations", "wait"] += max(0, start - max(previous, begin_ns))
-            now = previous
-            continue
         call = call_of.get(int(events.correlation[row]), -1)
-        launch = int(calls.start_ns[call]) if call >= 0 else previous
+        launch = int(calls.start_ns[call]) if call >= 0 else -1
         if launch >= previous:
             parts["launch", "host"] += start - max(launch, begin_ns)
             now = _host_before(timeline, call, launch, max(previous, begin_ns), parts)
+        elif call >= 0 and int(calls.end_ns[call]) > previous:  # it was being launched
+            parts["launch", "host"] += max(0, start - max(previous, begin_ns))
+            now = previous
+        elif start - previous <= LATENCY_NS:
+            parts["between operations", "wait"] += max(0, start - max(previous, begin_ns))
+            now = previous
         else:
             parts["the device was not free", "wait"] += start - max(previous, begin_ns)
             now = previous

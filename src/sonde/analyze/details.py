@@ -51,7 +51,8 @@ def run_queue(timeline: Timeline, blame: Blame) -> Detail:
     if not len(length):
         return "", []
     long_ns = float(length[length >= QUOTA_WAIT_NS].sum())
-    facts = [f"{len(length):,} waits, {float(np.median(length)) / 1e6:.1f} ms in the median"]
+    waits = f"{len(length):,} waits" if len(length) > 1 else "one wait"
+    facts = [f"{waits}, {float(np.median(length)) / 1e6:.1f} ms in the median"]
     return ("quota" if long_ns > 0.6 * length.sum() else "rival"), facts
 
 

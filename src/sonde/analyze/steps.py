@@ -253,7 +253,7 @@ def _by_calls(timeline: Timeline, single: _Sequence) -> _Cut | None:
         token = np.where(named[rows] >= 0, -1 - named[rows], single.token[rows])
         called = single.grouped(rows, token, name, called=True)
         found = _shortest([one for one in _cuts(called) if one.covered >= WHOLE]) or _same(called)
-        if found is not None and found.work >= WHOLE:
+        if found is not None and found.work >= WHOLE and found.name in named:
             return _of_size(called, found)
     return None
 

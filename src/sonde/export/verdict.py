@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sonde.export.layout import columns, duration, one_line
-from sonde.model.verdict import CauseShare, Explanation, Sampling, Verdict
+from sonde.model.verdict import CauseShare, Explanation, PathPart, Sampling, Verdict
 
 FORMAT = 1
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
 CAUSE_ROWS = 6
+_FUNCTOR = re.compile(r"\w*(?:[Ff]unctor|_kernel_cuda|launch_)\w*")
 BOUNDS = {
     "compute": "arithmetic",
     "memory": "device memory",
@@ -94,10 +97,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
             f"{100 * phase.computing:.0f} %: {said}"
         )
     if verdict.critical_path:
-        path = ", ".join(
-            f"{100 * part.share:.0f} % {_short(part.name)}" for part in verdict.critical_path[:4]
-        )
-        lines.append(f"  critical path of a step: {path}")
+        lines.append(f"  critical path of a usual step: {_path(verdict.critical_path)}")
     if steps and verdict.steps is not None:
         lines += _steps(verdict, steps)
     if verdict.advice:
@@ -131,9 +131,24 @@ def _row(cause: CauseShare) -> tuple[str, str, str]:
     return f"{100 * cause.share:.1f} %", f"{cause.title}{kind}", places
 
 
+def _path(parts: Sequence[PathPart]) -> str:
+    """The largest parts, those that are called the same taken together."""
+    shares: dict[str, float] = {}
+    for part in parts:
+        name = _short(part.name)
+        shares[name] = shares.get(name, 0.0) + part.share
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{100 * share:.0f} % {name}" for name, share in ranked[:4] if share >= 0.005)
+
+
 def _short(name: str) -> str:
-    text = one_line(name.split("<")[0].removeprefix("void ").strip() or name)
-    return text if len(text) <= 40 else text[:39] + "…"
+    """A kernel's name without its types, but for the one that says what it computes."""
+    template, _, types = name.partition("<")
+    text = one_line(template.removeprefix("void ").removeprefix("at::native::").strip() or name)
+    does = _FUNCTOR.findall(types)
+    if does:
+        text = f"{text.split('::')[-1].removesuffix('_kernel')}: {does[-1]}"
+    return text if len(text) <= 48 else text[:47] + "…"
 
 
 def _steps(verdict: Verdict, limit: int) -> list[str]:
