@@ -88,7 +88,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         lines.append(
             f"  {table.count:,} steps of {duration(table.median_ns)} (p10 "
             f"{duration(table.p10_ns)}, p90 {duration(table.p90_ns)}), {table.operations:,} "
-            f"operations each, {100 * table.regularity:.0f} % alike"
+            f"operation{'s' * (table.operations != 1)} each, {100 * table.regularity:.0f} % alike"
         )
     for phase in verdict.phases:
         said = ", ".join(BOUNDS[one.key] for one in phase.bounds)
