@@ -203,10 +203,11 @@ class Agent:
 
     def start(self) -> None:
         """Attach everything. Raises HostError where this machine cannot."""
-        self._started_ns = self._tick_ns = time.monotonic_ns()
-        self._chunk = ChunkBuilder(self._started_ns)
         self._resolver.start()
         self._unwinding.get_ready(self._config.pids or (), self._hear_within)
+        # Not before: while it gets ready nothing is observed.
+        self._started_ns = self._tick_ns = time.monotonic_ns()
+        self._chunk = ChunkBuilder(self._started_ns)
         for collector in self._collectors:
             collector.start()
         if self._attacher is not None:
