@@ -46,6 +46,8 @@ class Dictionary:
         """Processes in pods that had no name when they were written last."""
         self.forgotten = 0
         """Stacks dropped before all rows that refer to them had come: some waits last long."""
+        self.named = 0
+        """Stacks that were new."""
         self.tails_dropped = 0
         """Long stacks of which the outer part was dropped before they were read."""
 
@@ -116,6 +118,7 @@ class Dictionary:
         end: int,
         in_library: bool = False,
     ) -> None:
+        self.named += 1
         process = self._resolver.processes.find(*owner)
         frames = tuple(self.stacks.frames(process, kernel, user))
         if in_library:
