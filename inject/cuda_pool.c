@@ -313,7 +313,9 @@ static void read_sample(struct pool *p, struct sample *s)
 		return;
 	}
 	double ns = (double)ms * 1e6;
-	ns -= s->gated ? p->bias_ns : p->bias_ungated_ns;
+	// A copy is often queued behind other work, where its pair holds no time of the host.
+	bool without_host = s->gated || record->type == INJECT_COPY || record->type == INJECT_SET;
+	ns -= without_host ? p->bias_ns : p->bias_ungated_ns;
 	record->flags = s->gated ? INJECT_GATED : 0;
 	record->end_ns = record->start_ns + (uint64_t)(ns > 0 ? ns : 0);
 	if (s->frames.count)
