@@ -341,7 +341,8 @@ int cuModuleLoadData(void **to, const void *code)
 int cuModuleGetFunction(void **function, void *of, const char *name)
 {
 	(void)of;
-	return *function = stub_function(name, 0), 0;
+	// The gate holds the stream until the pair is whole; here, as long as that takes at most.
+	return *function = stub_function(name, strcmp(name, "sonde_gate") ? 0 : 20000), 0;
 }
 int cuMemHostAlloc(void **at, size_t bytes, unsigned flags)
 {
