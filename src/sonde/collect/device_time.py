@@ -24,6 +24,8 @@ from sonde.collect.collector import START_UNIT_NS, Batch, ProcessKey
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import Ring, Run
 
+LOOK_ALL_NS: Final = 5_000_000_000
+"""How often all processes are gone through while none has the library."""
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
 YOUNG_S: Final = 10.0
@@ -100,6 +102,9 @@ class DeviceTime:
         """Processes that map the library, until (monotonic s) they are waited for to use it."""
         self._losses: dict[str, int] = {}
         self._paused = False
+        self._hears = False
+        """Whether the kernel tells what processes map."""
+        self._look_ns = 0
         self._stopped = threading.Event()
         self._closing = threading.Lock()
         """Held while descriptors are used or closed: a number may soon be another file."""
@@ -126,6 +131,7 @@ class DeviceTime:
 
         `looking`: no events come; look at processes instead.
         """
+        self._hears = not looking
         if self._paused:
             return
         now_s = time.monotonic()
@@ -146,7 +152,12 @@ class DeviceTime:
         """Runs since the last call."""
         batch = Batch()
         now_ns = time.monotonic_ns()
-        alive = set(_pids())  # asked first: what a process leaves behind is still read
+        # To go through all processes each time is dear where there are many: while none has the
+        # library, the kernel's word of who maps it is enough.
+        known = self._processes or self._soon
+        looks = bool(known) or not self._hears or now_ns >= self._look_ns
+        # Asked first: what a process leaves behind is still read.
+        alive = set(_pids()) if looks else set()
         for pid, process in list(self._processes.items()):
             try:
                 self._drain(process, since_ns, now_ns, batch)
@@ -154,10 +165,12 @@ class DeviceTime:
                 self._drop(pid)
         for pid in self._processes.keys() - alive:
             self._drop(pid)
-        for pid in self._looked.keys() - alive:
-            del self._looked[pid]
-        if not self._paused:
-            self._look(now_ns / 1e9)
+        if looks:
+            self._look_ns = now_ns + LOOK_ALL_NS
+            for pid in self._looked.keys() - alive:
+                del self._looked[pid]
+            if not self._paused:
+                self._look(now_ns / 1e9)
         return batch
 
     def stop(self) -> None:
