@@ -11,8 +11,9 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -78,24 +79,40 @@ def grown(recorder, series: str, **attributes: object) -> float:
     return total
 
 
-def at(recorder, time_ns: int, series: str, **attributes: object) -> float:
-    """What a counter was at a time, all that carry these attributes together: between two readings
-    as if it had grown evenly. One that stands still is not told again: then it stood until a second
-    before the next."""
-    rows: dict[str, list[tuple[int, float]]] = {}
-    for labels, read_ns, value in recorder.rows(
-        "SELECT labels, time_ns, value FROM metric WHERE series = ? ORDER BY time_ns", series
-    ):
-        if attributes.items() <= json.loads(labels or "{}").items():
-            rows.setdefault(labels, []).append((read_ns, value))
-    total = 0.0
-    for readings in rows.values():
-        before = max((one for one in readings if one[0] <= time_ns), default=readings[0])
-        after = min((one for one in readings if one[0] > time_ns), default=before)
-        since_ns = max(before[0], after[0] - 1_000_000_000)
-        share = (time_ns - since_ns) / (after[0] - since_ns) if after[0] > since_ns else 0.0
-        total += before[1] + max(0.0, share) * (after[1] - before[1])
-    return total
+@contextmanager
+def read_beside(read: Callable[[], int]) -> Iterator[list[tuple[int, int]]]:
+    """A counter as it is read a hundred times a second in this process: (ns, value)."""
+    seen: list[tuple[int, int]] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.wait(0.01):
+            seen.append((time.monotonic_ns(), read()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+
+
+def grown_beside(recorder, seen: list[tuple[int, int]], series: str, **attributes: object):
+    """How much a counter grew between the first and the last reading of the recorder, and how much
+    it did between the same two moments by readings of our own."""
+    rows = [
+        (labels, time_ns, value)
+        for labels, time_ns, value in recorder.rows(
+            "SELECT labels, time_ns, value FROM metric WHERE series = ? ORDER BY time_ns", series
+        )
+        if attributes.items() <= json.loads(labels or "{}").items()
+    ]
+    first = {labels: value for labels, _, value in reversed(rows)}
+    final = {labels: value for labels, _, value in rows}
+    ends = (rows[0][1], rows[-1][1])
+    truths = [next(value for ns, value in seen if ns >= end) for end in ends]
+    return sum(final.values()) - sum(first.values()), truths[1] - truths[0]
 
 
 def last(recorder, series: str, **attributes: object) -> float:
@@ -381,23 +398,19 @@ def test_soft_interrupts_of_a_flood(record):
         "while time.time() < e:\n"
         "    for _ in range(100): s.sendto(b'x' * 64, ('10.123.0.2', 9))\n"
     )
-    with pair() as (first, second), record("--host") as recorder:
-        settle()
-        before, began_ns = soft_interrupts(), time.monotonic_ns()
-        settle()  # the flood neither begins nor ends within the readings around those two times
-        packets_before = counters(second, "snmp").get("Udp:NoPorts", 0)
-        inside(first, flood).communicate(timeout=60)
-        settle()
-        truth, ended_ns = soft_interrupts()["net_rx"] - before["net_rx"], time.monotonic_ns()
-        arrived = counters(second, "snmp")["Udp:NoPorts"] - packets_before
-        settle()
-    told_at = {
-        time_ns: at(recorder, time_ns, "sonde.host.softirqs", **{"sonde.interrupt": "net_rx"})
-        for time_ns in (began_ns, ended_ns)
-    }
+    read = lambda: soft_interrupts()["net_rx"]  # noqa: E731
+    with pair() as (first, second), read_beside(read) as seen:
+        with record("--host") as recorder:
+            settle()
+            packets_before = counters(second, "snmp").get("Udp:NoPorts", 0)
+            inside(first, flood).communicate(timeout=60)
+            arrived = counters(second, "snmp")["Udp:NoPorts"] - packets_before
+            settle()
+        time.sleep(0.1)
+    kind = {"sonde.interrupt": "net_rx"}
+    told, truth = grown_beside(recorder, seen, "sonde.host.softirqs", **kind)
     assert arrived > 10_000
     assert truth > 1_000
-    told = told_at[ended_ns] - told_at[began_ns]
     agrees("NET_RX in a flood, by /proc/softirqs", told, truth)
 
 

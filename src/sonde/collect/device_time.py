@@ -24,8 +24,6 @@ from sonde.collect.collector import START_UNIT_NS, Batch, ProcessKey
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import Ring, Run
 
-LOOK_ALL_NS: Final = 5_000_000_000
-"""How often all processes are gone through while none has the library."""
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
 YOUNG_S: Final = 10.0
@@ -100,11 +98,12 @@ class DeviceTime:
         """By pid: start, and when (monotonic s) it was looked at last."""
         self._soon: dict[int, float] = {}
         """Processes that map the library, until (monotonic s) they are waited for to use it."""
+        self._hears = False
+        """Told of process events, so that there is seldom need to look at processes."""
+        self._look_s = 0.0
+        """When to look all the same."""
         self._losses: dict[str, int] = {}
         self._paused = False
-        self._hears = False
-        """Whether the kernel tells what processes map."""
-        self._look_ns = 0
         self._stopped = threading.Event()
         self._closing = threading.Lock()
         """Held while descriptors are used or closed: a number may soon be another file."""
@@ -131,14 +130,18 @@ class DeviceTime:
 
         `looking`: no events come; look at processes instead.
         """
-        self._hears = not looking
         if self._paused:
             return
         now_s = time.monotonic()
+        self._hears = not looking
         for event in events:
             match event:
                 case ("mmap", _, int(pid), *_, str(path)) if LIBRARY.search(path):
                     self._soon[pid] = now_s + SOON_S
+                case ("fork", _, int(pid), int(parent), *_) if (
+                    parent != pid and parent in self._processes
+                ):
+                    self._soon[pid] = now_s + YOUNG_S
         for pid, until_s in list(self._soon.items()):
             if pid not in self._processes and self._is_wanted(pid):
                 with suppress(OSError):
@@ -152,12 +155,7 @@ class DeviceTime:
         """Runs since the last call."""
         batch = Batch()
         now_ns = time.monotonic_ns()
-        # To go through all processes each time is dear where there are many: while none has the
-        # library, the kernel's word of who maps it is enough.
-        known = self._processes or self._soon
-        looks = bool(known) or not self._hears or now_ns >= self._look_ns
-        # Asked first: what a process leaves behind is still read.
-        alive = set(_pids()) if looks else set()
+        alive = set(_pids())  # asked first: what a process leaves behind is still read
         for pid, process in list(self._processes.items()):
             try:
                 self._drain(process, since_ns, now_ns, batch)
@@ -165,12 +163,11 @@ class DeviceTime:
                 self._drop(pid)
         for pid in self._processes.keys() - alive:
             self._drop(pid)
-        if looks:
-            self._look_ns = now_ns + LOOK_ALL_NS
-            for pid in self._looked.keys() - alive:
-                del self._looked[pid]
-            if not self._paused:
-                self._look(now_ns / 1e9)
+        for pid in self._looked.keys() - alive:
+            del self._looked[pid]
+        if not self._paused and (not self._hears or now_ns / 1e9 > self._look_s):
+            self._look(now_ns / 1e9)
+            self._look_s = now_ns / 1e9 + LOOK_AGAIN_S
         return batch
 
     def stop(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 
 from sonde import _native
@@ -88,6 +89,10 @@ class WaitCollector:
             self._add(batch, since_ns, row)
         self._add_spans(batch)
         return batch
+
+    def thin(self, odds: int) -> None:
+        """Take one stack in `odds` of those that are due; each then stands for so many more."""
+        self._bpf.set_array("thinning", 0, struct.pack("=I", odds))
 
     def _misses_threads(self) -> bool:
         """Threads turned up that had no state, for want of memory at birth: the walk makes it."""
