@@ -155,6 +155,8 @@ class WaitCollector:
                     "tid": part.ints("tid"),
                     "stack_id": part.ints("stack_id"),
                     "bytes": part.zeros(),
+                    "waker_pid": part.ints("waker_tgid") if kind == "blocked" else part.zeros(),
+                    "waker_tid": part.ints("waker_tid") if kind == "blocked" else part.zeros(),
                 }
             )
 
