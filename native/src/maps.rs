@@ -94,6 +94,36 @@ pub fn take_all(
     }
 }
 
+/// Every entry of a hash map, keys and values packed; one changed meanwhile may come twice or not.
+pub fn entries(
+    fd: RawFd,
+    key_size: usize,
+    value_size: usize,
+    most: usize,
+) -> Result<(Vec<u8>, Vec<u8>)> {
+    let (mut keys, mut values) = (vec![0; most * key_size], vec![0; most * value_size]);
+    let mut position = vec![0u8; key_size.max(8)];
+    let mut count = most as u32;
+    // SAFETY: the buffers hold as many entries as the map can have.
+    let rc = unsafe {
+        sys::bpf_map_lookup_batch(
+            fd,
+            ptr::null_mut(),
+            position.as_mut_ptr().cast(),
+            keys.as_mut_ptr().cast(),
+            values.as_mut_ptr().cast(),
+            &mut count,
+            ptr::null(),
+        )
+    };
+    if rc < 0 && rc != -libc::ENOENT {
+        return Err(Error::from_raw_os_error(-rc));
+    }
+    keys.truncate(count as usize * key_size);
+    values.truncate(count as usize * value_size);
+    Ok((keys, values))
+}
+
 /// Delete the entries of a map with keys of 8 bytes, at most as many as it can hold.
 pub fn clear(fd: RawFd, most: usize) {
     let mut key = 0u64;

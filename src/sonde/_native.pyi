@@ -74,6 +74,9 @@ class Bpf:
     def values(self, map: str, index: int, per_cpu: bool = ...) -> list[Row]:
         """The value of an array at `index` as tuples of its fields: one, or one a possible CPU."""
 
+    def entries(self, map: str) -> list[Row]:
+        """Every entry of a hash map as a tuple of its fields, key first; they stay."""
+
     def set_array(self, map: str, index: int, value: bytes) -> None: ...
     def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...
     def delete_hash(self, map: str, key: bytes) -> None: ...

@@ -21,6 +21,7 @@ LOSSES = (
     "targets_full",
     "notes_full",
     "requests",
+    "mappings",
 )
 """Names of `enum sonde_loss`, in its order."""
 
