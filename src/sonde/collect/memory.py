@@ -39,8 +39,8 @@ KINDS: Final = {
 PROGRAMS: Final = (
     *("on_call", "on_user_fault", "on_kernel_fault", "on_pages", "on_end", "on_fork"),
 )
-COMPARE_S: Final = 10.0
-"""Between two times that what is followed is held against /proc/PID/maps."""
+COMPARE_SHARE: Final = 0.01
+"""Of the time, at the most, that goes into holding what is followed against /proc/PID/maps."""
 
 
 class MemoryCollector(Attached):
@@ -53,7 +53,7 @@ class MemoryCollector(Attached):
 
     def __init__(self, kernel: Kernel, *, stack_gap_ns: int) -> None:
         super().__init__(kernel.load("memory", {"stack_gap_ns": stack_gap_ns}))
-        self._compared_s = 0.0
+        self._compare_after_s = 0.0
         expect_fields(self._bpf, "memory", FIELDS)
 
     def start(self) -> None:
@@ -75,9 +75,11 @@ class MemoryCollector(Attached):
             self._add(batch, since_ns, ("unmapped" if is_freed else kind, name), *sums,
                       who=(pid, start - start % START_UNIT_NS, tid), stack_id=stack_id,
                       is_total=not is_freed)  # fmt: skip
-        if to_the_end and time.monotonic() > self._compared_s + COMPARE_S:
+        began_s = time.monotonic()
+        if to_the_end and began_s > self._compare_after_s:
             self._compare(batch, since_ns)
-            self._compared_s = time.monotonic()
+            now_s = time.monotonic()
+            self._compare_after_s = now_s + (now_s - began_s) / COMPARE_SHARE
         return batch
 
     def _add(
@@ -149,7 +151,7 @@ def _space_of(pid: int, start_ns: int) -> list[tuple[int, int]] | None:
         return None
     if int(fields[19]) * START_UNIT_NS != start_ns or not lines:
         return None
-    found = []
+    found: list[tuple[int, int]] = []
     for line in lines:
         begin, _, end = line.split(b" ", 1)[0].partition(b"-")
         since, until = int(begin, 16), int(end, 16)

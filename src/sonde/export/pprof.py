@@ -35,7 +35,10 @@ SAMPLE_TYPES: dict[str, tuple[tuple[str, str], ...]] = {
 """Name and unit of the values of each kind: events, time, and bytes where calls move them."""
 
 _LABELS = {
-    "blocked": "reason", "runqueue": "reason", "device": "call", "kernel": "kernel",
+    "blocked": "reason",
+    "runqueue": "reason",
+    "device": "call",
+    "kernel": "kernel",
     **dict.fromkeys(MEMORY, "memory"),
 }
 

@@ -65,7 +65,8 @@ class MemoryGrowth:
 
     process: Process
     frames: tuple[str, ...]
-    """Names of the innermost frames that are not the C library's, inner first."""
+    """Names of the innermost frames, inner first: Python's where there are any, else those that are
+    not the C library's."""
     bytes: int
     mapped_bytes: int
     unmapped_bytes: int

@@ -19,7 +19,7 @@ NORMAL_95 = 1.96
 
 def kinds_seen(session: Session) -> tuple[str, ...]:
     """The kinds of profile that a report of this capture tells of by default."""
-    seen = KINDS
+    seen: tuple[str, ...] = KINDS
     if session.rows("SELECT 1 FROM device_run LIMIT 1"):
         seen += (KERNEL,)
     if session.rows("SELECT 1 FROM sample WHERE kind IN ('mapped', 'faulted') LIMIT 1"):

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import islice
 
 from sonde.model.answers import MemoryGrowth, MemoryUse
-from sonde.model.code import Stacks
+from sonde.model.code import Frame, Stacks
 from sonde.query.questions import EVERYTHING, RUNTIME_LIBRARIES, Where
 from sonde.query.session import Session
 
@@ -74,12 +73,12 @@ def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
         "SELECT process, stack, time_ns, mapped, unmapped FROM part",
         parameters,
     )
-    ways: dict[tuple[int, tuple[str, ...]], _Way] = defaultdict(_Way)
-    names: dict[int, tuple[str, ...]] = {}
+    ways: dict[tuple[int, tuple[Frame, ...]], _Way] = defaultdict(_Way)
+    known: dict[int, tuple[Frame, ...]] = {}
     for process, stack, time_ns, mapped, unmapped in rows:
-        if stack not in names:
-            names[stack] = _names(session.stacks, stack)
-        ways[process, names[stack]].add(time_ns, mapped, unmapped)
+        if stack not in known:
+            known[stack] = _frames(session.stacks, stack)
+        ways[process, known[stack]].add(time_ns, mapped, unmapped)
     seen = _seen(session, where)
     found = []
     for (process, frames), way in ways.items():
@@ -87,11 +86,10 @@ def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
         if held < LEAST_BYTES:
             continue
         grew, windows, is_suspect = _judge(way, *seen[process])
-        told = _own(frames)
         found.append(
             MemoryGrowth(
                 process=session.processes[process],
-                frames=told,
+                frames=_told(frames),
                 bytes=held,
                 mapped_bytes=round(way.mapped),
                 unmapped_bytes=round(way.unmapped),
@@ -131,15 +129,18 @@ def _judge(way: _Way, first_ns: int, last_ns: int, ticks: int) -> tuple[int, int
     return grew, windows, is_suspect
 
 
-def _names(stacks: Stacks, stack: int) -> tuple[str, ...]:
-    """Frames of a stack, inner first: those of the C library marked by a leading space."""
+def _frames(stacks: Stacks, stack: int) -> tuple[Frame, ...]:
+    """User frames of a stack, inner first, without their places: calls from several lines of a
+    function are one way through the code."""
     return tuple(
-        f" {frame.name}" if frame.binary.startswith(RUNTIME_LIBRARIES) else frame.name
+        Frame(frame.kind, frame.name, frame.binary, file=frame.file)
         for frame in stacks[stack]
         if frame.kind != "kernel"
     )
 
 
-def _own(names: tuple[str, ...]) -> tuple[str, ...]:
-    own = tuple(islice((it for it in names if not it.startswith(" ")), FRAMES_TOLD))
-    return own or tuple(it.strip() for it in names[:FRAMES_TOLD])
+def _told(frames: tuple[Frame, ...]) -> tuple[str, ...]:
+    """Names of the innermost frames: Python's where there are any, else not the C library's."""
+    python = [frame for frame in frames if frame.kind == "python"]
+    own = [frame for frame in frames if not frame.binary.startswith(RUNTIME_LIBRARIES)]
+    return tuple(frame.name for frame in (python or own or frames)[:FRAMES_TOLD])

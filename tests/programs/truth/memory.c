@@ -108,6 +108,15 @@ __attribute__((noinline)) static void read_into(FILE *zero)
 		exit(4);
 }
 
+/* As many page faults as there is time for. */
+__attribute__((noinline)) static void churn(void)
+{
+	char *at = map(16 * UNIT);
+
+	touch(at, 16 * UNIT);
+	munmap(at, 16 * UNIT);
+}
+
 int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "";
@@ -132,6 +141,8 @@ int main(int argc, char **argv)
 			come_and_go();
 		} else if (!strcmp(mode, "breathe")) {
 			breathe();
+		} else if (!strcmp(mode, "churn")) {
+			churn();
 		} else if (!strcmp(mode, "read")) {
 			read_into(zero);
 		} else {
