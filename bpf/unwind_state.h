@@ -86,7 +86,7 @@ struct unwind_walk {
 	u32 slot;
 	u32 low; /* bounds of a search: here the verifier does not follow every path of it */
 	u32 high;
-	u8 frame[PYTHON_FRAME_BYTES];
+	u8 frame[PYTHON_FRAME_BYTES] __attribute__((aligned(8)));
 	struct sonde_stack pieces[UNWIND_PIECES];
 };
 

@@ -12,6 +12,7 @@ agree, or nothing is written. Needs root, gdb and bpftool.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -22,15 +23,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import groupby, zip_longest
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from stack_recordings import Recording, Walker
 
 from sonde.collect.kernel import Kernel
 from sonde.resolve import Resolver
 from sonde.unwind import Unwinder
+from stack_recordings import Recording, Walker
 
 STACK_BYTES = 48 << 10
 PYTHON = 1 << 63
@@ -53,8 +55,11 @@ def main() -> int:
         names: dict[int, str] = {}
         if not args.until:
             _wait_stopped(program.pid)
+            said = b""
             os.set_blocking(program.stdout.fileno(), False)
-            for line in (program.stdout.read() or "").splitlines():
+            with contextlib.suppress(BlockingIOError):
+                said = os.read(program.stdout.fileno(), 65536)
+            for line in said.decode().splitlines():
                 address, name = line.split(maxsplit=1)
                 names[int(address, 16)] = name
         recording = _record(program.pid, args.until, names, args.description)
@@ -98,8 +103,10 @@ def _record(pid: int, until: str, names: dict[int, str], description: str) -> Re
             time.sleep(0.001 * (attempt % 7))
         else:
             raise SystemExit(f"no stack led through {until}")
-    expected = [] if until else [it for it in _gdb(pid) if not _is_evaluation(process, it)]
-    if expected and expected != native:
+    expected = [] if until else _apart([it for it in _gdb(pid) if not _is_evaluation(process, it)])
+    ours = zip_longest(expected, _apart(native))
+    # gdb says of a signal's frame only that it is one.
+    if expected and expected != [0 if it == 0 else word for it, word in ours]:
         print([hex(it) for it in expected], [hex(it) for it in native], sep="\n")
         raise SystemExit("gdb sees another stack")
     about = {
@@ -177,23 +184,23 @@ def _room(pid: int, stack: int) -> int:
 
 def _kernel_maps(pid: int) -> tuple[bytes, dict[int, bytes]]:
     """The entry of a process and all chunks, as this process put them into the kernel."""
-    mine = {}
-    for it in _bpftool("map", "show"):
-        if any(owner["pid"] == os.getpid() for owner in it.get("pids", ())):
-            mine[it["name"]] = it["id"]
+    held = set()
+    for entry in Path("/proc/self/fdinfo").iterdir():
+        with contextlib.suppress(OSError):
+            held |= {int(it) for it in re.findall(r"^map_id:\s+(\d+)", entry.read_text(), re.M)}
+    mine = {it["name"]: it["id"] for it in _bpftool("map", "show") if it["id"] in held}
     key = [f"{byte:#x}" for byte in struct.pack("=I", pid)]
     found = _bpftool("map", "lookup", "id", str(mine["unwind_processe"]), "key", *key)
     process = _bytes(found["value"])
     chunks = {}
     for entry in _bpftool("map", "dump", "id", str(mine["unwind_chunks"])):
-        if "inner_map_id" in entry:
-            number = struct.unpack("=I", _bytes(entry["key"]))[0]
-            (inner,) = _bpftool("map", "dump", "id", str(entry["inner_map_id"]))
-            chunks[number] = _bytes(inner["value"])
+        number, inner = (int.from_bytes(_bytes(entry[it]), "little") for it in ("key", "value"))
+        (only,) = _bpftool("map", "dump", "id", str(inner))
+        chunks[number] = _bytes(only["value"])
     return process, chunks
 
 
-def _bpftool(*arguments: str):
+def _bpftool(*arguments: str) -> Any:
     done = subprocess.run(["bpftool", "-j", *arguments], capture_output=True, check=True)
     return json.loads(done.stdout)
 
@@ -212,11 +219,13 @@ def _used(
         return chunks[reference >> 16][start : start + 4 * count]
 
     ranges, count = struct.unpack_from("=II", process, 16)
+    first, end, cold, cold_end = struct.unpack_from("=QQQQ", process, 32)
+    loop = (*range(first, end, 4096), end, *range(cold, cold_end, 4096), cold_end)
     kept = {ranges: at(ranges, count * _RANGE_WORDS)}
     for i in range(count):
         raw = at(ranges + i * _RANGE_WORDS, _RANGE_WORDS)
         start, end, bias, pages, page_count, first, rules = struct.unpack("=QQQIIII", raw)
-        for word in words:
+        for word in (*words, *loop):
             if not (start <= word < end) or not page_count:
                 continue
             page = ((word - 1 - bias) >> 16) - first
@@ -232,16 +241,23 @@ def _used(
 
 def _is_evaluation(process: bytes, address: int) -> bool:
     """Whether it is of CPython's evaluation loop, in whose place Python's frames stand."""
-    first, end, cold, cold_end = struct.unpack_from("=QQQQ", process, 40)
+    first, end, cold, cold_end = struct.unpack_from("=QQQQ", process, 32)
     return first < address <= end or cold < address <= cold_end
 
 
 def _gdb(pid: int) -> list[int]:
     """Return addresses of the native frames by another unwinder."""
-    command = ["gdb", "-p", str(pid), "-batch", "-nx", "-ex", "bt -frame-info location-and-address"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = re.findall(r"^#\d+\s+(0x[0-9a-f]+) in ", done.stdout, re.MULTILINE)
-    return [int(it, 16) for it in found]
+    orders = ("set backtrace past-main on", "set backtrace past-entry on")
+    told = ("-ex", "bt -frame-info location-and-address")
+    command = ["gdb", "-p", str(pid), "-batch", "-nx", *(it for x in orders for it in ("-ex", x))]
+    done = subprocess.run([*command, *told], capture_output=True, text=True, check=True)
+    found = re.findall(r"^#\d+\s+(?:(0x[0-9a-f]+) in |<signal)", done.stdout, re.MULTILINE)
+    return [int(it or "0", 16) for it in found]
+
+
+def _apart(addresses: list[int]) -> list[int]:
+    """Without repetitions: to gdb, inlined functions are frames at the address that they are in."""
+    return [it for it, _ in groupby(addresses)]
 
 
 if __name__ == "__main__":
