@@ -20,8 +20,8 @@
 #define GFP_MOVABLE 0x08 /* ___GFP_MOVABLE: pages of users, not the kernel's own */
 #define FAULT_PRESENT 1	 /* x86's error code: the page is there, its rights forbid */
 #define FAULT_WRITE 2
-#define LARGE_PAGES_WITHIN_NS 100000 /* from a fault in the kernel to the pages it asks for */
-#define SURE_BYTES (16ULL << 20)     /* a mapping as large as this has its stack taken */
+#define TICK_NS 1000000ULL	 /* of the kernel's rough clock, at the least */
+#define SURE_BYTES (16ULL << 20) /* a mapping as large as this has its stack taken */
 
 /* Where a process's heap ended when it was seen last. */
 struct memory_break {
@@ -36,13 +36,28 @@ struct {
 	__type(value, struct memory_break);
 } breaks SEC(".maps");
 
+/*
+ * Which of a thread's faults get a stack: one of each `length`, the one that chance points at, which
+ * counts for all of them. The length is settled before they come, by how fast those before came. So
+ * most faults cost neither an exact clock nor a random number.
+ */
+struct fault_block {
+	u64 began_ns;
+	u32 length;
+	u32 left; /* until the block ends */
+	u32 wait; /* until the chosen one; none left: it was */
+};
+
 struct touching {
-	struct stack_chance faults;
+	struct fault_block block;
 	struct stack_chance maps;
 	u64 start_ns;	/* of the process */
+	u64 last_tick;	/* of the last fault */
 	u64 last_stack; /* of the last fault, 0: none taken */
 	u32 last_weight;
 	u32 last_kind; /* 0: it had no fault yet */
+	u64 faults;    /* of the last kind, not in a row yet */
+	u64 bytes;
 };
 
 struct {
@@ -114,29 +129,89 @@ static __always_inline struct memory_key key_of(struct task_struct *task, const 
 
 /* ---- page faults ---- */
 
+/* The next block: as long as brings about one stack in stack_gap_ns. */
+static __always_inline void next_block(struct fault_block *b, u64 now)
+{
+	u64 took = now - b->began_ns, length = stack_odds;
+
+	if (took >= stack_gap_ns * 16 || !b->length)
+		length = 1; /* it rested: what comes is new */
+	else if (took)
+		length = b->length * stack_gap_ns / took;
+	if (length > 2 * b->length)
+		length = 2 * b->length;
+	if (length > stack_odds)
+		length = stack_odds;
+	if (!length)
+		length = 1;
+	b->began_ns = now;
+	b->length = b->left = length;
+	b->wait = 1 + (length > 1 ? bpf_get_prandom_u32() % length : 0);
+}
+
+/* The weight with which this fault gets a stack, 0 for none. */
+static __always_inline u32 fault_weight(struct touching *t, u64 tick)
+{
+	struct fault_block *b = &t->block;
+
+	/* A block that was settled in another time than this one is given up where its chance is. */
+	if (!b->left || tick > t->last_tick + 1 + 16 * stack_gap_ns / TICK_NS)
+		next_block(b, bpf_ktime_get_ns());
+	b->left--;
+	return b->wait && !--b->wait ? b->length : 0;
+}
+
+/* What was counted of a thread since its last row. */
+static __always_inline void flush(struct task_struct *task, struct touching *t)
+{
+	struct memory_key key = {
+		.tgid = BPF_CORE_READ(task, tgid),
+		.tid = BPF_CORE_READ(task, pid),
+		.start_ns = t->start_ns,
+		.kind = t->last_kind,
+	};
+	u64 faults = __sync_lock_test_and_set(&t->faults, 0);
+	u64 bytes = __sync_lock_test_and_set(&t->bytes, 0);
+
+	if (faults || bytes)
+		add(&key, faults, bytes, 0, 0);
+}
+
 static __always_inline int fault(void *ctx, u64 address, u64 error)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
+	struct touching *t = bpf_task_storage_get(&threads, task, 0, 0);
 	u32 kind = MEMORY_READ, weight;
 	struct memory_key key;
-	struct touching *t;
+	u64 tick;
 
 	/* Not those of programs like this one, which look at memory that may not be there. */
-	if (address >> 63 || ((struct task_struct___memory *)task)->pagefault_disabled ||
-	    !watched(task->tgid) || !has_user_frames(task))
+	if (address >> 63 || ((struct task_struct___memory *)task)->pagefault_disabled)
 		return 0;
-	t = touching_of(task);
-	if (!t)
-		return 0;
+	if (!t) { /* those that are watched have it from their first fault on */
+		if (!watched(task->tgid) || !has_user_frames(task))
+			return 0;
+		t = touching_of(task);
+		if (!t)
+			return 0;
+	}
 	if (error & FAULT_WRITE)
 		kind = error & FAULT_PRESENT ? MEMORY_COPY : MEMORY_WRITE;
-	key = key_of(task, t, kind);
-	weight = stack_weight(&t->faults, kind, bpf_ktime_get_ns());
-	if (weight)
-		key.stack_id = user_stack(ctx, task, key.start_ns ^ key.tgid);
-	t->last_stack = key.stack_id;
-	t->last_weight = weight;
+	tick = bpf_jiffies64();
+	weight = fault_weight(t, tick);
+	t->last_tick = tick;
+	if (kind != t->last_kind)
+		flush(task, t);
 	t->last_kind = kind;
+	t->last_weight = weight;
+	t->last_stack = 0;
+	if (!weight) {
+		__sync_fetch_and_add(&t->faults, 1);
+		__sync_fetch_and_add(&t->bytes, PAGE_BYTES);
+		return 0;
+	}
+	key = key_of(task, t, kind);
+	key.stack_id = t->last_stack = user_stack(ctx, task, key.start_ns ^ key.tgid);
 	add(&key, 1, PAGE_BYTES, weight, weight * PAGE_BYTES);
 	return 0;
 }
@@ -173,9 +248,13 @@ int BPF_PROG(on_pages, struct page *page, unsigned int order, unsigned int gfp)
 		return 0;
 	/* In a system call it is the fault's only if that was just now. */
 	if ((long)BPF_CORE_READ((struct pt_regs *)bpf_task_pt_regs(task), orig_ax) >= 0 &&
-	    bpf_ktime_get_ns() - t->faults.last_ns > LARGE_PAGES_WITHIN_NS)
+	    bpf_jiffies64() > t->last_tick + 1)
 		return 0;
 	more = (PAGE_BYTES << order) - PAGE_BYTES;
+	if (!t->last_weight) {
+		__sync_fetch_and_add(&t->bytes, more);
+		return 0;
+	}
 	key = key_of(task, t, t->last_kind);
 	key.stack_id = t->last_stack;
 	add(&key, 0, more, 0, more * t->last_weight);
@@ -319,6 +398,19 @@ int BPF_PROG(on_call, struct pt_regs *regs, long result)
 	return 0;
 }
 
+/* ---- what was counted and is in no row: of every thread when a chunk ends, of one that ends ---- */
+
+SEC("iter/task")
+int on_sum(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct touching *t = task ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
+
+	if (t)
+		flush(task, t);
+	return 0;
+}
+
 /* ---- where heaps end: of processes that there are, that are born, and that end ---- */
 
 static __always_inline void note_break(struct task_struct *task)
@@ -354,8 +446,11 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(on_end, struct task_struct *task)
 {
+	struct touching *t = bpf_task_storage_get(&threads, task, 0, 0);
 	u32 tgid = task->tgid;
 
+	if (t)
+		flush(task, t);
 	if (!BPF_CORE_READ(task, signal, live.counter)) /* the last of its threads */
 		bpf_map_delete_elem(&breaks, &tgid);
 	return 0;

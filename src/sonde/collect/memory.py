@@ -54,11 +54,13 @@ class MemoryCollector(Attached):
     def __init__(self, kernel: Kernel, *, stack_gap_ns: int) -> None:
         super().__init__(kernel.load("memory", {"stack_gap_ns": stack_gap_ns}))
         self._compare_after_s = 0.0
+        self._sum: int | None = None
         expect_fields(self._bpf, "memory", FIELDS)
 
     def start(self) -> None:
         """Note where heaps end, then follow faults and calls."""
         try:
+            self._sum = self._bpf.attach("on_sum") if self._sum is None else self._sum
             walk = self._bpf.attach("on_walk")
             self._links = [self._bpf.attach(program) for program in reversed(PROGRAMS)]
             self._bpf.walk(walk)
@@ -69,6 +71,8 @@ class MemoryCollector(Attached):
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """What was mapped, unmapped and touched since the last tick."""
         batch = Batch()
+        if to_the_end and self._sum is not None:
+            self._bpf.walk(self._sum)
         for row in self._bpf.drain("memory"):
             pid, tid, start, stack_id, number, is_freed, *sums = row
             kind, name = KINDS[number]
