@@ -23,6 +23,27 @@ pub fn update(fd: RawFd, key: &[u8], value: &[u8]) -> Result<()> {
     checked(unsafe { sys::bpf_map_update_elem(fd, key.as_ptr().cast(), value.as_ptr().cast(), 0) })
 }
 
+/// Update several entries of a map; where it is one of maps, for one grace period (Linux 5.19).
+pub fn update_all(fd: RawFd, entries: &[(u32, RawFd)]) -> Result<()> {
+    let keys: Vec<u32> = entries.iter().map(|it| it.0).collect();
+    let values: Vec<RawFd> = entries.iter().map(|it| it.1).collect();
+    let mut count = entries.len() as u32;
+    // SAFETY: both arrays have `count` elements of 4 bytes, as keys and values of such a map have.
+    let rc = unsafe {
+        sys::bpf_map_update_batch(
+            fd,
+            keys.as_ptr().cast(),
+            values.as_ptr().cast(),
+            &mut count,
+            ptr::null(),
+        )
+    };
+    if rc == 0 {
+        return Ok(());
+    }
+    entries.iter().try_for_each(|(key, value)| update(fd, &key.to_ne_bytes(), &value.to_ne_bytes()))
+}
+
 pub fn lookup(fd: RawFd, key: &[u8], value_size: usize) -> Option<Vec<u8>> {
     let mut value = vec![0; value_size];
     // SAFETY: the caller knows the map's sizes of keys and values.

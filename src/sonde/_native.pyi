@@ -295,8 +295,13 @@ class UnwindMaps:
     def cost(self) -> list[int]:
         """Walks by duration in steps of 250 ns, where that is measured."""
 
-    def usage(self) -> tuple[int, int, int, int]:
-        """(bytes of tables and mappings, of them free, tables, processes)"""
+    def load_pages(self) -> int:
+        """Load the parts of tables that walks asked for since the last call; for how many there was
+        no room."""
+
+    def usage(self) -> tuple[int, int, int, int, int]:
+        """(bytes of tables and mappings, of them free, tables, processes, pages of tables loaded
+        because walks asked for them)"""
 
 # --- prio: secret-shared sums with proofs --------------------------------------------------------
 

@@ -369,6 +369,14 @@ impl Table {
         moved
     }
 
+    /// Where the rows of a page lie in a file that `save` wrote: (offset, rows).
+    pub fn place_of_rows(&self, page: usize) -> Option<(u64, usize)> {
+        let (first, end) =
+            (*self.page_rows.get(page)? as usize, *self.page_rows.get(page + 1)? as usize);
+        let words = self.page_rows.len() + first;
+        Some(((HEADER_BYTES + 4 * words) as u64, end.checked_sub(first)?))
+    }
+
     /// Read what `save` wrote. InvalidData where it is of another version, cut or damaged.
     pub fn load(path: &Path) -> Result<Self> {
         let mut raw = Vec::new();

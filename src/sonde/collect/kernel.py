@@ -27,7 +27,8 @@ LOSSES = (
 
 
 UNWIND_MAPS = (
-    *("unwind_chunks", "unwind_processes", "unwind_wanted", "unwind_stops", "unwind_cost"),
+    *("unwind_chunks", "unwind_processes", "unwind_wanted", "unwind_pages"),
+    *("unwind_stops", "unwind_cost"),
 )
 """What all programs walk stacks by; owned by unwind.bpf.c."""
 

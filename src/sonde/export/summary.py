@@ -292,7 +292,9 @@ def _stack_ends(ends: Sequence[StackEnd]) -> list[str]:
         return []
     share = sum(end.count for end in short) / walks
     most = short[0]
-    return [f"STACKS  {100 * share:.1f} % of {walks:,} end early: {most.count:,} × {most.text}"]
+    rest = f", and {len(short) - 1} other reasons: --format table" if len(short) > 1 else ""
+    told = f"{100 * share:.1f} % of {walks:,} end early: {most.count:,} × {most.text}{rest}"
+    return [f"STACKS  {told}"]
 
 
 def _lost(info: CaptureInfo, losses: Sequence[Loss]) -> str:

@@ -44,6 +44,8 @@ def write(
     sections.append(_usage(session, where, limit))
     if told := signals.table(session, where, limit):
         sections.append(iter(told))
+    if ends := list(_stack_ends(session)):
+        sections.append(iter(ends))
     sections.append(_losses(session))
     text = "\n\n".join("\n".join(lines) for lines in sections)
     out.write(f"{text}\n".encode(errors="replace"))
@@ -232,6 +234,22 @@ def _growth(session: Session, where: Where, limit: int) -> Iterator[str]:
     ]
     head = ("HELD AT THE END", "held", "mapped", "unmapped", "grew in", "", "by")
     return _rows(head, rows, (28, -8, -8, -8, -8, 5, 0), limit)
+
+
+def _stack_ends(session: Session) -> Iterator[str]:
+    """How walks of stacks ended, and what the kernel held to walk by."""
+    ends = questions.stack_ends(session)
+    if not ends:
+        return
+    walks = sum(end.count for end in ends if end.kind != "note")
+    rows = [(f"{end.count:,}", percent(end.count, walks), end.kind, end.text) for end in ends]
+    yield from _rows(("STACKS END", "", "", "because"), rows, (-10, -7, 6, 0), 0)
+    held = {use.series: use.max for use in questions.metrics(session) if not use.labels}
+    maps, tables = (
+        held.get(f"sonde.{name}", 0.0) for name in ("agent.kernel_map_bytes", "unwind.table_bytes")
+    )
+    if maps:
+        yield f"BPF maps {size(maps)} at the most, of it unwind tables {size(tables)}"
 
 
 def _losses(session: Session) -> Iterator[str]:
