@@ -71,7 +71,7 @@ const struct wait_span *wait_span_layout __attribute__((unused));
 static __always_inline u32 state_of(struct task_struct *task)
 {
 	if (bpf_core_field_exists(task->__state))
-		return BPF_CORE_READ(task, __state);
+		return task->__state;
 	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
 }
 
@@ -80,9 +80,9 @@ static __always_inline s32 entered_by(struct task_struct *task)
 {
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
 #if defined(__TARGET_ARCH_x86)
-	s32 nr = (s32)BPF_CORE_READ(regs, orig_ax);
+	s32 nr = (s32)regs->orig_ax;
 #elif defined(__TARGET_ARCH_arm64)
-	s32 nr = BPF_CORE_READ(regs, syscallno);
+	s32 nr = regs->syscallno;
 #endif
 	return nr < 0 ? WAIT_PAGE_FAULT : nr;
 }
@@ -91,7 +91,7 @@ static __always_inline s32 reason_of(struct task_struct *task, u32 state, bool p
 {
 	if (preempted || !state)
 		return WAIT_PREEMPTED;
-	if (BPF_CORE_READ(task, flags) & PF_KTHREAD)
+	if (task->flags & PF_KTHREAD)
 		return WAIT_KERNEL;
 	if (state & TASK_STOPPED_OR_TRACED)
 		return WAIT_STOPPED;
