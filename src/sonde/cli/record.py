@@ -71,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--syscalls", action="store_true",
         help="count every system call too (costs about 0.2 microseconds each)")  # fmt: skip
     add("--memory", action="store_true",
-        help="host memory by stack, too: mapped, unmapped, first touched (costs about 0.2 "
+        help="host memory by stack, too: mapped, unmapped, first touched (costs about 0.12 "
         "microseconds a page fault)")  # fmt: skip
     add("--host", action="store_true",
         help="what the machine does, too: run queues, disks, network, memory")  # fmt: skip
