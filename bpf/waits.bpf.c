@@ -68,6 +68,25 @@ struct {
 /* Puts the layout of the ring's records into the object's BTF. */
 const struct wait_span *wait_span_layout __attribute__((unused));
 
+/* One in how many of the stacks that are due is taken: user space asks for fewer where new ones come
+ * faster than it can name them, and each then stands for more. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} thinning SEC(".maps");
+
+static __always_inline u32 thinned(u32 weight)
+{
+	const u32 first = 0;
+	u32 *odds = bpf_map_lookup_elem(&thinning, &first);
+
+	if (!odds || *odds <= 1)
+		return weight;
+	return bpf_get_prandom_u32() % *odds ? 0 : weight * *odds;
+}
+
 static __always_inline u32 state_of(struct task_struct *task)
 {
 	if (bpf_core_field_exists(task->__state))
@@ -203,6 +222,8 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->waker_tgid = w->waker_tid = 0;
 	w->stack_id = 0;
 	w->weight = stack_weight(&w->chance, w->reason, now);
+	if (w->weight)
+		w->weight = thinned(w->weight);
 	walk = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
 	w->walk_ns = 0;
 	if (walk) {
