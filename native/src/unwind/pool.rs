@@ -92,7 +92,7 @@ impl Pool {
 
     /// Words that could be given out yet: free ones, and those of chunks not made yet.
     pub fn left_words(&self) -> usize {
-        self.free_words() + (self.max_chunks.saturating_sub(self.chunks.len())) * CHUNK_WORDS
+        self.free_words() + self.max_chunks.saturating_sub(self.chunks.len()) * CHUNK_WORDS
     }
 
     /// The most words that there may ever be.
@@ -183,7 +183,7 @@ impl Pool {
     /// Write an even word and the next one at once: programs may be reading them.
     pub fn write_pair(&mut self, reference: u32, pair: [u32; 2]) -> Result<()> {
         let at = (reference & 0xffff) as usize;
-        assert!(at % 2 == 0);
+        assert!(at & 1 == 0);
         let mapped = self.mapped((reference >> 16) as usize)?;
         let value = u64::from(pair[0]) | u64::from(pair[1]) << 32;
         // SAFETY: inside the mapping, which begins on a page, and on a multiple of 8 bytes.
