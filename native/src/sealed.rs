@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! AES-128-GCM over many records of one message: what a session seals, opened one after another.
 
+use aes_gcm::aead::inout::InOutBuf;
 use aes_gcm::aead::AeadInOut;
 use aes_gcm::{Aes128Gcm, KeyInit, Nonce, Tag};
 use pyo3::exceptions::PyValueError;
@@ -52,12 +53,12 @@ impl<'a> Sealed<'a> {
             aad.truncate(self.prefix.len());
             aad.extend_from_slice(&record[..self.head]);
             let (sealed, tag) = record[first..first + length].split_at(length - TAG);
-            open.copy_from_slice(sealed);
             let id: &[u8; 16] = record[16..32].try_into().expect("sixteen bytes");
             let authentic = (|| {
                 let cipher = Aes128Gcm::new_from_slice(key).ok()?;
                 let (nonce, tag) = (Nonce::try_from(&id[..12]).ok()?, Tag::try_from(tag).ok()?);
-                cipher.decrypt_inout_detached(&nonce, &aad, open.as_mut_slice().into(), &tag).ok()
+                let part = InOutBuf::new(sealed, open.as_mut_slice()).ok()?;
+                cipher.decrypt_inout_detached(&nonce, &aad, part, &tag).ok()
             })();
             take(authentic.map(|()| (id, open.as_slice())));
         }

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sonde.fleet import seal
@@ -147,7 +147,7 @@ class Leader(Aggregator):
         self._busy: set[bytes] = set()
         self._taking = threading.Lock()
 
-    def admit(self, bodies: list[bytes]) -> list[str]:
+    def admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
         """Takes a group of uploads; per upload "" or the reason. Durable when it returns."""
         reasons = [""] * len(bodies)
         good: list[tuple[int, Report]] = []

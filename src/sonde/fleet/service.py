@@ -19,11 +19,11 @@ import gc
 import hmac
 import http.client
 import logging
+import queue
 import signal
 import ssl
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,44 +43,45 @@ _COMMIT_LIMIT = 256
 _BACKLOG = 2048  # reports waiting for the proof check; above it uploads wait for their answer
 _BATCH_BYTES = 8 << 20
 _BATCHES = 24  # read at a time: what uploads may hold of memory
+_CONNECTIONS = 2
 _DRIVERS = 4  # one waits for the helper, others check, store, count
 _JOB_BYTES = 256 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_Upload = tuple[list[bytes], asyncio.Future[list[str]]]
+_Upload = tuple[Sequence[bytes | memoryview], asyncio.Future[list[str]]]
 
 
 class HelperClient:
-    """The leader's connection to the helper: one, kept open, one request at a time."""
+    """The leader's connections to the helper, kept open: while it works on one request, the next
+    is on its way, so that it need not wait for the leader.
+    """
 
     def __init__(self, task: Task, token: str, tls: ssl.SSLContext, timeout_s: float = 60) -> None:
-        self._url = urlsplit(task.helper_url)
-        self._task, self._token, self._tls, self._timeout_s = task, token, tls, timeout_s
-        self._connection: http.client.HTTPSConnection | None = None
-        self._lock = threading.Lock()
+        url = urlsplit(task.helper_url)
+        self._task, self._token = task, token
+        self._idle: queue.SimpleQueue[http.client.HTTPSConnection] = queue.SimpleQueue()
+        for _ in range(_CONNECTIONS):
+            self._idle.put(
+                http.client.HTTPSConnection(
+                    url.hostname or "", url.port, context=tls, timeout=timeout_s
+                )
+            )
 
     def post(self, path: str, body: bytes) -> bytes:
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = http.client.HTTPSConnection(
-                        self._url.hostname or "",
-                        self._url.port,
-                        context=self._tls,
-                        timeout=self._timeout_s,
-                    )
-                self._connection.request(
-                    "POST",
-                    f"/tasks/{self._task.id.hex()}/{path}",
-                    body,
-                    {"Authorization": f"Bearer {self._token}"},
-                )
-                response = self._connection.getresponse()
-                answer = response.read()
-            except (OSError, http.client.HTTPException) as error:
-                if self._connection is not None:
-                    self._connection.close()
-                self._connection = None
-                raise HelperAway(str(error)) from error
+        connection = self._idle.get()
+        try:
+            connection.request(
+                "POST",
+                f"/tasks/{self._task.id.hex()}/{path}",
+                body,
+                {"Authorization": f"Bearer {self._token}"},
+            )
+            response = connection.getresponse()
+            answer = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()  # the next request opens it anew
+            raise HelperAway(str(error)) from error
+        finally:
+            self._idle.put(connection)
         if response.status == 200:
             return answer
         if response.status >= 500 or response.status in (401, 404):  # to be mended, not dropped
@@ -152,7 +153,7 @@ class Service:
                 raise Malformed("no report")
             return web.Response(text="\n".join(await self._admit(bodies)))
 
-    async def _admit(self, bodies: list[bytes]) -> list[str]:
+    async def _admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         await self._uploads.put((bodies, done))
         return await done

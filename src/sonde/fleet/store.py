@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An aggregator's memory: one SQLite file, one transaction a step, synced before any answer.
 
+Only the bodies of reports that wait for their proof check lie beside it (`spool`).
+
 What must survive `kill -9` and must not happen twice is decided here and nowhere else: a report is
 admitted once, a job is counted once, a batch is released once and its cost is booked with it.
 """
@@ -17,15 +19,16 @@ from pathlib import Path
 
 from sonde.errors import SinkError
 from sonde.fleet.budget import Entry
+from sonde.fleet.spool import Place, Spool
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Report
 from sonde.fleet.work import Block, checksum
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS report (
+CREATE TABLE IF NOT EXISTS waiting (
     id BLOB PRIMARY KEY, batch INTEGER NOT NULL, job BLOB, admitted REAL NOT NULL,
-    body BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS report_by_job ON report (job, batch);
+    segment INTEGER NOT NULL, offset INTEGER NOT NULL, size INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS waiting_by_job ON waiting (job, batch);
 CREATE TABLE IF NOT EXISTS seen (
     id BLOB PRIMARY KEY, batch INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS contribution (
@@ -65,17 +68,20 @@ class Store:
         self._waiting: int = 0
         self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
         try:
+            path.touch(mode=0o600)  # what a party holds is nobody else's to read
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA page_size=32768")  # a report fills some, not dozens
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
-            (self._waiting,) = self._db.execute("SELECT count(*) FROM report").fetchone()
-        except sqlite3.Error as error:
+            held = [segment for (segment,) in self._db.execute("SELECT segment FROM waiting")]
+        except (sqlite3.Error, OSError) as error:
             raise SinkError(f"cannot open the state at {path}: {error}") from error
+        self._waiting = len(held)
+        self._spool = Spool(path.with_name(f"{path.name}-reports"), held)
 
     def close(self) -> None:
         self._db.close()
+        self._spool.close()
 
     @contextmanager
     def _transaction(self, thorough: bool = False) -> Iterator[sqlite3.Connection]:
@@ -93,23 +99,36 @@ class Store:
 
     # --- admission ---------------------------------------------------------------------------
 
-    def admit(self, reports: Sequence[tuple[Report, bytes]], now_s: float) -> list[str]:
+    def admit(
+        self, reports: Sequence[tuple[Report, bytes | memoryview]], now_s: float
+    ) -> list[str]:
         """Takes reports, each with its body, in one transaction; per report "" or the reason of
         its refusal.
         """
-        reasons = []
+        reasons = self.claim([(r.id, r.node, r.time_s) for r, _ in reports])
+        places = iter(
+            self._spool.append(
+                [body for (_, body), reason in zip(reports, reasons, strict=True) if not reason]
+            )
+        )
         taken = {}
+        spare: Counter[int] = Counter()
         with self._transaction() as db:
-            for report, body in reports:
-                reason = self._claim(db, report.id, report.node, report.time_s)
-                if not reason:
-                    db.execute(
-                        "INSERT INTO report VALUES (?, ?, NULL, ?, ?)",
-                        (report.id, self._task.batch_of(report.time_s), now_s, body),
-                    )
-                    taken[report.id] = report
-                reasons.append(reason)
+            for at, (report, _) in enumerate(reports):
+                if reasons[at]:
+                    continue
+                place = next(places)
+                reasons[at] = self._claim(db, report.id, report.node, report.time_s)
+                if reasons[at]:  # the first of its kind came in this very group
+                    spare[place.segment] += 1
+                    continue
+                db.execute(
+                    "INSERT INTO waiting VALUES (?, ?, NULL, ?, ?, ?, ?)",
+                    (report.id, self._task.batch_of(report.time_s), now_s, *place),
+                )
+                taken[report.id] = report
             _count(db, Counter(reason for reason in reasons if reason))
+        self._spool.drop(spare)
         with self._lock:
             self._waiting += len(taken)
             if len(self._fresh) < KEPT_REPORTS:
@@ -138,7 +157,7 @@ class Store:
         return ""
 
     def claim(self, claims: Sequence[tuple[bytes, bytes, int]]) -> list[str]:
-        """Whether the helper could take these (id, node, time); nothing is booked yet."""
+        """Whether these (id, node, time) could be taken; nothing is booked yet."""
         with self._lock:
             self._db.execute("BEGIN")
             try:
@@ -160,19 +179,19 @@ class Store:
             rows = db.execute("SELECT id FROM job WHERE done = 0").fetchall()
             job = next((id_ for (id_,) in rows if id_ not in busy), None)
             if job is None:
-                first = db.execute("SELECT batch FROM report WHERE job IS NULL LIMIT 1").fetchone()
+                first = db.execute("SELECT batch FROM waiting WHERE job IS NULL LIMIT 1").fetchone()
                 if first is None:
                     return None
                 job = new_id
                 db.execute("INSERT INTO job VALUES (?, ?, 0, NULL)", (job, first[0]))
                 db.execute(
-                    "UPDATE report SET job = ? WHERE id IN "
-                    "(SELECT id FROM report WHERE job IS NULL AND batch = ? LIMIT ?)",
+                    "UPDATE waiting SET job = ? WHERE id IN "
+                    "(SELECT id FROM waiting WHERE job IS NULL AND batch = ? LIMIT ?)",
                     (job, first[0], limit),
                 )
-            ids = db.execute("SELECT id FROM report WHERE job = ? ORDER BY id", (job,)).fetchall()
+            ids = db.execute("SELECT id FROM waiting WHERE job = ? ORDER BY id", (job,)).fetchall()
             reports = [
-                self._fresh.pop(id_) if id_ in self._fresh else _read_back(db, id_)
+                self._fresh.pop(id_) if id_ in self._fresh else self._read_back(db, id_)
                 for (id_,) in ids
             ]
         return job, reports
@@ -183,18 +202,25 @@ class Store:
             row = db.execute("SELECT batch, done FROM job WHERE id = ?", (job,)).fetchone()
             if row is None or row[1]:
                 return
-            oldest = db.execute("SELECT min(admitted) FROM report WHERE job = ?", (job,)).fetchone()
             self._add(db, row[0], block)
-            gone = db.execute("DELETE FROM report WHERE job = ?", (job,)).rowcount
+            gone = db.execute(
+                "DELETE FROM waiting WHERE job = ? RETURNING segment, admitted", (job,)
+            ).fetchall()
             db.execute("UPDATE job SET done = 1 WHERE id = ?", (job,))
-            if oldest[0] is not None:
+            if gone:
+                oldest_s = min(admitted for _, admitted in gone)
                 db.execute(
                     "INSERT OR REPLACE INTO latency VALUES (?, ?, ?)",
-                    (job, len(block.accepted), now_s - oldest[0]),
+                    (job, len(block.accepted), now_s - oldest_s),
                 )
             _count(db, Counter(block.refused.values()))
+        self._spool.drop(Counter(segment for segment, _ in gone))
         with self._lock:
-            self._waiting -= gone
+            self._waiting -= len(gone)
+
+    def _read_back(self, db: sqlite3.Connection, id_: bytes) -> Report:
+        row = db.execute("SELECT segment, offset, size FROM waiting WHERE id = ?", (id_,))
+        return Report.decode(self._spool.read(Place(*row.fetchone())))
 
     def reply_of(self, job: bytes) -> bytes | None:
         """The helper's stored answer, if it has done this job before."""
@@ -235,7 +261,7 @@ class Store:
     def pending(self, start: int) -> int:
         """Reports of a batch that are not yet through the proof check."""
         with self._lock:
-            query = "SELECT count(*) FROM report WHERE batch = ?"
+            query = "SELECT count(*) FROM waiting WHERE batch = ?"
             return int(self._db.execute(query, (start,)).fetchone()[0])
 
     def batch(self, start: int) -> Batch:
@@ -308,11 +334,6 @@ class Store:
         """(reports, seconds since its oldest report was admitted) of each finished job."""
         with self._lock:
             return list(self._db.execute("SELECT count, oldest_s FROM latency"))
-
-
-def _read_back(db: sqlite3.Connection, id_: bytes) -> Report:
-    (body,) = db.execute("SELECT body FROM report WHERE id = ?", (id_,)).fetchone()
-    return Report.decode(body)
 
 
 def _count(db: sqlite3.Connection, reasons: Counter[str]) -> None:
