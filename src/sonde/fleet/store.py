@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ CREATE TABLE IF NOT EXISTS seen (
     id BLOB PRIMARY KEY, batch INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS contribution (
     node BLOB, period INTEGER, batch INTEGER NOT NULL, PRIMARY KEY (node, period)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contributor (
+    batch INTEGER, tenant TEXT, node BLOB, PRIMARY KEY (batch, tenant, node)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS job (
     id BLOB PRIMARY KEY, batch INTEGER NOT NULL, done INTEGER NOT NULL, reply BLOB);
 CREATE TABLE IF NOT EXISTS batch (
@@ -60,15 +62,23 @@ class Batch:
 
 
 class Store:
-    """The state of one aggregator for one task. Threads may share it."""
+    """The state of one aggregator for one task. Threads may share it.
 
-    def __init__(self, path: Path, task: Task) -> None:
-        self._task = task
+    `tenant_of` names a node's tenant, so that the cap on a tenant's nodes holds for what a batch
+    has taken already, whatever the roster said when it took it.
+    """
+
+    def __init__(
+        self, path: Path, task: Task, tenant_of: Callable[[bytes], str] = lambda node: ""
+    ) -> None:
+        self._task, self._tenant_of = task, tenant_of
         self._lock = threading.Lock()
+        self._noted: Counter[str] = Counter()
         self._waiting: int = 0
         self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
         try:
-            path.touch(mode=0o600)  # what a party holds is nobody else's to read
+            path.touch(mode=0o600)
+            path.chmod(0o600)  # what a party holds is nobody else's to read
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -80,6 +90,9 @@ class Store:
         self._spool = Spool(path.with_name(f"{path.name}-reports"), held)
 
     def close(self) -> None:
+        if self._noted:
+            with self._transaction():
+                pass
         self._db.close()
         self._spool.close()
 
@@ -88,12 +101,15 @@ class Store:
         with self._lock:
             self._db.execute(f"PRAGMA secure_delete={int(thorough)}")
             self._db.execute("BEGIN IMMEDIATE")
+            noted = self._noted.copy()
             try:
+                _count(self._db, noted)
                 yield self._db
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+            self._noted -= noted
             if thorough:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -153,8 +169,27 @@ class Store:
         )
         if taken.rowcount == 0:
             return "quota"
+        if not self._within_cap(db, node, batch):
+            db.execute("DELETE FROM contribution WHERE node = ? AND period = ?", (node, period))
+            return "tenant cap"
         db.execute("INSERT INTO seen VALUES (?, ?)", (id_, batch))
         return ""
+
+    def _within_cap(self, db: sqlite3.Connection, node: bytes, batch: int) -> bool:
+        """Books a node under its tenant; False where as many others of the tenant are in."""
+        cap = self._task.privacy.tenant_cap
+        if cap is None:
+            return True
+        tenant = self._tenant_of(node)
+        rows = db.execute(
+            "SELECT node FROM contributor WHERE batch = ? AND tenant = ?", (batch, tenant)
+        ).fetchall()
+        if (node,) in rows:
+            return True
+        if len(rows) >= cap:
+            return False
+        db.execute("INSERT INTO contributor VALUES (?, ?, ?)", (batch, tenant, node))
+        return True
 
     def claim(self, claims: Sequence[tuple[bytes, bytes, int]]) -> list[str]:
         """Whether these (id, node, time) could be taken; nothing is booked yet."""
@@ -165,9 +200,12 @@ class Store:
             finally:
                 self._db.execute("ROLLBACK")
 
-    def count_refusals(self, reasons: Counter[str]) -> None:
-        with self._transaction() as db:
-            _count(db, reasons)
+    def note_refusals(self, reasons: Counter[str]) -> None:
+        """Counts refusals that took nothing; written with the next step, or a stranger could have
+        the disk synced as often as he likes.
+        """
+        with self._lock:
+            self._noted += reasons
 
     # --- jobs --------------------------------------------------------------------------------
 
@@ -306,6 +344,7 @@ class Store:
                 ("batch", "start"),
                 ("seen", "batch"),
                 ("contribution", "batch"),
+                ("contributor", "batch"),
                 ("job", "batch"),
             ):
                 db.execute(f"DELETE FROM {table} WHERE {column} = ?", (start,))
@@ -323,7 +362,8 @@ class Store:
 
     def refusals(self) -> dict[str, int]:
         with self._lock:
-            return dict(self._db.execute("SELECT reason, count FROM refusal ORDER BY reason"))
+            stored = Counter(dict(self._db.execute("SELECT reason, count FROM refusal")))
+            return dict(sorted((stored + self._noted).items()))
 
     def counts(self) -> dict[int, int]:
         """Verified reports a batch that is not yet released."""
