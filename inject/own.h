@@ -132,7 +132,10 @@ static inline bool sampling_skips(void)
 {
 	if (likely(!atomic_load_explicit(&sampling->armed, memory_order_relaxed)))
 		return true;
-	if (likely(self_sampling.left > 1)) {
+	// A new stride is heard of at once: a thread that launches seldom would take minutes else.
+	if (likely(self_sampling.left > 1 &&
+		   self_sampling.epoch ==
+			   atomic_load_explicit(&sampling->epoch, memory_order_relaxed))) {
 		self_sampling.left--;
 		return true;
 	}

@@ -43,7 +43,7 @@ static uint64_t next_random(uint64_t *state)
 	return z ^ (z >> 31);
 }
 
-// The rest is looked at every so often, so that a new stride is heard of soon.
+// The rest is looked at every so often, so that launches are counted soon.
 static void look_after(struct thread_sampling *t)
 {
 	t->left = t->looked = t->rest < LOOK_EVERY ? t->rest : LOOK_EVERY;
@@ -87,7 +87,7 @@ static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoc
 		(shared.control->seed ? shared.control->seed : now_ns()) ^ ((uint64_t)t->tid << 32);
 	t->drawn = mean, t->epoch = epoch;
 	t->rest = draw(t) - 1;
-	t->looked = 1;
+	t->left = t->looked = 1;
 }
 
 bool sampling_due(uint32_t *weight)
@@ -103,8 +103,8 @@ bool sampling_due(uint32_t *weight)
 		return false;
 	if (!t->random)
 		begin_thread(t, mean, epoch);
-	atomic_fetch_add_explicit(&sampling->seen, t->looked, memory_order_relaxed);
-	bool due = !t->rest;
+	atomic_fetch_add_explicit(&sampling->seen, t->looked - t->left + 1, memory_order_relaxed);
+	bool due = t->left == 1 && !t->rest;
 	*weight = t->drawn;
 	bool is_new = t->epoch != epoch;
 	if (is_new)

@@ -51,6 +51,11 @@ class Stub:
         fresh.write_text("".join(lines))
         fresh.replace(self._answers)
 
+    def forget(self) -> None:
+        """Take all answers back."""
+        self._values.clear()
+        self.says()
+
     @property
     def environment(self) -> dict[str, str]:
         """What makes a process find the stub."""

@@ -67,6 +67,12 @@ def test_blame_sums_to_the_time_without_a_kernel(kind):
         ("rival_tenant", 6.4, 100),
         ("checkpoint_fsync", 1.95, 6),
         ("compiled_item", 1.0, 5),
+        ("small_copies", 3.0, 141),
+        ("small_kernels", 1.486, 124),
+        ("triton_small", 4.8, 92),
+        ("page_faults", 86, 6),
+        ("graph_replay", 3.125, 32),
+        ("pageable_copy", 3.376, 8),
     ],
 )
 def test_steps_are_found_at_their_length(kind, step_ms, operations):

@@ -262,10 +262,12 @@ def test_a_process_under_a_debugger(bin_: Path, start: Start) -> None:
 
 def test_a_process_that_ends_meanwhile(bin_: Path, start: Start) -> None:
     it = start(str(bin_ / "target"), "busy")
-    threading.Timer(0.4, lambda: (it.kill(), it.wait())).start()
+    end = threading.Timer(0.4, lambda: (it.kill(), it.wait()))
+    end.start()
 
     with pytest.raises(ProcessGone, match="ended meanwhile") as gone:
         load(it, bin_)
+    end.join()
     assert gone.value.exit_code == 1
 
 

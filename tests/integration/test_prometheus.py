@@ -239,3 +239,31 @@ def test_dcgm_names_are_filled_from_metrics_that_there_are():
     for field in dcgm_fields():
         assert field.series in catalogue()
         assert set(field.where) <= set(catalogue()[field.series].attributes)
+
+
+@pytest.mark.bpf
+@pytest.mark.parametrize(
+    ("source", "broken"),
+    [
+        pytest.param("nvml.0.power", {"fail.nvmlDeviceGetPowerUsage": 4}, id="permission denied"),
+        pytest.param("nvml.0.cheap", {"lost": 1}, id="device lost"),
+        pytest.param(
+            "nvml", {"fail.nvmlDeviceGetPowerUsage": 9, "fail.nvmlInit_v2": 9}, id="driver gone"
+        ),
+        pytest.param("nvml", {"hang.nvmlDeviceGetMemoryInfo_v2": 1}, id="a call that hangs"),
+    ],
+)
+def test_the_rest_goes_on_and_the_signal_returns(agent, page, stub, source, broken):
+    up = re.compile(rf'^sonde_source_up{{sonde_source="{re.escape(source)}"}} (\S+)$', re.M)
+
+    def told(condition):
+        return wait_for(lambda: text if condition(text := get(agent)) else "")
+
+    def interrupts(text):
+        return sum(map(float, re.findall(r"^sonde_host_softirqs_total{.*} (\S+)$", text, re.M)))
+
+    stub.answers(broken)
+    before = interrupts(told(lambda text: "0.0" in up.findall(text)))
+    told(lambda text: interrupts(text) > before)
+    stub.answers(dict.fromkeys(broken))
+    told(lambda text: "1.0" in up.findall(text))

@@ -120,10 +120,12 @@ def test_threads_are_told_apart(record):
 
 def test_only_the_watched_process_and_its_children_are_sampled(record):
     burn = "import time\nwhile time.process_time() < 1.5: pass"
-    parent = run("sh", "-c", 'sleep 0.7; "$0" -c "$1"; true', sys.executable, burn)
-    stranger = run(sys.executable, "-c", burn)
+    parent = subprocess.Popen(
+        ["sh", "-c", 'read -r _; "$0" -c "$1"; true', sys.executable, burn], stdin=subprocess.PIPE
+    )
     with record("-F", str(HZ), "-p", str(parent.pid)) as recorder:
-        parent.wait()
+        stranger = run(sys.executable, "-c", burn)
+        parent.communicate(b"\n")
         stranger.wait()
     named = dict(
         recorder.rows(

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import numpy as np
 import pytest
 
@@ -259,3 +262,57 @@ def test_no_timeline_however_odd_is_a_defect():
             stalled = verdict.window_ns - round(verdict.computing * verdict.window_ns)
             assert sum(one.ns for one in verdict.causes) == pytest.approx(stalled, abs=2)
             assert verdict.bounds
+
+
+def shared_with_a_rival(kernel: float, pace: float, *, rival: bool) -> tuple[Scene, float]:
+    """25 steps of 100 kernels on a device that a rival gets for 2 ms whenever it is free or its
+    turn comes; and how long they took."""
+    rng = random.Random(1)
+    scene = Scene()
+    host = device = 1e6
+    turn, until = 2000.0, 1e6 + 2000
+    for _ in range(25):
+        for _ in range(100):
+            host += pace * rng.uniform(0.9, 1.1)
+            begin = max(host + 5, device + 1)
+            if rival and begin > device + 2:
+                begin = device + turn * math.ceil((begin - device) / turn)
+                until = begin + turn
+            elif rival and begin >= until:
+                begin, until = device + turn, device + 2 * turn
+            end = begin + kernel
+            if rival and end > until:
+                end += turn
+                until = end + turn
+            scene.kernel(begin, end, launched=host - 4, name="gemm", blocks=64)
+            device = end
+        end = max(device, host) + 3
+        scene.sync(host + 1, end)
+        host = end
+    return scene, host - 1e6
+
+
+@pytest.mark.parametrize(("kernel", "pace"), [(30, 6), (10, 10), (8, 12), (5, 10), (3, 10)])
+def test_a_rivals_share_is_what_the_work_would_gain_without_it(kernel, pace):
+    """Where the host sets the pace, too: what it launches in a rival's turn runs without gaps."""
+    scene, together = shared_with_a_rival(kernel, pace, rival=True)
+    _, alone = shared_with_a_rival(kernel, pace, rival=False)
+
+    assert shares(scene)["rival"] == pytest.approx(1 - alone / together, abs=0.02)
+
+
+def test_the_few_samples_of_a_tick_are_drawn_to_those_of_all_stalls():
+    """Three in five serve faults, so whole stalls are theirs, whichever samples fell into them."""
+    scene = Scene()
+    for step in range(20):
+        t = 1_000_000.0 + step * 50_000
+        scene.kernel(t, t + 1000)
+    lane = scene.thread()
+    time = np.arange(1_000_000_000, 2_000_000_000, 10_000_000, dtype=np.int64)
+    fault = np.arange(len(time)) % 5 < 3
+    samples = Samples(
+        time, np.full(len(time), lane, np.int32), np.full(len(time), 10_000_000),
+        np.zeros(len(time), np.int32), fault,
+    )  # fmt: skip
+
+    assert shares(scene, samples=samples, tick_ns=10_000_000)["page fault"] > 0.9

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each health check passes, warns and fails; the answer as people, Slurm and Kubernetes read it."""
+"""Judgement of facts; the answer as people, Slurm and Kubernetes read it.
+
+Every state of every check, from the library's answers on: test_health_states.py.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from nvml_stub import Stub
-from sonde.health import CHECKS, Status, checks, examine, node
+from sonde.health import CHECKS, Status, examine, node
 from sonde.health.facts import Facts, devices_of
+from sonde.health.results import table
 from sonde.metrics import labels_of
 
 SONDE = [sys.executable, "-m", "sonde", "health"]
@@ -114,7 +118,7 @@ BUSY = {("hw.gpu.utilization", "hw.gpu.task=general"): 1.0}
          {("sonde.gpu.pcie.link.generation", "sonde.gpu.pcie.link=current"): 1}),
         ("pcie_generation", "fail",
          {("sonde.gpu.pcie.link.generation", "sonde.gpu.pcie.link=current"): 1} | BUSY),
-        ("pcie_generation", "fail",
+        ("pcie_generation", "warn",  # the slot's own
          {("sonde.gpu.pcie.link.generation", "sonde.gpu.pcie.link=current"): 4,
           ("sonde.gpu.pcie.link.generation", "sonde.gpu.pcie.link=max"): 4}),
         ("pcie_replays", "warn", {("sonde.gpu.pcie.replays", ""): 2000}),
@@ -130,7 +134,8 @@ BUSY = {("hw.gpu.utilization", "hw.gpu.task=general"): 1.0}
          {("sonde.gpu.throttled", "sonde.gpu.throttle.reason=software_power_cap"): 1}),
         ("power_limit", "warn", {("sonde.gpu.power.limit", ""): 500}),
         ("clocks", "warn", {("sonde.gpu.clock.limit", "sonde.gpu.clock.domain=sm"): 1.2e9}),
-        ("clocks", "warn", {("sonde.gpu.clock", "sonde.gpu.clock.domain=sm"): 0.6e9} | BUSY),
+        ("clocks", "warn", {("sonde.gpu.clock", "sonde.gpu.clock.domain=sm"): 0.9e9} | BUSY),
+        ("clocks", "fail", {("sonde.gpu.clock", "sonde.gpu.clock.domain=sm"): 0.6e9} | BUSY),
         ("clocks", "pass", {("sonde.gpu.clock", "sonde.gpu.clock.domain=sm"): 0.345e9}),
     ],
 )  # fmt: skip
@@ -153,6 +158,11 @@ def test_a_device_that_is_not_well(check, status, changes):
         ("network", "warn", {"ports": {"mlx5_0/1": "ACTIVE", "mlx5_1/1": "DOWN"}}),
         ("network", "fail", {"ports": {"mlx5_0/1": "DOWN"}}),
         ("reachable", "fail", {"trouble": ["nvml.0.cheap: the GPU is lost: it fell off the bus"]}),
+        ("reachable", "fail", {"trouble": ["nvml.0.1.steady: does not answer"]}),
+        ("reachable", "warn", {"trouble": ["nvml.0.memory limit: permission denied"]}),
+        ("reachable", "pass", {"trouble": ["nvml.1.cheap: the GPU is lost: it fell off the bus"]}),
+        ("library", "pass", {"trouble": ["nvml.0.cheap: the GPU is lost: it fell off the bus"]}),
+        ("library", "warn", {"trouble": ["nvml.events: permission denied"]}),
         ("host_bandwidth", "warn", {"bandwidth": {UUID: 40e9}}),
         ("host_bandwidth", "fail", {"bandwidth": {UUID: 12e9}}),
         ("xid", "fail", {"xids": [("0000:1b:00", 74)]}),
@@ -164,12 +174,12 @@ def test_a_node_that_is_not_well(check, status, of_node):
 
 
 def test_every_class_of_failure_has_checks_and_every_check_a_class():
-    named = {name for entry in checks.table("failures").values() for name in entry["checks"]}
+    named = {name for entry in table("failures").values() for name in entry["checks"]}
     assert named == set(CHECKS)
-    classes = set(checks.table("failures"))
-    for entry in checks.table("xids")["xid"]:
+    classes = set(table("failures"))
+    for entry in table("xids")["xid"]:
         assert entry["class"] in classes | {"program"}
-    numbers = [n for entry in checks.table("xids")["xid"] for n in entry["numbers"]]
+    numbers = [n for entry in table("xids")["xid"] for n in entry["numbers"]]
     assert len(numbers) == len(set(numbers))
 
 
@@ -228,7 +238,7 @@ def test_the_command_says_unfit_and_why(stub):
     stub.answers({"devices": 2, "1.sram_uncorrected": 3, "1.temperature": 85})
     done = health(stub)
     assert done.returncode == 1
-    assert re.search(r"✗ gpu 1 sram errors +3 uncorrected \(expected: 0\)", done.stdout)
+    assert re.search(r"✗ gpu 1 sram errors +3 uncorrected, 0 corrected \(expected: 0", done.stdout)
     assert "remedy: Drain the node and have the GPU tested" in done.stdout
     assert "unfit for work" in done.stdout
     told = json.loads(health(stub, "--json").stdout)

@@ -55,8 +55,9 @@ def library(tmp_path_factory):
 def start(program, library, *words, request=REQUEST):
     environment = {**os.environ, "LD_PRELOAD": str(library), "SONDE_INJECT": request}
     return subprocess.Popen(
-        [program, *map(str, words)], env=environment, stdout=subprocess.PIPE, text=True
-    )
+        [program, *map(str, words)],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def find(pid):
@@ -78,11 +79,16 @@ def counted(text):
 
 
 def watch(process, collector):
-    """Drain a collector until the process ends; rows by table."""
+    """Drain a collector until the process ends; rows by table. Forked children stay until found."""
     rows = defaultdict(list)
     since = time.monotonic_ns()
+    found = {process.pid}
     while process.poll() is None:
         time.sleep(0.1)
+        for child in collector._processes.keys() - found if process.stdin else ():
+            found.add(child)
+            process.stdin.write("\n")
+            process.stdin.flush()
         for table, new in collector.drain(since, False).rows.items():
             rows[table] += new
     for table, new in collector.drain(since, True).rows.items():
@@ -250,7 +256,8 @@ def test_under_a_sanitizer(tmp_path, sanitizer):
     }
     ran = subprocess.Popen(
         [program, "2", "capture", *(["fork"] if sanitizer == "address" else [])],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
     collector = DeviceTime([ran.pid], 0.5)
     find(ran.pid).close()

@@ -149,7 +149,7 @@ def test_a_source_that_hangs_is_a_gap_of_its_own(monkeypatch):
         time.sleep(0.7)
         batch = collector.drain(0, False)
         assert [row[6] for row in batch.rows["event"]] == ["scripted.quick: does not answer"]
-        assert sum(row[1] == "sonde.quick" for row in batch.rows["metric"]) >= 5  # of the other
+        assert sum(row[1] == "sonde.quick" for row in batch.metrics) >= 5  # of the other
         hanging.hang.set()
         time.sleep(0.3)
         batch = collector.drain(0, False)

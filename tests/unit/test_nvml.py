@@ -17,8 +17,10 @@ import pytest
 from nvml_stub import Stub, header_folder
 from sonde.collect import apart
 from sonde.collect.apart import Apart
+from sonde.collect.devices.nvml import NvmlSource
 from sonde.collect.devices.nvml_library import LAYOUTS, GpmMetrics
-from sonde.metrics import catalogue
+from sonde.collect.polling import Points, Schedule
+from sonde.metrics import catalogue, labels
 
 SOURCE = "sonde.collect.devices.nvml:NvmlSource"
 
@@ -49,11 +51,11 @@ class Watched:
     def values(self):
         return {(row[1], row[2]): row[3] for row in self.metrics}
 
-    def value(self, series, **attributes):
-        """The last value of the series that has these attributes."""
+    def value(self, series, since=0, **attributes):
+        """The last value of the series that has these attributes, of the rows from one on."""
         wanted = {name.replace("__", "."): value for name, value in attributes.items()}
         found = None
-        for _, name, tags, value in self.metrics:
+        for _, name, tags, value in self.metrics[since:]:
             if name == series and wanted.items() <= json.loads(tags or "{}").items():
                 found = value
         return found
@@ -147,8 +149,8 @@ def test_every_signal_of_a_device(stub, watched):
 def test_every_series_is_in_the_catalogue_with_its_attributes(stub, watched):
     stub.answers({"field_91": 2, "processes": f"{os.getpid()}:1:1", "0.xid_count": 1})
     watched.until(lambda: watched.value("sonde.gpu.xid") and watched.value("hw.energy"))
-    time.sleep(1.2)
-    watched.take()
+    # From two samples, so a second after all that is asked at once.
+    watched.until(lambda: watched.value("sonde.gpu.dram.active") is not None)
     for _, series, tags, _ in watched.metrics:
         assert series in catalogue()
         assert json.loads(tags or "{}").keys() <= set(catalogue()[series].attributes), series
@@ -199,12 +201,47 @@ def test_a_lost_device_leaves_the_others_and_comes_back(stub, watched):
     watched.until(lambda: watched.notes)
     assert "nvml.0.cheap: the GPU is lost" in watched.notes[0][1]
     watched.forget()
-    time.sleep(0.6)
-    watched.take()
-    watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-1"))
+    for _ in range(2):  # messages, each with what was asked since the one before
+        told = len(watched.metrics)
+        watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-1", since=told))  # noqa: B023
     assert watched.value("hw.power", hw__id="GPU-stub-0") is None
+    assert watched.value("sonde.source.up", sonde__source="nvml.0.cheap") in (None, 0)
     stub.answers({"0.lost": None})
     watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-0"))
+    watched.until(lambda: watched.value("sonde.source.up", sonde__source="nvml.0.cheap") == 1)
+    assert "signal_back" in {name for name, _ in watched.notes}
+
+
+def test_a_gap_ends_also_where_the_source_was_opened_anew_meanwhile(stub, monkeypatch):
+    """In this process, by a clock of our own."""
+    now_ns = time.monotonic_ns()
+    schedule = Schedule(NvmlSource(str(stub.library)), clock=lambda: now_ns)
+
+    def asked(seconds):
+        nonlocal now_ns
+        points = Points()
+        for _ in range(seconds):
+            now_ns += 1_000_000_000
+            schedule.run_due(points)
+        return [row[6] for row in points.events], [
+            row[3] for row in points.metrics if row[1:3] == ("sonde.source.up", CHEAP)
+        ]
+
+    monkeypatch.setenv("NVML_STUB", stub.environment["NVML_STUB"])
+    asked(1)
+    stub.answers({"lost": 1})
+    notes, up = asked(12)  # the device is looked for, and nothing is found
+    assert notes[0] == "nvml.0.cheap: the GPU is lost: it fell off the bus"
+    assert "nvml: devices came or went" in notes
+    assert up[0] == 0
+    stub.answers({"lost": None})
+    notes, up = asked(40)
+    assert any(note.startswith("nvml.0.cheap: back after") for note in notes), notes
+    assert up == [1]
+    schedule.close()
+
+
+CHEAP = labels(sonde__source="nvml.0.cheap")
 
 
 def test_a_driver_that_is_unloaded_and_loaded_again(stub, watched):
@@ -242,10 +279,15 @@ def test_a_crash_in_the_library_is_survived(stub, watched):
 
 def test_without_the_library_there_is_a_gap_with_a_reason(stub, watched):
     watched.runner.stop()
-    stub.library.unlink()
+    aside = stub.library.rename(stub.library.with_suffix(".aside"))
     watched.runner.start()
     watched.until(lambda: watched.notes)
     assert watched.notes == [("signal_lost", "nvml: libnvidia-ml.so.1 is not installed")]
+    assert watched.value("sonde.source.up", sonde__source="nvml") == 0
+    aside.rename(stub.library)  # installed while we run
+    watched.until(lambda: watched.value("hw.power"))
+    assert [name for name, _ in watched.notes] == ["signal_lost", "signal_back"]
+    assert watched.value("sonde.source.up", sonde__source="nvml") == 1
 
 
 def test_nothing_is_started_where_there_is_nothing_to_ask():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -199,7 +200,13 @@ def test_go_keeps_its_frame_pointer_where_its_descriptions_do_not_say_so(tmp_pat
     framed, switch, *roots = [RULE.unpack(rule) for rule in rules]
     assert framed[0] == RSP
     assert (framed[1], framed[4]) == (AT_CFA, -16)
-    assert (switch[0], switch[3], switch[1], switch[4]) == (RBP, 16, AT_CFA, -16)
+    code = subprocess.run(
+        ["objdump", "-d", f"--disassemble={names[1]}", program],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    # Go's assembler sets up a frame for it from 1.21 on.
+    frame = (RBP, 16, AT_CFA, -16) if re.search(r"push +%rbp", code) else (RSP, 8, 0, 0)
+    assert (switch[0], switch[3], switch[1], switch[4]) == frame
     assert [root[0] for root in roots] == [END, END]
 
 

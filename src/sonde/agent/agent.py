@@ -30,7 +30,7 @@ from sonde.agent.quiet import NoEvents
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
 from sonde.attach.policy import Policy
 from sonde.collect.blocks import BlockCollector
-from sonde.collect.collector import Batch, Collector, TableRow
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.device_time import DeviceTime
@@ -42,6 +42,7 @@ from sonde.collect.syscalls import SyscallCollector
 from sonde.collect.tasks import TaskCollector
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
+from sonde.metrics import MetricRow
 from sonde.resolve import Resolver
 from sonde.resolve.seen_files import SeenFiles
 from sonde.sinks.chunk import ChunkBuilder
@@ -319,8 +320,13 @@ class Agent:
     def _tick(self, chunk_ends: bool) -> None:
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         self._hear()
-        for collector in self._collectors:
-            batch = collector.drain(since_ns, chunk_ends)
+        batches = [collector.drain(since_ns, chunk_ends) for collector in self._collectors]
+        # Whom the rows speak of may have come and gone since: hear of them before they are named.
+        self._hear()
+        for batch in batches:
+            if batch.notes or batch.groups:
+                self._resolver.learn(batch.notes, batch.groups)
+        for collector, batch in zip(self._collectors, batches, strict=True):
             count = collector.name if collector.name in self._counts else "host"
             self._counts[count] += batch.seen
             self._take(batch)
@@ -334,10 +340,9 @@ class Agent:
             self._count_self()
 
     def _take(self, batch: Batch) -> None:
-        if batch.notes or batch.groups:
-            self._resolver.learn(batch.notes, batch.groups)
         if batch.group_io:
-            batch.rows.setdefault("metric", []).extend(self._group_io.rows(batch, self._tick_ns))
+            batch.metrics += self._group_io.rows(batch, self._tick_ns)
+        self._chunk.add("metric", batch.metrics)
         for table, rows in batch.rows.items():
             self._chunk.add(table, rows)
         for table, columns in batch.parts:
@@ -375,7 +380,7 @@ class Agent:
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        rows: list[TableRow] = []
+        rows: list[MetricRow] = []
         for series, value in (
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),

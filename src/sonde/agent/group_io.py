@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sonde.collect.collector import Batch, TableRow
-from sonde.metrics import labels
+from sonde.collect.collector import Batch
+from sonde.metrics import MetricRow, labels
 
 SERIES = (
     ("sonde.cgroup.disk.operations", 1.0),
@@ -27,7 +27,7 @@ class GroupIo:
         self._path_of = path_of
         self._sums: dict[str, list[int]] = {}
 
-    def rows(self, batch: Batch, time_ns: int) -> Iterator[TableRow]:
+    def rows(self, batch: Batch, time_ns: int) -> Iterator[MetricRow]:
         """Rows of `metric` for the groups that did something."""
         touched = set()
         for (hierarchy, number, device, operation), sums in batch.group_io.items():

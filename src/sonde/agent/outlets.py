@@ -15,11 +15,11 @@ from sonde import _native, health
 from sonde.agent.run_metrics import RunMetrics
 from sonde.collect.collector import Batch, TableRow
 from sonde.config import Config
-from sonde.metrics import Metric, labels, labels_of
+from sonde.metrics import Metric, MetricRow, labels, labels_of
 from sonde.sinks import exposition
 from sonde.sinks.otlp import OtlpPusher
 from sonde.sinks.prometheus import PrometheusServer
-from sonde.sinks.series import Board, Row, Series, Whose
+from sonde.sinks.series import Board, Series, Whose
 
 _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
 """As seen from the device, which is how the conventions count."""
@@ -71,7 +71,7 @@ class Outlets:
 
     def take(self, batch: Batch) -> None:
         """Rows that a collector handed over."""
-        self.take_metrics(batch.rows.get("metric", ()))
+        self.take_metrics(batch.metrics)
         for row in batch.rows.get("activity", ()):
             if row[1] == "device":
                 self._take_calls(row)
@@ -81,9 +81,9 @@ class Outlets:
         for row in batch.rows.get("usage", ()):
             self._take_usage(row)
 
-    def take_metrics(self, rows: Iterable[TableRow]) -> None:
+    def take_metrics(self, rows: Iterable[MetricRow]) -> None:
         """Rows of the table metric."""
-        self.board.take(rows)  # type: ignore[arg-type]  # in the order of its columns
+        self.board.take(rows)
 
     def take_loss(self, name: str, count: float) -> None:
         """Something was lost."""
@@ -154,7 +154,7 @@ USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (
 """What becomes of the counters of the table usage: series, attributes, and one of its unit."""
 
 
-def _health(families: Families) -> list[Row]:
+def _health(families: Families) -> list[MetricRow]:
     """The checks of `sonde health`, over what devices said last."""
     rows = [
         (0, metric.name, labels_of(one.attributes), one.value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sonde.collect.collector import TableRow
 from sonde.collect.kernel import Kernel
-from sonde.metrics import labels
+from sonde.metrics import MetricRow, labels
 from sonde.resolve import Resolver
 from sonde.unwind import ENDS, Interpreter, Unwinder
 
@@ -89,7 +89,7 @@ class Unwinding:
                 yield now_ns, "stack_end", name, 0, 0, float(new), end.text
         self._ends = now
 
-    def metrics(self, now_ns: int) -> Iterator[TableRow]:
+    def metrics(self, now_ns: int) -> Iterator[MetricRow]:
         """Rows of `metric`."""
         if self._unwinder is None:
             return

@@ -16,6 +16,7 @@ For a stall [a, b) that ended with an operation whose launch call ran [ls, le) o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +25,7 @@ from sonde.analyze import intervals as sets
 from sonde.analyze.causes import CLAIMS, NUMBER, WAITS
 from sonde.analyze.idle import Stalls, State, stalls_of
 from sonde.analyze.intervals import Coverage
+from sonde.analyze.rivals import without_gaps_hidden
 from sonde.model.timeline import F64, I32, I64, U8, CallKind, DeviceKind, Mask, Timeline, Way
 
 SHORT_NS = 20_000
@@ -55,6 +57,10 @@ class Blame:
         return int(self.stalls.duration_ns[self.cause == NUMBER[key]].sum())
 
 
+FEW_NS = 100_000_000
+"""Samples of this weight, ten at 99 Hz, tell no more than those of all intervals together."""
+_WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
+"""Samples in these say nothing of what kept the thread from launching."""
 RESULT_BYTES = 4096
 """A copy to the host up to this size is a result that a program looks at: a loss, a flag."""
 SHARED = 0.02
@@ -68,7 +74,8 @@ def blame_device(
     found = blame(timeline, stalls_of(timeline, device, start_ns, end_ns))
     if found.total_ns("rival") < SHARED * found.stalls.window_ns:
         return found
-    return blame(timeline, stalls_of(timeline, device, start_ns, end_ns, shared=True))
+    shared = blame(timeline, stalls_of(timeline, device, start_ns, end_ns, shared=True))
+    return without_gaps_hidden(timeline, shared)
 
 
 def blame(timeline: Timeline, stalls: Stalls) -> Blame:
@@ -261,10 +268,12 @@ def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> tuple[I64, I
 def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:
     """Share of the thread's samples, in and around each interval, that served page faults.
 
-    Statistical: samples are summed over ticks, so the ticks that touch the interval count.
+    Statistical: samples are summed over ticks, so the ticks that touch the interval count, and as
+    those hold few samples, the share is drawn to that of all the intervals together.
     """
     samples = timeline.samples
-    rows = samples.lane == lane
+    waits = np.array([bool(_WAITING.search(name)) for name in timeline.names] or [False])
+    rows = (samples.lane == lane) & ~waits[samples.name]
     share = np.zeros(len(start))
     if not rows.any():
         return share
@@ -276,5 +285,11 @@ def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:
     faults = np.concatenate([[0], np.cumsum(fault)])
     low = np.searchsorted(time, start - timeline.tick_ns, "left")
     high = np.searchsorted(time, end, "right")
-    whole = weights[high] - weights[low]
-    return np.where(whole > 0, (faults[high] - faults[low]) / np.maximum(whole, 1), 0.0)
+    near = np.zeros(len(time) + 1, np.int64)
+    np.add.at(near, low, 1)
+    np.add.at(near, high, -1)
+    around = np.cumsum(near)[:-1] > 0
+    usual = float(fault[around].sum() / max(1, weight[around].sum()))
+    whole = weights[high] - weights[low] + FEW_NS
+    share[:] = (faults[high] - faults[low] + usual * FEW_NS) / whole
+    return share

@@ -6,8 +6,14 @@ together. A step begins with an operation (the anchor) that each step has once. 
 the sequence into pieces, and so do the long stalls; for a true anchor nearly all pieces hold the
 same operations, whatever their timing, and most of the device's work. Layers repeat within a step,
 steps within an epoch, so several cuts qualify: the shortest whose pieces take something in or out
-(a copy from or to the host, a wait for the device) is the step; where none does, the longest whose
-pieces still repeat often. Where the same request is all there is, each is a step.
+(a copy from or to the host, a wait for the device) is the step. Where none does, the device's
+requests alone cannot tell a step from a loop within it; then what the program called does, where
+that is known (`sonde.analyze.loops`), else it is the longest cut whose pieces still repeat often.
+Where the same request is all there is, each is a step.
+
+A step follows a step. Where the pieces of an operation take turns (two products a step, the second
+one followed by the next batch's copy), the usual piece and those up to the next usual one are the
+step.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sonde.analyze import loops
 from sonde.analyze.idle import Stalls
 from sonde.analyze.intervals import Coverage
 from sonde.model.timeline import I64, CallKind, DeviceKind, Mask, Timeline, Way
@@ -27,6 +34,10 @@ REGULAR = 0.7
 """Share of the operations that must lie in pieces like the usual one."""
 WORK = 0.5
 """Share of the device's work that must."""
+CHAIN = 0.5
+"""Share of the usual pieces that another usual one must follow."""
+WHOLE = 0.9
+"""Share of the requests and of the work that calls must hold to tell steps."""
 CANDIDATES = 256
 LONG_NS = 100_000
 """A stall that may part steps."""
@@ -49,9 +60,26 @@ class _Sequence:
     """With the host."""
     name: I64
     """Index into the timeline's names."""
+    asked: I64
+    """When a thread asked for it; empty where nothing tells."""
+    called: bool = False
+    """Whether these are calls of the program rather than requests."""
 
     def __len__(self) -> int:
         return len(self.token)
+
+    def grouped(self, first: I64, token: I64, name: I64, called: bool = False) -> _Sequence:
+        """The sequence with the requests from each of `first` to the next as one request."""
+        return _Sequence(
+            token=token,
+            start=self.start[first],
+            work=np.add.reduceat(self.work, first),
+            operations=np.add.reduceat(self.operations, first),
+            exchange=np.logical_or.reduceat(self.exchange, first),
+            name=name,
+            asked=self.asked[first] if len(self.asked) else self.asked,
+            called=called,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +93,9 @@ class _Cut:
     """Which pieces are like the usual one."""
     operations: int
     covered: float
+    """Share of the requests in pieces like the usual one."""
+    work: float
+    """Share of the work of all pieces in them."""
     exchanges: bool
 
 
@@ -74,7 +105,13 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
     if len(single) < 2 * LEAST:
         return None
     drawn = _runs(single)
-    cut = _choose([*_cuts(drawn), *_at_stalls(stalls, single)]) or _same(single)
+    cuts = [*_cuts(drawn), *_at_stalls(stalls, single)]
+    called = _by_calls(timeline, single)
+    if called is not None and called.exchanges:
+        cuts.append(called)
+    cut = _shortest([one for one in cuts if one.exchanges])
+    if cut is None:
+        cut = called or _longest(cuts) or _same(single)
     if cut is None:
         return None
     begin, end = cut.at[:-1], cut.at[1:]
@@ -128,6 +165,7 @@ def _sequence(timeline: Timeline, stalls: Stalls) -> _Sequence:
         operations=count,
         exchange=~asked | copied,
         name=name,
+        asked=calls.start_ns[rows],
     )
 
 
@@ -143,6 +181,7 @@ def _of_device(stalls: Stalls) -> _Sequence:
         np.ones(len(events), np.int64),
         copied,
         name,
+        np.zeros(0, np.int64),
     )
 
 
@@ -152,28 +191,21 @@ def _runs(single: _Sequence) -> _Sequence:
     first[1:] = single.token[1:] != single.token[:-1]
     rows = np.flatnonzero(first)
     length = np.diff(np.append(rows, len(single)))
-    return _Sequence(
-        token=(single.token[rows] * 1_000_003) ^ length,
-        start=single.start[rows],
-        work=np.add.reduceat(single.work, rows),
-        operations=np.add.reduceat(single.operations, rows),
-        exchange=single.exchange[rows],
-        name=single.name[rows],
-    )
+    return single.grouped(rows, (single.token[rows] * 1_000_003) ^ length, single.name[rows])
 
 
 def _cuts(sequence: _Sequence) -> list[_Cut]:
     """One cut for each number of times that some request occurs."""
+    sums = _Sums(sequence)
     _, first, inverse, counts = np.unique(
         sequence.token, return_index=True, return_inverse=True, return_counts=True
     )
     enough = np.flatnonzero(counts > LEAST)
-    sums = _sums(inverse)
     cuts = []
     for count in np.unique(counts[enough])[:CANDIDATES].tolist():
         alike = enough[counts[enough] == count]
         for kind in alike[np.argsort(first[alike])][:3].tolist():
-            cut = _cut(sequence, np.flatnonzero(inverse == kind), sums)
+            cut = _cut(sums, np.flatnonzero(inverse == kind))
             if cut is not None:
                 cuts.append(cut)
                 break
@@ -191,61 +223,112 @@ def _at_stalls(stalls: Stalls, sequence: _Sequence) -> list[_Cut]:
     at = at[at < len(sequence)]
     if len(at) <= LEAST:
         return []
-    inverse = np.unique(sequence.token, return_inverse=True)[1]
-    cut = _cut(sequence, at, _sums(inverse))
-    return [replace(cut, exchanges=True)] if cut is not None and cut.covered >= 0.9 else []
+    cut = _cut(_Sums(sequence), at)
+    return [replace(cut, exchanges=True)] if cut is not None and cut.covered >= WHOLE else []
 
 
 def _same(single: _Sequence) -> _Cut | None:
     """Each request by itself, where nearly all are the same."""
-    _, inverse, counts = np.unique(single.token, return_inverse=True, return_counts=True)
-    if counts.max() < 0.9 * len(single):
+    cut = _cut(_Sums(single), np.arange(len(single)), turns=False)
+    return cut if cut is not None and cut.covered >= WHOLE else None
+
+
+def _by_calls(timeline: Timeline, single: _Sequence) -> _Cut | None:
+    """By what the program called again and again: the outermost that holds nearly all."""
+    if not len(single.asked):
         return None
-    at = np.flatnonzero(inverse == int(counts.argmax()))
-    return _cut(single, at, _sums(inverse))
+    for owner, named in loops.levels(timeline, single.asked):
+        first = np.ones(len(single), bool)
+        first[1:] = (owner[1:] != owner[:-1]) | (owner[1:] < 0)
+        rows = np.flatnonzero(first)
+        if len(rows) <= LEAST:
+            continue
+        name = np.where(named[rows] >= 0, named[rows], single.name[rows])
+        token = np.where(named[rows] >= 0, -1 - named[rows], single.token[rows])
+        called = single.grouped(rows, token, name, called=True)
+        found = _shortest([one for one in _cuts(called) if one.covered >= WHOLE]) or _same(called)
+        if found is not None and found.work >= WHOLE:
+            return _of_size(called, found)
+    return None
 
 
-def _sums(token: I64) -> I64:
-    """Running sums of random codes: pieces of equal sums hold the same requests."""
-    codes = np.random.default_rng(1).integers(1, 1 << 62, int(token.max()) + 1)
-    return np.concatenate([[0], np.cumsum(codes[token])])  # wraps around, as a hash may
+def _of_size(called: _Sequence, cut: _Cut) -> _Cut:
+    """The cut with only those pieces alike that ask for about as much: their names say no more."""
+    edges = np.searchsorted(called.start, cut.at, "left")
+    number = np.diff(_running(called.operations)[edges])
+    like = cut.like & (np.abs(number - cut.operations) <= _LOOSE * cut.operations + 1)
+    return replace(cut, like=like) if like.any() else cut
 
 
-def _cut(sequence: _Sequence, at: I64, sums: I64) -> _Cut | None:
+class _Sums:
+    """Running sums over a sequence, so that any piece of it is summed at once."""
+
+    def __init__(self, sequence: _Sequence) -> None:
+        self.of = sequence
+        # Random codes: pieces of equal sums hold the same requests. They wrap around, as hashes do.
+        number = np.unique(sequence.token, return_inverse=True)[1]
+        codes = np.random.default_rng(1).integers(1, 1 << 62, int(number.max(initial=0)) + 1)
+        self.code = _running(codes[number])
+        self.work = _running(sequence.work)
+        self.operations = _running(sequence.operations)
+        self.exchange = _running(sequence.exchange)
+
+
+def _running(values: np.ndarray) -> I64:
+    sums = np.zeros(len(values) + 1, np.int64)
+    np.cumsum(values, out=sums[1:])
+    return sums
+
+
+def _cut(sums: _Sums, at: I64, turns: bool = True) -> _Cut | None:
     length = np.diff(at)
     inner = int(length.sum())
-    if inner < 0.5 * len(sequence):
+    if inner < 0.5 * len(sums.of) or len(length) < LEAST:
         return None  # what lies outside of all pieces is no small rest
-    value = sums[at[1:]] - sums[at[:-1]]
-    inverse = np.unique(value, return_inverse=True)[1]
-    like: Mask = inverse == int(np.bincount(inverse, length).argmax())
-    covered = float(length[like].sum()) / inner
+    inverse = np.unique(np.diff(sums.code[at]), return_inverse=True)[1]
+    work = np.diff(sums.work[at])
+    exchanging = np.diff(sums.exchange[at]) > 0
+    like: Mask = inverse == int(np.bincount(inverse, work + length).argmax())
+    regular = like | _repeated(inverse, exchanging | sums.of.called)
+    covered = float(length[regular].sum()) / inner
+    if (like[1:] & like[:-1]).sum() < CHAIN * like[:-1].sum():
+        # Pieces take turns: a step is from one of the usual kind to the next.
+        merged = _cut(sums, at[:-1][like], turns=False) if turns else None
+        if merged is not None or covered >= REGULAR:
+            return merged
     if covered < REGULAR:
         # Shapes may differ from step to step; then their number must be about the same.
         middle = float(np.median(length))
-        like = np.abs(length - middle) <= _LOOSE * middle
+        like = regular = np.abs(length - middle) <= _LOOSE * middle
         covered = 0.99 * float(length[like].sum()) / inner if middle >= 8 else 0.0
-    work = np.add.reduceat(sequence.work, at)[:-1]
-    whole = int(sequence.work.sum())
-    if covered < REGULAR or like.sum() < LEAST or work[like].sum() < WORK * whole:
+    mine = int(work[regular].sum())
+    if covered < REGULAR or like.sum() < LEAST or mine < WORK * int(sums.work[-1]):
         return None
-    exchanges = np.add.reduceat(sequence.exchange.astype(np.int64), at)[:-1]
-    operations = np.add.reduceat(sequence.operations, at)[:-1]
     return _Cut(
-        name=int(sequence.name[at[0]]),
-        at=sequence.start[at],
+        name=int(sums.of.name[at[0]]),
+        at=sums.of.start[at],
         like=like,
-        operations=int(np.median(operations[like])),
+        operations=int(np.median(np.diff(sums.operations[at])[like])),
         covered=covered,
-        exchanges=bool((exchanges[like] > 0).mean() > 0.8),
+        work=mine / max(1, int(work.sum())),
+        exchanges=bool(exchanging[like].mean() > 0.8),
     )
 
 
-def _choose(cuts: list[_Cut]) -> _Cut | None:
-    if not cuts:
-        return None
-    exchanging = [cut for cut in cuts if cut.exchanges]
-    if exchanging:
-        return min(exchanging, key=lambda cut: (cut.operations, -cut.covered))
+def _repeated(kind: I64, exchanging: Mask) -> Mask:
+    """Pieces that repeat one after another and deal with the host, or were called: steps of
+    training, of an evaluation."""
+    number = np.bincount(kind)
+    after = np.bincount(kind[1:][kind[1:] == kind[:-1]], minlength=len(number))
+    often = (number >= LEAST) & (after >= CHAIN * number)
+    found: Mask = (often & (np.bincount(kind, exchanging) > 0.8 * number))[kind]
+    return found
+
+
+def _shortest(cuts: list[_Cut]) -> _Cut | None:
+    return min(cuts, key=lambda cut: (cut.operations, -cut.covered), default=None)
+
+
+def _longest(cuts: list[_Cut]) -> _Cut | None:
     often = [cut for cut in cuts if len(cut.at) > 2 * LEAST] or cuts
-    return max(often, key=lambda cut: (cut.covered >= 0.9, cut.operations))
+    return max(often, key=lambda cut: (cut.covered >= WHOLE, cut.operations), default=None)

@@ -29,9 +29,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from sonde.collect.collector import TableRow
 from sonde.collect.polling import RETRY_FIRST_S, RETRY_LAST_S, Points, Schedule, Source
-from sonde.metrics import labels
+from sonde.metrics import MetricRow, labels
 
 PAGE = 4096
 PIPE_BYTES = 1 << 20
@@ -64,7 +63,7 @@ def unpack(body: bytes) -> tuple[Points, int]:
     """The reverse, without the length. Raises ValueError for what is no message."""
     try:
         strings, rows, events, left_out = marshal.loads(body)
-        metrics: list[TableRow] = [
+        metrics: list[MetricRow] = [
             (time_ns, strings[series], strings[tags], value)
             for time_ns, series, tags, value in rows
         ]

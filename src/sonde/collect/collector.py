@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sonde.metrics import MetricRow
 from sonde.model.owner import GroupNote, ProcessNote
 
 TableRow = tuple[object, ...]
@@ -25,6 +26,8 @@ class Batch:
 
     rows: dict[str, list[TableRow]] = field(default_factory=dict)
     """By table: sample, activity, event."""
+    metrics: list[MetricRow] = field(default_factory=list)
+    """Of the table metric."""
     spans: list[Mapping[str, object]] = field(default_factory=list)
     """Parts of the table span: columns by name, ready for the encoder."""
     parts: list[tuple[str, Mapping[str, object]]] = field(default_factory=list)

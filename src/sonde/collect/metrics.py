@@ -130,7 +130,7 @@ class Metrics:
         batch = Batch()
         for runner in self._runners:
             points = runner.take()
-            batch.rows.setdefault("metric", []).extend(points.metrics)
+            batch.metrics += points.metrics
             batch.rows.setdefault("event", []).extend(points.events)
             batch.seen += len(points.metrics)
         return batch

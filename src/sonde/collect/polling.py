@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sonde.collect.collector import TableRow
-from sonde.metrics import COSTS, labels
+from sonde.metrics import COSTS, MetricRow, labels
 
 CHEAP_S, STEADY_S, DEAR_S = COSTS["cheap"], COSTS["steady"], COSTS["dear"]
 RETRY_FIRST_S, RETRY_LAST_S = 1.0, 30.0
@@ -42,7 +42,7 @@ class SignalLost(Exception):
 class Points:
     """What sources said: rows of the tables `metric` and `event`."""
 
-    metrics: list[TableRow] = field(default_factory=list)
+    metrics: list[MetricRow] = field(default_factory=list)
     events: list[TableRow] = field(default_factory=list)
 
     def add(self, series: str, value: float, labels: str = "", time_ns: int = 0) -> None:
@@ -103,6 +103,11 @@ class Gap:
             self._retry_s = min(2 * self._retry_s, RETRY_LAST_S)
         self.again_ns = now_ns + int(self._retry_s * 1e9)
 
+    def retry(self) -> None:
+        """Ask again without waiting: its source was opened anew."""
+        if self.again_ns:
+            self.again_ns, self._retry_s = 1, RETRY_FIRST_S
+
     def there(self, points: Points, now_ns: int) -> None:
         """It answered: mark that, if it had not before."""
         if self.again_ns:
@@ -110,6 +115,20 @@ class Gap:
             seconds = (now_ns - self._since_ns) / 1e9
             points.note("signal_back", seconds, f"{self._name}: back after {seconds:.1f} s")
             points.add("sonde.source.up", 1.0, labels(sonde__source=self._name), now_ns)
+
+
+class Gaps:
+    """Those of a source's signals by name. They outlast the source's being opened anew, so that
+    what was missing before is said to be back after."""
+
+    def __init__(self) -> None:
+        self._gaps: dict[str, Gap] = {}
+
+    def of(self, name: str) -> Gap:
+        """That of a signal."""
+        gap = self._gaps.setdefault(name, Gap(name))
+        gap.retry()
+        return gap
 
 
 @dataclass(slots=True)
@@ -136,6 +155,7 @@ class Schedule:
         self._asking = asking
         self._turns: list[_Turn] = []
         self._opened = False
+        self._gaps = Gaps()
         self._gap = Gap(source.name)
         """That of the whole source."""
         self._cpu_s = 0.0
@@ -173,7 +193,7 @@ class Schedule:
             _guarded(self._source.open)
             now_ns = self._clock()
             self._turns = [
-                _Turn(poll, now_ns, Gap(f"{self._source.name}.{poll.name}"))
+                _Turn(poll, now_ns, self._gaps.of(f"{self._source.name}.{poll.name}"))
                 for poll in self._source.polls()
             ]
         except SignalLost as lost:

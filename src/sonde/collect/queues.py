@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, losses_of, refusal
-from sonde.metrics import labels
+from sonde.metrics import MetricRow, labels
 
 IDLE_GAP_NS = 100_000_000
 """Between two looks at a machine on which nothing runs: looking would wake it."""
@@ -92,7 +92,7 @@ class QueueCollector:
                 batch.parts.append(("metric", columns))
         batch.seen += len(ring)
         delays, queues = self._read()
-        rows = batch.rows["metric"] = []
+        rows = batch.metrics
         for cpu, label in enumerate(self._labels):
             self._tell_delays(rows, since_ns, label, self._delays[cpu], delays[cpu])
             looks, running, busy, *_ = (
@@ -128,7 +128,7 @@ class QueueCollector:
 
     @staticmethod
     def _tell_delays(
-        rows: list[tuple[object, ...]],
+        rows: list[MetricRow],
         time_ns: int,
         label: str,
         before: tuple[int, ...],

@@ -5,8 +5,9 @@
 `examine()` judges them. Nothing on a device is changed, and nothing runs on it.
 """
 
-from sonde.health.checks import CHECKS, Result, Status, examine, worst
+from sonde.health.checks import CHECKS, examine, worst
 from sonde.health.facts import Facts
 from sonde.health.node import gather, with_files
+from sonde.health.results import Result, Status
 
 __all__ = ["CHECKS", "Facts", "Result", "Status", "examine", "gather", "with_files", "worst"]

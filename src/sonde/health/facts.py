@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-Row = tuple[int, str, str, float]
-"""time_ns, series, labels, value: as in the table metric."""
+from sonde.metrics import COSTS, MetricRow
 
 
 @dataclass(slots=True)
@@ -43,17 +42,44 @@ class Device:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A signal that was lost, by its name: nvml, nvml.events, nvml.0.cheap, nvml.0.power."""
+
+    name: str
+    text: str
+    """With the reason."""
+
+    @property
+    def of_all(self) -> bool:
+        """Whether the whole source does not answer."""
+        return "." not in self.name
+
+    @property
+    def index(self) -> str:
+        """Of the device whose it is; '' for none."""
+        place = self.name.partition(".")[2].partition(".")[0]
+        return place if place.isdigit() else ""
+
+    @property
+    def of_device(self) -> bool:
+        """Whether it is all that a device tells at one pace, so that the device is gone."""
+        return bool(self.index) and self.name.rpartition(".")[2] in COSTS
+
+
 @dataclass(slots=True)
 class Facts:
     """Of one node."""
 
     devices: list[Device]
     trouble: list[str]
-    """Signals that were lost while asking, each with its reason."""
+    """Signals that were lost while asking: `name: reason`."""
     on_the_bus: int = 0
     """NVIDIA devices that PCI knows."""
     module_version: str = ""
     """Of the driver in the kernel; '' without one."""
+    installed: frozenset[str] = frozenset()
+    """Versions of NVML that lie on disk; empty where they are in no usual place."""
     xids: list[tuple[str, int]] = field(default_factory=list)
     """(PCI address, number) of the errors in the kernel's log."""
     memory_corrected: int | None = None
@@ -64,8 +90,13 @@ class Facts:
     bandwidth: dict[str, float] = field(default_factory=dict)
     """uuid to bytes a second from the host, where it was measured."""
 
+    @property
+    def gaps(self) -> list[Gap]:
+        """The troubles, taken apart."""
+        return [Gap(text.partition(": ")[0], text) for text in self.trouble]
 
-def devices_of(rows: Iterable[Row]) -> list[Device]:
+
+def devices_of(rows: Iterable[MetricRow]) -> list[Device]:
     """Devices that rows speak of, in the order of their indices."""
     found: dict[str, Device] = {}
     for _, series, labels, value in rows:

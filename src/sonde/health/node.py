@@ -12,11 +12,16 @@ from pathlib import Path
 from sonde.collect.apart import Apart
 from sonde.collect.devices import present
 from sonde.collect.polling import Points
-from sonde.health.facts import Facts, Row, devices_of
+from sonde.health.facts import Facts, devices_of
+from sonde.metrics import MetricRow
 
 DEADLINE_S = 15.0
 """An idle driver needs seconds to wake up; one that needs longer hangs."""
 NVIDIA, DISPLAY = "0x10de", "0x03"
+LIBRARY_PLACES = (
+    *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
+    *("usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current"),
+)
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
@@ -24,12 +29,14 @@ def gather(root: Path = Path("/"), kernel_log: Path | None = None) -> Facts:
     """Ask and read. Never raises for what is not there; a hang is a trouble among the facts."""
     points = _ask()
     trouble = [str(row[6]) for row in points.events if row[2] == "signal_lost"]
-    rows: Iterable[Row] = points.metrics  # type: ignore[assignment]  # as the table has them
-    return with_files(rows, trouble, root, kernel_log)
+    return with_files(points.metrics, trouble, root, kernel_log)
 
 
 def with_files(
-    rows: Iterable[Row], trouble: list[str], root: Path = Path("/"), kernel_log: Path | None = None
+    rows: Iterable[MetricRow],
+    trouble: list[str],
+    root: Path = Path("/"),
+    kernel_log: Path | None = None,
 ) -> Facts:
     """Facts of what devices said, with what the kernel's files say now."""
     facts = Facts(
@@ -37,6 +44,7 @@ def with_files(
         trouble=trouble,
         on_the_bus=_on_the_bus(root),
         module_version=_module_version(root),
+        installed=_installed(root),
         xids=_xids(_kernel_log(kernel_log)),
         ports=_ports(root),
     )
@@ -77,6 +85,15 @@ def _on_the_bus(root: Path) -> int:
 def _module_version(root: Path) -> str:
     text = _read(root / "proc/driver/nvidia/version").partition("\n")[0]
     return next((word for word in text.split() if word[0].isdigit() and "." in word), "")
+
+
+def _installed(root: Path) -> frozenset[str]:
+    """Of `libnvidia-ml.so.580.159` and the like."""
+    return frozenset(
+        file.name.partition(".so.")[2]
+        for place in LIBRARY_PLACES
+        for file in (root / place).glob("libnvidia-ml.so.*.*")
+    )
 
 
 def _edac(root: Path) -> tuple[int | None, int | None]:

@@ -14,6 +14,9 @@ from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
 
+MetricRow = tuple[int, str, str, float]
+"""A row of the table metric: time_ns, series, labels, value; labels as `labels` makes them."""
+
 KINDS = ("gauge", "counter", "updowncounter")
 COSTS = {"cheap": 0.1, "steady": 1.0, "dear": 10.0, "event": 0.0}
 """Seconds between two readings; 0 for what is told as it happens."""

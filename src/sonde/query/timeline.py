@@ -46,7 +46,12 @@ _CALLS = {
     "unpin": CallKind.PIN,
     "build": CallKind.BUILD,
 }
-_FAULT_FRAMES = ("exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault")
+_FAULT_FRAMES = (
+    *("exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault"),
+    *("munmap", "__x64_sys_munmap", "__arm64_sys_munmap", "__vm_munmap", "do_vmi_munmap"),
+    *("unmap_region", "unmap_vmas", "shmem_evict_inode"),
+)
+"""Memory is made for the program, or taken back: both is what new mappings cost."""
 _GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
 _DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
 _ASKED = {

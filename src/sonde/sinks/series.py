@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sonde.metrics import COSTS, Metric, catalogue
+from sonde.metrics import COSTS, Metric, MetricRow, catalogue
 
 MAX_SERIES = 10_000
 MAX_OWNED = 200
@@ -31,8 +31,6 @@ OTHER = "other"
 Attributes = tuple[tuple[str, str], ...]
 Whose = Callable[[int, int], Mapping[str, str]]
 """Attributes that tell whose a process (pid, start) is."""
-Row = tuple[int, str, str, float]
-"""time_ns, series, labels, value: as in the table metric."""
 
 
 def nobody(_pid: int, _start_ns: int) -> Mapping[str, str]:
@@ -96,7 +94,7 @@ class Board:
             owned = sum(map(len, self._owned.values()))
             return len(self._plain) + owned + sum(map(len, self._counts.values()))
 
-    def take(self, rows: Iterable[Row]) -> None:
+    def take(self, rows: Iterable[MetricRow]) -> None:
         """Note the values of rows of the table metric; series unknown to the catalogue pass."""
         with self._lock:
             for time_ns, series, labels, value in rows:

@@ -3,6 +3,10 @@
 // forks, a handler of signals. Prints what it did: name, launches, ns each.
 //
 //     launches SECONDS [capture] [fork] [exec] [legacy]
+//
+// A forked child launches 300 times, then stays until standard input has a byte for it or ends; five
+// seconds at most.
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -90,7 +94,9 @@ static void children(int do_exec)
 				execlp("true", "true", NULL);
 			for (int k = 0; k < 300; k++)
 				launch(shorter, NULL), nap(1000000);
-			_exit(0);
+			struct pollfd input = {.events = POLLIN};
+			char byte;
+			_exit(poll(&input, 1, 5000) > 0 && read(0, &byte, 1) < 0);
 		}
 		int status;
 		waitpid(child, &status, 0);

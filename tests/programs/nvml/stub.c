@@ -140,8 +140,12 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
 
 nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
 {
+	char value[TEXT];
+
 	ANSWER(device);
-	if (instance_of(device) >= 0)
+	if (text_of(device, "uuid", value) && instance_of(device) < 0)
+		snprintf(uuid, length, "%s", value);
+	else if (instance_of(device) >= 0)
 		snprintf(uuid, length, "MIG-stub-%u-%d", device_of(device), instance_of(device));
 	else
 		snprintf(uuid, length, "GPU-stub-%u", device_of(device));

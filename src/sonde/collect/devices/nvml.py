@@ -21,7 +21,7 @@ from sonde.collect.devices.nvml_library import (
     NvmlError,
 )
 from sonde.collect.devices.readings import Readings
-from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Gaps, Points, Poll, SignalLost
 from sonde.metrics import labels
 
 XID, DOUBLE_BIT_ECC = 0x8, 0x2
@@ -42,6 +42,7 @@ class NvmlSource:
         self._devices: list[NvmlDevice] = []
         self._events: c_void_p | None = None
         self._xids: dict[tuple[str, int], int] = {}
+        self._gaps = Gaps()
 
     def open(self) -> None:
         """Find the devices. Raises SignalLost where there is no library, driver or device."""
@@ -68,7 +69,7 @@ class NvmlSource:
                 ("steady", STEADY_S, device.steady()),
                 ("dear", DEAR_S, device.dear()),
             ):
-                read = Readings(f"{self.name}.{device.name}", readings)
+                read = Readings(f"{self.name}.{device.name}", readings, self._gaps)
                 polls.append(Poll(f"{device.name}.{name}", period_s, read))
         if self._events is not None:
             polls.append(Poll("events", CHEAP_S, self._read_events))

@@ -16,7 +16,7 @@ from sonde.collect.devices.nvml_library import (
     VERSION_MISMATCH,
     NvmlError,
 )
-from sonde.collect.polling import Gap, Points, SignalLost
+from sonde.collect.polling import Gaps, Points, SignalLost
 
 WHOLE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, VERSION_MISMATCH})
 """Errors after which the library answers nothing until it is opened again."""
@@ -36,8 +36,8 @@ class Reading:
 class Readings:
     """The `read` of a poll: asks all, drops for good what the device cannot tell."""
 
-    def __init__(self, device: str, readings: Sequence[Reading]) -> None:
-        self._readings = [(reading, Gap(f"{device}.{reading.name}")) for reading in readings]
+    def __init__(self, device: str, readings: Sequence[Reading], gaps: Gaps) -> None:
+        self._readings = [(reading, gaps.of(f"{device}.{reading.name}")) for reading in readings]
         self.cannot: list[str] = []
 
     def __call__(self, points: Points) -> None:

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a check says, and the tables that checks judge by.
+
+Expected values and limits are in skus.toml, classes of failure in failures.toml, what each state of
+each check means in checks.toml.
+"""
+
+from __future__ import annotations
+
+import enum
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from sonde.health.facts import Device
+
+
+class Status(enum.StrEnum):
+    """What a check came to."""
+
+    PASS = "pass"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One check of one device, or of the node."""
+
+    check: str
+    device: str
+    """Its label; '' for the node."""
+    uuid: str
+    status: Status
+    figure: str
+    expected: str
+    failure: str = ""
+    """Class of failures.toml, where it did not pass."""
+    remedy: str = ""
+
+
+@cache
+def table(name: str) -> Mapping[str, Any]:
+    """One of the data tables beside this module."""
+    return tomllib.loads(files("sonde.health").joinpath(f"{name}.toml").read_text("utf-8"))
+
+
+def limit(name: str) -> float:
+    """What holds for any device."""
+    return float(table("skus")["limits"][name])
+
+
+def expectations(name: str) -> Mapping[str, Any]:
+    """What a device of this name should say; empty for one that nobody entered."""
+    for sku in table("skus")["sku"]:
+        if fnmatchcase(name, sku["match"]):
+            expected: Mapping[str, Any] = sku
+            return expected
+    return {}
+
+
+def expected_of(device: Device, name: str) -> float | None:
+    """One value that a device should say; None where nobody entered it."""
+    value = expectations(device.about.get("hw.model", "")).get(name)
+    return float(value) if value is not None else None
+
+
+def graded(value: float, warn: float, fail: float) -> Status:
+    """More is worse."""
+    return Status.FAIL if value >= fail else Status.WARN if value >= warn else Status.PASS
+
+
+def weight(status: Status) -> int:
+    """Worse is more."""
+    return (Status.PASS, Status.WARN, Status.FAIL).index(status)
+
+
+def result(
+    check: str,
+    device: Device | None,
+    status: Status,
+    figure: str,
+    expected: str,
+    failure: str,
+    remedy: str = "",
+) -> Result:
+    """With the remedy of its class of failure, unless it has its own."""
+    passed = status is Status.PASS
+    return Result(
+        check=check,
+        device=device.label if device else "",
+        uuid=device.uuid if device else "",
+        status=status,
+        figure=figure,
+        expected=expected,
+        failure="" if passed else failure,
+        remedy="" if passed else remedy or table("failures")[failure]["remedy"],
+    )
