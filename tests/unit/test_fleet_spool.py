@@ -11,17 +11,23 @@ from sonde.fleet import spool
 from sonde.fleet.spool import Spool
 
 
+def owned(directory, held=()):
+    made = Spool(directory, held)
+    made.own()
+    return made
+
+
 def files(directory):
     return sorted(path.name for path in directory.glob("*"))
 
 
 def test_what_was_written_is_read_back_also_by_the_next_process(tmp_path):
-    first = Spool(tmp_path / "s", [])
+    first = owned(tmp_path / "s")
     bodies = [n.to_bytes(2, "big") * (n + 1) for n in range(1300)]  # more than one write takes
     places = first.append([memoryview(body) for body in bodies])
     assert [first.read(place) for place in places] == bodies
     first.close()
-    again = Spool(tmp_path / "s", [place.segment for place in places])
+    again = owned(tmp_path / "s", [place.segment for place in places])
     assert [again.read(place) for place in places] == bodies
     assert again.append([b"more"])[0].segment > places[0].segment  # the old end may be torn
     again.close()
@@ -29,7 +35,7 @@ def test_what_was_written_is_read_back_also_by_the_next_process(tmp_path):
 
 def test_a_full_file_goes_with_its_last_body(tmp_path, monkeypatch):
     monkeypatch.setattr(spool, "SEGMENT_BYTES", 100)
-    made = Spool(tmp_path / "s", [])
+    made = owned(tmp_path / "s")
     one = made.append([bytes(60), bytes(60)])
     two = made.append([bytes(10)])
     assert [p.segment for p in (*one, *two)] == [1, 1, 2]
@@ -43,18 +49,28 @@ def test_a_full_file_goes_with_its_last_body(tmp_path, monkeypatch):
 
 
 def test_leftovers_of_a_crash_go_at_the_start(tmp_path):
-    made = Spool(tmp_path / "s", [])
+    made = owned(tmp_path / "s")
     made.append([b"never committed"])
     made.close()
-    Spool(tmp_path / "s", []).close()
+    owned(tmp_path / "s").close()
     assert files(tmp_path / "s") == []
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path):
-    made = Spool(tmp_path / "s", [])
+    made = owned(tmp_path / "s")
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(SinkError, match="cannot keep reports"):
         made.append([b"body"])
     (tmp_path / "file").write_text("")
     with pytest.raises(SinkError, match="cannot use"):
-        Spool(tmp_path / "file", [])
+        owned(tmp_path / "file")
+
+
+def test_only_one_process_owns_it_and_who_only_looks_removes_nothing(tmp_path):
+    made = owned(tmp_path / "s")
+    made.append([b"not yet committed"])
+    Spool(tmp_path / "s", []).close()
+    with pytest.raises(SinkError, match="another process"):
+        owned(tmp_path / "s")
+    assert files(tmp_path / "s") == ["00000001.reports"]
+    made.close()

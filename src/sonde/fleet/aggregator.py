@@ -144,6 +144,7 @@ class Leader(Aggregator):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(task, keys, roster, state, threads, clock)
+        self.store.own_reports()
         self._post = post
         self._busy: set[bytes] = set()
         self._taking = threading.Lock()

@@ -9,6 +9,7 @@ what lies in a file without one is left over from a crash and goes with its file
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from collections import Counter
@@ -31,27 +32,41 @@ class Place(NamedTuple):
 
 
 class Spool:
-    """Threads may share it. `held` has the segment of every body that is still waited for."""
+    """Threads may share it. `held` has the segment of every body that is still waited for.
+
+    Nothing is touched before `own`: others (`sonde fleet budget`) may look at a state in use.
+    """
 
     def __init__(self, directory: Path, held: Iterable[int]) -> None:
         self._directory = directory
         self._held: Counter[int] = Counter(held)
         self._lock = threading.Lock()
+        self._owned: int | None = None
         self._file: int | None = None
-        self._size = 0
+        self._segment = self._size = 0
+
+    def own(self) -> None:
+        """Takes the directory for this process and clears away what a crash has left. Raises
+        SinkError, also where another process has it.
+        """
         try:
-            directory.mkdir(mode=0o700, exist_ok=True)
-            old = [int(path.stem) for path in directory.glob("*.reports")]
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+            self._owned = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(self._owned, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            old = [int(path.stem) for path in self._directory.glob("*.reports")]
             for segment in set(old) - set(self._held):
                 self._path(segment).unlink()
+        except BlockingIOError as error:
+            raise SinkError(f"another process uses {self._directory}", "stop it first") from error
         except (OSError, ValueError) as error:
-            raise SinkError(f"cannot use {directory}: {error}") from error
+            raise SinkError(f"cannot use {self._directory}: {error}") from error
         self._segment = max([0, *old])  # never appended to again: its end may be torn
 
     def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        for file in (self._file, self._owned):
+            if file is not None:
+                os.close(file)
+        self._file = self._owned = None
 
     def append(self, bodies: Sequence[bytes | memoryview]) -> list[Place]:
         """Writes bodies and syncs them. Raises SinkError; then none of them is held."""
@@ -96,11 +111,8 @@ class Spool:
             path = self._path(self._segment + 1)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._segment, self._size = self._segment + 1, 0
-            directory = os.open(self._directory, os.O_RDONLY)
-            try:
-                os.fsync(directory)  # or the file's name may be lost with the power
-            finally:
-                os.close(directory)
+            if self._owned is not None:
+                os.fsync(self._owned)  # or the file's name may be lost with the power
         return self._file
 
     def _path(self, segment: int) -> Path:

@@ -151,6 +151,10 @@ class Store:
                 self._fresh.update(taken)
         return reasons
 
+    def own_reports(self) -> None:
+        """Makes this process the one that takes reports. Raises SinkError if another does."""
+        self._spool.own()
+
     @property
     def waiting(self) -> int:
         """Reports that are admitted and not yet through the proof check."""
