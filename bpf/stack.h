@@ -38,42 +38,52 @@ static __always_inline void count_loss(u32 which)
 
 /*
  * Which of a thread's events get a stack. The chance is settled before the event's size is known and
- * the event counts for its inverse, so sums of weights are unbiased; events that come seldom, or
- * after another kind, get one for sure, so that the sums are steady too. About one stack in
- * `stack_gap_ns` a thread, whatever its rate.
+ * the event counts for its inverse, so sums of weights are unbiased. About one stack in `stack_gap_ns`
+ * a thread among events like the one before, and as many among those of another kind: what comes
+ * seldom between much of the same gets one for sure, and the sums are steady. A thread that goes to and
+ * fro between two kinds of wait changes with every event and is no dearer.
  */
 struct stack_chance {
-	u64 taken_ns; /* last stack */
-	u64 last_ns;  /* last event */
-	u64 mean_ns;  /* mean gap between events, lately */
-	s32 kind;     /* of the last event */
+	u64 taken_ns;	/* last stack */
+	u64 last_ns;	/* last event */
+	u64 changed_ns; /* last event of another kind than the one before */
+	u64 mean_ns;	/* mean gap between events, lately */
+	u64 mean_changed_ns;
+	s32 kind; /* of the last event */
 };
 
 const volatile u64 stack_gap_ns = 10000000;
 const volatile u32 stack_odds = 1024; /* one in so many at the least */
 
+/* Note an event in a moving mean of the gaps between such. Returns how many came per stack_gap_ns. */
+static __always_inline u64 note_gap(u64 *mean_ns, u64 *last_ns, u64 now)
+{
+	u64 gap = *last_ns ? now - *last_ns : 0;
+
+	*last_ns = now;
+	*mean_ns = *mean_ns ? *mean_ns + (gap >> 3) - (*mean_ns >> 3) : gap;
+	return *mean_ns ? stack_gap_ns / *mean_ns : 0;
+}
+
 /* The weight with which this event gets a stack, 0 for none. */
 static __always_inline u32 stack_weight(struct stack_chance *c, s32 kind, u64 now)
 {
-	u64 since_stack = now - c->taken_ns, gap = now - c->last_ns, odds;
-	bool another = kind != c->kind;
+	u64 odds = note_gap(&c->mean_ns, &c->last_ns, now);
 
-	c->mean_ns += (gap >> 3) - (c->mean_ns >> 3);
-	c->last_ns = now;
-	c->kind = kind;
-	if (since_stack < stack_gap_ns && !(another && since_stack >= stack_gap_ns / 8)) {
-		odds = stack_gap_ns / (c->mean_ns + 1);
+	if (kind != c->kind) {
+		c->kind = kind;
+		odds = note_gap(&c->mean_changed_ns, &c->changed_ns, now);
+	}
+	if (now - c->taken_ns < stack_gap_ns && odds > 1) {
 		if (odds > stack_odds)
 			odds = stack_odds;
-		if (odds > 1) {
-			if (bpf_get_prandom_u32() % odds)
-				return 0;
-			c->taken_ns = now;
-			return odds;
-		}
+		if (bpf_get_prandom_u32() % (u32)odds)
+			return 0;
+	} else {
+		odds = 1;
 	}
 	c->taken_ns = now;
-	return 1;
+	return odds;
 }
 
 static __always_inline u32 walk_kernel(void *ctx, struct sonde_stack *s)

@@ -68,10 +68,29 @@ struct {
 /* Puts the layout of the ring's records into the object's BTF. */
 const struct wait_span *wait_span_layout __attribute__((unused));
 
+/* One in how many of the stacks that are due is taken: user space asks for fewer where new ones come
+ * faster than it can name them, and each then stands for more. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} thinning SEC(".maps");
+
+static __always_inline u32 thinned(u32 weight)
+{
+	const u32 first = 0;
+	u32 *odds = bpf_map_lookup_elem(&thinning, &first);
+
+	if (!odds || *odds <= 1)
+		return weight;
+	return bpf_get_prandom_u32() % *odds ? 0 : weight * *odds;
+}
+
 static __always_inline u32 state_of(struct task_struct *task)
 {
 	if (bpf_core_field_exists(task->__state))
-		return BPF_CORE_READ(task, __state);
+		return task->__state;
 	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
 }
 
@@ -80,9 +99,9 @@ static __always_inline s32 entered_by(struct task_struct *task)
 {
 	struct pt_regs *regs = (struct pt_regs *)bpf_task_pt_regs(task);
 #if defined(__TARGET_ARCH_x86)
-	s32 nr = (s32)BPF_CORE_READ(regs, orig_ax);
+	s32 nr = (s32)regs->orig_ax;
 #elif defined(__TARGET_ARCH_arm64)
-	s32 nr = BPF_CORE_READ(regs, syscallno);
+	s32 nr = regs->syscallno;
 #endif
 	return nr < 0 ? WAIT_PAGE_FAULT : nr;
 }
@@ -91,7 +110,7 @@ static __always_inline s32 reason_of(struct task_struct *task, u32 state, bool p
 {
 	if (preempted || !state)
 		return WAIT_PREEMPTED;
-	if (BPF_CORE_READ(task, flags) & PF_KTHREAD)
+	if (task->flags & PF_KTHREAD)
 		return WAIT_KERNEL;
 	if (state & TASK_STOPPED_OR_TRACED)
 		return WAIT_STOPPED;
@@ -203,6 +222,8 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->waker_tgid = w->waker_tid = 0;
 	w->stack_id = 0;
 	w->weight = stack_weight(&w->chance, w->reason, now);
+	if (w->weight)
+		w->weight = thinned(w->weight);
 	walk = w->weight ? bpf_map_lookup_elem(&scratch, &slot) : NULL;
 	w->walk_ns = 0;
 	if (walk) {

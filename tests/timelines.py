@@ -87,8 +87,14 @@ class Scene:
     def range(self, begin: float, end: float, name: str) -> None:
         self._add("host", begin, end, name=name, kind=HostKind.RANGE, lane=self.thread())
 
-    def blocked(self, begin: float, end: float, reason: str, tid: int = PID) -> None:
-        self._add("states", begin, end, name=reason, kind=StateKind.BLOCKED, lane=self.thread(tid))
+    def blocked(
+        self, begin: float, end: float, reason: str, tid: int = PID, waker: int = 0
+    ) -> None:
+        """Off its CPU; `waker`: the thread that ended it."""
+        self._add(
+            "states", begin, end, name=reason, kind=StateKind.BLOCKED, lane=self.thread(tid),
+            correlation=self.thread(waker) + 1 if waker else 0,
+        )  # fmt: skip
 
     def runqueue(self, begin: float, end: float) -> None:
         kind = StateKind.RUNQUEUE

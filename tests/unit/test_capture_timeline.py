@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import json
+import random
+
 import pytest
 
 from captures import START_NS, Writer
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
+from sonde.export import verdict as text
 from sonde.model.timeline import DeviceKind, StateKind, Way
+from timelines import Scene
 
 MS = 1_000_000
 
@@ -94,3 +99,157 @@ def test_runs_timed_singly_give_totals_but_no_gaps(writer, tmp_path, weight, bou
     assert not len(timeline.device)
     assert verdict.bound == bound
     assert f"about {weight:.0f} %" in verdict.evidence[1]
+
+
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def test_a_device_that_waits_in_collectives_is_bound_by_communication(writer, tmp_path):
+    """Made by hand in the shape of NCCL's kernels: no second GPU was at hand."""
+    key = writer.process(42, "train")
+    for device in (0, 1):
+        for step in range(40):
+            at = 10 * step
+            late = 4 * device  # the second one computes longer, so the first one waits in NCCL
+            run(writer, key, at, at + 5 + late, device=device)
+            run(writer, key, at + 5 + late, at + 9.9, device=device, name=NCCL, stream=9)
+    first, second = explain(opened(writer, tmp_path)).verdicts
+
+    assert first.bound == "communication"
+    assert first.causes[0].share == pytest.approx(0.49, abs=0.01)
+    assert "GPU1 came last to 100 % of them" in first.causes[0].facts
+    assert second.bounds[0].key == "compute"
+
+
+def test_a_collective_under_kernels_is_no_stall(writer, tmp_path):
+    key = writer.process(42, "train")
+    for step in range(40):
+        run(writer, key, 10 * step, 10 * step + 9.9)
+        run(writer, key, 10 * step + 1, 10 * step + 9, name=NCCL, stream=9)
+    (verdict,) = explain(opened(writer, tmp_path)).verdicts
+
+    assert verdict.bound == "compute"
+    assert "collective" not in {cause.key for cause in verdict.causes}
+
+
+def clocks(writer: Writer, reason: str, mhz: float, seconds: float = 1.0) -> None:
+    """What NVML tells of a device that is held down to a clock, with 1,980 MHz its highest."""
+
+    def point(series: str, at_s: float, value: float, **labels: str) -> None:
+        told = {"hw.id": "GPU-1", **{name.replace("__", "."): one for name, one in labels.items()}}
+        time_ns = START_NS + round(at_s * 1e9)
+        row = {"time_ns": time_ns, "series": series, "labels": json.dumps(told), "value": value}
+        writer.rows["metric"].append(row)
+
+    point("sonde.gpu.info", 0, 1, sonde__gpu__index="0")
+    point("sonde.gpu.clock.limit", 0, 1980e6, sonde__gpu__clock__domain="sm")
+    for other in ("software_power_cap", "hardware_thermal"):
+        point("sonde.gpu.throttled", 0, other == reason, sonde__gpu__throttle__reason=other)
+    for tick in range(round(seconds * 100)):
+        point("sonde.gpu.clock", tick / 100, mhz * 1e6, sonde__gpu__clock__domain="sm")
+
+
+@pytest.mark.parametrize(
+    ("reason", "next_step"),
+    [("software_power_cap", "power limit"), ("hardware_thermal", "cool it")],
+)
+def test_a_device_whose_clocks_are_held_down_is_throttled(reason, next_step, writer, tmp_path):
+    """Made by hand, with the series that NVML's readings have."""
+    key = writer.process(42, "train")
+    for step in range(100):
+        run(writer, key, 10 * step, 10 * step + 9.9, name="gemm")
+    clocks(writer, reason, 1200)
+    (verdict,) = explain(opened(writer, tmp_path)).verdicts
+
+    assert verdict.bound == "throttled"
+    assert verdict.bounds[0].share == pytest.approx(0.99 * (1 - 1200 / 1980), abs=0.01)
+    assert next_step in verdict.advice[0].text
+    assert any("1,200 of 1,980 MHz" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("reason", "mhz", "kernel"),
+    [
+        ("", 1200, "gemm"),  # low, but nothing holds it down: the driver's own choice
+        ("software_power_cap", 1800, "gemm"),  # held down by little
+        ("software_power_cap", 1200, "vectorized_elementwise_kernel"),  # memory sets the pace
+    ],
+)
+def test_clocks_that_cost_little_are_no_verdict(reason, mhz, kernel, writer, tmp_path):
+    key = writer.process(42, "train")
+    for step in range(100):
+        run(writer, key, 10 * step, 10 * step + 9.9, name=kernel)
+    clocks(writer, reason, mhz)
+    (verdict,) = explain(opened(writer, tmp_path)).verdicts
+
+    assert verdict.bound in ("compute", "memory")
+    assert any("held down" in line for line in verdict.evidence) == bool(reason)
+
+
+def test_waits_name_who_ended_them(writer, tmp_path):
+    key = writer.process(42, "train")
+    span(writer, key, 1, 31, "blocked", "futex", waker_pid=42, waker_tid=77)
+    span(writer, key, 41, 51, "blocked", "read")
+    timeline = opened(writer, tmp_path)
+
+    first, second = timeline.states.correlation.tolist()
+    assert timeline.lanes[first - 1].number == 77
+    assert second == 0
+
+
+def test_a_verdict_from_windows_says_how_sure_it_is_and_what_it_cannot_say(writer, tmp_path):
+    """20 windows of 100 ms in 5 s; how long the device waits for a lock differs from one to the
+    next."""
+    key = writer.process(42, "train")
+    rng = random.Random(4)
+    for window in range(20):
+        share = rng.uniform(0.3, 0.7)
+        for step in range(10):
+            at = 250 * window + 10 * step
+            run(writer, key, at, at + 10 * share, window=window + 1, weight=10.0)
+            span(writer, key, at + 10 * share + 0.1, at + 9.9, "blocked", "futex")
+    explanation = explain(opened(writer, tmp_path))
+    sampling = explanation.verdicts[0].sampling
+
+    assert (sampling.windows, sampling.whole_ns) == (20, 5_000_000_000)
+    # Uniform over 0.4: a deviation of 0.115, over 20 windows, with Student's 2.09.
+    assert sampling.half_width["lock"] == pytest.approx(2.09 * 0.115 / 20**0.5, rel=0.35)
+    assert sampling.half_width["computing"] == pytest.approx(sampling.half_width["lock"], rel=0.1)
+    assert "every 250 ms" in sampling.cannot[0]
+    said = text.render(explanation)
+    assert "seen in 20 windows, 38 % of 5.00 s: computed ±" in said
+    assert "when the host asked for work is not known" in said
+    assert json.loads(text.to_json(explanation))["verdicts"][0]["sampling"]["windows"] == 20
+
+
+def test_intervals_from_windows_hold_the_truth(writer):
+    """Of 200 programs with bursts, seen in 20 windows each, at least nine in ten of what the
+    interval says are right."""
+    right = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        level, scene, truth, t = rng.uniform(0.2, 0.8), Scene(), 0.0, 1_000_000.0
+        windows = []
+        for block in range(100):
+            busy = min(0.95, max(0.05, rng.gauss(level, 0.15)))
+            truth += busy / 100
+            if block % 5 == 2:
+                windows.append((round(t * 1000), round((t + 10_000) * 1000)))
+            for _ in range(10):
+                scene.kernel(t, t + 1000 * busy)
+                t += 1000
+        timeline = scene.timeline(windows_ns=windows)
+        verdict = explain(timeline).verdicts[0]
+        half = verdict.sampling.half_width["computing"]
+        right += abs(verdict.computing - truth) <= half
+
+    assert right >= 180
+
+
+def test_what_was_traced_whole_has_no_interval(writer, tmp_path):
+    key = writer.process(42, "train")
+    for step in range(400):
+        run(writer, key, 10 * step, 10 * step + 5)
+    (verdict,) = explain(opened(writer, tmp_path)).verdicts
+
+    assert verdict.sampling is None

@@ -229,6 +229,37 @@ def test_the_critical_path_goes_through_the_late_host():
     assert parts[0].share == pytest.approx(0.8, abs=0.03)
 
 
+def test_the_critical_path_follows_wakers_from_thread_to_thread():
+    """The launching thread waits for a loader, which waits for its disk."""
+    scene = Scene()
+    for step in range(20):
+        t = 1_000_000 + step * 10_000
+        scene.kernel(t, t + 1000, name="gemm")
+        scene.kernel(t + 1001, t + 2000, launched=t + 20, name="norm")
+        scene.sync(t + 30, t + 2005)
+        scene.blocked(t + 2100, t + 9900, "futex", waker=7)
+        scene.blocked(t + 2000, t + 7000, "read", tid=7)
+    parts = {part.name: part.share for part in explain(scene.timeline()).verdicts[0].critical_path}
+
+    assert parts["python (7) blocked: read"] == pytest.approx(0.49, abs=0.01)
+    assert parts["code of python (7)"] == pytest.approx(0.29, abs=0.01)
+    assert sum(parts.values()) == pytest.approx(1, abs=0.01)
+    assert not any("futex" in name for name in parts)
+
+
+def test_threads_that_wake_each_other_end_the_path():
+    scene = Scene()
+    for step in range(20):
+        t = 1_000_000 + step * 10_000
+        scene.kernel(t, t + 1000, name="gemm")
+        scene.sync(t + 30, t + 1005)
+        scene.blocked(t + 2100, t + 9900, "futex", waker=7)
+        scene.blocked(t + 2000, t + 9950, "futex", tid=7, waker=100)
+    parts = explain(scene.timeline()).verdicts[0].critical_path
+
+    assert sum(part.share for part in parts) == pytest.approx(1, abs=0.01)
+
+
 def test_a_phase_of_its_own_gets_a_verdict_of_its_own():
     """Training that keeps the device busy, with an evaluation between that waits for its data."""
     scene = Scene()

@@ -12,9 +12,10 @@ import pytest
 
 from sonde.cli import main as cli
 from sonde.errors import CaptureError, NotACapture
+from sonde.model.collectives import is_collective
 from sonde.model.timeline import CallKind, DeviceKind, HostKind, Memory, Way
 from sonde.readers import kineto
-from sonde.readers.calls import call_kind, is_collective
+from sonde.readers.calls import call_kind
 
 KERNEL = {
     "ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 100.5, "dur": 2.25,
@@ -170,6 +171,12 @@ def test_calls_are_told_by_name(name, kind):
 
 def test_collectives_are_told_by_name():
     assert is_collective("ncclDevKernel_AllReduce_Sum_bf16_RING_LL")
+    assert is_collective("ncclDevKernel_AllGather_TREE_LL128(ncclDevKernelArgsStorage<4096ul>)")
+    assert is_collective("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>")
+    assert is_collective("nvshmemi_transfer_rma_p")
+    assert is_collective("void deep_ep::intranode::dispatch<8, 768, 8192>")
+    assert not is_collective("void at::native::vectorized_gather_kernel<16, long>")
+    assert not is_collective("barrier_free_gemm")
     assert not is_collective("void at::native::reduce_kernel<512, 1>")
 
 

@@ -27,6 +27,7 @@ from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.group_io import GroupIo
 from sonde.agent.quiet import NoEvents
+from sonde.agent.thinning import Thinning
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
 from sonde.attach.policy import Policy
 from sonde.collect.blocks import BlockCollector
@@ -107,6 +108,7 @@ class Agent:
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._lost_heard = 0  # process events
+        self._thinning = Thinning()
         self._chunk = ChunkBuilder(0)
         self._kernel = Kernel(config.pids if privileged else None)
         self._events = self._make_events()
@@ -201,10 +203,11 @@ class Agent:
 
     def start(self) -> None:
         """Attach everything. Raises HostError where this machine cannot."""
-        self._started_ns = self._tick_ns = time.monotonic_ns()
-        self._chunk = ChunkBuilder(self._started_ns)
         self._resolver.start()
         self._unwinding.get_ready(self._config.pids or (), self._hear_within)
+        # Not before: while it gets ready nothing is observed.
+        self._started_ns = self._tick_ns = time.monotonic_ns()
+        self._chunk = ChunkBuilder(self._started_ns)
         for collector in self._collectors:
             collector.start()
         if self._attacher is not None:
@@ -329,7 +332,10 @@ class Agent:
         for collector, batch in zip(self._collectors, batches, strict=True):
             count = collector.name if collector.name in self._counts else "host"
             self._counts[count] += batch.seen
+            named = self._dictionary.named
             self._take(batch)
+            if isinstance(collector, WaitCollector):
+                self._thin(collector, self._dictionary.named - named, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
         self._resolver.tick(self._tick_ns)
@@ -338,6 +344,10 @@ class Agent:
             ends = self._unwinding.ends(self._tick_ns, self._dictionary.tails_dropped)
             self._chunk.add("event", list(ends))
             self._count_self()
+
+    def _thin(self, waits: WaitCollector, named: int, since_ns: int) -> None:
+        if self._thinning.after(named, (self._tick_ns - since_ns) / 1e9):
+            waits.thin(self._thinning.odds)
 
     def _take(self, batch: Batch) -> None:
         if batch.group_io:
@@ -385,6 +395,7 @@ class Agent:
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
             ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
+            ("sonde.agent.wait_stack_odds", float(self._thinning.odds)),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
             ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
             *(

@@ -44,6 +44,8 @@ class Dictionary:
         """Processes in pods that had no name when they were written last."""
         self.forgotten = 0
         """Stacks dropped before all rows that refer to them had come: some waits last long."""
+        self.named = 0
+        """Stacks that were new."""
         self.tails_dropped = 0
         """Long stacks of which the outer part was dropped before they were read."""
 
@@ -107,6 +109,7 @@ class Dictionary:
     def _keep(
         self, stack_id: int, owner: ProcessKey, kernel: list[int], user: list[int], end: int
     ) -> None:
+        self.named += 1
         process = self._resolver.processes.find(*owner)
         frames = tuple(self.stacks.frames(process, kernel, user))
         self._stacks[stack_id] = _Stack(frames, is_whole(frames, end))

@@ -39,6 +39,9 @@ NEXT: Mapping[str, str] = {
     "recompute instead of reload",
     "device": "look at what the device does: trace it (torch.profiler) and explain the trace with "
     "this capture",
+    "throttled/heat": "cool it: look at fans, airflow, inlet temperature, and what heats beside it",
+    "throttled": "raise its power limit where the board allows it, or use fewer operations: its "
+    "power, not its arithmetic, is spent",
     "serial": "run independent kernels on several streams at once, batch them, or make each larger",
 }
 

@@ -17,7 +17,9 @@ from sonde.analyze.idle import Stalls, State, devices_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
 from sonde.analyze.phases import phases_of
 from sonde.analyze.places import places_of
+from sonde.analyze.sampling import sampling_of
 from sonde.analyze.steps import steps_of
+from sonde.analyze.throttling import Throttling, throttling_of
 from sonde.model.timeline import Timeline
 from sonde.model.verdict import (
     Advice,
@@ -33,6 +35,8 @@ STALLED = 0.15
 MIX = 0.6
 """A second bound with this share of the first one's makes it a mix."""
 UNDERFILLED_BOUND = 0.5
+HELD_DOWN = 0.15
+"""Time lost to clocks that were held down, from which on they are the bound."""
 _KERNELS = {
     "compute": "products",
     "memory": "kernels that stream through memory",
@@ -71,10 +75,15 @@ def verdict_of(
     computing = stalls.computing.total / window
     underfilled = underfilled_share(timeline, stalls)
 
+    throttling = throttling_of(timeline, stalls)
+
     def judge(
         causes: list[CauseShare], classes: list[KernelShare], computing: float
     ) -> list[Bound]:
-        return _bounds(causes, classes, computing, underfilled[0])
+        found = _bounds(causes, classes, computing, underfilled[0])
+        lost = throttling.lost if throttling else 0.0
+        device = found[0].key in ("compute", "kernels", "serial")
+        return [Bound("throttled", lost)] if lost >= HELD_DOWN and device else found
 
     bounds = judge(causes, classes, computing)
     steps = steps_of(timeline, stalls)
@@ -91,11 +100,15 @@ def verdict_of(
         causes=causes,
         kernels=top_kernels(timeline, stalls),
         kernel_classes=classes,
-        evidence=_evidence(stalls, computing, idle, causes, classes, underfilled, bounds),
-        advice=_advice(causes, bounds),
+        evidence=[
+            *_evidence(stalls, computing, idle, causes, classes, underfilled, bounds),
+            *_throttled(throttling),
+        ],
+        advice=_advice(causes, bounds, throttling),
         steps=steps,
         critical_path=critical_path(timeline, stalls, steps),
         phases=phases_of(timeline, blamed, steps, judge),
+        sampling=sampling_of(timeline, blamed, bounds, steps),
     )
 
 
@@ -176,7 +189,7 @@ def _evidence(
     for cause in causes:
         if cause.bound in keys and cause.share >= 0.01:
             lines.append(
-                f"{cause.title}: {100 * cause.share:.1f} %, {cause.count:,} times, at most "
+                f"{cause.title}: {100 * cause.share:.1f} %, {_times(cause.count)}, at most "
                 f"{cause.longest_ns / 1e6:.2f} ms" + "".join(f"; {fact}" for fact in cause.facts)
             )
     for one in classes:
@@ -191,7 +204,23 @@ def _evidence(
     return lines
 
 
-def _advice(causes: list[CauseShare], bounds: list[Bound]) -> list[Advice]:
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _throttled(found: Throttling | None) -> list[str]:
+    if found is None:
+        return []
+    return [
+        f"clocks were held down for {100 * found.share:.0f} % of the time "
+        f"({found.reason.replace('_', ' ')}): {found.clock_hz / 1e6:,.0f} of "
+        f"{found.highest_hz / 1e6:,.0f} MHz, {100 * found.lost:.1f} % of the time lost at most"
+    ]
+
+
+def _advice(
+    causes: list[CauseShare], bounds: list[Bound], throttling: Throttling | None
+) -> list[Advice]:
     found = [
         Advice(next_step(cause.key, cause.detail), cause.share)
         for cause in causes
@@ -202,6 +231,8 @@ def _advice(causes: list[CauseShare], bounds: list[Bound]) -> list[Advice]:
         for bound in bounds
         if bound.key in ("compute", "memory", "kernels", "serial")
     ]
+    if throttling is not None and bounds[0].key == "throttled":
+        device.insert(0, Advice(next_step("throttled", throttling.kind), throttling.lost))
     return device + found if device else found
 
 

@@ -51,7 +51,8 @@ def run_queue(timeline: Timeline, blame: Blame) -> Detail:
     if not len(length):
         return "", []
     long_ns = float(length[length >= QUOTA_WAIT_NS].sum())
-    facts = [f"{len(length):,} waits, {float(np.median(length)) / 1e6:.1f} ms in the median"]
+    waits = f"{len(length):,} waits" if len(length) > 1 else "one wait"
+    facts = [f"{waits}, {float(np.median(length)) / 1e6:.1f} ms in the median"]
     return ("quota" if long_ns > 0.6 * length.sum() else "rival"), facts
 
 
@@ -80,11 +81,33 @@ def synchronisation(timeline: Timeline, blame: Blame) -> Detail:
     return "", [f"{count:,} times the device ran dry while a thread waited for it"]
 
 
+def collective(timeline: Timeline, blame: Blame) -> Detail:
+    """How many, how long, and which device comes last to those that several take part in."""
+    events = blame.stalls.events
+    mine = events.take(events.kind == DeviceKind.COLLECTIVE)
+    if not len(mine):
+        return "", []
+    low, high = np.percentile(mine.duration_ns, (10, 90)) / 1e3
+    facts = [f"{len(mine):,} collectives, p10 {low:,.0f} µs, p90 {high:,.0f} µs"]
+    whole = timeline.device.take(timeline.device.kind == DeviceKind.COLLECTIVE)
+    device_of = np.array([lane.device for lane in timeline.lanes], np.int32)[whole.lane]
+    devices = np.unique(device_of)
+    begins = [whole.start_ns[device_of == one] for one in devices.tolist()]
+    names = [whole.name[device_of == one] for one in devices.tolist()]
+    if len(devices) > 1 and all(np.array_equal(names[0], other) for other in names):
+        last = np.stack(begins).argmax(axis=0)
+        often = np.bincount(last, minlength=len(devices))
+        share = 100 * often.max() / len(last)
+        facts.append(f"GPU{devices[often.argmax()]} came last to {share:.0f} % of them")
+    return "", facts
+
+
 DETAILS: Mapping[str, Callable[[Timeline, Blame], Detail]] = {
     "copy": copy,
     "run queue": run_queue,
     "gil": gil,
     "lock": lock,
+    "collective": collective,
     "launch": launch,
     "synchronisation": synchronisation,
 }

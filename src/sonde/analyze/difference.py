@@ -2,8 +2,8 @@
 """What changed between two records of the same work: steps, kernels, causes, functions.
 
 Times are per step where both have steps, else per second. A change counts as certain when the 95 %
-intervals of the two medians (order statistics) lie apart; for sums without repeats, when it is
-larger than what sampling alone makes of it.
+intervals of the two medians (order statistics) lie apart; for causes, when it is larger than what
+parts of the time differ by; for functions, than what sampling alone makes of it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sonde.analyze.blame import blame_device
 from sonde.analyze.bound import verdict_of
+from sonde.analyze.causes import CAUSES, KEYS
 from sonde.analyze.idle import devices_of, stalls_of
+from sonde.analyze.intervals import Coverage, Intervals
+from sonde.analyze.sampling import half_width
 from sonde.model.timeline import F64, I64, DeviceKind, Timeline
 from sonde.model.verdict import Verdict
 
 LEAST_SHARE = 0.01
 """Of the whole, in either: what is smaller is not told."""
+BLOCKS = 20
+"""Parts of the time; how they differ tells how far the share of a cause may be off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,8 @@ class _Side:
     steps: F64
     kernels: dict[str, tuple[float, tuple[float, float]]]
     """ns per unit, and the 95 % interval of that."""
-    causes: dict[str, float]
+    causes: dict[str, tuple[float, float]]
+    """ns per unit, and half the width of its 95 % interval."""
     functions: dict[str, tuple[float, int]]
     """ns per unit, samples."""
 
@@ -88,7 +95,7 @@ def _verdict(timeline: Timeline) -> Verdict | None:
 def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool) -> _Side:
     steps = np.zeros(0)
     kernels: dict[str, tuple[float, tuple[float, float]]] = {}
-    causes: dict[str, float] = {}
+    causes: dict[str, tuple[float, float]] = {}
     unit_ns = 1e9
     units = max(1e-9, (timeline.end_ns - timeline.start_ns) / 1e9)
     if verdict is not None:
@@ -98,7 +105,7 @@ def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool) -> _Side:
             unit_ns = float(np.median(steps))
             units = max(1.0, verdict.window_ns / max(1.0, float(steps.mean())))
         kernels = _kernel_times(timeline, verdict, units)
-        causes = {cause.title: cause.ns / units for cause in verdict.causes}
+        causes = _cause_times(timeline, verdict, units)
     samples = timeline.samples
     ns = np.bincount(samples.name, samples.weight_ns, len(timeline.names))
     count = np.bincount(samples.name, minlength=len(timeline.names))
@@ -124,6 +131,26 @@ def _kernel_times(
         low, high = median_interval(mine)
         scale = often / units
         found[timeline.names[name]] = (float(mine.sum()) / units, (low * scale, high * scale))
+    return found
+
+
+def _cause_times(
+    timeline: Timeline, verdict: Verdict, units: float
+) -> dict[str, tuple[float, float]]:
+    """ns per unit of each cause; how far that may be off, by how parts of the time differ."""
+    blamed = blame_device(timeline, verdict.device)
+    window = blamed.stalls.window
+    edges = np.linspace(window.start[0], window.end[-1], BLOCKS + 1).astype(np.int64)
+    length = Coverage(window).within(edges[:-1], edges[1:])
+    found = {}
+    for number, key in enumerate(KEYS):
+        rows = blamed.cause == number
+        if not rows.any():
+            continue
+        stalled = Intervals(blamed.stalls.start[rows], blamed.stalls.end[rows])
+        part = Coverage(stalled).within(edges[:-1], edges[1:])
+        half = half_width(part[length > 0], length[length > 0]) * float(length.sum())
+        found[CAUSES[key].title] = (float(part.sum()) / units, half / units)
     return found
 
 
@@ -165,10 +192,12 @@ def _kernels(a: _Side, b: _Side) -> list[Change]:
 def _causes(a: _Side, b: _Side) -> list[Change]:
     changes = []
     for name in a.causes.keys() | b.causes.keys():
-        before, after = a.causes.get(name, 0.0), b.causes.get(name, 0.0)
+        before, spread = a.causes.get(name, (0.0, 0.0))
+        after, spread_after = b.causes.get(name, (0.0, 0.0))
         if max(before / a.unit_ns, after / b.unit_ns) >= LEAST_SHARE:
             weight = (after - before) / a.unit_ns
-            changes.append(Change("cause", name, before, after, weight, abs(weight) > LEAST_SHARE))
+            certain = abs(after - before) > math.hypot(spread, spread_after)
+            changes.append(Change("cause", name, before, after, weight, certain))
     return changes
 
 

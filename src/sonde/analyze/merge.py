@@ -69,16 +69,24 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
                     known[value] = naming.name(two.names[value])
         return np.array([known[value] for value in values.tolist()] or [0], np.int32)[inverse]
 
+    def wakers(column: I64) -> I64:
+        column, known = column.copy(), column > 0
+        column[known] = number((column[known] - 1).astype(np.int32), lanes, True) + 1
+        return column
+
     def moved(table: Events) -> Events:
         if not len(table):
             return table
+        waits = table is two.states
         table = table.take(ours[table.lane] & (table.end_ns > low) & (table.start_ns < high))
         return replace(
             table,
-            start_ns=table.start_ns + shift,
-            end_ns=table.end_ns + shift,
+            # What lasts far beyond that time would make a picture of it nearly empty.
+            start_ns=np.maximum(table.start_ns, low) + shift,
+            end_ns=np.minimum(table.end_ns, high) + shift,
             name=number(table.name, names, False),
             lane=number(table.lane, lanes, True),
+            correlation=wakers(table.correlation) if waits else table.correlation,
         )
 
     samples = two.samples
@@ -103,6 +111,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         host=_joined(one.host, moved(two.host)),
         states=_joined(one.states, moved(two.states)),
         samples=joined_samples,
+        counters=(*one.counters, *(replace(c, time_ns=c.time_ns + shift) for c in two.counters)),
         tick_ns=max(one.tick_ns, two.tick_ns),
         sources=(*one.sources, *two.sources),
         notes=(*one.notes, *two.notes),

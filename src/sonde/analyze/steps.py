@@ -115,21 +115,27 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
     if cut is None:
         return None
     begin, end = cut.at[:-1], cut.at[1:]
+    like = cut.like
+    if len(stalls.window) > 1:  # a piece that no window holds whole is none
+        whole = Coverage(stalls.window).within(begin, end) == end - begin
+        begin, end, like = begin[whole], end[whole], like[whole]
+        if like.sum() < LEAST:
+            return None
     duration = end - begin
     computing = Coverage(stalls.computing).within(begin, end)
-    low, median, high = (int(np.percentile(duration[cut.like], p)) for p in (10, 50, 90))
+    low, median, high = (int(np.percentile(duration[like], p)) for p in (10, 50, 90))
     return StepTable(
         count=len(begin),
         median_ns=median,
         p10_ns=low,
         p90_ns=high,
         operations=cut.operations,
-        regularity=float(cut.like.mean()),
+        regularity=float(like.mean()),
         anchor=timeline.names[cut.name],
         start_ns=begin.tolist(),
         duration_ns=duration.tolist(),
         computing_ns=computing.tolist(),
-        like=cut.like.tolist(),
+        like=like.tolist(),
     )
 
 
@@ -247,7 +253,7 @@ def _by_calls(timeline: Timeline, single: _Sequence) -> _Cut | None:
         token = np.where(named[rows] >= 0, -1 - named[rows], single.token[rows])
         called = single.grouped(rows, token, name, called=True)
         found = _shortest([one for one in _cuts(called) if one.covered >= WHOLE]) or _same(called)
-        if found is not None and found.work >= WHOLE:
+        if found is not None and found.work >= WHOLE and found.name in named:
             return _of_size(called, found)
     return None
 

@@ -179,6 +179,8 @@ class DeviceCalls:
                 "tid": ring.ints("tid"),
                 "stack_id": ring.ints("stack_id"),
                 "bytes": ring.ints("bytes"),
+                "waker_pid": ring.zeros(),
+                "waker_tid": ring.zeros(),
             }
         )
 

@@ -98,6 +98,10 @@ class DeviceTime:
         """By pid: start, and when (monotonic s) it was looked at last."""
         self._soon: dict[int, float] = {}
         """Processes that map the library, until (monotonic s) they are waited for to use it."""
+        self._hears = False
+        """Told of process events, so that there is seldom need to look at processes."""
+        self._look_s = 0.0
+        """When to look all the same."""
         self._losses: dict[str, int] = {}
         self._paused = False
         self._stopped = threading.Event()
@@ -129,10 +133,15 @@ class DeviceTime:
         if self._paused:
             return
         now_s = time.monotonic()
+        self._hears = not looking
         for event in events:
             match event:
                 case ("mmap", _, int(pid), *_, str(path)) if LIBRARY.search(path):
                     self._soon[pid] = now_s + SOON_S
+                case ("fork", _, int(pid), int(parent), *_) if (
+                    parent != pid and parent in self._processes
+                ):
+                    self._soon[pid] = now_s + YOUNG_S
         for pid, until_s in list(self._soon.items()):
             if pid not in self._processes and self._is_wanted(pid):
                 with suppress(OSError):
@@ -156,8 +165,9 @@ class DeviceTime:
             self._drop(pid)
         for pid in self._looked.keys() - alive:
             del self._looked[pid]
-        if not self._paused:
+        if not self._paused and (not self._hears or now_ns / 1e9 > self._look_s):
             self._look(now_ns / 1e9)
+            self._look_s = now_ns / 1e9 + LOOK_AGAIN_S
         return batch
 
     def stop(self) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 
 from sonde import _native
@@ -89,6 +90,10 @@ class WaitCollector:
         self._add_spans(batch)
         return batch
 
+    def thin(self, odds: int) -> None:
+        """Take one stack in `odds` of those that are due; each then stands for so many more."""
+        self._bpf.set_array("thinning", 0, struct.pack("=I", odds))
+
     def _misses_threads(self) -> bool:
         """Threads turned up that had no state, for want of memory at birth: the walk makes it."""
         missed = losses_of(self._bpf).get("task_storage", 0)
@@ -150,6 +155,8 @@ class WaitCollector:
                     "tid": part.ints("tid"),
                     "stack_id": part.ints("stack_id"),
                     "bytes": part.zeros(),
+                    "waker_pid": part.ints("waker_tgid") if kind == "blocked" else part.zeros(),
+                    "waker_tid": part.ints("waker_tid") if kind == "blocked" else part.zeros(),
                 }
             )
 

@@ -55,7 +55,7 @@ def _events(timeline: Timeline, causes: Iterable[Cause]) -> Iterator[dict[str, A
     for counter in timeline.counters:
         for time_ns, value in zip(counter.time_ns.tolist(), counter.value.tolist(), strict=True):
             yield {
-                "ph": "C", "name": counter.name, "pid": 0, "ts": time_ns / 1e3,
+                "ph": "C", "name": counter.label, "pid": 0, "ts": time_ns / 1e3,
                 "args": {"value": value},
             }  # fmt: skip
 

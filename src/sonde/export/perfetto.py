@@ -17,8 +17,8 @@ from sonde.export.tracks import Track, tracks_of
 from sonde.model.timeline import Timeline
 
 _SEQUENCE = 1
-_MONOTONIC = 3
-"""BUILTIN_CLOCK_MONOTONIC"""
+_REALTIME, _MONOTONIC = 1, 3
+"""BUILTIN_CLOCK_REALTIME, BUILTIN_CLOCK_MONOTONIC"""
 _STATE_CLEARED = 1
 _NEEDS_STATE = 2
 _PARENTS = 1 << 40
@@ -50,6 +50,7 @@ def packets(timeline: Timeline, causes: Iterable[Cause] = ()) -> Iterator[Any]:
     first.trace_packet_defaults.timestamp_clock_id = _MONOTONIC
     first.first_packet_on_sequence = True
     yield first
+    yield _clocks(timeline)
     parents: dict[str, int] = {}
     for track in tracks_of(timeline):
         if track.parent not in parents:
@@ -59,13 +60,29 @@ def packets(timeline: Timeline, causes: Iterable[Cause] = ()) -> Iterator[Any]:
         yield from _slices(timeline, track, names)
     yield from _causes(parents, names, causes)
     for number, counter in enumerate(timeline.counters):
-        packet = _descriptor(_COUNTERS + number, counter.name)
+        packet = _descriptor(_COUNTERS + number, counter.label)
         packet.track_descriptor.counter.SetInParent()
         yield packet
         for time_ns, value in zip(counter.time_ns.tolist(), counter.value.tolist(), strict=True):
             packet = _event(time_ns, _COUNTERS + number, proto.TrackEvent.TYPE_COUNTER)
             packet.track_event.double_counter_value = value
             yield packet
+
+
+def _clocks(timeline: Timeline) -> Any:
+    """One instant by the clock of the timeline and by the time of day.
+
+    Without it the trace processor knows no way from this clock to the trace's, and drops all.
+    """
+    packet = proto.TracePacket()
+    packet.trusted_packet_sequence_id = _SEQUENCE
+    snapshot = packet.clock_snapshot
+    snapshot.primary_trace_clock = _MONOTONIC
+    now = max(0, timeline.start_ns)
+    for clock, time_ns in ((_MONOTONIC, now), (_REALTIME, now + timeline.wall_offset_ns)):
+        told = snapshot.clocks.add()
+        told.clock_id, told.timestamp = clock, max(0, time_ns)
+    return packet
 
 
 class _Names:
@@ -111,7 +128,7 @@ def _slices(timeline: Timeline, track: Track, names: _Names) -> Iterator[Any]:
             yield _event(open_ends.pop(), track.number, end)
         packet = _event(start_ns, track.number, begin)
         names.put(packet, timeline.names[name])
-        if flow:
+        if flow and track.table in ("calls", "device"):
             if track.table == "device":
                 packet.track_event.terminating_flow_ids.append(flow)
             else:

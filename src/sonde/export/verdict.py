@@ -4,20 +4,24 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sonde.export.layout import columns, duration, one_line
-from sonde.model.verdict import CauseShare, Explanation, Verdict
+from sonde.model.verdict import CauseShare, Explanation, PathPart, Sampling, Verdict
 
 FORMAT = 1
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
 CAUSE_ROWS = 6
+_FUNCTOR = re.compile(r"\w*(?:[Ff]unctor|_kernel_cuda|launch_)\w*")
 BOUNDS = {
     "compute": "arithmetic",
     "memory": "device memory",
     "kernels": "its kernels (arithmetic or memory: their names do not tell)",
+    "throttled": "clocks that are held down",
     "serial": "kernels too small for the device, one after another",
     "launch": "launching kernels (host)",
     "copy": "copies",
@@ -71,6 +75,8 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     mix = "a mix: " if len(verdict.bounds) > 1 else ""
     lines = [f"{name} is bound by {mix}{bound}"]
     lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
+    if verdict.sampling is not None:
+        lines += _sampled(verdict, verdict.sampling)
     shown = [cause for cause in verdict.causes if cause.share >= 0.005][:CAUSE_ROWS]
     if shown:
         lines.append(f"  {did_not}:")
@@ -82,7 +88,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         lines.append(
             f"  {table.count:,} steps of {duration(table.median_ns)} (p10 "
             f"{duration(table.p10_ns)}, p90 {duration(table.p90_ns)}), {table.operations:,} "
-            f"operations each, {100 * table.regularity:.0f} % alike"
+            f"operation{'s' * (table.operations != 1)} each, {100 * table.regularity:.0f} % alike"
         )
     for phase in verdict.phases:
         said = ", ".join(BOUNDS[one.key] for one in phase.bounds)
@@ -91,10 +97,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
             f"{100 * phase.computing:.0f} %: {said}"
         )
     if verdict.critical_path:
-        path = ", ".join(
-            f"{100 * part.share:.0f} % {_short(part.name)}" for part in verdict.critical_path[:4]
-        )
-        lines.append(f"  critical path of a step: {path}")
+        lines.append(f"  critical path of a usual step: {_path(verdict.critical_path)}")
     if steps and verdict.steps is not None:
         lines += _steps(verdict, steps)
     if verdict.advice:
@@ -102,6 +105,21 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         gain = f" → up to −{100 * best.gain:.0f} % time" if best.gain else ""
         lines.append(f"  next: {best.text}{gain}")
     return lines
+
+
+def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
+    said = [f"computed ± {100 * sampling.half_width['computing']:.1f}"]
+    said += [
+        f"{BOUNDS[one.key]} {100 * one.share:.1f} ± {100 * sampling.half_width[one.key]:.1f}"
+        for one in verdict.bounds
+        if one.key in sampling.half_width
+    ]
+    share = 100 * sampling.traced_ns / max(1, sampling.whole_ns)
+    lines = [
+        f"  seen in {sampling.windows:,} windows, {share:.0f} % of {duration(sampling.whole_ns)}: "
+        f"{', '.join(said)} points (95 %)"
+    ]
+    return lines + [f"  not to be told from windows: {text}" for text in sampling.cannot]
 
 
 def _row(cause: CauseShare) -> tuple[str, str, str]:
@@ -113,9 +131,24 @@ def _row(cause: CauseShare) -> tuple[str, str, str]:
     return f"{100 * cause.share:.1f} %", f"{cause.title}{kind}", places
 
 
+def _path(parts: Sequence[PathPart]) -> str:
+    """The largest parts, those that are called the same taken together."""
+    shares: dict[str, float] = {}
+    for part in parts:
+        name = _short(part.name)
+        shares[name] = shares.get(name, 0.0) + part.share
+    ranked = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{100 * share:.0f} % {name}" for name, share in ranked[:4] if share >= 0.005)
+
+
 def _short(name: str) -> str:
-    text = one_line(name.split("<")[0].removeprefix("void ").strip() or name)
-    return text if len(text) <= 40 else text[:39] + "…"
+    """A kernel's name without its types, but for the one that says what it computes."""
+    template, _, types = name.partition("<")
+    text = one_line(template.removeprefix("void ").removeprefix("at::native::").strip() or name)
+    does = _FUNCTOR.findall(types)
+    if does:
+        text = f"{text.split('::')[-1].removesuffix('_kernel')}: {does[-1]}"
+    return text if len(text) <= 48 else text[:47] + "…"
 
 
 def _steps(verdict: Verdict, limit: int) -> list[str]:

@@ -133,7 +133,8 @@ class Events:
     lane: I32
     """Index into `Timeline.lanes`."""
     correlation: I64
-    """Joins a call with what the device did for it; 0 none."""
+    """Joins a call with what the device did for it; 0 none. Of a row of `states` it is the lane of
+    the thread that ended it, plus 1."""
     bytes: I64
     blocks: I32
     """Thread blocks of a kernel; 0 unknown."""
@@ -240,6 +241,16 @@ class Counter:
     name: str
     time_ns: I64
     value: F64
+    device: int = -1
+    """Which it is of; -1 none."""
+    which: str = ""
+    """What tells several of a device apart: a clock's domain, a reason."""
+
+    @property
+    def label(self) -> str:
+        """What a track is called."""
+        whose = f"GPU{self.device}" if self.device >= 0 else ""
+        return " ".join(filter(None, (whose, self.name, self.which)))
 
 
 @dataclass(frozen=True, slots=True)

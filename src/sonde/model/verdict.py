@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -114,6 +114,20 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class Sampling:
+    """What a verdict stands on where only windows of the time were traced."""
+
+    windows: int
+    traced_ns: int
+    whole_ns: int
+    """From the begin of the record to its end."""
+    half_width: Mapping[str, float]
+    """Of the 95 % intervals of `computing` and of the bounds' shares, in shares of the time."""
+    cannot: Sequence[str]
+    """Statements that windows do not allow."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What limits one device in one phase, why, and what to do."""
 
@@ -138,6 +152,8 @@ class Verdict:
     critical_path: Sequence[PathPart] = ()
     phases: Sequence[Phase] = ()
     """Empty where all of the time is one."""
+    sampling: Sampling | None = None
+    """None where all of the time was traced."""
 
     @property
     def bound(self) -> str:

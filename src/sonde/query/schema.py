@@ -75,6 +75,8 @@ TABLES: dict[str, pa.Schema] = {
             "tid": _U32,
             "stack_id": _U64,
             "bytes": _U64,
+            "waker_pid": _U32,
+            "waker_tid": _U32,
         }
     ),
     "device_run": pa.schema(
@@ -150,6 +152,7 @@ TABLES: dict[str, pa.Schema] = {
 ADDED_LATER: dict[str, frozenset[str]] = {
     **{name: frozenset() for name in TABLES},
     "process": frozenset(OWNER_COLUMNS),
+    "span": frozenset({"waker_pid", "waker_tid"}),
 }
 """Columns that a chunk of version 1 may lack."""
 

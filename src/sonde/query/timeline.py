@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     I32,
     I64,
@@ -29,6 +30,7 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture
+from sonde.query.device_counters import device_counters
 
 _WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
 _CALLS = {
@@ -87,9 +89,9 @@ class _Lanes:
         name = next((comm for (_, one), comm in self._comm.items() if one == tid), "")
         return f"{name or 'tid'} ({tid})"
 
-    def of(self, table: pa.Table) -> I32:
-        """The lane of each row by its pid and tid."""
-        pids, tids = _whole(table, "pid"), _whole(table, "tid")
+    def of(self, table: pa.Table, prefix: str = "") -> I32:
+        """The lane of each row by its pid and tid, columns that begin with `prefix`."""
+        pids, tids = _whole(table, f"{prefix}pid"), _whole(table, f"{prefix}tid")
         keys, inverse = np.unique((pids << 32) | tids, return_inverse=True)
         numbers = [
             self._naming.thread(
@@ -102,6 +104,13 @@ class _Lanes:
         ]
         lanes: I32 = np.array(numbers or [0], np.int32)[inverse]
         return lanes
+
+    def wakers(self, spans: pa.Table) -> I64:
+        """The lane of the thread that ended each, plus 1; 0 unknown."""
+        found = np.zeros(spans.num_rows, np.int64)
+        known = np.flatnonzero(_whole(spans, "waker_tid"))
+        found[known] = self.of(spans.take(pa.array(known)), "waker_") + 1
+        return found
 
 
 def of_capture(capture: Capture) -> Timeline:
@@ -126,6 +135,7 @@ def of_capture(capture: Capture) -> Timeline:
         windows_ns=_windows(traced),
         states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
+        counters=device_counters(tables["metric"]),
         totals=[*_totals(lanes, tables["activity"]), *_runs(lanes, run.filter(pa.array(~whole)))],
         extent_ns=(capture.info.start_ns, capture.info.end_ns),
         wall_offset_ns=capture.info.wall_offset_ns,
@@ -153,10 +163,14 @@ def _device(naming: Naming, lanes: _Lanes, rows: pa.Table) -> tuple[Events, Even
     lane = np.array([naming.stream(int(d), int(s), int(p)) for p, d, s in different], np.int32)
     ids = np.arange(1, rows.num_rows + 1)
     start = _whole(rows, "start_time_ns")
+    kind = _coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()})
+    names = rows.column("name").combine_chunks()
+    exchanging = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
+    exchanges = exchanging[names.indices.to_numpy()]
     ran = events(
         start_ns=start,
         end_ns=_whole(rows, "end_time_ns"),
-        kind=_coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()}),
+        kind=np.where((kind == DeviceKind.KERNEL) & exchanges, DeviceKind.COLLECTIVE, kind),
         name=_names(naming, rows, "name"),
         lane=lane[inverse.reshape(-1)],
         correlation=ids,
@@ -255,6 +269,7 @@ def _states(naming: Naming, lanes: _Lanes, frames: _Frames, rows: pa.Table) -> E
         kind=kind,
         name=_names(naming, rows, "name"),
         lane=lanes.of(rows),
+        correlation=lanes.wakers(rows),
         detail=np.where(gil, Hold.GIL, Hold.NONE).astype(np.uint8),
     )
 

@@ -35,7 +35,6 @@ _RULES = (
     (re.compile(r"ModuleLoad|LibraryLoad"), CallKind.BUILD),
 )
 _EVENTS = re.compile(r"StreamWaitEvent|EventRecord")
-_COLLECTIVE = re.compile(r"nccl|rccl|AllReduce|AllGather|ReduceScatter|multimem_", re.IGNORECASE)
 
 
 @cache
@@ -62,8 +61,3 @@ def call_kind(name: str) -> CallKind:
     if known is not None:
         return known
     return next((kind for rule, kind in _RULES if rule.search(name)), CallKind.OTHER)
-
-
-def is_collective(kernel: str) -> bool:
-    """Whether a kernel is one of a communication library."""
-    return bool(_COLLECTIVE.search(kernel))

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from sonde.errors import NotACapture
+from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     CallKind,
     DeviceKind,
@@ -31,7 +32,7 @@ from sonde.model.timeline import (
     Way,
     events,
 )
-from sonde.readers.calls import call_kind, is_collective
+from sonde.readers.calls import call_kind
 from sonde.readers.text import opened_text
 
 _PIECE = 4 << 20

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How sure a verdict is that comes from windows of the time, and what it cannot say.
+
+A share is the ratio of two sums over windows; its interval comes from how windows differ (Cochran,
+Sampling Techniques, 3rd ed., section 6.4), with Student's quantile, as windows are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sonde.analyze.blame import Blame
+from sonde.analyze.causes import CAUSES, KEYS
+from sonde.analyze.intervals import Coverage, Intervals
+from sonde.model.timeline import I64, Timeline
+from sonde.model.verdict import Bound, Sampling, StepTable
+
+ALL = 0.95
+"""From this share of the time on, a record is whole."""
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+_NORMAL = 1.96
+
+
+def sampling_of(
+    timeline: Timeline, blamed: Blame, bounds: Sequence[Bound], steps: StepTable | None
+) -> Sampling | None:
+    """None where all of the time was traced."""
+    stalls = blamed.stalls
+    window = stalls.window
+    extent = timeline.extent_ns
+    whole = int(window.end[-1] - window.start[0]) if len(window) else 0
+    if extent is not None and timeline.windows_ns:
+        whole = max(whole, extent[1] - extent[0])
+    if not len(window) or stalls.window_ns >= ALL * whole:
+        return None
+    length = window.end - window.start
+    computing = Coverage(stalls.computing).within(window.start, window.end)
+    half = {"computing": half_width(computing, length)}
+    for bound in bounds:
+        ours = np.array([CAUSES[key].bound == bound.key for key in KEYS])[blamed.cause]
+        stalled = Intervals(stalls.start[ours], stalls.end[ours])
+        if len(stalled):
+            half[bound.key] = half_width(Coverage(stalled).within(window.start, window.end), length)
+    return Sampling(
+        windows=len(window),
+        traced_ns=stalls.window_ns,
+        whole_ns=whole,
+        half_width=half,
+        cannot=_cannot(timeline, window, whole, steps),
+    )
+
+
+def half_width(part: I64, length: I64) -> float:
+    """Of the 95 % interval of the share that `part` has of `length`, 1 where one window is all."""
+    count = len(length)
+    if count < 2:
+        return 1.0
+    rest = part - length * (part.sum() / length.sum())
+    spread = float(np.sqrt(count / (count - 1) * (rest**2).sum()) / length.sum())
+    student = _STUDENT[count - 2] if count - 2 < len(_STUDENT) else _NORMAL + 2.5 / (count - 1)
+    return min(1.0, student * spread)
+
+
+def _cannot(
+    timeline: Timeline, window: Intervals, whole: int, steps: StepTable | None
+) -> list[str]:
+    length = float(np.median(window.end - window.start)) / 1e6
+    found = [
+        f"what happens less often than every {whole / len(window) / 1e6:,.0f} ms may lie "
+        "between the windows"
+    ]
+    if steps is None or steps.median_ns > 0.5e6 * length:
+        found.append(f"steps longer than half a window ({length / 2:,.0f} ms) are not seen")
+    calls = timeline.calls
+    asked = calls.correlation != 0
+    if asked.any() and not calls.duration_ns[asked].any():
+        found.append(
+            "when the host asked for work is not known, so launch overhead and host code are told "
+            "apart by how long a stall is"
+        )
+    return found

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels of communication libraries, by their names.
+
+NCCL and RCCL (nccl…, rccl…; each of their rings and trees is one), NVSHMEM and rocSHMEM, oneCCL,
+MSCCL++, DeepEP, and the kernels that frameworks write themselves for small all-reduces over NVLink.
+"""
+
+from __future__ import annotations
+
+import re
+
+_COLLECTIVE = re.compile(
+    r"nccl|rccl|nvshmem|roc_?shmem|mscclpp|oneccl|deep_ep"
+    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"
+    r"|multimem_|send_?recv|barrier_(on_stream|all)",
+    re.IGNORECASE,
+)
+
+
+def is_collective(kernel: str) -> bool:
+    """Whether a kernel exchanges with other devices: it waits for them, too."""
+    return bool(_COLLECTIVE.search(kernel))
