@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from captures import START_NS, Writer
 from sonde.cli import main as cli
 
 RUNS = Path(__file__).parents[1] / "data" / "explain"
@@ -81,3 +82,30 @@ def test_a_share_that_is_none(share, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["diff", "a", "b", "--fail-above", share])
     assert ended.value.code == 2
+
+
+def capture(path: Path, seed: int, step_ms: float) -> str:
+    """A program whose waits for the device are counted, after two seconds of start-up."""
+    rng = random.Random(seed)
+    writer = Writer(seconds=12)
+    key = writer.process(42, "train")
+    count = 0
+    t = 2000.0
+    while t < 12_000:
+        at = START_NS + round(t * 1e6)
+        row = {"start_time_ns": at, "end_time_ns": at + 1000, "kind": "device", "op": "sync"}
+        writer.rows["span"].append({**key, **row, "name": "clFinish", "tid": 42})
+        count += 1
+        t += step_ms * rng.uniform(0.9, 1.1)
+    total = {"time_ns": START_NS, "kind": "device", "name": "clFinish", "op": "sync", "tid": 42}
+    writer.rows["activity"].append({**key, **total, "ns": count * 1000, "count": count})
+    return str(writer.write(path))
+
+
+def test_where_calls_are_only_counted_their_pace_tells(tmp_path, capsys):
+    a = capture(tmp_path / "a.sonde", 1, 10)
+    same, slow = capture(tmp_path / "b.sonde", 2, 10), capture(tmp_path / "c.sonde", 3, 14)
+
+    assert cli.main(["diff", a, same, "--fail-above", "3%"]) == 0
+    assert cli.main(["diff", a, slow, "--fail-above", "3%"]) == 1
+    assert "of a call: step from one clFinish to the next" in capsys.readouterr().out

@@ -11,6 +11,7 @@ maps it and a process that lives 50 ms is known before it is gone.
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import resource
@@ -214,6 +215,7 @@ class Agent:
             self._attacher.start()
         if self._outlets is not None:
             self._outlets.start()
+        gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""

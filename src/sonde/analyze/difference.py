@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What changed between two records of the same work: steps, kernels, causes, functions.
 
-Times are per step where both have steps, else per second. A change counts as certain when the 95 %
-intervals of the two medians (order statistics) lie apart; for causes, when it is larger than what
-parts of the time differ by; for functions, than what sampling alone makes of it.
+Times are per step where both have steps that were traced for half of the time; else, where both
+count the same call that waits for the device, from one such call to the next, without the start-up
+before the first; else per second. A change counts as certain when the 95 % intervals of the two
+medians (order statistics) lie apart; for causes, when it is larger than what parts of the time
+differ by; for functions and counts of calls, than what chance makes of so many.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -19,11 +22,14 @@ from sonde.analyze.causes import CAUSES, KEYS
 from sonde.analyze.idle import devices_of, stalls_of
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.sampling import half_width
-from sonde.model.timeline import F64, I64, DeviceKind, Timeline
+from sonde.model.timeline import F64, I64, CallKind, DeviceKind, Timeline
 from sonde.model.verdict import Verdict
 
 LEAST_SHARE = 0.01
 """Of the whole, in either: what is smaller is not told."""
+FEW_CALLS = 20
+"""Fewer calls tell no pace."""
+_Z = 1.96
 BLOCKS = 20
 """Parts of the time; how they differ tells how far the share of a cause may be off."""
 
@@ -55,7 +61,7 @@ class Difference:
     """All changes, the costliest first."""
 
     per: str
-    """step | second"""
+    """step | call | second"""
     before_ns: float
     """Length of a step, or of a second."""
     after_ns: float
@@ -66,7 +72,6 @@ class Difference:
 class _Side:
     """One of the two, in figures per step or second."""
 
-    verdict: Verdict | None
     unit_ns: float
     steps: F64
     kernels: dict[str, tuple[float, tuple[float, float]]]
@@ -77,14 +82,31 @@ class _Side:
     """ns per unit, samples."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """How often a thread made a call, by exact totals, from its first to its last."""
+
+    call: str
+    count: int
+    start_ns: int
+    end_ns: int
+
+
 def compare(before: Timeline, after: Timeline) -> Difference:
     """The changes from one timeline to another."""
-    verdicts = [_verdict(one) for one in (before, after)]
-    stepwise = all(one is not None and one.steps is not None for one in verdicts)
-    a, b = (_side(one, v, stepwise) for one, v in zip((before, after), verdicts, strict=True))
-    changes = [*_steps(a, b, stepwise), *_kernels(a, b), *_causes(a, b), *_functions(a, b)]
+    sides = (before, after)
+    verdicts = [_verdict(one) for one in sides]
+    stepwise = all(_stepwise(one, v) for one, v in zip(sides, verdicts, strict=True))
+    paces = None if stepwise else _paces(*sides)
+    a, b = (
+        _side(one, verdict, stepwise, paces[number] if paces else None)
+        for number, (one, verdict) in enumerate(zip(sides, verdicts, strict=True))
+    )
+    whole = [*_steps(a, b, stepwise), *(_pace_change(a, b, *paces) if paces else [])]
+    changes = [*whole, *_kernels(a, b), *_causes(a, b), *_functions(a, b)]
     changes.sort(key=lambda one: (one.kind != "step", -abs(one.weight)))
-    return Difference("step" if stepwise else "second", a.unit_ns, b.unit_ns, tuple(changes))
+    per = "step" if stepwise else "call" if paces else "second"
+    return Difference(per, a.unit_ns, b.unit_ns, tuple(changes))
 
 
 def _verdict(timeline: Timeline) -> Verdict | None:
@@ -92,13 +114,64 @@ def _verdict(timeline: Timeline) -> Verdict | None:
     return verdict_of(timeline, devices[0]) if devices else None
 
 
-def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool) -> _Side:
+def _stepwise(timeline: Timeline, verdict: Verdict | None) -> bool:
+    if verdict is None or verdict.steps is None:
+        return False
+    # Where only some runs were timed, steps of those few are no fair sample of all.
+    return verdict.window_ns >= 0.5 * (timeline.end_ns - timeline.start_ns) or not timeline.totals
+
+
+def _paces(before: Timeline, after: Timeline) -> tuple[_Pace, _Pace] | None:
+    """Of the same call in both: the commonest that waits, of the thread that makes most calls."""
+    counted = [_calls_of_busiest(one) for one in (before, after)]
+    both = counted[0].keys() & counted[1].keys()
+    if not both:
+        return None
+    call = max(both, key=lambda name: (counted[0][name].count, name))
+    one, two = counted[0][call], counted[1][call]
+    return (one, two) if min(one.count, two.count) >= FEW_CALLS else None
+
+
+def _calls_of_busiest(timeline: Timeline) -> dict[str, _Pace]:
+    device = [one for one in timeline.totals if one.kind == "device"]
+    counts: dict[int, int] = {}
+    for one in device:
+        counts[one.lane] = counts.get(one.lane, 0) + one.count
+    if not counts:
+        return {}
+    lane = max(counts, key=lambda number: counts[number])
+    times = timeline.calls.start_ns[timeline.calls.lane == lane]
+    if len(times) < 2:
+        return {}
+    start, end = int(times.min()), int(times.max())
+    found: dict[str, _Pace] = {}
+    for one in device:
+        if one.lane == lane and one.call == CallKind.SYNC:
+            count = one.count + (found[one.name].count if one.name in found else 0)
+            found[one.name] = _Pace(one.name, count, start, end)
+    return found
+
+
+def _pace_change(a: _Side, b: _Side, before: _Pace, after: _Pace) -> list[Change]:
+    weight = b.unit_ns / a.unit_ns - 1
+    spread = math.sqrt(1 / before.count + 1 / after.count)
+    name = f"from one {before.call} to the next"
+    return [Change("step", name, a.unit_ns, b.unit_ns, weight, abs(weight) > _Z * spread)]
+
+
+def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, pace: _Pace | None) -> _Side:
     steps = np.zeros(0)
     kernels: dict[str, tuple[float, tuple[float, float]]] = {}
     causes: dict[str, tuple[float, float]] = {}
     unit_ns = 1e9
     units = max(1e-9, (timeline.end_ns - timeline.start_ns) / 1e9)
-    if verdict is not None:
+    samples = timeline.samples
+    rows = np.ones(len(samples), bool)
+    if pace is not None:
+        unit_ns = max(1.0, (pace.end_ns - pace.start_ns) / pace.count)
+        units = float(pace.count)
+        rows = (samples.time_ns >= pace.start_ns) & (samples.time_ns < pace.end_ns)
+    elif verdict is not None:
         units = max(1e-9, verdict.window_ns / 1e9)
         if stepwise and verdict.steps is not None:
             steps = np.asarray(verdict.steps.duration_ns, float)
@@ -106,15 +179,14 @@ def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool) -> _Side:
             units = max(1.0, verdict.window_ns / max(1.0, float(steps.mean())))
         kernels = _kernel_times(timeline, verdict, units)
         causes = _cause_times(timeline, verdict, units)
-    samples = timeline.samples
-    ns = np.bincount(samples.name, samples.weight_ns, len(timeline.names))
-    count = np.bincount(samples.name, minlength=len(timeline.names))
+    ns = np.bincount(samples.name[rows], samples.weight_ns[rows], len(timeline.names))
+    count = np.bincount(samples.name[rows], minlength=len(timeline.names))
     functions = {
         timeline.names[i]: (float(ns[i]) / units, int(count[i]))
         for i in np.flatnonzero(ns).tolist()
         if timeline.names[i]
     }
-    return _Side(verdict, unit_ns, steps, kernels, causes, functions)
+    return _Side(unit_ns, steps, kernels, causes, functions)
 
 
 def _kernel_times(
@@ -205,16 +277,21 @@ def _functions(a: _Side, b: _Side) -> list[Change]:
     changes = []
     nothing = (0.0, 0)
     whole = sum(ns for ns, _ in a.functions.values()) or 1.0
-    for name in a.functions.keys() | b.functions.keys():
+    compared = [
+        name
+        for name in a.functions.keys() | b.functions.keys()
+        if max(side.functions.get(name, nothing)[0] for side in (a, b)) >= LEAST_SHARE * whole
+    ]
+    # So many at once: one in twenty comparisons of all, not of each, may be wrong (Bonferroni).
+    least = NormalDist().inv_cdf(1 - 0.025 / max(1, len(compared)))
+    for name in compared:
         before, few = a.functions.get(name, nothing)
         after, many = b.functions.get(name, nothing)
-        if max(before, after) < LEAST_SHARE * whole:
-            continue
         # Samples are counts: their standard deviation is the root of them.
         spread = math.hypot(
             before / math.sqrt(few) if few else 0.0, after / math.sqrt(many) if many else 0.0
         )
-        certain = abs(after - before) > 1.96 * spread
+        certain = abs(after - before) > least * spread
         changes.append(Change("function", name, before, after, (after - before) / whole, certain))
     return changes
 
