@@ -98,10 +98,8 @@ where
     > {
         let vdaf = &self.prio3;
         let decoded =
-            <Prio3<T, Turbo, SEED> as Vdaf>::PublicShare::get_decoded_with_param(
-                vdaf, public,
-            )
-            .map_err(|_| Fault::Malformed)?;
+            <Prio3<T, Turbo, SEED> as Vdaf>::PublicShare::get_decoded_with_param(vdaf, public)
+                .map_err(|_| Fault::Malformed)?;
         let input = <Prio3<T, Turbo, SEED> as Vdaf>::InputShare::get_decoded_with_param(
             &(vdaf, party),
             share,
