@@ -9,6 +9,7 @@ import random
 import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from urllib.parse import urlsplit
 
@@ -24,11 +25,13 @@ from sonde.fleet.task import Privacy, Task
 from sonde.fleet.wire import lp
 
 CLIENTS = 1000
+FEW = 50
 BUCKETS = 256
 
 
-@pytest.fixture
-def fleet(tmp_path):
+@contextmanager
+def running(directory, nodes):
+    """(directory, task, parties) of a fleet of so many nodes."""
     leader, helper = free_ports(2)
     task = Task(
         name="trial",
@@ -43,12 +46,24 @@ def fleet(tmp_path):
         leader_url=f"https://127.0.0.1:{leader}",
         helper_url=f"https://127.0.0.1:{helper}",
     )
-    task = provision.provision(tmp_path, task, [f"t{n % 50}" for n in range(CLIENTS + 10)])
-    parties = {name: Party(tmp_path / name) for name in ("helper", "leader")}
-    yield tmp_path, task, parties
+    task = provision.provision(directory, task, [f"t{n % 50}" for n in range(nodes)])
+    parties = {name: Party(directory / name) for name in ("helper", "leader")}
+    yield directory, task, parties
     for party in parties.values():
         if party.process.poll() is None:
             party.stop()
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    with running(tmp_path, FEW) as it:
+        yield it
+
+
+@pytest.fixture
+def large_fleet(tmp_path):
+    with running(tmp_path, CLIENTS + 10) as it:
+        yield it
 
 
 def get(bundle, url, path, token=None, body=None):
@@ -79,8 +94,8 @@ def raw_sums(directory, task, start_s):
     return task.aggregation().unshard(shares)
 
 
-def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(fleet):
-    directory, task, parties = fleet
+def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_fleet):
+    directory, task, parties = large_fleet
     rng = random.Random(7)
     nodes = [provision.load_node(directory / "nodes" / f"{n:04}") for n in range(CLIENTS + 10)]
     tls = provision.client_tls(directory / "nodes" / "0000")
