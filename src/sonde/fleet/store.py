@@ -246,8 +246,9 @@ class Store:
                 return
             self._add(db, row[0], block)
             gone = db.execute(
-                "DELETE FROM waiting WHERE job = ? RETURNING segment, admitted", (job,)
+                "SELECT segment, admitted FROM waiting WHERE job = ?", (job,)
             ).fetchall()
+            db.execute("DELETE FROM waiting WHERE job = ?", (job,))
             db.execute("UPDATE job SET done = 1 WHERE id = ?", (job,))
             if gone:
                 oldest_s = min(admitted for _, admitted in gone)
