@@ -55,6 +55,32 @@ own flag, e.g. Java `-XX:+PreserveFramePointer` and `jcmd PID Compiler.perfmap`,
 |---|---|---|
 """
 
+SIGNALS = """
+# Signals of devices
+
+Shown on the hardware itself, or by stubs alone.
+
+| signal | shown on |
+|---|---|
+| NVIDIA: use, memory, power, clocks, throttling, PCIe, energy, ECC and remapping counters, \
+activity of units (GPM), use by process | one H200, driver 580.159, recorded and replayed |
+| MIG instances as devices | a stub of NVML, compiled against its header: no device in that mode |
+| NVLink: links, bytes, errors | the same stub: one GPU alone has no link in use |
+| XID as it happens, device lost, driver gone, calls that hang or crash | the same stub: nothing \
+was broken for it |
+| health: every check passing, warning, failing | the same stub, files in the kernel's shape, a \
+stub of libcuda: [health.md](health.md) |
+| AMD through AMD SMI, AMD and Intel through DRM and hwmon | stubs of a module and of files: \
+unverified |
+
+| owner of a process | shown on |
+|---|---|
+| control groups version 1 and 2, containers, users, nested pid namespaces, processes of 50 ms | a \
+real kernel with both versions mounted |
+| Slurm job and step | a real Slurm 22.05 of one node, without control groups |
+| pods | answers in the shape that kubelets publish, over real HTTP; no cluster |
+"""
+
 
 def suites() -> dict[str, list[str]]:
     """Versions by Debian suite, as scripts/setup unpacks them."""
@@ -95,6 +121,7 @@ def document() -> str:
     lines += [f"| {name} | {why} |\n" for name, why in unwalked.items()]
     lines.append(OTHERS)
     lines += [f"| {end.name} | {end.kind} | {end.text} |\n" for end in ENDS]
+    lines.append(SIGNALS)
     return "".join(lines)
 
 

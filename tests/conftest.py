@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -14,6 +15,14 @@ import pytest
 PROGRAMS = Path(__file__).parent / "programs"
 
 Compile = Callable[..., Path]
+
+
+def pytest_configure() -> None:
+    """Compile the product once, not in each of the hundreds of processes that tests start.
+
+    They may have been told to keep no compiled files (PYTHONDONTWRITEBYTECODE).
+    """
+    compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

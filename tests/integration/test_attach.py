@@ -372,7 +372,8 @@ def test_an_ordinary_user_and_a_process_of_theirs(bin_: Path, tmp_path: Path) ->
     try:
         shutil.copy(bin_ / "payload.so", shared)
         shared.chmod(0o755)
-        body = "import subprocess, time; p = subprocess.Popen(['sleep', '20']); time.sleep(0.2)\n"
+        body = "import sonde, subprocess, time\n"
+        body += "p = subprocess.Popen(['sleep', '20']); time.sleep(0.2)\n"
         attempt = ATTEMPT.format(pid="p.pid", library=str(shared / "payload.so"))
         done = as_nobody(f"{body}{attempt}\nprint(p.poll()); p.kill()")
     finally:

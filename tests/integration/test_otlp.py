@@ -47,7 +47,7 @@ def wait_for(ask):
 def collector(tmp_path):
     """(its URL, the file that holds what it received)."""
     if not COLLECTOR.exists():
-        pytest.skip("needs scripts/otel_collector")
+        pytest.skip("needs scripts/otel_collector, which takes minutes and Go 1.23 or newer")
     port = free_port()
     config = tmp_path / "collector.yaml"
     config.write_text(

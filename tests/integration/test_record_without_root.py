@@ -78,7 +78,7 @@ def test_the_device_time_of_a_program(folder: Path, record: Record) -> None:
 
 
 def test_children_are_in_the_same_capture(folder: Path, record: Record) -> None:
-    done = record("-o", "x.sonde", "--", "sh", "-c", "./copies 5000 & ./copies 5000; wait")
+    done = record("-o", "x.sonde", "--", "sh", "-c", "./copies 60000 & ./copies 60000; wait")
 
     assert done.returncode == 0, done.stderr
     assert len(runs(folder / "x.sonde")) == 2

@@ -21,14 +21,12 @@ pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "opencl" / "known_cause.py"
 WATCHED_S = 2
-FIRST = ["nice", "-n", "-10"]
-"""Before whatever else this machine does: what holds the program up is its own affair."""
 BOUNDS = {"device": "device", "loader": "input", "sleep": "host", "host": "host"}
 
 
 def explained(cause: str, *flags: str) -> subprocess.CompletedProcess[str]:
     with subprocess.Popen(
-        [*FIRST, sys.executable, str(PROGRAM), cause],
+        [sys.executable, str(PROGRAM), cause],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     ) as program:  # fmt: skip
         assert program.stdout is not None
@@ -66,7 +64,7 @@ def test_by_the_devices_own_time(cause, tmp_path):
     """The program started by `sonde record`, which then times what the device runs."""
     capture = tmp_path / "a.sonde"
     command = [sys.executable, "-m", "sonde", "record", "-o", str(capture), "--quiet"]
-    program = [*FIRST, sys.executable, str(PROGRAM), cause]
+    program = [sys.executable, str(PROGRAM), cause]
     with subprocess.Popen(
         [*command, "--", *program],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -57,12 +57,15 @@ def names(frames):
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory):
+def tree(tmp_path_factory, record):
+    """A program that Sonde has met before: until its table is made, once, frame pointers lead."""
     compiler = shutil.which("g++") or pytest.skip("needs g++")
     program = tmp_path_factory.mktemp("stacks") / "tree"
     flags = ["-O2", "-g0", "-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-mavx2"]
     source = PROGRAMS / "tree.cpp"
     subprocess.run([compiler, *flags, "-o", program, source, "-lpthread"], check=True)
+    with record("--", str(program), "1", "5") as recorder:
+        recorder.process.wait(30)
     return program
 
 

@@ -268,8 +268,16 @@ def test_kubernetes_gets_a_node_condition(stub):
 
 
 def test_a_driver_that_hangs_is_a_failure_not_a_hang(stub):
+    """With less patience than ten seconds."""
     stub.answers({"hang.nvmlInit_v2": 1})
-    done = health(stub, "--slurm")
+    impatient = (
+        "import sys; from sonde.cli.main import main; from sonde.collect import apart;"
+        "apart.STARTS_IN_S = 3.0; sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", impatient, "health", "--slurm"],
+        env=stub.environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
     assert done.returncode == 1
     assert "it hangs in nvml.open" in done.stdout
 

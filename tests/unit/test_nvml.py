@@ -230,7 +230,7 @@ def test_a_gap_ends_also_where_the_source_was_opened_anew_meanwhile(stub, monkey
     monkeypatch.setenv("NVML_STUB", stub.environment["NVML_STUB"])
     asked(1)
     stub.answers({"lost": 1})
-    notes, up = asked(12)  # the device is looked for, and nothing is found
+    notes, up = asked(20)  # the device is looked for, and nothing is found
     assert notes[0] == "nvml.0.cheap: the GPU is lost: it fell off the bus"
     assert "nvml: devices came or went" in notes
     assert up[0] == 0

@@ -16,6 +16,7 @@ import pytest
 
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.resolve import procfs
+from sonde.resolve.cgroup_paths import place_of
 from sonde.resolve.hierarchies import Hierarchies
 from sonde.resolve.images import Image
 from sonde.resolve.live import LiveProcess
@@ -208,6 +209,22 @@ def test_pods_of_a_kubelets_answer():
     assert json.loads(pods[POD].labels) == {"app": "trainer", "statefulset": "trainer"}
     assert pods[POD].containers[TRAINER] == "train"
     assert pods[STATIC].name == "kube-proxy-node1"  # by the hash its control group is called by
+
+
+def test_pods_as_answers_of_real_kubelets_have_them():
+    """In the shape of published answers: a static pod before its mirror is there, whose uid is its
+    hash and which has no containers yet; ids of docker's; a container that waits, one that ended.
+    """
+    pods = parse(ANSWER)
+    etcd = pods[place_of("/kubepods/besteffort/podc0ffee00c0ffee00c0ffee00c0ffee00").pod_uid]
+    assert (etcd.name, etcd.namespace, etcd.containers) == ("etcd-node1", "kube-system", {})
+    group = "/kubepods.slice/kubepods-besteffort.slice/"
+    old = pods[
+        place_of(
+            f"{group}kubepods-besteffort-pode42b42ec_0749_11e8_a2b8_000c29dea4aa.slice"
+        ).pod_uid
+    ]
+    assert old.containers == {"ab" * 32: "tool"}
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"items": {}}', b"Unauthorized", b"\xff"])

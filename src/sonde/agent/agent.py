@@ -11,6 +11,7 @@ maps it and a process that lives 50 ms is known before it is gone.
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import resource
@@ -117,6 +118,7 @@ class Agent:
             grace_ns=int(3 * config.chunk_s * 1e9), pods=_pods(config), seen=SeenFiles()
         )
         self._group_io = GroupIo(self._resolver.owners.group_path)
+        self._longest_ms = 250 if config.on_cpu or config.off_cpu else 1_000
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
         self._unwinding = Unwinding(self._kernel if privileged else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
@@ -214,6 +216,7 @@ class Agent:
             self._attacher.start()
         if self._outlets is not None:
             self._outlets.start()
+        gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
@@ -292,7 +295,7 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else 250
+            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else self._longest_ms
             if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
                 self._hear()
                 time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))

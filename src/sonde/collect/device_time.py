@@ -155,6 +155,9 @@ class DeviceTime:
         """Runs since the last call."""
         batch = Batch()
         now_ns = time.monotonic_ns()
+        looks = not self._hears or now_ns / 1e9 > self._look_s
+        if not self._processes and not looks:
+            return batch
         alive = set(_pids())  # asked first: what a process leaves behind is still read
         for pid, process in list(self._processes.items()):
             try:
@@ -165,7 +168,7 @@ class DeviceTime:
             self._drop(pid)
         for pid in self._looked.keys() - alive:
             del self._looked[pid]
-        if not self._paused and (not self._hears or now_ns / 1e9 > self._look_s):
+        if not self._paused and looks:
             self._look(now_ns / 1e9)
             self._look_s = now_ns / 1e9 + LOOK_AGAIN_S
         return batch

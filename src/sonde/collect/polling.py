@@ -136,6 +136,8 @@ class _Turn:
     """A poll, and when it is due."""
 
     poll: Poll
+    name: str
+    """With the source's."""
     due_ns: int
     gap: Gap
 
@@ -164,8 +166,10 @@ class Schedule:
 
     def run_due(self, points: Points) -> int:
         """Ask what is due. Returns when (CLOCK_MONOTONIC ns) something is due next."""
-        began_cpu_s, began_s = time.thread_time(), time.perf_counter()
         now_ns = self._clock()
+        if self._opened and (next_ns := self._next_ns(now_ns)) > now_ns:
+            return next_ns
+        began_cpu_s, began_s = time.thread_time(), time.perf_counter()
         if not self._opened:
             if now_ns < self._gap.again_ns:
                 return self._gap.again_ns
@@ -177,9 +181,10 @@ class Schedule:
         self._cpu_s += time.thread_time() - began_cpu_s
         self._read_s += time.perf_counter() - began_s
         self._tell(points)
-        if not self._opened:
-            return self._gap.again_ns
-        return min((turn.due_ns for turn in self._turns), default=now_ns + int(DEAR_S * 1e9))
+        return self._next_ns(now_ns) if self._opened else self._gap.again_ns
+
+    def _next_ns(self, now_ns: int) -> int:
+        return min([turn.due_ns for turn in self._turns], default=now_ns + int(DEAR_S * 1e9))
 
     def close(self) -> None:
         """Close the source."""
@@ -193,8 +198,9 @@ class Schedule:
             _guarded(self._source.open)
             now_ns = self._clock()
             self._turns = [
-                _Turn(poll, now_ns, self._gaps.of(f"{self._source.name}.{poll.name}"))
+                _Turn(poll, name, now_ns, self._gaps.of(name))
                 for poll in self._source.polls()
+                for name in [f"{self._source.name}.{poll.name}"]
             ]
         except SignalLost as lost:
             self._gap.lost(lost.reason, points, self._clock())
@@ -206,7 +212,7 @@ class Schedule:
         self._gap.there(points, now_ns)
 
     def _ask(self, turn: _Turn, points: Points) -> None:
-        self._asking(f"{self._source.name}.{turn.poll.name}")
+        self._asking(turn.name)
         try:
             _guarded(turn.poll.read, points)
         except SignalLost as lost:
@@ -221,9 +227,14 @@ class Schedule:
         finally:
             self._asking("")
         now_ns, period_ns = self._clock(), int(turn.poll.period_s * 1e9)
-        turn.gap.there(points, now_ns)
-        # Keep the beat; after a delay, skip the beats that were missed.
-        turn.due_ns += max(1, 1 + (now_ns - turn.due_ns) // period_ns) * period_ns
+        if turn.gap.again_ns:
+            turn.gap.there(points, now_ns)
+        if turn.due_ns % period_ns:
+            # Onto the beat of the clock: what is asked equally often is asked in one waking.
+            turn.due_ns = (now_ns + period_ns // 2) // period_ns * period_ns + period_ns
+        else:
+            # Keep the beat; after a delay, skip the beats that were missed.
+            turn.due_ns += max(1, 1 + (now_ns - turn.due_ns) // period_ns) * period_ns
 
     def _tell(self, points: Points) -> None:
         """Once a second: that the source answers, and what asking it has cost."""

@@ -50,6 +50,7 @@ class Series:
 class _Last:
     value: float
     time_ns: int
+    """0: forgotten."""
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class _Owned:
     time_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Plan:
     """How the rows of one (series, labels) are taken."""
 
@@ -73,6 +74,8 @@ class _Plan:
     """With whose the process is, instead of the process."""
     without_room: Attributes
     """The same for what finds no room."""
+    last: _Last | None = None
+    """Where the value goes, of what speaks of no process."""
 
 
 class Board:
@@ -104,11 +107,20 @@ class Board:
                 if plan.process:
                     self._take_owned(plan, time_ns, value)
                     continue
-                key = (series, plan.attributes)
-                if key not in self._plain and len(self._plain) >= MAX_SERIES:
-                    self.folded += 1
-                    continue
-                self._plain[key] = _Last(value, time_ns)
+                last = plan.last
+                if last is None or not last.time_ns:
+                    last = plan.last = self._place((series, plan.attributes))
+                    if last is None:
+                        self.folded += 1
+                        continue
+                last.value, last.time_ns = value, time_ns
+
+    def _place(self, key: tuple[str, Attributes]) -> _Last | None:
+        """Where the value of a series goes; None where there is no room."""
+        known = self._plain.get(key)
+        if known is None and len(self._plain) < MAX_SERIES:
+            known = self._plain[key] = _Last(0.0, 0)
+        return known
 
     def count(self, series: str, attributes: Mapping[str, str], more: float) -> None:
         """Add to a counter that is kept here; a process among the attributes is folded."""
@@ -125,9 +137,10 @@ class Board:
     ) -> None:
         """Add to counters that are kept here what one process did; `owner` tells whose it is."""
         with self._lock:
+            base = _sorted(owner)
             for series, kept, more in counts:
                 known = self._counts.setdefault(series, {})
-                whole = _sorted({**kept, **owner})
+                whole = _sorted({**kept, **owner}) if kept else base
                 if whole not in known and len(known) >= MAX_OWNED:
                     self.folded += 1
                     whole = _sorted({**kept, PROGRAM: OTHER})
@@ -187,6 +200,7 @@ class Board:
     def _forget(self, now_ns: int) -> None:
         for key, last in list(self._plain.items()):
             if now_ns - last.time_ns > FORGOTTEN_AFTER_S * 1e9:
+                last.time_ns = 0
                 del self._plain[key]
         for name, known in self._owned.items():
             metric = catalogue()[name]

@@ -25,6 +25,8 @@ from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Gaps, Points, Poll,
 from sonde.metrics import labels
 
 XID, DOUBLE_BIT_ECC = 0x8, 0x2
+EVENTS_S = 0.2
+"""Errors are told at once when heard of."""
 EVENTS_A_POLL = 64
 XIDS_COUNTED = 64
 """Distinct (device, number) pairs that get a series of their own."""
@@ -72,7 +74,7 @@ class NvmlSource:
                 read = Readings(f"{self.name}.{device.name}", readings, self._gaps)
                 polls.append(Poll(f"{device.name}.{name}", period_s, read))
         if self._events is not None:
-            polls.append(Poll("events", CHEAP_S, self._read_events))
+            polls.append(Poll("events", EVENTS_S, self._read_events))
         polls.append(Poll("devices", DEAR_S, self._look_for_changes))
         return polls
 

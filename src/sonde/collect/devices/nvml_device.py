@@ -7,45 +7,29 @@ from ctypes import byref, c_int, c_uint, c_void_p
 
 from sonde.collect.devices.gpm import Gpm
 from sonde.collect.devices.identity import start_of
+from sonde.collect.devices.nvml_cheap import MHZ, Cheap
 from sonde.collect.devices.nvml_library import (
     ABSENT,
-    MEMORY_VERSION,
     NOT_AVAILABLE,
     NOT_SUPPORTED,
     SUCCESS,
     UNSIGNED_INT,
     FieldValue,
-    Memory,
     Nvml,
     NvmlError,
     PciInfo,
-    Utilization,
 )
 from sonde.collect.devices.readings import Reading
 from sonde.collect.polling import Points
 from sonde.metrics import labels_of
 
-MHZ = 1e6
 _CORRECTED, _UNCORRECTED = c_int(0), c_int(1)
 _DRAM, _SRAM = c_int(2), c_int(7)
 _VOLATILE, _AGGREGATE = c_int(0), c_int(1)
 _CLOCKS = {"sm": c_int(1), "memory": c_int(2), "video": c_int(3)}
 ALL_LINKS = 2**32 - 1
-
-THROTTLE_REASONS = {
-    0x004: "software_power_cap",
-    0x008: "hardware_slowdown",
-    0x010: "sync_boost",
-    0x020: "software_thermal",
-    0x040: "hardware_thermal",
-    0x080: "hardware_power_brake",
-    0x100: "display_clock",
-    0x200: "board_limit",
-    0x400: "reliability",
-}
-"""Bits of nvmlClocksEventReasons*; idle (1) and clocks set by a user (2) are no throttling."""
-THROTTLE_TOLD_NS = 5_000_000_000
-"""Throttle reasons are rows when they change, and after this long."""
+ENERGY_AT_REST_NS = 25_000_000_000
+"""With the third asking in ten seconds each."""
 
 PCIE_FIELDS = {197: "transmit", 198: "receive"}
 THROTTLE_FIELDS = {
@@ -92,24 +76,19 @@ class NvmlDevice:
         self._me = {"hw.id": self.uuid}
         self._tags = labels_of(self._me)
         self._known_tags: dict[tuple[tuple[str, str], ...], str] = {}
-        self._throttled = (-1, 0)
-        self._memory_bytes = 0
         self._process_since_us = 0
         self._in_use = True
-        self._busy = True
+        self._energy_again_ns = 0
         self._highest: dict[str, int] = {}
         self._wraps: dict[int, tuple[float, float]] = {}
+        self._cheap = Cheap(nvml, handle, self.tags)
         self._gpm = self._find_gpm()
         self._pcie = [] if self._gpm else [Reading("pcie counters", self._pcie_counters)]
 
     def cheap(self) -> list[Reading]:
         """Microseconds each, and what changes within a second."""
         return [
-            Reading("utilization", self._utilization),
-            Reading("memory", self._memory),
-            Reading("power", self._power),
-            Reading("clock", lambda points, now_ns: self._clock("sm", points, now_ns)),
-            Reading("throttle", self._throttle),
+            *self._cheap.readings(),
             *self._pcie,
         ]
 
@@ -183,24 +162,6 @@ class NvmlDevice:
 
     # ---- cheap ----
 
-    def _utilization(self, points: Points, now_ns: int) -> None:
-        out = Utilization()
-        self._nvml.call("nvmlDeviceGetUtilizationRates", self.handle, byref(out))
-        tags = self.tags(hw__gpu__task="general")
-        points.add("hw.gpu.utilization", out.gpu / 100, tags, now_ns)
-        self._busy = bool(out.gpu)
-        points.add("sonde.gpu.memory.busy", out.memory / 100, self._tags, now_ns)
-
-    def _memory(self, points: Points, now_ns: int) -> None:
-        out = Memory(version=MEMORY_VERSION)
-        self._nvml.call("nvmlDeviceGetMemoryInfo_v2", self.handle, byref(out))
-        points.add("hw.gpu.memory.usage", out.used, self._tags, now_ns)
-        self._memory_bytes = out.total
-
-    def _power(self, points: Points, now_ns: int) -> None:
-        milliwatts = self._nvml.number("nvmlDeviceGetPowerUsage", self.handle)
-        points.add("hw.power", milliwatts / 1000, self.tags(hw__type="gpu"), now_ns)
-
     def _temperature(self, points: Points, now_ns: int) -> None:
         degrees = self._nvml.number("nvmlDeviceGetTemperature", self.handle, c_int(0))
         tags = self.tags(hw__type="gpu", hw__sensor_location="gpu")
@@ -215,21 +176,6 @@ class NvmlDevice:
         tags = self.tags(sonde__gpu__clock__domain=domain)
         points.add("sonde.gpu.clock", mhz * MHZ, tags, now_ns)
 
-    def _throttle(self, points: Points, now_ns: int) -> None:
-        try:
-            bits = self._nvml.large("nvmlDeviceGetCurrentClocksEventReasons", self.handle)
-        except NvmlError as error:
-            if error.code not in ABSENT:
-                raise
-            bits = self._nvml.large("nvmlDeviceGetCurrentClocksThrottleReasons", self.handle)
-        before, told_ns = self._throttled
-        if bits == before and now_ns - told_ns < THROTTLE_TOLD_NS:
-            return
-        self._throttled = (bits, now_ns)
-        for bit, reason in THROTTLE_REASONS.items():
-            tags = self.tags(sonde__gpu__throttle__reason=reason)
-            points.add("sonde.gpu.throttled", float(bool(bits & bit)), tags, now_ns)
-
     def _pcie_counters(self, points: Points, now_ns: int) -> None:
         """The chip's own counters, where it has no GPM. They have 32 bits and are asked so often
         that they cannot wrap unseen below 40 GB/s."""
@@ -242,8 +188,8 @@ class NvmlDevice:
     # ---- steady ----
 
     def _memory_limit(self, points: Points, now_ns: int) -> None:
-        if self._memory_bytes:  # told with the use
-            points.add("hw.gpu.memory.limit", self._memory_bytes, self._tags, now_ns)
+        if self._cheap.memory_bytes:  # told with the use
+            points.add("hw.gpu.memory.limit", self._cheap.memory_bytes, self._tags, now_ns)
 
     def _power_limit(self, points: Points, now_ns: int) -> None:
         milliwatts = self._nvml.number("nvmlDeviceGetEnforcedPowerLimit", self.handle)
@@ -309,7 +255,7 @@ class NvmlDevice:
     def _activity(self, points: Points, now_ns: int) -> None:
         if self._gpm is None:
             raise NvmlError(NOT_SUPPORTED)
-        self._gpm.read(points, now_ns, idle=not (self._busy or self._in_use))
+        self._gpm.read(points, now_ns, idle=not (self._cheap.busy or self._in_use))
 
     # ---- dear ----
 
@@ -337,6 +283,10 @@ class NvmlDevice:
         points.add("sonde.gpu.info", 1, labels_of(self._me | about), now_ns)
 
     def _energy(self, points: Points, now_ns: int) -> None:
+        """Milliseconds: less often while it does nothing."""
+        if not (self._cheap.busy or self._in_use) and now_ns < self._energy_again_ns:
+            return
+        self._energy_again_ns = now_ns + ENERGY_AT_REST_NS
         millijoules = self._nvml.large("nvmlDeviceGetTotalEnergyConsumption", self.handle)
         points.add("hw.energy", millijoules / 1000, self.tags(hw__type="gpu"), now_ns)
 

@@ -236,8 +236,8 @@ class Nvml:
         except NvmlError:
             return
 
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call a function by name. Raises NvmlError unless it succeeds."""
+    def function(self, name: str) -> Callable[..., int]:
+        """A function, which returns a code. Raises NvmlError where the library has none."""
         function = self._functions.get(name)
         if function is None:
             try:
@@ -245,7 +245,11 @@ class Nvml:
             except AttributeError as error:
                 raise NvmlError(FUNCTION_NOT_FOUND) from error
             self._functions[name] = function
-        code = function(*arguments)
+        return function
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function by name. Raises NvmlError unless it succeeds."""
+        code = self.function(name)(*arguments)
         if code != SUCCESS:
             raise NvmlError(code)
 

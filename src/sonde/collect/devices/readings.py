@@ -43,8 +43,9 @@ class Readings:
     def __call__(self, points: Points) -> None:
         """Ask. Raises SignalLost where the whole device, or the whole library, is gone."""
         dropped = False
+        clock = time.monotonic_ns
         for reading, gap in self._readings:
-            now_ns = time.monotonic_ns()
+            now_ns = clock()
             if now_ns < gap.again_ns:
                 continue
             try:
@@ -58,7 +59,8 @@ class Readings:
                 else:
                     gap.lost(str(error), points, now_ns)
             else:
-                gap.there(points, now_ns)
+                if gap.again_ns:
+                    gap.there(points, now_ns)
         if dropped:
             self._readings = [
                 (reading, gap) for reading, gap in self._readings if reading.name not in self.cannot
