@@ -24,6 +24,7 @@ enum sonde_loss {
 	LOSS_TARGETS_FULL,   /* a child of a watched process could not be watched */
 	LOSS_NOTES_FULL,     /* whose a process or what a control group was went unnoted */
 	LOSS_REQUESTS,	     /* a request to a block device found no room while it was under way */
+	LOSS_MAPPINGS,	     /* a mapping found no room: that it is unmapped goes unseen */
 	LOSS_MAX,
 };
 
@@ -200,6 +201,53 @@ struct launch_site_key {
 
 struct launch_site_value {
 	__u64 stack_id; /* 0: there was no room */
+};
+
+/* ---- host memory ---- */
+
+enum memory_kind {
+	MEMORY_READ = 1,  /* page faults: by a read, */
+	MEMORY_WRITE,	  /* by the first write to a page, */
+	MEMORY_COPY,	  /* by a write to a page that is shared or was only read */
+	MEMORY_ANONYMOUS, /* mappings: private, */
+	MEMORY_SHARED,
+	MEMORY_FILE,
+	MEMORY_RESERVED, /* without rights: no memory yet */
+	MEMORY_HEAP,	 /* brk */
+	MEMORY_UNMAPPED, /* by the thread that unmapped, whatever it was */
+};
+
+struct memory_key {
+	__u32 tgid;
+	__u32 tid;
+	__u64 start_ns;
+	__u64 stack_id; /* 0: not among the sampled */
+	__u32 kind;
+	__u32 is_freed; /* unmapped: of the stack that mapped it, followed mappings alone */
+};
+
+struct memory_value {
+	__u64 count;
+	__u64 bytes;
+	__u64 weight_count;
+	__u64 weight_bytes;
+};
+
+/* Where a mapping of a process begins or ends. */
+struct memory_place {
+	__u64 address;
+	__u32 tgid;
+	__u32 unused;
+};
+
+struct memory_mapping {
+	__u64 start_ns;
+	__u64 stack_id;
+	__u64 bytes;
+	__u32 tid;
+	__u32 weight;
+	__u32 kind;
+	__u32 unused;
 };
 
 /* ---- what processes use ---- */

@@ -9,7 +9,7 @@
  * used again a while later.
  *
  * Table of a file (native/src/unwind/table.rs):
- *     pages   {u32 reference of rows, u32 count} for each 64 KiB of code
+ *     pages   {u32 reference of rows, u32 count} for each 64 KiB of code; count 0: not loaded yet
  *     rows    u32: address within the page << 16 | index of the rule; sorted; the first is at 0
  *     rules   struct unwind_rule
  */
@@ -20,6 +20,7 @@
 #define UNWIND_CHUNKS 160
 #define UNWIND_PROCESSES 4096
 #define UNWIND_MAX_RANGES 4096
+#define UNWIND_PAGES_WANTED 1024
 
 struct unwind_chunk {
 	__u32 words[UNWIND_CHUNK_WORDS];

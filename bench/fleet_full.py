@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole fleet against the two real aggregators: 100,000 nodes, proofs, TLS, disk.
+"""Every figure of the fleet protocol; above all the whole fleet against two real aggregators.
 
-Two steps, because in earnest the nodes' work is done by the nodes' CPUs and not by the servers':
+    python -m bench.fleet_full                      all figures (ten minutes; 100,000 nodes, 5 GB)
+    python -m bench.fleet_full --throughput         only the rates, each in less than two minutes
+    python -m bench.fleet_full --throughput --times 3
 
-    python bench/fleet_full.py prepare DIR --nodes 100000     every node's own report, into files
-    python bench/fleet_full.py measure DIR                    upload, verify, sum: the timed part
+The proved rate has two steps, because in earnest the nodes' work is done by the nodes' CPUs and
+not by the servers'. The first holds for a day (a batch is a day) and is done if it was not:
+
+    python -m bench.fleet_full prepare [DIR] --nodes 100000   every node's own report, into files
+    python -m bench.fleet_full measure [DIR]                  upload, verify, sum: the timed part
 
 `prepare` makes the parties, the roster and each node's report (its own key, its own shares, its
 own proof; no report is used twice), with dropouts, one-sided losses, stragglers and liars.
@@ -19,6 +24,7 @@ import argparse
 import json
 import mmap
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -44,19 +50,51 @@ DAY_S = 86_400
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    steps = parser.add_subparsers(dest="step", required=True)
-    making = steps.add_parser("prepare")
-    making.add_argument("directory", type=Path)
-    making.add_argument("--nodes", type=int, default=100_000)
-    making.add_argument("--buckets", type=int, default=4096)
-    making.add_argument("--tenants", type=int, default=1000)
-    making.add_argument("--dropouts", type=float, default=0.3)
-    measuring = steps.add_parser("measure")
-    measuring.add_argument("directory", type=Path)
-    measuring.add_argument("--connections", type=int, default=8)
-    measuring.add_argument("--together", type=int, default=32, help="reports in one request")
+    parser.add_argument("step", nargs="?", choices=("all", "prepare", "measure"), default="all")
+    parser.add_argument("directory", nargs="?", type=Path, default=Path("build/fleet"))
+    parser.add_argument("--throughput", action="store_true", help="only the two rates")
+    parser.add_argument("--times", type=int, default=1, help="measure the rates so often")
+    parser.add_argument("--nodes", type=int, default=100_000)
+    parser.add_argument("--buckets", type=int, default=4096)
+    parser.add_argument("--tenants", type=int, default=1000)
+    parser.add_argument("--dropouts", type=float, default=0.3)
+    parser.add_argument("--connections", type=int, default=8)
+    parser.add_argument("--together", type=int, default=32, help="reports in one request")
     args = parser.parse_args()
-    prepare(args) if args.step == "prepare" else measure(args)
+    {"prepare": prepare, "measure": measure, "all": everything}[args.step](args)
+
+
+def everything(args: argparse.Namespace) -> None:
+    """One figure after another, each as its own process, as it is called alone."""
+    if not prepared_today(args):
+        shutil.rmtree(args.directory, ignore_errors=True)
+        prepare(args)
+    for _ in range(args.times):
+        print("\n== 100,000 nodes, proved, end to end over TLS ==", flush=True)
+        measure(args)
+        print("\n== 100,000 nodes, without proofs ==", flush=True)
+        _run("-m", "sonde", "fleet", "simulate", "--unproved", "--nodes", str(args.nodes))
+    if args.throughput:
+        return
+    print("\n== a node's wire; upload to verified at 600 uploads/s ==", flush=True)
+    _run("-m", "bench.fleet_services", "--reports", "8000", "--rate", "600")
+    _run("-m", "bench.fleet", "--skip", "scale")
+    print("\n== attacks ==", flush=True)
+    _run("-c", "from sonde.fleet import attacks; print(attacks.to_table(attacks.run_all()))")
+
+
+def _run(*command: str) -> None:
+    subprocess.run([sys.executable, *command], check=True)
+
+
+def prepared_today(args: argparse.Namespace) -> bool:
+    try:
+        made = json.loads((args.directory / "truth.json").read_text())["scenario"]
+    except (OSError, ValueError):
+        return False
+    today_s = int(time.time()) // DAY_S * DAY_S
+    found = made["start_s"], made["nodes"], made["buckets"]
+    return bool(found == (today_s, args.nodes, args.buckets))
 
 
 # --- the nodes' part, not timed ------------------------------------------------------------------
@@ -113,7 +151,7 @@ def measure(args: argparse.Namespace) -> None:
     task = Task.load(args.directory / "leader" / "task.json")
     for role in ("leader", "helper"):  # each measurement from an empty state
         for left in (args.directory / role).glob("state.sqlite*"):
-            left.unlink()
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
     parties = {}
     for name in ("helper", "leader"):
         parties[name] = subprocess.Popen(

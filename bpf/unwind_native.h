@@ -172,7 +172,8 @@ mapped:
 			bp = 0;
 		}
 	}
-	if (cfa <= w->sp) {
+	/* A rule may lead to another stack, which may lie below; the steps of a walk are bounded. */
+	if (cfa <= w->sp && !(rule.cfa == CFA_RBP && rule.extra)) {
 		w->stop = STOP_NO_PROGRESS;
 		return 1;
 	}

@@ -44,6 +44,14 @@ struct {
 	__type(value, u32);
 } unwind_wanted SEC(".maps");
 
+/* Places in directories of tables whose page a walk needed and that is not there yet. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, UNWIND_PAGES_WANTED);
+	__type(key, u32);
+	__type(value, u32);
+} unwind_pages SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, STOP_MAX);
@@ -86,7 +94,7 @@ struct unwind_walk {
 	u32 slot;
 	u32 low; /* bounds of a search: here the verifier does not follow every path of it */
 	u32 high;
-	u8 frame[PYTHON_FRAME_BYTES];
+	u8 frame[PYTHON_FRAME_BYTES] __attribute__((aligned(8)));
 	struct sonde_stack pieces[UNWIND_PIECES];
 };
 
@@ -104,6 +112,14 @@ static __always_inline void want(u32 tgid)
 	const u32 one = 1;
 
 	bpf_map_update_elem(&unwind_wanted, &tgid, &one, BPF_ANY);
+}
+
+/* Ask user space to load a page of a table. */
+static __always_inline void want_page(u32 reference)
+{
+	const u32 one = 1;
+
+	bpf_map_update_elem(&unwind_pages, &reference, &one, BPF_ANY);
 }
 
 static __always_inline void count_cost(u64 began_ns)

@@ -77,6 +77,7 @@ static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct
 	struct unwind_chunk *chunk;
 	struct unwind_rule *found;
 	u32 *entry, *row;
+	u64 found_rows;
 
 	if (page >= w->range.page_count)
 		return false;
@@ -85,9 +86,14 @@ static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct
 	entry = chunk ? place(chunk, rows, 2) : NULL;
 	if (!entry)
 		return false;
-	rows = entry[0];
+	found_rows = *(u64 *)entry; /* written as one, too */
 	w->low = 0;
-	w->high = entry[1];
+	w->high = found_rows >> 32;
+	if (!w->high) {
+		want_page(rows);
+		return false;
+	}
+	rows = (u32)found_rows;
 	chunk = chunk_of(rows);
 	if (!chunk)
 		return false;

@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -21,10 +22,21 @@ _PREPARE = "prepare(packed[index], rng)"
 
 
 def recorded(folder: Path, name: str, program: Path, seconds: float) -> Path:
-    capture = folder / f"{name}.sonde"
-    command = [sys.executable, "-m", "sonde", "record", "-d", str(seconds), "-q", "-f"]
-    command += ["-o", str(capture), "--", sys.executable, str(program), "--seconds", "60"]
-    subprocess.run(command, check=True, timeout=seconds + 90, stdout=subprocess.DEVNULL)
+    """A recording of the program at work, without its start."""
+    capture, ready = folder / f"{name}.sonde", folder / f"{name}.ready"
+    command = [sys.executable, str(program), "--seconds", str(seconds + 60), "--ready", str(ready)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as work:
+        try:
+            deadline = time.monotonic() + 90
+            while not ready.exists():
+                if work.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{program} did not start")
+                time.sleep(0.05)
+            record = [sys.executable, "-m", "sonde", "record", "-p", str(work.pid), "-q", "-f"]
+            record += ["-d", str(seconds), "-o", str(capture)]
+            subprocess.run(record, check=True, timeout=seconds + 60)
+        finally:
+            work.kill()
     return capture
 
 

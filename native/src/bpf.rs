@@ -88,6 +88,19 @@ fn map_info(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> MapInfo {
     }
 }
 
+/// The numbers in a key and its value, in the order of their fields.
+fn tuple_of<'py>(
+    py: Python<'py>,
+    map: &MapInfo,
+    key: &[u8],
+    value: &[u8],
+) -> PyResult<Bound<'py, PyTuple>> {
+    let of_key = map.key.fields.iter().map(|field| (field, key));
+    let of_value = map.value.fields.iter().map(|field| (field, value));
+    let row = of_key.chain(of_value).map(|(field, raw)| field.number(py, raw));
+    PyTuple::new(py, row.collect::<Vec<_>>())
+}
+
 impl Bpf {
     pub fn map(&self, name: &str) -> PyResult<&MapInfo> {
         self.maps.get(name).ok_or_else(|| PyKeyError::new_err(format!("no map {name}")))
@@ -314,10 +327,7 @@ impl Bpf {
         let full = &pair.rows[1 - pair.active];
         let mut out = Vec::with_capacity(keys.len() / key_size);
         for (key, value) in keys.chunks_exact(key_size).zip(values.chunks_exact(value_size)) {
-            let of_key = full.key.fields.iter().map(|field| (field, key));
-            let of_value = full.value.fields.iter().map(|field| (field, value));
-            let row = of_key.chain(of_value).map(|(field, raw)| field.number(py, raw));
-            out.push(PyTuple::new(py, row.collect::<Vec<_>>())?);
+            out.push(tuple_of(py, full, key, value)?);
         }
         Ok(out)
     }
@@ -396,6 +406,16 @@ impl Bpf {
         raw.chunks_exact(slot)
             .map(|row| PyTuple::new(py, info.value.fields.iter().map(|f| f.number(py, row))))
             .collect()
+    }
+
+    /// Every entry of a hash map as a tuple of its fields, key first; they stay.
+    fn entries<'py>(&self, py: Python<'py>, map: &str) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let info = self.map(map)?;
+        let (fd, key_size, value_size) = (info.fd, info.key_size, info.value_size);
+        let most = info.max_entries;
+        let (keys, values) = py.detach(|| maps::entries(fd, key_size, value_size, most))?;
+        let entries = keys.chunks_exact(key_size).zip(values.chunks_exact(value_size));
+        entries.map(|(key, value)| tuple_of(py, info, key, value)).collect()
     }
 
     fn set_array(&self, map: &str, index: u32, value: &[u8]) -> PyResult<()> {

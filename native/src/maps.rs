@@ -23,6 +23,27 @@ pub fn update(fd: RawFd, key: &[u8], value: &[u8]) -> Result<()> {
     checked(unsafe { sys::bpf_map_update_elem(fd, key.as_ptr().cast(), value.as_ptr().cast(), 0) })
 }
 
+/// Update several entries of a map; where it is one of maps, for one grace period (Linux 5.19).
+pub fn update_all(fd: RawFd, entries: &[(u32, RawFd)]) -> Result<()> {
+    let keys: Vec<u32> = entries.iter().map(|it| it.0).collect();
+    let values: Vec<RawFd> = entries.iter().map(|it| it.1).collect();
+    let mut count = entries.len() as u32;
+    // SAFETY: both arrays have `count` elements of 4 bytes, as keys and values of such a map have.
+    let rc = unsafe {
+        sys::bpf_map_update_batch(
+            fd,
+            keys.as_ptr().cast(),
+            values.as_ptr().cast(),
+            &mut count,
+            ptr::null(),
+        )
+    };
+    if rc == 0 {
+        return Ok(());
+    }
+    entries.iter().try_for_each(|(key, value)| update(fd, &key.to_ne_bytes(), &value.to_ne_bytes()))
+}
+
 pub fn lookup(fd: RawFd, key: &[u8], value_size: usize) -> Option<Vec<u8>> {
     let mut value = vec![0; value_size];
     // SAFETY: the caller knows the map's sizes of keys and values.
@@ -92,6 +113,36 @@ pub fn take_all(
         }
         batch = (4 * batch).min(most.max(batch));
     }
+}
+
+/// Every entry of a hash map, keys and values packed; one changed meanwhile may come twice or not.
+pub fn entries(
+    fd: RawFd,
+    key_size: usize,
+    value_size: usize,
+    most: usize,
+) -> Result<(Vec<u8>, Vec<u8>)> {
+    let (mut keys, mut values) = (vec![0; most * key_size], vec![0; most * value_size]);
+    let mut position = vec![0u8; key_size.max(8)];
+    let mut count = most as u32;
+    // SAFETY: the buffers hold as many entries as the map can have.
+    let rc = unsafe {
+        sys::bpf_map_lookup_batch(
+            fd,
+            ptr::null_mut(),
+            position.as_mut_ptr().cast(),
+            keys.as_mut_ptr().cast(),
+            values.as_mut_ptr().cast(),
+            &mut count,
+            ptr::null(),
+        )
+    };
+    if rc < 0 && rc != -libc::ENOENT {
+        return Err(Error::from_raw_os_error(-rc));
+    }
+    keys.truncate(count as usize * key_size);
+    values.truncate(count as usize * value_size);
+    Ok((keys, values))
 }
 
 /// Delete the entries of a map with keys of 8 bytes, at most as many as it can hold.

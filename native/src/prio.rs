@@ -27,6 +27,7 @@ mod liar;
 mod plain;
 mod proved;
 mod scheme;
+mod xof;
 
 type Sums = ParallelSum<Field128, Mul>;
 
@@ -282,24 +283,14 @@ impl Aggregation {
         leader: bool,
     ) -> PyResult<(Py<PyBytes>, Py<PyBytes>)> {
         let sealed = Sealed::new(&body, &records, prefix, head, part)?;
-        let key: Key = [0; 32];
         let (within, sum) = py.detach(|| {
             let mut sum = self.scheme.zero();
             let mut within = Vec::with_capacity(records.len());
+            let mut scratch = Vec::new();
             sealed.each(|record| {
-                let added = match record {
-                    None => Err(Fault::Malformed),
-                    Some((id, share)) if leader => self
-                        .scheme
-                        .begin(&key, id, &[], share)
-                        .and_then(|(message, finish)| match message.is_empty() {
-                            true => finish(&[], &mut sum),
-                            false => Err(Fault::Malformed),
-                        }),
-                    Some((id, share)) => {
-                        self.scheme.check(&key, id, &[], share, &[], &mut sum).map(|_| ())
-                    }
-                };
+                let added = record.ok_or(Fault::Malformed).and_then(|(id, share)| {
+                    self.scheme.add(leader, id, share, &mut scratch, &mut sum)
+                });
                 within.push(u8::from(added.is_ok()));
             });
             (within, sum)

@@ -74,6 +74,9 @@ class Bpf:
     def values(self, map: str, index: int, per_cpu: bool = ...) -> list[Row]:
         """The value of an array at `index` as tuples of its fields: one, or one a possible CPU."""
 
+    def entries(self, map: str) -> list[Row]:
+        """Every entry of a hash map as a tuple of its fields, key first; they stay."""
+
     def set_array(self, map: str, index: int, value: bytes) -> None: ...
     def set_hash(self, map: str, key: bytes, value: bytes) -> None: ...
     def delete_hash(self, map: str, key: bytes) -> None: ...
@@ -292,8 +295,13 @@ class UnwindMaps:
     def cost(self) -> list[int]:
         """Walks by duration in steps of 250 ns, where that is measured."""
 
-    def usage(self) -> tuple[int, int, int, int]:
-        """(bytes of tables and mappings, of them free, tables, processes)"""
+    def load_pages(self) -> int:
+        """Load the parts of tables that walks asked for since the last call; for how many there was
+        no room."""
+
+    def usage(self) -> tuple[int, int, int, int, int]:
+        """(bytes of tables and mappings, of them free, tables, processes, pages of tables loaded
+        because walks asked for them)"""
 
 # --- prio: secret-shared sums with proofs --------------------------------------------------------
 

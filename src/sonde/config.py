@@ -43,6 +43,8 @@ class Config:
     """Looks at the run queues a second, while something runs; 0: none."""
     syscalls: bool = False
     """Count the system calls of every process: costs some 0.2 microseconds a call."""
+    memory: bool = False
+    """Host memory by stack: mapped, unmapped, touched. Runs on every page fault."""
     kubelet: str = ""
     """Address of this node's kubelet, to name pods: https://127.0.0.1:10250, or the read-only
     http://127.0.0.1:10255. Empty: nobody is asked."""

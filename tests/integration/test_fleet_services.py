@@ -2,9 +2,11 @@
 """Two real aggregator processes and a collector over TLS, 1,000 clients, kills in the middle."""
 
 import asyncio
+import contextlib
 import http.client
 import json
 import random
+import ssl
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -141,7 +143,9 @@ def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_f
     assert send(b"") == "malformed"
     assert send(bytes(task.max_report_bytes + 1)) == "oversized"
     assert send(replace(good, signature=bytes(64)).encode()) == "forged"
-    assert send(replace(good, node=Identity().public).encode()) == "unknown node"
+    stranger = Identity()
+    unknown = node.sign(stranger, replace(good, node=stranger.public))
+    assert send(unknown.encode()) == "unknown node"
     lie = overstate(task, nodes[CLIENTS], good)
     assert send(lie.encode()) == ""  # taken, and found out by the proof
     stale = node.make_report(task, nodes[CLIENTS + 1], [1], time_s - 3600)
@@ -220,10 +224,46 @@ def test_strangers_are_turned_away(fleet):
         400,
         b"malformed",
     )
+    assert get(bundle, task.helper_url, f"{path}/jobs", "\xe9", b"x")[0] == 401
     collector = provision.Bundle.load(directory / "collector")
     assert get(bundle, task.leader_url, f"{path}/status", collector.token)[0] == 401
-    for name in ("keys.json", "tls.key"):
+    assert status(directory, task, "helper")["refused"]["unauthorised"] == 4
+    for name in ("", "keys.json", "tls.key", "state.sqlite", "state.sqlite-reports"):
         assert (directory / "leader" / name).stat().st_mode & 0o077 == 0
+
+
+def test_only_tls_1_3_and_only_the_right_party(fleet, tmp_path):
+    directory, task, _ = fleet
+    parts = urlsplit(task.leader_url)
+    old = provision.client_tls(directory / "nodes" / "0000")
+    old.minimum_version = ssl.TLSVersion.TLSv1_2
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    other = replace(task, leader_url="https://127.0.0.1:1", helper_url="https://127.0.0.1:2")
+    provision.provision(tmp_path / "other", other, ["a"])
+    foreign = provision.client_tls(tmp_path / "other" / "nodes" / "0000")
+    for tls, words in ((old, "protocol"), (foreign, "certificate verify failed")):
+        connection = http.client.HTTPSConnection(parts.hostname, parts.port, context=tls)
+        with pytest.raises(ssl.SSLError, match=f"(?i){words}"):
+            connection.request("GET", "/")
+    plain = http.client.HTTPConnection(parts.hostname, parts.port, timeout=30)
+    with pytest.raises((http.client.HTTPException, OSError)):
+        plain.request("GET", "/")
+        plain.getresponse()
+
+
+def test_a_body_is_bounded_by_what_comes_and_not_by_what_is_said_of_it(fleet):
+    directory, task, _ = fleet
+    tls = provision.client_tls(directory / "nodes" / "0000")
+    parts = urlsplit(task.leader_url)
+    connection = http.client.HTTPSConnection(parts.hostname, parts.port, context=tls, timeout=30)
+    piece = bytes(16_384)
+    pieces = (piece for _ in range(task.max_report_bytes // len(piece) + 2))  # no length is told
+    with contextlib.suppress(OSError):  # the answer may be there before the last piece
+        connection.request("POST", f"/tasks/{task.id.hex()}/reports", pieces)
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (413, b"oversized")
+    assert answer.headers["Server"] == "sonde"
+    assert status(directory, task, "leader")["refused"] == {"oversized": 1}
 
 
 def test_one_node_from_kernels_to_report(fleet, tmp_path):

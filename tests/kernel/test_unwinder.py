@@ -158,6 +158,34 @@ def test_a_process_with_more_tables_than_there_is_room_for_costs_nobody_else(wat
         large.wait()
 
 
+def test_of_a_large_table_the_pages_are_loaded_that_walks_need(watch):
+    pytest.importorskip("numpy")
+    busy = (
+        "import numpy as np\na = np.ones((300, 300))\nprint('ready', flush=True)\nwhile True: a @ a"
+    )
+    command = ["env", "OPENBLAS_NUM_THREADS=1", sys.executable, "-c", busy]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert program.stdout.readline() == "ready\n"
+        room = 2 << 20  # less than libpython and OpenBLAS take
+        it = watch(program.pid, room_bytes=room)
+        it.settle(program.pid)
+        until_s = time.monotonic() + 20
+        share = 0.0
+        while share < 0.99 and time.monotonic() < until_s:
+            found = it.sample(1)
+            ends = Counter(stop for _, _, _, stop in found.values())
+            share = ends[0] / ends.total()
+            it.kernel.clear_stacks()
+        assert share >= 0.99, it.unwinder.stops()
+        usage = it.unwinder.usage()
+        assert usage["pages_loaded"] > 0
+        assert usage["table_bytes"] <= room
+    finally:
+        program.kill()
+        program.communicate()
+
+
 def test_a_table_that_is_no_good_is_made_once_more_and_then_given_up(watch, deep, monkeypatch):
     it = watch(deep.pid)
     build = it.cache.request

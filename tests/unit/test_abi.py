@@ -11,7 +11,17 @@ import pyarrow as pa
 import pytest
 
 from sonde import _native
-from sonde.collect import blocks, cpu, device_calls, flows, launch_sites, syscalls, tasks, waits
+from sonde.collect import (
+    blocks,
+    cpu,
+    device_calls,
+    flows,
+    launch_sites,
+    memory,
+    syscalls,
+    tasks,
+    waits,
+)
 from sonde.collect.kernel import LOSSES
 from sonde.collect.reasons import reason_of
 from sonde.query import questions
@@ -54,6 +64,7 @@ def members_of(enum, header=EVENTS):
         (tasks, "usage_key", "usage_value"),
         (blocks, "block_key", "block_value"),
         (syscalls, "syscall_key", "syscall_value"),
+        (memory, "memory_key", "memory_value"),
     ],
 )
 def test_collectors_expect_the_fields_that_programs_write(collector, key, value):
@@ -72,6 +83,7 @@ def test_collectors_expect_the_fields_that_programs_write(collector, key, value)
         ("blocks", "requests", blocks),
         ("flows", "flows", flows),
         ("syscalls", "syscalls", syscalls),
+        ("memory", "memory", memory),
     ],
 )
 def test_the_compiled_programs_have_them_too(name, rows, collector):

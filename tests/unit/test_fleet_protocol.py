@@ -8,8 +8,9 @@ import pytest
 from sonde.errors import UsageError
 from sonde.fleet.aggregator import HelperAway, Refused
 from sonde.fleet.crowd import overstate
+from sonde.fleet.node import sign
 from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
-from sonde.fleet.roster import Identity
+from sonde.fleet.roster import Identity, Roster
 from sonde.fleet.wire import (
     Item,
     Malformed,
@@ -51,11 +52,11 @@ def test_only_noised_shares_remain_after_a_release(fleet):
     ["malformed", "forged", "unknown node", "unknown task", "early", "late", "replayed", "quota"],
 )
 def test_refusals_carry_a_reason_and_a_count(fleet, reason):
-    good = fleet.report(0, [1])
+    good, stranger = fleet.report(0, [1]), Identity()
     bad = {
         "malformed": good.encode()[:-1],
         "forged": replace(good, signature=bytes(64)),
-        "unknown node": replace(good, node=Identity().public),
+        "unknown node": sign(stranger, replace(good, node=stranger.public)),
         "unknown task": replace(good, task=bytes(32)),
         "early": replace(good, time_s=good.time_s + 2 * HOUR_S),
         "late": replace(good, time_s=good.time_s - 3 * HOUR_S),
@@ -201,6 +202,56 @@ def test_only_the_cap_of_a_tenants_nodes_counts(tmp_path):
     assert sorted(reasons) == [""] * 3 + ["tenant cap"] * 3
     assert reasons[5] == ""
     assert fleet.raw()[1] == 3
+    fleet.close()
+
+
+def test_the_cap_holds_for_what_a_batch_has_taken_whatever_the_roster_says_later(tmp_path):
+    fleet = Rehearsal(tmp_path, small_task(tenant_cap=1), ["big"] * 2)
+    reasons = fleet.send(*(fleet.report(n, [1]) for n in range(2)))
+    assert sorted(reasons) == ["", "tenant cap"]
+    other = reasons.index("tenant cap")
+    fleet.close()
+    fleet.roster = Roster({fleet.nodes[other].public: "big"})  # the first has left since
+    fleet.open()
+    assert fleet.send(fleet.report(other, [1])) == ["tenant cap"]
+    assert fleet.raw()[1] == 1
+    assert fleet.helper.store.claim([(b"i" * 16, fleet.nodes[other].public, int(fleet.now_s))]) == [
+        "tenant cap"
+    ]
+    fleet.close()
+
+
+def test_only_who_has_a_nodes_key_is_told_anything_of_the_node(tmp_path):
+    fleet = Rehearsal(tmp_path, small_task(tenant_cap=1), ["big"] * 5)
+    good = fleet.report(0, [1])
+    names = [node.public for node in fleet.nodes] + [Identity().public]
+    guesses = [replace(good, node=name, signature=bytes(64)) for name in names]
+    assert fleet.send(*guesses) == ["forged"] * 6
+    fleet.close()
+
+
+def test_a_partys_files_are_its_own_and_bodies_go_when_they_are_verified(tmp_path):
+    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 2)
+    fleet.send(fleet.report(0, [1]))
+    for path in tmp_path.rglob("*"):
+        assert path.stat().st_mode & 0o077 == 0, path
+    fleet.close()
+    fleet.open()  # what was left of the files of bodies goes at the latest here
+    assert list(tmp_path.rglob("*.reports")) == []
+    fleet.close()
+
+
+def test_counts_of_refusals_outlive_a_restart(tmp_path):
+    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 2)
+    assert fleet.send(b"nonsense", fleet.report(0, [1]), b"nonsense") == [
+        "malformed",
+        "",
+        "malformed",
+    ]
+    fleet.send(b"more")
+    fleet.close()
+    fleet.open()
+    assert fleet.leader.store.refusals() == {"malformed": 3}
     fleet.close()
 
 

@@ -113,6 +113,26 @@ def test_a_session_opens_only_for_the_enrolled_node_that_signed_it():
     assert pair.admit(hello) == pair.admit(hello) == ["", ""]
 
 
+def test_a_session_is_not_opened_ahead_of_its_time_to_live_longer():
+    pair = Pair()
+    hello = Session.open(pair.task, pair.nodes[0], START_S + 3600).hello
+    assert pair.admit(hello) == ["late"] * 2
+    assert pair.admit(hello, START_S + 3600) == [""] * 2
+
+
+def test_a_node_cannot_fill_the_memory_of_a_party_with_sessions():
+    pair = Pair()
+    before = len(pair.leader.sessions.held)
+    opened = [Session.open(pair.task, pair.nodes[0], START_S) for _ in range(20)]
+    for session in opened:
+        assert pair.admit(session.hello) == ["", ""]
+    for party in (pair.leader, pair.helper):
+        assert len(party.sessions.held) == before + 1
+        assert opened[-1].id in party.sessions.held
+    pair.sessions[0] = opened[-1]
+    assert pair.add(pair.record(0, 3), pair.record(1, 3))[0][3] == 2
+
+
 def test_a_bundle_of_another_shape_is_no_bundle():
     pair = Pair()
     with pytest.raises(Malformed):

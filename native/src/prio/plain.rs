@@ -99,4 +99,27 @@ impl Scheme for Plain {
         }
         Ok(Vec::new())
     }
+
+    fn add(
+        &self,
+        leader: bool,
+        nonce: &Nonce,
+        share: &[u8],
+        scratch: &mut Vec<u8>,
+        sum: &mut Sum,
+    ) -> Result<(), Fault> {
+        let Sum::Ring(total) = sum else { return Err(Fault::Malformed) };
+        if leader {
+            if share.len() != self.length * WORD {
+                return Err(Fault::Malformed);
+            }
+            add_words(share, total);
+        } else {
+            let seed = share.try_into().map_err(|_| Fault::Malformed)?;
+            scratch.resize(self.length * WORD, 0);
+            self.expand(seed, nonce, scratch);
+            add_words(scratch, total);
+        }
+        Ok(())
+    }
 }

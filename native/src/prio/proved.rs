@@ -5,10 +5,11 @@ use prio::codec::{Encode, ParameterizedDecode};
 use prio::field::{Field128, FieldElement};
 use prio::flp::Type;
 use prio::vdaf::prio3::{Prio3, Prio3InputShare};
-use prio::vdaf::xof::{IntoFieldVec, Xof, XofTurboShake128};
+use prio::vdaf::xof::{IntoFieldVec, Xof};
 use prio::vdaf::{Aggregator, Client, Vdaf, VdafError, VerifyTransition};
 
 use super::scheme::{Fault, Finish, Key, Nonce, Scheme, Shares, Sum, NONCE, SEED};
+use super::xof::Turbo;
 
 /// Bytes of one party's joint-randomness part in a public share.
 const PART: usize = 32;
@@ -18,7 +19,7 @@ const MEASUREMENT_SHARE: u16 = 1;
 const PROOF_SHARE: u16 = 2;
 
 pub struct Proved<T: Type> {
-    prio3: Prio3<T, XofTurboShake128, SEED>,
+    prio3: Prio3<T, Turbo, SEED>,
     context: Vec<u8>,
     length: usize,
     measure: fn(&[u32], usize) -> Option<T::Measurement>,
@@ -66,7 +67,7 @@ where
             let mut tag = [VERSION, 0, 0, 0, 0, 0, 0, 0];
             tag[2..6].copy_from_slice(&self.prio3.algorithm_id().to_be_bytes());
             tag[6..].copy_from_slice(&usage.to_be_bytes());
-            XofTurboShake128::seed_stream(seed.as_ref(), &[&tag, &self.context], &[binder])
+            Turbo::seed_stream(seed.as_ref(), &[&tag, &self.context], &[binder])
                 .into_field_vec::<Field128>(length)
         };
         Prio3InputShare::Leader {
@@ -90,18 +91,16 @@ where
         share: &[u8],
     ) -> Result<
         (
-            <Prio3<T, XofTurboShake128, SEED> as Aggregator<SEED, NONCE>>::VerifyState,
-            <Prio3<T, XofTurboShake128, SEED> as Aggregator<SEED, NONCE>>::VerifierShare,
+            <Prio3<T, Turbo, SEED> as Aggregator<SEED, NONCE>>::VerifyState,
+            <Prio3<T, Turbo, SEED> as Aggregator<SEED, NONCE>>::VerifierShare,
         ),
         Fault,
     > {
         let vdaf = &self.prio3;
         let decoded =
-            <Prio3<T, XofTurboShake128, SEED> as Vdaf>::PublicShare::get_decoded_with_param(
-                vdaf, public,
-            )
-            .map_err(|_| Fault::Malformed)?;
-        let input = <Prio3<T, XofTurboShake128, SEED> as Vdaf>::InputShare::get_decoded_with_param(
+            <Prio3<T, Turbo, SEED> as Vdaf>::PublicShare::get_decoded_with_param(vdaf, public)
+                .map_err(|_| Fault::Malformed)?;
+        let input = <Prio3<T, Turbo, SEED> as Vdaf>::InputShare::get_decoded_with_param(
             &(vdaf, party),
             share,
         )
@@ -162,7 +161,7 @@ where
         let message = verifier.get_encoded().map_err(|_| Fault::Malformed)?;
         let (vdaf, context) = (self.prio3.clone(), self.context.clone());
         let finish: Finish = Box::new(move |reply, sum| {
-            let reply = <Prio3<T, XofTurboShake128, SEED> as Aggregator<SEED, NONCE>>::VerifierMessage::get_decoded_with_param(&state, reply)
+            let reply = <Prio3<T, Turbo, SEED> as Aggregator<SEED, NONCE>>::VerifierMessage::get_decoded_with_param(&state, reply)
                 .map_err(|_| Fault::Malformed)?;
             match vdaf.verify_next(&context, state, reply) {
                 Ok(VerifyTransition::Finish(out)) => add(out.as_ref(), sum),
@@ -183,7 +182,7 @@ where
         sum: &mut Sum,
     ) -> Result<Vec<u8>, Fault> {
         let (state, own) = self.init(1, key, nonce, public, share)?;
-        let theirs = <Prio3<T, XofTurboShake128, SEED> as Aggregator<SEED, NONCE>>::VerifierShare::get_decoded_with_param(&state, message)
+        let theirs = <Prio3<T, Turbo, SEED> as Aggregator<SEED, NONCE>>::VerifierShare::get_decoded_with_param(&state, message)
             .map_err(|_| Fault::Malformed)?;
         let verdict = self
             .prio3

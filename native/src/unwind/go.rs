@@ -51,7 +51,8 @@ impl Go {
         }
         let saved = Rule { rbp: Rbp::AtCfa, rbp_offset: -SAVED_BYTES, ..rule };
         if is_in(&self.switches, at) {
-            return Rule { cfa: Cfa::Rbp, offset: SAVED_BYTES, ..saved };
+            // extra: the goroutine's stack may lie below the thread's
+            return Rule { cfa: Cfa::Rbp, offset: SAVED_BYTES, extra: 1, ..saved };
         }
         saved
     }

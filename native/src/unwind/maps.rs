@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tables and processes in the kernel's maps, where programs walk by them.
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{Error, Result};
+use std::ops::Not;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use pyo3::exceptions::{PyKeyError, PyOSError};
 use pyo3::prelude::*;
@@ -17,14 +20,25 @@ use crate::maps;
 /// As many as `unwind_chunks` has entries.
 const MAX_CHUNKS: usize = 160;
 const MAX_RANGES: usize = 4096;
+/// A table is loaded whole only where this part of all room is left after it.
+const KEPT_FOR_PAGES: usize = 4;
 const RANGE_WORDS: usize = 10;
 /// `struct unwind_python`
 const PYTHON_BYTES: usize = 72;
 /// `struct unwind_process`
 const PROCESS_BYTES: usize = 32 + PYTHON_BYTES;
 
+/// Where the pages are that were not loaded with their table.
+struct Source {
+    file: File,
+    /// Of the rows of each page in the file: offset and count.
+    pages: Vec<(u64, usize)>,
+}
+
 struct Loaded {
     places: Vec<Place>,
+    /// None where every page is loaded.
+    source: Option<Source>,
     pages: Place,
     rules: Place,
     page_count: u32,
@@ -39,6 +53,8 @@ pub struct UnwindMaps {
     pool: Pool,
     processes: RawFd,
     wanted: RawFd,
+    wanted_pages: RawFd,
+    pages_loaded: usize,
     stops: (RawFd, usize),
     cost: (RawFd, usize),
     tables: HashMap<u32, Loaded>,
@@ -46,6 +62,13 @@ pub struct UnwindMaps {
     next_table: u32,
     // The descriptors above are its.
     _owner: Py<Bpf>,
+}
+
+fn source_of(table: &Table, path: &Path) -> Result<Source> {
+    let place =
+        |page| table.place_of_rows(page).ok_or_else(|| Error::from_raw_os_error(libc::EINVAL));
+    let pages = (0..table.page_rows.len() - 1).map(place).collect::<Result<_>>()?;
+    Ok(Source { pages, file: File::open(path)? })
 }
 
 /// With its number, which Python acts upon.
@@ -61,21 +84,57 @@ fn words_of(bytes: &[u8]) -> Vec<u32> {
 }
 
 impl UnwindMaps {
-    fn load(&mut self, table: &Table) -> Result<Loaded> {
+    /// All of a table; or, where that would leave little room for others, its directory and rules:
+    /// then pages are loaded as walks ask for them.
+    fn load(&mut self, table: &Table, path: &Path) -> Result<Loaded> {
         let mut places = Vec::new();
-        let result = self.fill(table, &mut places);
+        let source = self.has_room_for(table).not().then(|| source_of(table, path)).transpose()?;
+        let result = self.fill(table, source.is_none(), &mut places);
         if result.is_err() {
             places.iter().for_each(|&place| self.pool.give_back(place));
         }
         self.pool.rest();
         let (pages, rules) = result?;
         let page_count = table.page_rows.len() as u32 - 1;
-        Ok(Loaded { places, pages, rules, page_count, first_page: table.first_page as u32 })
+        let first_page = table.first_page as u32;
+        Ok(Loaded { places, source, pages, rules, page_count, first_page })
     }
 
-    fn fill(&mut self, table: &Table, places: &mut Vec<Place>) -> Result<(Place, Place)> {
-        let mut pages = Vec::with_capacity(2 * table.page_rows.len());
-        for bounds in table.page_rows.windows(2) {
+    fn has_room_for(&self, table: &Table) -> bool {
+        let words = table.rows.len() + table.rules.len() / 4 + 2 * table.page_rows.len();
+        self.pool.left_words() >= words + self.pool.most_words() / KEPT_FOR_PAGES
+    }
+
+    /// Load the page whose place in a directory is `reference`. False where there is no room for it.
+    fn load_page(&mut self, reference: u32) -> Result<bool> {
+        let held = |it: &&mut Loaded| {
+            it.pages.reference <= reference && reference < it.pages.reference + it.pages.words
+        };
+        let Some(loaded) = self.tables.values_mut().find(held) else { return Ok(true) };
+        let page = ((reference - loaded.pages.reference) / 2) as usize;
+        let Some(source) = &loaded.source else { return Ok(true) };
+        let Some(&(offset, count)) = source.pages.get(page) else { return Ok(true) };
+        let place = match self.pool.allocate(count) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => return Ok(false),
+            place => place?,
+        };
+        loaded.places.push(place);
+        let mut raw = vec![0; 4 * count];
+        source.file.read_exact_at(&mut raw, offset)?;
+        self.pool.write(place, &words_of(&raw))?;
+        self.pool.write_pair(reference & !1, [place.reference, count as u32])?;
+        self.pages_loaded += 1;
+        Ok(true)
+    }
+
+    fn fill(
+        &mut self,
+        table: &Table,
+        all: bool,
+        places: &mut Vec<Place>,
+    ) -> Result<(Place, Place)> {
+        let mut pages = vec![0; 2 * (table.page_rows.len() - 1)];
+        for (page, bounds) in table.page_rows.windows(2).enumerate().filter(|_| all) {
             let rows = table
                 .rows
                 .get(bounds[0] as usize..bounds[1] as usize)
@@ -83,7 +142,7 @@ impl UnwindMaps {
             let place = self.pool.allocate(rows.len())?;
             places.push(place);
             self.pool.write(place, rows)?;
-            pages.extend([place.reference, rows.len() as u32]);
+            pages[2 * page..2 * page + 2].copy_from_slice(&[place.reference, rows.len() as u32]);
         }
         let rules = self.pool.allocate(table.rules.len() / 4)?;
         places.push(rules);
@@ -123,12 +182,15 @@ impl UnwindMaps {
         let outer: OwnedFd =
             unsafe { BorrowedFd::borrow_raw(fd("unwind_chunks")?) }.try_clone_to_owned()?;
         let (processes, wanted) = (fd("unwind_processes")?, fd("unwind_wanted")?);
+        let wanted_pages = fd("unwind_pages")?;
         let (stops, cost) = (counted("unwind_stops")?, counted("unwind_cost")?);
         drop(bpf);
         Ok(Self {
             pool: Pool::new(outer, MAX_CHUNKS),
             processes,
             wanted,
+            wanted_pages,
+            pages_loaded: 0,
             stops,
             cost,
             tables: HashMap::new(),
@@ -141,7 +203,7 @@ impl UnwindMaps {
     /// Put the table saved at `path` into the kernel. Returns its number, from 1.
     fn add_table(&mut self, path: PathBuf) -> PyResult<u32> {
         let table = Table::load(&path)?;
-        let loaded = self.load(&table).map_err(numbered)?;
+        let loaded = self.load(&table, &path).map_err(numbered)?;
         self.next_table += 1;
         self.tables.insert(self.next_table, loaded);
         Ok(self.next_table)
@@ -230,6 +292,18 @@ impl UnwindMaps {
         Ok(words_of(&keys))
     }
 
+    /// Load the pages that walks asked for since the last call. Returns for how many there was no
+    /// room.
+    fn load_pages(&mut self) -> PyResult<usize> {
+        let (keys, _) = maps::take_all(self.wanted_pages, 4, 4, 256)?;
+        let mut left_out = 0;
+        for reference in words_of(&keys) {
+            left_out += usize::from(!self.load_page(reference).map_err(numbered)?);
+        }
+        self.pool.rest();
+        Ok(left_out)
+    }
+
     /// Why walks ended, so far; by `enum unwind_stop`.
     fn stops(&self) -> PyResult<Vec<u64>> {
         Ok(maps::per_cpu_sums(self.stops.0, 0..self.stops.1 as u32)?)
@@ -240,9 +314,10 @@ impl UnwindMaps {
         Ok(maps::per_cpu_sums(self.cost.0, 0..self.cost.1 as u32)?)
     }
 
-    /// (bytes of chunks, of them free, tables, processes)
-    fn usage(&self) -> (usize, usize, usize, usize) {
-        (self.pool.bytes(), 4 * self.pool.free_words(), self.tables.len(), self.ranges.len())
+    /// (bytes of chunks, of them free, tables, processes, pages loaded because walks asked for them)
+    fn usage(&self) -> (usize, usize, usize, usize, usize) {
+        let (bytes, free) = (self.pool.bytes(), 4 * self.pool.free_words());
+        (bytes, free, self.tables.len(), self.ranges.len(), self.pages_loaded)
     }
 }
 

@@ -3,6 +3,7 @@
 //! through a mapping of them (abi/unwind.h).
 use std::io::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapHandle, MapType};
@@ -15,6 +16,9 @@ const BPF_F_MMAPABLE: u32 = 1 << 10;
 /// The first chunks take no tables: a process whose tables found no room must still be told, or all of
 /// its stacks would be walked by frame pointers.
 const KEPT_CHUNKS: usize = 2;
+/// Chunks are made several at a time, half of those that there are within these bounds: the kernel
+/// waits for a grace period (some 10 ms) whenever it takes new ones in.
+const MADE_AT_ONCE: (usize, usize) = (4, 16);
 /// A walk that began before a place was given back is over long before this.
 const GRACE: Duration = Duration::from_secs(1);
 
@@ -86,6 +90,16 @@ impl Pool {
         self.max_chunks = (bytes / CHUNK_BYTES).clamp(4, most);
     }
 
+    /// Words that could be given out yet: free ones, and those of chunks not made yet.
+    pub fn left_words(&self) -> usize {
+        self.free_words() + self.max_chunks.saturating_sub(self.chunks.len()) * CHUNK_WORDS
+    }
+
+    /// The most words that there may ever be.
+    pub fn most_words(&self) -> usize {
+        self.max_chunks * CHUNK_WORDS
+    }
+
     pub fn free_words(&self) -> usize {
         let words = |chunk: &Chunk| chunk.free.iter().map(|it| it.1 as usize).sum::<usize>();
         self.chunks.iter().map(words).sum()
@@ -93,8 +107,8 @@ impl Pool {
 
     /// Room for `words` of a table, on an even word. ENOSPC where there is none.
     pub fn allocate(&mut self, words: usize) -> Result<Place> {
-        while self.chunks.len() < KEPT_CHUNKS {
-            self.add_chunk()?;
+        if self.chunks.len() < KEPT_CHUNKS {
+            self.add_chunks()?;
         }
         self.allocate_from(KEPT_CHUNKS, words)
     }
@@ -123,21 +137,29 @@ impl Pool {
         if self.chunks.len() >= self.max_chunks {
             return Err(Error::from_raw_os_error(libc::ENOSPC));
         }
-        let number = self.add_chunk()?;
+        let number = self.add_chunks()?.max(first);
         let chunk = &mut self.chunks[number];
         chunk.free = vec![(words, CHUNK_WORDS as u32 - words)];
         chunk.free.retain(|it| it.1 > 0);
         Ok(Place { reference: (number as u32) << 16, words })
     }
 
-    /// A chunk more, all of it free. Returns its number.
-    fn add_chunk(&mut self) -> Result<usize> {
-        let number = self.chunks.len();
-        self.chunks.push(self.make_chunk(number)?);
-        Ok(number)
+    /// Chunks more, all of them free. Returns the number of the first.
+    fn add_chunks(&mut self) -> Result<usize> {
+        let before = self.chunks.len();
+        let (least, most) = MADE_AT_ONCE;
+        let after = (before + (before / 2).clamp(least, most)).min(self.max_chunks);
+        let made = (before..after).map(|_| Self::make_chunk()).collect::<Result<Vec<_>>>()?;
+        let entries: Vec<_> = (before..after)
+            .zip(&made)
+            .map(|(number, chunk)| (number as u32, chunk.map.as_fd().as_raw_fd()))
+            .collect();
+        maps::update_all(self.outer.as_raw_fd(), &entries)?;
+        self.chunks.extend(made);
+        Ok(before)
     }
 
-    fn make_chunk(&self, number: usize) -> Result<Chunk> {
+    fn make_chunk() -> Result<Chunk> {
         let opts = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as u64,
             map_flags: BPF_F_MMAPABLE,
@@ -146,19 +168,32 @@ impl Pool {
         let name = Some("unwind_chunk");
         let map = MapHandle::create(MapType::Array, name, 4, CHUNK_BYTES as u32, 1, &opts)
             .map_err(|error| Error::other(format!("cannot make a chunk: {error:#}")))?;
-        let fd = map.as_fd().as_raw_fd();
-        maps::update(self.outer.as_raw_fd(), &(number as u32).to_ne_bytes(), &fd.to_ne_bytes())?;
         Ok(Chunk { map, free: vec![(0, CHUNK_WORDS as u32)] })
     }
 
-    pub fn write(&mut self, place: Place, words: &[u32]) -> Result<()> {
-        assert!(words.len() <= place.words as usize);
-        let number = (place.reference >> 16) as usize;
+    fn mapped(&mut self, number: usize) -> Result<&Mapped> {
         if self.mapped.as_ref().is_none_or(|it| it.number != number) {
             self.mapped = None;
             self.mapped = Some(Mapped::new(number, self.chunks[number].map.as_fd().as_raw_fd())?);
         }
         let Some(mapped) = &self.mapped else { unreachable!("just mapped") };
+        Ok(mapped)
+    }
+
+    /// Write an even word and the next one at once: programs may be reading them.
+    pub fn write_pair(&mut self, reference: u32, pair: [u32; 2]) -> Result<()> {
+        let at = (reference & 0xffff) as usize;
+        assert!(at & 1 == 0);
+        let mapped = self.mapped((reference >> 16) as usize)?;
+        let value = u64::from(pair[0]) | u64::from(pair[1]) << 32;
+        // SAFETY: inside the mapping, which begins on a page, and on a multiple of 8 bytes.
+        unsafe { &*mapped.base.add(at).cast::<AtomicU64>() }.store(value, Ordering::Release);
+        Ok(())
+    }
+
+    pub fn write(&mut self, place: Place, words: &[u32]) -> Result<()> {
+        assert!(words.len() <= place.words as usize);
+        let mapped = self.mapped((place.reference >> 16) as usize)?;
         let at = (place.reference & 0xffff) as usize;
         assert!(at + words.len() <= CHUNK_WORDS);
         // SAFETY: inside the mapping; programs read only what they were led to after this.

@@ -21,7 +21,7 @@ pub enum Cfa {
     End,
     /// rsp + offset
     Rsp,
-    /// rbp + offset
+    /// rbp + offset; `extra`: it may lie on another stack, below this one
     Rbp,
     /// Another register + offset; known in the first frame only.
     Register,

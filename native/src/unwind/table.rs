@@ -28,7 +28,7 @@ use crate::elf::file::ElfFile;
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 const HEADER_BYTES: usize = 64;
 pub const PAGE_BITS: u32 = 16;
 const MAX_PAGES: u64 = 1 << 15;
@@ -367,6 +367,14 @@ impl Table {
             drop(std::fs::remove_file(&beside));
         }
         moved
+    }
+
+    /// Where the rows of a page lie in a file that `save` wrote: (offset, rows).
+    pub fn place_of_rows(&self, page: usize) -> Option<(u64, usize)> {
+        let (first, end) =
+            (*self.page_rows.get(page)? as usize, *self.page_rows.get(page + 1)? as usize);
+        let words = self.page_rows.len() + first;
+        Some(((HEADER_BYTES + 4 * words) as u64, end.checked_sub(first)?))
     }
 
     /// Read what `save` wrote. InvalidData where it is of another version, cut or damaged.

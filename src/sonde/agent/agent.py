@@ -40,6 +40,7 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.flows import FlowCollector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.collect.launch_sites import LaunchSites
+from sonde.collect.memory import MemoryCollector
 from sonde.collect.metrics import Metrics
 from sonde.collect.queues import QueueCollector
 from sonde.collect.syscalls import SyscallCollector
@@ -189,6 +190,9 @@ class Agent:
                 collectors.append(QueueCollector(kernel, config.host_hz))
         if config.syscalls and self._privileged:
             collectors.append(SyscallCollector(kernel))
+        if config.memory and self._privileged:
+            gap_ns = int(config.stack_gap_ms * 1e6)
+            collectors.append(MemoryCollector(kernel, stack_gap_ns=gap_ns))
         if self._device_time is not None:
             collectors.append(self._device_time)
         if runners := signals.runners(config):

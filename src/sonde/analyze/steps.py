@@ -244,6 +244,8 @@ def _by_calls(timeline: Timeline, single: _Sequence) -> _Cut | None:
     if not len(single.asked):
         return None
     for owner, named in loops.levels(timeline, single.asked):
+        if (owner >= 0).mean() < WORK:
+            return None  # what is called within asks for even less
         first = np.ones(len(single), bool)
         first[1:] = (owner[1:] != owner[:-1]) | (owner[1:] < 0)
         rows = np.flatnonzero(first)

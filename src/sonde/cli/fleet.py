@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -119,7 +120,11 @@ def _add_aggregate(commands: Any) -> None:
     )
     fleet.add_argument("--unit", choices=("gpu", "tenant"), default="gpu", help="unit of privacy")
     fleet.add_argument(
-        "--tenant-cap", type=int, default=None, help="nodes of a tenant that count in a release"
+        "--tenant-cap",
+        type=int,
+        default=None,
+        help="nodes of a tenant that count in a release (default with --unit tenant: chosen from "
+        "the tenants' sizes)",
     )
     fleet.add_argument("--epsilon", type=float, default=8.0, help="of a year of releases")
     fleet.add_argument("--delta", type=float, default=1e-6)
@@ -275,10 +280,19 @@ def _new_trial(args: argparse.Namespace) -> int:
     from sonde.fleet.noise import MechanismKind, plan
     from sonde.fleet.provision import provision
     from sonde.fleet.task import Privacy, Task
+    from sonde.fleet.tenants import choose_cap
 
     if args.nodes < 1 or args.tenants < 1 or args.release_hours < 1:
         raise UsageError("a fleet has nodes and tenants, and releases of an hour or more")
     release_s = int(args.release_hours) * 3600
+    tags = [f"tenant-{n % args.tenants}" for n in range(args.nodes)]
+    releases = max(1, 365 * 86_400 // release_s)
+    if args.unit == "tenant" and args.tenant_cap is None:
+        sizes = Counter(tags).values()
+        args.tenant_cap = choose_cap(
+            sizes, 4096, release_s // 3600, args.epsilon, args.delta, releases
+        )
+        print(f"at most {args.tenant_cap} nodes of a tenant count in a release")
     task = Task(
         name=args.new.name,
         kind="histogram",
@@ -295,7 +309,6 @@ def _new_trial(args: argparse.Namespace) -> int:
     )
     sensitivity = task.sensitivity(args.unit)
     assert sensitivity is not None  # a proved task with its cap
-    releases = max(1, 365 * 86_400 // release_s)
     kind: MechanismKind | None = (
         "laplace" if args.discovery else None
     )  # what the threshold of unknown keys is made for
@@ -303,7 +316,7 @@ def _new_trial(args: argparse.Namespace) -> int:
     task = replace(
         task, privacy=replace(task.privacy, mechanism=mechanism.kind, scale=mechanism.scale)
     )
-    provision(args.new, task, [f"tenant-{n % args.tenants}" for n in range(args.nodes)])
+    provision(args.new, task, tags)
     print(f"{args.nodes} nodes, leader, helper and collector in {args.new}")
     print(
         f"{releases} releases a year at ε = {args.epsilon:g} per {args.unit}: "

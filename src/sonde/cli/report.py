@@ -30,7 +30,7 @@ formats:
   html        one self-contained page with an interactive flame graph; opens without a network
   flamegraph  the same as html
   pprof       for `go tool pprof`; look at waits with -sample_index=blocked
-  folded      folded stacks for FlameGraph's scripts: samples on a CPU, else microseconds
+  folded      folded stacks for FlameGraph's scripts: samples on a CPU, bytes, or microseconds
   speedscope  for https://www.speedscope.app
   json        everything, for scripts; times in ns
 
@@ -68,6 +68,9 @@ _METRICS = {
     "runqueue": "runqueue",
     "device": "kernel",
     "device-calls": "device",
+    "mapped": "mapped",
+    "faulted": "faulted",
+    "held": "held",
 }
 
 _PROGRESS_AFTER_S = 1.0
@@ -88,7 +91,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--metric",
         choices=_METRICS,
         help="time on CPUs, blocked, waiting for a CPU, on the device (under the stacks that asked "
-        "for it), or in device calls (default: all of them; folded: cpu)",
+        "for it), in device calls; bytes mapped, touched for the first time, or mapped and not "
+        "unmapped since (default: all that were recorded; folded: cpu)",
     )
     parser.add_argument(
         "--pid", type=_whole, action="append", default=[], help="only this process; may be repeated"

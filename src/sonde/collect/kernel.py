@@ -21,12 +21,14 @@ LOSSES = (
     "targets_full",
     "notes_full",
     "requests",
+    "mappings",
 )
 """Names of `enum sonde_loss`, in its order."""
 
 
 UNWIND_MAPS = (
-    *("unwind_chunks", "unwind_processes", "unwind_wanted", "unwind_stops", "unwind_cost"),
+    *("unwind_chunks", "unwind_processes", "unwind_wanted", "unwind_pages"),
+    *("unwind_stops", "unwind_cost"),
 )
 """What all programs walk stacks by; owned by unwind.bpf.c."""
 

@@ -166,9 +166,9 @@ def _shares(
     """Of each node and what it called: its share of a kind, summed over the kinds."""
     shares = array("d", [0.0]) * len(parent)
     for profile, nodes in zip(profiles, ends, strict=True):
-        whole = profile.total_ns or 1
-        for node, ns in zip(nodes, profile.row_ns, strict=True):
-            shares[node] += ns / whole
+        whole = sum(profile.row_weight) or 1
+        for node, weight in zip(nodes, profile.row_weight, strict=True):
+            shares[node] += weight / whole
     for node in range(len(parent) - 1, 0, -1):
         shares[parent[node]] += shares[node]
     return shares

@@ -5,7 +5,7 @@
 
 The process comes first, kernel frames carry `_[k]`, compiled ones
 `_[j]`, inlined ones `_[i]`. Weights are samples
-on a CPU and microseconds of anything else. Source:
+on a CPU, bytes of memory, and microseconds of anything else. Source:
 https://github.com/brendangregg/FlameGraph#2-fold-stacks
 """
 
@@ -17,7 +17,7 @@ from typing import BinaryIO
 from sonde.export.layout import one_line
 from sonde.export.picture import frames_root_first, tip
 from sonde.model.code import Frame
-from sonde.model.profile import KINDS
+from sonde.model.profile import KINDS, MEMORY
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
@@ -50,8 +50,9 @@ def write(
             if end := tip(profile, row):
                 parts.append(_safe(end))
             line = ";".join(parts)
-            weights[line] = weights.get(line, 0) + (row.events if kind == "cpu" else row.ns)
-        unit = 1 if kind == "cpu" else 1000
+            weight = row.events if kind == "cpu" else row.bytes if kind in MEMORY else row.ns
+            weights[line] = weights.get(line, 0) + weight
+        unit = 1 if kind == "cpu" or kind in MEMORY else 1000
         for line, weight in sorted(weights.items(), key=lambda item: -item[1]):
             if rounded := round(weight / unit):
                 out.write(f"{line} {rounded}\n".encode(errors="replace"))

@@ -13,6 +13,7 @@ from sonde.model.profile import KERNEL, KINDS
 from sonde.query import questions
 from sonde.query.capture import CaptureInfo
 from sonde.query.device_runs import device_runs
+from sonde.query.memory import growth, memory
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -45,6 +46,8 @@ def write(
         ]
         if KERNEL in kinds
         else [],
+        "memory": [_flat(asdict(row)) for row in memory(session, where)],
+        "memory_growth": [_flat(asdict(row)) for row in growth(session, where)],
         "losses": [asdict(row) for row in questions.losses(session)],
         "notices": [asdict(row) for row in questions.notices(session)],
         "metrics": [asdict(row) for row in questions.metrics(session)],

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from sonde.model.code import NO_STACK, Frame
-from sonde.model.profile import KINDS, Profile
+from sonde.model.profile import KINDS, MEMORY, Profile
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
@@ -28,10 +28,19 @@ SAMPLE_TYPES: dict[str, tuple[tuple[str, str], ...]] = {
     "runqueue": (("queued", "count"), ("runqueue", "nanoseconds")),
     "device": (("calls", "count"), ("device", "nanoseconds"), ("device_bytes", "bytes")),
     "kernel": (("kernels", "count"), ("device_time", "nanoseconds")),
+    "mapped": (("mappings", "count"), ("mapped_bytes", "bytes")),
+    "faulted": (("faults", "count"), ("faulted_bytes", "bytes")),
+    "held": (("held", "count"), ("held_bytes", "bytes")),
 }
 """Name and unit of the values of each kind: events, time, and bytes where calls move them."""
 
-_LABELS = {"blocked": "reason", "runqueue": "reason", "device": "call", "kernel": "kernel"}
+_LABELS = {
+    "blocked": "reason",
+    "runqueue": "reason",
+    "device": "call",
+    "kernel": "kernel",
+    **dict.fromkeys(MEMORY, "memory"),
+}
 
 # name, number, type; a leading * marks a repeated field, a capital a message.
 _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
@@ -175,7 +184,7 @@ class _Builder:
         for row in profile:
             thread = profile.threads[row.thread]
             values = [0] * self._values
-            values[at : at + 2] = row.events, row.ns
+            values[at : at + 2] = row.events, row.bytes if profile.kind in MEMORY else row.ns
             if with_bytes:
                 values[at + 2] = row.bytes
             sample = self.message.sample.add()

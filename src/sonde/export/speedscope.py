@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speedscope's own file format: one "sampled" profile a kind, weights in nanoseconds.
+"""speedscope's own file format: one "sampled" profile a kind, weights in nanoseconds,
+of memory in bytes.
 
 Source: https://www.speedscope.app/file-format-schema.json
 """
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from sonde.export.picture import frames_root_first, tip
-from sonde.model.profile import KINDS, Profile
+from sonde.model.profile import KINDS, MEMORY, Profile
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
@@ -22,6 +23,9 @@ _TITLES = {
     "runqueue": "Off-CPU: run queue",
     "device": "Device calls",
     "kernel": "On the device",
+    "mapped": "Memory mapped",
+    "faulted": "Memory touched",
+    "held": "Memory held",
 }
 
 
@@ -67,6 +71,7 @@ class _Frames:
 
 
 def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
+    is_memory = profile.kind in MEMORY
     stacks = profile.stacks
     known: dict[int, list[int]] = {}
     samples: list[list[int]] = []
@@ -82,11 +87,11 @@ def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
         if end := tip(profile, row):
             sample.append(shared.number(end))
         samples.append(sample)
-        weights.append(row.ns)
+        weights.append(row.bytes if is_memory else row.ns)
     return {
         "type": "sampled",
         "name": _TITLES[profile.kind],
-        "unit": "nanoseconds",
+        "unit": "bytes" if is_memory else "nanoseconds",
         "startValue": 0,
         "endValue": sum(weights),
         "samples": samples,

@@ -21,6 +21,7 @@ from sonde.model.answers import (
     DeviceRuns,
     FunctionUse,
     Loss,
+    MemoryGrowth,
     ProcessUse,
     StackEnd,
     Wait,
@@ -30,6 +31,7 @@ from sonde.model.profile import KINDS
 from sonde.query import questions
 from sonde.query.capture import CaptureInfo, read
 from sonde.query.device_runs import device_runs
+from sonde.query.memory import growth
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -37,6 +39,7 @@ CPU_ROWS = 5
 WAIT_ROWS = 5
 DEVICE_ROWS = 4
 LOSS_ROWS = 3
+MEMORY_ROWS = 4
 WORKED_SHARE = 0.01
 """A process worked if it was on a CPU, or wanted to be, for this share of the recording."""
 
@@ -63,6 +66,8 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
         lines += ["", *_device_runs(runs)]
     if told := signals.summary(session, where):
         lines += ["", *told]
+    if held := _held(growth(session, where)):
+        lines += ["", *held]
     lines += ["", _lost(info, questions.losses(session))]
     lines += _stack_ends(questions.stack_ends(session))
     return "\n".join(lines)
@@ -254,6 +259,19 @@ def _device_runs(runs: Sequence[DeviceRuns]) -> list[str]:
     return lines
 
 
+def _held(grown: Sequence[MemoryGrowth]) -> list[str]:
+    """Nothing where memory was not recorded, or nothing grew."""
+    rows = [
+        (f"  {one.process.label}", size(one.bytes), "leak?" if one.is_suspect else "",
+         " < ".join(one.frames))
+        for one in grown[:MEMORY_ROWS]
+    ]  # fmt: skip
+    lines = columns([("MEMORY HELD", "", "", "mapped by"), *rows], (28, -8, 5, 0)) if rows else []
+    if more := grown[MEMORY_ROWS:]:
+        lines.append(f"  {len(more)} more: {size(sum(one.bytes for one in more))}")
+    return [fit(line, 100).rstrip() for line in lines]
+
+
 def _moved(one: DeviceCalls) -> str:
     """All bytes and the ways they went: '4.00 GB h2d+d2h'. The table tells them apart."""
     ways = sorted(one.bytes, key=lambda way: -one.bytes[way])
@@ -274,7 +292,9 @@ def _stack_ends(ends: Sequence[StackEnd]) -> list[str]:
         return []
     share = sum(end.count for end in short) / walks
     most = short[0]
-    return [f"STACKS  {100 * share:.1f} % of {walks:,} end early: {most.count:,} × {most.text}"]
+    rest = f", and {len(short) - 1} other reasons: --format table" if len(short) > 1 else ""
+    told = f"{100 * share:.1f} % of {walks:,} end early: {most.count:,} × {most.text}{rest}"
+    return [f"STACKS  {told}"]
 
 
 def _lost(info: CaptureInfo, losses: Sequence[Loss]) -> str:

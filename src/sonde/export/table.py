@@ -10,9 +10,10 @@ from typing import BinaryIO
 from sonde.export import signals
 from sonde.export.layout import columns, duration, loss_line, one_line, percent, rate, size
 from sonde.export.summary import directions
-from sonde.model.profile import KERNEL, KINDS
+from sonde.model.profile import KERNEL, KINDS, MEMORY
 from sonde.query import questions
 from sonde.query.device_runs import device_runs
+from sonde.query.memory import growth, memory
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -37,9 +38,14 @@ def write(
         sections.append(_device_calls(session, where, limit))
     if KERNEL in kinds:
         sections.append(_device_runs(session, where, limit))
+    if any(kind in MEMORY for kind in kinds):
+        sections.append(_memory(session, where, limit))
+        sections.append(_growth(session, where, limit))
     sections.append(_usage(session, where, limit))
     if told := signals.table(session, where, limit):
         sections.append(iter(told))
+    if ends := list(_stack_ends(session)):
+        sections.append(iter(ends))
     sections.append(_losses(session))
     text = "\n\n".join("\n".join(lines) for lines in sections)
     out.write(f"{text}\n".encode(errors="replace"))
@@ -195,6 +201,55 @@ def _device_runs(session: Session, where: Where, limit: int) -> Iterator[str]:
     ]
     head = ("ON THE DEVICE", "runs", "", "total", "95 %", "mean", "p50", "p99", "", "timed", "name")
     return _rows(head, rows, (24, -9, -7, -7, -8, -7, -7, -7, -10, -7, 0), limit)
+
+
+def _memory(session: Session, where: Where, limit: int) -> Iterator[str]:
+    rows = [
+        (
+            use.process.label,
+            size(use.mapped_bytes),
+            size(use.unmapped_bytes),
+            size(use.reserved_bytes),
+            size(use.faulted_bytes),
+            f"{use.faults:,}",
+        )
+        for use in memory(session, where)
+    ]
+    head = ("MEMORY", "mapped", "unmapped", "reserved", "touched", "faults")
+    return _rows(head, rows, (28, -8, -8, -8, -8, -11), limit)
+
+
+def _growth(session: Session, where: Where, limit: int) -> Iterator[str]:
+    rows = [
+        (
+            it.process.label,
+            size(it.bytes),
+            size(it.mapped_bytes),
+            size(it.unmapped_bytes),
+            f"{it.grew} of {it.windows}",
+            "leak?" if it.is_suspect else "",
+            " < ".join(it.frames),
+        )
+        for it in growth(session, where)
+    ]
+    head = ("HELD AT THE END", "held", "mapped", "unmapped", "grew in", "", "by")
+    return _rows(head, rows, (28, -8, -8, -8, -8, 5, 0), limit)
+
+
+def _stack_ends(session: Session) -> Iterator[str]:
+    """How walks of stacks ended, and what the kernel held to walk by."""
+    ends = questions.stack_ends(session)
+    if not ends:
+        return
+    walks = sum(end.count for end in ends if end.kind != "note")
+    rows = [(f"{end.count:,}", percent(end.count, walks), end.kind, end.text) for end in ends]
+    yield from _rows(("STACKS END", "", "", "because"), rows, (-10, -7, 6, 0), 0)
+    held = {use.series: use.max for use in questions.metrics(session) if not use.labels}
+    maps, tables = (
+        held.get(f"sonde.{name}", 0.0) for name in ("agent.kernel_map_bytes", "unwind.table_bytes")
+    )
+    if maps:
+        yield f"BPF maps {size(maps)} at the most, of it unwind tables {size(tables)}"
 
 
 def _losses(session: Session) -> Iterator[str]:

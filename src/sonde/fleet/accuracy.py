@@ -18,6 +18,7 @@ import numpy as np
 
 from sonde.fleet.noise import Mechanism, plan
 from sonde.fleet.population import Floats, Ints, Population
+from sonde.fleet.tenants import CAPS, choose_cap
 
 DELTA = 1e-6
 
@@ -145,6 +146,58 @@ def per_tenant(
             )
         )
     return lines
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Errors per tenant for one mix of a fleet: of the chosen cap, and of the best of CAPS.
+
+    `total` and `noise` are medians over the classes and means over the fleets drawn; `bias` is the
+    rest of the total, without noise.
+    """
+
+    nodes: int
+    tenants: int
+    loyalty: float
+    cap: int
+    total: float
+    noise: float
+    best_cap: int
+    best: float
+
+
+def by_mix(
+    nodes: int,
+    tenants: int,
+    loyalty: float,
+    hours: int,
+    epsilon: float,
+    rng: np.random.Generator,
+    fleets: int = 3,
+    classes: int = 64,
+) -> Mix:
+    """One release per tenant, at the cap that `tenants.choose_cap` takes from the sizes alone."""
+    chosen, totals = [], []
+    for _ in range(fleets):
+        fleet = Population.draw(nodes, classes, tenants, rng, loyalty)
+        sizes = np.bincount(fleet.tenant, minlength=tenants)
+        cap = choose_cap(sizes, classes, hours, epsilon, DELTA)
+        caps = sorted({cap, *(c for c in CAPS if c <= 50)})
+        lines = per_tenant(fleet, hours, epsilon, caps, rng)
+        chosen.append((cap, lines[caps.index(cap)]))
+        totals.append({c: line.total_median for c, line in zip(caps, lines, strict=True)})
+    mean = {c: float(np.mean([t[c] for t in totals if c in t])) for c in totals[0]}
+    best = min(mean, key=lambda c: mean[c])
+    return Mix(
+        nodes,
+        tenants,
+        loyalty,
+        chosen[0][0],
+        float(np.mean([line.total_median for _, line in chosen])),
+        float(np.mean([line.noise_median for _, line in chosen])),
+        best,
+        mean[best],
+    )
 
 
 def _rank_in_tenant(population: Population, rng: np.random.Generator) -> Ints:

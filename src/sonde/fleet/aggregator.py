@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sonde.fleet import seal
@@ -45,6 +45,7 @@ _STATUS = {
     "replayed": 409,
     "quota": 409,
     "oversized": 413,
+    "too slow": 408,
     "still open": 425,
     "too few": 409,
     "mismatch": 409,
@@ -87,7 +88,7 @@ class Aggregator:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.task, self.keys, self.roster = task, keys, roster
-        self.store = Store(state, task)
+        self.store = Store(state, task, roster.tenant_of)
         self.threads = threads
         self.clock = clock
         self._releasing = threading.Lock()
@@ -143,11 +144,12 @@ class Leader(Aggregator):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(task, keys, roster, state, threads, clock)
+        self.store.own_reports()
         self._post = post
         self._busy: set[bytes] = set()
         self._taking = threading.Lock()
 
-    def admit(self, bodies: list[bytes]) -> list[str]:
+    def admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
         """Takes a group of uploads; per upload "" or the reason. Durable when it returns."""
         reasons = [""] * len(bodies)
         good: list[tuple[int, Report]] = []
@@ -163,22 +165,24 @@ class Leader(Aggregator):
             reasons[at] = self._refuse(report)
             if not reasons[at]:
                 good.append((at, report))
-        self.store.count_refusals(Counter(reason for reason in reasons if reason))
+        self.store.note_refusals(Counter(reason for reason in reasons if reason))
         taken = self.store.admit([(report, bodies[at]) for at, report in good], self.clock())
         for (at, _), reason in zip(good, taken, strict=True):
             reasons[at] = reason
         return reasons
 
     def _refuse(self, report: Report) -> str:
+        """Nothing is told about a node but to who has its key: who is enrolled is no one else's."""
         if report.task != self.task.id:
             return "unknown task"
-        reason = self.refuse_origin(report.node, report.time_s)
         closed_s = self.task.batch_of(report.time_s) + self.task.release_s + self.task.grace_s
-        if not reason and self.clock() > closed_s:
+        if self.clock() > closed_s:
             return "late"
-        if not reason and not signed_by(report.node, report.signature, report.signed()):
+        if report.time_s > self.clock() + CLOCK_SKEW_S:
+            return "early"
+        if not signed_by(report.node, report.signature, report.signed()):
             return "forged"
-        return reason
+        return self.refuse_origin(report.node, report.time_s)
 
     def step(self) -> int:
         """Takes one job through; how many reports it held. Raises HelperAway to be retried.

@@ -22,7 +22,7 @@ from sonde.fleet.wire import Report
 HOUR_S = 3600
 BATCH_S = 1_800_000_000 // HOUR_S * HOUR_S
 CHUNK = 1000
-PLAIN_CHUNK = 1000
+PLAIN_CHUNK = 2000
 BUNDLE = 64  # reports without proofs that a relay hands on together
 
 

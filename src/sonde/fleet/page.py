@@ -62,9 +62,9 @@ def _ledger(ledger: Ledger) -> str:
         rows.append(f"<tr><th scope=row>per {_text(unit)}{own}</th>{cells}</tr>")
     return (
         "<h2>What it cost</h2><table id=ledger><thead><tr><th>ε at δ = "
-        f"{ledger.delta:g}</th><th>this release</th>"
-        f"<th>the {ledger.releases} collected here, worst year</th>"
-        f"<th>a full year of {ledger.yearly:,} releases</th></tr></thead>"
+        f"{ledger.delta:g}</th><th class=number>this release</th>"
+        f"<th class=number>the {ledger.releases} collected here, worst year</th>"
+        f"<th class=number>a full year of {ledger.yearly:,} releases</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
         f"<p class=note>The budget is ε = {ledger.budget:g} a year per {_text(ledger.unit)}; the "
         "aggregators refuse a release beyond it.</p>"
@@ -116,7 +116,9 @@ def _totals(heading: str, names: list[str], result: Result) -> str:
     )
 
 
-_HEAD = "<th>samples</th><th>± 95 %</th><th>share</th><th></th>"
+_HEAD = (
+    "<th class=number>samples</th><th class=number>± 95 %</th><th class=number>share</th><th></th>"
+)
 
 
 def _numbers(count: float, error: float, share: float, widest: float) -> str:

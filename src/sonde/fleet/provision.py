@@ -94,6 +94,7 @@ def write_secret(path: Path, content: bytes) -> None:
     """Readable by its owner alone, from its first byte on."""
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            os.fchmod(file.fileno(), 0o600)  # also where the file was there before
             file.write(content)
     except OSError as error:
         raise SinkError(f"cannot write {path}: {error.strerror}") from error
@@ -136,7 +137,7 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
     authority = _Authority()
     try:
         for bundle in bundles:
-            bundle.directory.mkdir(parents=True)
+            bundle.directory.mkdir(parents=True, mode=0o700)
             bundle.save()
             (bundle.directory / "task.json").write_text(task.to_json())
             (bundle.directory / "ca.crt").write_bytes(authority.certificate)
@@ -147,7 +148,7 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
                 write_secret(bundle.directory / "tls.key", key)
         for number, node in enumerate(nodes):
             home = directory / "nodes" / f"{number:04}"
-            home.mkdir(parents=True)
+            home.mkdir(parents=True, mode=0o700)
             write_secret(home / "node.key", node.private().hex().encode())
             (home / "task.json").write_text(task.to_json())
             (home / "ca.crt").write_bytes(authority.certificate)

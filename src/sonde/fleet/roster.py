@@ -58,6 +58,10 @@ class Roster:
     def __contains__(self, node: bytes) -> bool:
         return node in self._tag_of
 
+    def tenant_of(self, node: bytes) -> str:
+        """The tag of an enrolled node."""
+        return self._tag_of[node]
+
     def __len__(self) -> int:
         return len(self._tag_of)
 

@@ -19,11 +19,11 @@ import gc
 import hmac
 import http.client
 import logging
+import queue
 import signal
 import ssl
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -42,45 +42,51 @@ _log = logging.getLogger(__name__)
 _COMMIT_LIMIT = 256
 _BACKLOG = 2048  # reports waiting for the proof check; above it uploads wait for their answer
 _BATCH_BYTES = 8 << 20
+_SINGLES = 1024
+_BODY_S = 30  # for the body of an upload: who sends slower holds a place that others need
 _BATCHES = 24  # read at a time: what uploads may hold of memory
+_CONNECTIONS = 2
 _DRIVERS = 4  # one waits for the helper, others check, store, count
 _JOB_BYTES = 256 << 20
+_ANSWER_BYTES = 64 << 20
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_Upload = tuple[list[bytes], asyncio.Future[list[str]]]
+_Upload = tuple[Sequence[bytes | memoryview], asyncio.Future[list[str]]]
 
 
 class HelperClient:
-    """The leader's connection to the helper: one, kept open, one request at a time."""
+    """The leader's connections to the helper, kept open: while it works on one request, the next
+    is on its way, so that it need not wait for the leader.
+    """
 
     def __init__(self, task: Task, token: str, tls: ssl.SSLContext, timeout_s: float = 60) -> None:
-        self._url = urlsplit(task.helper_url)
-        self._task, self._token, self._tls, self._timeout_s = task, token, tls, timeout_s
-        self._connection: http.client.HTTPSConnection | None = None
-        self._lock = threading.Lock()
+        url = urlsplit(task.helper_url)
+        self._task, self._token = task, token
+        self._idle: queue.SimpleQueue[http.client.HTTPSConnection] = queue.SimpleQueue()
+        for _ in range(_CONNECTIONS):
+            self._idle.put(
+                http.client.HTTPSConnection(
+                    url.hostname or "", url.port, context=tls, timeout=timeout_s
+                )
+            )
 
     def post(self, path: str, body: bytes) -> bytes:
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = http.client.HTTPSConnection(
-                        self._url.hostname or "",
-                        self._url.port,
-                        context=self._tls,
-                        timeout=self._timeout_s,
-                    )
-                self._connection.request(
-                    "POST",
-                    f"/tasks/{self._task.id.hex()}/{path}",
-                    body,
-                    {"Authorization": f"Bearer {self._token}"},
-                )
-                response = self._connection.getresponse()
-                answer = response.read()
-            except (OSError, http.client.HTTPException) as error:
-                if self._connection is not None:
-                    self._connection.close()
-                self._connection = None
-                raise HelperAway(str(error)) from error
+        connection = self._idle.get()
+        try:
+            connection.request(
+                "POST",
+                f"/tasks/{self._task.id.hex()}/{path}",
+                body,
+                {"Authorization": f"Bearer {self._token}"},
+            )
+            response = connection.getresponse()
+            answer = response.read(_ANSWER_BYTES)
+            if not response.isclosed():
+                raise http.client.HTTPException("an answer too long")
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()  # the next request opens it anew
+            raise HelperAway(str(error)) from error
+        finally:
+            self._idle.put(connection)
         if response.status == 200:
             return answer
         if response.status >= 500 or response.status in (401, 404):  # to be mended, not dropped
@@ -100,7 +106,7 @@ class Service:
         self._batches = asyncio.Semaphore(_BATCHES)
         self._work_came = asyncio.Event()
         self._work_went = asyncio.Event()
-        self._oversized: Counter[str] = Counter()
+        self._singles = asyncio.Semaphore(_SINGLES)
 
     def app(self) -> web.Application:
         limit = _JOB_BYTES if isinstance(self._aggregator, Helper) else self._batch_bytes
@@ -110,6 +116,7 @@ class Service:
             return await self._answer(request, handler)
 
         app = web.Application(client_max_size=limit, middlewares=[refusals])
+        app.on_response_prepare.append(_say_little)
         prefix = f"/tasks/{self._task.id.hex()}"
         app.router.add_post(
             f"{prefix}/releases", self._authorised(self._release, self._bundle.token)
@@ -128,12 +135,9 @@ class Service:
     # --- requests ----------------------------------------------------------------------------
 
     async def _upload(self, request: web.Request) -> web.Response:
-        if (request.content_length or 0) > self._task.max_report_bytes:
-            raise web.HTTPRequestEntityTooLarge(self._task.max_report_bytes, 0)
-        body = await request.read()
-        if len(body) > self._task.max_report_bytes:
-            raise web.HTTPRequestEntityTooLarge(self._task.max_report_bytes, len(body))
-        (reason,) = await self._admit([body])
+        async with self._singles:
+            body = await _read(request, self._task.max_report_bytes)
+            (reason,) = await self._admit([body])
         if reason:
             raise Refused(reason)
         return web.Response(status=201)
@@ -144,15 +148,13 @@ class Service:
 
     async def _upload_batch(self, request: web.Request) -> web.Response:
         """Many nodes' reports from one relay, each judged for itself."""
-        if (request.content_length or 0) > self._batch_bytes:
-            raise web.HTTPRequestEntityTooLarge(self._batch_bytes, 0)
         async with self._batches:
-            bodies = split_lp(await request.read())
+            bodies = split_lp(await _read(request, self._batch_bytes))
             if not bodies:
                 raise Malformed("no report")
             return web.Response(text="\n".join(await self._admit(bodies)))
 
-    async def _admit(self, bodies: list[bytes]) -> list[str]:
+    async def _admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         await self._uploads.put((bodies, done))
         return await done
@@ -183,7 +185,8 @@ class Service:
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             given = request.headers.get("Authorization", "")
-            if not token or not hmac.compare_digest(given.encode(), expected.encode()):
+            told = given.encode("utf-8", "surrogateescape")
+            if not token or not hmac.compare_digest(told, expected.encode()):
                 raise web.HTTPUnauthorized(text="unknown token")
             return await handler(request)
 
@@ -201,13 +204,18 @@ class Service:
             return web.Response(status=400, text="malformed")
         except HelperAway:
             return web.Response(status=503, text="the helper is away, try again")
-        except web.HTTPRequestEntityTooLarge:
-            await asyncio.to_thread(
-                self._aggregator.store.count_refusals, Counter({"oversized": 1})
-            )
-            response = web.Response(status=413, text="oversized")
-            response.force_close()  # the rest of the body is not read
-            return response
+        except web.HTTPUnauthorized as stranger:
+            return self._turn_away("unauthorised", stranger.status)
+        except web.HTTPRequestEntityTooLarge as large:
+            return self._turn_away("oversized", large.status)
+        except web.HTTPRequestTimeout as slow:
+            return self._turn_away("too slow", slow.status)
+
+    def _turn_away(self, reason: str, status: int) -> web.Response:
+        self._aggregator.store.note_refusals(Counter({reason: 1}))
+        response = web.Response(status=status, text=reason)
+        response.force_close()  # the rest of the body is not read
+        return response
 
     # --- the leader's pumps --------------------------------------------------------------
 
@@ -267,6 +275,27 @@ class Service:
                     await asyncio.sleep(0.05)  # let a group gather
                 except TimeoutError:
                     pass
+
+
+async def _read(request: web.Request, limit_bytes: int) -> bytes:
+    """A body of at most so many bytes, whatever its header says of it, in good time."""
+    if (request.content_length or 0) > limit_bytes:
+        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.content.iter_any():
+                size += len(part)
+                if size > limit_bytes:
+                    raise web.HTTPRequestEntityTooLarge(limit_bytes, size)
+                parts.append(part)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    return b"".join(parts)
+
+
+async def _say_little(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "sonde"  # no versions
 
 
 def status_of(aggregator: Aggregator) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,7 +29,9 @@ from sonde.fleet.task import Task
 from sonde.fleet.wire import SIGNATURE_BYTES, Malformed, Reader, lp
 
 SESSION_S = 7 * 86_400  # as long as a TLS 1.3 ticket may live (RFC 8446, 4.6.1)
+CLOCK_SKEW_S = 300
 SESSION_BYTES = KEY_BYTES = 16
+LIVE = 2  # sessions of a node at a time: the one in use, and the one after it
 _HEAD = struct.Struct(">32s16s32sQ")
 
 
@@ -73,6 +76,7 @@ class Sessions:
         self.task, self.role = task, role
         self._hpke_private = hpke_private
         self.held: dict[bytes, tuple[bytes, bytes, int]] = {}
+        self._of_node: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
 
     def admit(self, hello: bytes, enrolled: Callable[[bytes], bool], now_s: float) -> str:
         """Opens a session; "" or the reason why not. A hello that comes twice changes nothing."""
@@ -88,7 +92,7 @@ class Sessions:
             return "unknown task"
         if not enrolled(node):
             return "unknown node"
-        if not opened_s <= now_s + SESSION_S or now_s > opened_s + SESSION_S:
+        if opened_s > now_s + CLOCK_SKEW_S or now_s > opened_s + SESSION_S:
             return "late"
         if not signed_by(node, signature, hello[:-SIGNATURE_BYTES]):
             return "forged"
@@ -100,5 +104,12 @@ class Sessions:
             return "malformed"
         if len(key) != KEY_BYTES:
             return "malformed"
-        known = self.held.setdefault(id_, (node, key, opened_s + SESSION_S))
-        return "" if known == (node, key, opened_s + SESSION_S) else "replayed"
+        session = node, key, opened_s + SESSION_S
+        if id_ in self.held:
+            return "" if self.held[id_] == session else "replayed"
+        live = self._of_node[node]
+        if len(live) == LIVE:
+            del self.held[live.popleft()]
+        live.append(id_)
+        self.held[id_] = session
+        return ""

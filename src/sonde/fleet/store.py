@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An aggregator's memory: one SQLite file, one transaction a step, synced before any answer.
 
+Only the bodies of reports that wait for their proof check lie beside it (`spool`).
+
 What must survive `kill -9` and must not happen twice is decided here and nowhere else: a report is
 admitted once, a job is counted once, a batch is released once and its cost is booked with it.
 """
@@ -10,26 +12,29 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sonde.errors import SinkError
 from sonde.fleet.budget import Entry
+from sonde.fleet.spool import Place, Spool
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Report
 from sonde.fleet.work import Block, checksum
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS report (
+CREATE TABLE IF NOT EXISTS waiting (
     id BLOB PRIMARY KEY, batch INTEGER NOT NULL, job BLOB, admitted REAL NOT NULL,
-    body BLOB NOT NULL);
-CREATE INDEX IF NOT EXISTS report_by_job ON report (job, batch);
+    segment INTEGER NOT NULL, offset INTEGER NOT NULL, size INTEGER NOT NULL);
+CREATE INDEX IF NOT EXISTS waiting_by_job ON waiting (job, batch);
 CREATE TABLE IF NOT EXISTS seen (
     id BLOB PRIMARY KEY, batch INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS contribution (
     node BLOB, period INTEGER, batch INTEGER NOT NULL, PRIMARY KEY (node, period)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contributor (
+    batch INTEGER, tenant TEXT, node BLOB, PRIMARY KEY (batch, tenant, node)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS job (
     id BLOB PRIMARY KEY, batch INTEGER NOT NULL, done INTEGER NOT NULL, reply BLOB);
 CREATE TABLE IF NOT EXISTS batch (
@@ -57,64 +62,98 @@ class Batch:
 
 
 class Store:
-    """The state of one aggregator for one task. Threads may share it."""
+    """The state of one aggregator for one task. Threads may share it.
 
-    def __init__(self, path: Path, task: Task) -> None:
-        self._task = task
+    `tenant_of` names a node's tenant, so that the cap on a tenant's nodes holds for what a batch
+    has taken already, whatever the roster said when it took it.
+    """
+
+    def __init__(
+        self, path: Path, task: Task, tenant_of: Callable[[bytes], str] = lambda node: ""
+    ) -> None:
+        self._task, self._tenant_of = task, tenant_of
         self._lock = threading.Lock()
+        self._noted: Counter[str] = Counter()
         self._waiting: int = 0
         self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
         try:
+            path.touch(mode=0o600)
+            path.chmod(0o600)  # what a party holds is nobody else's to read
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA page_size=32768")  # a report fills some, not dozens
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
-            (self._waiting,) = self._db.execute("SELECT count(*) FROM report").fetchone()
-        except sqlite3.Error as error:
+            held = [segment for (segment,) in self._db.execute("SELECT segment FROM waiting")]
+        except (sqlite3.Error, OSError) as error:
             raise SinkError(f"cannot open the state at {path}: {error}") from error
+        self._waiting = len(held)
+        self._spool = Spool(path.with_name(f"{path.name}-reports"), held)
 
     def close(self) -> None:
+        if self._noted:
+            with self._transaction():
+                pass
         self._db.close()
+        self._spool.close()
 
     @contextmanager
     def _transaction(self, thorough: bool = False) -> Iterator[sqlite3.Connection]:
         with self._lock:
             self._db.execute(f"PRAGMA secure_delete={int(thorough)}")
             self._db.execute("BEGIN IMMEDIATE")
+            noted = self._noted.copy()
             try:
+                _count(self._db, noted)
                 yield self._db
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
             self._db.execute("COMMIT")
+            self._noted -= noted
             if thorough:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     # --- admission ---------------------------------------------------------------------------
 
-    def admit(self, reports: Sequence[tuple[Report, bytes]], now_s: float) -> list[str]:
+    def admit(
+        self, reports: Sequence[tuple[Report, bytes | memoryview]], now_s: float
+    ) -> list[str]:
         """Takes reports, each with its body, in one transaction; per report "" or the reason of
         its refusal.
         """
-        reasons = []
+        reasons = self.claim([(r.id, r.node, r.time_s) for r, _ in reports])
+        places = iter(
+            self._spool.append(
+                [body for (_, body), reason in zip(reports, reasons, strict=True) if not reason]
+            )
+        )
         taken = {}
+        spare: Counter[int] = Counter()
         with self._transaction() as db:
-            for report, body in reports:
-                reason = self._claim(db, report.id, report.node, report.time_s)
-                if not reason:
-                    db.execute(
-                        "INSERT INTO report VALUES (?, ?, NULL, ?, ?)",
-                        (report.id, self._task.batch_of(report.time_s), now_s, body),
-                    )
-                    taken[report.id] = report
-                reasons.append(reason)
+            for at, (report, _) in enumerate(reports):
+                if reasons[at]:
+                    continue
+                place = next(places)
+                reasons[at] = self._claim(db, report.id, report.node, report.time_s)
+                if reasons[at]:  # the first of its kind came in this very group
+                    spare[place.segment] += 1
+                    continue
+                db.execute(
+                    "INSERT INTO waiting VALUES (?, ?, NULL, ?, ?, ?, ?)",
+                    (report.id, self._task.batch_of(report.time_s), now_s, *place),
+                )
+                taken[report.id] = report
             _count(db, Counter(reason for reason in reasons if reason))
+        self._spool.drop(spare)
         with self._lock:
             self._waiting += len(taken)
             if len(self._fresh) < KEPT_REPORTS:
                 self._fresh.update(taken)
         return reasons
+
+    def own_reports(self) -> None:
+        """Makes this process the one that takes reports. Raises SinkError if another does."""
+        self._spool.own()
 
     @property
     def waiting(self) -> int:
@@ -134,11 +173,30 @@ class Store:
         )
         if taken.rowcount == 0:
             return "quota"
+        if not self._within_cap(db, node, batch):
+            db.execute("DELETE FROM contribution WHERE node = ? AND period = ?", (node, period))
+            return "tenant cap"
         db.execute("INSERT INTO seen VALUES (?, ?)", (id_, batch))
         return ""
 
+    def _within_cap(self, db: sqlite3.Connection, node: bytes, batch: int) -> bool:
+        """Books a node under its tenant; False where as many others of the tenant are in."""
+        cap = self._task.privacy.tenant_cap
+        if cap is None:
+            return True
+        tenant = self._tenant_of(node)
+        rows = db.execute(
+            "SELECT node FROM contributor WHERE batch = ? AND tenant = ?", (batch, tenant)
+        ).fetchall()
+        if (node,) in rows:
+            return True
+        if len(rows) >= cap:
+            return False
+        db.execute("INSERT INTO contributor VALUES (?, ?, ?)", (batch, tenant, node))
+        return True
+
     def claim(self, claims: Sequence[tuple[bytes, bytes, int]]) -> list[str]:
-        """Whether the helper could take these (id, node, time); nothing is booked yet."""
+        """Whether these (id, node, time) could be taken; nothing is booked yet."""
         with self._lock:
             self._db.execute("BEGIN")
             try:
@@ -146,9 +204,12 @@ class Store:
             finally:
                 self._db.execute("ROLLBACK")
 
-    def count_refusals(self, reasons: Counter[str]) -> None:
-        with self._transaction() as db:
-            _count(db, reasons)
+    def note_refusals(self, reasons: Counter[str]) -> None:
+        """Counts refusals that took nothing; written with the next step, or a stranger could have
+        the disk synced as often as he likes.
+        """
+        with self._lock:
+            self._noted += reasons
 
     # --- jobs --------------------------------------------------------------------------------
 
@@ -160,19 +221,19 @@ class Store:
             rows = db.execute("SELECT id FROM job WHERE done = 0").fetchall()
             job = next((id_ for (id_,) in rows if id_ not in busy), None)
             if job is None:
-                first = db.execute("SELECT batch FROM report WHERE job IS NULL LIMIT 1").fetchone()
+                first = db.execute("SELECT batch FROM waiting WHERE job IS NULL LIMIT 1").fetchone()
                 if first is None:
                     return None
                 job = new_id
                 db.execute("INSERT INTO job VALUES (?, ?, 0, NULL)", (job, first[0]))
                 db.execute(
-                    "UPDATE report SET job = ? WHERE id IN "
-                    "(SELECT id FROM report WHERE job IS NULL AND batch = ? LIMIT ?)",
+                    "UPDATE waiting SET job = ? WHERE id IN "
+                    "(SELECT id FROM waiting WHERE job IS NULL AND batch = ? LIMIT ?)",
                     (job, first[0], limit),
                 )
-            ids = db.execute("SELECT id FROM report WHERE job = ? ORDER BY id", (job,)).fetchall()
+            ids = db.execute("SELECT id FROM waiting WHERE job = ? ORDER BY id", (job,)).fetchall()
             reports = [
-                self._fresh.pop(id_) if id_ in self._fresh else _read_back(db, id_)
+                self._fresh.pop(id_) if id_ in self._fresh else self._read_back(db, id_)
                 for (id_,) in ids
             ]
         return job, reports
@@ -183,18 +244,26 @@ class Store:
             row = db.execute("SELECT batch, done FROM job WHERE id = ?", (job,)).fetchone()
             if row is None or row[1]:
                 return
-            oldest = db.execute("SELECT min(admitted) FROM report WHERE job = ?", (job,)).fetchone()
             self._add(db, row[0], block)
-            gone = db.execute("DELETE FROM report WHERE job = ?", (job,)).rowcount
+            gone = db.execute(
+                "SELECT segment, admitted FROM waiting WHERE job = ?", (job,)
+            ).fetchall()
+            db.execute("DELETE FROM waiting WHERE job = ?", (job,))
             db.execute("UPDATE job SET done = 1 WHERE id = ?", (job,))
-            if oldest[0] is not None:
+            if gone:
+                oldest_s = min(admitted for _, admitted in gone)
                 db.execute(
                     "INSERT OR REPLACE INTO latency VALUES (?, ?, ?)",
-                    (job, len(block.accepted), now_s - oldest[0]),
+                    (job, len(block.accepted), now_s - oldest_s),
                 )
             _count(db, Counter(block.refused.values()))
+        self._spool.drop(Counter(segment for segment, _ in gone))
         with self._lock:
-            self._waiting -= gone
+            self._waiting -= len(gone)
+
+    def _read_back(self, db: sqlite3.Connection, id_: bytes) -> Report:
+        row = db.execute("SELECT segment, offset, size FROM waiting WHERE id = ?", (id_,))
+        return Report.decode(self._spool.read(Place(*row.fetchone())))
 
     def reply_of(self, job: bytes) -> bytes | None:
         """The helper's stored answer, if it has done this job before."""
@@ -235,7 +304,7 @@ class Store:
     def pending(self, start: int) -> int:
         """Reports of a batch that are not yet through the proof check."""
         with self._lock:
-            query = "SELECT count(*) FROM report WHERE batch = ?"
+            query = "SELECT count(*) FROM waiting WHERE batch = ?"
             return int(self._db.execute(query, (start,)).fetchone()[0])
 
     def batch(self, start: int) -> Batch:
@@ -280,6 +349,7 @@ class Store:
                 ("batch", "start"),
                 ("seen", "batch"),
                 ("contribution", "batch"),
+                ("contributor", "batch"),
                 ("job", "batch"),
             ):
                 db.execute(f"DELETE FROM {table} WHERE {column} = ?", (start,))
@@ -297,7 +367,8 @@ class Store:
 
     def refusals(self) -> dict[str, int]:
         with self._lock:
-            return dict(self._db.execute("SELECT reason, count FROM refusal ORDER BY reason"))
+            stored = Counter(dict(self._db.execute("SELECT reason, count FROM refusal")))
+            return dict(sorted((stored + self._noted).items()))
 
     def counts(self) -> dict[int, int]:
         """Verified reports a batch that is not yet released."""
@@ -308,11 +379,6 @@ class Store:
         """(reports, seconds since its oldest report was admitted) of each finished job."""
         with self._lock:
             return list(self._db.execute("SELECT count, oldest_s FROM latency"))
-
-
-def _read_back(db: sqlite3.Connection, id_: bytes) -> Report:
-    (body,) = db.execute("SELECT body FROM report WHERE id = ?", (id_,)).fetchone()
-    return Report.decode(body)
 
 
 def _count(db: sqlite3.Connection, reasons: Counter[str]) -> None:

@@ -45,6 +45,40 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What a process did to its address space while the capture ran: exact."""
+
+    process: Process
+    mapped_bytes: int
+    """By mmap and brk; without what was only reserved."""
+    unmapped_bytes: int
+    reserved_bytes: int
+    faults: int
+    faulted_bytes: int
+    """Brought in by page faults: what it touched for the first time, or again after giving it
+    back."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrowth:
+    """What one way through a process's code had mapped and not unmapped at the end: estimated."""
+
+    process: Process
+    frames: tuple[str, ...]
+    """Names of the innermost frames, inner first: Python's where there are any, else those that are
+    not the C library's."""
+    bytes: int
+    mapped_bytes: int
+    unmapped_bytes: int
+    grew: int
+    """Of `windows` parts of the time that the process was seen, those in which it held more at the
+    end than at the beginning."""
+    windows: int
+    is_suspect: bool
+    """It grew all the while, not just at first: what a leak looks like."""
+
+
+@dataclass(frozen=True, slots=True)
 class FunctionUse:
     """A function's own weight (self) and that with everything it called (total)."""
 

@@ -16,6 +16,10 @@ KERNEL = "kernel"
 """Running on a device, under the stack that asked for it; of processes that carry our library."""
 
 
+MEMORY = ("mapped", "faulted", "held")
+"""Mapped into an address space; touched for the first time; mapped and not unmapped since."""
+
+
 class ProfileRow(NamedTuple):
     """One stack of one thread, with its estimated weight."""
 
@@ -24,13 +28,13 @@ class ProfileRow(NamedTuple):
     stack: int
     """Index into `Profile.stacks`."""
     name: str
-    """'' on a CPU; reason of a wait; function of a device call."""
+    """'' on a CPU; reason of a wait; function of a device call; kind of memory."""
     events: int
     """Samples, waits or calls."""
     ns: int
     """Time on a CPU, waiting, or inside the call."""
     bytes: int
-    """Bytes moved or allocated by the calls."""
+    """Bytes moved or allocated by the calls, mapped or touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,11 @@ class Profile:
         )
         for thread, stack, name, events, ns, moved in columns:
             yield ProfileRow(thread, stack, names[name], events, ns, moved)
+
+    @property
+    def row_weight(self) -> Sequence[int]:
+        """What the kind is measured in: bytes of memory, time of anything else."""
+        return self.row_bytes if self.kind in MEMORY else self.row_ns
 
     @property
     def total_events(self) -> int:

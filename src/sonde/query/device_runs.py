@@ -10,7 +10,7 @@ chosen whole, from how the totals of windows differ.
 from __future__ import annotations
 
 from sonde.model.answers import DeviceRuns
-from sonde.model.profile import KERNEL, KINDS
+from sonde.model.profile import KERNEL, KINDS, MEMORY
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -19,7 +19,12 @@ NORMAL_95 = 1.96
 
 def kinds_seen(session: Session) -> tuple[str, ...]:
     """The kinds of profile that a report of this capture tells of by default."""
-    return (*KINDS, KERNEL) if session.rows("SELECT 1 FROM device_run LIMIT 1") else KINDS
+    seen: tuple[str, ...] = KINDS
+    if session.rows("SELECT 1 FROM device_run LIMIT 1"):
+        seen += (KERNEL,)
+    if session.rows("SELECT 1 FROM sample WHERE kind IN ('mapped', 'faulted') LIMIT 1"):
+        seen += MEMORY
+    return seen
 
 
 def device_runs(session: Session, where: Where = EVERYTHING) -> list[DeviceRuns]:

@@ -25,14 +25,14 @@ from sonde.model.answers import (
     Wait,
 )
 from sonde.model.code import Frame, Stacks
-from sonde.model.profile import Profile
+from sonde.model.profile import MEMORY, Profile
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
 
 IDLE_SHARE = 0.9
 """A thread counts as idle if one of its waits took this share of the recording, or more."""
 
-_RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
+RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
 """Where a waiting thread nearly always stands; what called into them is the better answer."""
 
 LOSS_TEXT = {
@@ -52,6 +52,7 @@ LOSS_TEXT = {
     "records_overwritten": "records of a profiled process that were gone before they were read",
     "targets_full": "children of watched processes that could not be watched",
     "requests": "requests to block devices that could not be followed",
+    "mappings": "mappings that could not be followed; that they are unmapped goes unseen",
     "notes_full": "processes and control groups whose owner went unnoted; /proc was asked instead",
 }
 
@@ -96,14 +97,26 @@ EVERYTHING = Where()
 
 
 def profile(session: Session, kind: str, where: Where = EVERYTHING) -> Profile:
-    """Weighted stacks of one kind, heaviest first."""
+    """Weighted stacks of one kind, heaviest first.
+
+    Held is what was mapped less what was unmapped of it, where that is more than nothing; mappings
+    without rights are no memory and left out of it.
+    """
+    kinds = [kind]
     clause, parameters = where.sql("kind = ?")
+    if kind == "held":
+        kinds = []
+        clause, parameters = where.sql("kind IN ('mapped', 'unmapped')", "name <> 'reserved'")
+    sign = "CASE kind WHEN 'unmapped' THEN -1 ELSE 1 END"
     rows = session.arrow(
-        "SELECT thread, stack, name, CAST(round(sum(weight_count)) AS BIGINT) AS n, "
-        "CAST(round(sum(weight_ns)) AS BIGINT) AS ns, "
-        "CAST(round(sum(weight_bytes)) AS BIGINT) AS bytes "
-        f"FROM sample {clause} GROUP BY thread, stack, name ORDER BY ns DESC, thread, stack, name",
-        [kind, *parameters],
+        "SELECT thread, stack, name,"
+        f" CAST(round(sum({sign} * weight_count)) AS BIGINT) AS n,"
+        " CAST(round(sum(weight_ns)) AS BIGINT) AS ns,"
+        f" CAST(round(sum({sign} * weight_bytes)) AS BIGINT) AS bytes "
+        f"FROM sample {clause} GROUP BY thread, stack, name"
+        f"{f' HAVING sum({sign} * weight_bytes) >= 1' if kind == 'held' else ''}"
+        f" ORDER BY {'bytes' if kind in MEMORY else 'ns'} DESC, thread, stack, name",
+        [*kinds, *parameters],
     )
     names = rows.column("name").combine_chunks().dictionary_encode()
 
@@ -256,17 +269,17 @@ def _hints(session: Session, where: Where) -> dict[tuple[int, str, str], Frame]:
         "SELECT thread, kind, name, max_by(stack, ns) FROM part GROUP BY thread, kind, name",
         parameters,
     )
-    frames = ((key, _own_frame(session.stacks, stack)) for *key, stack in rows)
+    frames = ((key, own_frame(session.stacks, stack)) for *key, stack in rows)
     return {(key[0], key[1], key[2]): frame for key, frame in frames if frame}
 
 
-def _own_frame(stacks: Stacks, stack: int) -> Frame | None:
+def own_frame(stacks: Stacks, stack: int) -> Frame | None:
     """The innermost frame that is the program's own rather than the C library's or the kernel's.
 
     Where its own frames have no symbol their binary still says more than the C library does.
     """
     user = [stacks.frames[i] for i in stacks.indices(stack) if stacks.frames[i].kind != "kernel"]
-    own = [frame for frame in user if not frame.binary.startswith(_RUNTIME_LIBRARIES)]
+    own = [frame for frame in user if not frame.binary.startswith(RUNTIME_LIBRARIES)]
     named = (frame for frame in own if frame.function)
     placed = (frame for frame in own if frame.binary and not frame.binary.startswith("["))
     known = (frame for frame in user if frame.function)

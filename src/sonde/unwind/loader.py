@@ -134,6 +134,9 @@ class Unwinder:
         """Tell the kernel what is new. Cheap where nothing is; call it often."""
         for name in self._cache.poll():
             self._ready |= self._waiting.pop(name, set())
+        if short := self._maps.load_pages():
+            self.left_out += short
+            self._make_room(0, set())
         now_s = time.monotonic()
         if self._ready and (not self._cache.is_busy or now_s > self._told_s + READY_GAP_S):
             # All its mappings are told again: not for each one of its files.
@@ -182,12 +185,13 @@ class Unwinder:
 
     def usage(self) -> dict[str, int]:
         """What is held now, by name, for metrics."""
-        size, free, tables, processes = self._maps.usage()
+        size, free, tables, processes, pages = self._maps.usage()
         return {
             "table_bytes": size,
             "table_bytes_free": free,
             "tables": tables,
             "processes": processes,
+            "pages_loaded": pages,
             "tables_built": self._cache.built,
             "tables_failed": self._cache.failed,
             "put_off": len(self._put_off),

@@ -58,4 +58,16 @@ const KINDS = {
     title: "On the device", metrics: ["ns", "count"], events: "runs",
     hint: "Time on the device itself, under the code that asked for it; estimated from timed runs",
   },
+  mapped: {
+    title: "Memory mapped", metrics: ["bytes", "count"], events: "mappings",
+    hint: "Bytes added to address spaces by mmap and brk, whatever became of them",
+  },
+  faulted: {
+    title: "Memory touched", metrics: ["bytes", "count"], events: "page faults",
+    hint: "Bytes brought in by page faults, under the code that touched them first",
+  },
+  held: {
+    title: "Memory held", metrics: ["bytes", "count"], events: "mappings",
+    hint: "Bytes mapped and not unmapped again while this was recorded",
+  },
 };

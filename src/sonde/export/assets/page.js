@@ -9,7 +9,7 @@ class Page {
     this.colours = new Colours(capture);
     this.kinds = Object.keys(KINDS).filter((kind) => kind in capture.tree.kinds);
     this.choice = {
-      kind: this.kinds.find((kind) => this.totals(kind).ns > 0) ?? this.kinds[0],
+      kind: this.kinds.find((kind) => this.totals(kind)[KINDS[kind].metrics[0]] > 0) ?? this.kinds[0],
       metric: "ns", group: "name", process: null, hideBystanders: true,
     };
     this.tab = "functions";
@@ -136,7 +136,7 @@ class Page {
   refresh() {
     const { choice } = this;
     const { metrics } = KINDS[choice.kind];
-    if (!metrics.includes(choice.metric)) choice.metric = "ns";
+    if (!metrics.includes(choice.metric)) choice.metric = metrics[0];
     this.tree = buildTree(this.capture, {
       ...choice, hideBystanders: choice.hideBystanders && choice.kind === "blocked",
     });
@@ -174,7 +174,7 @@ class Page {
         "aria-controls": "graph-panel", tabindex: chosen ? "0" : "-1",
         onclick: () => this.choose({ kind }), onkeydown: (event) => this.tabKey(event, "kinds"),
       }, element("span", { class: "kind-title" }, title),
-      element("strong", {}, duration(sums.ns)), element("small", {}, detail));
+      element("strong", {}, KINDS[kind].metrics.includes("ns") ? duration(sums.ns) : byteSize(sums.bytes)), element("small", {}, detail));
     }));
   }
 

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Rows of host memory, and the mappings that are followed so that what is unmapped of them is told
+ * of the stack that mapped it.
+ */
+#ifndef SONDE_MEMORY_MAPPINGS_H
+#define SONDE_MEMORY_MAPPINGS_H
+
+#define PIECES 16 /* of one range that is unmapped */
+
+SWAPPED_ROWS(memory, struct memory_key, struct memory_value, 8192)
+
+/* Mappings that are followed, by where they begin, and where those begin that end somewhere. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct memory_place);
+	__type(value, struct memory_mapping);
+} mappings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct memory_place);
+	__type(value, u64);
+} mapping_ends SEC(".maps");
+
+static __always_inline void add(const struct memory_key *key, u64 count, u64 bytes, u64 weight,
+				u64 weight_bytes)
+{
+	const struct memory_value zero = {};
+	struct memory_value *row = row_of(&memory, key, &zero);
+
+	if (!row)
+		return;
+	row->count += count;
+	row->bytes += bytes;
+	row->weight_count += weight;
+	row->weight_bytes += weight_bytes;
+}
+
+static __always_inline void follow(u32 tgid, u64 from, const struct memory_mapping *m)
+{
+	struct memory_place begin = {.address = from, .tgid = tgid};
+	struct memory_place end = {.address = from + m->bytes, .tgid = tgid};
+
+	if (bpf_map_update_elem(&mappings, &begin, m, BPF_ANY)) {
+		count_loss(LOSS_MAPPINGS);
+		return;
+	}
+	if (bpf_map_update_elem(&mapping_ends, &end, &from, BPF_ANY))
+		count_loss(LOSS_MAPPINGS);
+}
+
+static __always_inline void forget(u32 tgid, u64 from, u64 to)
+{
+	struct memory_place begin = {.address = from, .tgid = tgid};
+	struct memory_place end = {.address = to, .tgid = tgid};
+
+	bpf_map_delete_elem(&mappings, &begin);
+	bpf_map_delete_elem(&mapping_ends, &end);
+}
+
+/* So many bytes of a mapping are gone: told of the stack that mapped it. */
+static __always_inline void given_back(u32 tgid, const struct memory_mapping *m, u64 bytes)
+{
+	struct memory_key key = {
+		.tgid = tgid,
+		.tid = m->tid,
+		.start_ns = m->start_ns,
+		.stack_id = m->stack_id,
+		.kind = m->kind,
+		.is_freed = 1,
+	};
+	u32 whole = bytes == m->bytes;
+
+	add(&key, whole, bytes, whole * m->weight, bytes * m->weight);
+}
+
+struct leaving {
+	u64 from;
+	u64 to;
+	u64 start_ns;
+	u64 followed; /* bytes of it that were */
+	u32 tgid;
+	u32 kind; /* of the last piece */
+};
+
+/* One mapping that lies in a range, from its end on, else from its begin; 1: no more are known. */
+static long leave_piece(u32 i, void *arg)
+{
+	struct leaving *l = arg;
+	struct memory_place begin = {.address = l->from, .tgid = l->tgid};
+	struct memory_place end = {.address = l->to, .tgid = l->tgid};
+	struct memory_mapping *known, m;
+	u64 *start, from, to, gone;
+
+	if (l->from >= l->to)
+		return 1;
+	start = bpf_map_lookup_elem(&mapping_ends, &end);
+	if (start)
+		begin.address = *start;
+	known = bpf_map_lookup_elem(&mappings, &begin);
+	if (!known || known->start_ns != l->start_ns)
+		return 1;
+	m = *known;
+	from = begin.address;
+	to = from + m.bytes;
+	forget(l->tgid, from, to);
+	if (from < l->from) { /* its tail */
+		gone = l->to - l->from;
+		given_back(l->tgid, &m, gone);
+		m.bytes -= gone;
+		follow(l->tgid, from, &m);
+		l->to = l->from;
+	} else if (to > l->to) { /* its head */
+		gone = l->to - from;
+		given_back(l->tgid, &m, gone);
+		m.bytes -= gone;
+		follow(l->tgid, l->to, &m);
+		l->to = l->from;
+	} else {
+		gone = m.bytes;
+		given_back(l->tgid, &m, gone);
+		if (to == l->to)
+			l->to = from;
+		else
+			l->from = to;
+	}
+	l->followed += gone;
+	l->kind = m.kind;
+	return 0;
+}
+
+/* What of a range was followed is followed no longer. */
+static __always_inline struct leaving leave(struct task_struct *task, u64 start_ns, u64 from,
+					    u64 bytes)
+{
+	struct leaving l = {
+		.from = from,
+		.to = from + bytes,
+		.start_ns = start_ns,
+		.tgid = task->tgid,
+	};
+
+	if (has_loop())
+		bpf_loop(PIECES, leave_piece, &l, 0);
+	else
+		leave_piece(0, &l);
+	return l;
+}
+
+#endif

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Maps, touches and unmaps memory by known functions and known numbers of bytes.
+ *
+ *     memory MODE ROUNDS PAUSE_US
+ *
+ * Waits for a line on its input, does ROUNDS rounds, prints "done", waits again, and ends. Every
+ * round takes PAUSE_US longer than its work.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define UNIT (256UL << 10)
+#define MANY 4096
+
+static void *kept[MANY];
+static int count;
+
+static void wait_for_line(void)
+{
+	char line[16];
+
+	if (!fgets(line, sizeof(line), stdin))
+		exit(1);
+}
+
+__attribute__((noinline)) static void touch(char *at, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i += 4096)
+		((volatile char *)at)[i] = 1;
+}
+
+static void *map(size_t bytes)
+{
+	void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (at == MAP_FAILED)
+		exit(2);
+	return at;
+}
+
+/* Grows by three units a round, and by one. */
+__attribute__((noinline)) static void grow_much(void)
+{
+	touch(map(3 * UNIT), 3 * UNIT);
+}
+
+__attribute__((noinline)) static void grow_little(void)
+{
+	touch(map(UNIT), UNIT);
+}
+
+/* Gives back what it mapped: whole, in two halves from either end, and by another size. */
+__attribute__((noinline)) static void come_and_go(void)
+{
+	char *whole = map(4 * UNIT), *parts = map(4 * UNIT), *moved = map(UNIT);
+
+	touch(whole, UNIT);
+	munmap(whole, 4 * UNIT);
+	munmap(parts, UNIT);
+	munmap(parts + 3 * UNIT, UNIT);
+	munmap(parts + UNIT, 2 * UNIT);
+	moved = mremap(moved, UNIT, 2 * UNIT, MREMAP_MAYMOVE);
+	munmap(moved, 2 * UNIT);
+}
+
+/* Cuts a hole into what it keeps, which only the list of mappings shows. */
+__attribute__((noinline)) static void cut_hole(void)
+{
+	char *at = map(4 * UNIT);
+
+	munmap(at + UNIT, 2 * UNIT);
+}
+
+/* Forgets what it asked malloc for: too large for the heap, then small. */
+__attribute__((noinline)) static void *leak_large(void)
+{
+	return memset(malloc(UNIT), 1, UNIT);
+}
+
+__attribute__((noinline)) static void leak_small(void)
+{
+	for (int i = 0; i < 256; i++)
+		kept[i % MANY] = memset(malloc(1000), 1, 1000);
+}
+
+/* The heap's end goes up and down again. */
+__attribute__((noinline)) static void breathe(void)
+{
+	if (sbrk(2 * UNIT) == (void *)-1 || sbrk(UNIT) == (void *)-1)
+		exit(3);
+	if (sbrk(-3 * (long)UNIT) == (void *)-1)
+		exit(3);
+}
+
+/* A system call touches the pages. */
+__attribute__((noinline)) static void read_into(FILE *zero)
+{
+	static char *at;
+
+	at = map(UNIT);
+	if (read(fileno(zero), at, UNIT) != (long)UNIT)
+		exit(4);
+}
+
+/* As many page faults as there is time for. */
+__attribute__((noinline)) static void churn(void)
+{
+	char *at = map(16 * UNIT);
+
+	touch(at, 16 * UNIT);
+	munmap(at, 16 * UNIT);
+}
+
+int main(int argc, char **argv)
+{
+	const char *mode = argc > 1 ? argv[1] : "";
+	int rounds = argc > 2 ? atoi(argv[2]) : 1;
+	int pause_us = argc > 3 ? atoi(argv[3]) : 0;
+	FILE *zero = fopen("/dev/zero", "r");
+
+	puts("ready");
+	fflush(stdout);
+	wait_for_line();
+	for (int i = 0; i < rounds; i++) {
+		if (!strcmp(mode, "grow")) {
+			grow_much();
+			grow_little();
+		} else if (!strcmp(mode, "cycle")) {
+			come_and_go();
+		} else if (!strcmp(mode, "hole")) {
+			cut_hole();
+		} else if (!strcmp(mode, "leak")) {
+			kept[count++ % MANY] = leak_large();
+			leak_small();
+			come_and_go();
+		} else if (!strcmp(mode, "breathe")) {
+			breathe();
+		} else if (!strcmp(mode, "churn")) {
+			churn();
+		} else if (!strcmp(mode, "read")) {
+			read_into(zero);
+		} else {
+			return 5;
+		}
+		if (pause_us)
+			usleep(pause_us);
+	}
+	puts("done");
+	fflush(stdout);
+	wait_for_line();
+	return 0;
+}
