@@ -337,8 +337,8 @@ class Agent:
                 self._calls.resync()
 
     def _tick(self, chunk_ends: bool) -> None:
+        self._hear()  # before the time is taken, up to which the rows are read
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
-        self._hear()
         batches = [collector.drain(since_ns, chunk_ends) for collector in self._collectors]
         # Whom the rows speak of may have come and gone since: hear of them before they are named.
         self._hear()
