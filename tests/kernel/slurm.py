@@ -112,7 +112,7 @@ def slurm(folder: Path) -> Iterator[Slurm]:
         if _ready(folder, name)
     ]  # fmt: skip
     try:
-        _wait_idle(it)
+        wait_idle(it)
         yield it
     finally:
         for daemon in reversed(daemons):
@@ -133,7 +133,8 @@ def _ready(folder: Path, name: str) -> bool:
     return True
 
 
-def _wait_idle(it: Slurm) -> None:
+def wait_idle(it: Slurm) -> None:
+    """Until no job has the node: one that has to wait for it is told as root, whoever asked."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         done = subprocess.run(

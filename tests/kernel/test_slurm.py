@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from slurm import lacks, slurm
+from slurm import lacks, slurm, wait_idle
 
 pytestmark = [
     pytest.mark.bpf,
@@ -29,7 +29,9 @@ def test_job_step_and_user_of_processes_of_50_ms(one_node, record, tmp_path):
     with record("--host") as recorder:
         shell = "echo $SLURM_JOB_ID; sleep 0.05; true"
         first = one_node.run("srun", "-n1", "sh", "-c", shell).strip()
+        wait_idle(one_node)
         second = one_node.run("srun", "--uid=65534", "-D/", "sh", "-c", shell).strip()
+        wait_idle(one_node)
         third = one_node.run("sbatch", "--parsable", "--wait", "-o", out, str(script)).strip()
     sleeps = [process for process in recorder.session.processes if process.comm == "sleep"]
     found = {

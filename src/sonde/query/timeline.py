@@ -31,6 +31,7 @@ from sonde.model.timeline import (
 )
 from sonde.query.capture import Capture
 from sonde.query.device_counters import device_counters
+from sonde.query.stretches import APART, window_of, windows_ns
 
 _WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
 _CALLS = {
@@ -63,8 +64,6 @@ _ASKED = {
     "set": CallKind.SET,
 }
 
-NEARLY_ALL = 1.1
-"""Up to this weight all were chosen; a little more than 1 stands for records that were lost."""
 _TICK_NS = 1_000_000_000
 
 
@@ -124,7 +123,8 @@ def of_capture(capture: Capture) -> Timeline:
     blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
     calls = _calls(naming, lanes, span.filter(pc.equal(kinds, "device")))
     run = tables["device_run"]
-    whole = _contiguous(run)
+    window = window_of(run)
+    whole = window != APART
     traced = run.filter(pa.array(whole))
     device, asked = _device(naming, lanes, traced)
     return Timeline(
@@ -132,7 +132,7 @@ def of_capture(capture: Capture) -> Timeline:
         lanes=naming.lanes,
         device=device,
         calls=_together(calls, asked),
-        windows_ns=_windows(traced),
+        windows_ns=windows_ns(traced, window[whole]),
         states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
         counters=device_counters(tables["metric"]),
@@ -142,16 +142,6 @@ def of_capture(capture: Capture) -> Timeline:
         tick_ns=_tick(tables["sample"]),
         sources=("sonde",),
     )
-
-
-def _contiguous(run: pa.Table) -> Mask:
-    """Runs of stretches in which every run was timed: windows, or all of them.
-
-    Others were chosen one by one: good for totals, but what lies between them is not idle time.
-    """
-    weight = run.column("weight").to_numpy()
-    mask: Mask = (_whole(run, "window") > 0) | (weight <= NEARLY_ALL)
-    return mask
 
 
 def _device(naming: Naming, lanes: _Lanes, rows: pa.Table) -> tuple[Events, Events]:
@@ -198,17 +188,6 @@ def _blocks(rows: pa.Table) -> I32:
         except ValueError:
             known[grid] = 0
     return np.array([known[grid] for grid in grids], np.int32)
-
-
-def _windows(rows: pa.Table) -> list[tuple[int, int]]:
-    """From the first to the last run of each window; empty where all was timed."""
-    window = _whole(rows, "window")
-    if not rows.num_rows or not (window > 0).any():
-        return []
-    start, end = _whole(rows, "start_time_ns"), _whole(rows, "end_time_ns")
-    keys = _whole(rows, "pid") << 40 | window
-    spans = [(int(start[keys == k].min()), int(end[keys == k].max())) for k in np.unique(keys)]
-    return sorted(spans)
 
 
 def _runs(lanes: _Lanes, rows: pa.Table) -> list[Total]:

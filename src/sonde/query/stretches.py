@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In which stretches of time everything that a device ran for a process was timed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Windows = npt.NDArray[np.int64]
+
+NEARLY_ALL: Final = 1.1
+"""Up to this weight all were chosen; a little more than 1 stands for records that were lost."""
+APART: Final = -1
+"""In place of a window: chosen one by one, so that what lies before and behind is not known."""
+LEAST_RUNS: Final = 8
+LEAST_NS: Final = 100_000_000
+"""A stretch between runs that stand for several is a window where it is at least so much."""
+_BETWEEN: Final = 1 << 32
+
+
+def window_of(run: pa.Table) -> Windows:
+    """The window of each row of `device_run`: its own; 0 where all of its process was timed; APART.
+
+    Where launches come faster than the budget pays for, for a while or always, those chosen stand
+    for several. What lies between two of them is not idle time, but the stretches without such are
+    windows like any other.
+    """
+    window: Windows = run.column("window").to_numpy().astype(np.int64)
+    heavy = (run.column("weight").to_numpy() > NEARLY_ALL) & (window <= 0)
+    if not heavy.any():
+        return window
+    pid = run.column("pid").to_numpy()
+    start = run.column("start_time_ns").to_numpy().astype(np.int64)
+    end = run.column("end_time_ns").to_numpy().astype(np.int64)
+    for one in np.unique(pid[heavy]):
+        rows = np.flatnonzero((pid == one) & (window <= 0))
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        stretch = np.cumsum(heavy[rows])
+        for number in np.unique(stretch):
+            within = rows[(stretch == number) & ~heavy[rows]]
+            lasts = len(within) >= LEAST_RUNS and end[within].max() - start[within[0]] >= LEAST_NS
+            window[within] = _BETWEEN + number if lasts else APART
+    window[heavy] = APART
+    return window
+
+
+def windows_ns(run: pa.Table, window: Windows) -> list[tuple[int, int]]:
+    """From the first to the last run of each window; empty where all was timed."""
+    if not (window > 0).any():
+        return []
+    start = run.column("start_time_ns").to_numpy().astype(np.int64)
+    end = run.column("end_time_ns").to_numpy().astype(np.int64)
+    keys = run.column("pid").to_numpy().astype(np.int64) << 40 | window
+    found, inverse = np.unique(keys, return_inverse=True)
+    first = np.full(len(found), np.iinfo(np.int64).max)
+    last = np.zeros(len(found), np.int64)
+    np.minimum.at(first, inverse, start)
+    np.maximum.at(last, inverse, end)
+    return sorted(zip(first.tolist(), last.tolist(), strict=True))

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which runs lie in stretches of time in which everything was timed."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from sonde.query.stretches import APART, window_of, windows_ns
+
+MS = 1_000_000
+
+
+def runs(*rows):
+    """(start in ms, weight, pid, window); each takes 1 ms."""
+    start, weight, pid, window = zip(*rows, strict=True)
+    return pa.table(
+        {
+            "start_time_ns": pa.array([s * MS for s in start], pa.uint64()),
+            "end_time_ns": pa.array([(s + 1) * MS for s in start], pa.uint64()),
+            "weight": pa.array(weight, pa.float64()),
+            "pid": pa.array(pid, pa.uint32()),
+            "window": pa.array(window, pa.uint32()),
+        }
+    )
+
+
+def test_all_of_a_process_is_one_stretch():
+    table = runs(*((10 * n, 1.05, 7, 0) for n in range(20)))
+    window = window_of(table)
+    assert set(window) == {0}
+    assert windows_ns(table, window) == []
+
+
+def test_between_runs_that_stand_for_several_only_long_stretches_count():
+    table = runs(
+        (0, 1.0, 7, 0), (5, 20.0, 7, 0), (8, 1.0, 7, 0), (9, 12.0, 7, 0),
+        *((20 + 10 * n, 1.0, 7, 0) for n in range(12)),
+    )  # fmt: skip
+    window = window_of(table)
+    assert list(window[:4]) == [APART] * 4
+    assert len(set(window[4:])) == 1 and window[4] > 0
+    kept = table.filter(pa.array(window != APART))
+    assert windows_ns(kept, window[window != APART]) == [(20 * MS, 131 * MS)]
+
+
+def test_processes_are_told_apart_and_windows_stay():
+    table = runs(
+        *((10 * n, 30.0, 7, 0) for n in range(20)),
+        *((10 * n, 1.0, 8, 0) for n in range(20)),
+        *((10 * n, 30.0, 9, 3) for n in range(20)),
+    )
+    window = window_of(table)
+    assert list(window) == [APART] * 20 + [0] * 20 + [3] * 20
