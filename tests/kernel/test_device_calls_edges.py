@@ -191,7 +191,8 @@ def test_stacks_begin_with_the_called_function_then_its_caller(edges):
             case [address, size, _, name]:
                 symbols[name] = range(int(address, 16), int(address, 16) + int(size, 16))
     with DeviceWatch() as watch:
-        ran = Told(edges, "jump", 400, "hold")
+        # Long enough for tens of stacks: about a hundred a second are taken of a thread.
+        ran = Told(edges, "jump", 100_000, "hold")
         watch.follow(ran, "ready")
         [base] = [
             int(line.split("-")[0], 16)
