@@ -21,7 +21,7 @@
 struct shared shared;
 static struct shared_names {
 	_Atomic uint32_t lock;
-	uint32_t slot[NAME_SLOTS]; /* offset of a name, 0 free */
+	_Atomic uint32_t slot[NAME_SLOTS]; /* offset of a name, 0 free; set once */
 	uint32_t used;
 } * names;
 
@@ -119,30 +119,41 @@ static uint32_t hash_of(const char *text, uint32_t length)
 	return h;
 }
 
-static uint32_t find_or_add(const char *text, uint32_t length, uint32_t hash)
+// The offset of a name that is there, else 0 and where its slot would be (NAME_SLOTS: nowhere). Needs no
+// lock: names stay.
+static uint32_t find(const char *text, uint32_t length, uint32_t hash, uint32_t *slot)
 {
+	*slot = NAME_SLOTS;
 	for (uint32_t i = hash % NAME_SLOTS, n = 0; n < 64; n++, i = (i + 1) % NAME_SLOTS) {
-		uint32_t at = names->slot[i];
-		if (at) {
-			struct inject_name *name = (void *)(shared.names + at);
-			if (name->hash == hash && name->length == length &&
-			    !memcmp(name->text, text, length))
-				return at;
-			continue;
-		}
-		uint64_t end = shared.state->names_end;
-		uint64_t need = (sizeof(struct inject_name) + length + 7) & ~7ull;
-		if (end + need > INJECT_NAMES_BYTES)
+		uint32_t at = atomic_load_explicit(&names->slot[i], memory_order_acquire);
+		if (!at) {
+			*slot = i;
 			return 0;
-		struct inject_name *name = (void *)(shared.names + end);
-		name->length = length;
-		name->hash = hash;
-		memcpy(name->text, text, length);
-		__atomic_store_n(&shared.state->names_end, end + need, __ATOMIC_RELEASE);
-		names->slot[i] = (uint32_t)end;
-		return (uint32_t)end;
+		}
+		struct inject_name *name = (void *)(shared.names + at);
+		if (name->hash == hash && name->length == length &&
+		    !memcmp(name->text, text, length))
+			return at;
 	}
 	return 0;
+}
+
+static uint32_t find_or_add(const char *text, uint32_t length, uint32_t hash)
+{
+	uint32_t slot, at = find(text, length, hash, &slot);
+	if (at || slot == NAME_SLOTS)
+		return at;
+	uint64_t end = shared.state->names_end;
+	uint64_t need = (sizeof(struct inject_name) + length + 7) & ~7ull;
+	if (end + need > INJECT_NAMES_BYTES)
+		return 0;
+	struct inject_name *name = (void *)(shared.names + end);
+	name->length = length;
+	name->hash = hash;
+	memcpy(name->text, text, length);
+	__atomic_store_n(&shared.state->names_end, end + need, __ATOMIC_RELEASE);
+	atomic_store_explicit(&names->slot[slot], (uint32_t)end, memory_order_release);
+	return (uint32_t)end;
 }
 
 uint32_t shared_name(const char *text)
@@ -150,7 +161,9 @@ uint32_t shared_name(const char *text)
 	if (!text || !*text)
 		return 0;
 	uint32_t length = (uint32_t)strnlen(text, INJECT_NAME_MAX);
-	uint32_t hash = hash_of(text, length);
+	uint32_t hash = hash_of(text, length), slot, known = find(text, length, hash, &slot);
+	if (known)
+		return known;
 	for (int spins = 0; atomic_exchange_explicit(&names->lock, 1, memory_order_acquire);) {
 		if (++spins > 20000) { // its holder sleeps: rather no name than a wait
 			COUNT(lost_names, 1);
