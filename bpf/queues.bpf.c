@@ -132,13 +132,17 @@ static int on_time(void *map, u32 *key, struct clock *clock)
 	gap = p.busy || p.switches - clock->switches > 2 * idle_gap_ns / busy_gap_ns ? busy_gap_ns :
 										       idle_gap_ns;
 	clock->switches = p.switches;
-	bpf_timer_start(&clock->timer, gap, 0);
+	if (bpf_timer_start(&clock->timer, gap, 0))
+		clock->running = 0; /* user space begins again */
 	count(0, bpf_ktime_get_ns() - p.time_ns);
 	count(1, 1);
 	return 0;
 }
 
-/* An iterator only because that is run once and by whom we choose: it starts the timer. */
+/*
+ * An iterator only because that is run once and by whom we choose: it starts the timer. Making one can
+ * fail for want of memory at that moment; then it is tried again with the next task.
+ */
 SEC("iter/task")
 int on_begin(struct bpf_iter__task *ctx)
 {
@@ -151,7 +155,8 @@ int on_begin(struct bpf_iter__task *ctx)
 	/* Where it was made before, this does nothing. */
 	bpf_timer_init(&clock->timer, &clocks, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&clock->timer, on_time);
-	bpf_timer_start(&clock->timer, busy_gap_ns, 0);
+	if (bpf_timer_start(&clock->timer, busy_gap_ns, 0))
+		clock->running = 0;
 	return 0;
 }
 

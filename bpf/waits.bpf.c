@@ -312,9 +312,13 @@ int BPF_PROG(on_waking, struct task_struct *task)
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(on_born, struct task_struct *parent, struct task_struct *child)
 {
-	if (watched(parent->tgid) &&
-	    !bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE))
-		count_loss(LOSS_TASK_STORAGE);
+	if (!watched(parent->tgid))
+		return 0;
+	/* Memory may be refused at one moment and not at the next. */
+	for (int tries = 0; tries < 4; tries++)
+		if (bpf_task_storage_get(&threads, child, 0, BPF_LOCAL_STORAGE_GET_F_CREATE))
+			return 0;
+	count_loss(LOSS_TASK_STORAGE);
 	return 0;
 }
 

@@ -65,13 +65,17 @@ class QueueCollector:
             self._following = self._bpf.attach("on_switch")
             self._bpf.set_array("wanted", 0, struct.pack("=I", 1))
             self._running = True
-            begin = self._bpf.attach("on_begin")
-            self._bpf.walk(begin)
-            self._bpf.detach(begin)
+            self._begin()
         except OSError as error:
             raise refusal(error) from error
         self._delays, self._queues = self._read()
         self._drained_s = time.monotonic()
+
+    def _begin(self) -> None:
+        """Start the timer where it does not run."""
+        begin = self._bpf.attach("on_begin")
+        self._bpf.walk(begin)
+        self._bpf.detach(begin)
 
     def _read(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         delays = self._bpf.values("delays", 0, per_cpu=True)
@@ -90,6 +94,8 @@ class QueueCollector:
                     "value": ring.ints(field),
                 }
                 batch.parts.append(("metric", columns))
+        elif self._running:
+            self._begin()
         batch.seen += len(ring)
         delays, queues = self._read()
         rows = batch.metrics
