@@ -44,16 +44,18 @@ class Plan:
     """After its end."""
     blocks: int = 0
     """In which it is on, for tools that can pause and loads that fill the machine."""
+    block_s: tuple[float, float] = (0.8, 1.2)
+    """Blocks are of random length, so that nothing periodic falls always into the same kind."""
+    steady_s: float = 10.0
+    """So long the tool runs unpaused first: its own CPU time and memory are of then."""
 
 
-QUICK = Plan(rounds=3, stretch_s=2.0, settle_s=1.2, blocks=20)
-FULL = Plan(rounds=7, stretch_s=6.0, settle_s=2.0, blocks=120)
-BLOCK_S = (0.8, 1.2)
-"""Blocks are of random length, so that nothing periodic falls always into the same kind."""
+QUICK = Plan(
+    rounds=3, stretch_s=2.0, settle_s=3.0, blocks=22, block_s=(0.45, 0.65), steady_s=9.0
+)
+FULL = Plan(rounds=7, stretch_s=6.0, settle_s=4.0, blocks=120)
 WASHOUT_S = 0.15
 """After a change of the kind of block."""
-STEADY_BLOCKS = 10
-"""So many blocks' time the tool runs unpaused first: its own CPU time and memory are of then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +159,14 @@ def _by_blocks(
         time.sleep(plan.settle_s)
         cost.start_cpu_s.append(running.cgroup.cpu_s())
         say(f"{load.kind.name}: {tool.name}, {plan.blocks} times on and off")
-        steady = _steadily(running, load, STEADY_BLOCKS * sum(BLOCK_S) / 2, cost)
-        off, on = [_block(running.pause, load)], []
+        steady = _steadily(running, load, plan.steady_s, cost)
+        off, on = [_block(running.pause, load, plan)], []
         watched_s = steady.cpu_s
         for _ in range(plan.blocks):
             before = load.progress()
-            on.append(_block(running.resume, load))
+            on.append(_block(running.resume, load, plan))
             watched_s += load.progress().cpu_s - before.cpu_s
-            off.append(_block(running.pause, load))
+            off.append(_block(running.pause, load, plan))
         running.resume()
         time.sleep(WASHOUT_S)
         outcome = running.stop()
@@ -180,10 +182,10 @@ def _by_blocks(
     return off
 
 
-def _block(change: Callable[[], None], load: Load) -> Stretch:
+def _block(change: Callable[[], None], load: Load, plan: Plan) -> Stretch:
     change()
     time.sleep(WASHOUT_S)
-    return _stretch(load, random.uniform(*BLOCK_S))
+    return _stretch(load, random.uniform(*plan.block_s))
 
 
 def _steadily(running: Tool, load: Load, seconds: float, cost: Cost) -> Stretch:

@@ -11,6 +11,7 @@ mod elf;
 mod layout;
 mod lines;
 mod maps;
+mod memory;
 mod perf;
 mod prio;
 mod sealed;
@@ -33,6 +34,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     columns::register(module)?;
     lines::register(module)?;
     elf::register(module)?;
+    memory::register(module)?;
     perf::register(module)?;
     prio::register(module)?;
     symbols::register(module)?;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from sonde.collect.collector import START_UNIT_NS, Batch
@@ -11,13 +12,19 @@ from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
 FIELDS = ("tgid", "tid", "start_ns", "stack_id", "count")
 
 
+ROOM_S = 4
+"""There is room for the samples of so long, should they all differ: a tick may come late."""
+LEAST_ROWS = 1024
+
+
 class CpuSampler:
     """Samples user and kernel stacks on all CPUs; the kernel counts equal ones together."""
 
     name = "cpu"
 
     def __init__(self, kernel: Kernel, hz: int) -> None:
-        self._bpf = kernel.load("cpu", {})
+        rows = ROOM_S * hz * (os.cpu_count() or 1)
+        self._bpf = kernel.load("cpu", {}, most={"samples": max(LEAST_ROWS, rows)})
         self._hz = hz
         self._period_ns = 1e9 / hz
         self._link: int | None = None

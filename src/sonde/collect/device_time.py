@@ -27,7 +27,9 @@ from sonde.collect.inject_records import Ring, Run
 from sonde.collect.launch_sites import LIBRARY, LaunchSites
 
 LOOK_AGAIN_S: Final = 10.0
-"""How often processes that had no library are looked at again."""
+"""How often processes that had no library are looked at again, where no events tell of them."""
+LOOK_ALL_THE_SAME_S: Final = 60.0
+"""How often where they do."""
 YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick."""
 SOON_S: Final = 1.0
@@ -191,7 +193,7 @@ class DeviceTime:
             del self._looked[pid]
         if not self._paused and looks:
             self._look(now_ns / 1e9)
-            self._look_s = now_ns / 1e9 + LOOK_AGAIN_S
+            self._look_s = now_ns / 1e9 + LOOK_ALL_THE_SAME_S
         return batch
 
     def stop(self) -> None:
