@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = ("tgid", "tid", "start_ns", "stack_id", "count")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from sonde import procfs
 from sonde.collect import inject_abi as abi
 
 _CONTROL_AT: Final = {
@@ -181,8 +182,5 @@ def _links(pid: int) -> Iterator[Path]:
 
 
 def _inner_pid(pid: int) -> int:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return pid
+    owner = procfs.read_owner(pid)
+    return pid if owner is None else owner.inner_pid
