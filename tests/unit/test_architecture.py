@@ -52,9 +52,7 @@ HEAVY = {
 }
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
-BUILT = re.compile(
-    r"\.(o|so|a|d|whl|pyc|min\.js|js\.map|css\.map|sonde)$|(^|/)(node_modules|target|dist)/"
-)
+BUILT = re.compile(r"\.(o|so|a|d|whl|pyc|min\.js|map|sonde)$|(^|/)(node_modules|target|dist)/")
 PICTURES = re.compile(r"^docs/images/.*\.png$")
 RECORDED = re.compile(r"^tests/(data|golden)/")
 GENERATED = re.compile(r"(^|/)(Cargo\.lock|package-lock\.json)$|^LICENSES/")
