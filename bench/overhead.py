@@ -47,13 +47,11 @@ class Plan:
     block_s: tuple[float, float] = (0.8, 1.2)
     """Blocks are of random length, so that nothing periodic falls always into the same kind."""
     steady_s: float = 10.0
-    """So long the tool runs unpaused first: its own CPU time and memory are of then."""
+    """So long the tool runs unpaused after the blocks: its own CPU time is of then."""
 
 
-QUICK = Plan(
-    rounds=3, stretch_s=2.0, settle_s=3.0, blocks=16, block_s=(0.45, 0.65), steady_s=8.0
-)
-FULL = Plan(rounds=7, stretch_s=6.0, settle_s=4.0, blocks=120)
+QUICK = Plan(rounds=3, stretch_s=2.0, settle_s=2.0, blocks=16, block_s=(0.45, 0.65), steady_s=9.0)
+FULL = Plan(rounds=7, stretch_s=6.0, settle_s=2.0, blocks=120)
 WASHOUT_S = 0.15
 """After a change of the kind of block."""
 
@@ -161,8 +159,9 @@ def _by_blocks(
         running.wait_until_begun()
         time.sleep(plan.settle_s)
         cost.start_cpu_s.append(running.cgroup.cpu_s())
+        running.cgroup.look()
+        started = load.progress()
         say(f"{load.kind.name}: {tool.name}, {plan.blocks} times on and off")
-        steady = _steadily(running, load, plan.steady_s, cost)
         off, on = [_block(running.pause, load, plan)], []
         watched_s = steady.cpu_s
         for _ in range(plan.blocks):
@@ -170,13 +169,15 @@ def _by_blocks(
             on.append(_block(running.resume, load, plan))
             watched_s += load.progress().cpu_s - before.cpu_s
             off.append(_block(running.pause, load, plan))
+            running.cgroup.look()
         running.resume()
         time.sleep(WASHOUT_S)
+        steady = _steadily(running, load, plan.steady_s, cost)
         outcome = running.stop()
     finally:
         running.close()
     cost.samples, cost.lost = outcome.samples, outcome.lost
-    cost.expected = HZ * (watched_s + steady.begun_s - begun.cpu_s)
+    cost.expected = HZ * (watched_s + started.cpu_s - begun.cpu_s + steady.cpu_s)
     taken = cost.cpu_s[-1] / steady.cpu_s
     for (before_off, after_off), watched in zip(pairwise(off), on, strict=True):
         kernel = watched.kernel_share - (before_off.kernel_share + after_off.kernel_share) / 2

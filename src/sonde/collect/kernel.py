@@ -40,8 +40,8 @@ STACKS: Final = 8192
 
 
 NEWLY_MET: Final = 512
-"""Processes that walks met for the first time, until they are read (every 0.25 s); one that found no
-room asks again."""
+"""Processes that walks met for the first time, until they are read (every 0.25 s); one that found
+no room asks again."""
 
 
 def by_cpus(entries: int) -> int:
