@@ -66,8 +66,6 @@ class Stretch:
     """CPU time of the kernel's own threads, as a share of the load's."""
     cpu_s: float
     """Of the load."""
-    begun_s: float
-    """CPU time of the load before."""
 
 
 @dataclass(slots=True)
@@ -163,7 +161,7 @@ def _by_blocks(
         started = load.progress()
         say(f"{load.kind.name}: {tool.name}, {plan.blocks} times on and off")
         off, on = [_block(running.pause, load, plan)], []
-        watched_s = steady.cpu_s
+        watched_s = 0.0
         for _ in range(plan.blocks):
             before = load.progress()
             on.append(_block(running.resume, load, plan))
@@ -215,7 +213,7 @@ def _stretch(load: Load, seconds: float) -> Stretch:
 def _between(before: Progress, after: Progress) -> Stretch:
     cpu_s = after.cpu_s - before.cpu_s
     rate = (after.units - before.units) / (after.busy_s - before.busy_s)
-    return Stretch(rate, (after.kernel_s - before.kernel_s) / cpu_s, cpu_s, before.cpu_s)
+    return Stretch(rate, (after.kernel_s - before.kernel_s) / cpu_s, cpu_s)
 
 
 def _with_tool(tool: type[Tool], folder: Path, load: Load, plan: Plan, cost: Cost) -> Stretch:
