@@ -27,7 +27,7 @@ class Pair:
         )
         roles = seal.LEADER, seal.HELPER
         self.leader, self.helper = (
-            unproved.Party(self.task, Sessions(self.task, role, private))
+            unproved.Party(self.task, Sessions(self.task, role, private), START_S)
             for role, (private, _) in zip(roles, self.keys, strict=True)
         )
         self.nodes = [Identity() for _ in range(nodes)]
@@ -50,12 +50,12 @@ class Pair:
         theirs = []
 
         def ask(body):
-            added, verdict = unproved.assist(self.helper, body, START_S)
+            added, verdict = unproved.assist(self.helper, body)
             theirs.append(added)
             return verdict
 
         body = unproved.bundle(self.task, records)
-        ours = unproved.lead(self.leader, body, START_S, ask)
+        ours = unproved.lead(self.leader, body, ask)
         assert ours.accepted == theirs[0].accepted
         sums = self.task.aggregation().unshard([ours.aggregate, theirs[0].aggregate])
         return sums, len(ours.accepted), dict(ours.refused)
@@ -96,7 +96,7 @@ def test_a_leader_cannot_move_a_share_to_another_report():
     pair = Pair()
     one, two = pair.record(0, 1), pair.record(1, 2)
     asked = one[:40] + two[-48:]
-    added, verdict = unproved.assist(pair.helper, asked, START_S)
+    added, verdict = unproved.assist(pair.helper, asked)
     assert (added.accepted, verdict) == ([], b"\x00")
 
 
