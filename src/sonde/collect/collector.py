@@ -16,9 +16,6 @@ TableRow = tuple[object, ...]
 ProcessKey = tuple[int, int]
 """(pid, start_ns)"""
 
-START_UNIT_NS = 10_000_000
-"""Starts of processes are cut to this, the unit in which /proc tells them."""
-
 
 @dataclass(slots=True)
 class Batch:

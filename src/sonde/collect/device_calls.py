@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 
 from sonde import _native
 from sonde.apis import Api
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.discovery import Discovery
 from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
 from sonde.collect.probes import Probes
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "tid", "start_ns", "stack_id", "site", "status", "direction", "flags"),

@@ -8,8 +8,9 @@ import struct
 import time
 
 from sonde.collect.attached import Attached
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "family", "port", "start_ns", "address_0", "address_1", "address_2", "address_3"),

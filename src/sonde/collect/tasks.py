@@ -8,9 +8,10 @@ reclaim: summed over all threads of a process, those that ended in between inclu
 from __future__ import annotations
 
 from sonde.collect.attached import Attached
-from sonde.collect.collector import START_UNIT_NS, Batch, ProcessKey
+from sonde.collect.collector import Batch, ProcessKey
 from sonde.collect.kernel import Kernel, expect_fields, refusal
 from sonde.model.owner import GroupNote, ProcessNote, step_of
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "start_ns"),

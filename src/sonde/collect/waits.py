@@ -7,9 +7,10 @@ import struct
 from collections.abc import Mapping
 
 from sonde import _native
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "tid", "start_ns", "stack_id", "reason"),
