@@ -29,6 +29,7 @@ const HEAD: usize = 40;
 const TAG: usize = 16;
 type Id = [u8; 16];
 type Node = [u8; 32];
+type Told = (Py<PyBytes>, Py<PyBytes>, u64);
 
 /// What became of a record; the numbers are those of `_native.pyi`.
 #[derive(Clone, Copy, PartialEq)]
@@ -77,11 +78,7 @@ impl Keyring {
     }
 
     /// (node, key, until_s) of an open session.
-    fn get(
-        &self,
-        py: Python<'_>,
-        session: &[u8],
-    ) -> PyResult<Option<(Py<PyBytes>, Py<PyBytes>, u64)>> {
+    fn get(&self, py: Python<'_>, session: &[u8]) -> PyResult<Option<Told>> {
         let found = self.held.read().expect("no holder panics").get(&array(session)?).copied();
         let bytes = |part: &[u8]| PyBytes::new(py, part).unbind();
         Ok(found.map(|held| (bytes(&held.node), bytes(&held.key), held.until_s)))
@@ -162,7 +159,7 @@ impl Intake {
     fn add(slf: Py<Self>, py: Python<'_>, body: PyBackedBytes) -> PyResult<Taken> {
         let intake = slf.get();
         let (first, step, _) = intake.layout;
-        if body.len() < first || (body.len() - first) % step != 0 {
+        if !body.get(first..).is_some_and(|all| all.chunks_exact(step).remainder().is_empty()) {
             return Err(PyValueError::new_err("not a bundle of whole records"));
         }
         let (verdicts, kept, sum) = py.detach(|| intake.work(&body));
