@@ -14,7 +14,6 @@ mod maps;
 mod memory;
 mod perf;
 mod prio;
-mod sealed;
 mod symbols;
 mod unwind;
 

@@ -129,15 +129,7 @@ class WaitCollector:
         ring = self._bpf.drain_ring("wait_spans", "wait_span", SPANS_A_TICK)
         if not len(ring):
             return
-        batch.threads |= {
-            (pid, start - start % START_UNIT_NS, tid)
-            for pid, start, tid in ring.distinct(["tgid", "start_ns", "tid"])
-        }
-        batch.stacks |= {
-            stack_id: (pid, start - start % START_UNIT_NS)
-            for stack_id, pid, start in ring.distinct(["stack_id", "tgid", "start_ns"])
-            if stack_id
-        }
+        batch.add_who(ring)
         for kind, start, end in (
             ("blocked", "start_time_ns", "wake_time_ns"),
             ("runqueue", "wake_time_ns", "end_time_ns"),
