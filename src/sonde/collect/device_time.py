@@ -115,6 +115,8 @@ class DeviceTime:
         self._losses: dict[str, int] = {}
         self._paused = False
         self._stopped = threading.Event()
+        self._carried = threading.Event()
+        """Set while some process carries the library, and at the end."""
         self._closing = threading.Lock()
         """Held while descriptors are used or closed: a number may soon be another file."""
         self._heart = threading.Thread(target=self._beat, name="sonde-beat", daemon=True)
@@ -134,7 +136,11 @@ class DeviceTime:
 
         It goes on in a pause, when nothing is asked for.
         """
-        while not self._stopped.wait(abi.BEAT_NS / 1e9 * (1 if self._processes else 2)):
+        while not self._stopped.wait(abi.BEAT_NS / 1e9):
+            if not self._processes:
+                self._carried.clear()
+            if not self._processes:  # still: none came in between
+                self._carried.wait()
             with self._closing:
                 for process in list(self._processes.values()):
                     with suppress(OSError):
@@ -197,6 +203,7 @@ class DeviceTime:
     def stop(self) -> None:
         """Let go: the libraries go idle."""
         self._stopped.set()
+        self._carried.set()
         if self._heart.is_alive():
             self._heart.join()
         for pid, process in list(self._processes.items()):
@@ -432,6 +439,7 @@ class DeviceTime:
         )
         memory.beat()
         self._processes[pid] = process
+        self._carried.set()
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:

@@ -72,11 +72,14 @@ class NvmlSource:
                 ("dear", DEAR_S, device.dear()),
             ):
                 read = Readings(f"{self.name}.{device.name}", readings, self._gaps)
-                polls.append(Poll(f"{device.name}.{name}", period_s, read))
+                polls.append(Poll(f"{device.name}.{name}", period_s, read, device.at_rest))
         if self._events is not None:
-            polls.append(Poll("events", EVENTS_S, self._read_events))
+            polls.append(Poll("events", EVENTS_S, self._read_events, self._at_rest))
         polls.append(Poll("devices", DEAR_S, self._look_for_changes))
         return polls
+
+    def _at_rest(self) -> bool:
+        return all(device.at_rest() for device in self._devices)
 
     def close(self) -> None:
         """Let the library go."""
