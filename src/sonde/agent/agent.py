@@ -64,6 +64,8 @@ COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
 """What is counted apart for those who look on; the collectors not named here are of the host."""
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+STACKLESS_EVENT_GAP_S = 0.1
+"""The same for an agent that only lets metrics out: no mapping of a short process is asked for."""
 CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
 LOST_EVENTS = "processes.events"
@@ -129,6 +131,8 @@ class Agent:
         self._group_io = GroupIo(self._resolver.owners.group_path)
         self._longest_ms = 250 if config.on_cpu or config.off_cpu else 1_000
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
+        if sink is None and config.device_time == "off":
+            self._event_gap_s = STACKLESS_EVENT_GAP_S
         walks = privileged and sink is not None
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
@@ -352,6 +356,8 @@ class Agent:
             self._unwinding.resync()
             if self._calls is not None:
                 self._calls.resync()
+            if self._device_time is not None:
+                self._device_time.resync()
 
     def _tick(self, chunk_ends: bool) -> None:
         self._hear()  # before the time is taken, up to which the rows are read

@@ -28,6 +28,8 @@ from sonde.collect.launch_sites import LIBRARY, LaunchSites
 
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
+LOOK_HEARING_S: Final = 300.0
+"""The same where process events are heard, which tell of a library as soon as it is mapped."""
 YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick."""
 SOON_S: Final = 1.0
@@ -173,6 +175,10 @@ class DeviceTime:
         if looking:
             self._look(now_s)
 
+    def resync(self) -> None:
+        """Events were lost: look at processes at the next tick."""
+        self._look_s = 0.0
+
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Runs since the last call."""
         batch = Batch()
@@ -197,7 +203,7 @@ class DeviceTime:
             del self._looked[pid]
         if not self._paused and looks:
             self._look(now_ns / 1e9)
-            self._look_s = now_ns / 1e9 + LOOK_AGAIN_S
+            self._look_s = now_ns / 1e9 + (LOOK_HEARING_S if self._hears else LOOK_AGAIN_S)
         return batch
 
     def stop(self) -> None:
