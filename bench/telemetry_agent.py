@@ -2,12 +2,12 @@
 """What the agent costs as a process, telemetry alone: `python -m bench.telemetry_agent [SECONDS]`.
 
 Everything on, as root: the whole process and the one that asks NVML, by their threads' own time on
-a CPU as the kernel sums it, and the time of the agent's BPF programs in whomever's context, which the
-kernel counts (bpf_stats_enabled; the looks of a timer are not in it). NVML is the tests' stub: what
-a real driver takes for each question is in docs/design/device_signals.md and has to be added.
+a CPU as the kernel sums it, and the time of the agent's BPF programs, whoever they run in, which
+the kernel counts (bpf_stats_enabled; the looks of a timer are not in it). NVML is the tests' stub:
+what a real driver takes for a question is in docs/design/device_signals.md and has to be added.
 
 In windows of `WINDOW_S`. A machine at rest cannot be ordered: a window counts as at rest only where
-all others together used less than `OTHERS_SHARE` of a core in it. Then once more beside the load of
+all others together used less than `OTHERS_SHARE` of a core. Then once more beside the load of
 `bench.telemetry`. Beside it each time `top -b -d 1`, a peer that tells less.
 """
 

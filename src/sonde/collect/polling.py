@@ -68,7 +68,9 @@ class Poll:
     read: Callable[[Points], None]
     """Asks and adds what was said. Raises SignalLost; returns within milliseconds."""
     at_rest: Callable[[], bool] | None = None
-    """Whether what it asks about does nothing: then STEADY_S is often enough."""
+    """Whether what it asks about does nothing."""
+    rest_s: float = STEADY_S
+    """The period then, where it is longer."""
 
 
 class Source(Protocol):
@@ -144,6 +146,8 @@ class _Turn:
     """With the source's."""
     due_ns: int
     gap: Gap
+    rests: bool = False
+    """It is due later than it would be, because what it asks about did nothing."""
 
 
 class Schedule:
@@ -188,10 +192,17 @@ class Schedule:
             if not turn.gap.again_ns:
                 turn.due_ns = min(turn.due_ns, _beat_after(now_ns, turn.poll.period_s))
 
-    def _period_s(self, poll: Poll) -> float:
-        stirred = self._clock() < self._stirred_until_ns
-        at_rest = not stirred and poll.at_rest is not None and poll.at_rest()
-        return max(poll.period_s, STEADY_S if at_rest else 0.0, self._rest_s)
+    def _at_rest(self, poll: Poll) -> bool:
+        return (
+            poll.at_rest is not None and self._clock() >= self._stirred_until_ns and poll.at_rest()
+        )
+
+    def _wake(self, now_ns: int) -> None:
+        """Where an answer said that something works, what rested is due now: the time before is
+        told by itself."""
+        for turn in self._turns:
+            if turn.rests and not self._at_rest(turn.poll):
+                turn.rests, turn.due_ns = False, now_ns
 
     def run_due(self, points: Points) -> int:
         """Ask what is due. Returns when (CLOCK_MONOTONIC ns) something is due next."""
@@ -204,13 +215,18 @@ class Schedule:
                 return self._gap.again_ns
             self._open(points)
             now_ns = self._clock()
-        for turn in self._turns:
-            if turn.due_ns <= now_ns and self._opened:
-                self._ask(turn, points)
+        self._ask_due(now_ns, points)
+        self._wake(now_ns)
+        self._ask_due(now_ns, points)
         self._cpu_s += time.thread_time() - began_cpu_s
         self._read_s += time.perf_counter() - began_s
         self._tell(points)
         return self._next_ns(now_ns) if self._opened else self._gap.again_ns
+
+    def _ask_due(self, now_ns: int, points: Points) -> None:
+        for turn in self._turns:
+            if turn.due_ns <= now_ns and self._opened:
+                self._ask(turn, points)
 
     def _next_ns(self, now_ns: int) -> int:
         return min([turn.due_ns for turn in self._turns], default=now_ns + int(DEAR_S * 1e9))
@@ -259,7 +275,9 @@ class Schedule:
         if turn.gap.again_ns:
             turn.gap.there(points, now_ns)
         # After a delay, the beats that were missed are skipped.
-        turn.due_ns = _beat_after(now_ns, self._period_s(turn.poll))
+        turn.rests = self._at_rest(turn.poll)
+        rest_s = max(turn.poll.rest_s if turn.rests else 0.0, self._rest_s)
+        turn.due_ns = _beat_after(now_ns, max(turn.poll.period_s, rest_s))
 
     def _tell(self, points: Points) -> None:
         """Once a second: that the source answers, and what asking it has cost."""

@@ -90,7 +90,7 @@ class Board:
         self._owned: dict[str, dict[Attributes, _Owned]] = {}
         self._counts: dict[str, dict[Attributes, float]] = {}
         self._wholes: dict[Attributes, dict[tuple[str, str], Attributes]] = {}
-        """Of an owner: attributes of its series by name and by the value of the one more they have."""
+        """Of an owner: attributes of its series by name and the value of their one more, or ""."""
         self.folded = 0
         """Rows and counts that found no series of their own."""
 
