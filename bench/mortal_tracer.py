@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 from sonde import _native
 from sonde.attach import tracer
@@ -38,12 +39,12 @@ class Mortal:
         self._inner = BORROWER(pid, landmarks)
         self._left = int(sys.argv[1])
 
-    def load(self, *arguments: object, **named: object) -> _native.Attempt:
+    def load(self, *arguments: Any, **named: Any) -> _native.Attempt:
         """Load, but not for long."""
         if self._left:
             kill_me_in(self._left)
             self._left = 0
-        return self._inner.load(*arguments, **named)  # type: ignore[arg-type]
+        return self._inner.load(*arguments, **named)
 
     def filters(self, tid: int) -> list[bytes]:
         """As it is."""

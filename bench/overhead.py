@@ -27,7 +27,7 @@ from pathlib import Path
 
 from bench.load import Kind, Load, Progress, kinds
 from bench.statistics import Bounded, bounded
-from bench.tools import HZ, Sonde, Tool, tools_for
+from bench.tools import HZ, Sonde, Switchable, Tool, tools_for
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
@@ -117,7 +117,10 @@ def _measure_load(kind: Kind, plan: Plan) -> LoadResult:
         time.sleep(1)
         switches = [load.progress()]
         if kind.fills:
-            idle = [one for tool in tools for one in _by_blocks(tool, folder, load, plan, costs)]
+            switchable = [tool for tool in tools if issubclass(tool, Switchable)]
+            idle = [
+                one for tool in switchable for one in _by_blocks(tool, folder, load, plan, costs)
+            ]
         else:
             idle = _by_rounds(tools, folder, load, plan, costs)
         switches.append(load.progress())
@@ -146,7 +149,7 @@ def _by_rounds(
 
 
 def _by_blocks(
-    tool: type[Tool], folder: Path, load: Load, plan: Plan, costs: dict[str, Cost]
+    tool: type[Switchable], folder: Path, load: Load, plan: Plan, costs: dict[str, Cost]
 ) -> list[Stretch]:
     """One run, on and off by turns. Returns the blocks in which it was off."""
     cost = costs[tool.name]

@@ -33,8 +33,6 @@ class Tool(ABC):
 
     name = ""
     scope = "machine"
-    pauses = False
-    """It can be told to observe nothing for a while."""
 
     def __init__(self, folder: Path, pid: int) -> None:
         self.pid = pid
@@ -62,14 +60,6 @@ class Tool(ABC):
     @abstractmethod
     def outcome(self) -> Outcome:
         """Once it has ended: what it got and what it lost."""
-
-    def pause(self) -> None:
-        """Observe nothing until `resume`; for tools that `pauses`."""
-        raise NotImplementedError(f"{self.name} cannot pause")
-
-    def resume(self) -> None:
-        """Observe again."""
-        raise NotImplementedError(f"{self.name} cannot pause")
 
     def wait_until_begun(self) -> None:
         """Raises RuntimeError where it ends before, or does not begin within 60 s."""
@@ -119,11 +109,22 @@ class Tool(ABC):
         return Path(self._said.name).read_text()
 
 
-class Sonde(Tool):
+class Switchable(Tool):
+    """One that can be told to observe nothing for a while."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Observe nothing until `resume`."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Observe again."""
+
+
+class Sonde(Switchable):
     """`sonde record` with everything that it records by default."""
 
     name = "sonde"
-    pauses = True
 
     def pause(self) -> None:
         self._process.send_signal(signal.SIGUSR1)
@@ -143,11 +144,10 @@ class Sonde(Tool):
         return Outcome(said["samples"], said["lost"])
 
 
-class Perf(Tool):
+class Perf(Switchable):
     """`perf record -g` on all CPUs, by the software clock, which virtual machines have too."""
 
     name = "perf"
-    pauses = True
 
     def __init__(self, folder: Path, pid: int) -> None:
         self._control = folder / "perf.control"

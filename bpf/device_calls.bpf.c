@@ -20,6 +20,7 @@
 #include "../abi/events.h"
 #include "stack.h"
 #include "task.h"
+#include "walk_scratch.h"
 
 #define MAX_SITES 4096
 #define MAX_BYTES (1ULL << 48)
@@ -80,24 +81,6 @@ struct {
 	__type(key, int);
 	__type(value, struct in_call);
 } in_calls SEC(".maps");
-
-/*
- * Programs on uprobes stay on their CPU but can be preempted by others: a few places for each CPU,
- * one taken by each walk that is under way.
- */
-#define SCRATCH_SLOTS 2
-
-struct call_scratch {
-	u64 is_taken;
-	struct unwind_walk walk;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, SCRATCH_SLOTS);
-	__type(key, u32);
-	__type(value, struct call_scratch);
-} scratch SEC(".maps");
 
 /* Where the kernel keeps a process's trampoline. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -292,24 +275,13 @@ static __always_inline s32 status_of(struct pt_regs *ctx, const struct in_call *
  */
 static __always_inline u64 take_stack(void *ctx, struct in_call *call, u32 tgid)
 {
-	struct call_scratch *mine = NULL;
+	struct walk_scratch *mine = scratch_claim();
 	u64 id;
 
-	for (u32 slot = 0; slot < SCRATCH_SLOTS; slot++) {
-		const u32 at = slot;
-
-		mine = bpf_map_lookup_elem(&scratch, &at);
-		if (mine && !__sync_lock_test_and_set(&mine->is_taken, 1))
-			break;
-		mine = NULL;
-	}
-	if (!mine) {
-		count_stop(STOP_BUSY);
-		count_loss(LOSS_USER_STACK);
+	if (!mine)
 		return 0;
-	}
 	id = stack_take(ctx, &mine->walk, call->start_ns ^ tgid, true, call->entry_ip);
-	__sync_lock_test_and_set(&mine->is_taken, 0);
+	scratch_release(mine);
 	return id;
 }
 

@@ -11,26 +11,9 @@
 #include "../abi/events.h"
 #include "stack.h"
 #include "task.h"
+#include "walk_scratch.h"
 
 SWAPPED_ROWS(launch_sites, struct launch_site_key, struct launch_site_value, 8192)
-
-/*
- * Programs on uprobes stay on their CPU but can be preempted by others: a few places for each CPU,
- * one taken by each walk that is under way.
- */
-#define SCRATCH_SLOTS 2
-
-struct site_scratch {
-	u64 is_taken;
-	struct unwind_walk walk;
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, SCRATCH_SLOTS);
-	__type(key, u32);
-	__type(value, struct site_scratch);
-} scratch SEC(".maps");
 
 SEC("uprobe")
 int on_launch_site(struct pt_regs *ctx)
@@ -39,23 +22,13 @@ int on_launch_site(struct pt_regs *ctx)
 	const struct launch_site_value zero = {};
 	struct launch_site_key key = {.tgid = task->tgid};
 	struct launch_site_value *row;
-	struct site_scratch *mine = NULL;
+	struct walk_scratch *mine;
 
 	if (!watched(key.tgid))
 		return 0;
-	for (u32 slot = 0; slot < SCRATCH_SLOTS; slot++) {
-		const u32 at = slot;
-
-		mine = bpf_map_lookup_elem(&scratch, &at);
-		if (mine && !__sync_lock_test_and_set(&mine->is_taken, 1))
-			break;
-		mine = NULL;
-	}
-	if (!mine) {
-		count_stop(STOP_BUSY);
-		count_loss(LOSS_USER_STACK);
+	mine = scratch_claim();
+	if (!mine)
 		return 0;
-	}
 	key.start_ns = start_of(task);
 	key.correlation = PT_REGS_PARM1(ctx);
 	row = row_of(&launch_sites, &key, &zero);
@@ -65,7 +38,7 @@ int on_launch_site(struct pt_regs *ctx)
 		unwind(ctx, &mine->walk, task, 0);
 		row->stack_id = keep_walk(&mine->walk, key.start_ns ^ key.tgid);
 	}
-	__sync_lock_test_and_set(&mine->is_taken, 0);
+	scratch_release(mine);
 	return 0;
 }
 

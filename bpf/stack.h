@@ -3,8 +3,8 @@
  * Taking a stack: walk it (unwind.h), name it by its hash, keep the frames once.
  *
  * Each object that includes this has its own `stacks` map. The caller gives the scratch memory,
- * because what is safe differs: per CPU where nothing can interleave (perf_event, sched_switch),
- * per task where the program can be preempted (uprobes).
+ * because what is safe differs: one for each CPU where nothing can interleave (perf_event,
+ * sched_switch), several where the program can be preempted (uprobes: walk_scratch.h).
  */
 #ifndef SONDE_STACK_H
 #define SONDE_STACK_H

@@ -23,7 +23,7 @@ SECOND_NS = 1_000_000_000
 START_NS = 500 * SECOND_NS
 WALL_OFFSET_NS = 1_700_000_000 * SECOND_NS
 
-_TYPES = {
+TYPES = {
     "u32": pa.uint32(),
     "u64": pa.uint64(),
     "i32": pa.int32(),
@@ -41,7 +41,7 @@ def file_header(version: int = 1, magic: bytes = b"SONDE\r\n\x1a") -> bytes:
 
 
 def table_schema(name: str) -> pa.Schema:
-    return pa.schema([(column, _TYPES[kind]) for column, kind, _ in CONTRACT[name]["columns"]])
+    return pa.schema([(column, TYPES[kind]) for column, kind, _ in CONTRACT[name]["columns"]])
 
 
 def arrow_stream(table: pa.Table) -> bytes:

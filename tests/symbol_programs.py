@@ -9,7 +9,7 @@ import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import pytest
 
@@ -39,7 +39,7 @@ def library(source: str, target: Path, *flags: str) -> Path:
 
 def plugin(target: Path) -> Path:
     """A library whose functions have versions."""
-    return library("plugin.c", target, f"-Wl,--version-script={SOURCES / 'plugin.map'}")
+    return library("plugin.c", target, f"-Wl,--version-script={SOURCES / 'plugin.ver'}")
 
 
 def write_library(path: Path, names: Sequence[str], total_bytes: int = 0) -> None:
@@ -82,12 +82,12 @@ def write_library(path: Path, names: Sequence[str], total_bytes: int = 0) -> Non
 class Talking:
     """A running program that prints `NAME ADDRESS` lines up to `ready 0`, then waits for a byte."""
 
-    def __init__(self, *command: str | Path, **options: object) -> None:
+    def __init__(self, *command: str | Path, **options: Any) -> None:
         self.process = subprocess.Popen(
             [str(word) for word in command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            **options,  # type: ignore[call-overload]
+            **options,
         )
         self.pid: int = self.process.pid
         self.addresses: dict[str, int] = {}
@@ -115,10 +115,5 @@ class Talking:
     def __enter__(self) -> Talking:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()

@@ -1,25 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch loop that can be repeated bit by bit: torch_steps.py train|graph.
-
-Reads lines on standard input: "until N" ends it after N steps, "end" at once, "time S" answers with
-the mean µs a step of the next S seconds, in blocks. At its end it prints one line of JSON: steps,
-and a hash of the state after every EVERY steps.
-"""
+"""A PyTorch loop that can be repeated bit by bit: torch_steps.py train|graph."""
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 import os
-import select
 import sys
-import time
 from collections.abc import Callable
 
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
 
 import torch
+from conversation import converse
 from torch import nn
 
 EVERY = 200
@@ -74,32 +65,7 @@ def main() -> None:
     """Step until told to end."""
     torch.use_deterministic_algorithms(True)
     step, state = {"train": train, "graph": graph}[sys.argv[1]]()
-    count, until, hashes = 0, 1 << 60, []
-    timing_until = 0.0
-    blocks: list[tuple[int, float]] = []
-    print("ready", flush=True)
-    while count < until:
-        for _ in range(EVERY):
-            step()
-        count += EVERY
-        hashes.append(hashlib.sha256(state()).hexdigest()[:12])  # waits for the device
-        now = time.perf_counter()
-        if timing_until:
-            blocks.append((count, now))
-            if now >= timing_until:
-                pairs = itertools.pairwise(blocks)
-                print(json.dumps([1e6 * (b[1] - a[1]) / EVERY for a, b in pairs]), flush=True)
-                timing_until, blocks = 0.0, []
-        if select.select([0], [], [], 0)[0]:
-            words = sys.stdin.readline().split() or ["end"]
-            match words:
-                case ["until", number]:
-                    until = int(number)
-                case ["time", seconds]:
-                    timing_until = now + float(seconds)
-                case _:
-                    break
-    print(json.dumps({"steps": count, "hashes": hashes}), flush=True)
+    converse(step, state, EVERY)  # a state waits for the device
 
 
 if __name__ == "__main__":

@@ -39,8 +39,8 @@ def _loads(out: Path, name: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", "bench.signals.loads", path, *map(str, arguments)]
 
 
-def _run(command: Sequence[str], **more: float) -> None:
-    subprocess.run(command, check=True, **more)  # type: ignore[call-overload]
+def _run(command: Sequence[str], timeout: float) -> None:
+    subprocess.run(command, check=True, timeout=timeout)
 
 
 def main() -> int:

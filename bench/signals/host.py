@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/kernel/test_usage_truth.py", "tests/kernel/test_host_truth.py")
+TESTS = tuple(f"tests/kernel/test_{of}_truth.py" for of in ("usage", "host", "network"))
 SEEN_IN = (
     *("share_a_cpu", "bytes_and_major", "over_the_limit", "quota", "memory_limit"),
     *("limit_on_a_disk", "flood", "narrow_queue"),

@@ -21,6 +21,9 @@ use crate::{maps, perf};
 
 include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 
+/// Threads that wait for the kernel, each for about a tenth of a second a probe link.
+const DETACHED_AT_ONCE: usize = 64;
+
 /// A map of the object: its descriptor (open as long as the object) and its types.
 pub struct MapInfo {
     pub fd: RawFd,
@@ -287,6 +290,21 @@ impl Bpf {
         // Entries go before returns, the other way round than they came.
         links.into_iter().rev().for_each(drop);
         Ok(())
+    }
+
+    /// All of them side by side: the kernel lets each wait for a grace period, which they share.
+    fn detach_all(&mut self, py: Python<'_>, links: Vec<u64>) {
+        let mut all: Vec<_> = links.iter().filter_map(|link| self.links.remove(link)).collect();
+        let each = all.len().div_ceil(DETACHED_AT_ONCE).max(1);
+        py.detach(|| {
+            std::thread::scope(|scope| {
+                for some in all.chunks_mut(each) {
+                    scope.spawn(move || {
+                        some.iter_mut().for_each(|links| links.drain(..).rev().for_each(drop));
+                    });
+                }
+            });
+        });
     }
 
     /// Run an iterator program to its end.

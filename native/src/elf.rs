@@ -93,9 +93,21 @@ fn probe_site(
     })
 }
 
+/// Whether a function does nothing but hand on to one of another file (x86-64; else False).
+#[pyfunction]
+fn is_forwarder(py: Python<'_>, path: PathBuf, offset: u64) -> PyResult<bool> {
+    py.detach(|| {
+        let file = ElfFile::open(&path)?;
+        let mut body = [0; site::REACH_BYTES + site::LONGEST_INSTRUCTION];
+        let read = file.read_some(&mut body, offset)?;
+        Ok(file.machine == elf::EM_X86_64 && site::is_forwarder(&body[..read]))
+    })
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FunctionSite>()?;
     module.add_function(wrap_pyfunction!(build_id, module)?)?;
     module.add_function(wrap_pyfunction!(find_functions, module)?)?;
+    module.add_function(wrap_pyfunction!(is_forwarder, module)?)?;
     module.add_function(wrap_pyfunction!(probe_site, module)?)
 }

@@ -41,6 +41,10 @@ class Bpf:
         """Probe (file offset, cookie) sites of a file, all or none. Returns a link."""
 
     def detach(self, link: int) -> None: ...
+    def detach_all(self, links: Sequence[int]) -> None:
+        """Side by side, so that they share the kernel's grace periods (some 0.1 s each). Unknown
+        ones are passed over."""
+
     def walk(self, link: int) -> None:
         """Run an iterator program to its end."""
 
@@ -181,6 +185,10 @@ def probe_site(path: str, offset: int, size: int) -> tuple[int, str, str]:
     argument register, and nothing in the function jumps there, so that entry and return probes see
     what they would see at the start. `size` 0 is unknown: the site then stays at the start.
     """
+
+def is_forwarder(path: str, offset: int) -> bool:
+    """Whether a function only hands its callers on to one of another file, through a pointer that
+    is filled at run time (x86-64; False elsewhere). Raises OSError where it cannot be read."""
 
 def demangle(name: bytes) -> str:
     """A symbol's name as people read it, without control characters, at most 1,024 bytes long."""

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench import storms
@@ -54,8 +55,8 @@ def start() -> Iterator[Start]:
     """Starts a program that says "ready"; it must end well after the test, unless it was killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*command: str, **options: object) -> subprocess.Popen[str]:
-        it = subprocess.Popen(  # type: ignore[call-overload]
+    def begin(*command: str, **options: Any) -> subprocess.Popen[str]:
+        it = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
         )
         started.append(it)
@@ -345,6 +346,7 @@ def as_nobody(body: str) -> subprocess.CompletedProcess[str]:
 ATTEMPT = """
 import subprocess, sys
 from pathlib import Path
+from typing import Any
 from sonde.attach import remote
 from sonde.errors import SondeError
 try:

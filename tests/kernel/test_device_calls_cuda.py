@@ -93,3 +93,30 @@ def test_functions_of_the_driver_that_no_symbol_names(program, tmp_path):
         ran.go()
         watch.finish(ran)
         compare(watch, ran)
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the stubs are x86-64 code")
+def test_calls_through_a_library_of_stubs_are_counted_where_they_lead_to(tmp_path):
+    """JAX maps 20 such libraries: probes on all of them took minutes to take off again."""
+
+    def built(name, *options):
+        source = PROGRAMS / "cuda/forwards.c"
+        subprocess.run(["cc", "-o", tmp_path / name, source, *options], check=True)
+
+    built("libcuda.so.1", "-shared", "-fPIC", "-DDRIVER")
+    built("libstubs.so", "-shared", "-fPIC", "-DSTUBS")
+    built("forwards", tmp_path / "libstubs.so")
+    ran = Told(tmp_path / "forwards", COUNT, env={"LD_LIBRARY_PATH": str(tmp_path)})
+    ran.wait_for("ready")
+    with DeviceWatch() as watch:
+        ran.go()
+        watch.finish(ran)
+        assert seen(watch, ran.pid) == {
+            ("cuMemAlloc", "", 0): (COUNT, COUNT * 4096),
+            ("cuMemFree", "", 0): (COUNT, 0),
+        }
+        probed = {file.name for file in watch.collector._probes.files.values()}
+        assert "libcuda.so.1" in probed and "libstubs.so" not in probed
+        spared = {event[2]: event[5] for event in watch.events if event[2] == "probes_spared"}
+        assert spared == {"probes_spared": 2}
+        assert watch.collector.losses() == {}

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.model.code import Frame
-from sonde.resolve import Resolver, procfs
+from sonde.resolve import Resolver
 from sonde.resolve.live import LiveProcess
 from symbol_programs import Talking, build
 
@@ -75,7 +75,7 @@ def test_its_start_is_the_one_that_proc_would_have_told(watch: Watch, tmp_path: 
         (process,) = watch.named("named")
         stat = procfs.read_stat(talking.pid)
         assert stat
-        assert abs(process.start_ns - stat.start_ns) <= procfs.TICK_NS
+        assert abs(process.start_ns - stat.start_ns) <= procfs.START_UNIT_NS
         assert watch.resolver.processes.find(talking.pid, stat.start_ns) is process
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.model.code import Frame
-from sonde.resolve import Resolver, procfs
+from sonde.resolve import Resolver
 from sonde.resolve.live import LiveProcess
 from symbol_programs import Talking, build, plugin
 

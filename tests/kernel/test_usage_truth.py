@@ -7,20 +7,16 @@ import json
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from truths import agrees
+from control_groups import group
+from truths import TRUTH, agrees
 
 from sonde.query import questions
 from sonde.query.questions import Where
 
 pytestmark = pytest.mark.bpf
 
-TRUTH = 0.05
 CONTAINER = "ab12" * 16
 
 # Counters of the process itself, read as late as can be.
@@ -52,29 +48,6 @@ def run(source: str, *arguments: str, **how):
     return subprocess.Popen(
         [sys.executable, "-c", TELL + source, *arguments], stdout=subprocess.PIPE, text=True, **how
     )
-
-
-@contextmanager
-def group(controller: str, name: str) -> Iterator[Path]:
-    """A control group of version 1, or of version 2 where there is no such hierarchy."""
-    root = Path("/sys/fs/cgroup")
-    mount = root / controller if (root / controller).is_dir() else root
-    path = mount / name
-    try:
-        path.mkdir(parents=True)
-    except OSError as error:
-        pytest.skip(f"cannot make a control group: {error}")
-    try:
-        yield path
-    finally:
-        deadline = time.monotonic() + 5
-        while path != mount and time.monotonic() < deadline:
-            try:
-                path.rmdir()
-            except OSError:
-                time.sleep(0.05)
-            else:
-                path = path.parent
 
 
 def close(truth: float, slack: float = 0.0):

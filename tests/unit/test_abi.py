@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from captures import CONTRACT, TYPES
 from sonde import _native
 from sonde.collect import (
     blocks,
@@ -30,7 +31,6 @@ from sonde.unwind import ENDS
 
 ROOT = Path(__file__).parents[2]
 EVENTS = (ROOT / "abi/events.h").read_text()
-CONTRACT = json.loads((ROOT / "abi/tables.json").read_text())["tables"]
 
 
 def without_comments(text):
@@ -148,16 +148,6 @@ def test_the_contract_compiled_in_is_the_one_in_the_repository():
 
 
 def test_the_reader_wants_the_tables_of_the_contract():
-    plain = {
-        "u32": pa.uint32(),
-        "u64": pa.uint64(),
-        "i32": pa.int32(),
-        "f64": pa.float64(),
-        "utf8": pa.string(),
-        "bool": pa.bool_(),
-        "list<u64>": pa.list_(pa.uint64()),
-    }
-
     def undictionaried(kind):
         return kind.value_type if pa.types.is_dictionary(kind) else kind
 
@@ -166,7 +156,7 @@ def test_the_reader_wants_the_tables_of_the_contract():
         for table, schema in TABLES.items()
     }
     written = {
-        table: [(name, plain[kind]) for name, kind, _ in spec["columns"]]
+        table: [(name, TYPES[kind]) for name, kind, _ in spec["columns"]]
         for table, spec in CONTRACT.items()
     }
     assert read == written

@@ -21,20 +21,21 @@ PACKAGE = ROOT / "src" / "sonde"
 # nothing imports `cli`. docs/architecture.md says why; change both together.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
-    "attach": {"errors", "_native"},
+    "procfs": set(),
+    "attach": {"errors", "procfs", "_native"},
     "model": set(),
     "apis": {"errors"},
     "config": {"errors"},
     "host": {"errors", "_native"},
     "metrics": {"errors"},
-    "collect": {"apis", "config", "errors", "metrics", "model", "_native"},
-    "resolve": {"errors", "model", "_native"},
+    "collect": {"apis", "config", "errors", "metrics", "model", "procfs", "_native"},
+    "resolve": {"errors", "model", "procfs", "_native"},
     "health": {"collect", "errors", "metrics"},
     "sinks": {"errors", "metrics", "model", "_native"},
-    "unwind": {"errors", "model", "resolve", "_native"},
+    "unwind": {"errors", "model", "procfs", "resolve", "_native"},
     "agent": {
         *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
-        *("resolve", "sinks", "unwind", "_native"),
+        *("procfs", "resolve", "sinks", "unwind", "_native"),
     },
     "query": {"errors", "model"},
     "readers": {"apis", "errors", "model"},
@@ -51,9 +52,7 @@ HEAVY = {
 }
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
-BUILT = re.compile(
-    r"\.(o|so|a|d|whl|pyc|min\.js|js\.map|css\.map|sonde)$|(^|/)(node_modules|target|dist)/"
-)
+BUILT = re.compile(r"\.(o|so|a|d|whl|pyc|min\.js|map|sonde)$|(^|/)(node_modules|target|dist)/")
 PICTURES = re.compile(r"^docs/images/.*\.png$")
 RECORDED = re.compile(r"^tests/(data|golden)/")
 GENERATED = re.compile(r"(^|/)(Cargo\.lock|package-lock\.json)$|^LICENSES/")

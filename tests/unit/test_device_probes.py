@@ -66,8 +66,9 @@ class FakeBpf:
         self.most_links = max(self.most_links, len(self.links))
         return self.made
 
-    def detach(self, link):
-        del self.links[link]
+    def detach_all(self, links):
+        for link in links:
+            del self.links[link]
 
     def offsets(self):
         return sorted(offset for sites, _ in self.links.values() for offset, _ in sites)
@@ -96,7 +97,7 @@ class FakeBpf:
 class FakeElf:
     """A file of functions: name to (offset, offset of the probe, cost class)."""
 
-    def __init__(self, monkeypatch, functions):
+    def __init__(self, monkeypatch, functions, forwarders=()):
         def find(path, names):
             return [
                 SimpleNamespace(name=name, offset=start, size=64)
@@ -110,6 +111,7 @@ class FakeElf:
 
         monkeypatch.setattr(_native, "find_functions", find)
         monkeypatch.setattr(_native, "probe_site", site)
+        monkeypatch.setattr(_native, "is_forwarder", lambda path, offset: offset in forwarders)
 
 
 @pytest.fixture
@@ -165,13 +167,34 @@ def test_files_without_calls_are_left_alone(bpf, monkeypatch):
     assert not probes.files and not bpf.links
 
 
-def test_a_costly_site_has_a_link_of_its_own_and_is_told(bpf, monkeypatch):
-    FakeElf(monkeypatch, {**USUAL, "wait": (200, 200, "single-step")})
+def test_functions_that_lead_to_another_library_are_spared(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL, forwarders=[200])
+    probes = make(bpf)
+    probes.examine(os.open("/dev/null", os.O_RDONLY), KEY, "libstubs.so")
+    assert bpf.offsets() == [100]
+    [spared] = [notice for notice in probes.notices if notice.name == "probes_spared"]
+    assert (spared.value, spared.text) == (1, "1 calls of libstubs.so lead to other libraries")
+    # The library itself may be made so: there is no other place then.
+    assert examine(probes)
+    assert bpf.offsets() == [100, 100, 204]
+
+
+def test_a_file_of_nothing_but_stubs_has_no_probes(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL, forwarders=[100, 200])
+    probes = make(bpf)
+    assert not probes.examine(os.open("/dev/null", os.O_RDONLY), KEY, "libstubs.so")
+    assert not probes.files and not bpf.links
+
+
+def test_costly_sites_have_a_link_of_their_own_and_are_told(bpf, monkeypatch):
+    functions = {"wait": (200, 200, "single-step"), "copy": (100, 100, "single-step")}
+    FakeElf(monkeypatch, {**USUAL, **functions, "copy_v2": (150, 150, "emulated")})
     probes = make(bpf)
     examine(probes)
-    assert sorted(len(sites) for sites, _ in bpf.links.values()) == [1, 1]
-    [slow] = [notice for notice in probes.notices if notice.name == "probe_slow"]
-    assert slow.text == "wait of libtest.so.1: 14 µs a call (push rbp)"
+    assert sorted(len(sites) for sites, _ in bpf.links.values()) == [1, 2]
+    slow = [notice.text for notice in probes.notices if notice.name == "probe_slow"]
+    assert sorted(slow)[-1] == "wait of libtest.so.1: 14 µs a call (push rbp)"
+    assert len(slow) == 2
 
 
 def test_one_by_one_where_the_kernel_cannot_do_all_at_once(bpf, monkeypatch):

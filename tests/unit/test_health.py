@@ -57,6 +57,16 @@ GOOD = {
 }
 
 
+def test_devices_are_told_in_the_order_of_their_indices():
+    rows = [
+        (0, "sonde.gpu.info", labels_of({"hw.id": f"GPU-{index}", "sonde.gpu.index": index}), 1.0)
+        for index in ("10", "2.1", "2", "0", "2.0")
+    ]
+
+    told = [one.about["sonde.gpu.index"] for one in devices_of(rows)]
+    assert told == ["0", "2", "2.0", "2.1", "10"]
+
+
 def facts_of(changes=None, about=None, **of_node):
     """A good node with one H200, and what is changed in it."""
     values = GOOD | (changes or {})

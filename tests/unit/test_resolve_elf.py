@@ -99,6 +99,16 @@ def test_a_probe_goes_where_it_is_cheap_and_sees_the_same(
     assert text
 
 
+@x86_only
+def test_a_function_that_only_hands_on_is_known_by_its_jump(tmp_path: Path) -> None:
+    """One that leads through a table of its argument is the only one that a program can call."""
+    path = library("sites.S", tmp_path / "sites.so", "-nostdlib")
+    names = ["forwards", "dispatches", *SITES]
+    found = _native.find_functions(str(path), names)
+    assert len(found) == len(names)
+    assert [it.name for it in found if _native.is_forwarder(str(path), it.offset)] == ["forwards"]
+
+
 def test_code_of_another_machine_gets_no_opinion(tmp_path: Path, plugin: Path) -> None:
     raw = bytearray(plugin.read_bytes())
     raw[18:20] = struct.pack("<H", 183)  # aarch64
@@ -115,6 +125,7 @@ def _ask_everything(path: Path) -> None:
         _native.build_id(str(path))
         for site in _native.find_functions(str(path), ["plugin_work", "plugin_step", "x"]):
             _native.probe_site(str(path), site.offset, site.size)
+            _native.is_forwarder(str(path), site.offset)
         _native.probe_site(str(path), 0x1000, 1 << 63)
         symbols.elf(str(path), [0, 0x1000, 0x10F9, 1 << 63, (1 << 64) - 1])
     except OSError:

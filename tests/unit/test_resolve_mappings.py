@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from sonde.resolve import procfs
+from sonde import procfs
 from sonde.resolve.mappings import MAX_MAPPINGS, AddressSpace, Mapping, parse_maps
 from sonde.resolve.recent import Recent
 

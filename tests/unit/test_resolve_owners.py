@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from sonde import procfs
 from sonde.model.owner import GroupNote, Owner, ProcessNote
-from sonde.resolve import procfs
 from sonde.resolve.cgroup_paths import place_of
 from sonde.resolve.hierarchies import Hierarchies
 from sonde.resolve.images import Image

@@ -10,8 +10,8 @@ import os
 import time
 from itertools import count
 
+from sonde import procfs
 from sonde.model.process import Process
-from sonde.resolve import procfs
 from sonde.resolve.counters import Counters
 from sonde.resolve.images import MAX_PENDING
 from sonde.resolve.live import MAX_THREADS, LiveProcess
@@ -40,7 +40,7 @@ class Story:
         """As the kernel would tell the start of a process born at the last event."""
         boot = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
         start = self.now_ns + boot
-        return start - start % procfs.TICK_NS
+        return start - start % procfs.START_UNIT_NS
 
     def live(self, pid: int) -> LiveProcess:
         process = self.table._live[pid]
@@ -87,7 +87,7 @@ def test_the_start_in_the_samples_decides_where_the_event_was_a_little_off() -> 
     story = Story()
     story.tell(fork(SHELL, OTHER))
     start = story.start_ns()
-    for exact in (start - procfs.TICK_NS, start):
+    for exact in (start - procfs.START_UNIT_NS, start):
         process = story.table.find(SHELL, exact)
         assert process.start_ns == exact
     assert len(story.table) == 2  # it and the parent that nothing is known of
@@ -172,15 +172,15 @@ def test_a_birth_without_a_death_before_it_ends_the_older_process() -> None:
 def test_a_process_whose_birth_was_missed_is_known_by_what_it_does() -> None:
     story = Story()
     story.tell(mmap(SHELL, 0x400000, "/opt/missed"), ("comm", SHELL, SHELL, "missed", False))
-    start = 77 * procfs.TICK_NS
+    start = 77 * procfs.START_UNIT_NS
     process = story.table.find(SHELL, start)
     assert (process.start_ns, process.comm, paths(process)) == (start, "missed", ["/opt/missed"])
 
 
 def test_of_a_process_that_nobody_told_of_only_the_pid_is_known() -> None:
     story = Story()
-    process = story.table.find(SHELL, 123 * procfs.TICK_NS)
-    assert process.record() == Process(SHELL, 123 * procfs.TICK_NS)
+    process = story.table.find(SHELL, 123 * procfs.START_UNIT_NS)
+    assert process.record() == Process(SHELL, 123 * procfs.START_UNIT_NS)
     assert (process.is_alive, paths(process)) == (False, [])
     assert story.table.thread_name(process, SHELL) == ""
 

@@ -13,7 +13,7 @@ use iced_x86::{
 
 pub const LONGEST_INSTRUCTION: usize = 15;
 /// How far a site may lie behind the function's start.
-const REACH_BYTES: usize = 32;
+pub const REACH_BYTES: usize = 32;
 /// A larger function is not searched for jumps, and so its probe stays at its start.
 pub const MAX_BODY_BYTES: u64 = 1 << 20;
 
@@ -73,6 +73,23 @@ fn is_passable(instruction: &Instruction, facts: &mut InstructionInfoFactory) ->
         .used_registers()
         .iter()
         .all(|it| !(writes(it.access()) && KEPT.contains(&it.register().full_register())))
+}
+
+/// Whether the function hands its callers on before it does anything of its own: its first way out
+/// is a jump through a word of the file's data, where the address of another file's function is
+/// put at run time. Stubs that load a library when it is first needed are made so.
+pub fn is_forwarder(body: &[u8]) -> bool {
+    let mut facts = InstructionInfoFactory::new();
+    for instruction in &mut Decoder::with_ip(64, body, 0, DecoderOptions::NONE) {
+        if instruction.flow_control() == FlowControl::IndirectBranch {
+            return instruction.is_ip_rel_memory_operand();
+        }
+        let goes_on = instruction.is_jcc_short_or_near() || is_passable(&instruction, &mut facts);
+        if !goes_on || instruction.ip() as usize > REACH_BYTES {
+            return false;
+        }
+    }
+    false
 }
 
 /// The best site in `body`, the code of a whole function: how far in, its cost, its instruction.

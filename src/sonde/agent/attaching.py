@@ -14,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
+from sonde import procfs
 from sonde.attach import process, remote, switch
 from sonde.attach.policy import Facts, Policy
 from sonde.collect.collector import TableRow
@@ -33,7 +33,7 @@ LONGEST_PAUSE_S: Final = 3600.0
 _REMEMBERED: Final = 65_536
 
 Identity = tuple[int, int]
-"""(pid, start in clock ticks)"""
+"""(pid, start in ns since boot)"""
 
 
 class Attacher:
@@ -113,16 +113,7 @@ class Attacher:
             self._thread.join(timeout=remote.WAIT_S)
 
     def _is_watched(self, pid: int) -> bool:
-        if self._roots is None:
-            return True
-        for _ in range(64):
-            if pid in self._roots:
-                return True
-            parent = _parent(pid)
-            if parent <= 1:
-                return False
-            pid = parent
-        return False
+        return self._roots is None or procfs.descends(pid, self._roots)
 
     def _work(self) -> None:
         while not self._ending.is_set():
@@ -160,10 +151,3 @@ class Attacher:
     def _tell(self, name: str, pid: int, text: str) -> None:
         with suppress(queue.Full):
             self._told.put_nowait((name, pid, text))
-
-
-def _parent(pid: int) -> int:
-    with suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(stat.rpartition(b")")[2].split()[1])
-    return 0

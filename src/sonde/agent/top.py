@@ -13,14 +13,12 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Final
 
+from sonde import procfs
 from sonde.collect.collector import Batch
 from sonde.collect.device_time import DeviceTime
 
-_TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _COLUMNS: Final = {"kind": 2, "pid": 5, "weight": 10, "start": 0, "end": 1, "bytes": 15}
 LAUNCHES: Final = ("kernel", "replay")
 
@@ -53,11 +51,8 @@ class Usage:
 
 @dataclass(slots=True)
 class _Seen:
-    start: int
-    cpu_ns: int
-    resident_bytes: int
+    stat: procfs.Stat
     user: str
-    name: str
 
 
 @dataclass(slots=True)
@@ -95,13 +90,14 @@ class Top:
         found = []
         for pid, seen in now.items():
             before = self._before.get(pid)
-            known = before is not None and before.start == seen.start
-            used_ns = seen.cpu_ns - (before.cpu_ns if before is not None and known else seen.cpu_ns)
+            known = before is not None and before.stat.start_ns == seen.stat.start_ns
+            used_ns = seen.stat.cpu_ns - before.stat.cpu_ns if before is not None and known else 0
             device = None
             if pid in self._device.pids:
                 device = _share(sums.get(pid, _Sums()), passed_ns)
             cpu = max(0, used_ns) / passed_ns
-            found.append(Usage(pid, seen.user, seen.name, cpu, seen.resident_bytes, device))
+            of = seen.stat
+            found.append(Usage(pid, seen.user, of.comm, cpu, of.resident_bytes, device))
         self._before, self._at_ns = now, now_ns
         return sorted(
             found, key=lambda one: (-(one.device.busy if one.device else 0.0), -one.cpu, one.pid)
@@ -145,27 +141,17 @@ def _by_process(batch: Batch) -> Mapping[int, _Sums]:
 
 
 def _processes(pids: Collection[int] | None) -> dict[int, _Seen]:
-    found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 (a Path for each would double the time)
-        if name.isdecimal() and (pids is None or int(name) in pids):
-            seen = _process(int(name))
-            if seen is not None:
-                found[int(name)] = seen
-    return found
+    wanted = procfs.pids() if pids is None else pids
+    return {pid: seen for pid in wanted if (seen := _process(pid)) is not None}
 
 
 def _process(pid: int) -> _Seen | None:
+    stat = procfs.read_stat(pid)
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-        user = Path(f"/proc/{pid}").stat().st_uid
+        user = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 (a Path for each doubles the time)
     except OSError:
         return None
-    name = text[text.index(b"(") + 1 : text.rindex(b")")].decode(errors="replace")
-    fields = text.rpartition(b")")[2].split()
-    cpu_ns = (int(fields[11]) + int(fields[12])) * _TICK_NS
-    resident_bytes = int(fields[21]) * _PAGE_BYTES
-    printable = "".join(letter if letter.isprintable() else "?" for letter in name)
-    return _Seen(int(fields[19]), cpu_ns, resident_bytes, _user(user), printable)
+    return None if stat is None else _Seen(stat, _user(user))
 
 
 @cache

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import struct
-from types import TracebackType
 from typing import Final, Self
 
 _PT_DYNAMIC: Final = 2
@@ -34,12 +33,7 @@ class ProcessMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._fd)
 
     def read(self, address: int, size: int) -> bytes:

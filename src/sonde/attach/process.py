@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sonde import procfs
 from sonde.errors import PermissionDenied, ProcessGone, TargetRefused, UsageError
 
 _CAP_SYS_PTRACE: Final = 19
@@ -62,12 +63,11 @@ def read_status(pid: int, tid: int | None = None, proc: Path = Path("/proc")) ->
 
 
 def start_time(pid: int) -> int:
-    """When it started, in clock ticks: with the pid, its identity. Raises ProcessGone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(stat.rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError) as error:
-        raise gone(pid) from error
+    """When it started, in ns since boot: with the pid, its identity. Raises ProcessGone."""
+    stat = procfs.read_stat(pid)
+    if stat is None:
+        raise gone(pid)
+    return stat.start_ns
 
 
 def gone(pid: int) -> ProcessGone:

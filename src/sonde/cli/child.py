@@ -20,6 +20,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from sonde import procfs
 from sonde.errors import UsageError
 
 _PR_CAP_AMBIENT = 47
@@ -156,7 +157,8 @@ def environment_before_sudo(
     command another one than the user named. When no ancestor of `pid` (default: this process) is
     sudo, today's environment is used, with the user's home and name.
     """
-    for ancestor in _ancestors(pid or os.getpid()):
+    for parent in procfs.parents(pid or os.getpid()):
+        ancestor = Path(f"/proc/{parent}")
         try:
             if (ancestor / "comm").read_text().strip() != "sudo":
                 continue
@@ -167,15 +169,3 @@ def environment_before_sudo(
         return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
     kept = {name: value for name, value in environ.items() if not name.startswith("SUDO_")}
     return kept | {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
-
-
-def _ancestors(pid: int) -> list[Path]:
-    folders = []
-    while pid > 1:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            break
-        pid = int(stat.rpartition(")")[2].split()[1])
-        folders.append(Path(f"/proc/{pid}"))
-    return folders

@@ -10,6 +10,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from sonde.cli.marks import mark
+
 if TYPE_CHECKING:
     from sonde.host import Finding
 
@@ -20,10 +22,6 @@ example:
 
 exit code: 0 when `sonde record` can work here, 3 when it cannot.
 """
-
-MARKS = {"pass": "✓", "warn": "!", "fail": "✗", "n/a": "·"}
-COLOURS = {"pass": "\033[32m", "warn": "\033[33m", "fail": "\033[31m", "n/a": "\033[2m"}
-RESET = "\033[0m"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -81,16 +79,14 @@ def table(findings: list[Finding], *, width: int, colour: bool) -> str:
     indent = " " * (names + 2)
     lines = []
     for finding in findings:
-        mark = MARKS[finding.status]
-        if colour:
-            mark = f"{COLOURS[finding.status]}{mark}{RESET}"
+        sign = mark(finding.status, colour=colour)
         detail = finding.detail
         if finding.status in ("warn", "fail") and finding.needed_for:
             detail += f" — needed for {finding.needed_for}"
         wrapped = textwrap.wrap(
             detail, max(width - len(indent), 40), break_on_hyphens=False, break_long_words=False
         )
-        lines.append(f"{mark} {finding.name:<{names}}{wrapped[0]}")
+        lines.append(f"{sign} {finding.name:<{names}}{wrapped[0]}")
         lines += [indent + line for line in wrapped[1:]]
     return "\n".join(lines)
 

@@ -14,7 +14,7 @@ import select
 import signal
 import time
 from collections.abc import Iterable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Self
 
 from sonde.errors import UsageError
@@ -62,12 +62,7 @@ class Ending:
         }
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         for fd in self._alive:

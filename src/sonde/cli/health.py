@@ -14,6 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonde.cli.marks import MARKS, mark
+
 if TYPE_CHECKING:
     from sonde.health import Result
 
@@ -27,9 +29,6 @@ examples:
 exit code: 0 where nothing failed (warnings may be there), 1 where something did.
 """
 
-MARKS = {"pass": "✓", "warn": "!", "fail": "✗"}
-COLOURS = {"pass": "\033[32m", "warn": "\033[33m", "fail": "\033[31m"}
-RESET = "\033[0m"
 REASON_MAX = 200
 """Of a line for Slurm's Reason or a condition's message."""
 CONDITION = "SondeDevicesHealthy"
@@ -95,11 +94,9 @@ def table(results: Sequence[Result], *, width: int, colour: bool) -> str:
     indent = " " * (names + 2)
     lines = []
     for one in results:
-        mark = MARKS[one.status]
-        if colour:
-            mark = f"{COLOURS[one.status]}{mark}{RESET}"
+        sign = mark(one.status, colour=colour)
         name = f"{one.device} {one.check}".strip().replace("_", " ")
-        lines.append(f"{mark} {name:<{names}}{one.figure} (expected: {one.expected})")
+        lines.append(f"{sign} {name:<{names}}{one.figure} (expected: {one.expected})")
         if one.remedy:
             wrapped = textwrap.wrap(f"remedy: {one.remedy}", max(width - len(indent), 40))
             lines += [indent + part for part in wrapped]

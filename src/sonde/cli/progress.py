@@ -6,6 +6,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TextIO
 
+from sonde.export.layout import size
+
 if TYPE_CHECKING:
     from sonde.agent import Live
 
@@ -47,7 +49,7 @@ class Progress:
 
 
 def describe(live: Live, duration_s: float | None) -> str:
-    """One line of counts, e.g. `12 s  4,712 samples  83,201 waits  96 device calls  1.2 MB`."""
+    """One line of counts, e.g. `12 s  4,712 samples  83,201 waits  96 device calls  1.20 MB`."""
     if duration_s:
         filled = min(_BAR_CELLS, int(live.elapsed_s / duration_s * _BAR_CELLS))
         bar = "█" * filled + "░" * (_BAR_CELLS - filled)
@@ -63,12 +65,3 @@ def describe(live: Live, duration_s: float | None) -> str:
     if live.lost:
         parts.append(f"{live.lost:,} LOST")
     return "  ".join(parts)
-
-
-def size(count_bytes: int) -> str:
-    """'812 KB', '1.2 MB': decimal units, as file managers and disks have them."""
-    if count_bytes < 1_000_000:
-        return f"{count_bytes / 1e3:.0f} KB"
-    if count_bytes < 1_000_000_000:
-        return f"{count_bytes / 1e6:.1f} MB"
-    return f"{count_bytes / 1e9:.2f} GB"

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from sonde.errors import UsageError
+from sonde.export.layout import size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,21 +106,13 @@ def table(found: Sequence[Usage], lines: int, width: int) -> str:
     for one in found[:lines]:
         it = one.device
         on_device = (
-            f"{it.busy * 100:7.1f} {it.launches_per_s:11,.0f} {_size(it.copied_bytes_per_s):>10}"
+            f"{it.busy * 100:7.1f} {it.launches_per_s:11,.0f} {size(it.copied_bytes_per_s):>10}"
             if it is not None
             else f"{'-':>7} {'-':>11} {'-':>10}"
         )
-        memory = _size(one.resident_bytes)
+        memory = size(one.resident_bytes)
         text.append(
             f"{one.pid:>8} {one.user[:10]:<10} {one.cpu * 100:7.1f} {memory:>9} "
             f"{on_device}  {one.name}"
         )
     return "\n".join(line[:width] for line in text)
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

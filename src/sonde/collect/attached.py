@@ -42,3 +42,19 @@ class Attached(ABC):
     def memory_bytes(self) -> int:
         """Kernel memory held."""
         return self._bpf.map_bytes()
+
+
+class Walking(Attached):
+    """One that also walks over all there is, by `on_walk`, and takes what was counted since."""
+
+    def __init__(self, bpf: _native.Bpf) -> None:
+        super().__init__(bpf)
+        self._walk: int | None = None
+
+    def _begin_walks(self) -> None:
+        """Note what was counted before. Raises OSError."""
+        first = self._bpf.attach("on_first_walk")
+        self._bpf.walk(first)
+        self._bpf.detach(first)
+        if self._walk is None:
+            self._walk = self._bpf.attach("on_walk")

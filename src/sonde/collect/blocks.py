@@ -8,8 +8,9 @@ from pathlib import Path
 
 from sonde import _native
 from sonde.collect.attached import Attached
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "device", "start_ns", "cgroup", "hierarchy", "operation"),

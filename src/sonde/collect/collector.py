@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sonde.metrics import MetricRow
 from sonde.model.owner import GroupNote, ProcessNote
+from sonde.procfs import START_UNIT_NS
+
+if TYPE_CHECKING:
+    from sonde._native import Columns
 
 TableRow = tuple[object, ...]
 """A row in the column order of abi/tables.json."""
 
 ProcessKey = tuple[int, int]
 """(pid, start_ns)"""
-
-START_UNIT_NS = 10_000_000
-"""Starts of processes are cut to this, the unit in which /proc tells them."""
 
 
 @dataclass(slots=True)
@@ -54,6 +55,18 @@ class Batch:
     def add(self, table: str, row: TableRow) -> None:
         """Append a row to a table."""
         self.rows.setdefault(table, []).append(row)
+
+    def add_who(self, records: Columns) -> None:
+        """Threads and stacks of records with the fields tgid, start_ns, tid and stack_id."""
+        self.threads |= {
+            (pid, start - start % START_UNIT_NS, tid)
+            for pid, start, tid in records.distinct(["tgid", "start_ns", "tid"])
+        }
+        self.stacks |= {
+            stack_id: (pid, start - start % START_UNIT_NS)
+            for stack_id, pid, start in records.distinct(["stack_id", "tgid", "start_ns"])
+            if stack_id
+        }
 
 
 class Collector(Protocol):

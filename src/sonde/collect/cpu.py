@@ -3,30 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from sonde.collect.collector import START_UNIT_NS, Batch
-from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.attached import Attached
+from sonde.collect.collector import Batch
+from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = ("tgid", "tid", "start_ns", "stack_id", "count")
 
 
-class CpuSampler:
+class CpuSampler(Attached):
     """Samples user and kernel stacks on all CPUs; the kernel counts equal ones together."""
 
     name = "cpu"
 
     def __init__(self, kernel: Kernel, hz: int) -> None:
-        self._bpf = kernel.load("cpu", {})
+        super().__init__(kernel.load("cpu", {}))
         self._hz = hz
         self._period_ns = 1e9 / hz
-        self._link: int | None = None
         expect_fields(self._bpf, "samples", FIELDS)
 
     def start(self) -> None:
         """Start the sampling clocks."""
         try:
-            self._link = self._bpf.attach_sampling("on_sample", self._hz)
+            self._links = [self._bpf.attach_sampling("on_sample", self._hz)]
         except OSError as error:
             raise refusal(error) from error
 
@@ -44,25 +43,3 @@ class CpuSampler:
             batch.threads.add((pid, start_ns, tid))
             batch.seen += count
         return batch
-
-    def stop(self) -> None:
-        """Stop the clocks."""
-        if self._link is not None:
-            self._bpf.detach(self._link)
-            self._link = None
-
-    def pause(self) -> None:
-        """Stop the clocks."""
-        self.stop()
-
-    def resume(self) -> None:
-        """Start the sampling clocks again."""
-        self.start()
-
-    def losses(self) -> Mapping[str, int]:
-        """Losses so far by name."""
-        return losses_of(self._bpf)
-
-    def memory_bytes(self) -> int:
-        """Kernel memory held."""
-        return self._bpf.map_bytes()

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping
 
 from sonde import _native
 from sonde.apis import Api
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.discovery import Discovery
 from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
 from sonde.collect.probes import Probes
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "tid", "start_ns", "stack_id", "site", "status", "direction", "flags"),
@@ -156,15 +157,7 @@ class DeviceCalls:
             calls[index].direction_of(number)
             for index, number in zip(ring.column("site"), ring.column("direction"), strict=True)
         ]
-        batch.threads |= {
-            (pid, start - start % START_UNIT_NS, tid)
-            for pid, start, tid in ring.distinct(["tgid", "start_ns", "tid"])
-        }
-        batch.stacks |= {
-            stack_id: (pid, start - start % START_UNIT_NS)
-            for stack_id, pid, start in ring.distinct(["stack_id", "tgid", "start_ns"])
-            if stack_id
-        }
+        batch.add_who(ring)
         batch.spans.append(
             {
                 "start_time_ns": ring.ints("start_time_ns"),

@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
+from sonde import procfs
 from sonde.collect import inject_abi as abi
-from sonde.collect.carriers import may_carry, pids, same_tids, start_and_parent
+from sonde.collect.carriers import may_carry, same_tids
 from sonde.collect.collector import Batch, ProcessKey
 from sonde.collect.inject_memory import InjectMemory, Seen
 from sonde.collect.inject_records import Ring, Run
@@ -186,7 +187,7 @@ class DeviceTime:
         looks = not self._hears or now_ns / 1e9 > self._look_s
         if not self._processes and not self._left and not looks:
             return batch
-        alive = set(pids())  # asked first: what a process leaves behind is still read
+        alive = set(procfs.pids())  # asked first: what a process leaves behind is still read
         seen = self._seen()
         self._take_stacks(batch)  # a launch's stack is taken before it is timed
         for pid, told in seen.items():
@@ -391,7 +392,7 @@ class DeviceTime:
 
     def _look(self, now_s: float) -> None:
         """Open the memory of processes that have one and are not ours yet."""
-        for pid in pids():
+        for pid in procfs.pids():
             if pid in self._processes or not self._is_due(pid, now_s) or not may_carry(pid):
                 continue
             with suppress(OSError):
@@ -404,28 +405,19 @@ class DeviceTime:
             young = now_s - start_ns / 1e9 < YOUNG_S
             if not young and now_s - looked_s < LOOK_AGAIN_S:
                 return False
-        stat = start_and_parent(pid)
+        stat = procfs.read_stat(pid)
         if stat is None:
             return False
-        self._looked[pid] = (stat[0], now_s)
+        self._looked[pid] = (stat.start_ns, now_s)
         return self._is_wanted(pid)
 
     def _is_wanted(self, pid: int) -> bool:
         """Is it, or was it begun by, one of the processes asked for?"""
-        if self._pids is None:
-            return True
-        for _ in range(64):
-            if pid in self._pids:
-                return True
-            stat = start_and_parent(pid)
-            if stat is None or stat[1] <= 1:
-                return False
-            pid = stat[1]
-        return False
+        return self._pids is None or procfs.descends(pid, self._pids)
 
     def _open(self, pid: int) -> None:
         memory = InjectMemory.find(pid)
-        stat = start_and_parent(pid)
+        stat = procfs.read_stat(pid)
         if memory is None or stat is None:
             return
         if not memory.lock() or memory.is_detached():
@@ -433,7 +425,7 @@ class DeviceTime:
             return
         seen = memory.seen()
         tail = self._first_tail(memory, seen.counts["head"])
-        key = (pid, stat[0])
+        key = (pid, stat.start_ns)
         # What was timed before we came is read too, so what was lost before counts too.
         before = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde import _native
-from sonde.collect.collector import START_UNIT_NS
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.kernel import Kernel, expect_fields, refusal
 from sonde.errors import KernelUnsupported
+from sonde.procfs import START_UNIT_NS
 
 FIELDS: Final = ("tgid", "tid", "start_ns", "stack_id", "state", "on_cpu")
 HZ: Final = 997

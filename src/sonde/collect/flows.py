@@ -7,9 +7,10 @@ import socket
 import struct
 import time
 
-from sonde.collect.attached import Attached
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.attached import Walking
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "family", "port", "start_ns", "address_0", "address_1", "address_2", "address_3"),
@@ -23,25 +24,20 @@ WALK_SHARE = 0.0002
 WALK_GAP_S = 1.0
 
 
-class FlowCollector(Attached):
+class FlowCollector(Walking):
     """Rows of `activity`, kind tcp, named after the peer: op send, receive, retransmit."""
 
     name = "flows"
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.load("flows", {}, own_stacks=True))
-        self._walk: int | None = None
         self._next_walk_s = 0.0
         expect_fields(self._bpf, "flows", FIELDS)
 
     def start(self) -> None:
         """Note what was counted before; then follow connections."""
         try:
-            first = self._bpf.attach("on_first_walk")
-            self._bpf.walk(first)
-            self._bpf.detach(first)
-            if self._walk is None:
-                self._walk = self._bpf.attach("on_walk")
+            self._begin_walks()
             self._links = [self._bpf.attach("on_state")]
         except OSError as error:
             raise refusal(error) from error

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
+from sonde import procfs
 from sonde.collect import inject_abi as abi
 
 _CONTROL_AT: Final = {
@@ -74,12 +74,7 @@ class InjectMemory:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -181,8 +176,5 @@ def _links(pid: int) -> Iterator[Path]:
 
 
 def _inner_pid(pid: int) -> int:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return pid
+    owner = procfs.read_owner(pid)
+    return pid if owner is None else owner.inner_pid

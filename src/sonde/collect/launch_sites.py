@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde import _native
-from sonde.collect.collector import START_UNIT_NS, ProcessKey
+from sonde.collect.collector import ProcessKey
 from sonde.collect.kernel import Kernel, expect_fields, losses_of
 from sonde.collect.libraries import FileKey, mapped_by, open_mapped
+from sonde.procfs import START_UNIT_NS
 
 FIELDS: Final = ("tgid", "start_ns", "correlation", "stack_id")
 LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^/memfd:sonde-library ")

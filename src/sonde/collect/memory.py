@@ -12,9 +12,11 @@ from bisect import bisect_right
 from pathlib import Path
 from typing import Final
 
+from sonde import procfs
 from sonde.collect.attached import Attached
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "tid", "start_ns", "stack_id", "kind", "is_freed"),
@@ -147,16 +149,15 @@ class MemoryCollector(Attached):
 
 def _space_of(pid: int, start_ns: int) -> list[tuple[int, int]] | None:
     """Ranges that a process has mapped, ascending; None where it is gone."""
-    folder = Path(f"/proc/{pid}")
     try:
-        lines = (folder / "maps").read_bytes().splitlines()
-        fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+        maps = Path(f"/proc/{pid}/maps").read_bytes()  # all of it: what is not in it is gone
     except OSError:
         return None
-    if int(fields[19]) * START_UNIT_NS != start_ns or not lines:
+    stat = procfs.read_stat(pid)
+    if not maps or stat is None or stat.start_ns != start_ns:
         return None
     found: list[tuple[int, int]] = []
-    for line in lines:
+    for line in maps.splitlines():
         begin, _, end = line.split(b" ", 1)[0].partition(b"-")
         since, until = int(begin, 16), int(end, 16)
         if found and found[-1][1] == since:

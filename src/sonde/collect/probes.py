@@ -46,7 +46,8 @@ class Site:
 
 @dataclass(slots=True)
 class ProbedFile:
-    """A file with probes on it. Costly sites have a link each, so that they can come off alone."""
+    """A file with probes on it: a link for its cheap sites, one for its costly ones. To take a
+    link off takes the kernel a tenth of a second, so there are few."""
 
     name: str
     fd: int
@@ -116,12 +117,12 @@ class Probes:
             places += self._handed_out(file)
         if not places:
             return False
-        self._files[key] = file
         sites = self._choose(file, key, places)
+        if not sites:
+            return False
+        self._files[key] = file
         self._attach(file, [site for site in sites if site.cost_class in CHEAP])
-        for site in sites:
-            if site.cost_class not in CHEAP:
-                self._attach(file, [site])
+        self._attach(file, [site for site in sites if site.cost_class not in CHEAP])
         count = sum(len(group) for group in file.links.values())
         self.tell("probes_attached", count, f"{count} calls of {name}")
         return True
@@ -140,10 +141,16 @@ class Probes:
     def _choose(
         self, file: ProbedFile, key: FileKey, places: Sequence[tuple[Call, int, int]]
     ) -> list[Site]:
-        """A site for each function: several symbols may name one."""
+        """A site for each function: several symbols may name one. None for those that only hand on
+        to another library: JAX comes with such stubs of whole APIs, in 20 files."""
         name = file.name
         sites: dict[int, Site] = {}
+        passed = 0
+        libraries = {api.name for api in self._apis if api.is_library(name)}
         for call, start, size in places:
+            if call.api not in libraries and _native.is_forwarder(file.path, start):
+                passed += 1  # seen where it leads to, and only there
+                continue
             offset, cost_class, text = _native.probe_site(file.path, start, size)
             if offset in sites or (key, offset) in self._refused:
                 continue
@@ -156,6 +163,8 @@ class Probes:
                     "probe_slow", each, f"{call.function} of {name}: {each:.0f} µs a call ({text})"
                 )
             sites[offset] = self._new_site(call, offset, cost_class)
+        if passed:
+            self.tell("probes_spared", passed, f"{passed} calls of {name} lead to other libraries")
         return list(sites.values())
 
     def _attach(self, file: ProbedFile, sites: list[Site]) -> None:
@@ -228,16 +237,14 @@ class Probes:
     def drop(self, key: FileKey) -> None:
         """Take all probes off a file."""
         file = self._files.pop(key)
-        for link in list(file.links):
-            self._detach(file, link)
+        self._detach(file, *file.links)
         os.close(file.fd)
         self.tell("probes_detached", 1, f"{file.name}: no process maps it any more")
 
     def close(self) -> None:
         """Take all probes off."""
+        self._bpf.detach_all([link for file in self._files.values() for link in file.links])
         for file in self._files.values():
-            for link in file.links:
-                self._bpf.detach(link)
             os.close(file.fd)
         self._files = {}
 
@@ -248,9 +255,9 @@ class Probes:
         self._on.add(site.index)
         return site
 
-    def _detach(self, file: ProbedFile, link: int) -> None:
-        self._bpf.detach(link)
-        numbers = [site.index for site in file.links.pop(link)]
+    def _detach(self, file: ProbedFile, *links: int) -> None:
+        self._bpf.detach_all(links)
+        numbers = [site.index for link in links for site in file.links.pop(link)]
         self._on.difference_update(numbers)
         self._free.extend(numbers)
 

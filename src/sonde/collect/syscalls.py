@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from sonde.collect.attached import Attached
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
 from sonde.collect.reasons import reason_of
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = ("tgid", "nr", "start_ns", "count", "errors", "ns", "max_ns")
 

@@ -7,10 +7,11 @@ reclaim: summed over all threads of a process, those that ended in between inclu
 
 from __future__ import annotations
 
-from sonde.collect.attached import Attached
-from sonde.collect.collector import START_UNIT_NS, Batch, ProcessKey
+from sonde.collect.attached import Walking
+from sonde.collect.collector import Batch, ProcessKey
 from sonde.collect.kernel import Kernel, expect_fields, refusal
 from sonde.model.owner import GroupNote, ProcessNote, step_of
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "start_ns"),
@@ -30,25 +31,20 @@ OPTIONAL = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaime
 """Programs without which the rest is still worth having."""
 
 
-class TaskCollector(Attached):
+class TaskCollector(Walking):
     """One row of `usage` for each process that used anything since the last tick."""
 
     name = "tasks"
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.load("tasks", {}, own_stacks=True))
-        self._walk: int | None = None
         expect_fields(self._bpf, "usage", FIELDS)
 
     def start(self) -> None:
         """Note what was counted before, then follow ends, executions and control groups."""
         try:
-            # Those that end between these two have counted as much as they had before.
-            first = self._bpf.attach("on_first_walk")
-            self._bpf.walk(first)
-            self._bpf.detach(first)
-            if self._walk is None:
-                self._walk = self._bpf.attach("on_walk")
+            # What ends before it is followed has counted as much as it had before.
+            self._begin_walks()
             self._links = [
                 self._bpf.attach(program)
                 for program in ("on_exit", "on_exec", "on_attach", "on_mkdir", *OPTIONAL)

@@ -7,9 +7,10 @@ import struct
 from collections.abc import Mapping
 
 from sonde import _native
-from sonde.collect.collector import START_UNIT_NS, Batch
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
+from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
     *("tgid", "tid", "start_ns", "stack_id", "reason"),
@@ -127,15 +128,7 @@ class WaitCollector:
         ring = self._bpf.drain_ring("wait_spans", "wait_span", SPANS_A_TICK)
         if not len(ring):
             return
-        batch.threads |= {
-            (pid, start - start % START_UNIT_NS, tid)
-            for pid, start, tid in ring.distinct(["tgid", "start_ns", "tid"])
-        }
-        batch.stacks |= {
-            stack_id: (pid, start - start % START_UNIT_NS)
-            for stack_id, pid, start in ring.distinct(["stack_id", "tgid", "start_ns"])
-            if stack_id
-        }
+        batch.add_who(ring)
         for kind, start, end in (
             ("blocked", "start_time_ns", "wake_time_ns"),
             ("runqueue", "wake_time_ns", "end_time_ns"),

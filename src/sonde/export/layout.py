@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from sonde.model.answers import Loss
+if TYPE_CHECKING:
+    from sonde.model.answers import Loss
 
 
 def duration(ns: float) -> str:
@@ -60,6 +61,8 @@ def width_of(text: str) -> int:
     """Terminal cells that a printable text takes."""
     if text.isascii():
         return len(text)
+    import unicodedata  # half a megabyte, which the recorder's line of progress does not need
+
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text

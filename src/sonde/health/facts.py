@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -109,7 +110,12 @@ def devices_of(rows: Iterable[MetricRow]) -> list[Device]:
             device.about = {name: str(value) for name, value in tags.items()}
         plain = frozenset((name, str(value)) for name, value in tags.items())
         device.values[series, plain] = value
-    return sorted(found.values(), key=lambda device: device.about.get("sonde.gpu.index", ""))
+    return sorted(found.values(), key=lambda device: _place(device.about))
+
+
+def _place(about: Mapping[str, str]) -> list[int]:
+    """What to sort devices by: 2 comes before 10, and a GPU before its parts."""
+    return [int(digits) for digits in re.findall(r"\d+", about.get("sonde.gpu.index", ""))]
 
 
 def is_part(about: Mapping[str, str]) -> bool:

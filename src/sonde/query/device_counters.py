@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture holds of each GPU's clocks, power and throttling, as counters of a timeline."""
+"""What a capture holds of each GPU's clocks, power and throttling, as counters of a timeline, and
+which GPUs its processes use."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,25 +20,21 @@ SERIES = {
     "hw.power": "",
 }
 """Series, and the label that tells several of a device apart."""
+_INFO, _HELD = "sonde.gpu.info", "sonde.process.gpu.memory"
 
 
 def device_counters(metric: pa.Table) -> list[Counter]:
     """The series of GPUs that bear on how fast they compute; devices by their index."""
-    series = metric.column("series").cast(pa.string())
-    rows = metric.filter(pc.is_in(series, pa.array([*SERIES, "sonde.gpu.info"])))
+    rows = _rows_of(metric, [*SERIES, _INFO])
     names = rows.column("series").cast(pa.string()).to_pylist()
     labels = rows.column("labels").cast(pa.string()).to_pylist()
     times = rows.column("time_ns").to_numpy().astype(np.int64)
     values = rows.column("value").to_numpy()
-    numbers: dict[str, int] = {}
     points: dict[tuple[str, str], list[int]] = {}
     for row, key in enumerate(zip(names, labels, strict=True)):
         points.setdefault(key, []).append(row)
     told = {text: json.loads(text or "{}") for text in set(labels)}
-    for name, text in points:
-        if name == "sonde.gpu.info":
-            index = str(told[text].get("sonde.gpu.index", ""))
-            numbers[told[text].get("hw.id", "")] = int(index) if index.isdecimal() else -1
+    numbers = _numbers(told[text] for name, text in points if name == _INFO)
     found = []
     for (name, text), chosen in sorted(points.items()):
         label = SERIES.get(name)
@@ -47,3 +45,48 @@ def device_counters(metric: pa.Table) -> list[Counter]:
         order = np.array(chosen)[np.argsort(times[chosen], kind="stable")]
         found.append(Counter(name, times[order], values[order], device, which))
     return found
+
+
+def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
+    """Indices of the GPUs that hold memory of a process, by its pid, ascending."""
+    rows = _rows_of(metric, [_HELD, _INFO])
+    pairs = {
+        (name, text)
+        for name, text in zip(
+            rows.column("series").cast(pa.string()).to_pylist(),
+            rows.column("labels").cast(pa.string()).to_pylist(),
+            strict=True,
+        )
+    }
+    told = [(name, json.loads(text or "{}")) for name, text in pairs]
+    numbers = _numbers(labels for name, labels in told if name == _INFO)
+    found: dict[int, set[int]] = {}
+    for name, labels in told:
+        number, pid = numbers.get(labels.get("hw.id", ""), -1), str(labels.get("process.pid", ""))
+        if name == _HELD and number >= 0 and pid.isdecimal():
+            found.setdefault(int(pid), set()).add(number)
+    return {pid: sorted(gpus) for pid, gpus in found.items()}
+
+
+def index_of(gpus: Sequence[int], ordinals: Sequence[int]) -> dict[int, int]:
+    """Index of each device that a process launched on, from its own ordinals and what it holds.
+
+    A process counts the devices that it may see (CUDA_VISIBLE_DEVICES) from 0 on. Where nothing
+    tells which those are, its ordinals stand for indices.
+    """
+    used = sorted(set(ordinals))
+    if len(used) == len(gpus):
+        return dict(zip(used, gpus, strict=True))
+    if set(used) <= set(gpus) or not used or used[-1] >= len(gpus):
+        return {one: one for one in used}
+    return {one: gpus[one] for one in used}
+
+
+def _rows_of(metric: pa.Table, series: list[str]) -> pa.Table:
+    return metric.filter(pc.is_in(metric.column("series").cast(pa.string()), pa.array(series)))
+
+
+def _numbers(infos: Iterable[dict[str, object]]) -> dict[object, int]:
+    """Index of each device by its id; -1 for what has none of its own, as a part of a GPU."""
+    indices = {told.get("hw.id", ""): str(told.get("sonde.gpu.index", "")) for told in infos}
+    return {name: int(index) if index.isdecimal() else -1 for name, index in indices.items()}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture
-from sonde.query.device_counters import device_counters
+from sonde.query.device_counters import device_counters, gpus_of_processes, index_of
 from sonde.query.stretches import APART, window_of, windows_ns
 
 _WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
@@ -126,7 +127,8 @@ def of_capture(capture: Capture) -> Timeline:
     window = window_of(run)
     whole = window != APART
     traced = run.filter(pa.array(whole))
-    device, asked = _device(naming, lanes, traced)
+    gpus = gpus_of_processes(tables["metric"])
+    device, asked = _device(naming, lanes, traced, gpus)
     return Timeline(
         names=naming.names,
         lanes=naming.lanes,
@@ -144,13 +146,22 @@ def of_capture(capture: Capture) -> Timeline:
     )
 
 
-def _device(naming: Naming, lanes: _Lanes, rows: pa.Table) -> tuple[Events, Events]:
+def _device(
+    naming: Naming, lanes: _Lanes, rows: pa.Table, gpus: Mapping[int, Sequence[int]]
+) -> tuple[Events, Events]:
     """What the device ran, and a stand-in for each call: who asked is known, not when."""
     if not rows.num_rows:
         return no_events(), no_events()
     keys = np.stack([_whole(rows, name) for name in ("pid", "device", "stream")], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
-    lane = np.array([naming.stream(int(d), int(s), int(p)) for p, d, s in different], np.int32)
+    index = {
+        pid: index_of(gpus.get(pid, ()), different[different[:, 0] == pid, 1].tolist())
+        for pid in np.unique(different[:, 0]).tolist()
+    }
+    lane = np.array(
+        [naming.stream(index[pid][one], stream, pid) for pid, one, stream in different.tolist()],
+        np.int32,
+    )
     ids = np.arange(1, rows.num_rows + 1)
     start = _whole(rows, "start_time_ns")
     kind = _coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()})

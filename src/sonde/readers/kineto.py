@@ -347,7 +347,8 @@ def _events(
         raise NotACapture(f"{path} is no trace in Chrome's JSON", "give what torch.profiler wrote")
     decode = json.JSONDecoder().raw_decode
     while True:
-        at = _SPACE.match(piece, at).end()  # type: ignore[union-attr]
+        space = _SPACE.match(piece, at)
+        at = space.end() if space else at
         if at < len(piece) and piece[at] == "]":
             tail.append(piece[at:])
             yield None

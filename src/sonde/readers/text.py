@@ -9,7 +9,7 @@ import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from sonde.errors import CaptureError
 
@@ -17,7 +17,7 @@ _GZIP = b"\x1f\x8b"
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
+def opened(path: Path) -> Iterator[io.BufferedReader]:
     """The file's bytes, decompressed. Raises CaptureError, also for damage met while reading."""
     try:
         if path.is_dir():
@@ -25,7 +25,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         with path.open("rb") as raw:
             if raw.peek(2)[:2] == _GZIP:
                 with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield unpacked  # type: ignore[misc]
+                    yield io.BufferedReader(unpacked)
             else:
                 yield raw
     except FileNotFoundError:
@@ -46,4 +46,4 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 def opened_text(path: Path) -> Iterator[TextIO]:
     """The same as text; bytes that are no UTF-8 are replaced."""
     with opened(path) as raw:
-        yield io.TextIOWrapper(io.BufferedReader(raw), "utf-8", "replace")  # type: ignore[type-var]
+        yield io.TextIOWrapper(raw, "utf-8", "replace")

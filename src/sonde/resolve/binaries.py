@@ -12,8 +12,7 @@ import time
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
-from sonde import _native
-from sonde.resolve import procfs
+from sonde import _native, procfs
 from sonde.resolve.counters import Counters
 from sonde.resolve.mappings import FileKey, Mapping
 from sonde.resolve.recent import Recent

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final, Literal
 
-from sonde.resolve import procfs
+from sonde import procfs
 from sonde.resolve.mappings import AddressSpace, FileKey, Mapping, parse_maps
 
 MAX_PENDING: Final = 4096

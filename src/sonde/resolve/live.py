@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from sonde import procfs
 from sonde.model.owner import UNKNOWN, Owner
 from sonde.model.process import KTHREADD_PID, Process
-from sonde.resolve import procfs
 from sonde.resolve.images import Image
 from sonde.resolve.mappings import AddressSpace
 

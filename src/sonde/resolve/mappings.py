@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 MAX_MAPPINGS: Final = 16_384
 """Executable mappings kept of one process."""
-MAX_MAPS_BYTES: Final = 16 << 20
-"""Read of one /proc/PID/maps."""
 
 FileKey = tuple[int, int, int]
 """(major, minor, inode) of the device and file, as mappings tell them."""

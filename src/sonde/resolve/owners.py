@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sonde import procfs
 from sonde.model.owner import GroupNote, Owner, ProcessNote, step_of
-from sonde.resolve import procfs
 from sonde.resolve.cgroup_paths import Place, place_of
 from sonde.resolve.hierarchies import Hierarchies
 from sonde.resolve.live import LiveProcess

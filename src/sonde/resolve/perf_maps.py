@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from sonde import _native
-from sonde.resolve import procfs
+from sonde import _native, procfs
 from sonde.resolve.counters import Counters
 from sonde.resolve.live import LiveProcess
 

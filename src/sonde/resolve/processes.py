@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sonde.resolve import procfs
+from sonde import procfs
 from sonde.resolve.counters import Counters
 from sonde.resolve.images import Image, MmapEvent
 from sonde.resolve.live import LiveProcess
@@ -28,7 +28,7 @@ STEP_KEEPER: Final = "slurmstepd"
 MAX_SEEN_FILES: Final = 65_536
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are asked about."""
-_SAME_START_NS: Final = 2 * procfs.TICK_NS
+_SAME_START_NS: Final = 2 * procfs.START_UNIT_NS
 """An event's time and the start it stands for differ by a little."""
 
 
@@ -200,7 +200,7 @@ class ProcessTable:
                 parent.threads.pop(tid, None)  # of an earlier thread with this id
             return
         start = time_ns + self._boot_offset_ns
-        start -= start % procfs.TICK_NS
+        start -= start % procfs.START_UNIT_NS
         old = self._live.get(pid)
         if old is not None:
             if abs(old.start_ns - start) <= _SAME_START_NS:

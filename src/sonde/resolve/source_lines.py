@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from sonde.resolve.procfs import printable
+from sonde.procfs import printable
 from sonde.resolve.seen_files import SeenFiles
 
 READER: Final = (sys.executable, "-m", "sonde.resolve.line_reader")

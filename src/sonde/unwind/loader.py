@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sonde import _native
-from sonde.resolve import Resolver, procfs
+from sonde import _native, procfs
+from sonde.resolve import Resolver
 from sonde.resolve.binaries import Binary
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import Mapping
@@ -40,8 +40,6 @@ MAX_PYTHONS: Final = 8192
 _PT_LOAD: Final = 1
 _PF_X: Final = 1
 _SKIPPED: Final = ("[uprobes]", "[vsyscall]")
-_START_CODE: Final = 25
-"""Field 26 of /proc/PID/stat."""
 
 
 @dataclass(slots=True)
@@ -217,13 +215,11 @@ class Unwinder:
 
     def _tell(self, pid: int) -> bool:
         """Tell a process, or that it is gone. Returns whether there was room for all of it."""
-        stat = procfs.read_file(f"/proc/{pid}/stat")
         found = procfs.read_stat(pid)
-        if stat is None or found is None:
+        if found is None:
             self._forget(pid)
             return True
-        start_code = int(stat.rpartition(b")")[2].split()[_START_CODE - 2])
-        if not start_code:  # a kernel thread, or on its way out
+        if not found.start_code:  # a kernel thread, or on its way out
             return True
         process = self._resolver.processes.find(pid, found.start_ns)
         told = _Told(process, time.monotonic())
@@ -252,7 +248,7 @@ class Unwinder:
                 told.python = file.python
                 kernel_python = file.python.for_kernel(bias, is_musl)
         try:
-            self._maps.set_process(pid, start_code, ranges, kernel_python)
+            self._maps.set_process(pid, found.start_code, ranges, kernel_python)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.E2BIG, errno.ENOMEM):
                 raise

@@ -39,6 +39,20 @@
 0:	.quad 0
 	end load_then_jump
 
+	function forwards
+	cmpq $0, 0f(%rip)
+	je 1f
+	jmp *0f(%rip)
+1:	push $7
+	ret
+0:	.quad 0
+	end forwards
+
+	function dispatches
+	mov (%rdi), %rax
+	jmp *24(%rax)
+	end dispatches
+
 	function stack_first
 	sub $24, %rsp
 	push %rbx

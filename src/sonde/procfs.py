@@ -5,23 +5,36 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
-from sonde.resolve.mappings import MAX_MAPS_BYTES
-
-TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-"""The unit in which /proc tells when a process started: 10 ms."""
+START_UNIT_NS: Final = 10_000_000
+"""Starts of processes are cut to this, the unit in which /proc tells them."""
+MAX_MAPS_BYTES: Final = 16 << 20
+"""Read of one /proc/PID/maps."""
+MAX_PARENTS: Final = 64
+"""Followed of one process."""
+_TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """Of /proc/PID/stat (proc_pid_stat(5)), fields 2, 3, 4 and 22."""
+    """Of /proc/PID/stat (proc_pid_stat(5)), fields 2, 3, 4, 14 and 15, 22, 24 and 26."""
 
     comm: str
     state: str
+    """One letter."""
     ppid: int
     start_ns: int
+    """Since boot, cut to START_UNIT_NS."""
+    cpu_ns: int
+    """User and system time, of a process that of all its threads; in ticks of 10 ms."""
+    resident_bytes: int
+    start_code: int
+    """Address of its code; 0 of kernel threads and of what is ending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,8 @@ class Owner:
     uids: tuple[int, ...]
     """Real and effective."""
     inner_pid: int
+    levels: int
+    """Pid namespaces from ours down to its own; 1: they are the same."""
 
 
 def read_file(path: str, limit: int = 1 << 16) -> bytes | None:
@@ -76,15 +91,38 @@ def pids() -> list[int]:
 
 
 def read_stat(pid: int, tid: int = 0) -> Stat | None:
-    """The basics of a process, or of one of its threads."""
+    """The basics of a process, or of one of its threads; None where it is gone."""
     raw = read_file(f"/proc/{pid}/task/{tid}/stat" if tid else f"/proc/{pid}/stat")
     # The name may hold anything, parentheses too.
     before, parenthesis, after = (raw or b"").rpartition(b") ")
     fields = after.split()
-    if not parenthesis or len(fields) < 20:
+    if not parenthesis or len(fields) < 24:
         return None
-    comm = text(before.partition(b" (")[2])
-    return Stat(comm, fields[0].decode(), int(fields[1]), int(fields[19]) * TICK_NS)
+    start_ns = int(fields[19]) * _TICK_NS
+    return Stat(
+        comm=text(before.partition(b" (")[2]),
+        state=fields[0].decode(),
+        ppid=int(fields[1]),
+        start_ns=start_ns - start_ns % START_UNIT_NS,
+        cpu_ns=(int(fields[11]) + int(fields[12])) * _TICK_NS,
+        resident_bytes=int(fields[21]) * _PAGE_BYTES,
+        start_code=int(fields[23]),
+    )
+
+
+def parents(pid: int) -> Iterator[int]:
+    """Who began the process, who began that one, and so on, as far as they are still there."""
+    for _ in range(MAX_PARENTS):
+        stat = read_stat(pid)
+        if stat is None or stat.ppid < 1:
+            return
+        pid = stat.ppid
+        yield pid
+
+
+def descends(pid: int, roots: Container[int]) -> bool:
+    """Is it one of `roots`, or was it begun by one? By pid 1 is no answer: that adopts orphans."""
+    return pid in roots or any(parent in roots for parent in parents(pid) if parent > 1)
 
 
 def read_comm(pid: int, tid: int) -> str | None:
@@ -110,15 +148,15 @@ def read_maps(pid: int) -> bytes | None:
 def read_owner(pid: int) -> Owner | None:
     """Whose process it is."""
     uids: tuple[int, ...] = ()
-    inner = pid
+    inner, levels = pid, 1
     for line in (read_file(f"/proc/{pid}/status") or b"").split(b"\n"):
         name, _, value = line.partition(b":")
         with suppress(ValueError, IndexError):
             if name == b"Uid":
                 uids = tuple(int(word) for word in value.split()[:2])
             elif name == b"NSpid":
-                inner = int(value.split()[-1])
-    return Owner(uids, inner) if uids else None
+                inner, levels = int(value.split()[-1]), len(value.split())
+    return Owner(uids, inner, levels) if uids else None
 
 
 def has_threads(pid: int) -> bool:

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * Memory for the walks of programs on uprobes. Those stay on their CPU but can be preempted by others:
+ * a few places for each CPU, one taken by each walk that is under way.
+ */
+#ifndef SONDE_WALK_SCRATCH_H
+#define SONDE_WALK_SCRATCH_H
+
+#define SCRATCH_SLOTS 2
+
+struct walk_scratch {
+	u64 is_taken;
+	struct unwind_walk walk;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SCRATCH_SLOTS);
+	__type(key, u32);
+	__type(value, struct walk_scratch);
+} scratch SEC(".maps");
+
+/* A place, to be given back with scratch_release; NULL where all are taken, which is counted. */
+static __always_inline struct walk_scratch *scratch_claim(void)
+{
+	for (u32 slot = 0; slot < SCRATCH_SLOTS; slot++) {
+		const u32 at = slot;
+		struct walk_scratch *mine = bpf_map_lookup_elem(&scratch, &at);
+
+		if (mine && !__sync_lock_test_and_set(&mine->is_taken, 1))
+			return mine;
+	}
+	count_stop(STOP_BUSY);
+	count_loss(LOSS_USER_STACK);
+	return NULL;
+}
+
+static __always_inline void scratch_release(struct walk_scratch *mine)
+{
+	__sync_lock_test_and_set(&mine->is_taken, 0);
+}
+
+#endif
