@@ -13,7 +13,6 @@ mod lines;
 mod maps;
 mod perf;
 mod prio;
-mod sealed;
 mod symbols;
 mod unwind;
 

@@ -18,11 +18,11 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
-use crate::sealed::Sealed;
 use plain::Plain;
 use proved::{one, tally, Proved};
 use scheme::{Fault, Finish, Key, Nonce, Scheme, Sum};
 
+mod bundle;
 mod liar;
 mod plain;
 mod proved;
@@ -269,42 +269,6 @@ impl Aggregation {
         Ok((replies, faults, PyBytes::new(py, &total.encode()).unbind()))
     }
 
-    /// Opens sealed shares and adds them up: (a byte a record: 1 if it is authentic and in, the
-    /// sum). Only for a scheme without proofs, which has nothing to ask the other party.
-    #[allow(clippy::too_many_arguments)]
-    fn add_sealed(
-        &self,
-        py: Python<'_>,
-        body: PyBackedBytes,
-        records: Vec<(PyBackedBytes, usize)>,
-        prefix: &[u8],
-        head: usize,
-        part: (usize, usize),
-        leader: bool,
-    ) -> PyResult<(Py<PyBytes>, Py<PyBytes>)> {
-        let sealed = Sealed::new(&body, &records, prefix, head, part)?;
-        let (within, sum) = py.detach(|| {
-            let mut sum = self.scheme.zero();
-            let mut within = Vec::with_capacity(records.len());
-            let mut scratch = Vec::new();
-            sealed.each(|record| {
-                let added = record.ok_or(Fault::Malformed).and_then(|(id, share)| {
-                    self.scheme.add(leader, id, share, &mut scratch, &mut sum)
-                });
-                within.push(u8::from(added.is_ok()));
-            });
-            (within, sum)
-        });
-        Ok((PyBytes::new(py, &within).unbind(), PyBytes::new(py, &sum.encode()).unbind()))
-    }
-
-    /// One aggregate share less what another holds, which was added to it before.
-    fn without(&self, py: Python<'_>, share: &[u8], part: &[u8]) -> PyResult<Py<PyBytes>> {
-        let mut total = self.sum_of(share)?;
-        total.reduce(&self.sum_of(part)?);
-        Ok(PyBytes::new(py, &total.encode()).unbind())
-    }
-
     /// The aggregate share of no report at all.
     fn zero(&self, py: Python<'_>) -> Py<PyBytes> {
         PyBytes::new(py, &self.scheme.zero().encode()).unbind()
@@ -389,5 +353,8 @@ impl Pending {
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Aggregation>()?;
-    module.add_class::<Pending>()
+    module.add_class::<Pending>()?;
+    module.add_class::<bundle::Keyring>()?;
+    module.add_class::<bundle::Intake>()?;
+    module.add_class::<bundle::Taken>()
 }

@@ -353,25 +353,6 @@ class Aggregation:
     ) -> tuple[list[bytes | None], list[str | None], bytes]:
         """(replies, faults, sum of the accepted)."""
 
-    def add_sealed(
-        self,
-        body: bytes,
-        records: list[tuple[bytes, int]],
-        prefix: bytes,
-        head: int,
-        part: tuple[int, int],
-        leader: bool,
-    ) -> tuple[bytes, bytes]:
-        """Opens and adds shares of (key, offset) records: (a byte each: 1 if it is in, the sum).
-
-        For schemes without proofs. A record's head of `head` bytes holds the report's id (bytes 16
-        to 32, the first 12 of them the nonce) and is authenticated after `prefix`; `part` is the
-        AES-128-GCM part: (offset in the record, length with its tag).
-        """
-
-    def without(self, share: bytes, part: bytes) -> bytes:
-        """A share less another that was added to it."""
-
     def zero(self) -> bytes: ...
     def merge(self, shares: list[bytes]) -> bytes: ...
     def add_noise(self, share: bytes, noise: list[int]) -> bytes: ...
@@ -385,6 +366,51 @@ class Pending:
     def finish(
         self, replies: list[bytes | None], threads: int
     ) -> tuple[list[str | None], bytes]: ...
+
+class Keyring:
+    """The open sessions of one party, for reports without proofs. Threads may share it."""
+
+    def __init__(self) -> None: ...
+    def put(self, session: bytes, node: bytes, key: bytes, until_s: int) -> None: ...
+    def drop(self, session: bytes) -> None: ...
+    def get(self, session: bytes) -> tuple[bytes, bytes, int] | None:
+        """(node, key, until_s)"""
+
+    def __contains__(self, session: bytes) -> bool: ...
+    def __len__(self) -> int: ...
+
+class Intake:
+    """One party's end of a batch of reports without proofs. Threads may share it."""
+
+    def __init__(
+        self,
+        aggregation: Aggregation,
+        keyring: Keyring,
+        leader: bool,
+        prefix: bytes,
+        layout: tuple[int, int, int],
+        batch: tuple[int, int],
+        period_s: int,
+    ) -> None:
+        """`layout`: bytes before the first record, of a record, of its sealed part, which lies
+        behind the record's head of 40 bytes; `batch`: the first time that counts and the first
+        that does not. The sealed part is bound to `prefix` and the head.
+        """
+
+    def add(self, body: bytes) -> Taken:
+        """Opens, claims and adds the records of a bundle."""
+
+class Taken:
+    """What an intake made of a bundle."""
+
+    verdicts: bytes
+    """A byte a record: 0 counted, 1 unknown session, 2 late, 3 forged, 4 quota."""
+
+    def share(self) -> bytes:
+        """The aggregate share of what counts."""
+
+    def leave_out(self, records: list[int]) -> None:
+        """Takes records, by number, out of the sum again; their nodes' places are free."""
 
 class Landmarks:
     """Where, in a live process, lies what a remote load needs: addresses."""

@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.kernel import Kernel
 from sonde.resolve import Resolver
-from sonde.unwind import Unwinder
+from sonde.unwind import Unwinder, loader
 from sonde.unwind.tables import TableCache
 
 pytestmark = pytest.mark.bpf
@@ -184,6 +186,41 @@ def test_of_a_large_table_the_pages_are_loaded_that_walks_need(watch):
     finally:
         program.kill()
         program.communicate()
+
+
+def test_while_pages_are_asked_for_more_are_looked_for_soon(watch, monkeypatch):
+    """Each stays away until somebody looks, and cuts every walk that comes by meanwhile."""
+    now_s = 1000.0
+    monkeypatch.setattr("sonde.unwind.loader.time.monotonic", lambda: now_s)
+    it = watch(os.getpid()).unwinder
+    asked = 0
+    monkeypatch.setattr(
+        it,
+        "_maps",
+        SimpleNamespace(
+            usage=lambda: (0, 0, 0, 0, asked), load_pages=lambda: 0, wanted=list, stops=list
+        ),
+    )
+    it.update()
+    assert not it.is_paging
+    it.expect_pages()
+    assert it.is_paging
+    now_s += loader.PAGING_S
+    assert not it.is_paging
+    asked = 1
+    it.update()
+    assert it.is_paging
+    # Where they never end, there is no hurry for long.
+    paging_s = 0.0
+    for _ in range(3000):
+        now_s, asked = now_s + 0.01, asked + 1
+        paging_s += 0.01 * it.is_paging
+        it.update()
+    assert paging_s < 30 / 2
+    now_s += 60
+    asked += 1
+    it.update()
+    assert it.is_paging
 
 
 def test_a_table_that_is_no_good_is_made_once_more_and_then_given_up(watch, deep, monkeypatch):

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Both parties on disk: nothing lost, nothing counted twice, every refusal named and counted."""
 
+import asyncio
+import sqlite3
+import ssl
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from sonde.errors import UsageError
+from sonde.errors import SinkError, UsageError
 from sonde.fleet.aggregator import HelperAway, Refused
 from sonde.fleet.crowd import overstate
-from sonde.fleet.node import sign
+from sonde.fleet.node import Uplink, sign, upload_patiently
 from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
 from sonde.fleet.roster import Identity, Roster
+from sonde.fleet.service import Service
 from sonde.fleet.wire import (
     Item,
     Malformed,
@@ -317,3 +322,103 @@ def test_a_job_that_the_helper_refuses_whole_does_not_stand_in_the_way(tmp_path)
     assert fleet.raw()[1] == 1
     assert fleet.leader.store.refusals() == {"malformed": 1}
     fleet.close()
+
+
+def test_bodies_in_memory_go_with_their_job_however_soon_it_is_taken(fleet):
+    store = fleet.leader.store
+    drop = store._spool.drop
+
+    def at_once(segments):  # a driver is here before the admission has returned
+        drop(segments)
+        while fleet.leader.step():
+            pass
+
+    store._spool.drop = at_once
+    assert fleet.leader.admit([fleet.report(n, [1]).encode() for n in range(3)]) == [""] * 3
+    assert (store.waiting, store._fresh) == (0, {})
+    assert fleet.raw()[1] == 3
+
+
+def test_a_step_that_the_disk_refuses_leaves_nothing_behind(fleet):
+    store = fleet.leader.store
+    broken = sqlite3.OperationalError("database or disk is full")
+    claim = store._claim
+
+    def once(db, *report):
+        if db.execute("SELECT count(*) FROM refusal").fetchone()[0]:  # not where it only looks
+            raise broken
+        return claim(db, *report)
+
+    store._claim = once
+    body = fleet.report(0, [1]).encode()
+    assert fleet.leader.admit([b"nonsense"]) == ["malformed"]
+    store.claim = lambda claims: [""] * len(claims)
+    with pytest.raises(sqlite3.OperationalError):
+        fleet.leader.admit([body])
+    assert (store.waiting, sum(store._spool._held.values())) == (0, 0)
+    store._claim = claim
+    assert fleet.send(body) == [""]
+    assert fleet.raw()[1] == 1
+
+
+def test_what_a_helper_calls_its_refusals_fills_no_table(tmp_path):
+    def wrap(post):
+        def talkative(path, body):
+            reasons = [Reply(None, f"because of {n}") for n in range(3)]
+            return encode_replies(reasons)
+
+        return talkative
+
+    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 3, wrap)
+    fleet.send(*(fleet.report(n, [1]) for n in range(3)))
+    assert fleet.leader.store.refusals() == {"refused by the helper": 3}
+    fleet.close()
+
+
+def test_one_process_holds_a_partys_state(fleet):
+    for party in (fleet.leader, fleet.helper):
+        with pytest.raises(SinkError, match="another process"):
+            party.store.own_reports()
+
+
+def test_no_sum_of_before_is_left_in_the_file_after_a_release(fleet, tmp_path):
+    shares = []
+    for n in range(4):
+        fleet.send(fleet.report(n, [n]))
+        shares += [party.store.batch(START_S).share for party in (fleet.leader, fleet.helper)]
+    fleet.close_batch()
+    fleet.collect()
+    for name in ("leader", "helper"):
+        for path in filter(Path.is_file, tmp_path.glob(f"{name}.*")):
+            left = path.read_bytes()
+            assert not any(share[:64] in left for share in shares), path
+
+
+def test_a_failed_job_stops_no_driver(fleet):
+    fleet.leader.admit([fleet.report(0, [1]).encode()])
+    step, failing = fleet.leader.step, [OSError("no space left"), ValueError("nonsense")]
+
+    def fails_at_first():
+        if failing:
+            raise failing.pop()
+        return step()
+
+    fleet.leader.step = fails_at_first
+
+    async def drive():
+        driver = asyncio.create_task(Service(fleet.leader, None)._drive())
+        async with asyncio.timeout(30):
+            while fleet.leader.store.waiting:
+                await asyncio.sleep(0.01)
+        driver.cancel()
+
+    asyncio.run(drive())
+    assert fleet.raw()[1] == 1
+
+
+def test_a_leader_that_fails_is_asked_again(fleet, monkeypatch):
+    answers = [(503, "try again later"), (201, "")]
+    monkeypatch.setattr(Uplink, "_post", lambda *_: answers.pop(0))
+    task = replace(fleet.task, leader_url="https://127.0.0.1:1")
+    receipt = upload_patiently(task, b"report", ssl.create_default_context(), 30)
+    assert (receipt.accepted, answers) == (True, [])

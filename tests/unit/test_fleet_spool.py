@@ -12,8 +12,8 @@ from sonde.fleet.spool import Spool
 
 
 def owned(directory, held=()):
-    made = Spool(directory, held)
-    made.own()
+    made = Spool(directory)
+    made.own(lambda: held)
     return made
 
 
@@ -69,8 +69,10 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path):
 def test_only_one_process_owns_it_and_who_only_looks_removes_nothing(tmp_path):
     made = owned(tmp_path / "s")
     made.append([b"not yet committed"])
-    Spool(tmp_path / "s", []).close()
+    Spool(tmp_path / "s").close()
+    other = Spool(tmp_path / "s")
     with pytest.raises(SinkError, match="another process"):
-        owned(tmp_path / "s")
+        other.own(lambda: pytest.fail("what is held may still change"))
+    other.close()
     assert files(tmp_path / "s") == ["00000001.reports"]
     made.close()

@@ -2,6 +2,7 @@
 """Sessions and reports without proofs: who may add, once, and by which word of the helper."""
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,7 @@ class Pair:
         )
         roles = seal.LEADER, seal.HELPER
         self.leader, self.helper = (
-            unproved.Party(self.task, Sessions(self.task, role, private))
+            unproved.Party(self.task, Sessions(self.task, role, private), START_S)
             for role, (private, _) in zip(roles, self.keys, strict=True)
         )
         self.nodes = [Identity() for _ in range(nodes)]
@@ -50,12 +51,12 @@ class Pair:
         theirs = []
 
         def ask(body):
-            added, verdict = unproved.assist(self.helper, body, START_S)
+            added, verdict = unproved.assist(self.helper, body)
             theirs.append(added)
             return verdict
 
         body = unproved.bundle(self.task, records)
-        ours = unproved.lead(self.leader, body, START_S, ask)
+        ours = unproved.lead(self.leader, body, ask)
         assert ours.accepted == theirs[0].accepted
         sums = self.task.aggregation().unshard([ours.aggregate, theirs[0].aggregate])
         return sums, len(ours.accepted), dict(ours.refused)
@@ -96,7 +97,7 @@ def test_a_leader_cannot_move_a_share_to_another_report():
     pair = Pair()
     one, two = pair.record(0, 1), pair.record(1, 2)
     asked = one[:40] + two[-48:]
-    added, verdict = unproved.assist(pair.helper, asked, START_S)
+    added, verdict = unproved.assist(pair.helper, asked)
     assert (added.accepted, verdict) == ([], b"\x00")
 
 
@@ -111,6 +112,59 @@ def test_a_session_opens_only_for_the_enrolled_node_that_signed_it():
     other = replace(pair.task, name="other")
     assert pair.admit(Session.open(other, node, START_S).hello) == ["unknown task"] * 2
     assert pair.admit(hello) == pair.admit(hello) == ["", ""]
+
+
+def test_who_is_enrolled_is_told_only_to_who_has_the_key():
+    pair = Pair()
+    for node in (pair.nodes[0], Identity()):
+        hello = Session.open(pair.task, node, START_S).hello
+        assert pair.admit(hello[:-1] + bytes([hello[-1] ^ 1])) == ["forged"] * 2
+
+
+def test_a_recorded_hello_pushes_no_newer_session_out():
+    pair = Pair()
+    opened = [Session.open(pair.task, pair.nodes[0], START_S + n) for n in (1, 2, 3)]
+    for session in opened:
+        assert pair.admit(session.hello, START_S + 3) == ["", ""]
+    assert pair.admit(opened[0].hello, START_S + 4) == ["replayed"] * 2
+    assert all(session.id in pair.leader.sessions.held for session in opened[1:])
+
+
+def test_a_bundle_whose_question_was_lost_may_come_again():
+    pair = Pair()
+    body = unproved.bundle(pair.task, [pair.record(0, 3)])
+
+    def lost(_):
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        unproved.lead(pair.leader, body, lost)
+    with pytest.raises(Malformed, match="does not fit"):
+        unproved.lead(pair.leader, body, lambda asked: b"")
+    added = unproved.lead(pair.leader, body, lambda asked: unproved.assist(pair.helper, asked)[1])
+    assert len(added.accepted) == 1
+
+
+def test_threads_that_share_a_party_count_a_report_once():
+    pair = Pair()
+    body = unproved.bundle(pair.task, [pair.record(n, 7) for n in range(3)])
+
+    def add(_):
+        theirs = []
+
+        def ask(asked):
+            added, verdict = unproved.assist(pair.helper, asked)
+            theirs.append(added)
+            return verdict
+
+        return unproved.lead(pair.leader, body, ask), theirs[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(add, range(50)))
+    aggregation = pair.task.aggregation()
+    shares = [aggregation.merge([d[party].aggregate for d in done]) for party in (0, 1)]
+    assert aggregation.unshard(shares)[7] == 3
+    assert sum(len(ours.accepted) for ours, _ in done) == 3
 
 
 def test_a_session_is_not_opened_ahead_of_its_time_to_live_longer():

@@ -88,15 +88,10 @@ impl Scheme for Plain {
         _: &[u8],
         sum: &mut Sum,
     ) -> Result<Vec<u8>, Fault> {
-        let seed = share.try_into().map_err(|_| Fault::Malformed)?;
         if !public.is_empty() {
             return Err(Fault::Malformed);
         }
-        if let Sum::Ring(total) = sum {
-            let mut words = vec![0u8; self.length * WORD];
-            self.expand(seed, nonce, &mut words);
-            add_words(&words, total);
-        }
+        self.add(false, nonce, share, &mut Vec::new(), sum)?;
         Ok(Vec::new())
     }
 

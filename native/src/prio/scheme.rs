@@ -16,7 +16,7 @@ pub type Key = [u8; SEED];
 pub type Finish = Box<dyn FnOnce(&[u8], &mut Sum) -> Result<(), Fault> + Send + Sync>;
 
 /// Why one report was refused; the names are those of the service's counters.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
     Malformed,
     Forged,
@@ -98,7 +98,11 @@ impl Sum {
                 }
                 out
             }
-            Sum::Ring(a) => a.iter().flat_map(|x| x.0.to_le_bytes()).collect(),
+            Sum::Ring(a) => {
+                let mut out = Vec::with_capacity(a.len() * WORD);
+                a.iter().for_each(|x| out.extend_from_slice(&x.0.to_le_bytes()));
+                out
+            }
         }
     }
 }

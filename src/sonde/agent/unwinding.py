@@ -18,7 +18,7 @@ MAX_KERNEL_BYTES = 64_000_000
 FIRST_WAIT_S = 2.0
 """How long the tables of chosen processes may hold up the start."""
 BUSY_GAP_S = 0.01
-"""While unwind tables are being made, look this often whether one is ready."""
+"""While unwind tables are made or their pages asked for, look this often."""
 
 
 class Unwinding:
@@ -31,7 +31,8 @@ class Unwinding:
     @property
     def is_busy(self) -> bool:
         """Whether something will be ready soon: call `update` again in BUSY_GAP_S."""
-        return self._unwinder is not None and self._unwinder.is_busy
+        unwinder = self._unwinder
+        return unwinder is not None and (unwinder.is_busy or unwinder.is_paging)
 
     def limit(self, others_bytes: int) -> None:
         """Keep within the bound for all maps; `others_bytes`: what the other maps take."""
@@ -50,6 +51,7 @@ class Unwinding:
         while self._unwinder.is_busy and time.monotonic() < deadline_s:
             hear(int(BUSY_GAP_S * 1000))
             self._unwinder.update()
+        self._unwinder.expect_pages()
 
     def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
         """What processes did."""

@@ -89,6 +89,7 @@ class Aggregator:
     ) -> None:
         self.task, self.keys, self.roster = task, keys, roster
         self.store = Store(state, task, roster.tenant_of)
+        self.store.own_reports()
         self.threads = threads
         self.clock = clock
         self._releasing = threading.Lock()
@@ -144,7 +145,6 @@ class Leader(Aggregator):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(task, keys, roster, state, threads, clock)
-        self.store.own_reports()
         self._post = post
         self._busy: set[bytes] = set()
         self._taking = threading.Lock()
@@ -214,15 +214,17 @@ class Leader(Aggregator):
         except Refused as refused:  # the job as a whole; it has counted for neither
             zero = self.task.aggregation().zero()
             block = Block(zero, refused={report.id: refused.reason for report in reports})
+        block.refused = {id_: known_reason(reason) for id_, reason in block.refused.items()}
         self.store.finish_job(job, block, self.clock())
 
     def release(self, start_s: int, duration_s: int) -> tuple[bytes, bytes]:
         """Both parties' noised shares of a batch, sealed for the collector."""
         with self._releasing:
             self.check_release(start_s, duration_s)
-            batch, own = self.store.batch(start_s), self.store.released(start_s)
+            own, pending = self.store.released(start_s), self.store.pending(start_s)
+            batch = self.store.batch(start_s)  # with all that was pending before
             if own is None:
-                if self.store.pending(start_s):
+                if pending:
                     raise Refused("still open", "reports of this batch are still being checked")
                 if batch.count < self.task.min_batch:
                     raise Refused("too few", f"fewer than {self.task.min_batch} reports")
@@ -299,6 +301,11 @@ class Helper(Aggregator):
             if (batch.count, batch.checksum) != (count, check):
                 raise Refused("mismatch", "leader and helper hold different reports")
             return self._publish(start_s, batch)
+
+
+def known_reason(reason: str) -> str:
+    """The helper's reason, if it is one: what else it says fills no table of the leader's."""
+    return reason if reason in _STATUS else "refused by the helper"
 
 
 def release_request(start_s: int, duration_s: int, batch: Batch) -> bytes:

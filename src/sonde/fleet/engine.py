@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any, Protocol, TypeVar
 
 from sonde.errors import MissingDependency, UsageError
@@ -32,7 +33,8 @@ class LocalEngine:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._pool = ThreadPoolExecutor(workers)
+        cores = cycle(sorted(os.sched_getaffinity(0)))
+        self._pool = ThreadPoolExecutor(workers, initializer=lambda: _stay_on(next(cores)))
 
     def map(self, function: Callable[[I_], O_], items: Iterable[I_]) -> Iterator[O_]:
         return self._pool.map(function, items)
@@ -67,6 +69,13 @@ class RayEngine:
 
     def close(self) -> None:
         self._ray.shutdown()
+
+
+def _stay_on(core: int) -> None:
+    """Keeps the calling thread on a core: threads that work for some milliseconds at a time are
+    woken where they last ran, which may be all on one core for as long as that lasts.
+    """
+    os.sched_setaffinity(0, {core})
 
 
 def _apply(function: Callable[[I_], O_], item: I_) -> O_:

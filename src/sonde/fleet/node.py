@@ -20,6 +20,8 @@ from sonde.fleet.roster import Identity
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Report
 
+_ANSWER_BYTES = 1 << 20
+
 
 @dataclass(frozen=True)
 class Receipt:
@@ -96,7 +98,10 @@ class Uplink:
         return [Receipt(not reason, reason) for reason in answer.split("\n")]
 
     def send_one(self, report: bytes) -> Receipt:
+        """The leader's word on one report. Raises SinkError if it has none: then try again."""
         status, reason = self._post("", report)
+        if status >= 500:
+            raise SinkError(f"the leader failed: {reason[:100]}", "try again later")
         return Receipt(status == 201, reason)
 
     def _post(self, path: str, body: bytes | memoryview) -> tuple[int, str]:
@@ -105,7 +110,10 @@ class Uplink:
                 "POST", self._path + path, body, {"Content-Type": "application/octet-stream"}
             )
             response = self._connection.getresponse()
-            return response.status, response.read().decode("utf-8", "replace")
+            answer = response.read(_ANSWER_BYTES)
+            if not response.isclosed():
+                raise http.client.HTTPException("an answer too long")
+            return response.status, answer.decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error

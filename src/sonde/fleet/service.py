@@ -49,6 +49,7 @@ _CONNECTIONS = 2
 _DRIVERS = 4  # one waits for the helper, others check, store, count
 _JOB_BYTES = 256 << 20
 _ANSWER_BYTES = 64 << 20
+_WORDS_BYTES = 500  # of a refusal
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Upload = tuple[Sequence[bytes | memoryview], asyncio.Future[list[str]]]
 
@@ -91,7 +92,7 @@ class HelperClient:
             return answer
         if response.status >= 500 or response.status in (401, 404):  # to be mended, not dropped
             raise HelperAway(f"status {response.status}")
-        reason, _, detail = answer.decode("utf-8", "replace").partition(": ")
+        reason, _, detail = answer[:_WORDS_BYTES].decode("utf-8", "replace").partition(": ")
         raise Refused(reason, detail)
 
 
@@ -241,11 +242,11 @@ class Service:
                 await self._work_went.wait()
             try:
                 reasons = await asyncio.to_thread(self._aggregator.admit, bodies)
-            except Exception as error:
+            except Exception:
                 _log.exception("admission failed")
                 for _, done in group:
                     if not done.done():
-                        done.set_exception(web.HTTPInternalServerError(text=type(error).__name__))
+                        done.set_exception(web.HTTPServiceUnavailable(text="try again later"))
                 continue
             given = iter(reasons)
             for part, done in group:
@@ -263,8 +264,11 @@ class Service:
                 count = await asyncio.to_thread(self._aggregator.step)
                 self._work_went.set()
                 pause_s = 0.1
-            except HelperAway as error:
-                _log.warning("the helper did not answer: %s", error)
+            except Exception as error:  # the helper, or this party's disk: the job is still there
+                if isinstance(error, HelperAway):
+                    _log.warning("the helper did not answer: %s", error)
+                else:
+                    _log.exception("a job failed")
                 await asyncio.sleep(pause_s)
                 pause_s = min(5.0, pause_s * 2)
                 continue

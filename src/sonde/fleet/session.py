@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import os
 import struct
-from collections import defaultdict, deque
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from sonde._native import Keyring
 from sonde.fleet import seal
 from sonde.fleet.roster import Identity, signed_by
 from sonde.fleet.task import Task
@@ -70,13 +73,13 @@ class Session:
 
 
 class Sessions:
-    """The sessions that one aggregator knows: `held[session]` is (node, key, until_s)."""
+    """The sessions that one aggregator knows, the `LIVE` newest of each node."""
 
     def __init__(self, task: Task, role: bytes, hpke_private: str) -> None:
         self.task, self.role = task, role
         self._hpke_private = hpke_private
-        self.held: dict[bytes, tuple[bytes, bytes, int]] = {}
-        self._of_node: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
+        self.held = Keyring()
+        self._of_node: defaultdict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
 
     def admit(self, hello: bytes, enrolled: Callable[[bytes], bool], now_s: float) -> str:
         """Opens a session; "" or the reason why not. A hello that comes twice changes nothing."""
@@ -90,12 +93,12 @@ class Sessions:
             return "malformed"
         if task != self.task.id:
             return "unknown task"
-        if not enrolled(node):
-            return "unknown node"
         if opened_s > now_s + CLOCK_SKEW_S or now_s > opened_s + SESSION_S:
             return "late"
         if not signed_by(node, signature, hello[:-SIGNATURE_BYTES]):
             return "forged"
+        if not enrolled(node):  # told only to who has the key
+            return "unknown node"
         own = sealed[0] if self.role == seal.LEADER else sealed[1]
         try:
             opener = seal.Opener(self._hpke_private)
@@ -104,12 +107,19 @@ class Sessions:
             return "malformed"
         if len(key) != KEY_BYTES:
             return "malformed"
-        session = node, key, opened_s + SESSION_S
-        if id_ in self.held:
-            return "" if self.held[id_] == session else "replayed"
+        return self._hold(id_, (node, key, opened_s + SESSION_S))
+
+    def _hold(self, id_: bytes, session: tuple[bytes, bytes, int]) -> str:
+        """A hello that was recorded and comes again pushes no newer session out."""
+        node, _, until_s = session
+        known = self.held.get(id_)
+        if known is not None:
+            return "" if known == session else "replayed"
         live = self._of_node[node]
         if len(live) == LIVE:
-            del self.held[live.popleft()]
-        live.append(id_)
-        self.held[id_] = session
+            if until_s < live[0][0]:
+                return "replayed"
+            self.held.drop(live.pop(0)[1])
+        insort(live, (until_s, id_), key=itemgetter(0))
+        self.held.put(id_, *session)
         return ""

@@ -165,7 +165,7 @@ class _Parties:
     @staticmethod
     def of(work: _Work, start_s: int) -> _Parties:
         parties = [
-            unproved.Party(work.task, Sessions(work.task, role, keys.hpke_private))
+            unproved.Party(work.task, Sessions(work.task, role, keys.hpke_private), start_s)
             for role, keys in ((seal.LEADER, work.leader), (seal.HELPER, work.helper))
         ]
         return _Parties(parties[0], parties[1], start_s)
@@ -183,11 +183,11 @@ def add_bundle(parties: _Parties, bundle: bytes) -> _Verified:
     theirs: list[unproved.Added] = []
 
     def ask(body: bytes) -> bytes:
-        added, verdict = unproved.assist(parties.helper, body, parties.start_s)
+        added, verdict = unproved.assist(parties.helper, body)
         theirs.append(added)
         return verdict
 
-    ours = unproved.lead(parties.leader, bundle, parties.start_s, ask)
+    ours = unproved.lead(parties.leader, bundle, ask)
     blocks = [Block(added.aggregate, added.accepted) for added in (ours, theirs[0])]
     return _Verified(blocks[0], blocks[1], ours.refused)
 

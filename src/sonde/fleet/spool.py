@@ -13,7 +13,7 @@ import fcntl
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,27 +32,31 @@ class Place(NamedTuple):
 
 
 class Spool:
-    """Threads may share it. `held` has the segment of every body that is still waited for.
+    """Threads may share it.
 
     Nothing is touched before `own`: others (`sonde fleet budget`) may look at a state in use.
     """
 
-    def __init__(self, directory: Path, held: Iterable[int]) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._held: Counter[int] = Counter(held)
+        self._held: Counter[int] = Counter()
         self._lock = threading.Lock()
         self._owned: int | None = None
         self._file: int | None = None
         self._segment = self._size = 0
 
-    def own(self) -> None:
+    def own(self, held: Callable[[], Iterable[int]]) -> None:
         """Takes the directory for this process and clears away what a crash has left. Raises
         SinkError, also where another process has it.
+
+        `held` tells the segment of every body that is still waited for. It is asked when no one
+        else can add to them any more: before, the last owner may be about to.
         """
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
             self._owned = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(self._owned, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._held = Counter(held())
             old = [int(path.stem) for path in self._directory.glob("*.reports")]
             for segment in set(old) - set(self._held):
                 self._path(segment).unlink()

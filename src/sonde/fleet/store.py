@@ -73,6 +73,7 @@ class Store:
     ) -> None:
         self._task, self._tenant_of = task, tenant_of
         self._lock = threading.Lock()
+        self._noting = threading.Lock()
         self._noted: Counter[str] = Counter()
         self._waiting: int = 0
         self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
@@ -82,12 +83,12 @@ class Store:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA secure_delete=ON")  # no sum of before in a page that is free
             self._db.executescript(_SCHEMA)
-            held = [segment for (segment,) in self._db.execute("SELECT segment FROM waiting")]
+            self._waiting = len(self._segments())
         except (sqlite3.Error, OSError) as error:
             raise SinkError(f"cannot open the state at {path}: {error}") from error
-        self._waiting = len(held)
-        self._spool = Spool(path.with_name(f"{path.name}-reports"), held)
+        self._spool = Spool(path.with_name(f"{path.name}-reports"))
 
     def close(self) -> None:
         if self._noted:
@@ -97,21 +98,32 @@ class Store:
         self._spool.close()
 
     @contextmanager
-    def _transaction(self, thorough: bool = False) -> Iterator[sqlite3.Connection]:
+    def _transaction(
+        self, thorough: bool = False, then: Callable[[], None] = lambda: None
+    ) -> Iterator[sqlite3.Connection]:
+        """One step. A thorough one leaves nothing of it in the log; `then` is done once it is
+        committed, before anyone else comes.
+        """
         with self._lock:
-            self._db.execute(f"PRAGMA secure_delete={int(thorough)}")
+            with self._noting:
+                noted = self._noted.copy()
             self._db.execute("BEGIN IMMEDIATE")
-            noted = self._noted.copy()
             try:
                 _count(self._db, noted)
                 yield self._db
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:  # a full disk may have ended it
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
-            self._noted -= noted
+            with self._noting:
+                self._noted -= noted
+            then()
             if thorough:
                 self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _segments(self) -> list[int]:
+        return [segment for (segment,) in self._db.execute("SELECT segment FROM waiting")]
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -122,38 +134,44 @@ class Store:
         its refusal.
         """
         reasons = self.claim([(r.id, r.node, r.time_s) for r, _ in reports])
-        places = iter(
-            self._spool.append(
-                [body for (_, body), reason in zip(reports, reasons, strict=True) if not reason]
-            )
+        places = self._spool.append(
+            [body for (_, body), reason in zip(reports, reasons, strict=True) if not reason]
         )
-        taken = {}
+        taken: dict[bytes, Report] = {}
         spare: Counter[int] = Counter()
-        with self._transaction() as db:
-            for at, (report, _) in enumerate(reports):
-                if reasons[at]:
-                    continue
-                place = next(places)
-                reasons[at] = self._claim(db, report.id, report.node, report.time_s)
-                if reasons[at]:  # the first of its kind came in this very group
-                    spare[place.segment] += 1
-                    continue
-                db.execute(
-                    "INSERT INTO waiting VALUES (?, ?, NULL, ?, ?, ?, ?)",
-                    (report.id, self._task.batch_of(report.time_s), now_s, *place),
-                )
-                taken[report.id] = report
-            _count(db, Counter(reason for reason in reasons if reason))
-        self._spool.drop(spare)
-        with self._lock:
+
+        def keep() -> None:  # before anyone takes them, or what is kept would never be asked for
             self._waiting += len(taken)
             if len(self._fresh) < KEPT_REPORTS:
                 self._fresh.update(taken)
+
+        try:
+            with self._transaction(then=keep) as db:
+                rest = iter(places)
+                for at, (report, _) in enumerate(reports):
+                    if reasons[at]:
+                        continue
+                    place = next(rest)
+                    reasons[at] = self._claim(db, report.id, report.node, report.time_s)
+                    if reasons[at]:  # the first of its kind came in this very group
+                        spare[place.segment] += 1
+                        continue
+                    db.execute(
+                        "INSERT INTO waiting VALUES (?, ?, NULL, ?, ?, ?, ?)",
+                        (report.id, self._task.batch_of(report.time_s), now_s, *place),
+                    )
+                    taken[report.id] = report
+                _count(db, Counter(reason for reason in reasons if reason))
+        except BaseException:
+            self._spool.drop(Counter(place.segment for place in places))
+            raise
+        self._spool.drop(spare)
         return reasons
 
     def own_reports(self) -> None:
         """Makes this process the one that takes reports. Raises SinkError if another does."""
-        self._spool.own()
+        self._spool.own(self._segments)
+        self._waiting = len(self._segments())
 
     @property
     def waiting(self) -> int:
@@ -208,7 +226,7 @@ class Store:
         """Counts refusals that took nothing; written with the next step, or a stranger could have
         the disk synced as often as he likes.
         """
-        with self._lock:
+        with self._noting:  # never behind a step that waits for the disk
             self._noted += reasons
 
     # --- jobs --------------------------------------------------------------------------------
@@ -240,7 +258,12 @@ class Store:
 
     def finish_job(self, job: bytes, block: Block, now_s: float) -> None:
         """The leader's end of a job: counted, and its reports forgotten, in one step."""
-        with self._transaction() as db:
+        gone: list[tuple[int, float]] = []
+
+        def forget() -> None:
+            self._waiting -= len(gone)
+
+        with self._transaction(then=forget) as db:
             row = db.execute("SELECT batch, done FROM job WHERE id = ?", (job,)).fetchone()
             if row is None or row[1]:
                 return
@@ -258,8 +281,6 @@ class Store:
                 )
             _count(db, Counter(block.refused.values()))
         self._spool.drop(Counter(segment for segment, _ in gone))
-        with self._lock:
-            self._waiting -= len(gone)
 
     def _read_back(self, db: sqlite3.Connection, id_: bytes) -> Report:
         row = db.execute("SELECT segment, offset, size FROM waiting WHERE id = ?", (id_,))
@@ -282,7 +303,8 @@ class Store:
         """The helper's end of a job: ids booked, sum and answer kept, in one step."""
         with self._transaction() as db:
             for claim in claims:
-                self._claim(db, *claim)
+                if reason := self._claim(db, *claim):
+                    raise SinkError(f"a report of this job was taken meanwhile ({reason})")
             self._add(db, batch, block)
             db.execute("INSERT INTO job VALUES (?, ?, 1, ?)", (job, batch, reply))
             _count(db, Counter(block.refused.values()))
@@ -368,7 +390,8 @@ class Store:
     def refusals(self) -> dict[str, int]:
         with self._lock:
             stored = Counter(dict(self._db.execute("SELECT reason, count FROM refusal")))
-            return dict(sorted((stored + self._noted).items()))
+            with self._noting:
+                return dict(sorted((stored + self._noted).items()))
 
     def counts(self) -> dict[int, int]:
         """Verified reports a batch that is not yet released."""

@@ -35,6 +35,10 @@ ROOM_LATER_S: Final = 60.0
 """A process that never finds room is tried again no less often than this."""
 TELL_GAP_S: Final = 0.25
 """Between two times that a process is told because walks ask for it."""
+PAGING_S: Final = 0.3
+"""After a walk asked for a page of a table, more are expected for so long: of callers further up."""
+PAGING_LONGEST_S: Final = 3.0
+"""Pages that are asked for all the time are not waited for more closely than this long at a time."""
 MAX_PYTHONS: Final = 8192
 """Processes, ended ones too, whose Python is remembered."""
 _PT_LOAD: Final = 1
@@ -92,6 +96,11 @@ class Unwinder:
         self._put_off: dict[int, _PutOff] = {}
         """Processes for whose tables there was no room."""
         self._room_s = 0.0
+        self._pages = 0
+        """Loaded so far because walks asked for them."""
+        self._paging_s = 0.0
+        """Until when more are expected soon."""
+        self._paging_since_s = 0.0
         self._walks: dict[int, int] = {}
         self._pythons: Recent[tuple[int, int], Interpreter] = Recent(MAX_PYTHONS)
         self.refused_python = 0
@@ -111,6 +120,21 @@ class Unwinder:
     def is_busy(self) -> bool:
         """Whether something will be ready soon: ask again in a few milliseconds."""
         return self._cache.is_busy or bool(self._stale or self._ready)
+
+    @property
+    def is_paging(self) -> bool:
+        """Whether walks are about to ask for more pages of tables, each one cut until it is there:
+        `update` again in a few milliseconds."""
+        return time.monotonic() < self._paging_s
+
+    def expect_pages(self) -> None:
+        """Walks begin."""
+        self._pages_come(time.monotonic())
+
+    def _pages_come(self, now_s: float) -> None:
+        if now_s > self._paging_s + PAGING_LONGEST_S:
+            self._paging_since_s = now_s
+        self._paging_s = min(now_s + PAGING_S, self._paging_since_s + PAGING_LONGEST_S)
 
     def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
         """What processes did (native ProcessEvents)."""
@@ -136,6 +160,9 @@ class Unwinder:
             self.left_out += short
             self._make_room(0, set())
         now_s = time.monotonic()
+        if (pages := self._maps.usage()[4]) != self._pages:
+            self._pages = pages
+            self._pages_come(now_s)
         if self._ready and (not self._cache.is_busy or now_s > self._told_s + READY_GAP_S):
             # All its mappings are told again: not for each one of its files.
             self._told_s = now_s
