@@ -247,7 +247,7 @@ struct memory_mapping {
 	__u32 tid;
 	__u32 weight;
 	__u32 kind;
-	__u32 unused;
+	__u32 is_part; /* of a mapping with holes; another part counts as the mapping */
 };
 
 /* ---- what processes use ---- */

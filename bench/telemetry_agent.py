@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the agent costs as a process, telemetry alone: `python -m bench.telemetry_agent [SECONDS]`.
 
-The whole process and the one that asks NVML, by their threads' own time on a CPU, as the kernel
-sums it; the time of BPF programs that run in others' context is in `bench.telemetry`. NVML is the
-tests' stub: what a real driver takes for each question is in docs/design/device_signals.md and has
-to be added. First a device at rest, then one with a process on it. Beside it `top -b -d 1`.
+Everything on, as root: the whole process and the one that asks NVML, by their threads' own time on
+a CPU as the kernel sums it, and the time of the agent's BPF programs, whoever they run in, which
+the kernel counts (bpf_stats_enabled; the looks of a timer are not in it). NVML is the tests' stub:
+what a real driver takes for a question is in docs/design/device_signals.md and has to be added.
+
+In windows of `WINDOW_S`. A machine at rest cannot be ordered: a window counts as at rest only where
+all others together used less than `OTHERS_SHARE` of a core. Then once more beside the load of
+`bench.telemetry`. Beside it each time `top -b -d 1`, a peer that tells less.
 """
 
 from __future__ import annotations
@@ -12,19 +16,59 @@ from __future__ import annotations
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from bench.telemetry import BUSY_BOUND, IDLE_BOUND, LOAD, kernel_statistics
 from nvml_stub import Stub
 
-SETTLE_S = 4.0
+SETTLE_S = 8.0
+WINDOW_S = 10.0
+OTHERS_SHARE = 0.03
 AT_REST = {"utilization": 0, "used": 0, "field_91": 18}
 IN_USE = {"utilization": 90, "processes": f"{os.getpid()}:1073741824:90"}
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Since the start, seconds of CPU."""
+
+    agent_s: float
+    child_s: float
+    kernel_s: float
+    peer_s: float
+    all_s: float
+    """Of everybody, idle time left out."""
+    wakes: int
+    forks: int
+
+
+class Measured:
+    """The agent, its child and the peer."""
+
+    def __init__(self, agent: int, peer: int) -> None:
+        self.agent, self.peer = agent, peer
+        self.child = _child(agent)
+
+    def sums(self) -> Sums:
+        """Now."""
+        stat = Path("/proc/stat").read_text()
+        cpu = [int(word) for word in stat.partition("\n")[0].split()[1:9]]
+        forks = re.search(r"^processes (\d+)", stat, re.M)
+        return Sums(
+            *(_spent_s(self.agent), _spent_s(self.child), _programs_s(self.agent)),
+            _spent_s(self.peer),
+            (sum(cpu) - cpu[3] - cpu[4]) / os.sysconf("SC_CLK_TCK"),
+            _switches(self.agent) + _switches(self.child),
+            int(forks[1]) if forks else 0,
+        )
 
 
 def _spent_s(pid: int) -> float:
@@ -43,6 +87,15 @@ def _switches(pid: int) -> int:
     return total
 
 
+def _programs_s(pid: int) -> float:
+    """Of the BPF programs that a process holds. A walk runs in its caller: it is told twice."""
+    spent_ns = 0
+    for info in Path(f"/proc/{pid}/fdinfo").iterdir():
+        found = re.search(r"^run_time_ns:\s+(\d+)", info.read_text(), re.M)
+        spent_ns += int(found[1]) if found else 0
+    return spent_ns / 1e9
+
+
 def _child(pid: int) -> int:
     for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         if b"NvmlSource" in Path(f"/proc/{one}/cmdline").read_bytes():
@@ -50,42 +103,91 @@ def _child(pid: int) -> int:
     raise SystemExit("no process asks NVML")
 
 
-def _measure(title: str, seconds: float, **pids: int) -> None:
-    before = {name: (_spent_s(pid), _switches(pid)) for name, pid in pids.items()}
-    began_s = time.monotonic()
-    time.sleep(seconds)
+def _share(before: Sums, now: Sums, name: str, passed_s: float) -> float:
+    return float(getattr(now, name) - getattr(before, name)) / passed_s
+
+
+def _window(measured: Measured, cpus: int, others_max: float) -> tuple[float, float] | None:
+    """(the agent's share in all, the peer's); None where others did too much."""
+    before, began_s = measured.sums(), time.monotonic()
+    time.sleep(WINDOW_S)
     passed_s = time.monotonic() - began_s
-    for name, pid in pids.items():
-        spent_s, switches = _spent_s(pid) - before[name][0], _switches(pid) - before[name][1]
-        share, rate = spent_s / passed_s, switches / passed_s
-        print(f"{title:<12}{name:<14}{share:>8.3%} of a core{rate:>8.1f} wake-ups/s")
+    now = measured.sums()
+
+    def share(name: str) -> float:
+        return _share(before, now, name, passed_s) / cpus
+
+    total = share("agent_s") + share("child_s") + share("kernel_s")
+    others = share("all_s") - share("agent_s") - share("child_s") - share("peer_s")
+    counts = others <= others_max
+    print(
+        f"{share('agent_s'):8.3%}{share('child_s'):9.3%}{share('kernel_s'):9.3%}{total:9.3%}"
+        f"{share('peer_s'):9.3%}{others:9.1%}{_share(before, now, 'wakes', passed_s):9.1f}"
+        f"{_share(before, now, 'forks', passed_s):9.1f}{'' if counts else '   not at rest'}",
+        flush=True,
+    )
+    return (total, share("peer_s")) if counts else None
+
+
+def _measure(title: str, measured: Measured, windows: int, cpus: int, others_max: float) -> float:
+    """Prints a table; returns the median, 1 without a window that counts."""
+    print(f"\n{title}, shares of {'the node' if cpus > 1 else 'one core'}; / s")
+    print("   agent    child   kernel   in all      top   others    wakes    forks")
+    found = [_window(measured, cpus, others_max) for _ in range(windows)]
+    kept = [one for one in found if one is not None]
+    if not kept:
+        print("the machine was never at rest")
+        return 1.0
+    totals = sorted(total for total, _ in kept)
+    print(
+        f"median {statistics.median(totals):.3%} of {len(kept)} windows, from {totals[0]:.3%} "
+        f"to {totals[-1]:.3%}; top {statistics.median(peer for _, peer in kept):.3%}"
+    )
+    return statistics.median(totals)
+
+
+def _start(stub: Stub) -> subprocess.Popen[str]:
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "sonde", "agent", "--prometheus", "127.0.0.1:0"],
+        env=stub.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.stderr is not None
+    agent.stderr.readline()
+    return agent
 
 
 def main() -> int:
-    """Print the table."""
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
-    with tempfile.TemporaryDirectory() as folder:
-        stub = Stub(Path(folder))
+    """Print the tables."""
+    windows = int(float(sys.argv[1]) // WINDOW_S) if len(sys.argv) > 1 else 6
+    cpus = os.cpu_count() or 1
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name, kernel_statistics():
+        folder = Path(name)
+        stub = Stub(folder)
         stub.answers(AT_REST)
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "sonde", "agent", "--prometheus", "127.0.0.1:0"],
-            env=stub.environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert agent.stderr is not None
-        agent.stderr.readline()
-        time.sleep(SETTLE_S)
+        agent = _start(stub)
         top = subprocess.Popen(["top", "-b", "-d", "1"], stdout=subprocess.DEVNULL)
-        pids = {"agent": agent.pid, "asking NVML": _child(agent.pid), "top -b -d 1": top.pid}
-        _measure("at rest", seconds, **pids)
+        time.sleep(SETTLE_S)
+        measured = Measured(agent.pid, top.pid)
+        rest = _measure("at rest", measured, windows, 1, OTHERS_SHARE)
         stub.answers(IN_USE)
-        time.sleep(1)
-        _measure("in use", seconds, **pids)
+        load_s = windows * (WINDOW_S + 0.2) + 3
+        load = [sys.executable, "-c", LOAD, str(load_s), name]
+        loaded = subprocess.Popen(load, stdout=subprocess.DEVNULL)
+        time.sleep(3)
+        busy = _measure("busy, a device in use too", measured, windows, cpus, 1.0)
         for process in (top, agent):
             process.send_signal(signal.SIGTERM)
             process.wait()
-    return 0
+        loaded.wait()
+    print(f"\nat rest {rest:.3%} of a core, bound {IDLE_BOUND:.1%}: {_verdict(rest, IDLE_BOUND)}")
+    print(f"busy {busy:.3%} of the node, bound {BUSY_BOUND:.1%}: {_verdict(busy, BUSY_BOUND)}")
+    return 0 if rest <= IDLE_BOUND and busy <= BUSY_BOUND else 1
+
+
+def _verdict(found: float, bound: float) -> str:
+    return "holds" if found <= bound else "NO"
 
 
 if __name__ == "__main__":

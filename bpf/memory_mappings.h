@@ -72,7 +72,7 @@ static __always_inline void given_back(u32 tgid, const struct memory_mapping *m,
 		.kind = m->kind,
 		.is_freed = 1,
 	};
-	u32 whole = bytes == m->bytes;
+	u32 whole = bytes == m->bytes && !m->is_part;
 
 	add(&key, whole, bytes, whole * m->weight, bytes * m->weight);
 }

@@ -25,6 +25,14 @@ const volatile u32 cpus = 1;		    /* possible ones */
 const volatile u64 busy_gap_ns = 10000000;  /* between two looks while the machine works */
 const volatile u64 idle_gap_ns = 100000000; /* and while it does not */
 
+/*
+ * Looks that found somebody at work count for more the newer they are: each weighs 1/16, all together
+ * BUSY_ALL. From BUSY_STIRS on the machine is no longer at rest: after 0.08 s of work without a pause,
+ * or where four looks in ten find some.
+ */
+#define BUSY_ALL 256
+#define BUSY_STIRS 96
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -44,13 +52,19 @@ struct {
 	__type(value, struct cpu_queue);
 } queues SEC(".maps");
 
+/* Something to read as soon as a machine that was at rest no longer is: who sleeps is woken. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} stirs SEC(".maps");
+
 struct clock {
 	struct bpf_timer timer;
 	u64 spent_ns; /* by all looks together */
 	u64 looks;
 	u64 switches; /* at the look before */
 	u32 running;
-	u32 unused;
+	u32 level; /* of BUSY_ALL */
 };
 
 struct {
@@ -68,10 +82,10 @@ struct {
 	__type(value, u64);
 } spent SEC(".maps");
 
-/* [0] 0: look no more. */
+/* [0] 0: look no more. [1] 1: tell when the machine is no longer at rest, once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__type(key, u32);
 	__type(value, u32);
 } wanted SEC(".maps");
@@ -114,6 +128,21 @@ static __always_inline void count(u32 which, u64 more)
 		*n += more;
 }
 
+static __always_inline void stir(struct clock *clock, const struct pulse *p)
+{
+	const u32 second = 1;
+	u32 *asked = bpf_map_lookup_elem(&wanted, &second);
+
+	clock->level -= clock->level / 16;
+	if (p->busy)
+		clock->level += BUSY_ALL / 16;
+	if (!asked || !*asked || clock->level < BUSY_STIRS)
+		return;
+	*asked = 0;
+	if (bpf_ringbuf_output(&stirs, (void *)p, sizeof(*p), BPF_RB_FORCE_WAKEUP))
+		count_loss(LOSS_RING_FULL);
+}
+
 static int on_time(void *map, u32 *key, struct clock *clock)
 {
 	struct pulse p = {.time_ns = bpf_ktime_get_ns()};
@@ -128,6 +157,7 @@ static int on_time(void *map, u32 *key, struct clock *clock)
 	bpf_loop(cpus, look_at, &p, 0);
 	if (bpf_ringbuf_output(&pulses, &p, sizeof(p), BPF_RB_NO_WAKEUP))
 		count_loss(LOSS_RING_FULL);
+	stir(clock, &p);
 	/* Looking wakes an idle CPU: while nothing runs it is done less often. */
 	gap = p.busy || p.switches - clock->switches > 2 * idle_gap_ns / busy_gap_ns ? busy_gap_ns :
 										       idle_gap_ns;

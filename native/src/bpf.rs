@@ -404,6 +404,11 @@ impl Bpf {
         Ok(Columns::new(layout, rows))
     }
 
+    /// Descriptor of a ring of records, to poll until the kernel says that there is something in it.
+    fn ring_fileno(&self, ring: &str) -> PyResult<RawFd> {
+        Ok(self.map(ring)?.fd)
+    }
+
     /// Losses so far by kind, indexed as `enum sonde_loss`.
     fn losses(&self) -> PyResult<Vec<u64>> {
         let map = self.map("losses")?;

@@ -224,12 +224,15 @@ impl ProcessEvents {
         Ok(Self { rings, lost: 0 })
     }
 
-    /// Wait until something happened, at most `timeout_ms`. True where there is something to read.
-    fn wait(&self, py: Python<'_>, timeout_ms: i32) -> bool {
+    /// Wait until something happened, or one of the descriptors `also` has something to read, at
+    /// most `timeout_ms`. True where it did.
+    #[pyo3(signature = (timeout_ms, also=vec![]))]
+    fn wait(&self, py: Python<'_>, timeout_ms: i32, also: Vec<i32>) -> bool {
         let mut fds: Vec<libc::pollfd> = self
-            .rings
-            .iter()
-            .map(|ring| libc::pollfd { fd: ring.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+            .filenos()
+            .into_iter()
+            .chain(also)
+            .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 })
             .collect();
         // SAFETY: the array is as long as it says. A signal ends the wait early, which is wanted.
         py.detach(|| unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, timeout_ms) > 0 })

@@ -71,6 +71,9 @@ class Bpf:
     def clear_stacks(self) -> None:
         """Drop every stack, those too that no row speaks of."""
 
+    def ring_fileno(self, ring: str) -> int:
+        """Descriptor of a ring, to poll until there is something in it."""
+
     def drain_ring(self, ring: str, of: str, limit: int) -> Columns:
         """Take up to `limit` records of struct `of` from a ring."""
 
@@ -135,7 +138,7 @@ class ProcessEvents:
 
     lost: int
     def __init__(self) -> None: ...
-    def wait(self, timeout_ms: int) -> bool: ...
+    def wait(self, timeout_ms: int, also: Sequence[int] = ()) -> bool: ...
     def filenos(self) -> list[int]: ...
     def drain(self) -> list[tuple[object, ...]]: ...
 

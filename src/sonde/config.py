@@ -65,6 +65,9 @@ class Config:
     otlp_period_s: float = 10.0
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
+    rest_s: float = 5.0
+    """The same for an agent that takes no stacks, while the machine does next to nothing: it is
+    woken when that ends. 0: no rest."""
     chunk_s: float = 5.0
     """How often a chunk is written: what a killed recorder may lose."""
     wait_span_ms: float = 10.0
@@ -82,6 +85,7 @@ class Config:
         """Refuse values that make no sense, by name. Raises UsageError."""
         _between("hz", self.hz, 1, 10_000)
         _between("tick_s", self.tick_s, 0.05, 60)
+        _between("rest_s", self.rest_s, 0, 10)
         _between("chunk_s", self.chunk_s, self.tick_s, 600)
         _between("otlp_period_s", self.otlp_period_s, 1, 3600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)

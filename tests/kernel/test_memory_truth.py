@@ -104,10 +104,13 @@ def test_what_is_unmapped_is_taken_from_who_mapped_it(record, program):
     assert not growth(recorder.session)
 
 
-def test_a_hole_is_seen_in_the_list_of_mappings(record, program):
-    recorder = recorded(record, program("truth/memory"), "hole", ROUNDS, PAUSE_US, stack_gap_ms=0)
+@pytest.mark.parametrize("chunk_s", [5.0, 0.25])
+def test_a_hole_is_seen_in_the_list_of_mappings(chunk_s, record, program):
+    """However often that list is looked at: when each chunk ends."""
+    command = (program("truth/memory"), "hole", ROUNDS, PAUSE_US)
+    recorder = recorded(record, *command, stack_gap_ms=0, chunk_s=chunk_s)
     held = by_function(recorder.session, "held", "cut_hole")
-    assert held["cut_hole"][1] == ROUNDS * 2 * UNIT
+    assert held["cut_hole"] == (ROUNDS, ROUNDS * 2 * UNIT)
 
 
 def test_the_heap_goes_up_and_down(record, program):

@@ -90,6 +90,10 @@ def test_the_compiled_programs_have_them_too(name, rows, collector):
     assert _native.Bpf(name, {}).fields(rows) == list(collector.FIELDS)
 
 
+def test_mappings_that_are_followed_have_the_fields_that_programs_write():
+    assert list(memory.MAPPING_FIELDS) == fields_of("memory_place") + fields_of("memory_mapping")
+
+
 def test_notes_have_the_fields_and_kinds_of_the_kernel_side():
     body = fields_of("process_note")
     arrays = [f"{name}_{i}" for name in ("cgroup", "hierarchy") for i in range(4)]

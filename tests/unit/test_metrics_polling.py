@@ -94,6 +94,70 @@ def test_beats_missed_are_skipped_not_made_up_for():
     assert source.asked[before:].count("quick") <= 2
 
 
+class Resting(Scripted):
+    """Its device does nothing until told otherwise; the quick question sees that."""
+
+    at_rest = True
+
+    def polls(self):
+        def rests():
+            return self.at_rest
+
+        quick, slow = super().polls()
+        return [
+            Poll(quick.name, quick.period_s, quick.read, rests),
+            Poll(slow.name, slow.period_s, slow.read, rests, rest_s=5.0),
+        ]
+
+
+def asked(run, source, seconds):
+    before = len(source.asked)
+    run.until(seconds)
+    new = source.asked[before:]
+    return new.count("quick"), new.count("slow")
+
+
+def test_what_a_device_at_rest_is_asked_is_asked_less_often():
+    source = Resting()
+    run = Run(source)
+    run.until(1)
+    assert asked(run, source, 10) == (10, 2)
+
+
+def test_a_device_that_begins_to_work_is_asked_everything_at_once():
+    source = Resting()
+    run = Run(source)
+    run.until(1.5)
+    source.at_rest = False
+    assert asked(run, source, 0.5) == (1, 1)  # the quick question comes first, and sees it
+    assert asked(run, source, 2) == (20, 2)
+
+
+def test_a_device_that_is_about_to_be_used_is_not_taken_for_at_rest():
+    source = Resting()
+    run = Run(source)
+    run.until(1.5)
+    run.schedule.stir()
+    quick, slow = asked(run, source, 2)
+    assert quick in (20, 21)
+    assert slow >= 2
+    run.until(10)
+    assert asked(run, source, 10) == (10, 2)
+
+
+def test_nothing_is_asked_more_often_than_a_machine_at_rest_allows():
+    source = Scripted()
+    run = Run(source)
+    run.until(1)
+    run.schedule.rest(5.0)
+    run.until(5)
+    assert asked(run, source, 10) == (2, 2)
+    run.schedule.rest(0.0)
+    quick, slow = asked(run, source, 2)
+    assert quick in (19, 20)
+    assert slow == 2
+
+
 def test_one_signal_lost_leaves_the_others():
     source = Scripted()
     source.fails["slow"] = SignalLost("no permission")

@@ -28,6 +28,7 @@ from sonde.agent import signals, whose
 from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.group_io import GroupIo
+from sonde.agent.pace import Pace
 from sonde.agent.quiet import NoEvents
 from sonde.agent.thinning import Thinning
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
@@ -63,6 +64,8 @@ COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
 """What is counted apart for those who look on; the collectors not named here are of the host."""
 EVENT_GAP_S = 0.02
 """After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
+STACKLESS_EVENT_GAP_S = 0.1
+"""The same for an agent that only lets metrics out: no mapping of a short process is asked for."""
 CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
 LOST_EVENTS = "processes.events"
@@ -99,8 +102,9 @@ class Live:
 class Agent:
     """Observes this node into a sink."""
 
-    def __init__(self, config: Config, sink: Sink, *, privileged: bool = True) -> None:
-        """`privileged`: False for a user to whom the kernel tells nothing; then only what programs
+    def __init__(self, config: Config, sink: Sink | None, *, privileged: bool = True) -> None:
+        """`sink`: None where nobody keeps rows and only the outlets are fed; then no code is named.
+        `privileged`: False for a user to whom the kernel tells nothing; then only what programs
         tell themselves is observed: device time."""
         self._privileged = privileged
         self._config = config
@@ -121,12 +125,18 @@ class Agent:
         self._events = self._make_events()
         self._attacher = self._make_attacher()
         self._resolver = Resolver(
-            grace_ns=int(3 * config.chunk_s * 1e9), pods=_pods(config), seen=SeenFiles()
+            grace_ns=int(3 * max(config.chunk_s, config.rest_s) * 1e9),
+            pods=_pods(config),
+            seen=SeenFiles(),
+            names_code=sink is not None,
         )
         self._group_io = GroupIo(self._resolver.owners.group_path)
         self._longest_ms = 250 if config.on_cpu or config.off_cpu else 1_000
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
-        self._unwinding = Unwinding(self._kernel if privileged else None, self._resolver)
+        if sink is None and config.device_time == "off":
+            self._event_gap_s = STACKLESS_EVENT_GAP_S
+        walks = privileged and sink is not None
+        self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         self._calls = self._make_device_calls()
         self._device_time = self._make_device_time()
@@ -134,7 +144,9 @@ class Agent:
         self._map_bytes = self._kernel.memory_bytes() + sum(
             collector.memory_bytes() for collector in self._collectors
         )
-        self._unwinding.limit(self._map_bytes)
+        self._pace = Pace(config, self._collectors)
+        self._metrics = next((it for it in self._collectors if isinstance(it, Metrics)), None)
+        self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
 
     def kernel_bytes(self) -> int:
@@ -240,7 +252,7 @@ class Agent:
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
         while not stop():
-            self._sleep_until(self._tick_ns / 1e9 + self._config.tick_s, stop)
+            self._sleep_until(self._tick_ns / 1e9 + self._pace.tick_s, stop)
             if self._pause_asked:
                 self._rest(stop)
                 continue
@@ -263,6 +275,7 @@ class Agent:
     def _rest(self, stop: Callable[[], bool]) -> None:
         """One pause, from its begin to its end. Raises SinkError, or HostError where the kernel
         does not let us in again."""
+        self._pace.go_on()
         for collector in self._collectors:
             collector.pause()
         self._tick(chunk_ends=True)
@@ -284,7 +297,8 @@ class Agent:
         """Read what is left, detach and write the last chunk. Raises SinkError."""
         try:
             self._tick(chunk_ends=True)
-            self._resolver.settle(PODS_S)
+            if self._sink is not None:
+                self._resolver.settle(PODS_S)
             self._flush(last=True)
         finally:
             if self._attacher is not None:
@@ -295,7 +309,8 @@ class Agent:
             if self._outlets is not None:
                 self._outlets.close()
             self._resolver.close()
-            self._sink.close()
+            if self._sink is not None:
+                self._sink.close()
 
     def live(self) -> Live:
         """How far it is."""
@@ -307,7 +322,7 @@ class Agent:
             spans=self._spans,
             lost=sum(self._lost.values()),
             processes=self._dictionary.processes,
-            written_bytes=self._sink.written_bytes,
+            written_bytes=self._sink.written_bytes if self._sink is not None else 0,
         )
 
     def _sleep_until(self, deadline_s: float, stop: Callable[[], bool]) -> None:
@@ -315,7 +330,11 @@ class Agent:
             if stop() or self._pause_asked:
                 return
             longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else self._longest_ms
-            if self._events.wait(min(int(left_s * 1000) + 1, longest_ms)):
+            if self._pace.fds:
+                longest_ms = int(1000 * self._config.rest_s)
+            if self._events.wait(min(int(left_s * 1000) + 1, longest_ms), self._pace.fds):
+                if self._pace.is_stirred():
+                    return
                 self._hear()
                 time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
             else:
@@ -331,6 +350,8 @@ class Agent:
         if self._calls is not None:
             self._calls.hear(events)
         self._unwinding.hear(events)
+        if self._metrics is not None:
+            self._metrics.hear(events)
         if self._attacher is not None:
             self._attacher.hear(events)
         if self._device_time is not None:
@@ -341,6 +362,8 @@ class Agent:
             self._unwinding.resync()
             if self._calls is not None:
                 self._calls.resync()
+            if self._device_time is not None:
+                self._device_time.resync()
 
     def _tick(self, chunk_ends: bool) -> None:
         self._hear()  # before the time is taken, up to which the rows are read
@@ -360,6 +383,7 @@ class Agent:
                 self._thin(collector, self._dictionary.named - named, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
+        self._pace.judge(batches, (self._tick_ns - since_ns) / 1e9)
         self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
@@ -374,6 +398,11 @@ class Agent:
     def _take(self, batch: Batch) -> None:
         if batch.group_io:
             batch.metrics += self._group_io.rows(batch, self._tick_ns)
+        if self._outlets is not None:
+            self._outlets.take(batch)
+        if self._sink is None:
+            self._dictionary.pass_over(batch)
+            return
         self._chunk.add("metric", batch.metrics)
         for table, rows in batch.rows.items():
             self._chunk.add(table, rows)
@@ -385,8 +414,6 @@ class Agent:
             assert isinstance(tids, Sized)
             self._spans += len(tids)
         self._dictionary.take(batch)
-        if self._outlets is not None:
-            self._outlets.take(batch)
 
     def _count_losses(self) -> None:
         now = {
@@ -434,6 +461,8 @@ class Agent:
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)
+        if self._sink is None:
+            return
         self._dictionary.write(chunk)
         meta = {
             "seq": self._seq,

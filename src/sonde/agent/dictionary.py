@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from itertools import dropwhile
 
@@ -66,6 +66,10 @@ class Dictionary:
         self._resolve_own(batch.own_stacks)
         self.stacks.python.close()
 
+    def pass_over(self, batch: Batch) -> None:
+        """Nobody keeps these rows: have the kernel forget their stacks in time."""
+        self._forget_when_full(batch.stacks.keys() | batch.launch_stacks.keys())
+
     @property
     def processes(self) -> int:
         """Processes that rows spoke of; one seen again after very many others counts again."""
@@ -101,7 +105,10 @@ class Dictionary:
             self.tails_dropped += stop == TAIL_DROPPED
             self._keep(stack_id, owners[stack_id], kernel, user, stop, in_library)
         # Those known here too: dropped there once, they were stored again when they came again.
-        self._in_kernel |= owners.keys()
+        self._forget_when_full(owners.keys())
+
+    def _forget_when_full(self, stacks: Set[int]) -> None:
+        self._in_kernel |= stacks
         if len(self._in_kernel) > self._in_kernel_most:
             self._kernel.forget_stacks(list(self._in_kernel))
             self._in_kernel.clear()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 LOOK_MS = 50
@@ -15,7 +16,7 @@ class NoEvents:
 
     lost = 0
 
-    def wait(self, timeout_ms: int) -> bool:
+    def wait(self, timeout_ms: int, also: Sequence[int] = ()) -> bool:
         """Sleep a little; then somebody may have come."""
         time.sleep(min(timeout_ms, LOOK_MS) / 1000)
         return True

@@ -86,14 +86,12 @@ def _config(args: argparse.Namespace) -> Config:
     return load(flags, defaults={"host_metrics": True})
 
 
-def _sink(args: argparse.Namespace) -> Sink:
-    if args.output:
-        from sonde.sinks.capture import CaptureFile
+def _sink(args: argparse.Namespace) -> Sink | None:
+    if not args.output:
+        return None
+    from sonde.sinks.capture import CaptureFile
 
-        return CaptureFile(args.output, force=args.force)
-    from sonde.sinks.nowhere import Nowhere
-
-    return Nowhere()
+    return CaptureFile(args.output, force=args.force)
 
 
 def _say(config: Config, address: str) -> None:

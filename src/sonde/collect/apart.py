@@ -8,8 +8,9 @@ message at least once a second:
 
 where a row is (time_ns, index of series, index of labels, value) into the strings. It never waits
 for the parent: what the pipe does not take is dropped and counted. In a page of memory that both
-share stands the question that is being asked, so that a hang has a name. The child ends with its
-parent, or when its standard input closes.
+share stands the question that is being asked, so that a hang has a name. A byte on its standard
+input says that somebody is about to use a device. The child ends with its parent, or when its
+standard input closes.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ MESSAGE_MAX_BYTES = 16 << 20
 SAY_EVERY_S = 1.0
 SILENT_S = 3.0
 """A child that says nothing for this long hangs."""
+STIR = b"!"
+"""What the parent writes where somebody is about to use a device."""
 STARTS_IN_S = 10.0
 """So long may it take until the first word: an idle driver wakes up slowly."""
 GIVEN_UP_MAX = 3
@@ -129,6 +132,15 @@ class Apart:
             self._replace(points, now_s, f"does not answer{self._question()}")
         return points
 
+    def rest(self, seconds: float) -> None:
+        """Nothing: how often a device is asked depends on what that device does."""
+
+    def stir(self) -> None:
+        """Have the child look as if the device were in use."""
+        if self._child is not None and self._child.stdin is not None:
+            with contextlib.suppress(OSError):  # it ended, or has been told often enough
+                os.write(self._child.stdin.fileno(), STIR)
+
     def stop(self) -> None:
         """End the child; one that cannot be ended is left behind."""
         if self._child is not None:
@@ -170,6 +182,8 @@ class Apart:
         assert child.stdout is not None
         fd = child.stdout.fileno()
         os.set_blocking(fd, False)
+        assert child.stdin is not None
+        os.set_blocking(child.stdin.fileno(), False)
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         return child
@@ -269,8 +283,10 @@ def serve(source: Source, asking: Asked, out: int) -> None:
             pending = _write(out, pending)
         wait_s = min(due_ns / 1e9, say_at_s) - time.monotonic()
         if parent.poll(max(1.0, math.ceil(1000 * wait_s))):
-            schedule.close()
-            return
+            if not os.read(sys.stdin.fileno(), PAGE):
+                schedule.close()
+                return
+            schedule.stir()
 
 
 def _write(out: int, message: bytes) -> bytes:

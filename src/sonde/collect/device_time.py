@@ -28,9 +28,9 @@ from sonde.collect.inject_records import Ring, Run
 from sonde.collect.launch_sites import LIBRARY, LaunchSites
 
 LOOK_AGAIN_S: Final = 10.0
-"""How often processes that had no library are looked at again, where no events tell of them."""
-LOOK_ALL_THE_SAME_S: Final = 60.0
-"""How often where they do."""
+"""How often processes that had no library are looked at again."""
+LOOK_HEARING_S: Final = 300.0
+"""The same where process events are heard, which tell of a library as soon as it is mapped."""
 YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick."""
 SOON_S: Final = 1.0
@@ -118,6 +118,8 @@ class DeviceTime:
         self._losses: dict[str, int] = {}
         self._paused = False
         self._stopped = threading.Event()
+        self._carried = threading.Event()
+        """Set while some process carries the library, and at the end."""
         self._closing = threading.Lock()
         """Held while descriptors are used or closed: a number may soon be another file."""
         self._heart = threading.Thread(target=self._beat, name="sonde-beat", daemon=True)
@@ -137,7 +139,11 @@ class DeviceTime:
 
         It goes on in a pause, when nothing is asked for.
         """
-        while not self._stopped.wait(abi.BEAT_NS / 1e9 * (1 if self._processes else 2)):
+        while not self._stopped.wait(abi.BEAT_NS / 1e9):
+            if not self._processes:
+                self._carried.clear()
+            if not self._processes:  # still: none came in between
+                self._carried.wait()
             with self._closing:
                 for process in list(self._processes.values()):
                     with suppress(OSError):
@@ -170,6 +176,10 @@ class DeviceTime:
         if looking:
             self._look(now_s)
 
+    def resync(self) -> None:
+        """Events were lost: look at processes at the next tick."""
+        self._look_s = 0.0
+
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Runs since the last call."""
         batch = Batch()
@@ -194,12 +204,13 @@ class DeviceTime:
             del self._looked[pid]
         if not self._paused and looks:
             self._look(now_ns / 1e9)
-            self._look_s = now_ns / 1e9 + LOOK_ALL_THE_SAME_S
+            self._look_s = now_ns / 1e9 + (LOOK_HEARING_S if self._hears else LOOK_AGAIN_S)
         return batch
 
     def stop(self) -> None:
         """Let go: the libraries go idle."""
         self._stopped.set()
+        self._carried.set()
         if self._heart.is_alive():
             self._heart.join()
         for pid, process in list(self._processes.items()):
@@ -426,6 +437,7 @@ class DeviceTime:
         )
         memory.beat()
         self._processes[pid] = process
+        self._carried.set()
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import struct
 import time
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +26,7 @@ FIELDS = (
 )
 MAPPING_FIELDS = (
     *("address", "tgid"),
-    *("start_ns", "stack_id", "bytes", "tid", "weight", "kind"),
+    *("start_ns", "stack_id", "bytes", "tid", "weight", "kind", "is_part"),
 )
 KINDS: Final = {
     1: ("faulted", "read"),
@@ -41,8 +43,14 @@ KINDS: Final = {
 PROGRAMS: Final = (
     *("on_call", "on_user_fault", "on_kernel_fault", "on_pages", "on_end", "on_fork"),
 )
+MOST_PIECES: Final = 16
+"""What is left of one mapping around its holes is followed in so many pieces."""
+Range = tuple[int, int]
+"""Addresses, the second one behind its end."""
 COMPARE_SHARE: Final = 0.01
-"""Of the time, at the most, that goes into holding what is followed against /proc/PID/maps."""
+"""Of a CPU, at the most, that goes into holding what is followed against /proc/PID/maps."""
+COMPARE_CREDIT_S: Final = 0.05
+"""CPU time for that which can be saved up: enough for every chunk of a machine at ease."""
 
 
 class MemoryCollector(Attached):
@@ -55,7 +63,9 @@ class MemoryCollector(Attached):
 
     def __init__(self, kernel: Kernel, *, stack_gap_ns: int) -> None:
         super().__init__(kernel.load("memory", {"stack_gap_ns": stack_gap_ns}))
-        self._compare_after_s = 0.0
+        self._credit_s = COMPARE_CREDIT_S
+        self._credited_s = time.monotonic()
+        self._unfollowed = 0
         self._sum: int | None = None
         expect_fields(self._bpf, "memory", FIELDS)
 
@@ -81,12 +91,19 @@ class MemoryCollector(Attached):
             self._add(batch, since_ns, ("unmapped" if is_freed else kind, name), *sums,
                       who=(pid, start - start % START_UNIT_NS, tid), stack_id=stack_id,
                       is_total=not is_freed)  # fmt: skip
-        began_s = time.monotonic()
-        if to_the_end and began_s > self._compare_after_s:
-            self._compare(batch, since_ns)
-            now_s = time.monotonic()
-            self._compare_after_s = now_s + (now_s - began_s) / COMPARE_SHARE
+        if to_the_end:
+            self._compare_when_due(batch, since_ns)
         return batch
+
+    def _compare_when_due(self, batch: Batch, since_ns: int) -> None:
+        now_s = time.monotonic()
+        earned_s = COMPARE_SHARE * (now_s - self._credited_s)
+        self._credit_s = min(COMPARE_CREDIT_S, self._credit_s + earned_s)
+        self._credited_s = now_s
+        if self._credit_s > 0:
+            began_s = time.thread_time()
+            self._compare(batch, since_ns)
+            self._credit_s -= time.thread_time() - began_s
 
     def _add(
         self,
@@ -118,8 +135,8 @@ class MemoryCollector(Attached):
         The middle of a mapping, say, or all of it by an exec. What a process held when it ended
         stays as it was: that is what it had come to hold.
         """
-        space: dict[tuple[int, int], list[tuple[int, int]] | None] = {}
-        for address, pid, start, stack_id, size, tid, weight, number in self._bpf.entries(
+        space: dict[tuple[int, int], list[Range] | None] = {}
+        for address, pid, start, stack_id, size, tid, weight, number, is_part in self._bpf.entries(
             "mappings"
         ):
             start_ns = start - start % START_UNIT_NS
@@ -127,27 +144,50 @@ class MemoryCollector(Attached):
             if key not in space:
                 space[key] = _space_of(pid, start_ns)
             ranges = space[key]
-            held = size if ranges is None else _overlap(ranges, address, address + size)
-            if ranges is not None and held == size:
+            pieces = [] if ranges is None else pieces_of(ranges, address, address + size)
+            if pieces == [(address, address + size)]:
                 continue
-            self._bpf.delete_hash("mappings", struct.pack("=QII", address, pid, 0))
-            self._bpf.delete_hash("mapping_ends", struct.pack("=QII", address + size, pid, 0))
+            with suppress(FileNotFoundError):
+                self._bpf.delete_hash("mapping_ends", _place(address + size, pid))
+            try:
+                self._bpf.delete_hash("mappings", _place(address, pid))
+            except FileNotFoundError:
+                continue  # it was unmapped just now, and that was followed
             if ranges is None:
                 continue
-            if held:
-                value = (start, stack_id, held, tid, weight, number, 0)
-                self._bpf.set_hash(
-                    "mappings",
-                    struct.pack("=QII", address, pid, 0),
-                    struct.pack("=QQQIIII", *value),
-                )
-            gone = size - held
+            for index, (since, until) in enumerate(pieces):
+                whose = (start, stack_id, until - since, tid, weight, number)
+                if index < MOST_PIECES:
+                    self._follow(pid, since, until, (*whose, is_part or index > 0))
+                else:
+                    self._unfollowed += 1
+            gone = size - sum(until - since for since, until in pieces)
             self._add(batch, since_ns, ("unmapped", KINDS[number][1]), 0, 0,
-                      0 if held else weight, weight * gone,
+                      0 if pieces or is_part else weight, weight * gone,
                       who=(pid, start_ns, tid), stack_id=stack_id, is_total=False)  # fmt: skip
 
+    def _follow(self, pid: int, since: int, until: int, mapping: tuple[int, ...]) -> None:
+        """What is left of a mapping; `struct memory_mapping`."""
+        try:
+            self._bpf.set_hash("mappings", _place(since, pid), struct.pack("=QQQIIII", *mapping))
+            self._bpf.set_hash("mapping_ends", _place(until, pid), struct.pack("=Q", since))
+        except OSError:  # the maps are full
+            self._unfollowed += 1
 
-def _space_of(pid: int, start_ns: int) -> list[tuple[int, int]] | None:
+    def losses(self) -> Mapping[str, int]:
+        """Losses so far by name."""
+        found = dict(super().losses())
+        if self._unfollowed:
+            found["mappings"] = found.get("mappings", 0) + self._unfollowed
+        return found
+
+
+def _place(address: int, pid: int) -> bytes:
+    """`struct memory_place`"""
+    return struct.pack("=QII", address, pid, 0)
+
+
+def _space_of(pid: int, start_ns: int) -> list[Range] | None:
     """Ranges that a process has mapped, ascending; None where it is gone."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_bytes()  # all of it: what is not in it is gone
@@ -156,7 +196,7 @@ def _space_of(pid: int, start_ns: int) -> list[tuple[int, int]] | None:
     stat = procfs.read_stat(pid)
     if not maps or stat is None or stat.start_ns != start_ns:
         return None
-    found: list[tuple[int, int]] = []
+    found: list[Range] = []
     for line in maps.splitlines():
         begin, _, end = line.split(b" ", 1)[0].partition(b"-")
         since, until = int(begin, 16), int(end, 16)
@@ -166,11 +206,11 @@ def _space_of(pid: int, start_ns: int) -> list[tuple[int, int]] | None:
     return found
 
 
-def _overlap(ranges: list[tuple[int, int]], begin: int, end: int) -> int:
-    """Bytes of [begin, end) that lie in ascending ranges."""
-    held = 0
+def pieces_of(ranges: Sequence[Range], begin: int, end: int) -> list[Range]:
+    """What of [begin, end) lies in ascending ranges."""
+    found = []
     for since, until in ranges[bisect_right(ranges, begin, key=lambda it: it[1]) :]:
         if since >= end:
             break
-        held += min(end, until) - max(begin, since)
-    return held
+        found.append((max(begin, since), min(end, until)))
+    return found

@@ -10,9 +10,10 @@ then killed and another one started, with growing pauses.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from sonde.collect.collector import Batch
@@ -21,6 +22,8 @@ from sonde.metrics import labels
 
 SILENT_S = 3.0
 """Sources are heard from at least once a second; after this long without a word they hang."""
+DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|ze_loader)\.so[.0-9]*$")
+"""What a process maps before it uses a device."""
 POINTS_KEPT = 200_000
 """Of one thread between two ticks."""
 
@@ -35,6 +38,13 @@ class Runner(Protocol):
 
     def take(self) -> Points:
         """What was said since the last call; never blocks."""
+
+    def rest(self, seconds: float) -> None:
+        """Ask nothing more often than this, where it is the machine's rest that counts and not the
+        device's own; 0: as often as ever."""
+
+    def stir(self) -> None:
+        """Somebody is about to use a device: look at it as if it were in use."""
 
     def stop(self) -> None:
         """Stop asking, without waiting for one that hangs."""
@@ -54,6 +64,8 @@ class Beside:
         self._points = Points()
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._rest_s = 0.0
+        self._woken = threading.Event()
         self._asking: tuple[str, int] = ("", 0)
         self._hangs: tuple[str, int] | None = None
         self._thread = threading.Thread(target=self._run, name=f"sonde-{name}", daemon=True)
@@ -76,9 +88,19 @@ class Beside:
             mark_lost(points, name, "does not answer")
         return points
 
+    def rest(self, seconds: float) -> None:
+        """Ask nothing more often than this; 0: as often as ever, from now on."""
+        self._rest_s = seconds
+        if not seconds:
+            self._woken.set()
+
+    def stir(self) -> None:
+        """Nothing: no device is asked here."""
+
     def stop(self) -> None:
         """Stop asking."""
         self._ended.set()
+        self._woken.set()
         if self._thread.is_alive():
             self._thread.join(0.2)
 
@@ -87,6 +109,9 @@ class Beside:
 
     def _run(self) -> None:
         while not self._ended.is_set():
+            self._woken.clear()
+            for schedule in self._schedules:
+                schedule.rest(self._rest_s)
             said = Points()
             due_ns = min(schedule.run_due(said) for schedule in self._schedules)
             with self._lock:
@@ -94,7 +119,8 @@ class Beside:
                 self.lost += max(0, len(said.metrics) - room)
                 self._points.metrics += said.metrics[: max(0, room)]
                 self._points.events += said.events[: max(0, room)]
-            self._ended.wait(max(0.001, (due_ns - time.monotonic_ns()) / 1e9))
+            if not self._ended.is_set():
+                self._woken.wait(max(0.001, (due_ns - time.monotonic_ns()) / 1e9))
         for schedule in self._schedules:
             schedule.close()
 
@@ -124,6 +150,20 @@ class Metrics:
         """Begin to ask all of them."""
         for runner in self._runners:
             runner.start()
+
+    def rest(self, seconds: float) -> None:
+        """The machine does nothing: ask nothing more often than this; 0: as often as ever."""
+        for runner in self._runners:
+            runner.rest(seconds)
+
+    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
+        """What processes did, as `sonde._native.ProcessEvents` tells it: one that maps the library
+        of a device's driver is about to use the device."""
+        for event in events:
+            if event[0] == "mmap" and DRIVER_LIBRARY.search(str(event[11])):
+                for runner in self._runners:
+                    runner.stir()
+                return
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """What was said since the last call: rows of `metric` and `event`."""

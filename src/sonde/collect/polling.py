@@ -26,6 +26,8 @@ from sonde.collect.collector import TableRow
 from sonde.metrics import COSTS, MetricRow, labels
 
 CHEAP_S, STEADY_S, DEAR_S = COSTS["cheap"], COSTS["steady"], COSTS["dear"]
+STIRRED_S = 10.0
+"""So long does a process take, at most, from mapping a driver's library to its first work."""
 RETRY_FIRST_S, RETRY_LAST_S = 1.0, 30.0
 
 
@@ -65,6 +67,10 @@ class Poll:
     """CHEAP_S, STEADY_S or DEAR_S, unless the source has its own reason."""
     read: Callable[[Points], None]
     """Asks and adds what was said. Raises SignalLost; returns within milliseconds."""
+    at_rest: Callable[[], bool] | None = None
+    """Whether what it asks about does nothing."""
+    rest_s: float = STEADY_S
+    """The period then, where it is longer."""
 
 
 class Source(Protocol):
@@ -140,6 +146,8 @@ class _Turn:
     """With the source's."""
     due_ns: int
     gap: Gap
+    rests: bool = False
+    """It is due later than it would be, because what it asks about did nothing."""
 
 
 class Schedule:
@@ -163,6 +171,38 @@ class Schedule:
         self._cpu_s = 0.0
         self._read_s = 0.0
         self._told_ns = 0
+        self._rest_s = 0.0
+        self._stirred_until_ns = 0
+
+    def rest(self, seconds: float) -> None:
+        """Ask nothing more often than this, as the machine does nothing; 0: each poll at its own
+        pace, those at once that would have been asked meanwhile."""
+        if seconds < self._rest_s:
+            self._hurry(self._clock())
+        self._rest_s = seconds
+
+    def stir(self) -> None:
+        """What is asked about is about to be used: take nothing of it for at rest, for a while."""
+        now_ns = self._clock()
+        self._stirred_until_ns = now_ns + int(STIRRED_S * 1e9)
+        self._hurry(now_ns)
+
+    def _hurry(self, now_ns: int) -> None:
+        for turn in self._turns:
+            if not turn.gap.again_ns:
+                turn.due_ns = min(turn.due_ns, _beat_after(now_ns, turn.poll.period_s))
+
+    def _at_rest(self, poll: Poll) -> bool:
+        return (
+            poll.at_rest is not None and self._clock() >= self._stirred_until_ns and poll.at_rest()
+        )
+
+    def _wake(self, now_ns: int) -> None:
+        """Where an answer said that something works, what rested is due now: the time before is
+        told by itself."""
+        for turn in self._turns:
+            if turn.rests and not self._at_rest(turn.poll):
+                turn.rests, turn.due_ns = False, now_ns
 
     def run_due(self, points: Points) -> int:
         """Ask what is due. Returns when (CLOCK_MONOTONIC ns) something is due next."""
@@ -175,13 +215,18 @@ class Schedule:
                 return self._gap.again_ns
             self._open(points)
             now_ns = self._clock()
-        for turn in self._turns:
-            if turn.due_ns <= now_ns and self._opened:
-                self._ask(turn, points)
+        self._ask_due(now_ns, points)
+        self._wake(now_ns)
+        self._ask_due(now_ns, points)
         self._cpu_s += time.thread_time() - began_cpu_s
         self._read_s += time.perf_counter() - began_s
         self._tell(points)
         return self._next_ns(now_ns) if self._opened else self._gap.again_ns
+
+    def _ask_due(self, now_ns: int, points: Points) -> None:
+        for turn in self._turns:
+            if turn.due_ns <= now_ns and self._opened:
+                self._ask(turn, points)
 
     def _next_ns(self, now_ns: int) -> int:
         return min([turn.due_ns for turn in self._turns], default=now_ns + int(DEAR_S * 1e9))
@@ -226,15 +271,13 @@ class Schedule:
             return
         finally:
             self._asking("")
-        now_ns, period_ns = self._clock(), int(turn.poll.period_s * 1e9)
+        now_ns = self._clock()
         if turn.gap.again_ns:
             turn.gap.there(points, now_ns)
-        if turn.due_ns % period_ns:
-            # Onto the beat of the clock: what is asked equally often is asked in one waking.
-            turn.due_ns = (now_ns + period_ns // 2) // period_ns * period_ns + period_ns
-        else:
-            # Keep the beat; after a delay, skip the beats that were missed.
-            turn.due_ns += max(1, 1 + (now_ns - turn.due_ns) // period_ns) * period_ns
+        # After a delay, the beats that were missed are skipped.
+        turn.rests = self._at_rest(turn.poll)
+        rest_s = max(turn.poll.rest_s if turn.rests else 0.0, self._rest_s)
+        turn.due_ns = _beat_after(now_ns, max(turn.poll.period_s, rest_s))
 
     def _tell(self, points: Points) -> None:
         """Once a second: that the source answers, and what asking it has cost."""
@@ -246,6 +289,12 @@ class Schedule:
         points.add("sonde.source.up", float(self._opened), source, now_ns)
         points.add("sonde.source.cpu_seconds", self._cpu_s, source, now_ns)
         points.add("sonde.source.read_seconds", self._read_s, source, now_ns)
+
+
+def _beat_after(now_ns: int, period_s: float) -> int:
+    """The next beat of the clock: what is asked equally often is asked in one waking."""
+    period_ns = int(period_s * 1e9)
+    return (now_ns // period_ns + 1) * period_ns
 
 
 def _guarded(ask: Callable[..., None], *arguments: Points) -> None:

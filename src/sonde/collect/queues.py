@@ -20,6 +20,7 @@ IDLE_GAP_NS = 100_000_000
 SWITCHES = 4
 """Place of the field in `struct cpu_queue`."""
 PULSES_A_TICK = 10_000
+STIRS_KEPT = 64
 MAX_CPUS = 1_024
 QUANTILE = 0.99
 SWITCH_S = 80e-9
@@ -152,6 +153,17 @@ class QueueCollector:
             if left < 0:
                 rows.append((time_ns, "sonde.host.runqueue.wait_p99", label, 2**slot / 1e9))
                 return
+
+    def watch(self) -> int:
+        """Have the timer tell, once, when the machine is no longer at rest. Returns a descriptor
+        that has something to read from then until `unwatch`."""
+        self._bpf.set_array("wanted", 1, struct.pack("=I", 1))
+        return self._bpf.ring_fileno("stirs")
+
+    def unwatch(self) -> None:
+        """Have it tell no more, and forget what it told."""
+        self._bpf.set_array("wanted", 1, struct.pack("=I", 0))
+        self._bpf.drain_ring("stirs", "pulse", STIRS_KEPT)
 
     def stop(self) -> None:
         """Stop the timer and let go; what was seen stays readable."""

@@ -94,11 +94,14 @@ class Resolver:
         grace_ns: int = GRACE_NS,
         pods: Pods | None = None,
         seen: SeenFiles | None = None,
+        names_code: bool = True,
     ) -> None:
         """`cache_bytes` for the symbol indices of files. `grace_ns`: how long the names of dead
         processes are kept; longer than it takes until they are written. `seen` is told where the
-        files were, for those who look for source lines later.
+        files were, for those who look for source lines later. `names_code`: False where nobody will
+        ask for frames: then files are not opened ahead.
         """
+        self._names_code = names_code
         self.counters = Counters()
         self.processes = ProcessTable(self.counters, grace_ns=grace_ns)
         self.owners = Owners(pods)
@@ -128,7 +131,7 @@ class Resolver:
         self.processes.new_steps.clear()
         fresh = self.processes.new_files
         if fresh:
-            for process, file in fresh[-MAX_NEW_FILES:]:
+            for process, file in fresh[-MAX_NEW_FILES:] if self._names_code else ():
                 for mapping in process.image.told(file):
                     self._binaries.of(process, mapping)
             fresh.clear()

@@ -7,8 +7,11 @@ Loopback unless another address is named. Requests are few and small: one thread
 
 from __future__ import annotations
 
+import os
+import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET6, socket
 from typing import Any
@@ -42,7 +45,7 @@ class PrometheusServer:
                 f"cannot listen on {address}: {error.strerror or error}", "choose another address"
             ) from error
         self._thread = threading.Thread(
-            target=self._server.serve_forever, name="sonde-prometheus", daemon=True
+            target=self._server.serve, name="sonde-prometheus", daemon=True
         )
 
     @property
@@ -58,20 +61,44 @@ class PrometheusServer:
     def close(self) -> None:
         """Stop answering."""
         if self._thread.is_alive():
-            self._server.shutdown()
+            self._server.leave()
+            self._thread.join()
         self._server.server_close()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+    timeout = 0  # handle_request is called when somebody is there
 
     def __init__(self, address: tuple[str, int], page: Callable[[], str]) -> None:
         if ":" in address[0]:
             self.address_family = AF_INET6
         self.page = page
         self._room = threading.BoundedSemaphore(CONNECTIONS)
+        self._left, self._leave = os.pipe()
         super().__init__(address, _Handler)
+
+    def serve(self) -> None:
+        """Answer until `leave`. Unlike serve_forever, which looks twice a second whether it should
+        go on, this sleeps until somebody asks."""
+        waiting = select.poll()
+        for fd in (self.fileno(), self._left):
+            waiting.register(fd, select.POLLIN)
+        while self._left not in (ready := dict(waiting.poll())):
+            if ready:
+                self.handle_request()
+
+    def leave(self) -> None:
+        """Have `serve` return."""
+        os.write(self._leave, b"!")
+
+    def server_close(self) -> None:
+        super().server_close()
+        for fd in (self._left, self._leave):
+            with suppress(OSError):
+                os.close(fd)
+        self._left = self._leave = -1
 
     def process_request(self, request: socket | tuple[bytes, socket], client: Any) -> None:
         if self._room.acquire(blocking=False):

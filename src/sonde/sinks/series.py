@@ -89,6 +89,8 @@ class Board:
         self._plain: dict[tuple[str, Attributes], _Last] = {}
         self._owned: dict[str, dict[Attributes, _Owned]] = {}
         self._counts: dict[str, dict[Attributes, float]] = {}
+        self._wholes: dict[Attributes, dict[tuple[str, str], Attributes]] = {}
+        """Of an owner: attributes of its series by name and the value of their one more, or ""."""
         self.folded = 0
         """Rows and counts that found no series of their own."""
 
@@ -135,12 +137,21 @@ class Board:
     def count_owned(
         self, owner: Mapping[str, str], counts: Iterable[tuple[str, Mapping[str, str], float]]
     ) -> None:
-        """Add to counters that are kept here what one process did; `owner` tells whose it is."""
+        """Add to counters that are kept here what one process did; `owner` tells whose it is. Each
+        is (series, its one attribute more or none, how much)."""
         with self._lock:
             base = _sorted(owner)
+            wholes = self._wholes.get(base)
+            if wholes is None:
+                if len(self._wholes) >= MAX_OWNED:
+                    self._wholes.clear()
+                wholes = self._wholes[base] = {}
             for series, kept, more in counts:
                 known = self._counts.setdefault(series, {})
-                whole = _sorted({**kept, **owner}) if kept else base
+                value = next(iter(kept.values())) if kept else ""
+                whole = wholes.get((series, value))
+                if whole is None:
+                    whole = wholes[series, value] = _sorted({**kept, **owner}) if kept else base
                 if whole not in known and len(known) >= MAX_OWNED:
                     self.folded += 1
                     whole = _sorted({**kept, PROGRAM: OTHER})

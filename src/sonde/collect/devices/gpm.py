@@ -28,7 +28,6 @@ from sonde.metrics import labels_of
 
 PERCENT, MIB = 0.01, 2.0**20
 DRAM, PCIE = 10, (20, 21)
-IDLE_SKIPS = 4
 
 _TENSOR = "sonde.gpu.tensor.active"
 _PIPE = "sonde.gpu.pipe.active"
@@ -83,11 +82,9 @@ class Gpm:
         nvml.call("nvmlGpmQueryDeviceSupport", device, byref(support))
         if not support.isSupportedDevice:
             raise NvmlError(NOT_SUPPORTED)
-        self._samples = [nvml.handle("nvmlGpmSampleAlloc") for _ in range(3)]
-        """Told up to here; taken last and not told; room for the next."""
+        self._samples = [nvml.handle("nvmlGpmSampleAlloc") for _ in range(2)]
+        """Told up to here; room for the next."""
         self._before_ns = 0
-        self._last_ns = 0
-        self._skipped = 0
         self._dram_peak = dram_peak
         self._dram_tags = labels_of(identity)
         self._moved = dict.fromkeys(PCIE, 0.0)
@@ -98,30 +95,19 @@ class Gpm:
         self._asked = GpmMetrics(version=1)
         self._ask_for(list(METRICS))
 
-    def read(self, points: Points, now_ns: int, idle: bool = False) -> None:
-        """Take a sample and tell what happened since the one before. Raises NvmlError.
-
-        Taking it is cheap, working it out is not: while the device is `idle`, only every fifth is
-        worked out. When work begins, the idle time before it is told by itself.
-        """
-        before, last, room = self._samples
+    def read(self, points: Points, now_ns: int) -> None:
+        """Take a sample and tell what happened since the one before. Raises NvmlError."""
+        before, room = self._samples
         if self._instance is None:
             self._nvml.call("nvmlGpmSampleGet", self._device, room)
         else:
             instance = c_uint(self._instance)
             self._nvml.call("nvmlGpmMigSampleGet", self._device, instance, room)
         if not self._before_ns:
-            self._samples, self._before_ns = [room, before, last], now_ns
+            self._samples, self._before_ns = [room, before], now_ns
             return
-        if idle and self._skipped < IDLE_SKIPS:
-            self._samples, self._last_ns = [before, room, last], now_ns
-            self._skipped += 1
-            return
-        if self._skipped and not idle:
-            self._tell(points, before, last, self._last_ns)
-            before, last = last, before
         self._tell(points, before, room, now_ns)
-        self._samples, self._skipped = [room, last, before], 0
+        self._samples = [room, before]
 
     def close(self) -> None:
         """Give the samples back."""

@@ -27,6 +27,8 @@ from sonde.metrics import labels
 XID, DOUBLE_BIT_ECC = 0x8, 0x2
 EVENTS_S = 0.2
 """Errors are told at once when heard of."""
+STEADY_AT_REST_S = 5.0
+"""Of what is asked once a second, while no process holds the device and it does nothing."""
 EVENTS_A_POLL = 64
 XIDS_COUNTED = 64
 """Distinct (device, number) pairs that get a series of their own."""
@@ -66,17 +68,20 @@ class NvmlSource:
         """Three of each device, by cost, and what concerns all of them."""
         polls = []
         for device in self._devices:
-            for name, period_s, readings in (
-                ("cheap", self._cheap_s, device.cheap()),
-                ("steady", STEADY_S, device.steady()),
-                ("dear", DEAR_S, device.dear()),
+            for name, period_s, rest_s, readings in (
+                ("cheap", self._cheap_s, STEADY_S, device.cheap()),
+                ("steady", STEADY_S, STEADY_AT_REST_S, device.steady()),
+                ("dear", DEAR_S, DEAR_S, device.dear()),
             ):
                 read = Readings(f"{self.name}.{device.name}", readings, self._gaps)
-                polls.append(Poll(f"{device.name}.{name}", period_s, read))
+                polls.append(Poll(f"{device.name}.{name}", period_s, read, device.at_rest, rest_s))
         if self._events is not None:
-            polls.append(Poll("events", EVENTS_S, self._read_events))
+            polls.append(Poll("events", EVENTS_S, self._read_events, self._at_rest))
         polls.append(Poll("devices", DEAR_S, self._look_for_changes))
         return polls
+
+    def _at_rest(self) -> bool:
+        return all(device.at_rest() for device in self._devices)
 
     def close(self) -> None:
         """Let the library go."""

@@ -53,6 +53,8 @@ class Cheap:
         self._tags = tags
         self.busy = True
         """Whether it worked when it was asked last."""
+        self.moved = True
+        """Whether memory was taken or given back between the two times that it was asked last."""
         self.memory_bytes = 0
         """How much memory it has, once told."""
 
@@ -103,11 +105,14 @@ class Cheap:
     def _memory(self) -> Ask:
         out = Memory(version=MEMORY_VERSION)
         ask = self._question("nvmlDeviceGetMemoryInfo_v2", out)
-        plain = self._tags()
+        plain, last = self._tags(), -1
 
         def read(points: Points, now_ns: int) -> None:
+            nonlocal last
             ask()
             self.memory_bytes = out.total
+            self.moved = out.used != last
+            last = out.used
             points.metrics.append((now_ns, "hw.gpu.memory.usage", plain, float(out.used)))
 
         return read

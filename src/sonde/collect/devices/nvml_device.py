@@ -85,6 +85,11 @@ class NvmlDevice:
         self._gpm = self._find_gpm()
         self._pcie = [] if self._gpm else [Reading("pcie counters", self._pcie_counters)]
 
+    def at_rest(self) -> bool:
+        """Whether no process holds it and it did nothing when it was asked last. A chip whose bytes
+        are summed up from counters that wrap never is."""
+        return not (self._cheap.busy or self._cheap.moved or self._in_use or self._pcie)
+
     def cheap(self) -> list[Reading]:
         """Microseconds each, and what changes within a second."""
         return [
@@ -255,7 +260,7 @@ class NvmlDevice:
     def _activity(self, points: Points, now_ns: int) -> None:
         if self._gpm is None:
             raise NvmlError(NOT_SUPPORTED)
-        self._gpm.read(points, now_ns, idle=not (self._cheap.busy or self._in_use))
+        self._gpm.read(points, now_ns)
 
     # ---- dear ----
 

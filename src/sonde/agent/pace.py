@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often rows are read out: each `tick_s` while the machine works, each `rest_s` while it rests.
+
+Waking up, with cold caches, is most of what an agent costs on a machine that does nothing. So after
+some ticks in which next to nothing was used, the agent sleeps longer, and the timer that looks at
+the run queues wakes it as soon as somebody works (collect.queues): what happens then is read out as
+often as ever. Totals are exact either way; while nothing happens they are of longer intervals.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterable, Sequence
+
+from sonde.collect.collector import Batch, Collector
+from sonde.collect.metrics import Metrics
+from sonde.collect.queues import QueueCollector
+from sonde.collect.tasks import FIELDS
+from sonde.config import Config
+
+REST_SHARE = 0.05
+"""All processes together use less than this, of one core, where a machine is at rest. Much less
+than what wakes us (bpf/queues.bpf.c), lest we fall asleep and are woken again and again."""
+TICKS_TO_REST = 3
+_CPU_NS = FIELDS.index("cpu_ns") + 1
+"""Place in a row of `usage`, which begins with the time."""
+
+
+class Pace:
+    """Judges each tick, and says when the next one is due."""
+
+    def __init__(self, config: Config, collectors: Sequence[Collector]) -> None:
+        self._tick_s = config.tick_s
+        self._rest_s = config.rest_s
+        self._metrics = [it for it in collectors if isinstance(it, Metrics)]
+        self._queues = next((it for it in collectors if isinstance(it, QueueCollector)), None)
+        self._can_rest = (
+            config.rest_s > config.tick_s
+            and config.host_metrics
+            and self._queues is not None  # else nobody would wake us
+            and config.pids is None
+            # What takes stacks has rings that fill up, and is there to be looked at.
+            and not (config.on_cpu or config.off_cpu or config.memory or config.syscalls)
+        )
+        self._quiet_ticks = 0
+        self._waker: select.poll | None = None
+        self.fds: list[int] = []
+        """Descriptors that have something to read when the machine is no longer at rest."""
+
+    @property
+    def tick_s(self) -> float:
+        """Until the next tick, unless `is_stirred` before."""
+        return self._rest_s if self.fds else self._tick_s
+
+    def is_stirred(self) -> bool:
+        """Whether the rest is over."""
+        return self._waker is not None and bool(self._waker.poll(0))
+
+    def judge(self, batches: Iterable[Batch], elapsed_s: float) -> None:
+        """Take in what was seen since the last tick, and rest or go on."""
+        if not self._can_rest or elapsed_s <= 0:
+            return
+        quiet = not self.is_stirred() and _is_quiet(batches, elapsed_s)
+        self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0
+        if self.fds and not quiet:
+            self.go_on()
+        elif not self.fds and self._quiet_ticks >= TICKS_TO_REST:
+            self._rest()
+
+    def go_on(self) -> None:
+        """Rest no longer."""
+        if self._queues is None or not self.fds:
+            return
+        self._queues.unwatch()
+        self.fds, self._waker, self._quiet_ticks = [], None, 0
+        for metrics in self._metrics:
+            metrics.rest(0.0)
+
+    def _rest(self) -> None:
+        assert self._queues is not None
+        self.fds = [self._queues.watch()]
+        self._waker = select.poll()
+        self._waker.register(self.fds[0], select.POLLIN)
+        for metrics in self._metrics:
+            metrics.rest(self._rest_s)
+
+
+def _is_quiet(batches: Iterable[Batch], elapsed_s: float) -> bool:
+    used_ns = 0
+    for batch in batches:
+        if batch.spans or "device_run" in batch.rows or any(_is_call(batch)):
+            return False
+        for row in batch.rows.get("usage", ()):
+            ns = row[_CPU_NS]
+            assert isinstance(ns, int)
+            used_ns += ns
+    return used_ns < REST_SHARE * elapsed_s * 1e9
+
+
+def _is_call(batch: Batch) -> Iterable[bool]:
+    """Whether each row of `activity` is a call of a device."""
+    return (row[1] == "device" for row in batch.rows.get("activity", ()))

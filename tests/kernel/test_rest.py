@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine that does nothing is looked at seldom, and as often as ever once it works again."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+
+import pytest
+
+from sonde.agent.pace import TICKS_TO_REST, Pace
+from sonde.collect.collector import Batch
+from sonde.collect.kernel import Kernel
+from sonde.collect.queues import QueueCollector
+from sonde.config import Config
+
+pytestmark = pytest.mark.bpf
+
+SOON_MS = 20_000
+"""Far more than it takes, also beside others' work."""
+
+
+@pytest.fixture
+def queues():
+    collector = QueueCollector(Kernel(None), 100)
+    collector.start()
+    yield collector
+    collector.stop()
+
+
+@pytest.fixture
+def worker():
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def usage(cpu_ns):
+    """A row of what one process used."""
+    return Batch(rows={"usage": [(0, 1, 0, cpu_ns, *[0] * 10)]})
+
+
+def quiet_ticks(pace, count):
+    for _ in range(count):
+        pace.judge([usage(1_000_000)], 1.0)
+
+
+def readable(fds, timeout_ms):
+    waiting = select.poll()
+    for fd in fds:
+        waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(timeout_ms))
+
+
+def stackless(**options):
+    return Config(on_cpu=False, off_cpu=False, host_metrics=True, **options)
+
+
+def test_work_ends_the_rest(queues, worker):
+    pace = Pace(stackless(), [queues])
+    quiet_ticks(pace, TICKS_TO_REST)
+    assert pace.tick_s == 5.0
+    assert readable(pace.fds, SOON_MS)
+    assert pace.is_stirred()
+    pace.judge([usage(1_000_000)], 0.3)
+    assert pace.tick_s == 1.0
+    assert not pace.fds
+    assert not pace.is_stirred()
+
+
+def test_the_timer_tells_nobody_who_does_not_ask(queues, worker):
+    fd = queues.watch()
+    assert readable([fd], SOON_MS)
+    queues.unwatch()
+    assert not readable([fd], 500)
+
+
+def test_ticks_in_which_something_was_used_bring_no_rest(queues):
+    pace = Pace(stackless(), [queues])
+    for _ in range(TICKS_TO_REST):
+        quiet_ticks(pace, TICKS_TO_REST - 1)
+        pace.judge([usage(60_000_000)], 1.0)
+    assert pace.tick_s == 1.0
+
+
+@pytest.mark.parametrize("row", [(0, "device"), (0, "block")])
+def test_calls_of_devices_bring_no_rest(queues, row):
+    pace = Pace(stackless(), [queues])
+    for _ in range(TICKS_TO_REST):
+        pace.judge([Batch(rows={"activity": [row]})], 1.0)
+    assert pace.tick_s == (1.0 if row[1] == "device" else 5.0)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        stackless(rest_s=0),
+        stackless(pids=frozenset([1])),
+        Config(off_cpu=False, host_metrics=True),
+        Config(on_cpu=False, off_cpu=False),
+    ],
+)
+def test_who_takes_stacks_or_cannot_be_woken_does_not_rest(queues, config):
+    pace = Pace(config, [queues])
+    quiet_ticks(pace, TICKS_TO_REST)
+    assert pace.tick_s == 1.0
