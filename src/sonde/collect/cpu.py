@@ -31,7 +31,7 @@ class CpuSampler(Attached):
         expect_fields(self._bpf, "samples", FIELDS)
 
     def start(self) -> None:
-        """Start the sampling clocks."""
+        """Start the sampling clocks. Raises HostError."""
         try:
             self._links = [self._bpf.attach_sampling("on_sample", self._hz)]
         except OSError as error:

@@ -160,7 +160,7 @@ def refusal(error: OSError) -> HostError:
 
 
 def expect_fields(bpf: _native.Bpf, rows: str, expected: Sequence[str]) -> None:
-    """Hold the fields that a collector unpacks against those that the programs write."""
+    """Hold fields that are unpacked against those that programs write. Raises InternalError."""
     found = bpf.fields(rows)
     if found != list(expected):
         raise InternalError(f"{rows} has the fields {found}, not {list(expected)}", "rebuild Sonde")

@@ -51,7 +51,7 @@ class WaitCollector:
         expect_fields(self._bpf, "waits", FIELDS)
 
     def start(self) -> None:
-        """Take in the threads that wait already, then follow every switch."""
+        """Take in the threads that wait already, then follow every switch. Raises HostError."""
         try:
             # State for threads to be born, then for those there are; then follow all of them, and
             # take in what went to sleep meanwhile.
@@ -64,7 +64,7 @@ class WaitCollector:
         self.resume()
 
     def resume(self) -> None:
-        """Follow every switch, and take in the threads that wait already."""
+        """Follow every switch, and take in the threads that wait already. Raises HostError."""
         assert self._walk is not None
         try:
             self._switches = [self._bpf.attach(program) for program in SWITCHES]
