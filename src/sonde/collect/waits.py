@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from sonde import _native
 from sonde.collect.collector import Batch
-from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
 from sonde.procfs import START_UNIT_NS
 
@@ -40,6 +40,7 @@ class WaitCollector:
                 "stack_gap_ns": stack_gap_ns,
                 "unwind_steps": WALK_STEPS,
             },
+            most={"waits": by_cpus(16_384)},
         )
         self._links: list[int] = []
         self._switches: list[int] = []
