@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
+use std::thread::Builder;
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::{Iter, Link, MapCore, Object, ObjectBuilder, ProgramMut};
@@ -306,14 +307,18 @@ impl Bpf {
     fn detach_all(&mut self, py: Python<'_>, links: Vec<u64>) {
         let mut all: Vec<_> = links.iter().filter_map(|link| self.links.remove(link)).collect();
         let each = all.len().div_ceil(DETACHED_AT_ONCE).max(1);
+        // Entries go before returns, the other way round than they came.
+        let let_go = |some: &mut [Vec<Link>]| {
+            some.iter_mut().for_each(|links| links.drain(..).rev().for_each(drop));
+        };
         py.detach(|| {
             std::thread::scope(|scope| {
                 for some in all.chunks_mut(each) {
-                    scope.spawn(move || {
-                        some.iter_mut().for_each(|links| links.drain(..).rev().for_each(drop));
-                    });
+                    // Where there is no thread to be had, what is left goes below.
+                    let _ = Builder::new().spawn_scoped(scope, move || let_go(some));
                 }
             });
+            let_go(&mut all);
         });
     }
 
