@@ -14,17 +14,7 @@ MAX_BYTES = 96e6
 
 def print_overhead(results: Sequence[LoadResult]) -> None:
     """One table, all loads."""
-    head = (
-        "tool",
-        "slowdown",
-        "≤ (95 %)",
-        "CPU of it",
-        "to start",
-        "memory",
-        "samples",
-        "lost",
-        "others",
-    )
+    head = ("tool", "slowdown", "≤ (95 %)", "CPU of it", "to start", "memory", "samples", "lost")
     print(_row((*head, "others")))
     for result in results:
         print(f"\n{result.kind.title} ({_state(result)})")
