@@ -102,6 +102,7 @@ class Agent:
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
+        self._gc_before = gc.get_threshold()
         self._pause_asked = False
         self._paused_ns = 0  # before the chunk in the making
         self._counts = dict.fromkeys(COUNTED, 0)
@@ -188,6 +189,7 @@ class Agent:
             self._outlets.start()
         _native.release_memory()  # what the way here took
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
+        self._gc_before = gc.get_threshold()
         gc.set_threshold(*GC_THRESHOLDS)
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
@@ -252,6 +254,8 @@ class Agent:
             self._resolver.close()
             if self._sink is not None:
                 self._sink.close()
+            gc.set_threshold(*self._gc_before)
+            gc.unfreeze()
 
     def live(self) -> Live:
         """How far it is."""
