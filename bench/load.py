@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
@@ -109,14 +110,17 @@ class Load:
 
 def kernel_threads_s() -> float:
     """CPU time of the kernel's own threads (children of kthreadd, and itself)."""
-    total_s = 0.0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if not (folder / "cmdline").read_bytes() and not (folder / "maps").read_bytes():
-                total_s += _run_s(folder / "task")
-        except OSError:
-            continue  # ended meanwhile
-    return total_s
+    return sum(_run_s(Path("/proc", pid, "task")) for pid in os.listdir("/proc") if _is_kernel(pid))  # noqa: PTH208
+
+
+@lru_cache(maxsize=4096)
+def _is_kernel(pid: str) -> bool:
+    """Asked once: between two looks at the machine little else may run than what is measured."""
+    folder = Path("/proc", pid)
+    try:
+        return not (folder / "cmdline").read_bytes() and not (folder / "maps").read_bytes()
+    except OSError:
+        return False  # no process, or it ended
 
 
 def _run_s(tasks: Path) -> float:

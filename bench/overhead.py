@@ -44,16 +44,16 @@ class Plan:
     """After its end."""
     blocks: int = 0
     """In which it is on, for tools that can pause and loads that fill the machine."""
+    block_s: tuple[float, float] = (0.8, 1.2)
+    """Blocks are of random length, so that nothing periodic falls always into the same kind."""
+    steady_s: float = 10.0
+    """So long the tool runs unpaused after the blocks: its own CPU time is of then."""
 
 
-QUICK = Plan(rounds=3, stretch_s=2.0, settle_s=1.2, blocks=20)
+QUICK = Plan(rounds=3, stretch_s=2.0, settle_s=2.0, blocks=16, block_s=(0.45, 0.65), steady_s=9.0)
 FULL = Plan(rounds=7, stretch_s=6.0, settle_s=2.0, blocks=120)
-BLOCK_S = (0.8, 1.2)
-"""Blocks are of random length, so that nothing periodic falls always into the same kind."""
 WASHOUT_S = 0.15
 """After a change of the kind of block."""
-STEADY_BLOCKS = 10
-"""So many blocks' time the tool runs unpaused first: its own CPU time and memory are of then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,6 @@ class Stretch:
     """CPU time of the kernel's own threads, as a share of the load's."""
     cpu_s: float
     """Of the load."""
-    begun_s: float
-    """CPU time of the load before."""
 
 
 @dataclass(slots=True)
@@ -159,22 +157,25 @@ def _by_blocks(
         running.wait_until_begun()
         time.sleep(plan.settle_s)
         cost.start_cpu_s.append(running.cgroup.cpu_s())
+        running.cgroup.look()
+        started = load.progress()
         say(f"{load.kind.name}: {tool.name}, {plan.blocks} times on and off")
-        steady = _steadily(running, load, STEADY_BLOCKS * sum(BLOCK_S) / 2, cost)
-        off, on = [_block(running.pause, load)], []
-        watched_s = steady.cpu_s
+        off, on = [_block(running.pause, load, plan)], []
+        watched_s = 0.0
         for _ in range(plan.blocks):
             before = load.progress()
-            on.append(_block(running.resume, load))
+            on.append(_block(running.resume, load, plan))
             watched_s += load.progress().cpu_s - before.cpu_s
-            off.append(_block(running.pause, load))
+            off.append(_block(running.pause, load, plan))
+            running.cgroup.look()
         running.resume()
         time.sleep(WASHOUT_S)
+        steady = _steadily(running, load, plan.steady_s, cost)
         outcome = running.stop()
     finally:
         running.close()
     cost.samples, cost.lost = outcome.samples, outcome.lost
-    cost.expected = HZ * (watched_s + steady.begun_s - begun.cpu_s)
+    cost.expected = HZ * (watched_s + started.cpu_s - begun.cpu_s + steady.cpu_s)
     taken = cost.cpu_s[-1] / steady.cpu_s
     for (before_off, after_off), watched in zip(pairwise(off), on, strict=True):
         kernel = watched.kernel_share - (before_off.kernel_share + after_off.kernel_share) / 2
@@ -183,10 +184,10 @@ def _by_blocks(
     return off
 
 
-def _block(change: Callable[[], None], load: Load) -> Stretch:
+def _block(change: Callable[[], None], load: Load, plan: Plan) -> Stretch:
     change()
     time.sleep(WASHOUT_S)
-    return _stretch(load, random.uniform(*BLOCK_S))
+    return _stretch(load, random.uniform(*plan.block_s))
 
 
 def _steadily(running: Tool, load: Load, seconds: float, cost: Cost) -> Stretch:
@@ -212,7 +213,7 @@ def _stretch(load: Load, seconds: float) -> Stretch:
 def _between(before: Progress, after: Progress) -> Stretch:
     cpu_s = after.cpu_s - before.cpu_s
     rate = (after.units - before.units) / (after.busy_s - before.busy_s)
-    return Stretch(rate, (after.kernel_s - before.kernel_s) / cpu_s, cpu_s, before.cpu_s)
+    return Stretch(rate, (after.kernel_s - before.kernel_s) / cpu_s, cpu_s)
 
 
 def _with_tool(tool: type[Tool], folder: Path, load: Load, plan: Plan, cost: Cost) -> Stretch:

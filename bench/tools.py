@@ -93,7 +93,10 @@ class Tool(ABC):
         """Run time and number of runs of its BPF programs, while the kernel counts them."""
         total_ns = runs = 0
         for info in Path(f"/proc/{self._process.pid}/fdinfo").iterdir():
-            lines = info.read_text().splitlines()
+            try:
+                lines = info.read_text().splitlines()
+            except OSError:
+                continue  # closed meanwhile
             fields = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
             total_ns += int(fields.get("run_time_ns", 0))
             runs += int(fields.get("run_cnt", 0))

@@ -29,6 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from sonde import procfs
 from sonde.collect.kernel import Kernel
 from sonde.resolve import Resolver
 from sonde.unwind import Unwinder
@@ -72,7 +73,7 @@ def main() -> int:
 
 
 def _wait_stopped(pid: int) -> None:
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+    while (stat := procfs.read_stat(pid)) is not None and stat.state != "T":
         time.sleep(0.01)
 
 
@@ -121,8 +122,10 @@ def _record(pid: int, until: str, names: dict[int, str], description: str) -> Re
 
 
 def _start_ns(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[19]) * 10_000_000
+    stat = procfs.read_stat(pid)
+    if stat is None:
+        raise SystemExit("the program has ended")
+    return stat.start_ns
 
 
 def _registers(pid: int) -> list[int]:

@@ -91,6 +91,11 @@ fn map_info(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> MapInfo {
     }
 }
 
+/// The name of a pair of row maps, where a map is one half of it; else the map's own.
+fn base_of(map: &str) -> &str {
+    map.strip_suffix("_a").or_else(|| map.strip_suffix("_b")).unwrap_or(map)
+}
+
 /// The numbers in a key and its value, in the order of their fields.
 fn tuple_of<'py>(
     py: Python<'py>,
@@ -155,12 +160,13 @@ impl Bpf {
 #[pymethods]
 impl Bpf {
     #[new]
-    #[pyo3(signature = (name, knobs, share = HashMap::new(), skip = Vec::new()))]
+    #[pyo3(signature = (name, knobs, share = HashMap::new(), skip = Vec::new(), most = HashMap::new()))]
     fn new(
         name: String,
         knobs: HashMap<String, u64>,
         share: HashMap<String, PyRef<'_, Bpf>>,
         skip: Vec<String>,
+        most: HashMap<String, u32>,
     ) -> PyResult<Self> {
         let failed = |e: libbpf_rs::Error| os_error(&format!("cannot load BPF object {name}"), &e);
         let (_, bytes) = OBJECTS
@@ -188,6 +194,10 @@ impl Bpf {
                 let fd = owner.map(&map_name)?.fd;
                 // SAFETY: the owner's object, and with it the descriptor, is borrowed here.
                 map.reuse_fd(unsafe { BorrowedFd::borrow_raw(fd) }).map_err(failed)?;
+            } else if let Some(&entries) = most.get(base_of(&map_name)) {
+                if entries < map.max_entries() {
+                    map.set_max_entries(entries).map_err(failed)?;
+                }
             }
             if map_name.ends_with(".rodata") {
                 let data = map.initial_value_mut().unwrap_or_default();

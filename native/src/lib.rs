@@ -11,6 +11,7 @@ mod elf;
 mod layout;
 mod lines;
 mod maps;
+mod memory;
 mod perf;
 mod prio;
 mod symbols;
@@ -32,6 +33,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     columns::register(module)?;
     lines::register(module)?;
     elf::register(module)?;
+    memory::register(module)?;
     perf::register(module)?;
     prio::register(module)?;
     symbols::register(module)?;

@@ -15,11 +15,15 @@ def inject_library() -> bytes:
     """The library that runs in profiled processes (inject/), as a shared object; empty where the
     machine is not x86-64."""
 
+def release_memory() -> None:
+    """Give the kernel back what was freed and is kept for later."""
+
 class Bpf:
     """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
 
     `knobs` set the object's `const volatile` globals by name; `share` makes it use a map of
-    another object; `skip` names programs that are not to be loaded.
+    another object; `skip` names programs that are not to be loaded; `most` bounds the entries of
+    maps by name (of a pair of row maps: of each).
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class Bpf:
         knobs: Mapping[str, int],
         share: Mapping[str, Bpf] = ...,
         skip: Sequence[str] = ...,
+        most: Mapping[str, int] = ...,
     ) -> None: ...
     def attach(self, program: str) -> int:
         """Attach where the program's section says (tp_btf, iter). Returns a link."""

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import time
 from ctypes import Structure, sizeof
-from pathlib import Path
 
 import pytest
 
 from nvml_stub import Stub, header_folder
+from sonde import procfs
 from sonde.collect import apart
 from sonde.collect.apart import Apart
 from sonde.collect.devices.nvml import NvmlSource
@@ -311,11 +311,8 @@ def test_the_child_ends_with_its_parent(stub):
     )
     child = int(done.stdout)
     for _ in range(50):
-        try:
-            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return
-        if state == "Z":
+        stat = procfs.read_stat(child)
+        if stat is None or stat.state == "Z":
             return
         time.sleep(0.1)
     raise AssertionError("the child is still there")

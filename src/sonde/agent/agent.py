@@ -69,6 +69,8 @@ STACKLESS_EVENT_GAP_S = 0.1
 CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
 LOST_EVENTS = "processes.events"
+GC_THRESHOLDS = (10_000, 20, 20)
+"""A tick makes thousands of rows, none of which is part of a cycle."""
 
 
 class Sink(Protocol):
@@ -139,6 +141,9 @@ class Agent:
         self._calls = self._make_device_calls()
         self._device_time = self._make_device_time()
         self._collectors = self._make_collectors()
+        self._map_bytes = self._kernel.memory_bytes() + sum(
+            collector.memory_bytes() for collector in self._collectors
+        )
         self._pace = Pace(config, self._collectors)
         self._metrics = next((it for it in self._collectors if isinstance(it, Metrics)), None)
         self._unwinding.limit(self.kernel_bytes())
@@ -146,8 +151,7 @@ class Agent:
 
     def kernel_bytes(self) -> int:
         """Memory of all BPF maps."""
-        collectors = sum(collector.memory_bytes() for collector in self._collectors)
-        return collectors + self._kernel.memory_bytes() + self._unwinding.memory_bytes()
+        return self._map_bytes + self._unwinding.memory_bytes()
 
     def _make_events(self) -> _native.ProcessEvents | NoEvents:
         if not self._privileged:
@@ -241,7 +245,9 @@ class Agent:
             self._attacher.start()
         if self._outlets is not None:
             self._outlets.start()
+        _native.release_memory()  # what the way here took
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
+        gc.set_threshold(*GC_THRESHOLDS)
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""

@@ -17,8 +17,9 @@ from sonde.resolve import KnownFrame, Resolver
 from sonde.sinks.chunk import ChunkBuilder
 from sonde.unwind.ends import TAIL_DROPPED
 
-STACKS_IN_KERNEL = 5_000
-"""Stacks read and still kept in the kernel, of its 8192, before they are dropped there."""
+KEPT_IN_KERNEL = 3 / 8
+"""Stacks read and still kept in the kernel, of all that it has room for, before they are dropped
+there."""
 PROCESSES_TOLD_APART = 65_536
 STACKS_CACHED = 16_384
 
@@ -38,6 +39,7 @@ class Dictionary:
         self.stacks = StackReader(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
         self._in_kernel: set[int] = set()
+        self._in_kernel_most = int(KEPT_IN_KERNEL * kernel.stacks_most)
         self._used_stacks: set[int] = set()
         self._used_threads: set[tuple[int, int, int]] = set()
         self._processes: set[ProcessKey] = set()
@@ -62,6 +64,7 @@ class Dictionary:
         self._resolve(batch.stacks)
         self._resolve(batch.launch_stacks, in_library=True)
         self._resolve_own(batch.own_stacks)
+        self.stacks.python.close()
 
     def pass_over(self, batch: Batch) -> None:
         """Nobody keeps these rows: have the kernel forget their stacks in time."""
@@ -106,7 +109,7 @@ class Dictionary:
 
     def _forget_when_full(self, stacks: Set[int]) -> None:
         self._in_kernel |= stacks
-        if len(self._in_kernel) > STACKS_IN_KERNEL:
+        if len(self._in_kernel) > self._in_kernel_most:
             self._kernel.forget_stacks(list(self._in_kernel))
             self._in_kernel.clear()
 

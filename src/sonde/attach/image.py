@@ -64,7 +64,10 @@ class LoadedImage:
         self._dynamic = self._read_dynamic(memory.read(base + headers_at, size * count))
 
     def function(self, name: str) -> int | None:
-        """The address of an exported function, whatever its version; None where there is none."""
+        """The address of an exported function, whatever its version; None where there is none.
+
+        Raises OSError where the memory cannot be read, ValueError where it is no such image.
+        """
         table = self._address(_DT_GNU_HASH)
         strings, symbols = self._address(_DT_STRTAB), self._address(_DT_SYMTAB)
         buckets, first, bloom, _ = struct.unpack("<IIII", self._memory.read(table, 16))

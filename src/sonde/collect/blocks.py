@@ -39,7 +39,7 @@ class BlockCollector(Attached):
         expect_fields(self._bpf, "requests", FIELDS)
 
     def start(self) -> None:
-        """Follow every request; ends first, so that none is begun and not ended."""
+        """Follow every request, ends first: none is begun and not ended. Raises HostError."""
         try:
             self._links = [self._bpf.attach(program) for program in reversed(self._programs)]
         except OSError as error:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
@@ -11,19 +13,25 @@ from sonde.procfs import START_UNIT_NS
 FIELDS = ("tgid", "tid", "start_ns", "stack_id", "count")
 
 
+ROOM_S = 4
+"""There is room for the samples of so long, should they all differ: a tick may come late."""
+LEAST_ROWS = 1024
+
+
 class CpuSampler(Attached):
     """Samples user and kernel stacks on all CPUs; the kernel counts equal ones together."""
 
     name = "cpu"
 
     def __init__(self, kernel: Kernel, hz: int) -> None:
-        super().__init__(kernel.load("cpu", {}))
+        rows = ROOM_S * hz * (os.cpu_count() or 1)
+        super().__init__(kernel.load("cpu", {}, most={"samples": max(LEAST_ROWS, rows)}))
         self._hz = hz
         self._period_ns = 1e9 / hz
         expect_fields(self._bpf, "samples", FIELDS)
 
     def start(self) -> None:
-        """Start the sampling clocks."""
+        """Start the sampling clocks. Raises HostError."""
         try:
             self._links = [self._bpf.attach_sampling("on_sample", self._hz)]
         except OSError as error:

@@ -15,7 +15,7 @@ from sonde import _native
 from sonde.apis import Api
 from sonde.collect.collector import Batch
 from sonde.collect.discovery import Discovery
-from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.probes import Probes
 from sonde.procfs import START_UNIT_NS
 
@@ -39,7 +39,7 @@ class DeviceCalls:
     def __init__(
         self, kernel: Kernel, apis: Iterable[Api], *, launches: bool, budget: float
     ) -> None:
-        self._bpf = kernel.load("device_calls", {})
+        self._bpf = kernel.load("device_calls", {}, most={"device_calls": by_cpus(16_384)})
         apis = tuple(apis)
         self._probes = Probes(self._bpf, apis, launches, budget)
         self._discovery = Discovery(apis, self._probes)

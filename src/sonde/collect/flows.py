@@ -35,7 +35,7 @@ class FlowCollector(Walking):
         expect_fields(self._bpf, "flows", FIELDS)
 
     def start(self) -> None:
-        """Note what was counted before; then follow connections."""
+        """Note what was counted before; then follow connections. Raises HostError."""
         try:
             self._begin_walks()
             self._links = [self._bpf.attach("on_state")]

@@ -7,6 +7,7 @@ import errno
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from sonde import _native
 from sonde.errors import HostError, InternalError, KernelUnsupported, PermissionDenied
@@ -33,6 +34,22 @@ UNWIND_MAPS = (
 """What all programs walk stacks by; owned by unwind.bpf.c."""
 
 
+FEW_CPUS: Final = 4
+STACKS: Final = 8192
+"""Stacks and pieces of long ones that the kernel keeps on a large machine (bpf/stack.h)."""
+
+
+NEWLY_MET: Final = 512
+"""Processes that walks met for the first time, until they are read (every 0.25 s); one that found
+no room asks again."""
+
+
+def by_cpus(entries: int) -> int:
+    """Entries of a map that is to hold `entries` on a large machine: half of them on one of few
+    CPUs, where less can happen in a second."""
+    return entries if (os.cpu_count() or 1) > FEW_CPUS else entries // 2
+
+
 class Kernel:
     """Loads BPF objects for one agent.
 
@@ -41,6 +58,7 @@ class Kernel:
     """
 
     def __init__(self, pids: Iterable[int] | None, skip_self: bool = False) -> None:
+        self.stacks_most = by_cpus(STACKS)
         self._shared: dict[str, _native.Bpf] = {}
         self._knobs: dict[str, int] = {}
         self._stacks: _native.Bpf | None = None
@@ -60,7 +78,7 @@ class Kernel:
     def unwind(self) -> _native.Bpf:
         """Owner of the maps that stacks are walked by. Raises HostError."""
         if self._unwind is None:
-            self._unwind = self._load("unwind", {}, ())
+            self._unwind = self._load("unwind", {}, (), {"unwind_wanted": NEWLY_MET})
             self._shared |= dict.fromkeys(UNWIND_MAPS, self._unwind)
         return self._unwind
 
@@ -74,19 +92,28 @@ class Kernel:
         knobs: Mapping[str, int],
         skip: Sequence[str] = (),
         own_stacks: bool = False,
+        most: Mapping[str, int] | None = None,
     ) -> _native.Bpf:
-        """Load an object with the common knobs and maps. Raises HostError with the remedy."""
+        """Load an object with the common knobs and maps. `most` bounds the entries of its maps.
+
+        Raises HostError with the remedy.
+        """
         if not own_stacks:
             _ = self.unwind
-        bpf = self._load(name, {**self._knobs, **knobs}, skip)
+        bounds = {"stacks": self.stacks_most, **(most or {})}
+        if "filter_targets" not in self._knobs and name != "targets":
+            bounds["targets"] = 1  # nobody asks it
+        bpf = self._load(name, {**self._knobs, **knobs}, skip, bounds)
         if self._stacks is None and not own_stacks:
             self._stacks = bpf
             self._shared["stacks"] = bpf
         return bpf
 
-    def _load(self, name: str, knobs: Mapping[str, int], skip: Sequence[str]) -> _native.Bpf:
+    def _load(
+        self, name: str, knobs: Mapping[str, int], skip: Sequence[str], most: Mapping[str, int]
+    ) -> _native.Bpf:
         try:
-            return _native.Bpf(name, knobs, self._shared, skip)
+            return _native.Bpf(name, knobs, self._shared, skip, most)
         except OSError as error:
             raise refusal(error) from error
 
@@ -133,7 +160,7 @@ def refusal(error: OSError) -> HostError:
 
 
 def expect_fields(bpf: _native.Bpf, rows: str, expected: Sequence[str]) -> None:
-    """Hold the fields that a collector unpacks against those that the programs write."""
+    """Hold fields that are unpacked against those that programs write. Raises InternalError."""
     found = bpf.fields(rows)
     if found != list(expected):
         raise InternalError(f"{rows} has the fields {found}, not {list(expected)}", "rebuild Sonde")

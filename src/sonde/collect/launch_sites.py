@@ -12,7 +12,7 @@ from typing import Final
 
 from sonde import _native
 from sonde.collect.collector import ProcessKey
-from sonde.collect.kernel import Kernel, expect_fields, losses_of
+from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of
 from sonde.collect.libraries import FileKey, mapped_by, open_mapped
 from sonde.procfs import START_UNIT_NS
 
@@ -40,7 +40,7 @@ class LaunchSites:
 
     def __init__(self, kernel: Kernel) -> None:
         """Raises HostError where the kernel does not take the program."""
-        self._bpf = kernel.load("launch_sites", {})
+        self._bpf = kernel.load("launch_sites", {}, most={"launch_sites": by_cpus(8192)})
         self._files: dict[FileKey, _Probed] = {}
         expect_fields(self._bpf, "launch_sites", FIELDS)
 

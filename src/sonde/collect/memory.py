@@ -70,7 +70,7 @@ class MemoryCollector(Attached):
         expect_fields(self._bpf, "memory", FIELDS)
 
     def start(self) -> None:
-        """Note where heaps end, then follow faults and calls."""
+        """Note where heaps end, then follow faults and calls. Raises HostError."""
         try:
             self._sum = self._bpf.attach("on_sum") if self._sum is None else self._sum
             walk = self._bpf.attach("on_walk")

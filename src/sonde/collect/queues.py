@@ -61,7 +61,7 @@ class QueueCollector:
         self._queues: list[tuple[int, ...]] = []
 
     def start(self) -> None:
-        """Follow switches, and start the timer."""
+        """Follow switches, and start the timer. Raises HostError."""
         try:
             self._following = self._bpf.attach("on_switch")
             self._bpf.set_array("wanted", 0, struct.pack("=I", 1))

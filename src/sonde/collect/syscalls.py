@@ -22,7 +22,7 @@ class SyscallCollector(Attached):
         expect_fields(self._bpf, "syscalls", FIELDS)
 
     def start(self) -> None:
-        """Follow every call; returns first."""
+        """Follow every call; returns first. Raises HostError."""
         try:
             self._links = [self._bpf.attach(program) for program in ("on_exit", "on_enter")]
         except OSError as error:

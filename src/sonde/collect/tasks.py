@@ -41,7 +41,7 @@ class TaskCollector(Walking):
         expect_fields(self._bpf, "usage", FIELDS)
 
     def start(self) -> None:
-        """Note what was counted before, then follow ends, executions and control groups."""
+        """Note what was counted before; follow ends, executions and groups. Raises HostError."""
         try:
             # What ends before it is followed has counted as much as it had before.
             self._begin_walks()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from sonde import _native
 from sonde.collect.collector import Batch
-from sonde.collect.kernel import Kernel, expect_fields, losses_of, refusal
+from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
 from sonde.procfs import START_UNIT_NS
 
@@ -40,6 +40,7 @@ class WaitCollector:
                 "stack_gap_ns": stack_gap_ns,
                 "unwind_steps": WALK_STEPS,
             },
+            most={"waits": by_cpus(16_384)},
         )
         self._links: list[int] = []
         self._switches: list[int] = []
@@ -50,7 +51,7 @@ class WaitCollector:
         expect_fields(self._bpf, "waits", FIELDS)
 
     def start(self) -> None:
-        """Take in the threads that wait already, then follow every switch."""
+        """Take in the threads that wait already, then follow every switch. Raises HostError."""
         try:
             # State for threads to be born, then for those there are; then follow all of them, and
             # take in what went to sleep meanwhile.
@@ -63,7 +64,7 @@ class WaitCollector:
         self.resume()
 
     def resume(self) -> None:
-        """Follow every switch, and take in the threads that wait already."""
+        """Follow every switch, and take in the threads that wait already. Raises HostError."""
         assert self._walk is not None
         try:
             self._switches = [self._bpf.attach(program) for program in SWITCHES]

@@ -22,6 +22,7 @@ class CaptureFile:
     """Appends whole chunks. A chunk that does not fit is taken back, so the file stays whole."""
 
     def __init__(self, path: Path, force: bool = False) -> None:
+        """Make the file; `force`: in place of one that is there. Raises SinkError."""
         self.path = path
         self.written_bytes = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds unwind tables in a process of its own: `python -m sonde.unwind.build`.
+"""Builds unwind tables in a process of its own, which runs this file and loads little else.
 
 It reads files that anybody may have made, some of them large: so it runs at low priority, under a
 memory limit, and where it dies its parent starts another. A request is a line of JSON,
@@ -48,6 +48,7 @@ def main() -> None:
             answer = {}
         except (OSError, MemoryError) as error:
             answer = {"error": str(error)}
+        _native.release_memory()
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

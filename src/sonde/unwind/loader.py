@@ -36,9 +36,9 @@ ROOM_LATER_S: Final = 60.0
 TELL_GAP_S: Final = 0.25
 """Between two times that a process is told because walks ask for it."""
 PAGING_S: Final = 0.3
-"""After a walk asked for a page of a table, more are expected for so long: of callers further up."""
+"""After a walk asked for a page of a table, more are expected for so long: of its callers."""
 PAGING_LONGEST_S: Final = 3.0
-"""Pages that are asked for all the time are not waited for more closely than this long at a time."""
+"""Pages that are asked for all the time are waited for closely for this long at a time."""
 MAX_PYTHONS: Final = 8192
 """Processes, ended ones too, whose Python is remembered."""
 _PT_LOAD: Final = 1

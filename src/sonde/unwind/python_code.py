@@ -57,6 +57,8 @@ class PythonCode:
         self._fresh: dict[tuple[int, int], dict[tuple[int, int], KnownFrame]] = {}
         """By process."""
         self._fresh_until_ns = 0
+        self._memory: tuple[tuple[int, int], int] | None = None
+        """The process that was asked last, and its memory, open."""
         self.unread = 0
         """Frames whose code object was gone, or another one, when it was looked at."""
 
@@ -106,11 +108,15 @@ class PythonCode:
         if known is not None and now_ns - known.checked_ns < TRUST_NS:
             return known
         try:
-            memory = os.open(f"/proc/{process.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            memory = self._memory_of(process)
+            head = os.pread(memory, python.code.linetable + 8, at)
+            if not head:  # it may run another program by now
+                self.close()
+                memory = self._memory_of(process)
+                head = os.pread(memory, python.code.linetable + 8, at)
         except OSError:
             return known  # it ended: what was known is the best there is
         try:
-            head = os.pread(memory, python.code.linetable + 8, at)
             if known is not None and known.head[16:] == head[16:]:
                 known.checked_ns = now_ns
                 return known
@@ -119,8 +125,21 @@ class PythonCode:
             return known
         except (OSError, struct.error, UnicodeDecodeError, OverflowError):
             return known
-        finally:
-            os.close(memory)
+
+    def _memory_of(self, process: LiveProcess) -> int:
+        """A process's memory, open until `close`: one stack has many frames to be asked for."""
+        if self._memory is not None and self._memory[0] == process.key:
+            return self._memory[1]
+        self.close()
+        memory = os.open(f"/proc/{process.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        self._memory = (process.key, memory)
+        return memory
+
+    def close(self) -> None:
+        """Let go of the memory that is open."""
+        if self._memory is not None:
+            os.close(self._memory[1])
+            self._memory = None
 
 
 def _read(memory: int, pid: int, python: Interpreter, head: bytes, now_ns: int) -> _CodeObject:
@@ -159,7 +178,8 @@ def _text(memory: int, at: int, version: tuple[int, int]) -> str:
     length = max(0, min(length, MAX_TEXT))
     raw = os.pread(memory, length * max(kind, 1), at + (after_ascii if is_ascii else after_compact))
     encoding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind, "latin-1")
-    return "".join(c if c.isprintable() else "?" for c in raw.decode(encoding, "replace"))
+    text = raw.decode(encoding, "replace")
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def shown(path: str, pid: int) -> str:

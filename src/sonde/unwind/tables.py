@@ -28,11 +28,12 @@ MAX_SENT: Final = 8
 """Requests under way. They are answered in order: where the process dies, it is over the first."""
 DEADLINE_S: Final = 60.0
 """A file that takes longer has no table: it may lie where reading hangs."""
-BUILDER: Final = (sys.executable, "-m", "sonde.unwind.build")
+BUILDER: Final = (sys.executable, "-P", str(Path(__file__).with_name("build.py")))
+"""By its path, not as a module of this package, which would load all of the package with it."""
 END_S: Final = 1.0
 """How long the building process may take to end."""
 MAX_FAILED: Final = 65_536
-IDLE_S: Final = 20.0
+IDLE_S: Final = 5.0
 """The building process ends when it had nothing to do for so long."""
 
 

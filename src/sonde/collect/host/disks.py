@@ -22,7 +22,7 @@ class Disks:
         self._counters = Counters()
 
     def open(self) -> None:
-        """See that it can be read."""
+        """See that it can be read. Raises SignalLost."""
         if not self._file.read():
             raise SignalLost("this machine has no block device", whole=True)
 

@@ -42,7 +42,7 @@ class Groups:
         self._left_out = 0
 
     def open(self) -> None:
-        """Find the limited groups."""
+        """Find the limited groups. Raises SignalLost."""
         if not list(_mounts(self._mountinfo)):
             raise SignalLost("no control groups are mounted", whole=True)
         self._look(Points())

@@ -24,7 +24,7 @@ class Interrupts:
         self._labels: dict[tuple[str, int], str] = {}
 
     def open(self) -> None:
-        """See that they can be read."""
+        """See that they can be read. Raises SignalLost."""
         if not self._soft.read():
             raise SignalLost("/proc/softirqs is empty", whole=True)
 

@@ -65,7 +65,7 @@ class Memory:
         self._counters = Counters()
 
     def open(self) -> None:
-        """Find the nodes."""
+        """Find the nodes. Raises SignalLost."""
         if not self._vmstat.read():
             raise SignalLost("/proc/vmstat is empty", whole=True)
         self._nodes = {

@@ -68,7 +68,7 @@ class Network:
         self._namespaces: dict[int, _Namespace] = {}
 
     def open(self) -> None:
-        """Look for namespaces."""
+        """Look for namespaces. Raises SignalLost."""
         if not self._softnet.read():
             raise SignalLost("this kernel has no network", whole=True)
         self._look(Points())

@@ -25,7 +25,7 @@ class Pressure:
         self._labels: dict[tuple[str, bytes], str] = {}
 
     def open(self) -> None:
-        """Find what the kernel tells of."""
+        """Find what the kernel tells of. Raises SignalLost."""
         paths = {name: self._folder / name for name in RESOURCES}
         files = {name: KernelFile(path) for name, path in paths.items() if path.exists()}
         if not files:

@@ -26,7 +26,7 @@ class Processors:
         self._labels: dict[tuple[bytes, str], str] = {}
 
     def open(self) -> None:
-        """See that it can be read."""
+        """See that it can be read. Raises SignalLost."""
         if not self._stat.read():
             raise SignalLost("/proc/stat is empty", whole=True)
 
