@@ -129,9 +129,18 @@ def cycle(memories: list[InjectMemory], row: dict[str, Any]) -> None:
         row["left"] += memory.wait_for(abi.Status.LEFT, timeout_s=2).status == abi.Status.LEFT
 
 
-def kill_recorders(loops: list[Loop], kills: int, folder: Path) -> list[float]:
-    """Record each loop, kill -9 the recorder, again; seconds until the library was idle."""
+def kill_recorders(
+    loops: list[Loop], memories: list[InjectMemory], kills: int, folder: Path
+) -> dict[str, Any]:
+    """Record each loop, kill -9 the recorder while it has launches timed, again.
+
+    Seconds from each kill until the library was idle, and until the recorder was gone.
+    """
     idle_s: list[float] = []
+    gone_s: list[float] = []
+    timing = 0
+    for memory in memories:
+        memory.ask(request=0)  # what was detached by hand is left alone by recorders
     for turn in range(kills):
         record = [sys.executable, "-m", "sonde", "record", "-f", "-o"]
         recorders = [
@@ -148,15 +157,18 @@ def kill_recorders(loops: list[Loop], kills: int, folder: Path) -> list[float]:
             said = recorder.stderr.readline()
             assert said.startswith("sonde: recording"), said
         time.sleep(random.uniform(0.2, 1.0))
+        for memory in memories:
+            timing += memory.wait_for(abi.Status.TIMING, timeout_s=2).status == abi.Status.TIMING
         for recorder in recorders:
             recorder.kill()
         killed = time.monotonic()
-        for recorder, loop in zip(recorders, loops, strict=True):
-            recorder.wait()
-            with memory_of(loop) as memory:
-                memory.wait_for(abi.Status.IDLE, timeout_s=3)
+        for memory in memories:
+            if memory.wait_for(abi.Status.IDLE, timeout_s=5).status == abi.Status.IDLE:
                 idle_s.append(time.monotonic() - killed)
-    return idle_s
+        for recorder in recorders:
+            recorder.wait()
+            gone_s.append(time.monotonic() - killed)
+    return {"killed_while_timing": timing, "idle_s": idle_s, "gone_s": gone_s}
 
 
 def main() -> None:
@@ -216,9 +228,9 @@ def run(args: argparse.Namespace) -> None:
     note(began, f"cycles: {row}")
 
     with tempfile.TemporaryDirectory() as folder:
-        idle = kill_recorders(touched, args.kills, Path(folder))
-    out["idle_after_kill_s"] = idle
-    note(began, f"kills: {len(idle)}")
+        out["kills"] = killed = kill_recorders(touched, memories, args.kills, Path(folder))
+    idle = killed["idle_s"]
+    note(began, f"kills while timing: {killed['killed_while_timing']}, idle after: {len(idle)}")
     for memory in memories:
         memory.ask(request=abi.Request.LEAVE)
         memory.wait_for(abi.Status.LEFT, timeout_s=2)
@@ -249,7 +261,8 @@ def run(args: argparse.Namespace) -> None:
     for mode in modes:
         ordered = sorted(stops[mode])
         print(f"{mode}: stops µs p50 {ordered[len(ordered) // 2]:.0f} max {ordered[-1]:.0f}")
-    print(f"idle after kill -9: max {max(idle, default=0):.2f} s")
+    print(f"idle after kill -9: max {max(idle, default=0):.2f} s, recorder gone after "
+          f"{max(killed['gone_s'], default=0):.2f} s")  # fmt: skip
 
 
 SHOWN = ("calls", "cycles", "after_detach", "identical", "exits")

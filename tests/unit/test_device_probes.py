@@ -292,7 +292,7 @@ def row(
 @pytest.fixture
 def calls(bpf, monkeypatch):
     FakeElf(monkeypatch, USUAL)
-    kernel = SimpleNamespace(load=lambda name, knobs: bpf)
+    kernel = SimpleNamespace(load=lambda name, knobs, most: bpf)
     collector = DeviceCalls(kernel, [parse(TABLE, "t", "x86_64")], launches=False, budget=0.01)
     examine(collector._probes)
     return collector

@@ -99,6 +99,29 @@ def test_copies_sets_and_waits(launches, library):
     )
 
 
+def test_a_process_that_another_agent_reads_is_told_of_once(launches, library):
+    process = start(launches, library, 30)
+    find(process.pid).close()
+    first, second = DeviceTime([process.pid], 0.01), DeviceTime([process.pid], 0.01)
+    first.start()
+    assert first.pids == {process.pid}
+    second.start()
+    try:
+        told = [row for _ in range(2) for row in second.drain(0, False).rows.get("event", [])]
+        assert not second.pids
+        [(_, kind, name, pid, _, _, text)] = told
+        assert (kind, name, pid) == ("notice", "device_time_refused", process.pid)
+        assert "another agent" in text
+        first.stop()
+        second.resume()
+        assert second.pids == {process.pid}, "taken over once the other has let go"
+    finally:
+        first.stop()
+        second.stop()
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("words", [("capture",), ("capture", "legacy"), ("fork",), ("exec",)])
 def test_no_harm(launches, library, words):
     process = start(launches, library, 1.5, *words, request="9:20000")

@@ -32,7 +32,7 @@ LOOK_AGAIN_S: Final = 10.0
 LOOK_HEARING_S: Final = 300.0
 """The same where process events are heard, which tell of a library as soon as it is mapped."""
 YOUNG_S: Final = 10.0
-"""Processes younger than this are looked at in every tick."""
+"""Processes younger than this are looked at in every tick, where no events are heard."""
 SOON_S: Final = 1.0
 SILENT_NS: Final = 1_500_000_000
 """A library that says nothing for so long may have gone with the program that was executed over."""
@@ -116,6 +116,9 @@ class DeviceTime:
         self._look_s = 0.0
         """When to look all the same."""
         self._losses: dict[str, int] = {}
+        self._others: set[ProcessKey] = set()
+        """Processes that another agent reads."""
+        self._notices: list[tuple[int, str, str, int, int, float, str]] = []
         self._paused = False
         self._stopped = threading.Event()
         self._carried = threading.Event()
@@ -185,6 +188,11 @@ class DeviceTime:
         batch = Batch()
         now_ns = time.monotonic_ns()
         looks = not self._hears or now_ns / 1e9 > self._look_s
+        for notice in self._notices:
+            pid, start_ns = notice[3:5]
+            batch.add("event", notice)
+            batch.threads.add((pid, start_ns, pid))
+        self._notices.clear()
         if not self._processes and not self._left and not looks:
             return batch
         alive = set(procfs.pids())  # asked first: what a process leaves behind is still read
@@ -202,6 +210,7 @@ class DeviceTime:
             self._drop(pid)
         for pid in self._looked.keys() - alive:
             del self._looked[pid]
+        self._others = {key for key in self._others if key[0] in alive}
         if not self._paused and looks:
             self._look(now_ns / 1e9)
             self._look_s = now_ns / 1e9 + (LOOK_HEARING_S if self._hears else LOOK_AGAIN_S)
@@ -418,14 +427,19 @@ class DeviceTime:
     def _open(self, pid: int) -> None:
         memory = InjectMemory.find(pid)
         stat = procfs.read_stat(pid)
-        if memory is None or stat is None:
+        if memory is None:
             return
-        if not memory.lock() or memory.is_detached():
+        if stat is None or memory.is_detached():
             memory.close()
             return
+        key = (pid, stat.start_ns)
+        if not memory.lock():
+            memory.close()
+            self._leave_to_other(key)
+            return
+        self._others.discard(key)
         seen = memory.seen()
         tail = self._first_tail(memory, seen.counts["head"])
-        key = (pid, stat.start_ns)
         # What was timed before we came is read too, so what was lost before counts too.
         before = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
@@ -438,6 +452,14 @@ class DeviceTime:
         memory.beat()
         self._processes[pid] = process
         self._carried.set()
+
+    def _leave_to_other(self, key: ProcessKey) -> None:
+        """Say once that another agent has this process's device time."""
+        if key not in self._others:
+            self._others.add(key)
+            text = "its device time is read by another agent or recorder"
+            now_ns = time.monotonic_ns()
+            self._notices.append((now_ns, "notice", "device_time_refused", *key, 1.0, text))
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from sonde.collect.collector import Batch
@@ -96,7 +97,8 @@ class QueueCollector:
                 }
                 batch.parts.append(("metric", columns))
         elif self._running:
-            self._begin()
+            with suppress(OSError):  # as before: no memory for it at this moment
+                self._begin()
         batch.seen += len(ring)
         delays, queues = self._read()
         rows = batch.metrics
@@ -119,7 +121,8 @@ class QueueCollector:
         passed_s, self._drained_s = now_s - self._drained_s, now_s
         if self._following is None:
             if self._running and now_s >= self._rest_until_s:
-                self._following = self._bpf.attach("on_switch")
+                with suppress(OSError):
+                    self._following = self._bpf.attach("on_switch")
             return
         before = sum(queue[SWITCHES] for queue in self._queues)
         switches = sum(queue[SWITCHES] for queue in queues) - before
