@@ -110,7 +110,14 @@ class Load:
 
 def kernel_threads_s() -> float:
     """CPU time of the kernel's own threads (children of kthreadd, and itself)."""
-    return sum(_run_s(Path("/proc", pid, "task")) for pid in os.listdir("/proc") if _is_kernel(pid))  # noqa: PTH208
+    pids = os.listdir("/proc")  # noqa: PTH208
+    return sum(_run_s(Path("/proc", pid, "task")) for pid in pids if _is_kernel(pid))
+
+
+def machine_s() -> float:
+    """CPU time of all programs and of the kernel for them, in steps of 10 ms."""
+    user, nice, system = Path("/proc/stat").read_text().split(maxsplit=4)[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 @lru_cache(maxsize=4096)

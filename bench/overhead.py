@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from bench.load import Kind, Load, Progress, kinds
+from bench.load import Kind, Load, Progress, kinds, machine_s
 from bench.statistics import Bounded, bounded
 from bench.tools import HZ, Sonde, Switchable, Tool, tools_for
 
@@ -76,6 +76,8 @@ class Cost:
     cpu_s: list[float] = field(default_factory=list)
     cpu_share: list[float] = field(default_factory=list)
     """Of one core, while it observes."""
+    others_share: list[float] = field(default_factory=list)
+    """What neither the tool nor the load used meanwhile, of one core: the machine was not quiet."""
     start_cpu_s: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     samples: int = 0
@@ -192,14 +194,17 @@ def _block(change: Callable[[], None], load: Load, plan: Plan) -> Stretch:
 
 def _steadily(running: Tool, load: Load, seconds: float, cost: Cost) -> Stretch:
     """The tool's own figures while it observes go into `cost`."""
-    before, cpu_before = load.progress(), running.cgroup.cpu_s()
+    before, cpu_before, all_before_s = load.progress(), running.cgroup.cpu_s(), machine_s()
     until = before.time_s + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(1.0, left))
         running.cgroup.look()
-    after, cpu_after = load.progress(), running.cgroup.cpu_s()
+    after, cpu_after, all_after_s = load.progress(), running.cgroup.cpu_s(), machine_s()
+    seconds = after.time_s - before.time_s
     cost.cpu_s.append(cpu_after - cpu_before)
-    cost.cpu_share.append(cost.cpu_s[-1] / (after.time_s - before.time_s))
+    cost.cpu_share.append(cost.cpu_s[-1] / seconds)
+    others_s = all_after_s - all_before_s - cost.cpu_s[-1] - (after.cpu_s - before.cpu_s)
+    cost.others_share.append(max(0.0, others_s / seconds))
     cost.peak_bytes = max(cost.peak_bytes, running.cgroup.peak_bytes)
     return _between(before, after)
 

@@ -15,7 +15,7 @@ MAX_BYTES = 96e6
 def print_overhead(results: Sequence[LoadResult]) -> None:
     """One table, all loads."""
     head = ("tool", "slowdown", "≤ (95 %)", "CPU of it", "to start", "memory", "samples", "lost")
-    print(_row(head))
+    print(_row((*head, "others")))
     for result in results:
         print(f"\n{result.kind.title} ({_state(result)})")
         for tool, cost in result.costs.items():
@@ -31,6 +31,7 @@ def print_overhead(results: Sequence[LoadResult]) -> None:
                         f"{cost.peak_bytes / 1e6:.0f} MB",
                         f"{cost.samples:,}",
                         f"{cost.lost:,}",
+                        f"{_mean(cost.others_share):.1%}",
                     )
                 )
             )
@@ -41,6 +42,7 @@ def print_overhead(results: Sequence[LoadResult]) -> None:
     print()
     print("slowdown: extra time of the load for the same work")
     print("CPU: of the tool's cgroup while it observes, as a share of one core")
+    print("others: CPU time of all other programs meanwhile; figures are as noisy as they are busy")
     print("memory: of its cgroup, the kernel's for it included, without file pages")
 
 

@@ -81,7 +81,7 @@ def test_ticks_in_which_something_was_used_bring_no_rest(queues):
     pace = Pace(stackless(), [queues])
     for _ in range(TICKS_TO_REST):
         quiet_ticks(pace, TICKS_TO_REST - 1)
-        pace.judge([usage(60_000_000)], 1.0)
+        pace.judge([usage(120_000_000)], 1.0)
     assert pace.tick_s == 1.0
 
 

@@ -361,6 +361,24 @@ def test_a_step_that_the_disk_refuses_leaves_nothing_behind(fleet):
     assert fleet.raw()[1] == 1
 
 
+@pytest.mark.parametrize("harm", ["zeroed", "gone"])
+def test_bodies_that_the_disk_lost_are_told_and_stand_in_nobodys_way(fleet, tmp_path, harm):
+    assert fleet.leader.admit([fleet.report(n, [1]).encode() for n in range(2)]) == ["", ""]
+    fleet.close()
+    (segment,) = tmp_path.rglob("*.reports")
+    if harm == "gone":
+        segment.unlink()
+    else:
+        half = segment.stat().st_size // 2
+        segment.write_bytes(bytes(half) + segment.read_bytes()[half:])
+    fleet.open()
+    fleet.send(fleet.report(2, [1]))
+    lost = 2 if harm == "gone" else 1
+    assert fleet.raw()[1] == 3 - lost
+    assert fleet.leader.store.refusals() == {"lost on disk": lost}
+    assert fleet.leader.store.waiting == 0
+
+
 def test_what_a_helper_calls_its_refusals_fills_no_table(tmp_path):
     def wrap(post):
         def talkative(path, body):

@@ -220,3 +220,47 @@ def test_a_source_that_hangs_is_a_gap_of_its_own(monkeypatch):
         assert [row[2] for row in batch.rows["event"]] == ["signal_back"]
     finally:
         collector.stop()
+
+
+class Runs:
+    """A runner that notes what it is told."""
+
+    name, lost = "runs", 0
+
+    def __init__(self):
+        self.told = []
+
+    def rest(self, seconds):
+        self.told.append(seconds)
+
+    def stir(self):
+        self.told.append("stir")
+
+
+def mapped(path):
+    return ("mmap", 1, 7, 7, 0, 4096, 0, 8, 1, 99, "", path)
+
+
+def test_a_process_that_maps_a_driver_s_library_is_about_to_use_a_device():
+    runs = Runs()
+    collector = Metrics([runs])
+    collector.hear([mapped("/usr/lib/libc.so.6"), mapped("/opt/libcudart.so.12"), ("fork", 1)])
+    assert not runs.told
+    collector.hear([mapped("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159")])
+    assert runs.told == ["stir"]
+
+
+def test_a_thread_that_asks_goes_on_at_once_when_a_machine_works_again():
+    source = Scripted()
+    beside = Beside("beside", [source])
+    beside.rest(60.0)
+    beside.start()
+    deadline_s = time.monotonic() + 20
+    while "slow" not in source.asked and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert source.asked == ["open", "quick", "slow"]
+    beside.rest(0.0)
+    while source.asked.count("quick") < 4 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    beside.stop()
+    assert source.asked.count("quick") >= 4

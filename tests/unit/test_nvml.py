@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -337,3 +339,23 @@ def test_without_room_for_a_process_the_agent_goes_on(monkeypatch):
     assert event[6] == "nvml: cannot be asked: Cannot allocate memory"
     assert not runner.take().events  # told once
     runner.stop()
+
+
+def gaps(watched):
+    """Seconds between the answers to a cheap question."""
+    times = [row[0] for row in watched.metrics if row[1] == "hw.gpu.utilization"]
+    return [(after - before) / 1e9 for before, after in itertools.pairwise(times)]
+
+
+def test_a_device_at_rest_is_asked_once_a_second_and_often_when_it_is_about_to_be_used(
+    stub, watched
+):
+    stub.says(utilization=0, used=0, processes="", field_91=18)
+    watched.until(lambda: len(gaps(watched)) >= 3 and min(gaps(watched)[-3:]) > 0.5)
+    watched.forget()
+    stub.says(used=1 << 30)  # somebody took memory
+    watched.until(lambda: len(gaps(watched)) >= 2 and min(gaps(watched)) < 0.5)
+    watched.forget()
+    watched.runner.stir()
+    watched.until(lambda: len(gaps(watched)) >= 20)
+    assert statistics.median(gaps(watched)[-10:]) < 0.5

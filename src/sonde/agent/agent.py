@@ -18,14 +18,14 @@ import resource
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sized
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sonde import _native, apis
-from sonde.agent import signals, whose
+from sonde import _native
+from sonde.agent import whose
 from sonde.agent.attaching import Attacher
+from sonde.agent.chosen import collectors_of
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.group_io import GroupIo
 from sonde.agent.pace import Pace
@@ -33,22 +33,11 @@ from sonde.agent.quiet import NoEvents
 from sonde.agent.thinning import Thinning
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
 from sonde.attach.policy import Policy
-from sonde.collect.blocks import BlockCollector
-from sonde.collect.collector import Batch, Collector
-from sonde.collect.cpu import CpuSampler
-from sonde.collect.device_calls import DeviceCalls
-from sonde.collect.device_time import DeviceTime
-from sonde.collect.flows import FlowCollector
+from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, refusal
-from sonde.collect.launch_sites import LaunchSites
-from sonde.collect.memory import MemoryCollector
 from sonde.collect.metrics import Metrics
-from sonde.collect.queues import QueueCollector
-from sonde.collect.syscalls import SyscallCollector
-from sonde.collect.tasks import TaskCollector
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
-from sonde.errors import HostError
 from sonde.metrics import MetricRow
 from sonde.resolve import Resolver
 from sonde.resolve.seen_files import SeenFiles
@@ -139,9 +128,9 @@ class Agent:
         walks = privileged and sink is not None
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
-        self._calls = self._make_device_calls()
-        self._device_time = self._make_device_time()
-        self._collectors = self._make_collectors()
+        chosen = collectors_of(config, self._kernel, privileged=privileged)
+        self._calls, self._device_time = chosen.calls, chosen.device_time
+        self._collectors = chosen.all
         self._map_bytes = self._kernel.memory_bytes() + sum(
             collector.memory_bytes() for collector in self._collectors
         )
@@ -167,54 +156,6 @@ class Agent:
         if config.device_time == "off":
             return None
         return Attacher(Policy(config.device_time, config.device_time_allow), config.pids)
-
-    def _make_device_calls(self) -> DeviceCalls | None:
-        config = self._config
-        if not (config.device_calls and self._privileged):
-            return None
-        return DeviceCalls(
-            self._kernel, apis.load(), launches=config.launches, budget=config.probe_budget
-        )
-
-    def _make_device_time(self) -> DeviceTime | None:
-        config = self._config
-        if not config.injected:
-            return None
-        sites = None
-        if self._privileged:
-            with suppress(HostError):  # then stacks are the library's own
-                sites = LaunchSites(self._kernel)
-        return DeviceTime(config.pids, config.device_budget, sites)
-
-    def _make_collectors(self) -> list[Collector]:
-        config, kernel = self._config, self._kernel
-        collectors: list[Collector] = []
-        if config.on_cpu and self._privileged:
-            collectors.append(CpuSampler(kernel, config.hz))
-        if config.off_cpu and self._privileged:
-            collectors.append(
-                WaitCollector(
-                    kernel,
-                    span_min_ns=int(config.wait_span_ms * 1e6),
-                    stack_gap_ns=int(config.stack_gap_ms * 1e6),
-                )
-            )
-        if self._calls is not None:
-            collectors.append(self._calls)
-        if config.host_metrics and self._privileged:
-            collectors += [TaskCollector(kernel), BlockCollector(kernel), FlowCollector(kernel)]
-            if config.host_hz:
-                collectors.append(QueueCollector(kernel, config.host_hz))
-        if config.syscalls and self._privileged:
-            collectors.append(SyscallCollector(kernel))
-        if config.memory and self._privileged:
-            gap_ns = int(config.stack_gap_ms * 1e6)
-            collectors.append(MemoryCollector(kernel, stack_gap_ns=gap_ns))
-        if self._device_time is not None:
-            collectors.append(self._device_time)
-        if runners := signals.runners(config):
-            collectors.append(Metrics(runners))
-        return collectors
 
     def _make_outlets(self) -> Outlets | None:
         config = self._config

@@ -18,10 +18,10 @@ from sonde.collect.queues import QueueCollector
 from sonde.collect.tasks import FIELDS
 from sonde.config import Config
 
-REST_SHARE = 0.05
+REST_SHARE = 0.1
 """All processes together use less than this, of one core, where a machine is at rest. Much less
 than what wakes us (bpf/queues.bpf.c), lest we fall asleep and are woken again and again."""
-TICKS_TO_REST = 3
+TICKS_TO_REST = 2
 _CPU_NS = FIELDS.index("cpu_ns") + 1
 """Place in a row of `usage`, which begins with the time."""
 

@@ -18,6 +18,7 @@ from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed, Reader, aggregate_binding
 
 _COLLECTED = "releases.json"
+_ANSWER_BYTES = 64 << 20
 
 
 def collect(directory: Path, start_s: int) -> Result:
@@ -95,7 +96,9 @@ def post(task: Task, bundle: Bundle, host: str, port: int | None, path: str, bod
             {"Authorization": f"Bearer {bundle.token}"},
         )
         response = connection.getresponse()
-        answer = response.read()
+        answer = response.read(_ANSWER_BYTES)
+        if not response.isclosed():
+            raise http.client.HTTPException("an answer too long")
     except (OSError, http.client.HTTPException) as error:
         raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
     finally:

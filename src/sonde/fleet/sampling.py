@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
 from bisect import bisect_left
 from collections import defaultdict
@@ -115,11 +116,11 @@ def read_records(path: Path) -> Iterator[KernelRecord]:
                 else (json.loads(line) for line in file if line.strip())
             )
             for row in rows:
+                activity = float(row.get("activity") or 0.0)
+                if not math.isfinite(activity):
+                    raise ValueError(f"an activity of {activity}")
                 yield KernelRecord(
-                    str(row["name"]),
-                    int(row["start_ns"]),
-                    int(row["duration_ns"]),
-                    float(row.get("activity") or 0.0),
+                    str(row["name"]), int(row["start_ns"]), int(row["duration_ns"]), activity
                 )
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error

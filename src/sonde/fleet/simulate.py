@@ -97,7 +97,7 @@ class Outcome:
             f"the parties {'agree' if self.agreed else 'DISAGREE'} on the reports",
             f"{'verified' if self.scenario.kind != 'plain' else 'authenticated'} "
             f"and summed by both parties: {self.rate:,.0f} reports/s "
-            f"({1000 * self.server_cpu_s / max(1, self.sent):.2f} ms CPU each)",
+            f"({1000 * self.server_cpu_s / max(1, self.sent):.2g} ms CPU each)",
             f"node: {1000 * self.node_s / max(1, self.sent):.2f} ms CPU, "
             f"{self.report_bytes / 1000:.1f} kB a report; "
             f"peak memory {self.peak_bytes / 1e6:.0f} MB",

@@ -21,7 +21,7 @@ from sonde.errors import SinkError
 from sonde.fleet.budget import Entry
 from sonde.fleet.spool import Place, Spool
 from sonde.fleet.task import Task
-from sonde.fleet.wire import Report
+from sonde.fleet.wire import Malformed, Report
 from sonde.fleet.work import Block, checksum
 
 _SCHEMA = """
@@ -250,11 +250,20 @@ class Store:
                     (job, first[0], limit),
                 )
             ids = db.execute("SELECT id FROM waiting WHERE job = ? ORDER BY id", (job,)).fetchall()
-            reports = [
-                self._fresh.pop(id_) if id_ in self._fresh else self._read_back(db, id_)
-                for (id_,) in ids
-            ]
-        return job, reports
+            found = {id_: self._fresh.pop(id_, None) or self._read_back(db, id_) for (id_,) in ids}
+            lost = [id_ for id_, report in found.items() if report is None]
+            spare = Counter(self._drop_lost(db, id_) for id_ in lost)
+        if spare:
+            self._spool.drop(spare)
+        return job, [report for report in found.values() if report is not None]
+
+    def _drop_lost(self, db: sqlite3.Connection, id_: bytes) -> int:
+        """Takes a report that cannot be read out of the others' way; the segment that had it."""
+        (segment,) = db.execute("SELECT segment FROM waiting WHERE id = ?", (id_,)).fetchone()
+        db.execute("DELETE FROM waiting WHERE id = ?", (id_,))
+        _count(db, Counter({"lost on disk": 1}))
+        self._waiting -= 1
+        return int(segment)
 
     def finish_job(self, job: bytes, block: Block, now_s: float) -> None:
         """The leader's end of a job: counted, and its reports forgotten, in one step."""
@@ -282,9 +291,14 @@ class Store:
             _count(db, Counter(block.refused.values()))
         self._spool.drop(Counter(segment for segment, _ in gone))
 
-    def _read_back(self, db: sqlite3.Connection, id_: bytes) -> Report:
+    def _read_back(self, db: sqlite3.Connection, id_: bytes) -> Report | None:
+        """A report as it lies on disk; None if that is not what was once written."""
         row = db.execute("SELECT segment, offset, size FROM waiting WHERE id = ?", (id_,))
-        return Report.decode(self._spool.read(Place(*row.fetchone())))
+        try:
+            report = Report.decode(self._spool.read(Place(*row.fetchone())))
+        except (Malformed, FileNotFoundError):
+            return None
+        return report if report.id == id_ else None
 
     def reply_of(self, job: bytes) -> bytes | None:
         """The helper's stored answer, if it has done this job before."""
