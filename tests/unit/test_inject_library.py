@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -120,6 +121,22 @@ def test_a_process_that_another_agent_reads_is_told_of_once(launches, library):
         second.stop()
         process.kill()
         process.wait()
+
+
+def test_it_ends_also_where_it_is_told_to_between_two_steps_of_its_heart():
+    """Told to end just before it forgot that it had been woken, the heart slept for ever."""
+    collector = DeviceTime([os.getpid()], 0.01)
+
+    class Woken(threading.Event):
+        def clear(self):
+            collector._stopped.set()
+            self.set()
+            super().clear()
+
+    collector._carried = Woken()
+    collector.start()
+    collector._heart.join(5)
+    assert not collector._heart.is_alive()
 
 
 @pytest.mark.parametrize("words", [("capture",), ("capture", "legacy"), ("fork",), ("exec",)])

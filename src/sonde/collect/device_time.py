@@ -145,8 +145,9 @@ class DeviceTime:
         while not self._stopped.wait(abi.BEAT_NS / 1e9):
             if not self._processes:
                 self._carried.clear()
-            if not self._processes:  # still: none came in between
-                self._carried.wait()
+                # Still, after that: none came in between, and nobody ends us.
+                if not self._processes and not self._stopped.is_set():
+                    self._carried.wait()
             with self._closing:
                 for process in list(self._processes.values()):
                     with suppress(OSError):
