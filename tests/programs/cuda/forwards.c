@@ -32,9 +32,9 @@ int cuMemFree_v2(unsigned long at)
 __attribute__((visibility("hidden"))) void *led_to[2];
 
 /* Without sizes, and with a way out for a table that is not filled yet. */
-#define STUB(name, word)                                                                            \
-	__asm__(".text\n.globl " #name "\n.type " #name ", @function\n" #name ":\n"                 \
-		"cmpq $0, led_to+" #word "(%rip)\nje 2f\njmp *led_to+" #word "(%rip)\n"             \
+#define STUB(name, word)                                                                           \
+	__asm__(".text\n.globl " #name "\n.type " #name ", @function\n" #name ":\n"                \
+		"cmpq $0, led_to+" #word "(%rip)\nje 2f\njmp *led_to+" #word "(%rip)\n"            \
 		"2: pushq $" #word "\nud2\n")
 STUB(cuMemAlloc_v2, 0);
 STUB(cuMemFree_v2, 8);
