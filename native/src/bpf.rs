@@ -7,11 +7,9 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
-use std::thread::Builder;
 
 use libbpf_rs::btf::Btf;
-use libbpf_rs::{Iter, Link, MapCore, Object, ObjectBuilder, ProgramMut};
-use libbpf_rs::{UprobeMultiOpts, UprobeOpts};
+use libbpf_rs::{Iter, MapCore, Object, ObjectBuilder, ProgramMut};
 use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -19,11 +17,11 @@ use pyo3::types::PyTuple;
 use crate::columns::Columns;
 use crate::layout::{self, Layout};
 use crate::{maps, perf};
+use links::Links;
+
+mod links;
 
 include!(concat!(env!("OUT_DIR"), "/objects.rs"));
-
-/// Threads that wait for the kernel, each for about a tenth of a second a probe link.
-const DETACHED_AT_ONCE: usize = 64;
 
 /// A map of the object: its descriptor (open as long as the object) and its types.
 pub struct MapInfo {
@@ -45,8 +43,7 @@ struct Swapped {
 #[pyclass(unsendable)]
 pub struct Bpf {
     name: String,
-    links: HashMap<u64, Vec<Link>>,
-    next_link: u64,
+    links: Links,
     swapped: HashMap<String, Swapped>,
     maps: HashMap<String, MapInfo>,
     structs: HashMap<String, Layout>,
@@ -120,41 +117,6 @@ impl Bpf {
             .progs_mut()
             .find(|program| program.name() == name)
             .ok_or_else(|| PyKeyError::new_err(format!("no program {name}")))
-    }
-
-    fn keep(&mut self, links: Vec<Link>) -> u64 {
-        self.next_link += 1;
-        self.links.insert(self.next_link, links);
-        self.next_link
-    }
-
-    fn add_uprobes(
-        &self,
-        path: &PathBuf,
-        sites: &[(u64, u64)],
-        program: &str,
-        retprobe: bool,
-        multi: bool,
-        links: &mut Vec<Link>,
-    ) -> PyResult<()> {
-        let program = self.program(program)?;
-        let failed = |e: libbpf_rs::Error| os_error("cannot attach uprobes", &e);
-        if multi {
-            let opts = UprobeMultiOpts {
-                offsets: sites.iter().map(|site| site.0 as usize).collect(),
-                cookies: sites.iter().map(|site| site.1).collect(),
-                retprobe,
-                ..Default::default()
-            };
-            links.push(program.attach_uprobe_multi_with_opts(-1, path, "", opts).map_err(failed)?);
-            return Ok(());
-        }
-        for &(offset, cookie) in sites {
-            let opts = UprobeOpts { cookie, retprobe, ..Default::default() };
-            let link = program.attach_uprobe_with_opts(-1, path, offset as usize, opts);
-            links.push(link.map_err(failed)?);
-        }
-        Ok(())
     }
 }
 
@@ -244,8 +206,7 @@ impl Bpf {
         let shared = share.into_keys().collect();
         Ok(Self {
             name,
-            links: HashMap::new(),
-            next_link: 0,
+            links: Links::default(),
             swapped,
             maps,
             structs,
@@ -259,7 +220,7 @@ impl Bpf {
     fn attach(&mut self, program: &str) -> PyResult<u64> {
         let link = self.program(program)?.attach();
         let link = link.map_err(|e| os_error(&format!("cannot attach {program}"), &e))?;
-        Ok(self.keep(vec![link]))
+        Ok(self.links.keep(vec![link]))
     }
 
     /// Run a program at `hz` on every online CPU. Returns the link.
@@ -274,7 +235,7 @@ impl Bpf {
                 os_error("cannot attach to the sampling clock", &e)
             })?);
         }
-        Ok(self.keep(links))
+        Ok(self.links.keep(links))
     }
 
     /// Probe a file at (offset, cookie) sites: `entry` there, `exit` on return. All or nothing.
@@ -289,45 +250,29 @@ impl Bpf {
     ) -> PyResult<u64> {
         let mut links = Vec::new();
         // Returns first: an entry seen without its return would leave the thread "in the call".
-        if let Some(exit) = exit {
-            self.add_uprobes(&path, &sites, exit, true, multi, &mut links)?;
+        for (program, retprobe) in exit.map(|exit| (exit, true)).into_iter().chain([(entry, false)])
+        {
+            links::uprobes(&self.program(program)?, &path, &sites, retprobe, multi, &mut links)
+                .map_err(|e| os_error("cannot attach uprobes", &e))?;
         }
-        self.add_uprobes(&path, &sites, entry, false, multi, &mut links)?;
-        Ok(self.keep(links))
+        Ok(self.links.keep(links))
     }
 
     fn detach(&mut self, link: u64) -> PyResult<()> {
-        let links = self.links.remove(&link).ok_or_else(|| PyKeyError::new_err("no such link"))?;
-        // Entries go before returns, the other way round than they came.
-        links.into_iter().rev().for_each(drop);
+        links::let_go(&mut self.links.take(link)?);
         Ok(())
     }
 
-    /// All of them side by side: the kernel lets each wait for a grace period, which they share.
+    /// All of them side by side; unknown ones are passed over.
     fn detach_all(&mut self, py: Python<'_>, links: Vec<u64>) {
-        let mut all: Vec<_> = links.iter().filter_map(|link| self.links.remove(link)).collect();
-        let each = all.len().div_ceil(DETACHED_AT_ONCE).max(1);
-        // Entries go before returns, the other way round than they came.
-        let let_go = |some: &mut [Vec<Link>]| {
-            some.iter_mut().for_each(|links| links.drain(..).rev().for_each(drop));
-        };
-        py.detach(|| {
-            std::thread::scope(|scope| {
-                for some in all.chunks_mut(each) {
-                    // Where there is no thread to be had, what is left goes below.
-                    let _ = Builder::new().spawn_scoped(scope, move || let_go(some));
-                }
-            });
-            let_go(&mut all);
-        });
+        let all = self.links.take_all(&links);
+        py.detach(|| links::let_go_all(all));
     }
 
     /// Run an iterator program to its end.
     fn walk(&self, py: Python<'_>, link: u64) -> PyResult<()> {
         let failed = |e: &libbpf_rs::Error| os_error("cannot walk", e);
-        let link = self.links.get(&link).and_then(|links| links.first());
-        let link = link.ok_or_else(|| PyKeyError::new_err("no such link"))?;
-        let mut iter = Iter::new(link).map_err(|e| failed(&e))?;
+        let mut iter = Iter::new(self.links.first(link)?).map_err(|e| failed(&e))?;
         py.detach(|| {
             let mut sink = [0u8; 64];
             while iter.read(&mut sink)? > 0 {}

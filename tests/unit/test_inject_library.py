@@ -100,7 +100,8 @@ def test_copies_sets_and_waits(launches, library):
     )
 
 
-def test_a_process_that_another_agent_reads_is_told_of_once(launches, library):
+def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, monkeypatch):
+    monkeypatch.setattr("sonde.collect.device_time.LOOK_AGAIN_S", 0.0)
     process = start(launches, library, 30)
     find(process.pid).close()
     first, second = DeviceTime([process.pid], 0.01), DeviceTime([process.pid], 0.01)
@@ -113,12 +114,34 @@ def test_a_process_that_another_agent_reads_is_told_of_once(launches, library):
         [(_, kind, name, pid, _, _, text)] = told
         assert (kind, name, pid) == ("notice", "device_time_refused", process.pid)
         assert "another agent" in text
+        second.hear([], looking=False)  # events are heard; none tells of what comes now
         first.stop()
-        second.resume()
+        second.drain(0, False)
         assert second.pids == {process.pid}, "taken over once the other has let go"
     finally:
         first.stop()
         second.stop()
+        process.kill()
+        process.wait()
+
+
+def test_a_process_that_was_detached_is_read_once_it_is_allowed_again(
+    launches, library, monkeypatch
+):
+    monkeypatch.setattr("sonde.collect.device_time.LOOK_AGAIN_S", 0.0)
+    process = start(launches, library, 30)
+    collector = DeviceTime([process.pid], 0.01)
+    try:
+        with find(process.pid) as memory:
+            memory.ask(request=abi.Request.LEAVE)
+            collector.start()
+            collector.hear([], looking=False)
+            assert not collector.drain(0, False).rows and not collector.pids
+            memory.ask(request=0)
+        collector.drain(0, False)
+        assert collector.pids == {process.pid}
+    finally:
+        collector.stop()
         process.kill()
         process.wait()
 

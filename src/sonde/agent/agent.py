@@ -189,7 +189,6 @@ class Agent:
             self._outlets.start()
         _native.release_memory()  # what the way here took
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
-        self._gc_before = gc.get_threshold()
         gc.set_threshold(*GC_THRESHOLDS)
 
     def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:

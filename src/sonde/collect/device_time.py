@@ -116,8 +116,10 @@ class DeviceTime:
         self._look_s = 0.0
         """When to look all the same."""
         self._losses: dict[str, int] = {}
-        self._others: set[ProcessKey] = set()
-        """Processes that another agent reads."""
+        self._withheld: dict[int, tuple[ProcessKey, bool]] = {}
+        """By pid: processes that carry the library and are not ours to read; True: another agent
+        reads them, False: somebody wants them left alone. No event tells when that ends."""
+        self._ask_again_s = 0.0
         self._notices: list[tuple[int, str, str, int, int, float, str]] = []
         self._paused = False
         self._stopped = threading.Event()
@@ -194,6 +196,8 @@ class DeviceTime:
             batch.add("event", notice)
             batch.threads.add((pid, start_ns, pid))
         self._notices.clear()
+        if not self._paused:
+            self._ask_again(now_ns / 1e9)
         if not self._processes and not self._left and not looks:
             return batch
         alive = set(procfs.pids())  # asked first: what a process leaves behind is still read
@@ -211,7 +215,6 @@ class DeviceTime:
             self._drop(pid)
         for pid in self._looked.keys() - alive:
             del self._looked[pid]
-        self._others = {key for key in self._others if key[0] in alive}
         if not self._paused and looks:
             self._look(now_ns / 1e9)
             self._look_s = now_ns / 1e9 + (LOOK_HEARING_S if self._hears else LOOK_AGAIN_S)
@@ -428,23 +431,24 @@ class DeviceTime:
     def _open(self, pid: int) -> None:
         memory = InjectMemory.find(pid)
         stat = procfs.read_stat(pid)
+        before = self._withheld.pop(pid, None)
         if memory is None:
             return
-        if stat is None or memory.is_detached():
+        if stat is None:
             memory.close()
             return
         key = (pid, stat.start_ns)
-        if not memory.lock():
+        is_detached = memory.is_detached()
+        if is_detached or not memory.lock():
             memory.close()
-            self._leave_to_other(key)
+            self._withhold(key, before, to_other=not is_detached)
             return
-        self._others.discard(key)
         seen = memory.seen()
         tail = self._first_tail(memory, seen.counts["head"])
         # What was timed before we came is read too, so what was lost before counts too.
-        before = seen.counts if tail else dict.fromkeys(seen.counts, 0)
+        counted = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
-        process = _Process(memory, Ring(memory.fd, tail), key, before, same_tids(pid), stacks)
+        process = _Process(memory, Ring(memory.fd, tail), key, counted, same_tids(pid), stacks)
         memory.ask(
             tail=tail,
             per_second=samples_a_second(self._budget, FIRST_COST_NS),
@@ -454,13 +458,24 @@ class DeviceTime:
         self._processes[pid] = process
         self._carried.set()
 
-    def _leave_to_other(self, key: ProcessKey) -> None:
-        """Say once that another agent has this process's device time."""
-        if key not in self._others:
-            self._others.add(key)
+    def _withhold(
+        self, key: ProcessKey, before: tuple[ProcessKey, bool] | None, *, to_other: bool
+    ) -> None:
+        """Leave a process alone for now; say once where another agent has it."""
+        self._withheld[key[0]] = (key, to_other)
+        if to_other and before != (key, True):
             text = "its device time is read by another agent or recorder"
             now_ns = time.monotonic_ns()
             self._notices.append((now_ns, "notice", "device_time_refused", *key, 1.0, text))
+
+    def _ask_again(self, now_s: float) -> None:
+        """Open what has become free, or was allowed again."""
+        if now_s < self._ask_again_s:
+            return
+        self._ask_again_s = now_s + LOOK_AGAIN_S
+        for pid in list(self._withheld):
+            with suppress(OSError):
+                self._open(pid)
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:

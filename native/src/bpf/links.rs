@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is attached, by number, and how it is let go.
+use std::collections::HashMap;
+use std::path::Path;
+use std::thread::Builder;
+
+use libbpf_rs::{Link, ProgramMut, UprobeMultiOpts, UprobeOpts};
+use pyo3::exceptions::PyKeyError;
+use pyo3::prelude::*;
+
+/// Threads that wait for the kernel, each for about a tenth of a second a probe link.
+const LET_GO_AT_ONCE: usize = 64;
+
+/// Links that were attached together, in their order.
+type Group = Vec<Link>;
+
+#[derive(Default)]
+pub struct Links {
+    held: HashMap<u64, Group>,
+    last: u64,
+}
+
+impl Links {
+    pub fn keep(&mut self, group: Group) -> u64 {
+        self.last += 1;
+        self.held.insert(self.last, group);
+        self.last
+    }
+
+    pub fn len(&self) -> usize {
+        self.held.len()
+    }
+
+    pub fn first(&self, number: u64) -> PyResult<&Link> {
+        self.held.get(&number).and_then(|group| group.first()).ok_or_else(unknown)
+    }
+
+    pub fn take(&mut self, number: u64) -> PyResult<Group> {
+        self.held.remove(&number).ok_or_else(unknown)
+    }
+
+    /// Those of these numbers that there are.
+    pub fn take_all(&mut self, numbers: &[u64]) -> Vec<Group> {
+        numbers.iter().filter_map(|number| self.held.remove(number)).collect()
+    }
+}
+
+fn unknown() -> PyErr {
+    PyKeyError::new_err("no such link")
+}
+
+/// The other way round than they came: entries go before returns.
+pub fn let_go(group: &mut Group) {
+    group.drain(..).rev().for_each(drop);
+}
+
+/// All of them side by side: the kernel lets each wait for a grace period, which they share.
+pub fn let_go_all(mut all: Vec<Group>) {
+    let each = all.len().div_ceil(LET_GO_AT_ONCE).max(1);
+    std::thread::scope(|scope| {
+        for some in all.chunks_mut(each) {
+            // Where there is no thread to be had, what is left goes below.
+            let _ = Builder::new().spawn_scoped(scope, move || some.iter_mut().for_each(let_go));
+        }
+    });
+    all.iter_mut().for_each(let_go);
+}
+
+/// Probes on the (offset, cookie) sites of a file: by one link where `multi`, else by one for each.
+pub fn uprobes(
+    program: &ProgramMut<'_>,
+    path: &Path,
+    sites: &[(u64, u64)],
+    retprobe: bool,
+    multi: bool,
+    group: &mut Group,
+) -> libbpf_rs::Result<()> {
+    if multi {
+        let opts = UprobeMultiOpts {
+            offsets: sites.iter().map(|site| site.0 as usize).collect(),
+            cookies: sites.iter().map(|site| site.1).collect(),
+            retprobe,
+            ..Default::default()
+        };
+        group.push(program.attach_uprobe_multi_with_opts(-1, path, "", opts)?);
+        return Ok(());
+    }
+    for &(offset, cookie) in sites {
+        let opts = UprobeOpts { cookie, retprobe, ..Default::default() };
+        group.push(program.attach_uprobe_with_opts(-1, path, offset as usize, opts)?);
+    }
+    Ok(())
+}
