@@ -98,6 +98,7 @@ struct unwind_process {
 	__u32 range_count;
 	struct unwind_python python;
 	__u64 walks; /* counted by the programs: who is worth their room */
+	__u64 told;  /* another random number each time the process is told */
 };
 
 /* Why a walk ended; 0 is the thread's entry. Counted by kind; names in abi/errors.json. */

@@ -16,12 +16,29 @@ struct {
 	__type(value, struct unwind_walk);
 } scratch SEC(".maps");
 
+/* As its callers see it (linux/bpf_perf_event.h), the kernel translates what is read of it: whole words
+ * at these places alone. */
+struct bpf_perf_event_data {
+	u64 before_cs[17];
+	volatile u64 cs;
+};
+
+/* Whether the clock stopped user code: then there is no kernel stack to ask for. */
+static __always_inline bool in_user_code(const struct bpf_perf_event_data *ctx)
+{
+#if defined(__TARGET_ARCH_x86)
+	return ctx->cs & 3;
+#else
+	return false;
+#endif
+}
+
 SEC("perf_event")
 int on_sample(struct bpf_perf_event_data *ctx)
 {
 	const u32 first = 0;
 	const struct cpu_value zero = {};
-	struct task_struct *task = (void *)bpf_get_current_task();
+	struct task_struct *task = bpf_get_current_task_btf();
 	u64 pid_tgid = bpf_get_current_pid_tgid();
 	struct cpu_key key = {.tgid = pid_tgid >> 32, .tid = (u32)pid_tgid};
 	struct unwind_walk *w = bpf_map_lookup_elem(&scratch, &first);
@@ -30,7 +47,8 @@ int on_sample(struct bpf_perf_event_data *ctx)
 	if (!w || !key.tid || !watched(key.tgid))
 		return 0;
 	key.start_ns = start_of(task);
-	key.stack_id = stack_take(ctx, w, key.start_ns ^ key.tgid, has_user_frames(task), 0);
+	key.stack_id = stack_of(ctx, w, key.start_ns ^ key.tgid, !in_user_code(ctx),
+				has_user_frames(task), 0);
 	row = row_of(&samples, &key, &zero);
 	if (row)
 		row->count++;

@@ -172,13 +172,14 @@ static __always_inline u64 keep_walk(struct unwind_walk *w, u64 seed)
 	return pieces.id;
 }
 
-/* The stack of the current task. `user`: it has a user part. `first`: a user frame put in front. */
-static __always_inline u64 stack_take(void *ctx, struct unwind_walk *w, u64 seed, bool user,
-				      u64 first)
+/* The stack of the current task. `kernel`, `user`: it has such a part. `first`: a user frame put in
+ * front. */
+static __always_inline u64 stack_of(void *ctx, struct unwind_walk *w, u64 seed, bool kernel,
+				    bool user, u64 first)
 {
 	struct sonde_stack *s = &w->pieces[0];
 
-	s->kernel_len = first ? 0 : walk_kernel(ctx, s);
+	s->kernel_len = kernel ? walk_kernel(ctx, s) : 0;
 	w->piece = 0;
 	w->slot = 0;
 	w->stop = STOP_ENTRY;
@@ -188,6 +189,13 @@ static __always_inline u64 stack_take(void *ctx, struct unwind_walk *w, u64 seed
 			count_loss(LOSS_USER_STACK);
 	}
 	return keep_walk(w, seed);
+}
+
+/* The same; with a user frame in front it is that of a call, which has no kernel part. */
+static __always_inline u64 stack_take(void *ctx, struct unwind_walk *w, u64 seed, bool user,
+				      u64 first)
+{
+	return stack_of(ctx, w, seed, !first, user, first);
 }
 #endif /* SONDE_TAKES_STACKS */
 

@@ -29,13 +29,12 @@ static __always_inline bool watched(u32 tgid)
 /* Kernel threads never had user frames; a thread that is exiting has given its memory back. */
 static __always_inline bool has_user_frames(struct task_struct *task)
 {
-	return BPF_CORE_READ(task, mm) &&
-	       !(BPF_CORE_READ(task, flags) & (PF_KTHREAD | PF_USER_WORKER | PF_IO_WORKER));
+	return task->mm && !(task->flags & (PF_KTHREAD | PF_USER_WORKER | PF_IO_WORKER));
 }
 
 static __always_inline u64 start_of(struct task_struct *task)
 {
-	return BPF_CORE_READ(task, group_leader, start_boottime);
+	return task->group_leader->start_boottime;
 }
 
 /*

@@ -30,7 +30,8 @@ static long unwind_step(u32 i, void *arg)
 {
 	struct unwind_context *c = arg;
 
-	return c->walk->in_python ? python_step(c->walk, c->task) : native_step(c->walk, c->task);
+	return c->walk->in_python ? python_step(c->walk, c->task) :
+				    native_step(c->walk, c->task, c->memo);
 }
 
 static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct *task)
@@ -53,29 +54,29 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 		w->stop = STOP_EXEC;
 		goto unknown;
 	}
-	w->pc = BPF_CORE_READ(regs, ip);
-	w->sp = BPF_CORE_READ(regs, sp);
-	w->bp = BPF_CORE_READ(regs, bp);
+	w->pc = regs->ip;
+	w->sp = regs->sp;
+	w->bp = regs->bp;
 	if (!w->pc || w->pc >> 63) {
 		w->stop = STOP_REGISTERS;
 		return false;
 	}
-	w->registers[0] = BPF_CORE_READ(regs, ax);
-	w->registers[1] = BPF_CORE_READ(regs, dx);
-	w->registers[2] = BPF_CORE_READ(regs, cx);
-	w->registers[3] = BPF_CORE_READ(regs, bx);
-	w->registers[4] = BPF_CORE_READ(regs, si);
-	w->registers[5] = BPF_CORE_READ(regs, di);
+	w->registers[0] = regs->ax;
+	w->registers[1] = regs->dx;
+	w->registers[2] = regs->cx;
+	w->registers[3] = regs->bx;
+	w->registers[4] = regs->si;
+	w->registers[5] = regs->di;
 	w->registers[6] = w->bp;
 	w->registers[7] = w->sp;
-	w->registers[8] = BPF_CORE_READ(regs, r8);
-	w->registers[9] = BPF_CORE_READ(regs, r9);
-	w->registers[10] = BPF_CORE_READ(regs, r10);
-	w->registers[11] = BPF_CORE_READ(regs, r11);
-	w->registers[12] = BPF_CORE_READ(regs, r12);
-	w->registers[13] = BPF_CORE_READ(regs, r13);
-	w->registers[14] = BPF_CORE_READ(regs, r14);
-	w->registers[15] = BPF_CORE_READ(regs, r15);
+	w->registers[8] = regs->r8;
+	w->registers[9] = regs->r9;
+	w->registers[10] = regs->r10;
+	w->registers[11] = regs->r11;
+	w->registers[12] = regs->r12;
+	w->registers[13] = regs->r13;
+	w->registers[14] = regs->r14;
+	w->registers[15] = regs->r15;
 	w->thread_base = BPF_CORE_READ(more, thread.fsbase);
 	return true;
 unknown:
@@ -116,9 +117,11 @@ static __always_inline void unwind(void *ctx, struct unwind_walk *w, struct task
 	if (has_loop()) {
 		u64 began = cost_words ? bpf_ktime_get_ns() : 0;
 
+		const u32 only = 0;
 		struct unwind_context c = {.walk = w, .task = task};
 
-		if (start_walk(w, task)) {
+		c.memo = bpf_map_lookup_elem(&unwind_memo, &only);
+		if (c.memo && start_walk(w, task)) {
 			w->stop = STOP_DEPTH;
 			bpf_loop(unwind_steps, unwind_step, &c, 0);
 		} else if (w->stop == STOP_NO_PROCESS || w->stop == STOP_EXEC) {

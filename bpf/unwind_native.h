@@ -74,14 +74,20 @@ static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct 
 	return 0;
 }
 
-static __always_inline long native_step(struct unwind_walk *w, struct task_struct *task)
+static __always_inline long native_step(struct unwind_walk *w, struct task_struct *task,
+					struct unwind_memo *memo)
 {
 	struct unwind_rule rule = {};
-	u64 pc = w->pc, look_at, cfa, saved[2], bp;
+	u64 pc = w->pc, look_at = pc - (w->is_return ? 1 : 0), cfa, saved[2], bp;
+	u64 key = memo_key(w, look_at);
+	bool is_known = recall(memo, key, &rule);
+	u32 reg;
 
-	if (!find_range(w, pc)) {
+	if (!is_known && !find_range(w, pc)) {
 		if (w->is_return && see_through_trampoline(w, task)) {
 			pc = w->pc;
+			look_at = pc - 1;
+			key = memo_key(w, look_at);
 			if (!find_range(w, pc))
 				goto unmapped;
 			goto mapped;
@@ -94,16 +100,16 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 		return step_by_frame_pointer(w, task, STOP_NO_MAPPING);
 	}
 mapped:
-	look_at = pc - (w->is_return ? 1 : 0);
 	if (in_evaluation(w, look_at) && python_enter(w, task))
 		w->in_python = 1;
 	else if (!put(w, pc))
 		return 1;
-	if (!w->range.page_count)
-		return step_by_frame_pointer(w, task, STOP_NO_RULE);
-	if (!find_rule(w, look_at - w->range.bias, &rule)) {
-		w->stop = STOP_TABLE;
-		return 1;
+	if (!is_known) {
+		if (w->range.page_count && !find_rule(w, look_at - w->range.bias, &rule)) {
+			w->stop = STOP_TABLE;
+			return 1;
+		}
+		remember(memo, key, &rule); /* CFA_NONE where the file has no table */
 	}
 	switch (rule.cfa) {
 	case CFA_NONE:
@@ -125,7 +131,9 @@ mapped:
 			w->stop = STOP_REGISTER;
 			return 1;
 		}
-		cfa = w->registers[rule.reg & 15] + rule.offset;
+		reg = rule.reg;
+		OPAQUE(reg);
+		cfa = w->registers[reg & 15] + rule.offset;
 		break;
 	case CFA_RSP_DEREF:
 	case CFA_RBP_DEREF:

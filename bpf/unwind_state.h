@@ -59,6 +59,27 @@ struct {
 	__type(value, u64);
 } unwind_stops SEC(".maps");
 
+/*
+ * Rules found lately, by a hash of the code's address and of what its process was told: the same few
+ * hundred places come again with every sample, and looking one up anew misses the cache a dozen times.
+ * Walks that interrupt one another share an entry, so it carries a check over all of it: what was
+ * torn is not found.
+ */
+#define UNWIND_MEMO_BITS 10
+struct unwind_recalled {
+	u64 check; /* hash ^ rule[0] ^ rule[1] turned by half */
+	u64 rule[2];
+};
+struct unwind_memo {
+	struct unwind_recalled at[1 << UNWIND_MEMO_BITS];
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct unwind_memo);
+} unwind_memo SEC(".maps");
+
 /* Time of walks of cost_words or more words, in steps of 250 ns; the last takes what is longer. */
 #define COST_STEPS 256
 struct {
@@ -156,6 +177,7 @@ struct unwind_context {
 	struct unwind_walk *walk;
 	struct task_struct
 		*task; /* whose stack it is: the current one, unless SONDE_READS_OTHERS */
+	struct unwind_memo *memo;
 };
 
 static __always_inline long read_user(struct task_struct *task, void *to, u32 size, u64 from)

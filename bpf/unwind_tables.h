@@ -122,4 +122,38 @@ static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct
 	return true;
 }
 
+static __always_inline u64 memo_key(const struct unwind_walk *w, u64 address)
+{
+	return (address ^ w->process.told) * 0x9e3779b97f4a7c15ULL;
+}
+
+static __always_inline u64 memo_check(u64 key, const u64 *rule)
+{
+	return key ^ rule[0] ^ (rule[1] << 32 | rule[1] >> 32);
+}
+
+/* The rule for code that was looked up lately; false where it has to be looked up (again). */
+static __always_inline bool recall(struct unwind_memo *memo, u64 key, struct unwind_rule *rule)
+{
+	struct unwind_recalled *at = &memo->at[key >> (64 - UNWIND_MEMO_BITS)];
+	u64 words[2] = {at->rule[0], at->rule[1]};
+
+	if (at->check != memo_check(key, words))
+		return false;
+	__builtin_memcpy(rule, words, sizeof(*rule));
+	return true;
+}
+
+static __always_inline void remember(struct unwind_memo *memo, u64 key,
+				     const struct unwind_rule *rule)
+{
+	struct unwind_recalled *at = &memo->at[key >> (64 - UNWIND_MEMO_BITS)];
+	u64 words[2];
+
+	__builtin_memcpy(words, rule, sizeof(words));
+	at->rule[0] = words[0];
+	at->rule[1] = words[1];
+	at->check = memo_check(key, words);
+}
+
 #endif

@@ -91,7 +91,7 @@ class Walker:
         library.forget_all()
         registers = (ctypes.c_uint64 * len(recording.registers))(*recording.registers)
         library.set_registers(registers)
-        library.set_process(recording.process)
+        library.set_process(recording.process, len(recording.process))
         self._kept = [data for _, data in recording.memory]  # the library only points to them
         for at, data in recording.memory:
             size = ctypes.c_uint64(len(data))

@@ -94,6 +94,11 @@ def test_frame_by_frame(walker, recording):
     assert not any(walk.counted[STOPS.index(name)] for name in NOTES)
 
 
+def test_rules_that_are_remembered_lead_the_same_way(walker, recording):
+    first = walker.walk(recording)
+    assert walker.again() == first
+
+
 def test_the_functions_are_those_of_the_cpp_program(walker):
     recording = recorded("cpp")
     names = [it.removesuffix(".cold") for it in functions(recording, walker.walk(recording))]

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tables and processes in the kernel's maps, where programs walk by them.
+use std::collections::hash_map::RandomState;
 use std::collections::HashMap;
 use std::fs::File;
+use std::hash::BuildHasher;
 use std::io::{Error, Result};
 use std::ops::Not;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -26,7 +28,8 @@ const RANGE_WORDS: usize = 10;
 /// `struct unwind_python`
 const PYTHON_BYTES: usize = 72;
 /// `struct unwind_process`
-const PROCESS_BYTES: usize = 32 + PYTHON_BYTES;
+const PROCESS_BYTES: usize = 40 + PYTHON_BYTES;
+const WALKS_AT: usize = 24 + PYTHON_BYTES;
 
 /// Where the pages are that were not loaded with their table.
 struct Source {
@@ -60,6 +63,9 @@ pub struct UnwindMaps {
     tables: HashMap<u32, Loaded>,
     ranges: HashMap<u32, Place>,
     next_table: u32,
+    /// Makes what a process was told a number that nobody else can foresee.
+    random: RandomState,
+    tellings: u64,
     // The descriptors above are its.
     _owner: Py<Bpf>,
 }
@@ -196,6 +202,8 @@ impl UnwindMaps {
             tables: HashMap::new(),
             ranges: HashMap::new(),
             next_table: 0,
+            random: RandomState::new(),
+            tellings: 0,
             _owner: owner,
         })
     }
@@ -251,6 +259,8 @@ impl UnwindMaps {
         python.resize(PYTHON_BYTES, 0);
         value.extend(python);
         value.extend(0u64.to_ne_bytes());
+        self.tellings += 1;
+        value.extend(self.random.hash_one(self.tellings).to_ne_bytes());
         if let Err(error) = maps::update(self.processes, &tgid.to_ne_bytes(), &value) {
             self.pool.give_back(place);
             return Err(numbered(error));
@@ -280,7 +290,7 @@ impl UnwindMaps {
     fn walks(&self) -> HashMap<u32, u64> {
         let walks = |tgid: &u32| {
             let value = maps::lookup(self.processes, &tgid.to_ne_bytes(), PROCESS_BYTES)?;
-            let count = u64::from_ne_bytes(value[PROCESS_BYTES - 8..].try_into().unwrap());
+            let count = u64::from_ne_bytes(value[WALKS_AT..][..8].try_into().unwrap());
             Some((*tgid, count))
         };
         self.ranges.keys().filter_map(walks).collect()

@@ -29,7 +29,7 @@ LOSSES = (
 
 UNWIND_MAPS = (
     *("unwind_chunks", "unwind_processes", "unwind_wanted", "unwind_pages"),
-    *("unwind_stops", "unwind_cost"),
+    *("unwind_stops", "unwind_memo", "unwind_cost"),
 )
 """What all programs walk stacks by; owned by unwind.bpf.c."""
 

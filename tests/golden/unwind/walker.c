@@ -28,6 +28,7 @@ static struct {
 	u32 pieces;
 	struct unwind_chunk *chunks[UNWIND_CHUNKS];
 	struct unwind_process process;
+	struct unwind_memo memo;
 	struct pt_regs registers;
 	struct mm_struct___unwind mm;
 	u64 fs_base;
@@ -55,9 +56,10 @@ void set_registers(const u64 *values)
 	of.fs_base = values[sizeof(of.registers) / 8];
 }
 
-void set_process(const void *raw)
+/* A recording of before `told` was there ends with what is before it. */
+void set_process(const void *raw, u32 size)
 {
-	memcpy(&of.process, raw, sizeof(of.process));
+	memcpy(&of.process, raw, size < sizeof(of.process) ? size : sizeof(of.process));
 	of.mm.start_code = of.process.start_code;
 }
 
@@ -96,6 +98,8 @@ void *bpf_map_lookup_elem(void *map, const void *key)
 		return number < UNWIND_CHUNKS ? of.chunks[number] : NULL;
 	if (map == &unwind_stops)
 		return number < STOP_MAX ? &of.stops[number] : NULL;
+	if (map == &unwind_memo)
+		return &of.memo;
 	if (map == &unwind_cost)
 		return NULL;
 	return map; /* a chunk: an array of one */
