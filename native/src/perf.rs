@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! perf events: the sampling clock of a CPU, and the kernel's own record of what processes do
 //! (mappings, names, births, deaths), read from per-CPU rings.
+use std::collections::{HashMap, HashSet};
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{fence, Ordering};
+use std::time::{Duration, Instant};
 
 use perf_event_open_sys as sys;
 use pyo3::prelude::*;
@@ -149,16 +151,6 @@ enum Happened {
     Task((&'static str, u64, u32, u32, u32, u32)),
 }
 
-impl Happened {
-    fn time_ns(&self) -> u64 {
-        match self {
-            Self::Mmap(it) => it.1,
-            Self::Comm(it) => it.1,
-            Self::Task(it) => it.1,
-        }
-    }
-}
-
 fn u32_at(body: &[u8], at: usize) -> u32 {
     body.get(at..at + 4).map_or(0, |raw| u32::from_ne_bytes(raw.try_into().unwrap()))
 }
@@ -167,10 +159,14 @@ fn u64_at(body: &[u8], at: usize) -> u64 {
     body.get(at..at + 8).map_or(0, |raw| u64::from_ne_bytes(raw.try_into().unwrap()))
 }
 
-fn text_at(body: &[u8], at: usize) -> String {
+fn bytes_at(body: &[u8], at: usize) -> &[u8] {
     let raw = body.get(at..).unwrap_or_default();
     let end = raw.iter().position(|&byte| byte == 0).unwrap_or(raw.len());
-    String::from_utf8_lossy(&raw[..end]).into_owned()
+    &raw[..end]
+}
+
+fn text_at(body: &[u8], at: usize) -> String {
+    String::from_utf8_lossy(bytes_at(body, at)).into_owned()
 }
 
 /// Every record ends with the id we asked for: pid, tid, time.
@@ -209,10 +205,86 @@ fn parse(kind: u32, misc: u16, body: &[u8]) -> Option<Happened> {
     }
 }
 
+/// One record as it came, before it is known whether anybody wants it.
+struct Record {
+    time_ns: u64,
+    kind: u32,
+    misc: u16,
+    body: Vec<u8>,
+}
+
+/// Mappings that nobody wants to hear of: of files that were looked at and hold nothing.
+#[derive(Default)]
+struct Dull {
+    /// By device and inode: the path, and until when.
+    files: HashMap<(u32, u32, u64), (Vec<u8>, Instant)>,
+    /// Processes whose program was not told yet since they executed it: it names them.
+    unnamed: HashSet<u32>,
+}
+
+impl Dull {
+    /// As many as a machine has files with code; all are told anew where there are more.
+    const MAX_FILES: usize = 16_384;
+    const MAX_UNNAMED: usize = 65_536;
+
+    fn put(&mut self, file: (u32, u32, u64), path: Vec<u8>, seconds: f64) {
+        if self.files.len() >= Self::MAX_FILES {
+            self.files.clear();
+        }
+        let seconds = seconds.clamp(0.0, 3600.0);
+        self.files.insert(file, (path, Instant::now() + Duration::from_secs_f64(seconds)));
+    }
+
+    /// Whether somebody wants it; all records have to be shown, in order of time.
+    fn wants(&mut self, record: &Record, now: Instant) -> bool {
+        if self.files.is_empty() {
+            return true;
+        }
+        let (body, pid) = (&record.body, u32_at(&record.body, 0));
+        match record.kind {
+            abi::PERF_RECORD_COMM => {
+                if u32::from(record.misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0 {
+                    if self.unnamed.len() >= Self::MAX_UNNAMED {
+                        self.unnamed.clear();
+                    }
+                    self.unnamed.insert(pid);
+                }
+                true
+            }
+            abi::PERF_RECORD_EXIT => {
+                if u32_at(body, 8) == pid {
+                    self.unnamed.remove(&pid);
+                }
+                true
+            }
+            abi::PERF_RECORD_MMAP2 => {
+                let file = (u32_at(body, 32), u32_at(body, 36), u64_at(body, 40));
+                let path = bytes_at(body, 64);
+                let names = file.2 != 0 && path.starts_with(b"/");
+                if self.unnamed.contains(&pid) {
+                    if names {
+                        self.unnamed.remove(&pid);
+                    }
+                    return true;
+                }
+                if file.2 == 0 {
+                    return false; // no file at all
+                }
+                match self.files.get(&file) {
+                    Some((known, until)) => known != path || *until < now,
+                    None => true,
+                }
+            }
+            _ => true,
+        }
+    }
+}
+
 /// The stream of process events of the whole machine.
 #[pyclass(unsendable)]
 pub struct ProcessEvents {
     rings: Vec<Ring>,
+    dull: Dull,
     lost: u64,
 }
 
@@ -221,7 +293,7 @@ impl ProcessEvents {
     #[new]
     fn new() -> PyResult<Self> {
         let rings = online_cpus()?.into_iter().map(Ring::new).collect::<Result<_>>()?;
-        Ok(Self { rings, lost: 0 })
+        Ok(Self { rings, dull: Dull::default(), lost: 0 })
     }
 
     /// Wait until something happened, or one of the descriptors `also` has something to read, at
@@ -243,21 +315,30 @@ impl ProcessEvents {
         self.rings.iter().map(|ring| ring.fd.as_raw_fd()).collect()
     }
 
-    /// All events since the last call, in order of time.
+    /// All events since the last call that somebody wants, in order of time.
     fn drain(&mut self) -> Vec<Happened> {
-        let mut out = Vec::new();
+        let mut records = Vec::new();
         let lost = &mut self.lost;
         for ring in &mut self.rings {
             ring.drain(|kind, misc, body| {
                 if kind == abi::PERF_RECORD_LOST {
                     *lost += u64_at(body, 8);
                 } else {
-                    out.extend(parse(kind, misc, body));
+                    let time_ns = time_of(body);
+                    records.push(Record { time_ns, kind, misc, body: body.to_vec() });
                 }
             });
         }
-        out.sort_by_key(Happened::time_ns);
-        out
+        records.sort_by_key(|it| it.time_ns);
+        let now = Instant::now();
+        let wanted = records.iter().filter(|it| self.dull.wants(it, now));
+        wanted.filter_map(|it| parse(it.kind, it.misc, &it.body)).collect()
+    }
+
+    /// Tell no more of mappings of this file by this path, for so many seconds, nor of those of no
+    /// file; but always of the program that a process executes, which names it.
+    fn pass_over(&mut self, file: (u32, u32, u64), path: String, seconds: f64) {
+        self.dull.put(file, path.into_bytes(), seconds);
     }
 
     /// Events the kernel had no room for, so far.

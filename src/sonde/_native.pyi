@@ -141,6 +141,9 @@ class ProcessEvents:
     def wait(self, timeout_ms: int, also: Sequence[int] = ()) -> bool: ...
     def filenos(self) -> list[int]: ...
     def drain(self) -> list[tuple[object, ...]]: ...
+    def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
+        """Tell no more of mappings of a file (major, minor, inode) by this path for a while, nor of
+        those of no file; of the program that a process executes it is told all the same."""
 
 def encode_chunk(meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]) -> bytes:
     """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values."""

@@ -237,3 +237,29 @@ def test_a_storm_of_short_processes_leaves_little_behind(watch: Watch) -> None:
     assert spent / 500 < 500e-6
     watch.resolver.tick(time.monotonic_ns() + 20_000_000_000)
     assert watch.named("true") == []
+
+
+def mapped_by_true(events: _native.ProcessEvents) -> dict[str, tuple[int, int, int]]:
+    """Files that a run of true(1) mapped, as the events told."""
+    events.drain()
+    true = subprocess.Popen(["/bin/true"])
+    true.wait()
+    told = [it for it in events.drain() if it[0] == "mmap" and it[2] == true.pid]
+    return {str(it[11]): it[7:10] for it in told if it[9]}  # type: ignore[misc]
+
+
+def test_mappings_that_nobody_wants_are_not_told_but_the_program_is() -> None:
+    events = _native.ProcessEvents()
+    all_of_them = mapped_by_true(events)
+    program = next(path for path in all_of_them if path.endswith("/true"))
+    assert len(all_of_them) > 1
+    for path, file in all_of_them.items():
+        events.pass_over(file, path, 60.0)
+    assert mapped_by_true(events) == {program: all_of_them[program]}
+
+    other = next(path for path in all_of_them if path != program)
+    events.pass_over(all_of_them[other], other + ".new", 60.0)  # known by another path from now on
+    assert mapped_by_true(events).keys() == {program, other}
+    for path, file in all_of_them.items():
+        events.pass_over(file, path, 0.0)
+    assert mapped_by_true(events) == all_of_them

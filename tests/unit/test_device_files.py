@@ -285,3 +285,17 @@ def test_a_cache_cut_short_gives_what_is_whole(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux")
 def test_the_real_cache_names_libraries_that_exist():
     assert all(Path(path).exists() for path in installed(lambda name: name.startswith("libc.so")))
+
+
+def test_what_need_not_be_heard_of_again_is_what_carries_nothing(opened, monkeypatch):
+    found = make(FakeProbes("libOpenCL.so.1"))
+    found.dull()  # somebody wants to know
+    events = [mapped(10, 2, "/lib/libc.so.6"), mapped(10, 3, A_LIBRARY)]
+    found.hear(events)
+    assert found.dull() == {}  # each was looked at, and may have been the only one
+    found.hear(events)
+    (((file, path), _),) = found.dull().items()
+    assert (file, path) == ((8, 1, 2), "/lib/libc.so.6")
+    monkeypatch.setattr(discovery, "EXAMINED_FOR_S", 0.0)
+    found.hear(events)
+    assert found.dull() == {}

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native
-from sonde.agent import whose
+from sonde.agent import dull, whose
 from sonde.agent.attaching import Attacher
 from sonde.agent.chosen import collectors_of
 from sonde.agent.dictionary import Dictionary
@@ -300,6 +300,8 @@ class Agent:
             self._attacher.hear(events)
         if self._device_time is not None:
             self._device_time.hear(events, looking=not self._privileged)
+        if self._sink is None and self._calls is not None:  # no mapping is asked for an address
+            dull.pass_over(self._events, self._calls)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._resolver.resync()

@@ -24,3 +24,6 @@ class NoEvents:
     def drain(self) -> list[tuple[Any, ...]]:
         """Nothing."""
         return []
+
+    def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
+        """There is nothing to pass over."""

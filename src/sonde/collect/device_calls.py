@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from sonde import _native
 from sonde.apis import Api
 from sonde.collect.collector import Batch
 from sonde.collect.discovery import Discovery
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
+from sonde.collect.libraries import FileKey
 from sonde.collect.probes import Probes
 from sonde.procfs import START_UNIT_NS
 
@@ -60,13 +62,17 @@ class DeviceCalls:
         self._drained_s = time.monotonic()
         self._discovery.scan()
 
-    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
+    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
         """Take in what processes did, as `sonde._native.ProcessEvents` tells it: at once."""
         self._discovery.hear(events)
 
     def resync(self) -> None:
         """Events were lost: look at what is mapped now instead."""
         self._discovery.resync()
+
+    def dull(self) -> dict[tuple[FileKey, str], float]:
+        """See Discovery: mappings that need not be heard of."""
+        return self._discovery.dull()
 
     @property
     def backlog(self) -> int:

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from sonde import procfs
 from sonde.collect import inject_abi as abi
@@ -155,7 +155,7 @@ class DeviceTime:
                     with suppress(OSError):
                         process.memory.beat()
 
-    def hear(self, events: Iterable[tuple[object, ...]], *, looking: bool) -> None:
+    def hear(self, events: Iterable[tuple[Any, ...]], *, looking: bool) -> None:
         """Open what has just taken the library in, so that a short process is seen, too.
 
         `looking`: no events come; look at processes instead.
@@ -165,14 +165,13 @@ class DeviceTime:
         now_s = time.monotonic()
         self._hears = not looking
         for event in events:
-            match event:
-                case ("mmap", _, int(pid), *_, str(path)) if LIBRARY.search(path):
+            kind, pid = event[0], event[2]
+            if kind == "mmap":
+                if LIBRARY.search(event[11]):
                     self._soon[pid] = now_s + SOON_S
                     self._leave_if_replaced(pid)
-                case ("fork", _, int(pid), int(parent), *_) if (
-                    parent != pid and parent in self._processes
-                ):
-                    self._soon[pid] = now_s + YOUNG_S
+            elif kind == "fork" and pid != event[3] and event[3] in self._processes:
+                self._soon[pid] = now_s + YOUNG_S
         for pid, until_s in list(self._soon.items()):
             if pid not in self._processes and self._is_wanted(pid):
                 with suppress(OSError):

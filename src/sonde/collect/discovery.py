@@ -12,6 +12,7 @@ import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from sonde.apis import Api
 from sonde.collect.libraries import (
@@ -33,6 +34,9 @@ EXAMINE_S = 0.2
 UNMAPPED_S = 30.0
 """Probes stay this long on a file that no process maps any more."""
 
+LEAST_FIELDS = 6
+"""Of an event."""
+
 _NOBODY = 0
 """User of files that are probed whether mapped or not."""
 
@@ -50,6 +54,7 @@ class Discovery:
         self._users: dict[FileKey, set[int]] = {}
         self._files_of: dict[int, set[FileKey]] = {}
         self._unmapped: dict[FileKey, float] = {}
+        self._dull: dict[tuple[FileKey, str], float] | None = None
 
     def scan(self) -> None:
         """Look at everything that is installed or mapped now."""
@@ -63,27 +68,35 @@ class Discovery:
         for file in mapped_now():
             self._saw(file)
 
-    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
+    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
         """Take in what processes did, as `sonde._native.ProcessEvents` tells it."""
-        for event in events:
-            match event:
-                case ("mmap", _, int(pid), _, int(address), int(length), _,
-                      int(major), int(minor), int(inode), _, str(path)) if inode:  # fmt: skip
-                    key = (major, minor, inode)
+        for event in events:  # there are many: by place, not by pattern
+            if len(event) < LEAST_FIELDS:
+                continue
+            kind, pid = event[0], event[2]
+            if kind == "mmap":
+                _, _, _, _, address, length, _, *file, _, path = event
+                key = (file[0], file[1], file[2])
+                if key[2] and (key in self._probes.files or not self._is_examined(key, path)):
                     self._saw(MappedFile(pid, key, path, address, address + length))
-                case ("fork", _, int(pid), int(parent), *_) if pid != parent:
-                    for key in self._files_of.get(parent, ()):
+            elif kind == "fork":
+                if pid != event[3]:
+                    for key in self._files_of.get(event[3], ()):
                         self._used(key, pid)
-                case ("exit", _, int(pid), _, int(tid), _) if pid == tid:
-                    self._left(pid)
-                case ("comm", _, int(pid), _, _, True):
-                    self._left(pid)
+            elif pid in self._files_of and (event[5] if kind == "comm" else pid == event[4]):
+                self._left(pid)
         self._examine_waiting(EXAMINE_S)
 
     @property
     def backlog(self) -> int:
         """Files not looked at yet."""
         return len(self._urgent) + len(self._others)
+
+    def dull(self) -> dict[tuple[FileKey, str], float]:
+        """Files that were mapped again since the last call and carry no device API, with the time
+        (CLOCK_MONOTONIC, s) up to which that is taken for granted. The first call has none."""
+        found, self._dull = self._dull or {}, {}
+        return found
 
     def tidy(self) -> None:
         """Go on with files that wait; take probes off those that nobody maps any more."""
@@ -98,13 +111,22 @@ class Discovery:
         if file.key in self._probes.files:
             self._used(file.key, file.pid)
             return
-        looked_s = self._examined.get((file.key, file.path))
-        if looked_s is not None:
-            if time.monotonic() - looked_s < EXAMINED_FOR_S:
-                return
-            del self._examined[file.key, file.path]
+        if self._is_examined(file.key, file.path):
+            return
         is_urgent = self._is_library(file.name) or ".so" not in file.name
         (self._urgent if is_urgent else self._others).append(file)
+
+    def _is_examined(self, key: FileKey, path: str) -> bool:
+        """Whether it was looked at of late and carries no device API."""
+        looked_s = self._examined.get((key, path))
+        if looked_s is None:
+            return False
+        if time.monotonic() - looked_s >= EXAMINED_FOR_S:
+            del self._examined[key, path]
+            return False
+        if self._dull is not None:
+            self._dull[key, path] = looked_s + EXAMINED_FOR_S
+        return True
 
     def _examine_waiting(self, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sonde.resolve.pods import Pods
 
 MAX_NOTES: Final = 16_384
+MAX_ALIKE: Final = 1_024
 FRESH_NS: Final = 30_000_000_000
 """How long what /proc said holds where no note says that it changed."""
 _MAX_ANCESTORS: Final = 32
@@ -46,6 +47,8 @@ class Owners:
         self._notes: Recent[tuple[int, int], ProcessNote] = Recent(MAX_NOTES)
         self._steps: Recent[tuple[int, int], tuple[str, str]] = Recent(MAX_NOTES)
         self._users = Users()
+        self._alike: Recent[tuple[tuple[str, ...], str], Owner] = Recent(MAX_ALIKE)
+        """Owners by control groups and user, of no process in particular."""
         self._pods = pods
 
     def start(self) -> None:
@@ -130,19 +133,12 @@ class Owners:
         return self._owner(paths, note.uid, note.inner_pid)
 
     def _owner(self, paths: Iterable[str], uid: int, inner_pid: int) -> Owner:
-        places = [place_of(path) for path in paths] or [Place("")]
-        best = max(places, key=lambda place: place.tells)  # the first of equals
-        return Owner(
-            user=self._users.name(uid),
-            cgroup=best.path,
-            runtime=best.runtime,
-            container=best.container,
-            pod_uid=best.pod_uid,
-            job=best.job,
-            step=best.step,
-            unit=best.unit or next((place.unit for place in places if place.unit), ""),
-            inner_pid=inner_pid,
-        )
+        key = (tuple(paths), self._users.name(uid))
+        known = self._alike.get(key)
+        if known is None:
+            known = _owner_at(*key)
+            self._alike.put(key, known)
+        return replace(known, inner_pid=inner_pid)
 
     @staticmethod
     def _inherited(process: LiveProcess, parent_of: Parents) -> Owner:
@@ -187,6 +183,22 @@ class Owners:
             labels=pod.labels,
             container_name=pod.containers.get(owner.container, ""),
         )
+
+
+def _owner_at(paths: Iterable[str], user: str) -> Owner:
+    """Whose everything of a user is that runs in these control groups."""
+    places = [place_of(path) for path in paths] or [Place("")]
+    best = max(places, key=lambda place: place.tells)  # the first of equals
+    return Owner(
+        user=user,
+        cgroup=best.path,
+        runtime=best.runtime,
+        container=best.container,
+        pod_uid=best.pod_uid,
+        job=best.job,
+        step=best.step,
+        unit=best.unit or next((place.unit for place in places if place.unit), ""),
+    )
 
 
 def _step_of_keeper(pid: int) -> tuple[str, str] | None:
