@@ -20,11 +20,17 @@ struct thread_struct___unwind {
 };
 struct mm_struct___unwind {
 	unsigned long start_code;
+	unsigned long start_stack;
+};
+struct task_struct___parent {
+	struct mm_struct___unwind *mm;
+	int tgid;
 };
 struct task_struct___unwind {
 	struct mm_struct___unwind *mm;
 	struct thread_struct___unwind thread;
 	struct uprobe_task___unwind *utask;
+	struct task_struct___parent *real_parent;
 };
 #pragma clang attribute pop
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sonde.agent.unwinding import Unwinding
 from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.live import LiveProcess
-from sonde.unwind import PythonCode
+from sonde.unwind import Interpreter, PythonCode
 from sonde.unwind.ends import WHOLE
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
 
@@ -23,6 +23,8 @@ ENTRIES = frozenset(
     }
 )
 """Where threads begin: a walk that ends in one of these is whole."""
+_MOST_FORKS = 4
+"""Generations between a process and the one that is known."""
 NOT_WALKED = -1
 """In place of a walk's end, where a library took the stack: its last frame tells."""
 
@@ -44,8 +46,10 @@ class StackReader:
         self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
         """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
-        python = self._unwinding.python_of(process.key)
-        if python is None or not any(word & PYTHON_FRAME for word in user):
+        if not any(word & PYTHON_FRAME for word in user):
+            return self._resolver.resolve(process, kernel, user)
+        owner, python = self._python_of(process)
+        if python is None:
             return self._resolver.resolve(process, kernel, user)
         frames = self._resolver.resolve(process, kernel, ())
         run: list[int] = []
@@ -54,7 +58,7 @@ class StackReader:
         if process.image.pending:
             process.space()
         known_native = process.frames.get
-        known_python = self.python.fresh(process).get
+        known_python = self.python.fresh(owner).get
         for word in words:
             if not word & PYTHON_FRAME:
                 known = None if run or has_leaf else known_native(word)
@@ -70,7 +74,20 @@ class StackReader:
             where = next(words, 0)
             known = known_python((word, where))
             if known is None:
-                known = self.python.frame(process, python, word, where)
+                known = self.python.frame(owner, python, word, where)
             if known is not NO_FRAME:
                 frames.append(known)
         return frames + self._resolver.resolve(process, (), run, has_leaf) if run else frames
+
+    def _python_of(self, process: LiveProcess) -> tuple[LiveProcess, Interpreter | None]:
+        """Whose memory says what the Python frames of a process are, and how to read it.
+
+        One that forked and was gone before it was told has the code objects of its parent.
+        """
+        for _ in range(_MOST_FORKS):
+            python = self._unwinding.python_of(process.key)
+            parent = self._resolver.processes.parent(process)
+            if python is not None or parent is None:
+                return process, python
+            process = parent
+        return process, None
