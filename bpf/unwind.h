@@ -56,6 +56,7 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 	struct unwind_process *process = bpf_map_lookup_elem(&unwind_processes, &tgid);
 
 	w->has_range = w->is_return = w->in_python = w->python_known = w->signals = 0;
+	w->entering = 0;
 	w->is_first = 1;
 	if (!process) {
 		want(tgid);

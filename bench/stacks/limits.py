@@ -85,6 +85,11 @@ def _running(command: list[str], told: str = "") -> Iterator[subprocess.Popen[st
         process.wait()
 
 
+def _new(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def _forget(path: str) -> None:
     """Have nothing of a file in memory, as far as the kernel lets go of it."""
     fd = os.open(path, os.O_RDONLY)
@@ -100,20 +105,21 @@ def large_library(folder: Path) -> Iterator[Figure]:
         entries = _native.build_unwind_table(path, str(folder / "counted"))[0]
         if entries < ENTRIES:
             continue
-        cache = TableCache(folder / "large")
+        cache = TableCache(_new(folder / "large"))
         cache.warm_up()
         time.sleep(0.5)  # the helper is there, as it is on a machine where Sonde runs
         _forget(path)
         fd = os.open(path, os.O_RDONLY)
         began_s = time.monotonic()
         cache.request("large", fd)
-        while not cache.poll():
+        while not (done := cache.poll()):
             time.sleep(0.001)
             if time.monotonic() > began_s + PATIENCE_S:
                 raise RuntimeError("the table was not made")
         took_s = time.monotonic() - began_s
         os.close(fd)
-        assert cache.find("large") is not None
+        if cache.find("large") is None:
+            raise RuntimeError(f"no table was made of {path}: {done}")
         child = cache._child
         assert child is not None
         most_bytes = _peak_bytes(child.pid)
@@ -187,7 +193,7 @@ def _watched(pid: int, folder: Path, knobs: dict[str, int]) -> Iterator[_Watch]:
     sampler = CpuSampler(kernel, HZ)
     resolver = Resolver(grace_ns=10**10)
     resolver.start()
-    unwinder = Unwinder(kernel.unwind, resolver, TableCache(folder))
+    unwinder = Unwinder(kernel.unwind, resolver, TableCache(_new(folder)))
     try:
         yield _Watch(kernel, sampler, unwinder)
     finally:

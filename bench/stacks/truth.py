@@ -28,6 +28,7 @@ from bench.tools import require_root
 
 HZ = 997
 TARGET = 0.999
+CAPTURE = "truth.sonde"
 _FLAGS = ("-O2", "-g0", "-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-ipa-icf")
 _OWN = re.compile(r"n\d+(_\w+)?\Z")
 _STARTS = ("_start", "clone3", "clone", "__clone3", "__clone")
@@ -80,7 +81,7 @@ def _compiled(folder: Path, name: str, text: str, *more: str) -> Path:
 def share_of(case: Case, seconds: float, folder: Path) -> tuple[Share, Counter[str]]:
     """Of its samples over a while those that are right; and the others, by stack."""
     program = subprocess.Popen(list(case.command), stdout=subprocess.PIPE, text=True)
-    path = folder / "truth.sonde"
+    path = folder / CAPTURE
     try:
         assert program.stdout is not None
         if program.stdout.readline() != "ready\n":
@@ -101,16 +102,26 @@ def judge(case: Case, capture: Path, pid: int) -> tuple[Share, Counter[str]]:
     tables = read(capture).tables
     frames = {row["frame_id"]: row for row in tables["frame"].to_pylist()}
     stacks = {row["stack_id"]: row["frame_ids"] for row in tables["stack"].to_pylist()}
-    total = 0
-    wrong: Counter[str] = Counter()
+    total, wrong = 0, Counter[str]()
     for row in tables["sample"].to_pylist():
         if row["kind"] != "cpu" or row["pid"] != pid:
             continue
-        total += row["weight_count"]
+        total += round(row["weight_count"])
         stack = [frames[it] for it in reversed(stacks.get(row["stack_id"], []))]
         if not _is_right(case, stack):
-            wrong[";".join(_name(it) for it in stack)] += row["weight_count"]
+            wrong[";".join(_name(it) for it in stack)] += round(row["weight_count"])
     return Share(total - wrong.total(), total), wrong
+
+
+def _ends(capture: Path) -> dict[str, int]:
+    """Why walks ended, by name."""
+    from sonde.query.capture import read
+
+    ends = Counter[str]()
+    for row in read(capture).tables["event"].to_pylist():
+        if row["kind"] == "stack_end":
+            ends[row["name"]] += round(row["value"])
+    return dict(ends)
 
 
 def _is_right(case: Case, stack: list[dict[str, Any]]) -> bool:
@@ -156,6 +167,8 @@ def main() -> int:
             if not any(part in case.name for part in args.only.split(",")):
                 continue
             shares[case.name], wrong = share_of(case, args.seconds, Path(name))
+            if wrong and args.wrong:
+                print(f"{case.name}: {_ends(Path(name) / CAPTURE)}", file=sys.stderr)
             for stack, count in wrong.most_common(args.wrong):
                 print(f"{case.name}: {count} {stack}", file=sys.stderr)
     if args.results:

@@ -58,7 +58,7 @@ def process_of(pid: int) -> LiveProcess:
 def line_of(code: PythonCode, process: LiveProcess, python: Interpreter, at: int, nth: int) -> int:
     """The line that the frame of a function made above shows for one of its instructions."""
     place = python.code.instructions + 2 * nth if python.code.instructions else nth
-    known = code.frame(process, python, PYTHON_FRAME | at, 1 << 32 | place)
+    known = code.frame([(process, python)], PYTHON_FRAME | at, 1 << 32 | place)
     assert known.frame.function == "f"
     return known.frame.line
 

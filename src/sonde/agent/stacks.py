@@ -48,8 +48,8 @@ class StackReader:
         """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
         if not any(word & PYTHON_FRAME for word in user):
             return self._resolver.resolve(process, kernel, user)
-        owner, python = self._python_of(process)
-        if python is None:
+        owners = self._owners(process)
+        if not owners:
             return self._resolver.resolve(process, kernel, user)
         frames = self._resolver.resolve(process, kernel, ())
         run: list[int] = []
@@ -58,7 +58,7 @@ class StackReader:
         if process.image.pending:
             process.space()
         known_native = process.frames.get
-        known_python = self.python.fresh(owner).get
+        known_python = self.python.fresh(process).get
         for word in words:
             if not word & PYTHON_FRAME:
                 known = None if run or has_leaf else known_native(word)
@@ -74,20 +74,22 @@ class StackReader:
             where = next(words, 0)
             known = known_python((word, where))
             if known is None:
-                known = self.python.frame(owner, python, word, where)
+                known = self.python.frame(owners, word, where)
             if known is not NO_FRAME:
                 frames.append(known)
         return frames + self._resolver.resolve(process, (), run, has_leaf) if run else frames
 
-    def _python_of(self, process: LiveProcess) -> tuple[LiveProcess, Interpreter | None]:
-        """Whose memory says what the Python frames of a process are, and how to read it.
+    def _owners(self, process: LiveProcess) -> list[tuple[LiveProcess, Interpreter]]:
+        """In whose memory the code of Python frames is looked for, and how.
 
-        One that forked and was gone before it was told has the code objects of its parent.
+        One that forked has the code objects of its parent, and may be gone by now.
         """
+        owners: list[tuple[LiveProcess, Interpreter]] = []
+        asked: LiveProcess | None = process
         for _ in range(_MOST_FORKS):
-            python = self._unwinding.python_of(process.key)
-            parent = self._resolver.processes.parent(process)
-            if python is not None or parent is None:
-                return process, python
-            process = parent
-        return process, None
+            if asked is None or (owners and owners[0][0].is_alive):
+                break
+            if (python := self._unwinding.python_of(asked.key)) is not None:
+                owners.append((asked, python))
+            asked = self._resolver.processes.parent(asked)
+        return owners

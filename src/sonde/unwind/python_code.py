@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -114,22 +115,30 @@ class PythonCode:
             self._fresh = {}
         return self._fresh.setdefault(process.key, {})
 
-    def frame(self, process: LiveProcess, python: Interpreter, code: int, where: int) -> KnownFrame:
+    def frame(
+        self, owners: Sequence[tuple[LiveProcess, Interpreter]], code: int, where: int
+    ) -> KnownFrame:
         """The frame of the two words that a walk brought; NO_FRAME for no code of anybody.
 
+        `owners`: in whose memory it may be, first the process itself, where that is known.
         `where`: first line << 32 | place of the instruction, as the kernel packs it.
         """
-        found = self._find(process, python, code, where)
-        if found.frame is not _UNKNOWN and (fresh := self._fresh.get(process.key)) is not None:
-            fresh[code, where] = found
-        return found
+        for process, python in owners:
+            found = self._find(process, python, code, where)
+            if found is not None:
+                if (fresh := self._fresh.get(owners[0][0].key)) is not None:
+                    fresh[code, where] = found
+                return found
+        self.unread += 1
+        return KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
 
-    def _find(self, process: LiveProcess, python: Interpreter, code: int, where: int) -> KnownFrame:
+    def _find(
+        self, process: LiveProcess, python: Interpreter, code: int, where: int
+    ) -> KnownFrame | None:
         first_line, place = (where >> 32) & 0x7FFFFFFF, where & 0xFFFFFFFF
         known = self._code(process, python, code & ~PYTHON_FRAME)
         if known is None or known.first_line != first_line:
-            self.unread += 1
-            return KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
+            return None
         found = self._frames.get((known.number, place))
         if found is None:
             found = self._make(process, known, python, place)
