@@ -84,7 +84,7 @@ static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct 
 static __always_inline long to_handler(struct unwind_walk *w, struct task_struct *task,
 				       const struct unwind_rule *rule)
 {
-	u64 sp = w->sp, pc = 0, bp = w->bp;
+	u64 sp = w->sp, pc = 0, bp = w->bp, at = 0;
 	long failed = 0;
 
 	if (rule->reg) {
@@ -98,9 +98,11 @@ static __always_inline long to_handler(struct unwind_walk *w, struct task_struct
 			failed = read_user(task, &pc, 8, pc);
 		}
 	} else {
-		failed = read_user(task, &bp, 8, w->bp + rule->rbp_offset) |
+		failed = read_user(task, &at, 8, w->bp + rule->rbp_offset) |
 			 read_user(task, &sp, 8, w->bp + rule->offset) |
 			 read_user(task, &pc, 8, w->bp + rule->extra);
+		if (!failed) /* where the handler's caller has its rbp; 0: nobody has saved it */
+			failed = read_user(task, &bp, 8, at ? at : w->bp);
 	}
 	if (failed) {
 		w->stop = STOP_MEMORY;

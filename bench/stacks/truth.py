@@ -133,6 +133,8 @@ def _is_right(case: Case, stack: list[dict[str, Any]]) -> bool:
         if names[: len(before)] == before:
             own = names[len(before) :]
             return not own or case.tree.is_right(own)
+        if before[: len(names)] == names:
+            return True  # a thread that has just begun
     return False
 
 

@@ -21,7 +21,7 @@ RULE = struct.Struct("<BBHiii")
 NONE, END, RSP, RBP, REGISTER, PLT, RSP_DEREF = range(7)
 HANDLER = 10
 UNCHANGED, AT_CFA, AT_RBP, UNKNOWN = range(4)
-RBX = 3
+RCX, RBX, RSP_REGISTER = 2, 3, 7
 
 # Each function says in its name what is to be found at its label; none has unwind data.
 ASSEMBLY = """
@@ -234,7 +234,9 @@ at_restore:
     mov 0(%rbp), %rbp
 at_leave:
     mov %rcx, %rsp
+at_pop:
     pop %rcx
+at_jump:
     jmp *%rcx
     .cfi_endproc
 .size _Unwind_Resume, .-_Unwind_Resume
@@ -267,8 +269,11 @@ def test_a_frame_that_is_left_for_a_handler_has_the_handlers_frame_as_its_caller
     for name, back in (("in_call", 1), ("in_call", 0), ("at_restore", 1), ("at_restore", 0)):
         cfa, rbp, _, offset, rbp_offset, extra = rule(name, back)
         assert (cfa, offset, extra) == (HANDLER, -0xA0, -0x98)
-        assert (rbp, rbp_offset) == (AT_RBP, 0)
-    assert rule("at_leave") == as_described
+        assert (rbp, rbp_offset) == (AT_RBP, -0xA0 - 0x60)
+    # Then the handler's address is behind rcx, behind rsp, in rcx.
+    assert rule("at_leave") == (HANDLER, UNCHANGED, RCX, 8, 0, 0)
+    assert rule("at_pop") == (HANDLER, UNCHANGED, RSP_REGISTER, 8, 0, 0)
+    assert rule("at_jump") == (HANDLER, UNCHANGED, RCX, 0, 0, 0)
     assert rule("in_other")[:4] == (RSP, UNCHANGED, 0, 8)
 
 

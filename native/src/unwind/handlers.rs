@@ -34,6 +34,10 @@ const RESTORE_RBP: [u8; 4] = [0x48, 0x8b, 0x6d, 0x00];
 /// mov %rcx, %rsp; pop %rcx; jmp *%rcx
 const LEAVE: [u8; 6] = [0x48, 0x89, 0xcc, 0x59, 0xff, 0xe1];
 const RCX: u16 = 2;
+/// Where `struct _Unwind_Context` has the stack pointer, behind pointers to 18 registers, and the
+/// pointer to rbp.
+const CFA_IN_CONTEXT: i32 = 18 * 8;
+const RBP_IN_CONTEXT: i32 = 6 * 8;
 
 /// Code for which another rule holds than its description has.
 pub struct Range {
@@ -72,10 +76,12 @@ fn ranges_in(address: u64, code: &[u8]) -> Vec<Range> {
         return Vec::new();
     };
     let handler = Rule { cfa: Cfa::Handler, ..Rule::NONE };
+    let stack_pointer = place(loads + LOAD_BYTES + 3);
     let in_frame = Rule {
         rbp: Rbp::AtRbp,
         extra: place(loads + 3),
-        offset: place(loads + LOAD_BYTES + 3),
+        offset: stack_pointer,
+        rbp_offset: stack_pointer - CFA_IN_CONTEXT + RBP_IN_CONTEXT,
         ..handler
     };
     let mut ranges = vec![(loads - CALL_BYTES, restored, in_frame)];

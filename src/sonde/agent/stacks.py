@@ -23,6 +23,8 @@ ENTRIES = frozenset(
     }
 )
 """Where threads begin: a walk that ends in one of these is whole."""
+EVALUATION = "_PyEval_EvalFrameDefault"
+"""CPython's evaluation loop; on a stack in place of frames that it does not have."""
 _MOST_FORKS = 4
 """Generations between a process and the one that is known."""
 NOT_WALKED = -1
@@ -32,6 +34,23 @@ NOT_WALKED = -1
 def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
     """Whether a walk that ended with `stop` (unwind.ends) reached the thread's entry."""
     return bool(frames) and (stop == WHOLE or frames[-1].frame.function in ENTRIES)
+
+
+def aligned(frames: list[KnownFrame], loops: Sequence[tuple[int, int]]) -> list[KnownFrame]:
+    """Python's frames at the evaluation loops that run them.
+
+    A loop that has just been entered, or is about to be left, has no frame: it took its caller's in
+    the walk, so did that one, and the outermost was left with none.
+    """
+    rest = range(loops[-1][1], len(frames)) if loops else ()
+    empty = [at for at in rest if frames[at].frame.function == EVALUATION]
+    if len(empty) != 1 or any(it.frame.function == EVALUATION for it in frames[: loops[-1][1]]):
+        return frames
+    moved = frames[: loops[0][0]]
+    ends = [begin for begin, _ in loops[1:]] + empty
+    for (begin, end), until in zip(loops, ends, strict=True):
+        moved += frames[end:until] + frames[begin:end]
+    return moved + frames[empty[0] + 1 :]
 
 
 class StackReader:
@@ -59,6 +78,8 @@ class StackReader:
             process.space()
         known_native = process.frames.get
         known_python = self.python.fresh(process).get
+        loops: list[tuple[int, int]] = []
+        """Where in `frames` those of each evaluation loop are."""
         for word in words:
             if not word & PYTHON_FRAME:
                 known = None if run or has_leaf else known_native(word)
@@ -76,8 +97,13 @@ class StackReader:
             if known is None:
                 known = self.python.frame(owners, word, where)
             if known is not NO_FRAME:
+                end = len(frames)
+                begin = loops.pop()[0] if loops and loops[-1][1] == end else end
+                loops.append((begin, end + 1))
                 frames.append(known)
-        return frames + self._resolver.resolve(process, (), run, has_leaf) if run else frames
+        if run:
+            frames += self._resolver.resolve(process, (), run, has_leaf)
+        return aligned(frames, loops)
 
     def _owners(self, process: LiveProcess) -> list[tuple[LiveProcess, Interpreter]]:
         """In whose memory the code of Python frames is looked for, and how.
