@@ -99,10 +99,12 @@ static __always_inline u64 mix(u64 h, u64 v)
 	return h ^ (h >> 29);
 }
 
-/* Hash of the frames and of the process whose addresses they are. */
+/* Hash of the frames and of the process whose addresses they are. In a deep recursion a stack may be
+ * what is the tail of another: each has an entry of its own, since they are let go at other times. */
 static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 {
-	u64 h = mix(seed ^ s->next, (u64)s->kernel_len << 32 | s->user_len << 8 | s->stop);
+	u64 h = mix(seed ^ s->next,
+		    (u64)s->is_tail << 48 | (u64)s->kernel_len << 32 | s->user_len << 8 | s->stop);
 
 	for (u32 i = 0; i < SONDE_KERNEL_FRAMES; i++) {
 		if (i >= s->kernel_len)
