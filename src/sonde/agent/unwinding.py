@@ -15,7 +15,7 @@ from sonde.unwind import ENDS, Interpreter, Unwinder
 
 MAX_KERNEL_BYTES = 64_000_000
 """For all BPF maps together; unwind tables take what the others leave."""
-FIRST_WAIT_S = 2.0
+FIRST_WAIT_S = 5.0
 """How long the tables of chosen processes may hold up the start."""
 BUSY_GAP_S = 0.01
 """While unwind tables are made or their pages asked for, look this often."""

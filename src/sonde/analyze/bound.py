@@ -46,17 +46,21 @@ _KERNELS = {
 }
 
 
+_WITHOUT_STREAMS = (
+    "no device activity in it: nothing to explain",
+    "no device time in it: this is what the threads that call the device waited for",
+    "single runs of the device were timed: how busy it was is known, not when it waited; this is "
+    "what the threads that call it did meanwhile",
+)
+
+
 def explain(timeline: Timeline) -> Explanation:
     """A verdict for each device of the timeline."""
     verdicts = [verdict_of(timeline, device) for device in devices_of(timeline)]
     notes = list(timeline.notes)
     if not verdicts:
         verdicts = host_verdicts(timeline)
-        notes.append(
-            "no device time in it: this is what the threads that call the device waited for"
-            if verdicts
-            else "no device activity in it: nothing to explain"
-        )
+        notes.append(_WITHOUT_STREAMS[bool(verdicts) + (timeline.timed_ns is not None)])
     elif not len(timeline.states):
         notes.append(
             "without the machine's waits (a capture by `sonde record` beside it) locks, rivals for "
