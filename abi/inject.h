@@ -106,7 +106,7 @@ enum inject_status {
 	INJECT_WAITING, /* asked, but no device library is loaded yet */
 	INJECT_TIMING,	/* hooks are armed */
 	INJECT_WINDOW,	/* timing, and a CUPTI window is open */
-	INJECT_YIELDED, /* timing; windows wait for another user of CUPTI */
+	INJECT_YIELDED, /* nothing is timed while somebody else traces by CUPTI */
 	INJECT_REFUSED, /* see reason */
 	INJECT_LEFT,	/* detached; may come back */
 	INJECT_KILLED,	/* for good */
@@ -151,7 +151,7 @@ struct inject_state {
 	uint32_t window_done; /* the last window that was closed and drained */
 	uint32_t every;	      /* the mean stride of the sampling now */
 	uint32_t bias_ns;     /* taken off every event-timed duration: an empty kernel's own pair */
-	uint32_t unused;
+	uint32_t yielded_ms;  /* of the time asked for, nothing was timed: somebody else traced */
 };
 
 enum inject_type {

@@ -84,6 +84,11 @@ bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, boo
 			sampling_carry(type, weight);
 		return false;
 	}
+	if (cuda_yields()) { // since the hook's own look
+		leave(l);
+		sampling_carry(type, weight);
+		return false;
+	}
 	if (is_captured(l->stream)) {
 		COUNT(left_capturing, 1);
 		leave(l);
@@ -168,10 +173,8 @@ HOOK(cuGraphLaunch_ptsz, INJECT_REPLAY, true, REPLAY_PARAMETERS, REPLAY_VALUES, 
 
 // ---- captures: no pair may be half in a stream when one begins ------------------------------------
 
-static void capture_begins(void)
+void launches_wait_out(void)
 {
-	atomic_store(&capture_ns, now_ns());
-	atomic_fetch_add(&capturing, 1);
 	for (int i = 0; atomic_load(&in_section) > 0 && i < 1000; i++) {
 		struct timespec t = {0, 5000};
 		if (i > 50)
@@ -179,6 +182,13 @@ static void capture_begins(void)
 		else
 			__builtin_ia32_pause();
 	}
+}
+
+static void capture_begins(void)
+{
+	atomic_store(&capture_ns, now_ns());
+	atomic_fetch_add(&capturing, 1);
+	launches_wait_out();
 }
 
 static cu_result capture_began(cu_result result)
@@ -302,6 +312,8 @@ enum inject_reason cuda_begin(void)
 
 unsigned cuda_hook(bool in, bool only_new)
 {
+	if (driver.cuEventRecord)
+		profilers_hook(in, only_new);
 	return driver.cuEventRecord ? hooks_apply(&hooks, in, only_new) : 0;
 }
 
@@ -309,6 +321,7 @@ void cuda_forget(void)
 {
 	atomic_store(&capturing, 0);
 	atomic_store(&in_section, 0);
+	profilers_forget();
 	cuda_waits_forget();
 	pools_forget();
 }

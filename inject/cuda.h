@@ -75,6 +75,11 @@ void pools_of_device_gone(int device);
 void pools_gone(void);
 void pools_nothing_wanted(void);
 
+/* ---- profilers.c ---- */
+
+void profilers_hook(bool in, bool only_new);
+void profilers_forget(void);
+
 /* ---- cuda.c: one call between the events of a pair ---- */
 
 struct launch {
@@ -93,6 +98,8 @@ bool launch_begin_pair(struct launch *l);
 void launch_end(struct launch *l, cu_result launched);
 /* Is any thread between its look for a pool and the end of its pair? */
 bool launches_under_way(void);
+/* Until none is, for some 5 ms at most. */
+void launches_wait_out(void);
 
 /*
  * A hook: two functions, so that the common path keeps nothing on the stack and jumps. DESCRIBE fills in

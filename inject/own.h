@@ -162,7 +162,7 @@ struct frames {
 void frames_walk(struct frames *to, void *frame, uint64_t caller);
 void frames_put(const struct frames *frames, uint64_t correlation, uint32_t tid);
 
-/* ---- cuda.c, cuda_copies.c, cuda_contexts.c, cuda_pool.c: launches timed with events of our own ---- */
+/* ---- cuda.c and its neighbours: launches timed with events of our own ---- */
 
 enum inject_reason cuda_begin(void);
 /* Our thread's turn: make pools that were asked for, read events that happened. */
@@ -171,6 +171,8 @@ bool cuda_pending(void);
 /* In a forked child, before anything else: nothing of the parent's is under way there. */
 void cuda_forget(void);
 unsigned cuda_hook(bool in, bool only_new);
+/* Somebody else traces kernels or copies: nothing of ours may go into a stream. */
+bool cuda_yields(void);
 
 /* ---- opencl.c ---- */
 

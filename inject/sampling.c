@@ -123,7 +123,11 @@ bool sampling_due(enum inject_type type, uint32_t *weight)
 	return false;
 }
 
-#define MOST_CARRIED 4000000u /* by one record; the agent takes no heavier ones for true */
+// A record carries as much again as it stands for, so that none outweighs the others; and of a heap
+// that grows, a part, so that it comes to an end.
+#define LEAST_CARRIED 8u
+#define PART_CARRIED 16u
+#define MOST_CARRIED 1000000u /* the agent takes no record above 4,000,000 for true */
 
 void sampling_carry(unsigned type, double weight)
 {
@@ -141,13 +145,19 @@ void sampling_cost(uint64_t ns)
 
 void sampling_put(struct inject_record *record)
 {
-	uint64_t carried = 0;
+	uint64_t carried = 0, most = (uint64_t)record->weight;
 	if (record->type < INJECT_TYPES)
 		carried = atomic_exchange_explicit(&sampling->carried[record->type], 0,
 						   memory_order_relaxed);
-	if (carried > MOST_CARRIED) {
-		sampling_carry(record->type, (double)(carried - MOST_CARRIED));
-		carried = MOST_CARRIED;
+	if (most < LEAST_CARRIED)
+		most = LEAST_CARRIED;
+	if (most < carried / PART_CARRIED)
+		most = carried / PART_CARRIED;
+	if (most > MOST_CARRIED)
+		most = MOST_CARRIED;
+	if (carried > most) {
+		sampling_carry(record->type, (double)(carried - most));
+		carried = most;
 	}
 	record->weight += (double)carried;
 	if (shared_put(record))

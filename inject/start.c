@@ -100,6 +100,7 @@ struct work {
 	unsigned full_looks, hooks;
 	bool beating;
 	enum inject_reason reason;
+	uint64_t yields_at_ns, yielded_ns; // last seen that somebody else traces; 0: nobody did
 };
 
 // Look for device libraries and for the words through which they are called: in new modules when there
@@ -175,6 +176,14 @@ static enum inject_status turn(struct work *w, uint64_t now)
 		return w->reason == INJECT_NO_LIBRARY ? INJECT_WAITING : INJECT_REFUSED;
 	}
 	sampling_refill(now);
+	if (cuda_yields()) {
+		arm(false);
+		w->yielded_ns += w->yields_at_ns ? now - w->yields_at_ns : 0;
+		w->yields_at_ns = now;
+		SET(yielded_ms, (uint32_t)(w->yielded_ns / 1000000u));
+		return INJECT_YIELDED;
+	}
+	w->yields_at_ns = 0;
 	arm(request & (INJECT_EVENTS | INJECT_OPENCL));
 	return INJECT_TIMING;
 }

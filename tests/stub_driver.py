@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
 from sonde.collect import inject_abi as abi
@@ -14,7 +15,7 @@ from sonde.collect.inject_memory import InjectMemory
 
 PROGRAMS = Path(__file__).parent / "programs/inject"
 REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:1000"
-NAMES = ("launches", "contexts")
+NAMES = ("launches", "contexts", "traced")
 
 
 def build(where, *flags):
@@ -26,9 +27,16 @@ def build(where, *flags):
          PROGRAMS / "stub_cuda.c"],
         check=True,
     )  # fmt: skip
+    cupti = where / "libcupti.so.13"
+    subprocess.run(
+        [*common, "-shared", "-fPIC", "-Wl,-soname,libcupti.so.13", "-o", cupti,
+         PROGRAMS / "stub_cupti.c", stub],
+        check=True,
+    )  # fmt: skip
     for name in NAMES:
+        stubs = (cupti, stub) if name == "traced" else (stub,)
         subprocess.run(
-            [*common, "-o", where / name, PROGRAMS / f"{name}.c", stub, f"-Wl,-rpath,{where}"],
+            [*common, "-o", where / name, PROGRAMS / f"{name}.c", *stubs, f"-Wl,-rpath,{where}"],
             check=True,
         )
     return where
@@ -61,8 +69,9 @@ def watch(process, collector):
         time.sleep(0.1)
         for child in collector._processes.keys() - found if process.stdin else ():
             found.add(child)
-            process.stdin.write("\n")
-            process.stdin.flush()
+            with suppress(BrokenPipeError):  # it has just ended
+                process.stdin.write("\n")
+                process.stdin.flush()
         for table, new in collector.drain(since, False).rows.items():
             rows[table] += new
     for table, new in collector.drain(since, True).rows.items():

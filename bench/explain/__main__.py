@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gzip
 import json
 import multiprocessing
-import shutil
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 
+from bench.explain import kept
 from bench.explain.score import Score, keep_away, scored, table
 
 BATCH = 6
@@ -25,12 +24,22 @@ BATCH = 6
 def main() -> int:
     """Exit code 1 where under 95 % are right."""
     parser = argparse.ArgumentParser(prog="python -m bench.explain", description=__doc__)
-    parser.add_argument("out", type=Path, help="where scores.json goes")
+    parser.add_argument("out", type=Path, help="where scores.json goes, and wrong runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103, 104])
     parser.add_argument("--kinds", nargs="+")
     parser.add_argument("--budget", type=float, default=900, help="seconds, then no new run")
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/explain-runs"))
+    parser.add_argument(
+        "--own",
+        action="store_true",
+        help="instead: what Sonde records by itself (bench.explain.own)",
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all runs here, packed")
     args = parser.parse_args()
+    if args.own:
+        from bench.explain import own
+
+        return own.record_all(args)
     began = time.monotonic()
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(6, mp_context=context, initializer=keep_away) as pool:
@@ -41,20 +50,22 @@ def main() -> int:
         wanted = [(kind, seed) for seed in args.seeds for kind in args.kinds or KINDS]
         pending: list[Future[Score]] = []
         failed: list[str] = []
+        captures: set[str] = set()
         for first in range(0, len(wanted), BATCH):
             if time.monotonic() - began > args.budget:
                 print(f"budget spent: {len(wanted) - first} runs left out", flush=True)
                 break
             for truth in harness.batch(wanted[first : first + BATCH], args.scratch):
                 name = f"{truth['kind']}-{truth['seed']}"
+                captures.add(truth["waits"])
                 if "error" in truth:
                     failed.append(f"{name}: {truth['error']}"[-300:])
                 else:
-                    pending.append(pool.submit(scored, args.scratch / name))
+                    pending.append(pool.submit(scored, args.scratch / name, bool(args.keep)))
         scores = []
         for future in pending:
             try:
-                scores.append(future.result(60))
+                scores.append(future.result(180))
             except Exception as error:
                 failed.append(repr(error))
     args.out.mkdir(parents=True, exist_ok=True)
@@ -64,14 +75,9 @@ def main() -> int:
     for one in scores:
         if not one.right or not one.detail_right:
             print(f"wrong: {one}")
-            trace = args.scratch / f"{one.kind}-{one.seed}" / "trace.json"
-            if not trace.exists():
-                continue
-            with (
-                trace.open("rb") as plain,
-                gzip.open(args.out / f"{one.kind}-{one.seed}.gz", "wb") as packed,
-            ):
-                shutil.copyfileobj(plain, packed)
+    left = [args.scratch / f"{kind}-{seed}" for kind, seed in wanted]
+    left += [args.scratch / name for name in sorted(captures) if args.keep]
+    kept.pack((path for path in left if path.exists()), args.keep or args.out)
     for text in failed:
         print(f"no run: {text}")
     print(f"{time.monotonic() - began:.0f} s")

@@ -3,7 +3,8 @@
 
 `batch` forks children from this process, which has imported PyTorch but not touched the device, so
 that a run costs its own second and not the imports'. A run leaves `trace.json` (Kineto, the steps
-with the cause) and `truth.json` in its folder, a batch one capture of the machine's waits.
+with the cause), `off.json` (without) and `truth.json` in its folder, a batch one capture of the
+machine's waits.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from typing import Any
 
 LIMIT_S = 60.0
 TRACED_S = 0.6
+LEAST_STEPS = 10
+"""However long they take: a period is not told from three."""
 CORES = range(8)
 """Of the programs; what analyses their traces meanwhile keeps to others."""
 
@@ -315,16 +318,22 @@ def _measure(kind: str, seed: int, folder: Path, say: Any) -> dict[str, Any]:
     threads = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     marks = [("start", time.monotonic())]
 
-    def timed(step: Any, limit: int) -> tuple[float, int]:
-        """Seconds a step, and steps: until TRACED_S have passed or `limit` is reached."""
+    def timed(step: Any, limit: int) -> tuple[float, list[int]]:
+        """Seconds a step, and when each began (time since 1970; the last one's end comes last).
+
+        Until TRACED_S have passed or `limit` is reached.
+        """
         torch.cuda.synchronize()
         began = time.perf_counter()
-        count = 0
-        while count < limit and (count < 3 or time.perf_counter() - began < TRACED_S):
+        stamps = []
+        while len(stamps) < limit and (
+            len(stamps) < LEAST_STEPS or time.perf_counter() - began < TRACED_S
+        ):
+            stamps.append(time.time_ns())
             step()
-            count += 1
+        stamps.append(time.time_ns())
         torch.cuda.synchronize()
-        return (time.perf_counter() - began) / count, count
+        return (time.perf_counter() - began) / (len(stamps) - 1), stamps
 
     with built(kind, seed) as work:
         for step in (work.on, work.off or work.on):
@@ -340,7 +349,7 @@ def _measure(kind: str, seed: int, folder: Path, say: Any) -> dict[str, Any]:
         if work.disturb:
             say(b"+")
         with profile(activities=threads, with_stack=True) as profiler:
-            on_s, steps = timed(work.on, work.steps)
+            on_s, stamps = timed(work.on, work.steps)
         if work.disturb:
             say(b"-")
         marks.append(("on", time.monotonic()))
@@ -350,12 +359,14 @@ def _measure(kind: str, seed: int, folder: Path, say: Any) -> dict[str, Any]:
         work.before_off()
         off_s = 0.0
         if work.off is not None:
-            with profile(activities=threads, with_stack=True):
-                off_s, _ = timed(work.off, steps)
+            with profile(activities=threads, with_stack=True) as profiler:
+                off_s, _ = timed(work.off, len(stamps) - 1)
+            profiler.export_chrome_trace(str(folder / "off.json"))
         marks.append(("off", time.monotonic()))
         return {
             "parameters": work.parameters,
-            "steps": steps,
+            "steps": len(stamps) - 1,
+            "stamps_ns": stamps,
             "step_on_s": on_s,
             "step_off_s": off_s,
             "took": {b[0]: round(b[1] - a[1], 2) for a, b in itertools.pairwise(marks)},

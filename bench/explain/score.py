@@ -12,8 +12,13 @@ import shutil
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from bench.explain.expected import EXPECTED
+import numpy as np
+
+from bench.explain import kept
+from bench.explain import truth as truths
+from bench.explain.expected import EXPECTED, MATTERS, PARTS, PLANTED, planted, right_bound
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
 from sonde.model.verdict import Verdict
@@ -31,17 +36,29 @@ class Score:
     kind: str
     seed: int
     verdict: str
+    expected: str
+    """What it is bound by, by what was measured of it (`expected.right_bound`)."""
     share: float
-    """Of the time, in points: the expected bound's."""
+    """Of the time, in points: the planted cause's."""
     truth: float | None
     """The same by the step times with and without the cause; None where there is no without."""
+    rest: float
+    """What the device waits for without the cause, in points of the step with it."""
     right: bool
+    by_name: bool
+    """Whether the verdict is the bound that the program is named for, however little that costs."""
     detail: str
     detail_right: bool
     sum_error: float
     """Of blame against the stalls, in parts."""
+    idle: float
+    """Points of the time with nothing on the device."""
+    idle_error: float
+    """Off what a plain sweep over the same trace gives, in points."""
     step_error: float | None
-    """Of the step time found against the measured one, in parts."""
+    """Of the mean step found against the program's own over the same time, in parts; None: none."""
+    median_error: float | None
+    """The same of the usual step."""
     windowed: str
     """The verdict from windows of it: a quarter of the time, in five pieces."""
 
@@ -52,35 +69,62 @@ class Score:
 
 def score(folder: Path, with_waits: bool = True) -> Score:
     """Explain one run and compare."""
-    truth = json.loads((folder / "truth.json").read_text())
-    bound, details, _ = EXPECTED[truth["kind"]]
-    trace = next(path for path in folder.iterdir() if path.name.startswith("trace.json"))
-    waits = [folder.parent / truth["waits"]] if with_waits else []
+    known = json.loads((folder / "truth.json").read_text())
+    kind = known["kind"]
+    details = EXPECTED[kind][1]
+    trace = _file(folder, "trace.json")
+    assert trace is not None
+    true = truths.of_trace(trace, known.get("stamps_ns"))
+    cost, rest = _measured(folder, known)
+    expected = right_bound(kind, cost, rest)
+    waits = [folder.parent / known["waits"]] if with_waits else []
     timeline = open_timeline([trace, *waits])
     verdict = explain(timeline).verdicts[0]
-    windows = _windows(verdict, random.Random(f"{truth['kind']}-{truth['seed']}"))
+    windows = _windows(verdict, random.Random(f"{kind}-{known['seed']}"))
     windowed = explain(replace(timeline, windows_ns=windows)).verdicts[0]
-    share = sum(cause.share for cause in verdict.causes if cause.bound == bound)
-    said = next((cause for cause in verdict.causes if cause.bound == bound), None)
+    parts = PARTS.get(kind, (planted(kind),))
+    share = sum(cause.share for cause in verdict.causes if cause.bound in parts)
+    said = next((cause for cause in verdict.causes if cause.bound == EXPECTED[kind][0]), None)
     texts = [said.detail, *(place.function for place in said.places)] if said else []
-    off = truth["step_off_s"]
     stalled = sum(cause.ns for cause in verdict.causes)
     expected_ns = verdict.window_ns * (1 - verdict.computing)
-    measured = truth["step_on_s"] * 1e9
-    found = sum(verdict.steps.duration_ns) / verdict.steps.count if verdict.steps else 0
+    steps = verdict.steps
+    starts = np.array(steps.start_ns if steps else (), np.int64)
+    ends = starts + np.array(steps.duration_ns if steps else (), np.int64)
     return Score(
-        kind=truth["kind"],
-        seed=truth["seed"],
+        kind=kind,
+        seed=known["seed"],
         verdict="+".join(one.key for one in verdict.bounds),
+        expected=expected,
         share=100 * share,
-        truth=100 * (1 - off / truth["step_on_s"]) if off and bound != "serial" else None,
-        right=verdict.bounds[0].key == bound,
+        truth=None if cost is None else 100 * cost,
+        rest=100 * rest,
+        right=verdict.bounds[0].key == expected,
+        by_name=verdict.bounds[0].key == EXPECTED[kind][0],
         detail=said.detail if said else "",
         detail_right=not details or any(word in text for word in details for text in texts),
         sum_error=abs(stalled - expected_ns) / max(1.0, expected_ns),
-        step_error=abs(found - measured) / measured if found else None,
+        idle=100 * verdict.idle,
+        idle_error=100 * abs(verdict.idle - true.idle),
+        step_error=true.step_error(starts.tolist(), ends.tolist()),
+        median_error=true.median_error(steps.median_ns) if steps else None,
         windowed=windowed.bounds[0].key,
     )
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((path for path in folder.iterdir() if path.name in (name, f"{name}.gz")), None)
+
+
+def _measured(folder: Path, known: dict[str, Any]) -> tuple[float | None, float]:
+    """What the planted cause costs, by the clock, and what the device waits for without it."""
+    on_s, off_s = known["step_on_s"], known["step_off_s"]
+    if not off_s or EXPECTED[known["kind"]][0] == "serial":
+        return None, 0.0
+    without = _file(folder, "off.json")
+    if without is None:
+        return 1 - off_s / on_s, known.get("rest", 0.0) / 100
+    return 1 - off_s / on_s, truths.of_trace(without, []).stalled * off_s / on_s
 
 
 def _windows(verdict: Verdict, rng: random.Random) -> list[tuple[int, int]]:
@@ -96,10 +140,12 @@ def keep_away() -> None:
         os.sched_setaffinity(0, set(CORES))
 
 
-def scored(folder: Path) -> Score:
-    """Score a run, and remove what it left unless the verdict was wrong."""
+def scored(folder: Path, keep: bool = False) -> Score:
+    """Score a run, and remove what it left unless the verdict was wrong, or all is kept."""
     made = score(folder)
-    if made.right and made.detail_right:
+    if keep or not (made.right and made.detail_right):
+        kept.shrink(folder, rest=made.rest)
+    else:
         shutil.rmtree(folder)
     return made
 
@@ -120,34 +166,57 @@ def table(scores: list[Score]) -> str:
     for one in scores:
         by_kind[one.kind].append(one)
     lines = [
-        "kind                  runs right detail  blame: share truth worst-off  step-off  verdicts"
+        "kind                  runs right detail  blame: share truth worst-off  "
+        "step-off idle-off  verdicts"
     ]
     for kind, runs in by_kind.items():
         errors = [one.blame_error for one in runs if one.blame_error is not None]
-        steps = sorted(one.step_error for one in runs if one.step_error is not None)
-        truths = [one.truth for one in runs if one.truth is not None]
+        steps = [one.step_error for one in runs if one.step_error is not None]
+        costs = [one.truth for one in runs if one.truth is not None]
         lines.append(
             f"{kind:20s} {len(runs):5} {sum(one.right for one in runs):5} "
             f"{sum(one.detail_right for one in runs):6} "
             f"{sum(one.share for one in runs) / len(runs):12.1f} "
-            f"{sum(truths) / len(truths) if truths else float('nan'):5.1f} "
+            f"{sum(costs) / len(costs) if costs else float('nan'):5.1f} "
             f"{max(errors) if errors else float('nan'):9.1f} "
-            f"{100 * steps[len(steps) // 2] if steps else float('nan'):8.1f}% "
-            f" {','.join(sorted({one.verdict for one in runs}))}"
+            f"{100 * max(steps) if steps else float('nan'):8.2f}% "
+            f"{max(one.idle_error for one in runs):8.2f}"
+            f"  {','.join(sorted({one.verdict for one in runs}))}"
         )
-    right = sum(one.right for one in scores)
-    low, high = wilson(right, len(scores))
+    count = len(scores)
     detail = sum(one.right and one.detail_right for one in scores)
     errors = [one.blame_error for one in scores if one.blame_error is not None]
     near = sum(error <= WITHIN for error in errors)
     worst = max((one.sum_error for one in scores), default=0.0)
+    costly = [one for one in scores if one.truth is not None and one.kind not in PLANTED]
+    costly = [one for one in costly if (one.truth or 0) >= 100 * MATTERS]
+    steps = [one.step_error for one in scores if one.step_error is not None]
+    usual = [one.median_error for one in scores if one.median_error is not None]
     lines += [
-        f"right: {right} of {len(scores)} = {100 * right / max(1, len(scores)):.1f} % "
-        f"(Wilson 95 %: {100 * low:.1f} to {100 * high:.1f} %); with the right detail: {detail}",
+        f"right, by what was measured: {proportion(sum(one.right for one in scores), count)}; "
+        f"with the right detail: {detail}",
+        f"the bound that the program is named for, whatever it costs: "
+        f"{proportion(sum(one.by_name for one in scores), count)}; of those whose planted cause "
+        f"costs {100 * MATTERS:.0f} % of the step or more {sum(one.by_name for one in costly)} of "
+        f"{len(costly)}",
         f"blame within {WITHIN:g} points: {near} of {len(errors)}; "
         f"median off {sorted(errors)[len(errors) // 2] if errors else 0:.1f} points",
         f"blame sums to the stalls within {100 * worst:.4f} %",
+        f"idle within 1 point: {sum(one.idle_error <= 1 for one in scores)} of {count}; "
+        f"worst {max((one.idle_error for one in scores), default=0):.3f} points",
+        f"step within 1 %: {sum(error <= 0.01 for error in steps)} of {count}, "
+        f"the usual one {sum(error <= 0.01 for error in usual)}; "
+        f"without steps {count - len(steps)}",
         f"from windows (a quarter of the time) the same verdict: "
-        f"{sum(one.windowed == one.verdict.split('+')[0] for one in scores)} of {len(scores)}",
+        f"{sum(one.windowed == one.verdict.split('+')[0] for one in scores)} of {count}",
     ]
     return "\n".join(lines)
+
+
+def proportion(right: int, of: int) -> str:
+    """With its 95 % interval."""
+    low, high = wilson(right, of)
+    return (
+        f"{right} of {of} = {100 * right / max(1, of):.1f} % "
+        f"(Wilson 95 %: {100 * low:.1f} to {100 * high:.1f} %)"
+    )

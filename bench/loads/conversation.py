@@ -48,7 +48,8 @@ def converse(
                 case ["until", number]:
                     until = int(number)
                 case ["time", seconds]:
-                    timing_until = now + float(seconds)
+                    blocks = [time.perf_counter()]
+                    timing_until = blocks[0] + float(seconds)
                 case _:
                     break
     print(json.dumps({"steps": count, "hashes": hashes}), flush=True)

@@ -13,7 +13,7 @@ import torch
 from conversation import converse
 from torch import nn
 
-EVERY = 200
+EVERY = {"train": 40, "graph": 400}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     """Step until told to end."""
     torch.use_deterministic_algorithms(True)
     step, state = {"train": train, "graph": graph}[sys.argv[1]]()
-    converse(step, state, EVERY)  # a state waits for the device
+    converse(step, state, EVERY[sys.argv[1]])  # a state waits for the device
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "data" / "explain"
 
 sys.path.insert(0, str(ROOT))
-from bench.explain.expected import EXPECTED  # noqa: E402
+from bench.explain import truth  # noqa: E402
+from bench.explain.expected import EXPECTED, right_bound  # noqa: E402
 
 
 def explained(kind: str, with_waits: bool = True):
@@ -81,6 +82,41 @@ def test_steps_are_found_at_their_length(kind, step_ms, operations):
 
     assert table.operations == operations
     assert sum(table.duration_ns) / table.count / 1e6 == pytest.approx(step_ms, rel=0.06)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_idle_time_and_steps_are_those_of_a_plain_sweep_over_the_trace(kind):
+    """Steps where the recording holds them: by the calls that the program's own loop made."""
+    true = truth.of_trace(RUNS / f"{kind}.json.gz")
+    (verdict,) = explained(kind).verdicts
+    found = verdict.steps
+
+    assert verdict.idle == pytest.approx(true.idle, abs=0.001)
+    ends = [a + b for a, b in zip(found.start_ns, found.duration_ns, strict=True)]
+    error = true.step_error(found.start_ns, ends)
+    if kind not in CUT_WITHIN_STEPS:
+        assert error <= 0.01, (found.anchor, found.count, len(true.begins_ns))
+
+
+CUT_WITHIN_STEPS = {
+    *("copy_bound", "compute_bound", "transformer", "graph_replay"),
+    *("memory_bound", "serialised_streams", "jax_products"),
+}
+"""Of their functions, which alone tell their steps, the recordings hold too few."""
+
+
+@pytest.mark.parametrize(
+    ("cost", "rest", "bound"),
+    [
+        (0.3, 0.0, "synchronisation"),
+        (0.1, 0.0, "compute"),  # all it waits for is too little to be its bound
+        (0.1, 0.08, "synchronisation"),
+        (0.1, 0.3, "launch"),
+        (None, 0.0, "synchronisation"),
+    ],
+)
+def test_what_is_right_follows_from_what_was_measured(cost, rest, bound):
+    assert right_bound("item_every_step", cost, rest) == bound
 
 
 def test_without_the_machines_waits_it_says_what_it_cannot_know():

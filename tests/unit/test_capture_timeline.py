@@ -102,6 +102,71 @@ def test_runs_timed_singly_give_totals_but_no_gaps(writer, tmp_path, weight, bou
     assert f"about {weight:.0f} %" in verdict.evidence[1]
 
 
+def test_how_busy_a_device_was_counts_from_when_it_was_watched(writer, tmp_path):
+    """Runs were timed in the last 2 of 5 s alone, and stand for all of that."""
+    key = writer.process(42, "train")
+    for number in range(40):
+        run(writer, key, 3000 + 50 * number, 3001 + 50 * number, weight=48.0, source="event")
+    writer.calls(key, 42, "cuLaunchKernel", count=5000, seconds=0.3, op="launch")
+    (verdict,) = explain(opened(writer, tmp_path)).verdicts
+
+    assert verdict.bound == "compute"
+    assert "about 96 %" in verdict.evidence[1]
+
+
+def test_a_device_that_idles_while_its_thread_waits_for_it_again_and_again(writer, tmp_path):
+    """Launches and code after each wait would have happened during it."""
+    key = writer.process(42, "train")
+    for number in range(50):
+        run(writer, key, 100 * number, 100 * number + 1, weight=50.0, source="event")
+    writer.calls(key, 42, "cuStreamSynchronize", count=1000, seconds=2.4, op="sync")
+    writer.calls(key, 42, "cuLaunchKernel", count=1000, seconds=1.0, op="launch")
+    writer.on_cpu(key, 42, writer.stack("main", "step"), 130)
+    (verdict,) = explain(opened(writer, tmp_path)).verdicts
+
+    assert verdict.bound == "synchronisation"
+
+
+def test_threads_that_wait_for_one_another_are_told_of_together(writer, tmp_path):
+    key = writer.process(
+        42, "train", threads=[{"tid": 42, "comm": "train"}, {"tid": 43, "comm": "autograd"}]
+    )
+    for tid, other in ((42, 43), (43, 42)):
+        writer.calls(key, tid, "cuLaunchKernel", count=1000, seconds=2.0, op="launch")
+        writer.wait(key, tid, "futex", 2.4, count=100, waker=(42, other))
+    (verdict,) = explain(opened(writer, tmp_path)).verdicts
+
+    assert verdict.bound == "launch"
+    assert verdict.bounds[0].share == pytest.approx(0.8, abs=0.01)
+
+
+def test_runs_timed_by_events_begin_when_the_stream_is_free(writer, tmp_path):
+    """Ten are asked for at once and take 5 ms each; what another stream runs goes on beside."""
+    key = writer.process(42, "train")
+    for number in range(10):
+        run(writer, key, 0.01 * number, 0.01 * number + 5, source="event", stream=1)
+    run(writer, key, 0, 2, source="event", stream=2)
+    run(writer, key, 60, 61, source="event", stream=1)
+    timeline = opened(writer, tmp_path)
+    device = timeline.device
+
+    ends = sorted(round((end - START_NS) / MS, 2) for end in device.end_ns.tolist())
+    assert ends == [2, *range(5, 55, 5), 61]
+    verdict = explain(timeline).verdicts[0]
+    assert verdict.computing == pytest.approx(51 / 61, abs=0.001)
+
+
+def test_waits_that_the_host_timed_are_no_work_of_the_device(writer, tmp_path):
+    key = writer.process(42, "train")
+    for number in range(20):
+        run(writer, key, 10 * number, 10 * number + 1, source="event")
+        run(writer, key, 10 * number, 10 * number + 9, kind="sync", name="(sync)", source="host")
+    timeline = opened(writer, tmp_path)
+
+    assert len(timeline.device) == 20
+    assert explain(timeline).verdicts[0].computing == pytest.approx(20 / 191, abs=0.001)
+
+
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 

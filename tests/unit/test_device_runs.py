@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sonde.query.capture import Capture, CaptureInfo
+from sonde.query.device_callers import shares_of
 from sonde.query.device_runs import device_runs, kinds_seen
 from sonde.query.schema import TABLES
 from sonde.query.session import Session
@@ -103,3 +104,25 @@ def test_intervals_cover_what_they_promise(loop, chance):
         assert 0.925 <= covered[name] / draws <= 0.975, name
         assert mean[name] == pytest.approx(truth[name], rel=0.02)
     assert 0.93 <= sum(covered.values()) / (draws * len(common)) <= 0.97
+
+
+def test_the_share_of_a_function_and_its_interval():
+    """Each function asked for runs of its own length: a whole trace, drawn 1,000 times."""
+    rng = random.Random(5)
+    truth = {f"f{n}": n / 55 for n in range(1, 11)}
+    chance, inside, told = 0.2, 0, 0
+    for _ in range(1_000):
+        draw = {
+            name: [(1_000 * n, 1 / chance) for _ in range(60) if rng.random() < chance]
+            for n, name in enumerate(truth, 1)
+        }
+        sums = {
+            name: (
+                sum(w * d for d, w in runs), sum(w * (w - 1) * d * d for d, w in runs)
+            )
+            for name, runs in draw.items()
+        }  # fmt: skip
+        for name, (share, error) in shares_of(sums).items():
+            inside += abs(share - truth[name]) <= error
+            told += 1
+    assert 0.93 <= inside / told <= 0.97

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -279,6 +280,23 @@ def test_runs_on_any_glibc_since_2_17_and_shows_two_names(library):
     assert defined == {"InitializeInjection", "sonde_inject_site"}
     needed = subprocess.run(["readelf", "-d", library], check=True, capture_output=True, text=True)
     assert needed.stdout.count("(NEEDED)") == 1
+
+
+def test_it_stands_back_while_somebody_else_traces(launches, library):
+    """What is traced by CUPTI holds the program's own launches alone; then timing goes on."""
+    process = start(launches.parent / "traced", library)
+    collector = DeviceTime([process.pid], 0.5)
+    find(process.pid).close()
+    collector.start()
+    runs = watch(process, collector)["device_run"]
+    own, traced = map(int, process.stdout.read().split())
+    assert process.returncode == 0
+    assert own > 200 and traced == own
+    yielded_ms = collector.losses()["yielded_ms"]
+    assert 3 * 400 < yielded_ms < 3 * 700
+    starts = sorted(run[0] for run in runs)
+    pauses = [after - before for before, after in pairwise(starts)]
+    assert sum(pause > 400_000_000 for pause in pauses) == 3, "it went on after each"
 
 
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])

@@ -15,7 +15,7 @@ from sonde.unwind import ENDS, Interpreter, Unwinder
 
 MAX_KERNEL_BYTES = 64_000_000
 """For all BPF maps together; unwind tables take what the others leave."""
-FIRST_WAIT_S = 2.0
+FIRST_WAIT_S = 5.0
 """How long the tables of chosen processes may hold up the start."""
 BUSY_GAP_S = 0.01
 """While unwind tables are made or their pages asked for, look this often."""
@@ -39,13 +39,18 @@ class Unwinding:
         if self._unwinder is not None:
             self._unwinder.limit(MAX_KERNEL_BYTES - others_bytes)
 
-    def get_ready(self, pids: Iterable[int], hear: Callable[[int], None]) -> None:
+    def get_ready(
+        self, pids: Iterable[int], hear: Callable[[int], None], program: str = ""
+    ) -> None:
         """Have the tables of chosen processes made, and wait for them for a while.
 
-        `hear` takes in what processes did, within so many milliseconds.
+        `hear` takes in what processes did, within so many milliseconds. `program`: what one of them
+        will run.
         """
         if self._unwinder is None:
             return
+        if program:
+            self._unwinder.foresee(program)
         self._unwinder.expect(pids)
         deadline_s = time.monotonic() + FIRST_WAIT_S
         while self._unwinder.is_busy and time.monotonic() < deadline_s:

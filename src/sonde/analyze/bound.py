@@ -35,6 +35,8 @@ STALLED = 0.15
 MIX = 0.6
 """A second bound with this share of the first one's makes it a mix."""
 UNDERFILLED_BOUND = 0.5
+KNOWN_GAIN = 0.05
+"""A stall that takes this share of the time is the next step also where kernels are the bound."""
 HELD_DOWN = 0.15
 """Time lost to clocks that were held down, from which on they are the bound."""
 _KERNELS = {
@@ -44,17 +46,21 @@ _KERNELS = {
 }
 
 
+_WITHOUT_STREAMS = (
+    "no device activity in it: nothing to explain",
+    "no device time in it: this is what the threads that call the device waited for",
+    "single runs of the device were timed: how busy it was is known, not when it waited; this is "
+    "what the threads that call it did meanwhile",
+)
+
+
 def explain(timeline: Timeline) -> Explanation:
     """A verdict for each device of the timeline."""
     verdicts = [verdict_of(timeline, device) for device in devices_of(timeline)]
     notes = list(timeline.notes)
     if not verdicts:
         verdicts = host_verdicts(timeline)
-        notes.append(
-            "no device time in it: this is what the threads that call the device waited for"
-            if verdicts
-            else "no device activity in it: nothing to explain"
-        )
+        notes.append(_WITHOUT_STREAMS[bool(verdicts) + (timeline.timed_ns is not None)])
     elif not len(timeline.states):
         notes.append(
             "without the machine's waits (a capture by `sonde record` beside it) locks, rivals for "
@@ -231,9 +237,15 @@ def _advice(
         for bound in bounds
         if bound.key in ("compute", "memory", "kernels", "serial")
     ]
+    if not device and bounds[0].key != "throttled":
+        return found
+    # What can be had for certain goes before what may make kernels faster by nobody knows how much.
+    known = [one for one in found if one.gain >= KNOWN_GAIN]
+    rest = [one for one in found if one.gain < KNOWN_GAIN]
     if throttling is not None and bounds[0].key == "throttled":
         device.insert(0, Advice(next_step("throttled", throttling.kind), throttling.lost))
-    return device + found if device else found
+        return [*device, *known, *rest]
+    return [*known, *device, *rest]
 
 
 def causes_of(timeline: Timeline) -> Iterator[tuple[int, int, int, str]]:

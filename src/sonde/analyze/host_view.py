@@ -3,8 +3,13 @@
 
 A capture without device time still knows, exactly, how long such a thread was in calls that wait
 for the device, in copies, blocked on what and woken by whom, in the run queue; samples tell what it
-ran.
-Waits inside device calls belong to the calls. The verdict is on the thread, and says so.
+ran. Waits inside device calls belong to the calls. The verdict is on the thread, and says so.
+
+Where single runs of the device were timed, the share of the time in which it was busy is known. A
+device that was not, though its thread waited for it, is fed anew after each wait: without that wait
+the thread would have launched meanwhile, so its launches and code between are the wait's doing, as
+far as the wait was long. Threads of a process that wait for one another (a forward pass in one, the
+backward pass in another) feed the device in turns, so what each does is laid together.
 """
 
 from __future__ import annotations
@@ -67,18 +72,48 @@ def host_verdicts(timeline: Timeline) -> list[Verdict]:
     }
     ranked = sorted(((ns, lane) for lane, ns in asked.items() if ns), reverse=True)
     told = [lane for ns, lane in ranked[:THREADS] if ns >= LEAST_SHARE * max(ranked)[0]]
+    timed = timeline.timed_ns
     return [
-        _with_runs(verdict, runs[timeline.lanes[lane].pid], window)
-        for lane in told
-        for verdict in (_verdict(timeline, lane, by_lane[lane], window),)
+        _with_runs(
+            _verdict(timeline, turns, [one for lane in turns for one in by_lane[lane]], window),
+            runs[timeline.lanes[turns[0]].pid],
+            max(1, timed[1] - timed[0]) if timed else window,
+        )
+        for turns in _in_turns(timeline, told, by_lane)
     ]
 
 
+def _in_turns(
+    timeline: Timeline, told: list[int], by_lane: dict[int, list[Total]]
+) -> list[list[int]]:
+    """The threads, those together that wait for one another; such waits are left out."""
+    tails = {f"({timeline.lanes[lane].number})": lane for lane in told}
+    groups: dict[int, list[int]] = {}
+    for lane in told:
+        others: set[int] = set()
+        kept = []
+        for one in by_lane[lane]:
+            waker = tails.get(one.waker.rpartition(" ")[2], lane)
+            mine = timeline.lanes[waker].pid == timeline.lanes[lane].pid
+            if one.kind == "blocked" and one.name == "futex" and mine and waker != lane:
+                others.add(waker)
+            else:
+                kept.append(one)
+        by_lane[lane] = kept
+        joined = [groups[one] for one in [lane, *others] if one in groups]
+        group = sorted({lane, *others, *(one for each in joined for one in each)}, key=told.index)
+        groups |= dict.fromkeys(group, group)
+    return [group for lane, group in groups.items() if lane == group[0]]
+
+
 def _with_runs(verdict: Verdict, runs: list[Total], window: int) -> Verdict:
-    """The verdict with what is known of the device's own time, by runs that were timed singly."""
+    """The verdict with what is known of the device's own time, by runs that were timed singly.
+
+    `window`: in which they were.
+    """
     if not runs:
         return verdict
-    busy = sum(one.ns for one in runs) / window
+    busy = min(1.0, sum(one.ns for one in runs) / window)
     ranked = sorted(runs, key=lambda one: -one.ns)
     kernels = [KernelShare(one.name, one.ns, one.ns / window, one.count) for one in ranked[:5]]
     classes: dict[str, list[Total]] = defaultdict(list)
@@ -95,21 +130,64 @@ def _with_runs(verdict: Verdict, runs: list[Total], window: int) -> Verdict:
     ]
     shares.sort(key=lambda one: -one.ns)
     bounds = verdict.bounds
+    causes = verdict.causes
     if busy >= 1 - STALLED:
         bounds = [Bound(one.name, one.share) for one in shares if one.ns >= MIX * shares[0].ns]
+    else:
+        causes = _fed_anew(verdict)
+        bounds = _ranked(causes) or bounds
     line = f"the device computed about {100 * busy:.0f} % of the time, by runs timed singly"
-    advice = [Advice(next_step(bounds[0].key), 0.0), *verdict.advice]
+    if busy >= 1 - STALLED:
+        advice = [Advice(next_step(bounds[0].key), 0.0), *verdict.advice]
+    else:
+        advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     return replace(
         verdict,
         bounds=bounds,
+        causes=causes,
         kernels=kernels,
         kernel_classes=shares,
         evidence=[verdict.evidence[0], line, *verdict.evidence[1:]],
-        advice=advice if busy >= 1 - STALLED else verdict.advice,
+        advice=advice,
     )
 
 
-def _verdict(timeline: Timeline, lane: int, totals: list[Total], window: int) -> Verdict:
+def _fed_anew(verdict: Verdict) -> list[CauseShare]:
+    """Its causes, with what the thread's waits for the device are to blame for."""
+    left = verdict.computing
+    causes = []
+    due = 0
+    for one in sorted(verdict.causes, key=lambda one: one.key != "launch"):
+        part = 0.0
+        if one.key in ("launch", "host"):
+            part = min(left, one.share)
+            left -= part
+            due += round(part * verdict.window_ns)
+        ns = one.ns - round(part * verdict.window_ns)
+        if ns > 0:
+            causes.append(replace(one, ns=ns, share=one.share - part))
+    if due:
+        known = CAUSES["synchronisation"]
+        causes.append(
+            CauseShare(
+                known.key, known.title, known.bound, "", due, due / verdict.window_ns, 0, 0,
+                verdict.device_name, [], [],
+            )
+        )  # fmt: skip
+    return sorted(causes, key=lambda one: -one.ns)
+
+
+def _ranked(causes: list[CauseShare]) -> list[Bound]:
+    shares: dict[str, float] = defaultdict(float)
+    for one in causes:
+        shares[one.bound] += one.share
+    ranked = sorted((Bound(key, share) for key, share in shares.items()), key=lambda b: -b.share)
+    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
+
+
+def _verdict(timeline: Timeline, turns: list[int], totals: list[Total], window: int) -> Verdict:
+    """On threads that feed a device in turns; called by the name of the first."""
+    lane = turns[0]
     ns: dict[str, int] = defaultdict(int)
     count: dict[str, int] = defaultdict(int)
     facts: dict[str, list[str]] = defaultdict(list)
@@ -130,7 +208,7 @@ def _verdict(timeline: Timeline, lane: int, totals: list[Total], window: int) ->
         count[key] += one.count
         if length >= LEAST_SHARE * window and one.waker:
             facts[key].append(f"woken by {one.waker}")
-    running, places = _running(timeline, lane)
+    running, places = _running(timeline, turns)
     ns["host"] += max(0, running - inside)  # what is left of `inside` was spent on the CPU
     causes = [
         CauseShare(
@@ -191,10 +269,10 @@ def _cause_of(total: Total) -> str:
     return _OF_REASON.get(total.name, "unknown")
 
 
-def _running(timeline: Timeline, lane: int) -> tuple[int, list[Place]]:
+def _running(timeline: Timeline, lanes: list[int]) -> tuple[int, list[Place]]:
     """Time on a CPU by the samples, and the functions that took most of it."""
     samples = timeline.samples
-    rows = samples.lane == lane
+    rows = np.isin(samples.lane, lanes)
     whole = int(samples.weight_ns[rows].sum())
     if not whole:
         return 0, []

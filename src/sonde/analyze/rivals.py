@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sonde.analyze.causes import NUMBER
-from sonde.analyze.idle import State
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.model.timeline import F64, I64, CallKind, Timeline
 
@@ -49,7 +48,7 @@ def without_gaps_hidden(timeline: Timeline, blamed: Blame) -> Blame:
         stalls,
         start=start,
         end=np.insert(end, at, stalls.end[rows]),
-        state=np.insert(stalls.state, at, State.IDLE),
+        state=np.insert(stalls.state, at, stalls.state[rows]),
     )
     return replace(
         blamed,

@@ -347,7 +347,7 @@ class DeviceTime:
 
     def _count_lost(self, process: _Process, counts: dict[str, int]) -> None:
         before, process.before = process.before, counts
-        for name in (*_LOST, "lost_names"):
+        for name in (*_LOST, "lost_names", "yielded_ms"):
             self._count(name, max(0, min(counts[name] - before[name], 1 << 40)))
 
     def _govern(self, process: _Process, counts: dict[str, int]) -> None:

@@ -75,7 +75,7 @@ STATE_FIELDS = (
     "window_done",
     "every",
     "bias_ns",
-    "unused",
+    "yielded_ms",
 )
 
 RECORD = struct.Struct("=QHBBIQQQdQQQQIIIHHIIIIIIII")

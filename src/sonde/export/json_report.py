@@ -12,6 +12,7 @@ from sonde.model.answers import Wait
 from sonde.model.profile import KERNEL, KINDS
 from sonde.query import questions
 from sonde.query.capture import CaptureInfo
+from sonde.query.device_callers import device_callers
 from sonde.query.device_runs import device_runs
 from sonde.query.memory import growth, memory
 from sonde.query.questions import EVERYTHING, Where
@@ -44,6 +45,9 @@ def write(
         "device_runs": [
             {**_flat(asdict(row)), "mean_ns": row.mean_ns} for row in device_runs(session, where)
         ]
+        if KERNEL in kinds
+        else [],
+        "device_callers": [_flat(asdict(row)) for row in device_callers(session, where)]
         if KERNEL in kinds
         else [],
         "memory": [_flat(asdict(row)) for row in memory(session, where)],

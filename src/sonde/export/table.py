@@ -12,6 +12,7 @@ from sonde.export.layout import columns, duration, loss_line, one_line, percent,
 from sonde.export.summary import directions
 from sonde.model.profile import KERNEL, KINDS, MEMORY
 from sonde.query import questions
+from sonde.query.device_callers import device_callers
 from sonde.query.device_runs import device_runs
 from sonde.query.memory import growth, memory
 from sonde.query.questions import EVERYTHING, Where
@@ -38,6 +39,7 @@ def write(
         sections.append(_device_calls(session, where, limit))
     if KERNEL in kinds:
         sections.append(_device_runs(session, where, limit))
+        sections.append(_device_callers(session, where, limit))
     if any(kind in MEMORY for kind in kinds):
         sections.append(_memory(session, where, limit))
         sections.append(_growth(session, where, limit))
@@ -201,6 +203,23 @@ def _device_runs(session: Session, where: Where, limit: int) -> Iterator[str]:
     ]
     head = ("ON THE DEVICE", "runs", "", "total", "95 %", "mean", "p50", "p99", "", "timed", "name")
     return _rows(head, rows, (24, -9, -7, -7, -8, -7, -7, -7, -10, -7, 0), limit)
+
+
+def _device_callers(session: Session, where: Where, limit: int) -> Iterator[str]:
+    rows = [
+        (
+            it.process.label,
+            f"{100 * it.share:.1f} %",
+            f"±{100 * it.share_error:.1f}",
+            duration(it.ns),
+            f"{it.count:,}",
+            f"{it.timed:,}",
+            f"{it.function}  {it.file or it.binary}".rstrip(),
+        )
+        for it in device_callers(session, where)
+    ]
+    head = ("ASKED FOR BY", "", "95 %", "total", "runs", "timed", "function")
+    return _rows(head, rows, (24, -7, -6, -7, -9, -7, 0), limit)
 
 
 def _memory(session: Session, where: Where, limit: int) -> Iterator[str]:

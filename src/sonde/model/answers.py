@@ -168,6 +168,25 @@ class DeviceRuns:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceCaller:
+    """Estimated device time of what one function of a process's own asked for."""
+
+    process: Process
+    function: str
+    """The innermost Python function; without one, the innermost of no device library."""
+    file: str
+    """Of a Python function."""
+    binary: str
+    timed: int
+    count: int
+    ns: int
+    share: float
+    """Of the device time of all rows, 0 to 1."""
+    share_error: float
+    """Half of the 95 % interval of `share`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Loss:
     """Something that the capture does not hold, and how much of it."""
 

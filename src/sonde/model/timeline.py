@@ -268,6 +268,8 @@ class Timeline:
     totals: Sequence[Total] = ()
     extent_ns: tuple[int, int] | None = None
     """Begin and end of the record, where that is known; else those of its rows."""
+    timed_ns: tuple[int, int] | None = None
+    """When the runs of devices happened that `totals` sum up; None without any."""
     windows_ns: Sequence[tuple[int, int]] = ()
     """When devices were traced; empty: from the first device event to the last."""
     wall_offset_ns: int = 0

@@ -45,6 +45,8 @@ LOSS_TEXT = {
     "forgotten": "stacks dropped before all their waits had ended; their weight is kept",
     "events": "births, names and mappings of processes that went unheard; /proc was asked instead",
     "lost_ring": "device runs that found no room on their way out of their process",
+    "yielded_ms": "milliseconds in which another profiler traced a process's device calls, so that"
+    " nothing of ours was put between them",
     "lost_pool": "device runs that were chosen while too many others were; the rest weigh more",
     "lost_order": "device runs that were chosen and could not be timed; the rest weigh more",
     "lost_names": "names of device runs that found no room",

@@ -47,12 +47,15 @@ def window_of(run: pa.Table) -> Windows:
     return window
 
 
-def windows_ns(run: pa.Table, window: Windows) -> list[tuple[int, int]]:
-    """From the first to the last run of each window; empty where all was timed."""
+def windows_ns(
+    run: pa.Table, window: Windows, start: Windows, end: Windows
+) -> list[tuple[int, int]]:
+    """From the first to the last run of each window; empty where all was timed.
+
+    `start`, `end`: when the device was in each.
+    """
     if not (window > 0).any():
         return []
-    start = run.column("start_time_ns").to_numpy().astype(np.int64)
-    end = run.column("end_time_ns").to_numpy().astype(np.int64)
     keys = run.column("pid").to_numpy().astype(np.int64) << 40 | window
     found, inverse = np.unique(keys, return_inverse=True)
     first = np.full(len(found), np.iinfo(np.int64).max)

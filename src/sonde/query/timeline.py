@@ -32,6 +32,7 @@ from sonde.model.timeline import (
 )
 from sonde.query.capture import Capture
 from sonde.query.device_counters import device_counters, gpus_of_processes, index_of
+from sonde.query.device_layout import laid_out
 from sonde.query.stretches import APART, window_of, windows_ns
 
 _WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
@@ -123,22 +124,27 @@ def of_capture(capture: Capture) -> Timeline:
     kinds = span.column("kind")
     blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
     calls = _calls(naming, lanes, span.filter(pc.equal(kinds, "device")))
-    run = tables["device_run"]
+    waits = pc.equal(tables["device_run"].column("kind").cast(pa.string()), "sync")
+    run = tables["device_run"].filter(pc.invert(waits))
     window = window_of(run)
     whole = window != APART
     traced = run.filter(pa.array(whole))
+    times = laid_out(traced)
     gpus = gpus_of_processes(tables["metric"])
-    device, asked = _device(naming, lanes, traced, gpus)
+    device, asked = _device(naming, lanes, traced, times, gpus)
+    if len(device) and not (calls.kind == CallKind.SYNC).any():
+        calls = _together(calls, _waits(naming, lanes, tables["device_run"].filter(waits)))
     return Timeline(
         names=naming.names,
         lanes=naming.lanes,
         device=device,
         calls=_together(calls, asked),
-        windows_ns=windows_ns(traced, window[whole]),
+        windows_ns=windows_ns(traced, window[whole], *times),
         states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
         counters=device_counters(tables["metric"]),
         totals=[*_totals(lanes, tables["activity"]), *_runs(lanes, run.filter(pa.array(~whole)))],
+        timed_ns=_timed(run.filter(pa.array(~whole))),
         extent_ns=(capture.info.start_ns, capture.info.end_ns),
         wall_offset_ns=capture.info.wall_offset_ns,
         tick_ns=_tick(tables["sample"]),
@@ -147,9 +153,16 @@ def of_capture(capture: Capture) -> Timeline:
 
 
 def _device(
-    naming: Naming, lanes: _Lanes, rows: pa.Table, gpus: Mapping[int, Sequence[int]]
+    naming: Naming,
+    lanes: _Lanes,
+    rows: pa.Table,
+    times: tuple[I64, I64],
+    gpus: Mapping[int, Sequence[int]],
 ) -> tuple[Events, Events]:
-    """What the device ran, and a stand-in for each call: who asked is known, not when."""
+    """What the device ran, and a stand-in for each call.
+
+    Who asked is known; when, where runs were timed by events (`device_layout`).
+    """
     if not rows.num_rows:
         return no_events(), no_events()
     keys = np.stack([_whole(rows, name) for name in ("pid", "device", "stream")], axis=1)
@@ -163,14 +176,14 @@ def _device(
         np.int32,
     )
     ids = np.arange(1, rows.num_rows + 1)
-    start = _whole(rows, "start_time_ns")
+    enqueued = _whole(rows, "start_time_ns")
     kind = _coded(rows, "kind", {kind: int(code) for kind, code in _DEVICE_KINDS.items()})
     names = rows.column("name").combine_chunks()
     exchanging = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
     exchanges = exchanging[names.indices.to_numpy()]
     ran = events(
-        start_ns=start,
-        end_ns=_whole(rows, "end_time_ns"),
+        start_ns=times[0],
+        end_ns=times[1],
         kind=np.where((kind == DeviceKind.KERNEL) & exchanges, DeviceKind.COLLECTIVE, kind),
         name=_names(naming, rows, "name"),
         lane=lane[inverse.reshape(-1)],
@@ -180,14 +193,35 @@ def _device(
         way=_coded(rows, "direction", {way: int(code) for way, code in _WAYS.items()}),
     )
     asked = events(
-        start_ns=start,
-        end_ns=start,
+        start_ns=enqueued,
+        end_ns=enqueued,
         kind=_coded(rows, "kind", {kind: int(code) for kind, code in _ASKED.items()}),
         name=_names(naming, rows, "name"),
         lane=lanes.of(rows),
         correlation=ids,
     )
     return ran, asked
+
+
+def _waits(naming: Naming, lanes: _Lanes, rows: pa.Table) -> Events:
+    """Waits for the device that the host timed itself."""
+    return events(
+        start_ns=_whole(rows, "start_time_ns"),
+        end_ns=_whole(rows, "end_time_ns"),
+        kind=np.full(rows.num_rows, CallKind.SYNC, np.uint8),
+        name=_names(naming, rows, "name"),
+        lane=lanes.of(rows),
+    )
+
+
+def _timed(rows: pa.Table) -> tuple[int, int] | None:
+    """When runs were chosen singly: from the first to the last, and as much more as usually lies
+    between two; None where fewer than two were."""
+    if rows.num_rows < 2:
+        return None
+    start = _whole(rows, "start_time_ns")
+    first, last = int(start.min()), int(start.max())
+    return first, last + (last - first) // (rows.num_rows - 1)
 
 
 def _blocks(rows: pa.Table) -> I32:

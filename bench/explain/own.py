@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m bench.explain OUT --own --seeds 1`: verdicts from what Sonde records by itself.
+
+The same programs without a profiler: `sonde record --device-time -p PID` on the running process,
+with the budget that is its default and with one that lets it time whatever it can. The truth is the
+program's own: its step with and without the cause, while nobody watches. After the recordings
+torch.profiler traces the device while the same process goes on with the same steps, so that the
+share of the time in which the device was busy is told twice (not at once: Sonde stands back while
+another profiler traces).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import mmap
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.explain import harness, kept
+from bench.explain.own_score import OwnScore, score, table
+
+BATCH = 6
+"""Programs that warm up together; they are recorded one after another."""
+FREE_S = 0.7
+RECORDED_S = 4.0
+TRACED_S = 1.0
+LIMIT_S = 60.0
+RECORDINGS = {"default": "", "all": "0.5"}
+"""What `device_budget` is in each; '' for what it is by default."""
+
+
+def record_all(args: argparse.Namespace) -> int:
+    """All programs asked for; the command's arguments. Exit code 1 where a run gave no result."""
+    from bench.explain.every_program import KINDS
+
+    began = time.monotonic()
+    wanted = [(kind, seed) for seed in args.seeds for kind in args.kinds or KINDS]
+    scores: list[OwnScore] = []
+    failed = []
+    for first in range(0, len(wanted), BATCH):
+        if time.monotonic() - began > args.budget:
+            print(f"budget spent: {len(wanted) - first} runs left out", flush=True)
+            break
+        with contextlib.ExitStack() as stack:
+            programs = []
+            for kind, seed in wanted[first : first + BATCH]:
+                folder = args.scratch / f"{kind}-{seed}"
+                folder.mkdir(parents=True, exist_ok=True)
+                disturber = stack.enter_context(harness.disturbing(KINDS[kind].disturber))
+                programs.append(Program(kind, seed, folder, disturber))
+                stack.callback(programs[-1].close)
+            for program in programs:
+                try:
+                    watch(program)
+                    scores += [score(program.folder, name) for name in RECORDINGS]
+                except Exception:
+                    text = traceback.format_exc(limit=2)
+                    failed.append(f"{program.kind}-{program.seed}: {text}"[-300:])
+                program.close()
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows = [dataclasses.asdict(one) for one in scores]
+    (args.out / "own.json").write_text(json.dumps(rows, indent=1))
+    print(table(scores))
+    for text in failed:
+        print(f"no run: {text}")
+    if args.keep:
+        folders = [args.scratch / f"{kind}-{seed}" for kind, seed in wanted]
+        for folder in folders:
+            if (folder / "truth.json").exists():
+                kept.shrink(folder)
+        kept.pack((folder for folder in folders if folder.exists()), args.keep, "own")
+    print(f"{time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+def watch(program: Program) -> None:
+    """One program: alone, recorded, alone without its cause. Leaves truth.json and captures."""
+    phases: dict[str, Any] = {}
+    disturber = program.disturber
+
+    def run(name: str, command: bytes, meanwhile: Callable[[], bool]) -> None:
+        """`command` in the program for as long as `meanwhile` says."""
+        program.say(command)
+        if command != b"f":
+            disturber.on(program.pid)
+        until = time.monotonic() + LIMIT_S
+        while meanwhile() and time.monotonic() < until:
+            disturber.tick(program.pid)
+        disturber.off(program.pid)
+        program.end_phase()
+        phases[name] = json.loads((program.folder / "phase.json").read_text())
+
+    def seconds(length: float) -> Callable[[], bool]:
+        until = time.monotonic() + length
+        return lambda: time.monotonic() < until
+
+    program.hear(LIMIT_S)
+    run("free", b"n", seconds(FREE_S))
+    for name, budget in RECORDINGS.items():
+        recorder = _record(program.pid, budget, program.folder / f"{name}.sonde")
+        try:
+            run(name, b"n", lambda one=recorder: one.poll() is None)
+        finally:
+            _finish(recorder)
+    run("traced", b"t", seconds(TRACED_S))
+    run("off", b"f", seconds(FREE_S))
+    known = {"kind": program.kind, "seed": program.seed, "pid": program.pid, "phases": phases}
+    (program.folder / "truth.json").write_text(json.dumps(known))
+
+
+def _record(pid: int, budget: str, capture: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, **({"SONDE_DEVICE_BUDGET": budget} if budget else {})}
+    command = [sys.executable, "-m", "sonde", "record", "--device-time", "-p", str(pid), "-q", "-f"]
+    command += ["-d", str(RECORDED_S), "-o", str(capture)]
+    with capture.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+
+def _finish(recorder: subprocess.Popen[bytes]) -> None:
+    try:
+        recorder.wait(20)
+    except subprocess.TimeoutExpired:
+        recorder.kill()
+        recorder.wait()
+
+
+class Program:
+    """A forked process with one program, which runs a phase until it is told to end it."""
+
+    def __init__(self, kind: str, seed: int, folder: Path, disturber: harness.Nothing) -> None:
+        self.kind, self.seed, self.folder, self.disturber = kind, seed, folder, disturber
+        self._end = mmap.mmap(-1, 4096)
+        from_parent, self._outward = os.pipe()
+        self._inward, to_parent = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            code = 0
+            try:
+                _serve(kind, seed, folder, from_parent, to_parent, self._end)
+            except BaseException:
+                traceback.print_exc()
+                code = 1
+            os._exit(code)
+        os.close(from_parent)
+        os.close(to_parent)
+        os.set_blocking(self._inward, False)
+
+    def say(self, command: bytes) -> None:
+        """Begin a phase."""
+        self._end[0] = 0
+        os.write(self._outward, command)
+
+    def end_phase(self) -> None:
+        """End it, and wait until it has. Raises RuntimeError if the program died or hangs."""
+        self._end[0] = 1
+        self.hear(LIMIT_S)
+
+    def hear(self, limit_s: float) -> None:
+        """Wait for the program's word. Raises RuntimeError without one."""
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            try:
+                if os.read(self._inward, 1):
+                    return
+                break
+            except BlockingIOError:
+                time.sleep(0.001)
+        raise RuntimeError("the program died, or takes too long")
+
+    def close(self) -> None:
+        """Kill it, unless that was done."""
+        if not self.pid:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, 9)
+        os.waitpid(self.pid, 0)
+        self.pid = 0
+        os.close(self._inward)
+        os.close(self._outward)
+
+
+def _serve(kind: str, seed: int, folder: Path, inward: int, outward: int, end: mmap.mmap) -> None:
+    """The program: phases 'n' with its cause, 't' the same traced, 'f' without."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from bench.explain.every_program import built
+
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, set(harness.CORES) & os.sched_getaffinity(0))
+    with built(kind, seed) as work:
+        for step in (work.on, work.off or work.on):
+            for _ in range(3):
+                step()
+        torch.cuda.synchronize()
+        os.write(outward, b"r")
+        while command := os.read(inward, 1):
+            step = (work.off or work.on) if command == b"f" else work.on
+            (work.before_off if command == b"f" else work.before_on)()
+            with contextlib.ExitStack() as stack:
+                if command == b"t":
+                    tracer = stack.enter_context(profile(activities=[ProfilerActivity.CUDA]))
+                stamps = [time.monotonic_ns()]
+                while not end[0]:
+                    step()
+                    stamps.append(time.monotonic_ns())
+                torch.cuda.synchronize()
+                took_s = (time.monotonic_ns() - stamps[0]) / 1e9
+            if command == b"t":
+                tracer.export_chrome_trace(str(folder / "trace.json"))
+            work.before_off()
+            known = {"step_s": took_s / max(1, len(stamps) - 1), "steps": len(stamps) - 1}
+            known["begin_ns"], known["end_ns"] = stamps[0], stamps[-1]
+            (folder / "phase.json").write_text(json.dumps(known))
+            os.write(outward, b"d")

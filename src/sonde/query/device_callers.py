@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of the program's own functions asked for the time that a device was at work.
+
+The share R = Y / T of a function is a ratio of two estimates from the same sample, each run of
+which was chosen by itself with the chance 1 / weight. Its variance is that of the sum of
+weight * d * ([the function asked] - R), divided by T * T (Taylor linearisation; Sarndal, Swensson,
+Wretman, Model Assisted Survey Sampling, 1992, section 5.6).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sonde.model.answers import DeviceCaller
+from sonde.model.code import Frame, Stacks
+from sonde.query.device_runs import NORMAL_95
+from sonde.query.questions import EVERYTHING, Where, own_frame
+from sonde.query.session import Session
+
+K = TypeVar("K", bound=Hashable)
+
+DEVICE_LIBRARIES = ("libcuda.", "libcudart", "libOpenCL", "libpocl", "libamdhip", "libze_")
+"""What a call goes through on its way to a device."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    timed: int = 0
+    count: float = 0.0
+    ns: float = 0.0
+    own: float = 0.0
+    """Sum of weight * (weight - 1) * d * d."""
+
+
+def device_callers(session: Session, where: Where = EVERYTHING) -> list[DeviceCaller]:
+    """By process and function, the longest total first; without the host's waits for a device."""
+    clause, parameters = where.sql("kind <> 'sync'")
+    clause = clause.replace("time_ns", "start_time_ns")
+    rows = session.rows(
+        "WITH run AS (SELECT process, stack, weight AS w,"
+        f" CAST(end_time_ns - start_time_ns AS DOUBLE) AS d FROM device_run {clause}) "
+        "SELECT process, stack, count(*), sum(w), sum(w * d), sum(w * (w - 1) * d * d) "
+        "FROM run GROUP BY process, stack",
+        parameters,
+    )
+    sums: dict[tuple[int, str, str, str], _Sum] = defaultdict(_Sum)
+    known: dict[int, tuple[str, str, str]] = {}
+    for process, stack, timed, count, ns, own in rows:
+        if stack not in known:
+            known[stack] = _told(caller(session.stacks, stack))
+        it = sums[process, *known[stack]]
+        it.timed += timed
+        it.count += count
+        it.ns += ns
+        it.own += own
+    shares = shares_of({key: (it.ns, it.own) for key, it in sums.items()})
+    found = []
+    for key, it in sums.items():
+        process, function, file, binary = key
+        share, error = shares[key]
+        found.append(
+            DeviceCaller(
+                process=session.processes[process],
+                function=function,
+                file=file,
+                binary=binary,
+                timed=it.timed,
+                count=round(it.count),
+                ns=round(it.ns),
+                share=share,
+                share_error=error,
+            )
+        )
+    return sorted(found, key=lambda it: (-it.ns, it.process.pid, it.function, it.file))
+
+
+def shares_of(sums: Mapping[K, tuple[float, float]]) -> dict[K, tuple[float, float]]:
+    """By key, its share of all and half of the share's 95 % interval.
+
+    `sums`: sum of weight * d, and of weight * (weight - 1) * d * d.
+    """
+    all_ns = sum(ns for ns, _ in sums.values()) or 1.0
+    all_own = sum(own for _, own in sums.values())
+    found = {}
+    for key, (ns, own) in sums.items():
+        share = ns / all_ns
+        variance = (1 - 2 * share) * own + share * share * all_own
+        found[key] = share, NORMAL_95 * max(variance, 0.0) ** 0.5 / all_ns
+    return found
+
+
+def caller(stacks: Stacks, stack: int) -> Frame | None:
+    """The innermost Python function; else the innermost function of no device's library."""
+    frames = [stacks.frames[i] for i in stacks.indices(stack)]
+    python = next((frame for frame in frames if frame.kind == "python"), None)
+    if python:
+        return python
+    own = (
+        frame
+        for frame in frames
+        if frame.kind == "user" and frame.function and not frame.binary.startswith(DEVICE_LIBRARIES)
+    )
+    return next(own, None) or own_frame(stacks, stack)
+
+
+def _told(frame: Frame | None) -> tuple[str, str, str]:
+    return (frame.name, frame.file, frame.binary) if frame else ("", "", "")

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a device was in each run, where it is known when the host asked for it and how long it took.
+
+A stream takes one run after another: each begins when it was asked for, or when the one before it
+in its stream has ended, whichever is later.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Times = npt.NDArray[np.int64]
+
+ASKED = ("event",)
+"""Sources whose runs carry the time at which they were enqueued; others know when they began."""
+
+
+def laid_out(run: pa.Table) -> tuple[Times, Times]:
+    """(start, end) on the device of each row of `device_run`; of rows that were all timed."""
+    start = run.column("start_time_ns").to_numpy().astype(np.int64)
+    end = run.column("end_time_ns").to_numpy().astype(np.int64)
+    sources = run.column("source").cast(pa.string())
+    rows = np.flatnonzero(pc.is_in(sources, pa.array(ASKED)).to_numpy(zero_copy_only=False))
+    if not len(rows):
+        return start, end
+    streams = [run.column(name).to_numpy() for name in ("pid", "device", "stream")]
+    keys = np.stack([column.astype(np.int64) for column in streams], axis=1)[rows]
+    stream = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+    order = np.lexsort((start[rows], stream))
+    rows, stream = rows[order], stream[order]
+    first = np.flatnonzero(np.diff(stream, prepend=-1))
+    for low, high in zip(first.tolist(), [*first[1:].tolist(), len(rows)], strict=True):
+        mine = rows[low:high]
+        length = end[mine] - start[mine]
+        done = np.cumsum(length)
+        late = np.maximum.accumulate(start[mine] - (done - length))
+        start[mine], end[mine] = late + done - length, late + done
+    return start, end
