@@ -28,9 +28,11 @@ bench:  ## overhead and accuracy, beside perf and py-spy
 	@scripts/setup build demo bench
 	@$(PY) -m bench
 
-stacks:  ## share of whole stacks, beside perf, py-spy and OpenTelemetry's profiler
+stacks:  ## share of whole stacks, beside perf, py-spy and OpenTelemetry's profiler; of right ones; their cost
 	@scripts/setup build demo bench
 	@$(PY) -m bench.stacks
+	@$(PY) -m bench.stacks.truth
+	@$(PY) -m bench.stacks.limits
 
 bundle:  ## wheel and dependencies for a host without a network, in dist/bundle
 	@scripts/setup build

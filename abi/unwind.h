@@ -38,6 +38,7 @@ enum unwind_cfa {
 	CFA_RBP_DEREF,
 	CFA_SIGNAL,
 	CFA_UNSUPPORTED,
+	CFA_HANDLER,
 };
 
 enum unwind_rbp {

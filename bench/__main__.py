@@ -11,7 +11,7 @@ import platform
 import sys
 
 from bench import accuracy, overhead, table
-from bench.tools import HZ, require_root
+from bench.tools import HZ, USUAL, require_root
 
 LOADS = "cpu,switches,python"
 
@@ -21,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="four minutes rather than twenty")
     parser.add_argument("--loads", help=f"these alone, without accuracy; default: {LOADS}")
+    parser.add_argument("--tools", default=USUAL, help="default: %(default)s; there is otel, too")
     parser.add_argument("--no-accuracy", action="store_true")
     parser.add_argument("--no-overhead", action="store_true")
     args = parser.parse_args()
@@ -31,7 +32,7 @@ def main() -> int:
         print("bench: the machine is not quiet, figures will be noisy", file=sys.stderr)
     missed = []
     if not args.no_overhead:
-        results = overhead.measure(set((args.loads or LOADS).split(",")), args.quick)
+        results = overhead.measure(set((args.loads or LOADS).split(",")), args.quick, args.tools)
         table.print_overhead(results)
         missed += table.misses(results)
     if not (args.no_accuracy or args.loads):

@@ -6,7 +6,8 @@ compared with what came right before and after it, which cancels what the machin
 clock, its neighbours). Slowdown is the extra time for the same work.
 
 On a load that fills the machine the tool starts once and is told to pause and to go on, hundreds of
-times: the shorter the blocks, the more of the machine's moods they share. There, time is the load's
+times: the shorter the blocks, the more of the machine's moods they share (one that cannot pause
+is started anew for each of a few stretches). There, time is the load's
 own CPU time (interrupts and BPF programs run on its account), and the CPU time that the tool, and
 the kernel's threads beyond what they use without it, take in its place; what other programs of the
 machine take is left out. On other loads each stretch is a run of its own, by the wall clock.
@@ -27,7 +28,7 @@ from pathlib import Path
 
 from bench.load import Kind, Load, Progress, kinds, machine_s
 from bench.statistics import Bounded, bounded
-from bench.tools import HZ, Sonde, Switchable, Tool, tools_for
+from bench.tools import HZ, USUAL, Sonde, Switchable, Tool, tools_for
 
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
@@ -103,14 +104,17 @@ class LoadResult:
         return bounded(self.costs[tool].slowdown)
 
 
-def measure(names: set[str], quick: bool) -> list[LoadResult]:
-    """Every load that is named."""
+def measure(names: set[str], quick: bool, tools: str = USUAL) -> list[LoadResult]:
+    """Every load that is named, under every tool that is."""
     plan = QUICK if quick else FULL
-    return [_measure_load(kind, plan) for kind in kinds() if kind.name in names]
+    return [
+        _measure_load(kind, plan, tools_for(kind.name, tools))
+        for kind in kinds()
+        if kind.name in names
+    ]
 
 
-def _measure_load(kind: Kind, plan: Plan) -> LoadResult:
-    tools = tools_for(kind.name)
+def _measure_load(kind: Kind, plan: Plan, tools: list[type[Tool]]) -> LoadResult:
     costs: defaultdict[str, Cost] = defaultdict(Cost)
     with tempfile.TemporaryDirectory() as name, Load(kind) as load:
         folder = Path(name)
@@ -121,10 +125,13 @@ def _measure_load(kind: Kind, plan: Plan) -> LoadResult:
             idle = [
                 one for tool in switchable for one in _by_blocks(tool, folder, load, plan, costs)
             ]
+            if others := [tool for tool in tools if not issubclass(tool, Switchable)]:
+                idle += _by_rounds(others, folder, load, plan, costs)
         else:
             idle = _by_rounds(tools, folder, load, plan, costs)
         switches.append(load.progress())
-        _measure_bpf(folder, load, plan, costs[Sonde.name])
+        if Sonde in tools:
+            _measure_bpf(folder, load, plan, costs[Sonde.name])
     steps = [b.rate / a.rate - 1 for a, b in pairwise(idle)]
     noise = (sum(step * step for step in steps) / len(steps)) ** 0.5
     first, last = switches
@@ -144,7 +151,8 @@ def _by_rounds(
             watched = _with_tool(tool, folder, load, plan, cost)
             time.sleep(plan.recover_s)
             idle.append(_stretch(load, plan.stretch_s))
-            cost.slowdown.append((idle[-2].rate + idle[-1].rate) / 2 / watched.rate - 1)
+            taken = cost.cpu_s[-1] / watched.cpu_s if load.kind.fills else 0.0
+            cost.slowdown.append(_slowdown(idle[-2], watched, idle[-1], taken))
     return idle
 
 
@@ -179,11 +187,16 @@ def _by_blocks(
     cost.samples, cost.lost = outcome.samples, outcome.lost
     cost.expected = HZ * (watched_s + started.cpu_s - begun.cpu_s + steady.cpu_s)
     taken = cost.cpu_s[-1] / steady.cpu_s
-    for (before_off, after_off), watched in zip(pairwise(off), on, strict=True):
-        kernel = watched.kernel_share - (before_off.kernel_share + after_off.kernel_share) / 2
-        slower = (before_off.rate + after_off.rate) / 2 / watched.rate
-        cost.slowdown.append(slower * (1 + taken + kernel) - 1)
+    for (off_before, off_after), watched in zip(pairwise(off), on, strict=True):
+        cost.slowdown.append(_slowdown(off_before, watched, off_after, taken))
     return off
+
+
+def _slowdown(before: Stretch, watched: Stretch, after: Stretch, taken: float) -> float:
+    """`taken`: of the load's CPU time, by the tool, where that goes by CPU time; else 0."""
+    slower = (before.rate + after.rate) / 2 / watched.rate
+    kernel = watched.kernel_share - (before.kernel_share + after.kernel_share) / 2
+    return slower * (1 + taken + kernel if taken else 1) - 1
 
 
 def _block(change: Callable[[], None], load: Load, plan: Plan) -> Stretch:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cgroup import Cgroup
+from bench.stacks import otel
 
 HZ = 99
 
@@ -210,15 +211,38 @@ class PySpy(Tool):
         return Outcome(int(found[1]), int(found[2])) if found else Outcome(0, 0)
 
 
-def tools_for(load: str) -> list[type[Tool]]:
-    """Tools that can profile a load here; says on stderr which cannot."""
-    wanted: list[type[Tool]] = [Sonde, Perf]
-    if load == "python":
-        wanted.append(PySpy)
-    for tool in wanted:
-        if reason := tool.missing():
-            print(f"bench: left out: {reason}", file=sys.stderr)
-    return [tool for tool in wanted if not tool.missing()]
+class Otel(Tool):
+    """OpenTelemetry's eBPF profiler on the whole machine, its traces written to a file."""
+
+    name = "otel"
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if otel.program() else "OpenTelemetry's profiler could not be built"
+
+    def command(self) -> list[str]:
+        return [str(otel.program()), "-hz", str(HZ)]
+
+    def has_begun(self) -> bool:
+        return "ready" in self.log()
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.said().count("\n"), 0)
+
+
+TOOLS: tuple[type[Tool], ...] = (Sonde, Perf, PySpy, Otel)
+USUAL = "sonde,perf,py-spy"
+
+
+def tools_for(load: str, names: str = USUAL) -> list[type[Tool]]:
+    """Of the named ones those that can profile a load here; says on stderr which cannot."""
+    wanted = [tool for tool in TOOLS if tool.name in names.split(",")]
+    if load != "python":
+        wanted = [tool for tool in wanted if tool.scope == "machine"]
+    reasons = {tool: tool.missing() for tool in wanted}
+    for reason in filter(None, reasons.values()):
+        print(f"bench: left out: {reason}", file=sys.stderr)
+    return [tool for tool in wanted if not reasons[tool]]
 
 
 def require_root() -> None:

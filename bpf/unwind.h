@@ -33,6 +33,21 @@ static long unwind_step(u32 i, void *arg)
 	return c->walk->in_python ? python_step(c->walk, c->task) : native_step(c->walk, c->task);
 }
 
+/*
+ * What is known of the parent, where a process still runs its parent's program: each exec begins the
+ * stack at a place of its own, by chance.
+ */
+static __always_inline struct unwind_process *inherited(struct task_struct___unwind *task)
+{
+	struct task_struct___parent *parent = BPF_CORE_READ(task, real_parent);
+	unsigned long began = BPF_CORE_READ(task, mm, start_stack);
+	u32 tgid = BPF_CORE_READ(parent, tgid);
+
+	if (!began || BPF_CORE_READ(parent, mm, start_stack) != began)
+		return NULL;
+	return bpf_map_lookup_elem(&unwind_processes, &tgid);
+}
+
 static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct *task)
 {
 	struct task_struct___unwind *more = (void *)task;
@@ -41,17 +56,26 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 	struct unwind_process *process = bpf_map_lookup_elem(&unwind_processes, &tgid);
 
 	w->has_range = w->is_return = w->in_python = w->python_known = w->signals = 0;
+	w->entering = 0;
 	w->is_first = 1;
 	if (!process) {
-		w->stop = STOP_NO_PROCESS;
-		goto unknown;
+		want(tgid);
+		process = inherited(more);
+		if (!process) {
+			w->stop = STOP_NO_PROCESS;
+			return false;
+		}
+		w->process = *process;
+		w->process.tgid = tgid;
+	} else {
+		w->process = *process;
+		process->walks++;
 	}
-	w->process = *process;
-	process->walks++;
 	if (w->process.tgid != tgid ||
 	    w->process.start_code != BPF_CORE_READ(more, mm, start_code)) {
 		w->stop = STOP_EXEC;
-		goto unknown;
+		want(tgid);
+		return false;
 	}
 	w->pc = BPF_CORE_READ(regs, ip);
 	w->sp = BPF_CORE_READ(regs, sp);
@@ -78,9 +102,6 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 	w->registers[15] = BPF_CORE_READ(regs, r15);
 	w->thread_base = BPF_CORE_READ(more, thread.fsbase);
 	return true;
-unknown:
-	want(tgid);
-	return false;
 }
 
 #endif /* __TARGET_ARCH_x86 */

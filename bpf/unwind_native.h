@@ -20,11 +20,17 @@ struct thread_struct___unwind {
 };
 struct mm_struct___unwind {
 	unsigned long start_code;
+	unsigned long start_stack;
+};
+struct task_struct___parent {
+	struct mm_struct___unwind *mm;
+	int tgid;
 };
 struct task_struct___unwind {
 	struct mm_struct___unwind *mm;
 	struct thread_struct___unwind thread;
 	struct uprobe_task___unwind *utask;
+	struct task_struct___parent *real_parent;
 };
 #pragma clang attribute pop
 
@@ -74,6 +80,46 @@ static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct 
 	return 0;
 }
 
+/* From a frame that is left for an exception's handler to the handler's own. */
+static __always_inline long to_handler(struct unwind_walk *w, struct task_struct *task,
+				       const struct unwind_rule *rule)
+{
+	u64 sp = w->sp, pc = 0, bp = w->bp, at = 0;
+	long failed = 0;
+
+	if (rule->reg) {
+		if (!w->is_first || rule->reg > 15) {
+			w->stop = STOP_REGISTER;
+			return 1;
+		}
+		pc = w->registers[rule->reg & 15];
+		if (rule->offset) {
+			sp = pc + rule->offset;
+			failed = read_user(task, &pc, 8, pc);
+		}
+	} else {
+		failed = read_user(task, &at, 8, w->bp + rule->rbp_offset) |
+			 read_user(task, &sp, 8, w->bp + rule->offset) |
+			 read_user(task, &pc, 8, w->bp + rule->extra);
+		if (!failed) /* where the handler's caller has its rbp; 0: nobody has saved it */
+			failed = read_user(task, &bp, 8, at ? at : w->bp);
+	}
+	if (failed) {
+		w->stop = STOP_MEMORY;
+		return 1;
+	}
+	if (sp < w->sp) {
+		w->stop = STOP_NO_PROGRESS;
+		return 1;
+	}
+	w->pc = pc;
+	w->sp = sp;
+	w->bp = bp;
+	w->is_return = 0; /* about to begin there */
+	w->is_first = 0;
+	return 0;
+}
+
 static __always_inline long native_step(struct unwind_walk *w, struct task_struct *task)
 {
 	struct unwind_rule rule = {};
@@ -95,6 +141,7 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 	}
 mapped:
 	look_at = pc - (w->is_return ? 1 : 0);
+	w->entering = 0;
 	if (in_evaluation(w, look_at) && python_enter(w, task))
 		w->in_python = 1;
 	else if (!put(w, pc))
@@ -151,10 +198,14 @@ mapped:
 		w->is_return = 0; /* interrupted there, not called from there */
 		w->is_first = 0;
 		return 0;
+	case CFA_HANDLER:
+		return to_handler(w, task, &rule);
 	default:
 		w->stop = STOP_UNSUPPORTED;
 		return 1;
 	}
+	if (w->entering && w->entering < cfa)
+		python_of_caller(w, task);
 	bp = w->bp;
 	if (rule.rbp == RBP_AT_CFA && rule.rbp_offset == -16) { /* beside the return address */
 		if (read_user(task, saved, sizeof(saved), cfa - 16))

@@ -8,6 +8,9 @@
 
 #include "unwind_state.h"
 
+/* Of the code of an evaluation loop, until its frame is known to the thread. */
+#define EVAL_ENTRY_BYTES 192
+
 static __always_inline bool in_evaluation(const struct unwind_walk *w, u64 pc)
 {
 	const struct unwind_python *p = &w->process.python;
@@ -39,14 +42,34 @@ static __always_inline bool python_enter(struct unwind_walk *w, struct task_stru
 		goto none;
 	if (read_user(task, &frame, 8, thread + p->frame_of_thread))
 		goto none;
-	if (p->frame_of_cframe != ABSENT && read_user(task, &frame, 8, frame + p->frame_of_cframe))
-		goto none;
+	if (p->frame_of_cframe != ABSENT) {
+		if (w->is_first && w->pc - p->eval[0] < EVAL_ENTRY_BYTES)
+			w->entering = frame;
+		if (read_user(task, &frame, 8, frame + p->frame_of_cframe))
+			goto none;
+	}
 	w->python_frame = frame;
 	if (frame)
 		return true;
 none:
 	count_stop(PYTHON_NO_THREAD);
 	return false;
+}
+
+/*
+ * An evaluation loop of 3.11 or 3.12 that is just being entered: its record in its own frame is told
+ * to the thread before it is filled in. What counts is its caller's.
+ */
+static __always_inline void python_of_caller(struct unwind_walk *w, struct task_struct *task)
+{
+	u16 at = w->process.python.frame_of_cframe;
+	u64 caller, frame;
+
+	if (!read_user(task, &caller, 8, w->entering + at + 8) &&
+	    !read_user(task, &frame, 8, caller + at)) {
+		w->python_frame = frame;
+		w->in_python = 0; /* it has none of its own yet */
+	}
 }
 
 #define FIELD(w, type, offset)                                                                     \

@@ -81,6 +81,7 @@ struct unwind_walk {
 	u64 registers[16]; /* of the first frame, by DWARF's numbers */
 	u64 python_frame;
 	u64 thread_base;
+	u64 entering; /* of an evaluation loop that is just being entered: what leads to its frame */
 	struct unwind_process process;
 	struct unwind_range range; /* the one found last */
 	u32 has_range;

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=8, help="a program (default: %(default)s)")
     parser.add_argument("--only", default="", help="programs whose name has one of these, by comma")
     parser.add_argument("--results", type=Path, help="JSON to add to, and to print in whole")
+    parser.add_argument("--captures", type=Path, help="folder to keep Sonde's captures in")
     parser.add_argument("--no-otel", action="store_true")
     args = parser.parse_args()
     require_root()
@@ -43,6 +45,9 @@ def main() -> int:
             for program in wanted:
                 outcomes = _measure(program, args.seconds, Path(name), watcher)
                 results[program.name] = {tool: it.share for tool, it in outcomes.items()}
+                if args.captures:
+                    args.captures.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(Path(name) / "sonde.sonde", args.captures / f"{program.name}.sonde")
                 for tool, it in outcomes.items():
                     if it.failed:
                         print(f"bench: {program.name}, {tool}: {it.failed}", file=sys.stderr)

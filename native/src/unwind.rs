@@ -8,6 +8,7 @@ use crate::elf::file::ElfFile;
 
 mod cpython;
 mod go;
+mod handlers;
 mod maps;
 mod plain;
 mod pool;

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -163,3 +165,51 @@ def is_right_python(path):
         if short[: len(start)] == start:
             return short[len(start) : -1] in calls
     return False
+
+
+FORKING = """
+import os, time
+
+def burn():
+    end_s = time.monotonic() + 0.004
+    while time.monotonic() < end_s:
+        pass
+
+def child():
+    burn()
+
+while True:
+    pid = os.fork()
+    if not pid:
+        child()
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_children_that_are_gone_before_they_are_told_are_walked_by_what_their_parent_has(record):
+    # What binds a function at its first call needs a register that is known in a leaf alone; each
+    # child would do that again.
+    bound = {**os.environ, "LD_BIND_NOW": "1"}
+    program = subprocess.Popen([sys.executable, "-c", FORKING], env=bound)
+    try:
+        with record("-F", str(HZ), "-p", str(program.pid), "-d", "3") as recorder:
+            recorder.process.wait(30)
+    finally:
+        program.kill()
+        program.wait()
+    tables = recorder.capture.tables
+    frames = {row["frame_id"]: row for row in tables["frame"].to_pylist()}
+    stacks = {row["stack_id"]: row for row in tables["stack"].to_pylist()}
+    total = whole = named = 0
+    for row in tables["sample"].to_pylist():
+        if row["kind"] == "cpu" and row["pid"] != program.pid:
+            stack = stacks.get(row["stack_id"], {"frame_ids": [], "complete": False})
+            python = [it for it in map(frames.get, stack["frame_ids"]) if it["kind"] == "python"]
+            total += row["weight_count"]
+            whole += row["weight_count"] * stack["complete"]
+            path = [it["function"] for it in reversed(python)]
+            named += row["weight_count"] * (path == ["<module>", "child", "burn"])
+    assert total > 300
+    assert whole / total >= 0.98
+    assert named / total >= 0.9

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ pytestmark = pytest.mark.bpf
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "stacks"
 HZ = 997
+SMALL_ROOM_BYTES = 2 << 20
+"""Less than libpython and OpenBLAS take."""
 
 
 @pytest.fixture(scope="module")
@@ -160,32 +163,57 @@ def test_a_process_with_more_tables_than_there_is_room_for_costs_nobody_else(wat
         large.wait()
 
 
-def test_of_a_large_table_the_pages_are_loaded_that_walks_need(watch):
+@pytest.fixture
+def products():
+    """A program whose libraries have larger tables than SMALL_ROOM_BYTES."""
     pytest.importorskip("numpy")
     busy = (
         "import numpy as np\na = np.ones((300, 300))\nprint('ready', flush=True)\nwhile True: a @ a"
     )
     command = ["env", "OPENBLAS_NUM_THREADS=1", sys.executable, "-c", busy]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert program.stdout.readline() == "ready\n"
-        room = 2 << 20  # less than libpython and OpenBLAS take
-        it = watch(program.pid, room_bytes=room)
-        it.settle(program.pid)
-        until_s = time.monotonic() + 20
-        share = 0.0
-        while share < 0.99 and time.monotonic() < until_s:
-            found = it.sample(1)
-            ends = Counter(stop for _, _, _, stop in found.values())
-            share = ends[0] / ends.total()
-            it.kernel.clear_stacks()
-        assert share >= 0.99, it.unwinder.stops()
-        usage = it.unwinder.usage()
-        assert usage["pages_loaded"] > 0
-        assert usage["table_bytes"] <= room
-    finally:
-        program.kill()
-        program.communicate()
+    assert program.stdout.readline() == "ready\n"
+    yield program
+    program.kill()
+    program.communicate()
+
+
+def test_of_a_large_table_the_pages_are_loaded_that_walks_need(watch, products):
+    it = watch(products.pid, room_bytes=SMALL_ROOM_BYTES)
+    it.settle(products.pid)
+    until_s = time.monotonic() + 20
+    share = 0.0
+    while share < 0.99 and time.monotonic() < until_s:
+        found = it.sample(1)
+        ends = Counter(stop for _, _, _, stop in found.values())
+        share = ends[0] / ends.total()
+        it.kernel.clear_stacks()
+    assert share >= 0.99, it.unwinder.stops()
+    usage = it.unwinder.usage()
+    assert usage["pages_loaded"] > 0
+    assert usage["table_bytes"] <= SMALL_ROOM_BYTES
+
+
+def test_a_page_that_is_asked_for_again_is_not_loaded_again(watch, products):
+    """Walks that began before it was there put it on the list once more."""
+    it = watch(products.pid, room_bytes=SMALL_ROOM_BYTES)
+    it.settle(products.pid)
+    maps = it.unwinder._maps
+    it.sampler.start()
+    until_s = time.monotonic() + 20
+    wanted = []
+    while not wanted and time.monotonic() < until_s:
+        time.sleep(0.01)
+        wanted = [row[0] for row in it.kernel.unwind.entries("unwind_pages")]
+    it.sampler.stop()
+    assert wanted
+    assert maps.load_pages() == 0
+    loaded, free = maps.usage()[4], maps.usage()[1]
+    assert loaded >= len(wanted)
+    for reference in wanted:
+        it.kernel.unwind.set_hash("unwind_pages", struct.pack("=I", reference), b"\1\0\0\0")
+    assert maps.load_pages() == 0
+    assert (maps.usage()[4], maps.usage()[1]) == (loaded, free)
 
 
 def test_while_pages_are_asked_for_more_are_looked_for_soon(watch, monkeypatch):

@@ -19,8 +19,9 @@ from sonde.unwind.tables import TableCache
 
 RULE = struct.Struct("<BBHiii")
 NONE, END, RSP, RBP, REGISTER, PLT, RSP_DEREF = range(7)
+HANDLER = 10
 UNCHANGED, AT_CFA, AT_RBP, UNKNOWN = range(4)
-RBX = 3
+RCX, RBX, RSP_REGISTER = 2, 3, 7
 
 # Each function says in its name what is to be found at its label; none has unwind data.
 ASSEMBLY = """
@@ -208,6 +209,72 @@ def test_go_keeps_its_frame_pointer_where_its_descriptions_do_not_say_so(tmp_pat
     frame = (RBP, 16, AT_CFA, -16) if re.search(r"push +%rbp", code) else (RSP, 8, 0, 0)
     assert (switch[0], switch[3], switch[1], switch[4]) == frame
     assert [root[0] for root in roots] == [END, END]
+
+
+# As gcc compiles libgcc's: the handler's address and stack pointer are at -0x98 and -0xa0.
+LEAVES_FOR_HANDLER = """
+.text
+.globl _Unwind_Resume
+.type _Unwind_Resume, @function
+_Unwind_Resume:
+    .cfi_startproc
+    push %rbp
+    .cfi_def_cfa_offset 16
+    .cfi_offset %rbp, -16
+    mov %rsp, %rbp
+    .cfi_def_cfa_register %rbp
+    sub $256, %rsp
+at_start:
+    call other
+in_call:
+    mov -0x98(%rbp), %rsi
+    mov -0xa0(%rbp), %rdi
+    call other
+at_restore:
+    mov 0(%rbp), %rbp
+at_leave:
+    mov %rcx, %rsp
+at_pop:
+    pop %rcx
+at_jump:
+    jmp *%rcx
+    .cfi_endproc
+.size _Unwind_Resume, .-_Unwind_Resume
+.globl other
+other:
+    .cfi_startproc
+in_other:
+    ret
+    .cfi_endproc
+"""
+
+
+def test_a_frame_that_is_left_for_a_handler_has_the_handlers_frame_as_its_caller(tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    library, table = tmp_path / "lib.so", tmp_path / "lib.unw"
+    (tmp_path / "lib.s").write_text(LEAVES_FOR_HANDLER)
+    command = ["gcc", "-shared", "-nostdlib", "-Wl,-Bsymbolic", "-o", library, tmp_path / "lib.s"]
+    subprocess.run(command, check=True)
+    _native.build_unwind_table(str(library), str(table))
+    said = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
+    symbols = {name: int(at, 16) for at, _, name in map(str.split, said.splitlines())}
+
+    def rule(name, back=0):
+        (found,) = _native.find_unwind_rules(str(table), [symbols[name] - back])
+        return RULE.unpack(found)
+
+    as_described = (RBP, AT_CFA, 0, 16, -16, 0)
+    assert rule("at_start", back=1) == as_described
+    for name, back in (("in_call", 1), ("in_call", 0), ("at_restore", 1), ("at_restore", 0)):
+        cfa, rbp, _, offset, rbp_offset, extra = rule(name, back)
+        assert (cfa, offset, extra) == (HANDLER, -0xA0, -0x98)
+        assert (rbp, rbp_offset) == (AT_RBP, -0xA0 - 0x60)
+    # Then the handler's address is behind rcx, behind rsp, in rcx.
+    assert rule("at_leave") == (HANDLER, UNCHANGED, RCX, 8, 0, 0)
+    assert rule("at_pop") == (HANDLER, UNCHANGED, RSP_REGISTER, 8, 0, 0)
+    assert rule("at_jump") == (HANDLER, UNCHANGED, RCX, 0, 0, 0)
+    assert rule("in_other")[:4] == (RSP, UNCHANGED, 0, 8)
 
 
 def wait_for(cache, name, patience_s=20.0):

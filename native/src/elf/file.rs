@@ -73,7 +73,7 @@ pub struct Identity {
 
 /// What the headers of a file say.
 pub struct Layout {
-    len: u64,
+    pub len: u64,
     endian: Endianness,
     is_64: bool,
     pub machine: elf::Machine,

@@ -31,8 +31,8 @@ const PROCESS_BYTES: usize = 32 + PYTHON_BYTES;
 /// Where the pages are that were not loaded with their table.
 struct Source {
     file: File,
-    /// Of the rows of each page in the file: offset and count.
-    pages: Vec<(u64, usize)>,
+    /// Of the rows of each page in the file: offset and count; None where it is loaded.
+    pages: Vec<Option<(u64, usize)>>,
 }
 
 struct Loaded {
@@ -65,8 +65,9 @@ pub struct UnwindMaps {
 }
 
 fn source_of(table: &Table, path: &Path) -> Result<Source> {
-    let place =
-        |page| table.place_of_rows(page).ok_or_else(|| Error::from_raw_os_error(libc::EINVAL));
+    let place = |page| {
+        table.place_of_rows(page).map(Some).ok_or_else(|| Error::from_raw_os_error(libc::EINVAL))
+    };
     let pages = (0..table.page_rows.len() - 1).map(place).collect::<Result<_>>()?;
     Ok(Source { pages, file: File::open(path)? })
 }
@@ -105,15 +106,16 @@ impl UnwindMaps {
         self.pool.left_words() >= words + self.pool.most_words() / KEPT_FOR_PAGES
     }
 
-    /// Load the page whose place in a directory is `reference`. False where there is no room for it.
+    /// Load the page whose place in a directory is `reference`, unless it is there: walks that began
+    /// before it was ask again. False where there is no room for it.
     fn load_page(&mut self, reference: u32) -> Result<bool> {
         let held = |it: &&mut Loaded| {
             it.pages.reference <= reference && reference < it.pages.reference + it.pages.words
         };
         let Some(loaded) = self.tables.values_mut().find(held) else { return Ok(true) };
         let page = ((reference - loaded.pages.reference) / 2) as usize;
-        let Some(source) = &loaded.source else { return Ok(true) };
-        let Some(&(offset, count)) = source.pages.get(page) else { return Ok(true) };
+        let Some(source) = &mut loaded.source else { return Ok(true) };
+        let Some(&Some((offset, count))) = source.pages.get(page) else { return Ok(true) };
         let place = match self.pool.allocate(count) {
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => return Ok(false),
             place => place?,
@@ -123,6 +125,7 @@ impl UnwindMaps {
         source.file.read_exact_at(&mut raw, offset)?;
         self.pool.write(place, &words_of(&raw))?;
         self.pool.write_pair(reference & !1, [place.reference, count as u32])?;
+        source.pages[page] = None;
         self.pages_loaded += 1;
         Ok(true)
     }

@@ -35,6 +35,10 @@ pub enum Cfa {
     Signal,
     /// A form that we do not read.
     Unsupported,
+    /// Left for a handler: rsp is at rbp + offset, rip at rbp + extra, a pointer to rbp at rbp +
+    /// rbp_offset (0: rbp is at rbp). With a register: it points at rip, and rsp is `offset` above
+    /// that; where that is 0, it is rip, and rsp is right.
+    Handler,
 }
 
 /// Order as in `enum unwind_rbp`.

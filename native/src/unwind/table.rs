@@ -20,6 +20,7 @@ use gimli::{
 use object::elf;
 
 use super::go::Go;
+use super::handlers::{self, Range};
 use super::plain::Plain;
 use super::rules::{Cfa, Evaluator, Rule, State, Step};
 use super::section;
@@ -28,7 +29,7 @@ use crate::elf::file::ElfFile;
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const HEADER_BYTES: usize = 64;
 pub const PAGE_BITS: u32 = 16;
 const MAX_PAGES: u64 = 1 << 15;
@@ -70,10 +71,15 @@ struct Builder {
     at: u64,
     /// Where the code covered so far ends.
     end: u64,
+    /// Code for which other rules hold than are pushed, the last one first.
+    others: Vec<Range>,
+    /// What was pushed last.
+    pushed: Rule,
 }
 
 impl Builder {
-    fn new() -> Self {
+    fn new(mut others: Vec<Range>) -> Self {
+        others.reverse();
         let mut this = Self {
             table: Table::default(),
             numbers: HashMap::new(),
@@ -81,6 +87,8 @@ impl Builder {
             last: 0,
             at: 0,
             end: 0,
+            others,
+            pushed: Rule::NONE,
         };
         this.number(Rule::NONE);
         this
@@ -129,8 +137,25 @@ impl Builder {
         Ok(())
     }
 
-    /// From `at` on, `rule` holds. `at` never decreases.
+    /// From `at` on, `rule` holds, but where another one does. `at` never decreases.
     fn push(&mut self, at: u64, rule: Rule) -> Result<()> {
+        while let Some(&Range { start, end, rule: other }) = self.others.last() {
+            if at < start {
+                break;
+            }
+            self.put(start.max(self.at), other)?;
+            if at < end {
+                self.pushed = rule;
+                return Ok(());
+            }
+            self.put(end, self.pushed)?;
+            self.others.pop();
+        }
+        self.pushed = rule;
+        self.put(at, rule)
+    }
+
+    fn put(&mut self, at: u64, rule: Rule) -> Result<()> {
         let number = self.number(rule);
         if number == self.last && self.page.is_some() {
             return Ok(());
@@ -297,7 +322,7 @@ impl Table {
             .filter(|it| it.kind == elf::PT_LOAD && file.is_code(it.address))
             .map(|it| (it.address, it.address.saturating_add(it.file_size)))
             .collect();
-        let mut builder = Builder::new();
+        let mut builder = Builder::new(handlers::find(file)?);
         let mut plain = Plain::new(file);
         if let Some(found) = section::named(file, ".eh_frame")? {
             let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;

@@ -174,10 +174,13 @@ class Agent:
         server = self._outlets.server if self._outlets is not None else None
         return server.address if server is not None else ""
 
-    def start(self) -> None:
-        """Attach everything. Raises HostError where this machine cannot."""
+    def start(self, program: str = "") -> None:
+        """Attach everything; `program`: what a chosen process will run once this is done.
+
+        Raises HostError where this machine cannot.
+        """
         self._resolver.start()
-        self._unwinding.get_ready(self._config.pids or (), self._hear_within)
+        self._unwinding.get_ready(self._config.pids or (), self._hear_within, program)
         # Not before: while it gets ready nothing is observed.
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
@@ -391,6 +394,7 @@ class Agent:
             ("sonde.agent.wait_stack_odds", float(self._thinning.odds)),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
             ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
+            ("sonde.unwind.python_lineless", float(self._dictionary.stacks.python.lineless)),
             *(
                 (f"sonde.resolve.{name}", float(n))
                 for name, n in self._resolver.counters.as_dict().items()

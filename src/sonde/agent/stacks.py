@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sonde.agent.unwinding import Unwinding
 from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.live import LiveProcess
-from sonde.unwind import PythonCode
+from sonde.unwind import Interpreter, PythonCode
 from sonde.unwind.ends import WHOLE
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
 
@@ -23,6 +23,10 @@ ENTRIES = frozenset(
     }
 )
 """Where threads begin: a walk that ends in one of these is whole."""
+EVALUATION = "_PyEval_EvalFrameDefault"
+"""CPython's evaluation loop; on a stack in place of frames that it does not have."""
+_MOST_FORKS = 4
+"""Generations between a process and the one that is known."""
 NOT_WALKED = -1
 """In place of a walk's end, where a library took the stack: its last frame tells."""
 
@@ -30,6 +34,23 @@ NOT_WALKED = -1
 def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
     """Whether a walk that ended with `stop` (unwind.ends) reached the thread's entry."""
     return bool(frames) and (stop == WHOLE or frames[-1].frame.function in ENTRIES)
+
+
+def aligned(frames: list[KnownFrame], loops: Sequence[tuple[int, int]]) -> list[KnownFrame]:
+    """Python's frames at the evaluation loops that run them.
+
+    A loop that has just been entered, or is about to be left, has no frame: it took its caller's in
+    the walk, so did that one, and the outermost was left with none.
+    """
+    rest = range(loops[-1][1], len(frames)) if loops else ()
+    empty = [at for at in rest if frames[at].frame.function == EVALUATION]
+    if len(empty) != 1 or any(it.frame.function == EVALUATION for it in frames[: loops[-1][1]]):
+        return frames
+    moved = frames[: loops[0][0]]
+    ends = [begin for begin, _ in loops[1:]] + empty
+    for (begin, end), until in zip(loops, ends, strict=True):
+        moved += frames[end:until] + frames[begin:end]
+    return moved + frames[empty[0] + 1 :]
 
 
 class StackReader:
@@ -44,8 +65,10 @@ class StackReader:
         self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
         """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
-        python = self._unwinding.python_of(process.key)
-        if python is None or not any(word & PYTHON_FRAME for word in user):
+        if not any(word & PYTHON_FRAME for word in user):
+            return self._resolver.resolve(process, kernel, user)
+        owners = self._owners(process)
+        if not owners:
             return self._resolver.resolve(process, kernel, user)
         frames = self._resolver.resolve(process, kernel, ())
         run: list[int] = []
@@ -55,6 +78,8 @@ class StackReader:
             process.space()
         known_native = process.frames.get
         known_python = self.python.fresh(process).get
+        loops: list[tuple[int, int]] = []
+        """Where in `frames` those of each evaluation loop are."""
         for word in words:
             if not word & PYTHON_FRAME:
                 known = None if run or has_leaf else known_native(word)
@@ -70,7 +95,27 @@ class StackReader:
             where = next(words, 0)
             known = known_python((word, where))
             if known is None:
-                known = self.python.frame(process, python, word, where)
+                known = self.python.frame(owners, word, where)
             if known is not NO_FRAME:
+                end = len(frames)
+                begin = loops.pop()[0] if loops and loops[-1][1] == end else end
+                loops.append((begin, end + 1))
                 frames.append(known)
-        return frames + self._resolver.resolve(process, (), run, has_leaf) if run else frames
+        if run:
+            frames += self._resolver.resolve(process, (), run, has_leaf)
+        return aligned(frames, loops)
+
+    def _owners(self, process: LiveProcess) -> list[tuple[LiveProcess, Interpreter]]:
+        """In whose memory the code of Python frames is looked for, and how.
+
+        One that forked has the code objects of its parent, and may be gone by now.
+        """
+        owners: list[tuple[LiveProcess, Interpreter]] = []
+        asked: LiveProcess | None = process
+        for _ in range(_MOST_FORKS):
+            if asked is None or (owners and owners[0][0].is_alive):
+                break
+            if (python := self._unwinding.python_of(asked.key)) is not None:
+                owners.append((asked, python))
+            asked = self._resolver.processes.parent(asked)
+        return owners

@@ -39,13 +39,18 @@ class Unwinding:
         if self._unwinder is not None:
             self._unwinder.limit(MAX_KERNEL_BYTES - others_bytes)
 
-    def get_ready(self, pids: Iterable[int], hear: Callable[[int], None]) -> None:
+    def get_ready(
+        self, pids: Iterable[int], hear: Callable[[int], None], program: str = ""
+    ) -> None:
         """Have the tables of chosen processes made, and wait for them for a while.
 
-        `hear` takes in what processes did, within so many milliseconds.
+        `hear` takes in what processes did, within so many milliseconds. `program`: what one of them
+        will run.
         """
         if self._unwinder is None:
             return
+        if program:
+            self._unwinder.foresee(program)
         self._unwinder.expect(pids)
         deadline_s = time.monotonic() + FIRST_WAIT_S
         while self._unwinder.is_busy and time.monotonic() < deadline_s:

@@ -54,7 +54,8 @@ class Child:
             raise UsageError(
                 f"there is no program {self.command[0]}", "Check its name, or give its whole path."
             )
-        self._program = program
+        self.program = program
+        """Path of what it will run."""
         gate_read, self._gate = os.pipe()
         self._error, error_write = os.pipe()  # closed by a successful exec, like all but 0, 1, 2
         self.pid = os.fork()
@@ -77,7 +78,7 @@ class Child:
             self.reap(wait=True)
             (number,) = struct.unpack("<i", error)
             raise UsageError(
-                f"cannot run {self._program}: {os.strerror(number)}",
+                f"cannot run {self.program}: {os.strerror(number)}",
                 "Check that it is a program, and that the user it runs as may execute it.",
             )
 
@@ -130,7 +131,7 @@ class Child:
                 os.setgid(self._user.pw_gid)
                 os.setuid(self._user.pw_uid)
             ctypes.CDLL(None).prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-            os.execve(self._program, self.command, self._environ)
+            os.execve(self.program, self.command, self._environ)
         except OSError as problem:
             os.write(error, struct.pack("<i", problem.errno or 0))
         finally:

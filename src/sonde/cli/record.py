@@ -212,7 +212,7 @@ def _record(
     try:
         _give_to_invoking_user(path)
         agent = Agent(config, sink, privileged=privileged)
-        agent.start()
+        agent.start(child.program if child is not None else "")
         if child is not None:
             child.start()
     except BaseException:

@@ -12,6 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from sonde.resolve.binaries import Binary
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.recent import Recent
+from sonde.unwind import foreseen
 from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
 from sonde.unwind.ends import ENDS
 from sonde.unwind.tables import TableCache
@@ -115,6 +117,20 @@ class Unwinder:
         if self._expected:
             self._cache.warm_up()
         self.update()
+
+    def foresee(self, program: str) -> None:
+        """Have the tables made of a program that is about to be run, and of its loader and libc."""
+        for path in foreseen.files(program):
+            with suppress(OSError):
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    binary = Binary(path.rpartition("/")[2])
+                    binary.take(fd)
+                    name = _name_of(binary)
+                    if binary.is_elf and self._cache.find(name) is None:
+                        self._cache.request(name, fd)
+                finally:
+                    os.close(fd)
 
     @property
     def is_busy(self) -> bool:

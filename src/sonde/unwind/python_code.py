@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from sys import intern
 from typing import Final
 
@@ -29,10 +32,15 @@ MAX_CODE: Final = 32_768
 MAX_TEXT: Final = 512
 MAX_LINE: Final = 1 << 31
 MAX_LINES_BYTES: Final = 1 << 18
+"""Of one line table; instructions beyond it have the last line before."""
+HELD_LINES_BYTES: Final = 8 << 20
+"""Of all line tables. Those that go are read again when an instruction is new."""
+MAX_FRAMES: Final = 65_536
 TRUST_NS: Final = 200_000_000
 """How long what was read is believed without looking again."""
 _ASCII, _UNICODE_3_10, _UNICODE_3_12 = 40, (48, 72), (40, 56)
 _UNKNOWN: Final = Frame("python", "", "[python]")
+_numbers = count(1)
 NO_FRAME: Final = KnownFrame(0, _UNKNOWN)
 """In place of a frame that is no code of anybody."""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
@@ -44,16 +52,46 @@ class _CodeObject:
     function: str
     file: str
     first_line: int
-    lines: bytes
+    lines: bytes | None
+    """None: it made room for others."""
     checked_ns: int
-    frames: dict[int, KnownFrame] = field(default_factory=dict)
+    number: int = field(default_factory=lambda: next(_numbers))
+
+
+class _HeldLines:
+    """Lets go of line tables, the oldest ones together, before there are too many bytes of them."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._half_bytes = limit_bytes // 2
+        self._old: list[_CodeObject] = []
+        self._young: list[_CodeObject] = []
+        self._young_bytes = 0
+
+    def hold(self, code: _CodeObject, lines: bytes) -> None:
+        """Keep them with their code object for a while."""
+        if self._young_bytes + sys.getsizeof(lines) > self._half_bytes:
+            for it in self._old:
+                it.lines = None
+            self._old, self._young, self._young_bytes = self._young, [], 0
+        code.lines = lines
+        self._young.append(code)
+        self._young_bytes += sys.getsizeof(lines)
+
+    @property
+    def bytes(self) -> int:
+        """Held now."""
+        held = (it.lines for it in (*self._old, *self._young))
+        return sum(sys.getsizeof(lines) for lines in held if lines is not None)
 
 
 class PythonCode:
     """Code objects of all processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines_bytes: int = HELD_LINES_BYTES) -> None:
         self._known: Recent[tuple[int, int, int], _CodeObject] = Recent(MAX_CODE)
+        self._frames: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
+        """By number of the code object and place of the instruction."""
+        self._held = _HeldLines(lines_bytes)
         self._fresh: dict[tuple[int, int], dict[tuple[int, int], KnownFrame]] = {}
         """By process."""
         self._fresh_until_ns = 0
@@ -61,6 +99,13 @@ class PythonCode:
         """The process that was asked last, and its memory, open."""
         self.unread = 0
         """Frames whose code object was gone, or another one, when it was looked at."""
+        self.lineless = 0
+        """Frames without a line, because the table had made room and was gone when asked for."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of line tables, now."""
+        return self._held.bytes
 
     def fresh(self, process: LiveProcess) -> dict[tuple[int, int], KnownFrame]:
         """Frames of a process that were looked at a moment ago, by the two words of a walk."""
@@ -70,36 +115,61 @@ class PythonCode:
             self._fresh = {}
         return self._fresh.setdefault(process.key, {})
 
-    def frame(self, process: LiveProcess, python: Interpreter, code: int, where: int) -> KnownFrame:
+    def frame(
+        self, owners: Sequence[tuple[LiveProcess, Interpreter]], code: int, where: int
+    ) -> KnownFrame:
         """The frame of the two words that a walk brought; NO_FRAME for no code of anybody.
 
+        `owners`: in whose memory it may be, first the process itself, where that is known.
         `where`: first line << 32 | place of the instruction, as the kernel packs it.
         """
-        found = self._find(process, python, code, where)
-        if found.frame is not _UNKNOWN and (fresh := self._fresh.get(process.key)) is not None:
-            fresh[code, where] = found
-        return found
+        for process, python in owners:
+            found = self._find(process, python, code, where)
+            if found is not None:
+                if (fresh := self._fresh.get(owners[0][0].key)) is not None:
+                    fresh[code, where] = found
+                return found
+        self.unread += 1
+        return KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
 
-    def _find(self, process: LiveProcess, python: Interpreter, code: int, where: int) -> KnownFrame:
+    def _find(
+        self, process: LiveProcess, python: Interpreter, code: int, where: int
+    ) -> KnownFrame | None:
         first_line, place = (where >> 32) & 0x7FFFFFFF, where & 0xFFFFFFFF
         known = self._code(process, python, code & ~PYTHON_FRAME)
         if known is None or known.first_line != first_line:
-            self.unread += 1
-            return KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
-        if place not in known.frames:
-            known.frames[place] = self._make(known, python, place)
-        return known.frames[place]
+            return None
+        found = self._frames.get((known.number, place))
+        if found is None:
+            found = self._make(process, known, python, place)
+            self._frames.put((known.number, place), found)
+        return found
 
-    def _make(self, known: _CodeObject, python: Interpreter, place: int) -> KnownFrame:
+    def _make(
+        self, process: LiveProcess, known: _CodeObject, python: Interpreter, place: int
+    ) -> KnownFrame:
         if not known.first_line and known.file == known.function:
             return NO_FRAME  # the interpreter's own glue, such as the call of __init__ (3.12 on)
         signed = place - (place >> 31 << 32)
         offset = signed - python.code.instructions if python.code.instructions else 2 * signed
-        line = line_at(known.lines, known.first_line, offset, python.version)
+        lines = known.lines if known.lines is not None else self._lines(process, known, python)
+        line = 0
+        if lines is not None:
+            line = line_at(lines, known.first_line, offset, python.version)
         if not 0 < line < MAX_LINE:
             line = 0
         frame = Frame("python", known.function, "[python]", file=known.file, line=line)
         return KnownFrame(frame_id(frame), frame)
+
+    def _lines(self, process: LiveProcess, known: _CodeObject, python: Interpreter) -> bytes | None:
+        """The line table of a code object once more; None where it is gone, which is counted."""
+        try:
+            lines = _lines_of(self._memory_of(process), known.head, python.code)
+        except (OSError, struct.error, OverflowError):
+            self.lineless += 1
+            return None
+        self._held.hold(known, lines)
+        return lines
 
     def _code(self, process: LiveProcess, python: Interpreter, at: int) -> _CodeObject | None:
         key = (*process.key, at)
@@ -121,6 +191,7 @@ class PythonCode:
                 known.checked_ns = now_ns
                 return known
             known = _read(memory, process.pid, python, head, now_ns)
+            self._held.hold(known, _lines_of(memory, head, python.code))
             self._known.put(key, known)
             return known
         except (OSError, struct.error, UnicodeDecodeError, OverflowError):
@@ -145,9 +216,8 @@ class PythonCode:
 def _read(memory: int, pid: int, python: Interpreter, head: bytes, now_ns: int) -> _CodeObject:
     layout: Code = python.code
     (first_line,) = struct.unpack_from("<i", head, layout.first_line)
-    filename, name, lines = (
-        struct.unpack_from("<Q", head, at)[0]
-        for at in (layout.filename, layout.qualname, layout.linetable)
+    filename, name = (
+        struct.unpack_from("<Q", head, at)[0] for at in (layout.filename, layout.qualname)
     )
     file = _text(memory, filename, python.version)
     return _CodeObject(
@@ -155,12 +225,13 @@ def _read(memory: int, pid: int, python: Interpreter, head: bytes, now_ns: int) 
         function=intern(_text(memory, name, python.version)),
         file=intern(shown(file, pid)),
         first_line=first_line,
-        lines=_bytes(memory, lines),
+        lines=None,
         checked_ns=now_ns,
     )
 
 
-def _bytes(memory: int, at: int) -> bytes:
+def _lines_of(memory: int, head: bytes, layout: Code) -> bytes:
+    (at,) = struct.unpack_from("<Q", head, layout.linetable)
     (length,) = struct.unpack("<q", os.pread(memory, 8, at + 16))
     return os.pread(memory, max(0, min(length, MAX_LINES_BYTES)), at + 32)
 

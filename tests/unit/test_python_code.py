@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names and lines of Python frames, read out of the memory of the process that has them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from sonde import _native
+from sonde.resolve.live import LiveProcess
+from sonde.unwind import PythonCode
+from sonde.unwind.cpython import Found, Interpreter, interpreter
+from sonde.unwind.python_code import PYTHON_FRAME
+
+FUNCTIONS = 400
+SOURCE = """
+import sys
+text = "def f():\\n" + "".join(f"    x{{i}} = {{i}}\\n" for i in range(100))
+codes = [compile(text, f"made{{i}}.py", "exec").co_consts[0] for i in range({count})]
+print(*(id(code) for code in codes), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def python() -> Interpreter:
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    paths = {line.split()[-1] for line in mapped if "/" in line and "x" in line.split()[1]}
+    for path in sorted(paths, key=lambda it: "python" not in it):
+        if (found := _native.find_cpython(path)) is not None:
+            version, runtime, key, evaluation, raw = found
+            told = Found(version, runtime, key, tuple(evaluation), bytes(raw))
+            return interpreter(told, Path(path).name)
+    pytest.skip("this interpreter is not one that is walked")
+
+
+@pytest.fixture
+def made():
+    """A process with many code objects of a hundred lines, and their addresses."""
+    source = SOURCE.format(count=FUNCTIONS)
+    pipe = subprocess.PIPE
+    program = subprocess.Popen([sys.executable, "-c", source], stdin=pipe, stdout=pipe, text=True)
+    assert program.stdout is not None
+    addresses = [int(word) for word in program.stdout.readline().split()]
+    yield program, addresses
+    program.kill()
+    program.communicate()
+
+
+def process_of(pid: int) -> LiveProcess:
+    return types.SimpleNamespace(pid=pid, key=(pid, 1))  # type: ignore[return-value]
+
+
+def line_of(code: PythonCode, process: LiveProcess, python: Interpreter, at: int, nth: int) -> int:
+    """The line that the frame of a function made above shows for one of its instructions."""
+    place = python.code.instructions + 2 * nth if python.code.instructions else nth
+    known = code.frame([(process, python)], PYTHON_FRAME | at, 1 << 32 | place)
+    assert known.frame.function == "f"
+    return known.frame.line
+
+
+def test_line_tables_that_made_room_are_read_again(python, made):
+    program, addresses = made
+    bound = 64 << 10
+    code, process = PythonCode(lines_bytes=bound), process_of(program.pid)
+    first = [line_of(code, process, python, at, 40) for at in addresses]
+    assert len(set(first)) == 1
+    assert 10 < first[0] < 40
+    assert 0 < code.held_bytes <= bound
+    later = [line_of(code, process, python, at, 80) for at in addresses]
+    assert set(later) == {line_of(code, process, python, addresses[-1], 80)}
+    assert later[0] > first[0]
+    assert code.held_bytes <= bound
+    assert code.lineless == 0
+
+
+def test_a_line_table_that_is_gone_when_it_is_asked_for_again_is_counted(python, made):
+    program, addresses = made
+    code, process = PythonCode(lines_bytes=64 << 10), process_of(program.pid)
+    for at in addresses:
+        line_of(code, process, python, at, 40)
+    program.kill()
+    program.wait()
+    assert line_of(code, process, python, addresses[0], 80) == 0
+    assert code.lineless == 1
+    assert line_of(code, process, python, addresses[-1], 80) > 40
+    assert code.lineless == 1
