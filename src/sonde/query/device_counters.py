@@ -71,14 +71,14 @@ def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
 def device_ids(metric: pa.Table) -> dict[int, tuple[str, ...]]:
     """By index: what a GPU is called everywhere, its own id and its PCI address."""
     rows = _rows_of(metric, [_INFO])
-    found = {}
+    found: dict[int, set[str]] = {}
     for text in set(rows.column("labels").cast(pa.string()).to_pylist()):
         told = json.loads(text or "{}")
         index = str(told.get("sonde.gpu.index", ""))
         if index.isdecimal():
             ids = (told.get("hw.id", ""), told.get("sonde.gpu.pci.address", ""))
-            found[int(index)] = tuple(str(one) for one in ids if one)
-    return found
+            found.setdefault(int(index), set()).update(str(one) for one in ids if one)
+    return {index: tuple(sorted(ids)) for index, ids in found.items()}
 
 
 def _rows_of(metric: pa.Table, series: list[str]) -> pa.Table:
