@@ -80,7 +80,7 @@ def everything(args: argparse.Namespace) -> None:
     _run("-m", "bench.fleet_services", "--reports", "8000", "--rate", "600")
     _run("-m", "bench.fleet", "--skip", "scale")
     print("\n== attacks ==", flush=True)
-    _run("-c", "from sonde.fleet import attacks; print(attacks.to_table(attacks.run_all()))")
+    _run("-m", "sonde", "fleet", "simulate", "--nodes", "2000", "--attacks")
 
 
 def _run(*command: str) -> None:

@@ -25,6 +25,7 @@ use scheme::{Fault, Finish, Key, Nonce, Scheme, Sum};
 mod bundle;
 mod liar;
 mod plain;
+mod points;
 mod proved;
 mod scheme;
 mod xof;
@@ -356,5 +357,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Pending>()?;
     module.add_class::<bundle::Keyring>()?;
     module.add_class::<bundle::Intake>()?;
-    module.add_class::<bundle::Taken>()
+    module.add_class::<bundle::Taken>()?;
+    module.add_function(wrap_pyfunction!(points::unfit_keys, module)?)
 }

@@ -420,6 +420,11 @@ class Taken:
     def leave_out(self, records: list[int]) -> None:
         """Takes records, by number, out of the sum again; their nodes' places are free."""
 
+def unfit_keys(keys: list[bytes]) -> list[int]:
+    """Places of the Ed25519 public keys that are no point in its proper encoding, or one of small
+    order, under which whoever likes can sign.
+    """
+
 class Landmarks:
     """Where, in a live process, lies what a remote load needs: addresses."""
 

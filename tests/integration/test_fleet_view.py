@@ -14,8 +14,9 @@ from sonde.fleet import provision
 from sonde.fleet.discovery import SPACE
 from sonde.fleet.task import Privacy, Task
 
-RELEASE_S = 12
-NODES = 6
+RELEASE_S = 6
+GRACE_S = 16  # for the reports: each is a process that loads what reads recordings
+NODES = 4
 
 
 def trial(directory, name, space, scale):
@@ -27,7 +28,7 @@ def trial(directory, name, space, scale):
         max_samples=1,
         period_s=RELEASE_S,
         release_s=RELEASE_S,
-        grace_s=2,
+        grace_s=GRACE_S,
         min_batch=2,
         privacy=Privacy("gpu", "laplace", scale, 1e-6, 1e7),
         leader_url=f"https://127.0.0.1:{leader}",
@@ -95,7 +96,7 @@ def test_recordings_become_a_page_that_shows_counts_errors_and_epsilon(
         state = directory / "collector"
         due = json.loads(run("collect", "--state", state, "--schedule", "--json").stdout)
         batch = next(b for b in due["batches"] if b["batch"] == start_s)
-        assert batch["due"] == start_s + RELEASE_S + 2 + 1
+        assert batch["due"] == start_s + RELEASE_S + GRACE_S + 1
         out = tmp_path / "releases"
         follow = ("collect", "--state", state, "--batch", start_s, "--follow", "--releases", 1)
         done = run(*follow, "-o", out)

@@ -4,10 +4,12 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 
 from sonde.errors import UsageError
-from sonde.fleet import attacks
+from sonde.fleet import attacks, audit, verdicts
+from sonde.fleet.aggregator import Aggregator
 from sonde.fleet.budget import YEAR_S, BudgetSpent, Entry, entry_for, epsilon, permit, worst_year
 from sonde.fleet.noise import (
     Mechanism,
@@ -18,6 +20,7 @@ from sonde.fleet.noise import (
     rho_of_epsilon,
 )
 from sonde.fleet.rehearsal import small_task
+from sonde.fleet.verdicts import Attack
 
 SURE = 1 - 1e-6  # noise cannot be seeded: a test may not fail one time in twenty
 
@@ -98,25 +101,46 @@ def test_senseless_privacy_is_refused():
         plan(1, -1.0, 1e-6)
 
 
-def test_canaries_find_no_more_than_the_stated_epsilon_and_much_of_it():
-    audit = attacks.canary("laplace", 1.0, SURE, trials=20_000)
-    assert audit.held
-    assert float(audit.reached.split()[-1]) > 0.5
+def test_half_the_noise_is_caught_by_every_audit_and_the_stated_one_holds():
+    rng = np.random.default_rng(4)
+    honest, weak = (audit.views("gaussian", 1.0, rng, weaken=w, releases=6) for w in (1.0, 0.5))
+    assert audit.canary(honest, SURE).held
+    assert not audit.canary(weak, SURE).held
+    honest, weak = (audit.views("laplace", 1.0, rng, weaken=w, releases=6) for w in (1.0, 0.5))
+    told = audit.canary(honest, SURE)
+    assert told.held
+    assert float(told.reached.split()[-1]) > 0.5
+    assert audit.membership(honest, SURE).held
+    assert not audit.canary(weak, SURE).held
+    assert not audit.membership(weak, SURE).held
 
 
-def test_the_audit_notices_noise_that_is_too_small():
-    without, with_ = attacks._views(Mechanism("laplace", 0.5), 20_000)
-    tests = [(t, above) for t in (-1.0, 0.0, 1.0, 2.0) for above in (True, False)]
-    assert max(attacks._bound(without, with_, test, 0.0, SURE) for test in tests) > 1.5
+def test_an_audit_sees_the_noise_of_the_services_and_not_of_the_library(monkeypatch):
+    monkeypatch.setattr(Aggregator, "noise", lambda party: [0] * party.task.buckets)
+    seen = audit.views("laplace", 1.0, np.random.default_rng(5), releases=2)
+    assert not audit.canary(seen, SURE).held
+
+
+def test_a_control_is_wrong_where_it_is_not_caught():
+    good = Attack("a", "", "", True, "")
+    table = [good, Attack("b", "", "", None, ""), Attack("c", "", "", False, "", control=True)]
+    assert verdicts.wrong(table) == []
+    bad = [Attack("d", "", "", False, ""), Attack("e", "", "", True, "", control=True)]
+    assert verdicts.wrong(table + bad) == bad
+    assert [attack.verdict for attack in bad] == ["BROKEN", "MISSED"]
 
 
 def test_clopper_pearson_agrees_with_published_values():
-    low, high = attacks.clopper_pearson(5, 100, 0.975)  # the two-sided 95 % interval
+    low, high = verdicts.clopper_pearson(5, 100, 0.975)  # the two-sided 95 % interval
     assert low == pytest.approx(0.01643, abs=2e-5)
     assert high == pytest.approx(0.11284, abs=2e-5)
 
 
-def test_every_attack_is_held_where_something_is_promised():
+def test_every_attack_is_held_where_something_is_promised_and_every_control_is_caught():
     table = attacks.run_all(seed=3, confidence=SURE)
-    assert [attack.name for attack in table if attack.held is False] == []
-    assert "BROKEN" not in attacks.to_table(table)
+    assert verdicts.wrong(table) == []
+    assert sum(attack.control for attack in table) == 6
+    assert sum(attack.held is True for attack in table) == 20
+    names = " ".join(attack.name for attack in table)
+    for kind in ("reconstruction", "canary", "membership", "poisoning", "intersection"):
+        assert kind in names

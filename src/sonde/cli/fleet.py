@@ -17,6 +17,7 @@ from sonde.cli import fleet_collect
 from sonde.errors import MissingDependency, SinkError, SondeError, UsageError
 
 if TYPE_CHECKING:
+    from sonde.fleet.forecast import Forecast
     from sonde.fleet.sampling import Period
 
 EXAMPLES = """\
@@ -192,6 +193,13 @@ def _add_simulate(commands: Any) -> None:
     parser.add_argument("--engine", choices=("local", "ray"), default="local")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--roster",
+        type=Path,
+        metavar="PATH",
+        help="forecast what releases per tenant are worth for this roster (roster.json, or an "
+        "aggregator's directory), not for the simulated fleet's tenants",
+    )
     parser.add_argument("--attacks", action="store_true", help="run the attack harness too")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("-o", "--output", type=Path, help="write the release as .parquet or .csv")
@@ -270,7 +278,8 @@ def _aggregate(args: argparse.Namespace) -> int:
         serve(args.state, args.threads, ready)
     except OSError as error:
         raise SondeError(
-            f"cannot listen: {error.strerror or error}", "choose another port in task.json"
+            f"cannot listen: {error.strerror or error}",
+            "free the address that task.json names, or make the trial with another --port",
         ) from error
     return 0
 
@@ -284,6 +293,16 @@ def _new_trial(args: argparse.Namespace) -> int:
 
     if args.nodes < 1 or args.tenants < 1 or args.release_hours < 1:
         raise UsageError("a fleet has nodes and tenants, and releases of an hour or more")
+    if args.release_hours % 1:
+        raise UsageError(f"a release of {args.release_hours:g} h", "give whole hours")
+    if not 1 <= args.port <= 65_534:
+        raise UsageError(
+            f"no port {args.port}", "give one from 1 to 65534; the helper takes the next"
+        )
+    if args.tenant_cap is not None and args.tenant_cap < 1:
+        raise UsageError("a cap counts at least one node of a tenant")
+    if args.min_batch is not None and args.min_batch < 1:
+        raise UsageError("a batch holds at least one report")
     release_s = int(args.release_hours) * 3600
     tags = [f"tenant-{n % args.tenants}" for n in range(args.nodes)]
     releases = max(1, 365 * 86_400 // release_s)
@@ -323,6 +342,13 @@ def _new_trial(args: argparse.Namespace) -> int:
         f"{mechanism.kind} noise of scale {mechanism.scale:.1f} by each aggregator, "
         f"± {mechanism.half_width():.0f} samples (95 %)"
     )
+    if args.unit == "tenant":
+        import numpy as np
+
+        from sonde.fleet.forecast import forecast_of
+
+        nodes_of = list(Counter(tags).values())
+        print(forecast_of(task, nodes_of, np.random.default_rng(1)).summary())
     if args.discovery:
         print(f"a kernel is shown from {threshold_of(task):,} noised samples on")
     return 0
@@ -376,10 +402,15 @@ def _budget(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace) -> int:
-    from sonde.fleet import attacks, result, simulate
+    from sonde.fleet import attacks, result, simulate, verdicts
 
     if args.nodes < 1 or args.buckets < 2 or args.tenants < 1 or args.workers < 1:
         raise UsageError("a simulated fleet needs nodes, tenants, workers and two buckets")
+    for name in ("dropouts", "one_sided", "stragglers", "liars"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise UsageError(f"--{name.replace('_', '-')} is a share", "give a number from 0 to 1")
+    if args.output is not None and args.output.suffix not in (".csv", ".parquet"):
+        raise UsageError(f"unknown kind of file: {args.output.name}", "end it in .csv or .parquet")
     scenario = simulate.Scenario(
         nodes=args.nodes,
         buckets=args.buckets,
@@ -393,6 +424,9 @@ def _simulate(args: argparse.Namespace) -> int:
         delta=args.delta,
         seed=args.seed,
     )
+    told = _forecast(args)
+    if not args.json:
+        print(f"{told.summary()}\n", flush=True)
     progress = _progress if sys.stderr.isatty() else None
     with simulate.open_engine(args.engine, args.workers) as engine:
         outcome = simulate.run(scenario, engine, progress)
@@ -400,13 +434,49 @@ def _simulate(args: argparse.Namespace) -> int:
         result.write(outcome.release, args.output)
     table = attacks.run_all(args.seed) if args.attacks else []
     if args.json:
-        print(json.dumps({"simulation": outcome.figures(), "attacks": [asdict(a) for a in table]}))
-        return 0
-    print(outcome.summary())
-    if table:
-        print()
-        print(attacks.to_table(table))
+        print(
+            json.dumps(
+                {
+                    "simulation": outcome.figures(),
+                    "per_tenant": asdict(told),
+                    "attacks": [{**asdict(a), "verdict": a.verdict} for a in table],
+                }
+            )
+        )
+    else:
+        print(outcome.summary())
+        if table:
+            print(f"\n{verdicts.to_table(table)}")
+    if failed := verdicts.wrong(table):
+        raise SondeError(
+            f"{len(failed)} of {len(table)} attacks did not end as promised, "
+            f"the first: {failed[0].name}",
+            "run it again; if it stays, release nothing and report it",
+        )
     return 0
+
+
+def _forecast(args: argparse.Namespace) -> Forecast:
+    """Releases per tenant: of the operator's own roster, or of the simulated fleet."""
+    import numpy as np
+
+    from sonde.fleet.forecast import forecast_of, forecast_of_a_day
+    from sonde.fleet.population import Population
+    from sonde.fleet.roster import Roster
+    from sonde.fleet.task import Task
+
+    rng = np.random.default_rng(args.seed)
+    if args.roster is None:
+        fleet = Population.draw(args.nodes, 64, args.tenants, rng)
+        sizes = [int(size) for size in np.bincount(fleet.tenant) if size]
+        return forecast_of_a_day(sizes, args.epsilon, rng)
+    home = args.roster if args.roster.is_dir() else args.roster.parent
+    sizes = Roster.load(home / "roster.json" if args.roster.is_dir() else args.roster).sizes()
+    if (home / "task.json").exists():
+        task = Task.load(home / "task.json")
+        if task.privacy.unit == "tenant":
+            return forecast_of(task, sizes, rng)
+    return forecast_of_a_day(sizes, args.epsilon, rng)
 
 
 def _progress(done: int, total: int) -> None:

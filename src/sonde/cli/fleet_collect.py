@@ -179,8 +179,11 @@ def _follow(args: argparse.Namespace, task: Task) -> int:
         path = args.output / f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%dT%H%M%S}.{ending}"
         try:
             release = collector.collect(args.state, start_s)
-        except UsageError as refused:
+        except collector.Denied as refused:
             print(f"batch {_utc(start_s)} is not released: {refused}", file=sys.stderr, flush=True)
+            if refused.reason == "still open":  # their clocks, or checks that are not done
+                time.sleep(min(_RETRY_S, task.release_s))
+                continue
         except SinkError as away:
             print(f"{away}; trying again", file=sys.stderr, flush=True)
             time.sleep(min(_RETRY_S, task.release_s))

@@ -140,7 +140,7 @@ def per_tenant(
     At most `cap` nodes of a tenant count, chosen at random. Large tenants so weigh less than they
     are: that bias is in the total error, which compares shares with the true shares of all nodes.
     """
-    rank = _rank_in_tenant(population, rng)
+    rank = rank_in_tenant(population, rng)
     kept = [np.flatnonzero(rank < cap) for cap in caps]
     exact = np.zeros((len(caps), population.buckets), dtype=np.int64)
     for hour in range(hours):
@@ -217,7 +217,7 @@ def by_mix(
     )
 
 
-def _rank_in_tenant(population: Population, rng: np.random.Generator) -> Ints:
+def rank_in_tenant(population: Population, rng: np.random.Generator) -> Ints:
     """A random order of each tenant's nodes: 0, 1, … within the tenant."""
     order = rng.permutation(population.nodes)
     tenant = population.tenant[order]

@@ -42,6 +42,7 @@ _STATUS = {
     "tenant cap": 403,
     "early": 400,
     "late": 410,
+    "expired": 410,
     "replayed": 409,
     "quota": 409,
     "oversized": 413,
@@ -93,6 +94,18 @@ class Aggregator:
         self.threads = threads
         self.clock = clock
         self._releasing = threading.Lock()
+        self.expire()
+
+    def expire(self) -> int:
+        """Forgets batches that nobody has collected in time (`Task.keep_s`), and answers that were
+        given so long ago; how many reports were lost by it.
+        """
+        with self._releasing:
+            return self.store.expire(self.task.expired_before(self.clock()))
+
+    def noise(self) -> list[int]:
+        """This party's noise of one release."""
+        return self.task.mechanism.sample(self.task.buckets)
 
     def refuse_origin(self, node: bytes, time_s: int) -> str:
         """Reasons that lie in who reports, and for when; "" if there is none."""
@@ -101,6 +114,8 @@ class Aggregator:
             return "unknown node"
         if time_s > now + CLOCK_SKEW_S:
             return "early"
+        if batch < self.task.expired_before(now):
+            return "late"
         if not self.roster.counts(node, batch, self.task.privacy.tenant_cap):
             return "tenant cap"
         return ""
@@ -112,8 +127,13 @@ class Aggregator:
         """
         if start_s % self.task.release_s or duration_s != self.task.release_s:
             raise Refused("misaligned", "releases lie on the task's grid and never overlap")
-        if self.clock() <= start_s + duration_s + self.task.grace_s:
+        if self.clock() < self.task.due_s(start_s):
             raise Refused("still open", "the batch is still open")
+        if start_s < self.task.expired_before(self.clock()):
+            raise Refused(
+                "expired",
+                f"what a batch summed is kept for {_days(self.task.keep_s)} after it is due",
+            )
 
     def _publish(self, start_s: int, batch: Batch) -> bytes:
         """Noise, seal and book, once; what was published before is given again."""
@@ -122,8 +142,7 @@ class Aggregator:
             entry = permit(task, self.store.ledger(), start_s)
         except BudgetSpent as error:
             raise Refused("budget spent", str(error)) from error
-        noise = task.mechanism.sample(task.buckets)
-        share = task.aggregation().add_noise(batch.share, noise)
+        share = task.aggregation().add_noise(batch.share, self.noise())
         binding = aggregate_binding(self.role, task.id, start_s, task.release_s)
         return self.store.release(start_s, seal.seal(share, task.collector_key, binding), entry)
 
@@ -204,7 +223,8 @@ class Leader(Aggregator):
         def exchange(items: list[Item]) -> list[Reply]:
             replies = decode_replies(self._post("jobs", encode_job(job, items)))
             if len(replies) != len(items):
-                raise HelperAway("an answer that does not fit the job")
+                # The helper answers a job as it did before, when this party's disk had all of it.
+                raise Refused("mismatch", "an answer that does not fit the job")
             return replies
 
         try:
@@ -275,6 +295,9 @@ class Helper(Aggregator):
         claimed = zip(welcome, self.store.claim(claims), strict=True)
         refused |= {item.id: reason for item, reason in claimed if reason}
         fresh = [item for item in welcome if item.id not in refused]
+        if not fresh:  # nothing is booked, so nothing is kept
+            self.store.note_refusals(Counter(refused.values()))
+            return encode_replies(Reply(None, refused[item.id]) for item in items)
         block, answers = help_block(self.task, self.keys, fresh, self.threads)
         by_id = {item.id: answer for item, answer in zip(fresh, answers, strict=True)}
         replies = [
@@ -290,7 +313,7 @@ class Helper(Aggregator):
     def release(self, body: bytes) -> bytes:
         """The helper's noised share, if both counted the same reports and the budget allows."""
         start_s, duration_s, count, check = parse_release_request(body)
-        with self._releasing:
+        with self._releasing, self._working:  # no job adds to what is being released
             self.check_release(start_s, duration_s)
             done = self.store.released(start_s)
             if done is not None:
@@ -301,6 +324,10 @@ class Helper(Aggregator):
             if (batch.count, batch.checksum) != (count, check):
                 raise Refused("mismatch", "leader and helper hold different reports")
             return self._publish(start_s, batch)
+
+
+def _days(seconds: int) -> str:
+    return f"{seconds / 86_400:.3g} days" if seconds >= 86_400 else f"{seconds} s"
 
 
 def known_reason(reason: str) -> str:

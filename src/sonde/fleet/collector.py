@@ -19,12 +19,23 @@ from sonde.fleet.wire import Malformed, Reader, aggregate_binding
 
 _COLLECTED = "releases.json"
 _ANSWER_BYTES = 64 << 20
+_SENSE = 1 << 53
+"""No honest sum comes near it; two shares that do not belong together nearly always lie above."""
+
+
+class Denied(UsageError):
+    """The aggregators do not grant the release; `reason` is one of theirs."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"the aggregators refuse: {reason}", detail if detail != reason else "")
+        self.reason = reason
 
 
 def collect(directory: Path, start_s: int) -> Result:
     """The release of the batch that begins at start_s.
 
-    Raises UsageError with the aggregators' reason where they refuse, SinkError where they are away.
+    Raises Denied with the aggregators' reason where they refuse; SinkError where they are away, or
+    where what they send makes no sense.
     """
     bundle, task = Bundle.load(directory), Task.load(directory / "task.json")
     sealed = _request(task, bundle, start_s)
@@ -63,13 +74,22 @@ def _remember(directory: Path, start_s: int) -> None:
 
 
 def join(task: Task, start_s: int, shares: list[bytes]) -> Result:
-    """The result that two noised aggregate shares amount to."""
+    """The result that two noised aggregate shares amount to. Raises SinkError if it is nonsense."""
+    try:
+        sums = task.aggregation().unshard(shares)
+    except ValueError as error:
+        raise SinkError(f"the aggregators' shares fit no sum of this task: {error}") from error
+    if max(map(abs, sums)) >= _SENSE:
+        raise SinkError(
+            "the two aggregators' shares do not belong together",
+            "ask both operators: one of the two is damaged, or dishonest",
+        )
     entry = entry_for(task, start_s)
     losses = {
         "gpu": epsilon([entry], "gpu", task.privacy.delta),
         "tenant": epsilon([entry], "tenant", task.privacy.delta),
     }
-    return make_result(task, start_s, task.aggregation().unshard(shares), losses)
+    return make_result(task, start_s, sums, losses)
 
 
 def _request(task: Task, bundle: Bundle, start_s: int) -> tuple[bytes, bytes]:
@@ -80,7 +100,7 @@ def _request(task: Task, bundle: Bundle, start_s: int) -> tuple[bytes, bytes]:
         reader = Reader(answer)
         return reader.lp(), reader.lp()
     except Refused as refused:
-        raise UsageError(f"the aggregators refuse: {refused.reason}", str(refused)) from refused
+        raise Denied(refused.reason, str(refused)) from refused
     except Malformed as error:
         raise SinkError("the leader's answer makes no sense") from error
 

@@ -45,9 +45,17 @@ class Population:
     def draw(
         nodes: int, buckets: int, tenants: int, rng: np.random.Generator, loyalty: float = 0.7
     ) -> Population:
+        """Tenants' sizes by Zipf's law."""
+        tenant = rng.choice(tenants, size=nodes, p=zipf(tenants))
+        return Population.of_tenants(tenant, tenants, buckets, rng, loyalty)
+
+    @staticmethod
+    def of_tenants(
+        tenant: Ints, tenants: int, buckets: int, rng: np.random.Generator, loyalty: float = 0.7
+    ) -> Population:
         """A node runs its tenant's main application with probability `loyalty`, else any."""
         applications, kernels = grid(buckets)
-        tenant = rng.choice(tenants, size=nodes, p=zipf(tenants))
+        nodes = len(tenant)
         popularity = zipf(applications)
         main = rng.choice(applications, size=tenants, p=popularity)
         other = rng.choice(applications, size=nodes, p=popularity)

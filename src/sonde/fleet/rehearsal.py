@@ -122,9 +122,13 @@ class Rehearsal:
         self.now_s += self.task.grace_s + 1
 
     def collect(self, start_s: int = START_S) -> Result:
+        return join(self.task, start_s, self.collected_shares(start_s))
+
+    def collected_shares(self, start_s: int) -> list[bytes]:
+        """Both parties' noised shares, as the collector opens them."""
         sealed = self.leader.release(start_s, self.task.release_s)
         shares = []
         for role, share in zip((seal.LEADER, seal.HELPER), sealed, strict=True):
             binding = aggregate_binding(role, self.task.id, start_s, self.task.release_s)
             shares.append(self._collector.open(share, binding))
-        return join(self.task, start_s, shares)
+        return shares

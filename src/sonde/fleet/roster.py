@@ -15,6 +15,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from sonde._native import unfit_keys
 from sonde.errors import UsageError
 
 
@@ -65,6 +66,10 @@ class Roster:
     def __len__(self) -> int:
         return len(self._tag_of)
 
+    def sizes(self) -> list[int]:
+        """Nodes of each tenant."""
+        return [len(nodes) for nodes in self._nodes_of.values()]
+
     def counts(self, node: bytes, batch_s: int, cap: int | None) -> bool:
         """Whether this node is among the `cap` of its tenant that count in this batch.
 
@@ -90,10 +95,21 @@ class Roster:
 
     @staticmethod
     def load(path: Path) -> Roster:
+        """The roster of a file. Raises UsageError, also where a node's key is none: no point of the
+        curve, or one of small order, under which whoever likes can sign.
+        """
         try:
             entries = json.loads(path.read_text())
-            return Roster({bytes.fromhex(node): tag for node, tag in entries.items()})
+            tenants = {bytes.fromhex(node): str(tag) for node, tag in entries.items()}
+            unfit = unfit_keys(list(tenants))
         except OSError as error:
             raise UsageError(f"no roster at {path}: {error.strerror}") from error
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             raise UsageError(f"not a roster: {path}: {error}") from error
+        if unfit:
+            raise UsageError(
+                f"{len(unfit)} of {len(tenants)} keys in {path} protect no node, "
+                f"the first is {list(tenants)[unfit[0]].hex()}",
+                "leave them out, and enrol those nodes with new keys",
+            )
+        return Roster(tenants)

@@ -50,6 +50,9 @@ _DRIVERS = 4  # one waits for the helper, others check, store, count
 _JOB_BYTES = 256 << 20
 _ANSWER_BYTES = 64 << 20
 _WORDS_BYTES = 500  # of a refusal
+_IDLE_S = 30  # of a connection that asks nothing, or is not done with asking
+_TOGETHER = 1024  # reports in one request
+_SWEEP_S = 60  # between two looks at what has expired
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Upload = tuple[Sequence[bytes | memoryview], asyncio.Future[list[str]]]
 
@@ -73,27 +76,40 @@ class HelperClient:
     def post(self, path: str, body: bytes) -> bytes:
         connection = self._idle.get()
         try:
-            connection.request(
-                "POST",
-                f"/tasks/{self._task.id.hex()}/{path}",
-                body,
-                {"Authorization": f"Bearer {self._token}"},
-            )
-            response = connection.getresponse()
-            answer = response.read(_ANSWER_BYTES)
-            if not response.isclosed():
-                raise http.client.HTTPException("an answer too long")
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()  # the next request opens it anew
-            raise HelperAway(str(error)) from error
+            status, answer = self._ask(connection, path, body)
         finally:
             self._idle.put(connection)
-        if response.status == 200:
+        if status == 200:
             return answer
-        if response.status >= 500 or response.status in (401, 404):  # to be mended, not dropped
-            raise HelperAway(f"status {response.status}")
+        if status >= 500 or status in (401, 404):  # to be mended, not dropped
+            raise HelperAway(f"status {status}")
         reason, _, detail = answer[:_WORDS_BYTES].decode("utf-8", "replace").partition(": ")
         raise Refused(reason, detail)
+
+    def _ask(
+        self, connection: http.client.HTTPSConnection, path: str, body: bytes
+    ) -> tuple[int, bytes]:
+        """(status, answer). A connection that was open may be none any more: who idles is hung up
+        on. Then it is asked again on a new one; the helper does nothing twice.
+        """
+        while True:
+            kept = connection.sock is not None
+            try:
+                connection.request(
+                    "POST",
+                    f"/tasks/{self._task.id.hex()}/{path}",
+                    body,
+                    {"Authorization": f"Bearer {self._token}"},
+                )
+                response = connection.getresponse()
+                answer = response.read(_ANSWER_BYTES)
+                if not response.isclosed():
+                    raise http.client.HTTPException("an answer too long")
+                return response.status, answer
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()  # the next request opens it anew
+                if not (kept and isinstance(error, (ConnectionError, ssl.SSLEOFError))):
+                    raise HelperAway(str(error)) from error
 
 
 class Service:
@@ -128,9 +144,9 @@ class Service:
         if isinstance(self._aggregator, Leader):
             app.router.add_post(f"{prefix}/reports", self._upload)
             app.router.add_post(f"{prefix}/reports/batch", self._upload_batch)
-            app.cleanup_ctx.append(self._pumps)
         else:
             app.router.add_post(f"{prefix}/jobs", self._authorised(self._job, self._bundle.token))
+        app.cleanup_ctx.append(self._pumps)
         return app
 
     # --- requests ----------------------------------------------------------------------------
@@ -150,7 +166,7 @@ class Service:
     async def _upload_batch(self, request: web.Request) -> web.Response:
         """Many nodes' reports from one relay, each judged for itself."""
         async with self._batches:
-            bodies = split_lp(await _read(request, self._batch_bytes))
+            bodies = split_lp(await _read(request, self._batch_bytes), _TOGETHER)
             if not bodies:
                 raise Malformed("no report")
             return web.Response(text="\n".join(await self._admit(bodies)))
@@ -218,15 +234,29 @@ class Service:
         response.force_close()  # the rest of the body is not read
         return response
 
-    # --- the leader's pumps --------------------------------------------------------------
+    # --- the pumps -----------------------------------------------------------------------
 
     async def _pumps(self, _: web.Application) -> Any:
-        pumps = [asyncio.create_task(self._commit())]
-        pumps += [asyncio.create_task(self._drive()) for _ in range(_DRIVERS)]
+        pumps = [asyncio.create_task(self._sweep())]
+        if isinstance(self._aggregator, Leader):
+            pumps.append(asyncio.create_task(self._commit()))
+            pumps += [asyncio.create_task(self._drive()) for _ in range(_DRIVERS)]
         yield
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        """Lets batches expire that nobody has collected in time."""
+        while True:
+            await asyncio.sleep(min(_SWEEP_S, self._task.keep_s))
+            try:
+                lost = await asyncio.to_thread(self._aggregator.expire)
+            except Exception:  # the disk; tried again
+                _log.exception("nothing could expire")
+            else:
+                if lost:
+                    _log.warning("%d reports have expired: nobody collected them in time", lost)
 
     async def _commit(self) -> None:
         """Admits uploads in groups: one sync to disk serves all that wait for it."""
@@ -327,6 +357,13 @@ def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Bundle]:
     raise UsageError(f"{state} belongs to a {bundle.role}, not to an aggregator")
 
 
+def runner_of(service: Service) -> web.AppRunner:
+    """What strangers send is unpacked for nobody, and who asks nothing is hung up on."""
+    return web.AppRunner(
+        service.app(), access_log=None, keepalive_timeout=_IDLE_S, auto_decompress=False
+    )
+
+
 def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda url: None) -> None:
     """Runs the aggregator of a state directory until SIGINT or SIGTERM."""
     aggregator, bundle = open_aggregator(state, threads)
@@ -338,7 +375,7 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
 
     async def run() -> None:
         service = Service(aggregator, bundle)
-        front = web.AppRunner(service.app(), access_log=None)
+        front = runner_of(service)
         await front.setup()
         site = web.TCPSite(
             front, parts.hostname, parts.port, ssl_context=bundle.server_tls(), backlog=1024

@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sonde.errors import SinkError
+from sonde.errors import SinkError, UsageError
 from sonde.fleet.budget import Entry
 from sonde.fleet.spool import Place, Spool
 from sonde.fleet.task import Task
@@ -46,7 +47,17 @@ CREATE TABLE IF NOT EXISTS refusal (
     reason TEXT PRIMARY KEY, count INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS latency (
     job BLOB PRIMARY KEY, count INTEGER NOT NULL, oldest_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS mark (
+    name TEXT PRIMARY KEY, value BLOB NOT NULL);
 """
+_OF_A_BATCH = (
+    ("batch", "start"),
+    ("seen", "batch"),
+    ("contribution", "batch"),
+    ("contributor", "batch"),
+    ("job", "batch"),
+)
+"""Tables that hold anything of a batch until it is released or expires, and its column in them."""
 
 
 KEPT_REPORTS = 4096  # in memory besides on disk; more are read back when their turn comes
@@ -76,6 +87,7 @@ class Store:
         self._noting = threading.Lock()
         self._noted: Counter[str] = Counter()
         self._waiting: int = 0
+        self._untidy = True  # what a crash has left in the log
         self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
         try:
             path.touch(mode=0o600)
@@ -120,7 +132,15 @@ class Store:
                 self._noted -= noted
             then()
             if thorough:
-                self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                self._untidy = True
+                self._tidy()
+
+    def _tidy(self) -> None:
+        """Cuts off the log, so that nothing of before is left in it; while someone else reads the
+        file that cannot be, and is done later.
+        """
+        (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._untidy = bool(busy)
 
     def _segments(self) -> list[int]:
         return [segment for (segment,) in self._db.execute("SELECT segment FROM waiting")]
@@ -169,9 +189,22 @@ class Store:
         return reasons
 
     def own_reports(self) -> None:
-        """Makes this process the one that takes reports. Raises SinkError if another does."""
+        """Makes this process the one that takes reports. Raises SinkError if another does, and
+        UsageError if the state was made for another task: its ledger and what it holds of reports
+        mean nothing in this one.
+        """
         self._spool.own(self._segments)
         self._waiting = len(self._segments())
+        with self._transaction(thorough=True) as db:
+            held = _mark(db, "task")
+            if held is None:
+                db.execute("INSERT INTO mark VALUES ('task', ?)", (self._task.id,))
+        if held is not None and held != self._task.id:
+            self.close()
+            raise UsageError(
+                "this state belongs to another task",
+                "put task.json back as it was, or begin anew in another directory",
+            )
 
     @property
     def waiting(self) -> int:
@@ -181,6 +214,8 @@ class Store:
     def _claim(self, db: sqlite3.Connection, id_: bytes, node: bytes, time_s: int) -> str:
         """Books a report's id and its node's period, once; or says why not."""
         batch = self._task.batch_of(time_s)
+        if batch < _expired_before(db):  # whatever the clock says: what was seen is forgotten
+            return "late"
         if db.execute("SELECT 1 FROM release WHERE start = ?", (batch,)).fetchone():
             return "late"
         if db.execute("SELECT 1 FROM seen WHERE id = ?", (id_,)).fetchone():
@@ -351,7 +386,9 @@ class Store:
         return Batch(self._task.aggregation().zero(), 0, bytes(32)) if row is None else Batch(*row)
 
     def released(self, start: int) -> bytes | None:
-        """The answer that was given for a batch: noise is drawn once and never again."""
+        """The answer that was given for a batch: noise is drawn once and never again. It is empty
+        once the batch has expired.
+        """
         with self._lock:
             row = self._db.execute(
                 "SELECT answer FROM release WHERE start = ?", (start,)
@@ -381,15 +418,43 @@ class Store:
             db.execute(
                 "DELETE FROM latency WHERE job IN (SELECT id FROM job WHERE batch = ?)", (start,)
             )
-            for table, column in (
-                ("batch", "start"),
-                ("seen", "batch"),
-                ("contribution", "batch"),
-                ("contributor", "batch"),
-                ("job", "batch"),
-            ):
+            for table, column in _OF_A_BATCH:
                 db.execute(f"DELETE FROM {table} WHERE {column} = ?", (start,))
         return answer
+
+    def expire(self, before: int) -> int:
+        """Forgets all of the batches that begin before this but what they have cost; how many
+        reports of theirs were never released. From then on no report of that age is taken.
+        """
+        gone: list[tuple[bytes, int]] = []
+
+        def forget() -> None:
+            self._waiting -= len(gone)
+            for id_, _ in gone:
+                self._fresh.pop(id_, None)
+
+        with self._lock:
+            if before <= _expired_before(self._db):
+                if self._untidy:
+                    self._tidy()
+                return 0
+        with self._transaction(thorough=True, then=forget) as db:
+            query = "SELECT coalesce(sum(count), 0) FROM batch WHERE start < ?"
+            lost = int(db.execute(query, (before,)).fetchone()[0])
+            gone = db.execute(
+                "SELECT id, segment FROM waiting WHERE batch < ?", (before,)
+            ).fetchall()
+            db.execute("DELETE FROM waiting WHERE batch < ?", (before,))
+            db.execute(
+                "DELETE FROM latency WHERE job IN (SELECT id FROM job WHERE batch < ?)", (before,)
+            )
+            for table, column in _OF_A_BATCH:
+                db.execute(f"DELETE FROM {table} WHERE {column} < ?", (before,))
+            db.execute("UPDATE release SET answer = x'' WHERE start < ?", (before,))
+            db.execute("INSERT OR REPLACE INTO mark VALUES ('expired before', ?)", (before,))
+            _count(db, Counter({"expired": lost + len(gone)} if lost or gone else {}))
+        self._spool.drop(Counter(segment for _, segment in gone))
+        return lost + len(gone)
 
     def ledger(self) -> list[Entry]:
         with self._lock:
@@ -416,6 +481,16 @@ class Store:
         """(reports, seconds since its oldest report was admitted) of each finished job."""
         with self._lock:
             return list(self._db.execute("SELECT count, oldest_s FROM latency"))
+
+
+def _mark(db: sqlite3.Connection, name: str) -> Any:
+    row = db.execute("SELECT value FROM mark WHERE name = ?", (name,)).fetchone()
+    return None if row is None else row[0]
+
+
+def _expired_before(db: sqlite3.Connection) -> int:
+    """Batches that begin before this are forgotten."""
+    return int(_mark(db, "expired before") or 0)
 
 
 def _count(db: sqlite3.Connection, reasons: Counter[str]) -> None:

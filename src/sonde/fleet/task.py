@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from sonde._native import Aggregation
 from sonde.errors import UsageError
@@ -20,6 +22,8 @@ from sonde.fleet.noise import Mechanism, MechanismKind
 
 Kind = Literal["histogram", "l1boundsum", "sumvec", "plain"]
 Unit = Literal["gpu", "tenant"]
+
+KEEP_S = 7 * 86_400
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,31 @@ class Privacy:
     budget: float
     tenant_cap: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise UsageError(f"no such unit of privacy: {self.unit}", "use gpu or tenant")
+        if self.mechanism not in get_args(MechanismKind):
+            raise UsageError(f"no such noise: {self.mechanism}", "use laplace or gaussian")
+        for name in ("scale", "budget"):
+            value = getattr(self, name)
+            _demand(_number(value) and 0 < value < math.inf, name, value, "above 0")
+        _demand(_number(self.delta) and 0 < self.delta < 1, "delta", self.delta, "from 0 to 1")
+        cap = self.tenant_cap
+        _demand(cap is None or (_whole(cap) and cap > 0), "tenant_cap", cap, "from 1 on")
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, float) or _whole(value)
+
+
+def _demand(holds: bool, name: str, value: object, wanted: str) -> None:
+    if not holds:
+        raise UsageError(f"a task with {name} = {value!r}", f"write a number {wanted}")
+
 
 @dataclass(frozen=True)
 class Task:
@@ -51,6 +80,7 @@ class Task:
     period_s         one report a node and period
     release_s        a batch: releases lie on this grid and each is collected once
     grace_s          how long after its batch a report may still come
+    keep_s           how long after it is due a batch can be collected; then it expires
     """
 
     name: str
@@ -68,16 +98,36 @@ class Task:
     helper_key: str = ""
     collector_key: str = ""
     space: dict[str, Any] = field(default_factory=dict)
+    keep_s: int = KEEP_S
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise UsageError(f"no such aggregation: {self.kind}", f"use one of {get_args(Kind)}")
+        for name in ("buckets", "max_samples", "period_s", "release_s", "min_batch", "keep_s"):
+            _demand(_whole(value := getattr(self, name)) and value > 0, name, value, "from 1 on")
+        _demand(_whole(self.grace_s) and self.grace_s >= 0, "grace_s", self.grace_s, "from 0 on")
         if self.release_s % self.period_s:
             raise UsageError("a release must hold whole periods")
         if self.kind == "histogram" and self.max_samples != 1:
             raise UsageError("a histogram report holds one sample", "use l1boundsum for several")
         if self.privacy.unit == "tenant" and self.privacy.tenant_cap is None:
             raise UsageError("per-tenant privacy needs a bound", "set tenant_cap")
+        self._check_addresses()
+
+    def _check_addresses(self) -> None:
+        """What is empty is not known yet; what is there must be of use."""
+        for name in ("leader_url", "helper_url"):
+            if url := getattr(self, name):
+                try:
+                    parts = urlsplit(url)
+                    good = parts.scheme == "https" and parts.hostname and parts.port != 0
+                except (ValueError, AttributeError):
+                    good = False
+                if not good:
+                    raise UsageError(f"{name} is no address: {url}", "write https://HOST:PORT")
+        for name in ("leader_key", "helper_key", "collector_key"):
+            if (key := getattr(self, name)) and not re.fullmatch("[0-9a-f]{64}", str(key)):
+                raise UsageError(f"{name} is no public key", "write its 32 bytes in hexadecimal")
 
     @cached_property
     def id(self) -> bytes:
@@ -111,6 +161,14 @@ class Task:
         """When the batch that begins at start_s can be collected: the schedule of releases."""
         return start_s + self.release_s + self.grace_s + 1
 
+    def expires_s(self, start_s: int) -> int:
+        """From when on the batch that begins at start_s is nobody's any more."""
+        return self.due_s(start_s) + self.keep_s
+
+    def expired_before(self, now_s: float) -> int:
+        """Batches that begin before this have expired."""
+        return self.batch_of(int(now_s) - self.expires_s(0)) + self.release_s
+
     def last_due(self, now_s: float) -> int:
         """Start of the newest batch whose release is due."""
         return self.batch_of(int(now_s) - self.release_s - self.grace_s - 1)
@@ -142,7 +200,12 @@ class Task:
         try:
             return Task.from_json(path.read_text())
         except OSError as error:
-            raise UsageError(f"no task at {path}: {error.strerror}") from error
+            raise UsageError(
+                f"no task at {path}: {error.strerror}",
+                "name a directory that 'sonde fleet aggregate --new' has made",
+            ) from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"not a fleet task: {path}: not text") from error
 
 
 def chunk_length(elements: int) -> int:

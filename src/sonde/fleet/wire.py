@@ -171,8 +171,10 @@ def lp(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def split_lp(data: bytes) -> list[memoryview]:
-    """The parts of a request that holds several reports, `lp` each: views, not copies."""
+def split_lp(data: bytes, most: int) -> list[memoryview]:
+    """The parts of a request that holds several reports, `lp` each: views, not copies. Raises
+    Malformed where there are more than `most`: of empty ones a request could hold millions.
+    """
     view, at, parts = memoryview(data), 0, []
     while at < len(view):
         if at + _LENGTH.size > len(view):
@@ -183,6 +185,8 @@ def split_lp(data: bytes) -> list[memoryview]:
             raise Malformed("cut short")
         parts.append(view[at : at + size])
         at += size
+        if len(parts) > most:
+            raise Malformed("too many reports")
     return parts
 
 

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Public keys of nodes, looked at once, when they are enrolled.
+//!
+//! Libraries that verify Ed25519 take any 32 bytes for a key. Under a point of small order a
+//! signature can be made without a secret, for every message or for one in eight.
+
+use curve25519_dalek::edwards::CompressedEdwardsY;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+/// A point in its one proper encoding, and not of small order.
+fn fit(key: &[u8]) -> bool {
+    let Ok(encoded) = CompressedEdwardsY::from_slice(key) else { return false };
+    encoded.decompress().is_some_and(|point| point.compress() == encoded && !point.is_small_order())
+}
+
+/// Places of the keys that must not be enrolled.
+#[pyfunction]
+pub fn unfit_keys(py: Python<'_>, keys: Vec<PyBackedBytes>) -> Vec<usize> {
+    py.detach(|| {
+        let unfit = keys.iter().enumerate().filter(|(_, key)| !fit(key));
+        unfit.map(|(place, _)| place).collect()
+    })
+}

@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that protect nobody, tasks that make no sense, and what strangers can hold or inflate."""
+
+import asyncio
+import gzip
+import http.client
+import json
+import socket
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from sonde._native import unfit_keys
+from sonde.cli import fleet_collect
+from sonde.cli.main import main
+from sonde.errors import SinkError, UsageError
+from sonde.fleet import attacks, collector, forecast, service
+from sonde.fleet.aggregator import HelperAway
+from sonde.fleet.population import Population
+from sonde.fleet.rehearsal import START_S, Rehearsal, small_task
+from sonde.fleet.roster import Identity, Roster, signed_by
+from sonde.fleet.service import HelperClient, Service
+from sonde.fleet.verdicts import Attack
+from sonde.fleet.wire import Malformed, lp, split_lp
+
+# The eight points of small order (Chalkias, Garillot, Nikolaenko 2020, table 1), least first.
+SMALL_ORDER = [
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "0000000000000000000000000000000000000000000000000000000000000080",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+]
+OTHER_ENCODINGS = [  # of the same points: a coordinate not reduced, a sign of zero
+    "0100000000000000000000000000000000000000000000000000000000000080",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff",
+]
+NOBODYS = bytes.fromhex(SMALL_ORDER[0]) + bytes(32)
+"""A signature made without any key."""
+
+
+def test_a_key_under_which_anyone_can_sign_is_not_enrolled(tmp_path):
+    path = tmp_path / "roster.json"
+    for text in SMALL_ORDER:
+        key = bytes.fromhex(text)
+        Ed25519PublicKey.from_public_bytes(key)  # the library takes it
+        assert any(signed_by(key, NOBODYS, bytes([n])) for n in range(256)), text
+    for text in SMALL_ORDER + OTHER_ENCODINGS + ["02" + "00" * 31, "00" * 31]:
+        Roster({Identity().public: "a", bytes.fromhex(text): "b"}).save(path)
+        with pytest.raises(UsageError, match=rf"1 of 2 keys .* {text}"):
+            Roster.load(path)
+
+
+def test_honest_keys_are_enrolled(tmp_path):
+    keys = [Identity().public for _ in range(200)]
+    assert unfit_keys(keys) == []
+    assert not any(signed_by(key, NOBODYS, b"x") for key in keys)
+    Roster(dict.fromkeys(keys, "a")).save(tmp_path / "roster.json")
+    assert len(Roster.load(tmp_path / "roster.json")) == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"period_s": 0}, "period_s"),
+        ({"min_batch": 0}, "min_batch"),
+        ({"grace_s": -1}, "grace_s"),
+        ({"keep_s": 0}, "keep_s"),
+        ({"buckets": "many"}, "buckets"),
+        ({"leader_url": "https://host:port"}, "leader_url"),
+        ({"helper_url": "http://127.0.0.1:1"}, "helper_url"),
+        ({"collector_key": "ab"}, "collector_key"),
+        ({"privacy": {"scale": 0.0}}, "scale"),
+        ({"privacy": {"scale": float("nan")}}, "scale"),
+        ({"privacy": {"delta": 0.0}}, "delta"),
+        ({"privacy": {"budget": float("inf")}}, "budget"),
+        ({"privacy": {"unit": "planet"}}, "unit"),
+        ({"privacy": {"mechanism": "hope"}}, "noise"),
+        ({"privacy": {"tenant_cap": 0}}, "tenant_cap"),
+    ],
+)
+def test_a_task_that_makes_no_sense_is_refused_when_it_is_read(tmp_path, changes, words):
+    fields = json.loads(small_task().to_json())
+    fields["privacy"].update(changes.pop("privacy", {}))
+    (tmp_path / "task.json").write_text(json.dumps({**fields, **changes}))
+    with pytest.raises(UsageError, match=words):
+        type(small_task()).load(tmp_path / "task.json")
+
+
+def test_a_request_of_a_million_nothings_is_refused_before_it_is_taken_apart():
+    assert len(split_lp(lp(b"") * 3, 3)) == 3
+    with pytest.raises(Malformed, match="too many"):
+        split_lp(lp(b"") * 1_000_000, 1024)
+
+
+@pytest.fixture
+def fleet(tmp_path):
+    made = Rehearsal(tmp_path, small_task(), ["a"] * 4)
+    yield made
+    made.close()
+
+
+class Bundle:
+    token = operator_token = "secret"
+
+
+async def listening(fleet):
+    """(runner, port) of the leader without TLS, which is OpenSSL's to test."""
+    runner = service.runner_of(Service(fleet.leader, Bundle()))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return runner, runner.addresses[0][1]
+
+
+def test_what_a_stranger_has_packed_is_not_unpacked(fleet):
+    body = gzip.compress(fleet.report(0, [1]).encode())
+
+    async def send():
+        runner, port = await listening(fleet)
+        head = (
+            f"POST /tasks/{fleet.task.id.hex()}/reports HTTP/1.1\r\nHost: x\r\n"
+            f"Content-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head.encode() + body)
+        status = await reader.readline()
+        writer.close()
+        await runner.cleanup()
+        return status
+
+    assert asyncio.run(send()).startswith(b"HTTP/1.1 400 ")
+    assert fleet.leader.store.refusals() == {"malformed": 1}
+
+
+@pytest.mark.parametrize("said", [b"", b"POST /tasks/x/reports HTTP/1.1\r\nHost: x\r\n"])
+def test_who_connects_and_asks_nothing_is_hung_up_on(fleet, monkeypatch, said):
+    monkeypatch.setattr(service, "_IDLE_S", 0.2)
+
+    async def idle():
+        runner, port = await listening(fleet)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        async with asyncio.timeout(20):  # an hour, if it were left to the library
+            rest = await reader.read()
+        writer.close()
+        await runner.cleanup()
+        return rest
+
+    assert asyncio.run(idle()) == b""
+
+
+def test_a_helper_that_hung_up_meanwhile_is_asked_again(fleet, monkeypatch):
+    """One answer a connection: each request but the first finds its connection gone."""
+    monkeypatch.setattr(
+        http.client,
+        "HTTPSConnection",
+        lambda host, port, context, timeout: http.client.HTTPConnection(
+            host, port, timeout=timeout
+        ),
+    )
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve(answers):
+        for answer in answers:
+            connection, _ = server.accept()
+            with connection:
+                text = b""
+                while not text.endswith(b"body"):
+                    text += connection.recv(4096)
+                if answer is not None:
+                    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(answer)}\r\n\r\n"
+                    connection.sendall(head.encode() + answer)
+
+    thread = threading.Thread(target=serve, args=([b"one", b"two", b"three", None],))
+    thread.start()
+    url = f"https://127.0.0.1:{server.getsockname()[1]}"
+    client = HelperClient(replace(fleet.task, helper_url=url), "token", None)
+    assert [client.post("jobs", b"body") for _ in range(3)] == [b"one", b"two", b"three"]
+    with pytest.raises(HelperAway):  # who does not answer on a new connection is away
+        client.post("jobs", b"body")
+    thread.join()
+    server.close()
+
+
+def test_shares_that_do_not_belong_together_are_no_result(fleet):
+    fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
+    fleet.close_batch()
+    shares = fleet.collected_shares(START_S)
+    assert collector.join(fleet.task, START_S, shares).rows
+    with pytest.raises(SinkError, match="do not belong together"):
+        collector.join(fleet.task, START_S, [shares[0], fleet.task.aggregation().zero()])
+    with pytest.raises(SinkError, match="fit no sum"):
+        collector.join(fleet.task, START_S, [shares[0], shares[1][:-1]])
+
+
+def test_who_follows_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monkeypatch, capsys):
+    (tmp_path / "task.json").write_text(fleet.task.to_json())
+    fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
+    fleet.close_batch()
+    released = fleet.collect()
+    answers = [collector.Denied("still open", "reports are being checked"), released]
+    asked = []
+
+    def collect(state, start_s):
+        asked.append(start_s)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(collector, "collect", collect)
+    monkeypatch.setattr(fleet_collect.time, "sleep", lambda seconds: None)
+    batch = ("--batch", str(START_S - 24 * 365 * 3600), "--releases", "1", "--format", "csv")
+    out = ("--state", str(tmp_path), "--follow", "-o", str(tmp_path / "out"))
+    assert main(["fleet", "collect", *out, *batch]) == 0
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
+    assert "still open" in capsys.readouterr().err
+
+
+def test_an_attack_that_succeeds_fails_the_command(monkeypatch, capsys):
+    broken = Attack("a leak", "all", "nothing", False, "")
+    monkeypatch.setattr(attacks, "run_all", lambda seed: [broken])
+    args = ["fleet", "simulate", "--nodes", "50", "--buckets", "16", "--tenants", "5", "--attacks"]
+    assert main(args) == 1
+    said = capsys.readouterr()
+    assert "BROKEN" in said.out
+    assert "a leak" in said.err
+
+
+def test_the_worth_of_releases_per_tenant_is_told_before_any_is_made(tmp_path, capsys):
+    fleet = tmp_path / "t"
+    made = ["--nodes", "40", "--tenants", "20", "--unit", "tenant", "--epsilon", "1"]
+    assert main(["fleet", "aggregate", "--new", str(fleet), *made]) == 0
+    said = capsys.readouterr().out
+    assert "40 nodes of 20 tenants" in said
+    assert "NOT within 10%" in said
+    simulate = ["fleet", "simulate", "--nodes", "50", "--buckets", "16", "--roster"]
+    for path in (fleet / "leader", fleet / "leader" / "roster.json"):
+        assert main([*simulate, str(path)]) == 0
+        assert capsys.readouterr().out.startswith("per tenant, ε = ")
+    assert main([*simulate, str(tmp_path / "none")]) == 2
+    assert "no roster" in capsys.readouterr().err
+
+
+def test_a_forecast_is_what_the_docs_table_says():
+    rng = np.random.default_rng(2)
+    drawn = Population.draw(100_000, 64, 5000, rng)
+    sizes = [int(size) for size in np.bincount(drawn.tenant) if size]
+    told = forecast.forecast_of_a_day(sizes, 1.0, rng)
+    assert told.errors[0.0] < 0.07
+    assert told.errors[0.0] < told.errors[0.3] < told.errors[0.7]
+    assert told.errors[0.7] > 0.1
+    assert "within 10% only" in told.summary()
+    with pytest.raises(UsageError):
+        forecast.forecast_of_a_day([], 1.0, rng)
+
+
+def test_wrong_values_are_refused_by_name(tmp_path, capsys):
+    new = ["fleet", "aggregate", "--new", str(tmp_path / "x")]
+    for args, words in (
+        ([*new, "--release-hours", "1.5"], "whole hours"),
+        ([*new, "--port", "70000"], "port"),
+        ([*new, "--tenant-cap", "0"], "cap"),
+        ([*new, "--min-batch", "0"], "batch"),
+        (["fleet", "simulate", "--dropouts", "1.5"], "--dropouts"),
+        (["fleet", "simulate", "-o", "x.txt"], "x.txt"),
+    ):
+        assert main(args) == 2
+        assert words in capsys.readouterr().err
