@@ -263,6 +263,7 @@ static void list_hooks(void)
 	list((struct hook_list){launches, sizeof launches / sizeof *launches});
 	list(copy_hooks());
 	list(context_hooks());
+	list(profiler_hooks());
 }
 
 // What our thread asks must not end a capture of another thread. The driver keeps this for each
@@ -297,8 +298,9 @@ enum inject_reason cuda_begin(void)
 	d.name = (cu_result(*) arguments)module_symbol(lib, #name);
 	DRIVER_OPTIONAL(RESOLVE_OPTIONAL)
 	for (unsigned k = 0; k < hooks.count; k++)
-		__atomic_store_n(table[k].real, module_symbol(lib, table[k].name),
-				 __ATOMIC_RELEASE);
+		if (!table[k].module)
+			__atomic_store_n(table[k].real, module_symbol(lib, table[k].name),
+					 __ATOMIC_RELEASE);
 	if (!real_cuLaunchKernel)
 		return INJECT_DRIVER_OLD;
 	d.cuLaunchKernel = real_cuLaunchKernel;
@@ -312,9 +314,13 @@ enum inject_reason cuda_begin(void)
 
 unsigned cuda_hook(bool in, bool only_new)
 {
-	if (driver.cuEventRecord)
-		profilers_hook(in, only_new);
-	return driver.cuEventRecord ? hooks_apply(&hooks, in, only_new) : 0;
+	if (!driver.cuEventRecord)
+		return 0;
+	if (!in)
+		profilers_forget();
+	else if (profilers_found())
+		only_new = false;
+	return hooks_apply(&hooks, in, only_new);
 }
 
 void cuda_forget(void)

@@ -77,7 +77,10 @@ void pools_nothing_wanted(void);
 
 /* ---- profilers.c ---- */
 
-void profilers_hook(bool in, bool only_new);
+struct hook_list profiler_hooks(void);
+/* Find CUPTI. True: it was not there, or elsewhere, so words looked at before may lead to it. */
+bool profilers_found(void);
+/* Our hooks are taken out, or this is a forked child: what is switched off goes unseen. */
 void profilers_forget(void);
 
 /* ---- cuda.c: one call between the events of a pair ---- */
@@ -126,7 +129,7 @@ void launches_wait_out(void);
 			return REAL(NAME) VALUES;                                                  \
 		return timed_##NAME VALUES;                                                        \
 	}
-#define ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME},
+#define ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME, NULL},
 
 /* What each file hooks. */
 struct hook_list {

@@ -226,11 +226,16 @@ bool other_copy_is_here(void)
 
 // ---- putting ours in, or the real ones back -------------------------------------------------------
 
+#define MOST_RANGES 3	   /* libraries whose functions are hooked at once, and one to spare */
+#define NEAR (512ul << 20) /* of one library */
+
 struct change {
 	const struct hooks *hooks;
 	bool in, only_new;
-	uintptr_t low, high;	       // of the words looked for
-	uintptr_t ours_low, ours_high; // of our functions
+	struct range {
+		uintptr_t low, high;
+	} theirs[MOST_RANGES], ours; // of the functions whose addresses are looked for
+	unsigned ranges;
 	unsigned leading_to_us;
 };
 
@@ -276,6 +281,19 @@ static void change_word(void **word, void *value, struct change *c, struct prote
 	}
 }
 
+static bool is_within(struct range r, uintptr_t word)
+{
+	return word - r.low <= r.high - r.low;
+}
+
+static bool is_wanted(const struct change *c, uintptr_t word)
+{
+	for (unsigned k = 0; k < c->ranges; k++)
+		if (unlikely(is_within(c->theirs[k], word)))
+			return true;
+	return unlikely(is_within(c->ours, word));
+}
+
 // Words that hold a real function's address: bound imports, and the tables that a runtime fills from
 // cuGetProcAddress or dlsym for itself. Read through the kernel, which answers with an error where the
 // program has taken the right to read away.
@@ -296,8 +314,7 @@ static void change_segment(struct dl_phdr_info *i, const ElfW(Phdr) * p, struct 
 			continue;
 		}
 		for (long n = 0; n < got / 8; n++)
-			if ((copy[n] >= c->low && copy[n] <= c->high) ||
-			    (copy[n] >= c->ours_low && copy[n] <= c->ours_high))
+			if (is_wanted(c, copy[n]))
 				change_word((void **)(at + 8 * (uintptr_t)n), (void *)copy[n], c,
 					    relro);
 		at += (uintptr_t)got & ~7ul;
@@ -365,12 +382,26 @@ static int change_module(struct dl_phdr_info *i, size_t size, void *data)
 
 static const char *const never[] = {"linux-vdso", "ld-linux", "libc.so", NULL};
 
-static void widen(uintptr_t *low, uintptr_t *high, void *word)
+static void widen(struct range *r, void *word)
 {
-	if ((uintptr_t)word < *low)
-		*low = (uintptr_t)word;
-	if ((uintptr_t)word > *high)
-		*high = (uintptr_t)word;
+	if ((uintptr_t)word < r->low)
+		r->low = (uintptr_t)word;
+	if ((uintptr_t)word > r->high)
+		r->high = (uintptr_t)word;
+}
+
+// To the range of its library, that the words between two libraries are not all looked at closely.
+static void widen_near(struct change *c, void *word)
+{
+	uintptr_t at = (uintptr_t)word;
+	unsigned k = 0;
+	while (k < c->ranges && (at + NEAR < c->theirs[k].low || at > c->theirs[k].high + NEAR))
+		k++;
+	if (k == MOST_RANGES)
+		k--;
+	else if (k == c->ranges)
+		c->theirs[c->ranges++] = (struct range){at, at};
+	widen(&c->theirs[k], word);
 }
 
 unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new)
@@ -382,17 +413,16 @@ unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new)
 		.hooks = &all,
 		.in = in,
 		.only_new = only_new,
-		.low = UINTPTR_MAX,
-		.ours_low = UINTPTR_MAX,
+		.ours = {UINTPTR_MAX, 0},
 	};
 	for (unsigned k = 0; k < hooks->count; k++) {
 		const struct hook *h = &hooks->table[k];
 		if (!*h->real)
 			continue;
-		widen(&c.low, &c.high, in ? *h->real : h->ours);
-		widen(&c.ours_low, &c.ours_high, h->ours);
+		widen_near(&c, in ? *h->real : h->ours);
+		widen(&c.ours, h->ours);
 	}
-	if (c.high)
+	if (c.ranges)
 		dl_iterate_phdr(change_module, &c);
 	return c.leading_to_us;
 }

@@ -235,7 +235,7 @@ static cl_object hook_clCreateCommandQueueWithProperties(cl_object context, cl_o
 
 // ---- our own thread ------------------------------------------------------------------------------
 
-#define ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME},
+#define ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME, NULL},
 static struct hook table[] = {
 	// clang-format off
 	ENTRY(clEnqueueNDRangeKernel) ENTRY(clEnqueueReadBuffer)

@@ -70,6 +70,7 @@ struct hook {
 	const char *name;
 	void *ours;
 	void **real;
+	const char *module; /* that defines it; NULL: the device's own library */
 };
 
 /* Written once by our thread, before any word leads to us. */

@@ -82,33 +82,34 @@ static cupti_result hook_cuptiFinalize(void)
 	return result;
 }
 
-static struct hook table[] = {
+#define CUPTI "libcupti.so"
+#define CUPTI_ENTRY(NAME) {#NAME, (void *)hook_##NAME, (void **)&real_##NAME, CUPTI},
+
+static const struct hook table[] = {
 	// clang-format off
-	ENTRY(cuptiActivityEnable) ENTRY(cuptiActivityEnableContext)
-	ENTRY(cuptiActivityDisable) ENTRY(cuptiActivityDisableContext)
-	ENTRY(cuptiFinalize)
+	CUPTI_ENTRY(cuptiActivityEnable) CUPTI_ENTRY(cuptiActivityEnableContext)
+	CUPTI_ENTRY(cuptiActivityDisable) CUPTI_ENTRY(cuptiActivityDisableContext)
+	CUPTI_ENTRY(cuptiFinalize)
 	// clang-format on
 };
-static const char *const cupti_and_below[] = {
-	"libcuda.so", "libcupti", "libnvidia-", "linux-vdso", "ld-linux", "libc.so", NULL,
-};
-static const struct hooks hooks = {table, sizeof table / sizeof *table, cupti_and_below};
+#define HOOKS (sizeof table / sizeof *table)
 
-void profilers_hook(bool in, bool only_new)
+struct hook_list profiler_hooks(void)
 {
-	if (in) {
-		for (unsigned k = 0; k < hooks.count; k++) {
-			void *real = module_symbol("libcupti.so", table[k].name);
-			if (real && real != __atomic_load_n(table[k].real, __ATOMIC_RELAXED)) {
-				__atomic_store_n(table[k].real, real, __ATOMIC_RELEASE);
-				only_new = false; // words looked at before may lead to it
-			}
+	return (struct hook_list){table, HOOKS};
+}
+
+bool profilers_found(void)
+{
+	bool found = false;
+	for (unsigned k = 0; k < HOOKS; k++) {
+		void *real = module_symbol(CUPTI, table[k].name);
+		if (real && real != __atomic_load_n(table[k].real, __ATOMIC_RELAXED)) {
+			__atomic_store_n(table[k].real, real, __ATOMIC_RELEASE);
+			found = true;
 		}
 	}
-	if (*table[0].real)
-		hooks_apply(&hooks, in, only_new);
-	if (!in)
-		atomic_store(&kinds_on, 0); // its end would not be seen
+	return found;
 }
 
 void profilers_forget(void)

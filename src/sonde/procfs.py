@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -123,6 +123,22 @@ def parents(pid: int) -> Iterator[int]:
 def descends(pid: int, roots: Container[int]) -> bool:
     """Is it one of `roots`, or was it begun by one? By pid 1 is no answer: that adopts orphans."""
     return pid in roots or any(parent in roots for parent in parents(pid) if parent > 1)
+
+
+def family(roots: Iterable[int]) -> set[int]:
+    """These processes and all that descend from them now."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        if (stat := read_stat(pid)) is not None:
+            children.setdefault(stat.ppid, []).append(pid)
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        pid = waiting.pop()
+        if pid not in found:
+            found.add(pid)
+            waiting += children.get(pid, ())
+    return found
 
 
 def read_comm(pid: int, tid: int) -> str | None:

@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -116,6 +117,25 @@ def test_threads_are_told_apart(record):
     )
     assert seconds[light] == pytest.approx(0.5, rel=0.15)
     assert seconds[heavy] == pytest.approx(1.5, rel=0.1)
+
+
+def test_children_that_ran_before_are_watched_too(record):
+    """`timeout 60 python train.py`: who asks for the first means the second, too."""
+    burn = "import time\nprint()\nwhile time.process_time() < 30: pass"
+    with subprocess.Popen(
+        ["timeout", "60", sys.executable, "-uc", burn], stdout=subprocess.PIPE
+    ) as parent:
+        parent.stdout.readline()
+        with record("-F", str(HZ), "-p", str(parent.pid)) as recorder:
+            time.sleep(1)
+        parent.terminate()
+    [(pids, seconds)] = recorder.rows(
+        "SELECT count(DISTINCT pid), sum(weight_ns) / 1e9 FROM sample"
+        " WHERE kind = 'cpu' AND pid <> ?",
+        parent.pid,
+    )
+    assert pids == 1
+    assert seconds > 0.5
 
 
 def test_only_the_watched_process_and_its_children_are_sampled(record):

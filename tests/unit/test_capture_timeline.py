@@ -8,13 +8,14 @@ import random
 
 import pytest
 
-from captures import START_NS, Writer
+from captures import START_NS, WALL_OFFSET_NS, Writer
 from sonde.analyze.bound import explain
+from sonde.analyze.merge import merged
 from sonde.cli.timelines import open_timeline
 from sonde.export import verdict as text
+from sonde.model.devices import index_of
 from sonde.model.timeline import DeviceKind, StateKind, Way
-from sonde.query.device_counters import index_of
-from timelines import Scene
+from timelines import PID, Scene
 
 MS = 1_000_000
 
@@ -293,6 +294,39 @@ def test_the_clocks_of_the_gpu_that_a_process_uses_are_its(held_down, bound, wri
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
     assert verdict.bound == bound
+
+
+@pytest.mark.parametrize(
+    ("held_down", "ids", "holder", "bound", "assumed"),
+    [
+        (3, {0: ["0000:1B:00.0"]}, 0, "throttled", False),  # both name its PCI address
+        (0, {0: ["0000:1B:00.0"]}, 0, "compute", False),
+        (3, {}, PID, "throttled", False),  # the capture knows which GPU holds its memory
+        (0, {}, PID, "compute", False),
+        (0, {}, 0, "throttled", True),  # nothing tells: equal numbers, and it says so
+        (3, {}, 0, "compute", True),
+    ],
+)
+def test_a_trace_is_joined_with_the_clocks_of_its_own_gpu(
+    held_down, ids, holder, bound, assumed, writer, tmp_path
+):
+    """A trace that calls its GPU number 0, beside a capture of a machine with several."""
+    scene = Scene()
+    for step in range(100):
+        scene.kernel(10_000 * step + 10, 10_000 * step + 9_900, name="gemm")
+    writer.process(PID, "train")
+    for gpu in (0, 3):
+        clocks(writer, "software_power_cap" if gpu == held_down else "", 1200, gpu=gpu)
+    told = {"hw.id": "GPU-3", "sonde.gpu.index": "3", "sonde.gpu.pci.address": "00000000:1b:00.0"}
+    row = {"time_ns": START_NS, "series": "sonde.gpu.info", "labels": json.dumps(told)}
+    writer.rows["metric"].append({**row, "value": 1.0})
+    if holder:
+        holds(writer, 3, holder)
+    trace = scene.timeline(wall_offset_ns=WALL_OFFSET_NS + START_NS, device_ids=ids)
+    explained = explain(merged(trace, opened(writer, tmp_path)))
+
+    assert explained.verdicts[0].bound == bound
+    assert any("assumed" in note for note in explained.notes) == assumed
 
 
 @pytest.mark.parametrize(

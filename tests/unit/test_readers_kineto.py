@@ -72,6 +72,14 @@ def test_a_trace_is_read(tmp_path, name):
     assert timeline.multiprocessors == {0: 132}
 
 
+def test_a_device_is_known_by_its_uuid_and_address_where_the_trace_has_them(tmp_path):
+    told = document(KERNEL)
+    told["deviceProperties"][0] |= {"uuid": "GPU-0a1b", "pciBusID": 27, "pciDeviceID": 0}
+
+    assert kineto.read(written(tmp_path, told)).device_ids == {0: ["GPU-0a1b", "0000:1b:00.0"]}
+    assert not kineto.read(written(tmp_path, document(KERNEL))).device_ids
+
+
 def test_where_a_file_lies_is_not_kept(tmp_path):
     timeline = kineto.read(written(tmp_path, document(KERNEL, PYTHON)))
     assert timeline.names[timeline.host.name[0]] == "train.py(8): step"

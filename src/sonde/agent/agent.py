@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.agent import whose
 from sonde.agent.attaching import Attacher
 from sonde.agent.chosen import collectors_of
@@ -180,7 +180,8 @@ class Agent:
         Raises HostError where this machine cannot.
         """
         self._resolver.start()
-        self._unwinding.get_ready(self._config.pids or (), self._hear_within, program)
+        family = procfs.family(self._config.pids or ())
+        self._unwinding.get_ready(family, self._hear_early, program)
         # Not before: while it gets ready nothing is observed.
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._chunk = ChunkBuilder(self._started_ns)
@@ -287,9 +288,12 @@ class Agent:
             else:
                 self._unwinding.update()
 
-    def _hear_within(self, timeout_ms: int) -> None:
+    def _hear_early(self, timeout_ms: int) -> None:
+        """Before the start; who observes looks at what is there when it starts."""
         if self._events.wait(timeout_ms):
-            self._hear()
+            events = self._events.drain()
+            self._resolver.feed(events)
+            self._unwinding.hear(events)
 
     def _hear(self) -> None:
         events = self._events.drain()

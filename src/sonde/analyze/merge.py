@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sonde.model.devices import index_of, same_devices
 from sonde.model.timeline import (
     I32,
     I64,
@@ -98,6 +99,16 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         name=np.concatenate([one.samples.name, number(samples.name[rows], names, False)]),
         fault=np.concatenate([one.samples.fault, samples.fault[rows]]),
     )
+    numbers, assumed = _devices(one, two)
+    counters = [
+        replace(
+            counter,
+            time_ns=counter.time_ns + shift,
+            device=numbers.get(counter.device, counter.device),
+        )
+        for counter in two.counters
+        if counter.device < 0 or not numbers or counter.device in numbers
+    ]
     calls = one.calls if len(one.calls) else moved(two.calls)
     device = one.device if len(one.device) else moved(two.device)
     return replace(
@@ -111,11 +122,33 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         host=_joined(one.host, moved(two.host)),
         states=_joined(one.states, moved(two.states)),
         samples=joined_samples,
-        counters=(*one.counters, *(replace(c, time_ns=c.time_ns + shift) for c in two.counters)),
+        counters=(*one.counters, *counters),
         tick_ns=max(one.tick_ns, two.tick_ns),
         sources=(*one.sources, *two.sources),
-        notes=(*one.notes, *two.notes),
+        notes=(*one.notes, *two.notes, *assumed),
     )
+
+
+def _devices(one: Timeline, two: Timeline) -> tuple[dict[int, int], list[str]]:
+    """(number in `one` of each device of `two`, what had to be assumed).
+
+    By ids that both name; else by which GPUs hold memory of the processes of `one`; else numbers
+    are taken for equal, and that is said where there is another to mistake it for. No numbers:
+    nothing to join.
+    """
+    theirs = sorted({counter.device for counter in two.counters if counter.device >= 0})
+    ours = sorted({lane.device for lane in one.lanes if lane.device >= 0})
+    if not theirs or not ours:
+        return {}, []
+    if known := same_devices(one.device_ids, two.device_ids):
+        return known, []
+    pids = {lane.pid for lane in one.lanes if lane.kind == "thread"}
+    held = sorted({gpu for pid in pids for gpu in two.gpus_of.get(pid, ())})
+    if held or len(theirs) == 1:
+        return {gpu: number for number, gpu in index_of(held or theirs, ours).items()}, []
+    same = {number: number for number in theirs}
+    text = "which GPU of the machine is which of the trace is assumed: by their numbers"
+    return same, [text]
 
 
 def _joined(one: Events, two: Events) -> Events:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.errors import HostError, InternalError, KernelUnsupported, PermissionDenied
 
 LOSSES = (
@@ -65,14 +65,14 @@ class Kernel:
         if skip_self:
             self._knobs["self_tgid"] = os.getpid()
         self._unwind: _native.Bpf | None = None
+        self._unwatched = 0
         if pids is not None:
             targets = self.load("targets", {}, own_stacks=True)
             self._shared["targets"] = targets
             self._knobs["filter_targets"] = 1
-            for pid in pids:
-                self.watch(pid)
             targets.attach("on_fork")
             targets.attach("on_exit")
+            self._watch_with_children(frozenset(pids))
 
     @property
     def unwind(self) -> _native.Bpf:
@@ -81,6 +81,19 @@ class Kernel:
             self._unwind = self._load("unwind", {}, (), {"unwind_wanted": NEWLY_MET})
             self._shared |= dict.fromkeys(UNWIND_MAPS, self._unwind)
         return self._unwind
+
+    def _watch_with_children(self, pids: frozenset[int]) -> None:
+        """Births are followed already; of those before, again until none is new."""
+        for pid in pids:
+            self.watch(pid)
+        known = set(pids)
+        while new := procfs.family(pids) - known:
+            known |= new
+            for pid in new:
+                try:
+                    self.watch(pid)
+                except OSError:
+                    self._unwatched += 1
 
     def watch(self, pid: int) -> None:
         """Add a process to the watched ones."""
@@ -139,7 +152,10 @@ class Kernel:
 
     def losses(self) -> Mapping[str, int]:
         """What the upkeep of the watched processes lost so far, by name."""
-        return losses_of(self._shared.get("targets"))
+        losses = dict(losses_of(self._shared.get("targets")))
+        if self._unwatched:
+            losses["targets_full"] = losses.get("targets_full", 0) + self._unwatched
+        return losses
 
 
 def refusal(error: OSError) -> HostError:

@@ -277,6 +277,10 @@ class Timeline:
     """How far the devices' clock may be off the host's."""
     devices: Mapping[int, str] = field(default_factory=dict)
     """Their names."""
+    device_ids: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """What they are called everywhere: UUID, PCI address; left out where not known."""
+    gpus_of: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """The devices that hold memory of a process, by its pid; left out where not known."""
     multiprocessors: Mapping[int, int] = field(default_factory=dict)
     """How many each has."""
     tick_ns: int = 0

@@ -5,7 +5,7 @@ which GPUs its processes use."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
@@ -68,18 +68,17 @@ def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
     return {pid: sorted(gpus) for pid, gpus in found.items()}
 
 
-def index_of(gpus: Sequence[int], ordinals: Sequence[int]) -> dict[int, int]:
-    """Index of each device that a process launched on, from its own ordinals and what it holds.
-
-    A process counts the devices that it may see (CUDA_VISIBLE_DEVICES) from 0 on. Where nothing
-    tells which those are, its ordinals stand for indices.
-    """
-    used = sorted(set(ordinals))
-    if len(used) == len(gpus):
-        return dict(zip(used, gpus, strict=True))
-    if set(used) <= set(gpus) or not used or used[-1] >= len(gpus):
-        return {one: one for one in used}
-    return {one: gpus[one] for one in used}
+def device_ids(metric: pa.Table) -> dict[int, tuple[str, ...]]:
+    """By index: what a GPU is called everywhere, its own id and its PCI address."""
+    rows = _rows_of(metric, [_INFO])
+    found: dict[int, set[str]] = {}
+    for text in set(rows.column("labels").cast(pa.string()).to_pylist()):
+        told = json.loads(text or "{}")
+        index = str(told.get("sonde.gpu.index", ""))
+        if index.isdecimal():
+            ids = (told.get("hw.id", ""), told.get("sonde.gpu.pci.address", ""))
+            found.setdefault(int(index), set()).update(str(one) for one in ids if one)
+    return {index: tuple(sorted(ids)) for index, ids in found.items()}
 
 
 def _rows_of(metric: pa.Table, series: list[str]) -> pa.Table:

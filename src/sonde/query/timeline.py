@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.collectives import is_collective
+from sonde.model.devices import index_of
 from sonde.model.timeline import (
     I32,
     I64,
@@ -31,7 +32,11 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture
-from sonde.query.device_counters import device_counters, gpus_of_processes, index_of
+from sonde.query.device_counters import (
+    device_counters,
+    device_ids,
+    gpus_of_processes,
+)
 from sonde.query.device_layout import laid_out
 from sonde.query.stretches import APART, window_of, windows_ns
 
@@ -143,6 +148,8 @@ def of_capture(capture: Capture) -> Timeline:
         states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
         counters=device_counters(tables["metric"]),
+        device_ids=device_ids(tables["metric"]),
+        gpus_of=gpus,
         totals=[*_totals(lanes, tables["activity"]), *_runs(lanes, run.filter(pa.array(~whole)))],
         timed_ns=_timed(run.filter(pa.array(~whole))),
         extent_ns=(capture.info.start_ns, capture.info.end_ns),

@@ -300,6 +300,7 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
         host=host,
         wall_offset_ns=_wall_offset(head, "".join(tail)),
         devices={number: str(one.get("name", "")) for number, one in devices.items()},
+        device_ids={number: ids for number, one in devices.items() if (ids := _ids(one))},
         multiprocessors={
             number: one["numSms"]
             for number, one in devices.items()
@@ -308,6 +309,15 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
         sources=("torch.profiler",),
         notes=notes,
     )
+
+
+def _ids(device: dict[str, Any]) -> list[str]:
+    """UUID and PCI address of a device, where the profiler wrote them (older ones do not)."""
+    found = [str(device[key]) for key in ("uuid", "UUID") if device.get(key)]
+    bus, slot = device.get("pciBusID"), device.get("pciDeviceID", 0)
+    if isinstance(bus, int) and isinstance(slot, int):
+        found.append(f"{int(device.get('pciDomainID', 0)):04x}:{bus:02x}:{slot:02x}.0")
+    return found
 
 
 def _wall_offset(head: dict[str, Any], tail: str) -> int:
