@@ -54,20 +54,34 @@ class Case:
 def cases(folder: Path, seeds: int) -> Iterator[Case]:
     """Those that can be built here; every seed is another tree."""
     for seed in range(seeds):
-        tree = trees.plant(seed, trees.NATIVE)
-        program = _compiled(folder, f"native-{seed}", sources.native(tree), "-pthread")
-        yield Case(f"native, tree {seed}", (str(program),), tree, "native")
+        yield native_case(folder, seed)
     for number, (name, command) in enumerate(interpreters()):
-        tree = trees.plant(100 + number, trees.PYTHON)
-        script = folder / f"python-{number}.py"
-        script.write_text(sources.python(tree))
-        yield Case(f"{name}, tree {100 + number}", (*command, str(script)), tree, "python")
-        tree = trees.plant(200 + number, (*trees.PYTHON, "calls", "calls"))
-        script = folder / f"mixed-{number}.py"
-        script.write_text(sources.python(tree))
-        shared = _compiled(folder, f"mixed-{number}.so", sources.library(tree), "-shared", "-fPIC")
-        mixed = (*command, str(script), str(shared))
-        yield Case(f"{name} and C++, tree {200 + number}", mixed, tree, "python")
+        yield _python_case(folder, 100 + number, name, command)
+        yield mixed_case(folder, 200 + number, name, command)
+
+
+def native_case(folder: Path, seed: int) -> Case:
+    """In C++."""
+    tree = trees.plant(seed, trees.NATIVE)
+    program = _compiled(folder, f"native-{seed}", sources.native(tree), "-pthread")
+    return Case(f"native, tree {seed}", (str(program),), tree, "native")
+
+
+def _python_case(folder: Path, seed: int, name: str, command: tuple[str, ...]) -> Case:
+    tree = trees.plant(seed, trees.PYTHON)
+    script = folder / f"python-{seed}.py"
+    script.write_text(sources.python(tree))
+    return Case(f"{name}, tree {seed}", (*command, str(script)), tree, "python")
+
+
+def mixed_case(folder: Path, seed: int, name: str, command: tuple[str, ...]) -> Case:
+    """In Python, by an interpreter, that calls C++ that calls Python."""
+    tree = trees.plant(seed, (*trees.PYTHON, "calls", "calls"))
+    script = folder / f"mixed-{seed}.py"
+    script.write_text(sources.python(tree))
+    shared = _compiled(folder, f"mixed-{seed}.so", sources.library(tree), "-shared", "-fPIC")
+    mixed = (*command, str(script), str(shared))
+    return Case(f"{name} and C++, tree {seed}", mixed, tree, "python")
 
 
 def _compiled(folder: Path, name: str, text: str, *more: str) -> Path:

@@ -67,6 +67,15 @@ impl<'names> Endings<'names> {
     }
 }
 
+/// Where one of `names` stands in a string table: its offset, to the name's index.
+pub fn offsets_of(
+    file: &ElfFile,
+    strings: &Section,
+    names: &[String],
+) -> Result<HashMap<u32, usize>> {
+    wanted_offsets(file, strings, &Endings::new(names))
+}
+
 /// Offsets in the string table at which a wanted name stands, to the name's index.
 fn wanted_offsets(
     file: &ElfFile,

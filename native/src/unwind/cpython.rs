@@ -13,13 +13,13 @@ use object::elf;
 
 use super::section;
 use crate::elf::file::ElfFile;
+use crate::elf::functions;
 
 const EVALUATE: &str = "_PyEval_EvalFrameDefault";
 const RUNTIME: &str = "_PyRuntime";
 const OF_THIS_THREAD: &str = "PyGILState_GetThisThreadState";
 const VERSION: &str = "Py_Version";
 const MAX_FUNCTION_BYTES: u64 = 1 << 20;
-const MAX_NAME: usize = 64;
 const MAX_RUNTIME_BYTES: u64 = 1 << 24;
 const MAX_OFFSETS_BYTES: u64 = 2048;
 
@@ -78,21 +78,18 @@ pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
 
 fn symbols_of(file: &ElfFile) -> Result<HashMap<String, Symbol>> {
     let cold = format!("{EVALUATE}.cold");
-    let wanted = [EVALUATE, RUNTIME, OF_THIS_THREAD, VERSION, &cold];
+    let wanted = [EVALUATE, RUNTIME, OF_THIS_THREAD, VERSION, &cold].map(str::to_owned);
     let mut found = HashMap::new();
     for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
         let Some((table, strings)) = file.symbol_table(kind) else { continue };
-        let bytes = file.read(strings.offset, strings.size.min(1 << 28))?;
+        let places = functions::offsets_of(file, strings, &wanted)?;
+        if places.is_empty() {
+            continue;
+        }
         file.each_symbol(table, |symbol| {
-            let Some(name) = bytes.get(symbol.name as usize..) else { return };
-            let name = &name[..name.len().min(MAX_NAME)];
-            if !name.starts_with(b"_Py") && !name.starts_with(b"Py") || !symbol.is_defined() {
-                return;
-            }
-            let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
-            if let Some(known) = wanted.iter().find(|it| it.as_bytes() == name) {
+            if let (Some(&name), true) = (places.get(&symbol.name), symbol.is_defined()) {
                 let found_one = Symbol { value: symbol.value, size: symbol.size };
-                found.entry((*known).to_owned()).or_insert(found_one);
+                found.entry(wanted[name].clone()).or_insert(found_one);
             }
         })?;
     }
