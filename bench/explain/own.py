@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.explain import harness, kept
-from bench.explain.own_score import OwnScore, score, table
+from bench.explain.own_score import OwnScore, rows_of, score, table
 
 BATCH = 6
 """Programs that warm up together; they are recorded one after another."""
@@ -59,9 +59,14 @@ def record_all(args: argparse.Namespace) -> int:
                 programs.append(Program(kind, seed, folder, disturber))
                 stack.callback(programs[-1].close)
             for program in programs:
+                if time.monotonic() - began > args.budget:
+                    failed.append(f"{program.kind}-{program.seed}: budget spent")
+                    continue
                 try:
                     watch(program)
-                    scores += [score(program.folder, name) for name in RECORDINGS]
+                    made = [score(program.folder, name) for name in RECORDINGS]
+                    scores += made
+                    print("\n".join(rows_of(made)), flush=True)
                 except Exception:
                     text = traceback.format_exc(limit=2)
                     failed.append(f"{program.kind}-{program.seed}: {text}"[-300:])

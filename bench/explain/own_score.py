@@ -125,12 +125,9 @@ def _busy_truth(folder: Path) -> float:
     return 100 * (1 - truths.of_trace(trace, []).idle)
 
 
-def table(scores: list[OwnScore]) -> str:
-    """All recordings, then the sums."""
-    lines = [
-        "kind                 recording verdict                   expected         runs  each for "
-        "share truth slower step-off  busy  true"
-    ]
+def rows_of(scores: list[OwnScore]) -> list[str]:
+    """A line for each."""
+    lines = []
     for one in scores:
         cells = (
             f"{one.truth:5.1f}" if one.truth is not None else "    -",
@@ -144,6 +141,16 @@ def table(scores: list[OwnScore]) -> str:
             f"{one.expected:15s} {one.runs:6} {one.mean_weight:9.1f} {one.share:5.1f} "
             + " ".join(cells)
         )
+    return lines
+
+
+def table(scores: list[OwnScore]) -> str:
+    """All recordings, then the sums."""
+    lines = [
+        "kind                 recording verdict                   expected         runs  each for "
+        "share truth slower step-off  busy  true"
+    ]
+    lines += rows_of(scores)
     for recording in dict.fromkeys(one.recording for one in scores):
         mine = [one for one in scores if one.recording == recording]
         lines.append(

@@ -276,7 +276,37 @@ def test_wrong_values_are_refused_by_name(tmp_path, capsys):
         ([*new, "--tenant-cap", "0"], "cap"),
         ([*new, "--min-batch", "0"], "batch"),
         (["fleet", "simulate", "--dropouts", "1.5"], "--dropouts"),
+        (["fleet", "simulate", "--epsilon", "0"], "epsilon above 0"),
         (["fleet", "simulate", "-o", "x.txt"], "x.txt"),
     ):
         assert main(args) == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda leader: (leader / "tls.key").unlink(), "put tls.crt and tls.key there"),
+        (lambda leader: (leader / "keys.json").write_text("{}"), "keys.json back"),
+        (lambda leader: (leader / "ca.crt").write_text(""), "put the certificate there"),
+        (lambda leader: (leader / "roster.json").write_text('{"a": 1}'), "write public keys"),
+        (lambda leader: (leader / "task.json").write_text("[1]"), "task.json back"),
+        (lambda leader: (leader / "state.sqlite").write_text("garbage"), "older copy"),
+        (lambda leader: leader.rename(leader.parent / "collector"), "belongs to a leader"),
+    ],
+)
+def test_a_damaged_party_says_what_mends_it(tmp_path, capsys, harm, words):
+    made = ["fleet", "aggregate", "--new", str(tmp_path / "t"), "--nodes", "2"]
+    assert main(made) == 0
+    leader = tmp_path / "t" / "leader"
+    if "belongs" in words:
+        (tmp_path / "t" / "collector").rename(tmp_path / "t" / "old")
+        harm(leader)
+        args = ["fleet", "collect", "--state", str(tmp_path / "t" / "collector")]
+    else:
+        harm(leader)
+        args = ["fleet", "aggregate", "--state", str(leader)]
+    assert main(args) in (1, 2)
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 2  # cause and remedy

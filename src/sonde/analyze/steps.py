@@ -105,8 +105,11 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
     if len(single) < 2 * LEAST:
         return None
     drawn = _runs(single)
-    cuts = [*_cuts(drawn), *_at_stalls(stalls, single)]
+    cuts = _cuts(drawn)
     called = _by_calls(timeline, single)
+    # Stalls also part what one call of the program asks for (a thread that must wait for a lock).
+    least = called.operations if called is not None else 0
+    cuts += [one for one in _at_stalls(stalls, single) if one.operations >= least]
     if called is not None and called.exchanges:
         cuts.append(called)
     cut = _shortest([one for one in cuts if one.exchanges])

@@ -243,7 +243,9 @@ def _report(args: argparse.Namespace) -> int:
     tls = provision.client_tls(args.node)
     receipt = node.upload_patiently(task, report.encode(), tls, args.patience)
     if not receipt.accepted:
-        raise SinkError(f"the leader refuses the report: {receipt.reason}")
+        raise SinkError(
+            f"the leader refuses the report: {receipt.reason}", _REFUSED.get(receipt.reason, "")
+        )
     print(f"{len(buckets)} samples sent in shares")
     return 0
 
@@ -361,7 +363,10 @@ def _budget(args: argparse.Namespace) -> int:
 
     task, path = Task.load(args.state / "task.json"), args.state / "state.sqlite"
     if not path.exists():
-        raise UsageError(f"{args.state} has released nothing yet", "run the aggregator first")
+        raise UsageError(
+            f"no state of an aggregator at {args.state}",
+            "name the leader's or the helper's directory, once it has run",
+        )
     store = Store(path, task)
     ledger = store.ledger()
     refused = store.refusals()
@@ -485,6 +490,15 @@ def _progress(done: int, total: int) -> None:
     print(f"\r[{'#' * filled:<30}] {done}/{total} reports", end=end, file=sys.stderr, flush=True)
 
 
+_REFUSED = {
+    "quota": "report again in the next period; this node has reported for this one",
+    "late": "report recordings soon after they end; the batch of this one is closed",
+    "early": "set this machine's clock right",
+    "unknown node": "have this node's key put into the roster of both aggregators",
+    "unknown task": "use the task.json that the aggregators use",
+    "tenant cap": "try in a later batch; enough of this tenant's nodes count in this one",
+    "forged": "use the task.json and the key that this node was enrolled with",
+}
 _SOURCES = {
     "kernel": "kernels that ran on devices",
     "device": "calls of device APIs",

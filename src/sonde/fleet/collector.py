@@ -23,11 +23,24 @@ _SENSE = 1 << 53
 """No honest sum comes near it; two shares that do not belong together nearly always lie above."""
 
 
+_REMEDIES = {
+    "still open": "see 'sonde fleet collect --schedule' for when it is due",
+    "too few": "have more nodes report; a batch of so few is never released",
+    "expired": "collect sooner; 'sonde fleet collect --follow' does",
+    "budget spent": "wait until older releases are a year old",
+    "mismatch": "ask both operators: they hold different reports of this batch",
+    "unknown task": "let leader and collector use the same task.json",
+    "misaligned": "let leader and collector use the same task.json",
+    "unauthorised": "let leader and collector agree on the collector's token",
+}
+
+
 class Denied(UsageError):
     """The aggregators do not grant the release; `reason` is one of theirs."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(f"the aggregators refuse: {reason}", detail if detail != reason else "")
+        why = f" ({detail})" if detail and detail != reason else ""
+        super().__init__(f"the aggregators refuse: {reason}{why}", _REMEDIES.get(reason, ""))
         self.reason = reason
 
 
@@ -38,6 +51,11 @@ def collect(directory: Path, start_s: int) -> Result:
     where what they send makes no sense.
     """
     bundle, task = Bundle.load(directory), Task.load(directory / "task.json")
+    if bundle.role != "collector":
+        raise UsageError(
+            f"{directory} belongs to a {bundle.role}, not to a collector",
+            "name the collector's directory",
+        )
     sealed = _request(task, bundle, start_s)
     opener = seal.Opener(bundle.hpke_private)
     try:

@@ -119,7 +119,10 @@ def plan(
     of the given kind, where one is asked for.
     """
     if epsilon <= 0 or not 0 < delta < 1 or releases < 1 or sensitivity < 1:
-        raise UsageError("privacy needs epsilon > 0, 0 < delta < 1 and at least one release")
+        raise UsageError(
+            f"no noise can promise epsilon = {epsilon:g} at delta = {delta:g}",
+            "give an epsilon above 0, a delta between 0 and 1, and at least one release",
+        )
     rho = rho_of_epsilon(epsilon, delta) / releases
     pure = max(epsilon / releases, math.sqrt(2 * rho))
     laplace = Mechanism("laplace", sensitivity / pure)

@@ -57,7 +57,13 @@ class Bundle:
     def server_tls(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.load_cert_chain(self.directory / "tls.crt", self.directory / "tls.key")
+        try:
+            context.load_cert_chain(self.directory / "tls.crt", self.directory / "tls.key")
+        except OSError as error:
+            raise UsageError(
+                f"no certificate and key at {self.directory}: {error.strerror or error}",
+                "put tls.crt and tls.key there, PEM, of one pair",
+            ) from error
         return context
 
     def client_tls(self) -> ssl.SSLContext:
@@ -70,14 +76,20 @@ class Bundle:
     @staticmethod
     def load(directory: Path) -> Bundle:
         try:
-            return Bundle(directory, **json.loads((directory / "keys.json").read_text()))
+            bundle = Bundle(directory, **json.loads((directory / "keys.json").read_text()))
+            for key in (bundle.hpke_private, bundle.verify_key):
+                if key and len(bytes.fromhex(key)) != 32:
+                    raise ValueError("a key of another length than 32 bytes")
+            return bundle
         except OSError as error:
             raise UsageError(
                 f"no fleet party at {directory}: {error.strerror}",
                 "make one with 'sonde fleet aggregate --new DIR'",
             ) from error
         except (ValueError, TypeError) as error:
-            raise UsageError(f"not a fleet party: {directory}: {error}") from error
+            raise UsageError(
+                f"not a fleet party: {directory}: {error}", "put its keys.json back as it was made"
+            ) from error
 
 
 def client_tls(directory: Path) -> ssl.SSLContext:
@@ -85,7 +97,10 @@ def client_tls(directory: Path) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=str(directory / "ca.crt"))
     except OSError as error:
-        raise UsageError(f"no certificate authority at {directory / 'ca.crt'}") from error
+        raise UsageError(
+            f"no certificate authority at {directory / 'ca.crt'}",
+            "put the certificate there that the aggregators' are signed by",
+        ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
 
@@ -161,9 +176,14 @@ def load_node(directory: Path) -> Identity:
     try:
         return Identity(bytes.fromhex((directory / "node.key").read_text().strip()))
     except OSError as error:
-        raise UsageError(f"no node at {directory}: {error.strerror}") from error
+        raise UsageError(
+            f"no node at {directory}: {error.strerror}",
+            "name one of the directories under nodes/ that 'sonde fleet aggregate --new' has made",
+        ) from error
     except ValueError as error:
-        raise UsageError(f"not a node's key: {directory / 'node.key'}") from error
+        raise UsageError(
+            f"not a node's key: {directory / 'node.key'}", "put its 32 bytes there, hexadecimal"
+        ) from error
 
 
 class _Authority:

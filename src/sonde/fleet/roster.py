@@ -103,9 +103,14 @@ class Roster:
             tenants = {bytes.fromhex(node): str(tag) for node, tag in entries.items()}
             unfit = unfit_keys(list(tenants))
         except OSError as error:
-            raise UsageError(f"no roster at {path}: {error.strerror}") from error
+            raise UsageError(
+                f"no roster at {path}: {error.strerror}", "both aggregators need the same one there"
+            ) from error
         except (ValueError, AttributeError, TypeError) as error:
-            raise UsageError(f"not a roster: {path}: {error}") from error
+            raise UsageError(
+                f"not a roster: {path}: {error}",
+                "write public keys, each with its tenant's tag",
+            ) from error
         if unfit:
             raise UsageError(
                 f"{len(unfit)} of {len(tenants)} keys in {path} protect no node, "

@@ -221,6 +221,8 @@ class Service:
             return web.Response(status=400, text="malformed")
         except HelperAway:
             return web.Response(status=503, text="the helper is away, try again")
+        except web.HTTPNotFound:
+            return web.Response(status=404, text="unknown task")
         except web.HTTPUnauthorized as stranger:
             return self._turn_away("unauthorised", stranger.status)
         except web.HTTPRequestEntityTooLarge as large:
@@ -347,14 +349,17 @@ def status_of(aggregator: Aggregator) -> dict[str, Any]:
 def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Bundle]:
     """The aggregator whose files lie in `state`."""
     bundle = Bundle.load(state)
+    if bundle.role not in ("leader", "helper"):
+        raise UsageError(
+            f"{state} belongs to a {bundle.role}, not to an aggregator",
+            "name the leader's or the helper's directory",
+        )
     task, roster = Task.load(state / "task.json"), Roster.load(state / "roster.json")
     path = state / "state.sqlite"
     if bundle.role == "helper":
         return Helper(task, bundle.keys, roster, path, threads), bundle
-    if bundle.role == "leader":
-        client = HelperClient(task, bundle.helper_token, bundle.client_tls())
-        return Leader(task, bundle.keys, roster, path, client.post, threads), bundle
-    raise UsageError(f"{state} belongs to a {bundle.role}, not to an aggregator")
+    client = HelperClient(task, bundle.helper_token, bundle.client_tls())
+    return Leader(task, bundle.keys, roster, path, client.post, threads), bundle
 
 
 def runner_of(service: Service) -> web.AppRunner:

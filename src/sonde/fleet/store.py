@@ -99,7 +99,10 @@ class Store:
             self._db.executescript(_SCHEMA)
             self._waiting = len(self._segments())
         except (sqlite3.Error, OSError) as error:
-            raise SinkError(f"cannot open the state at {path}: {error}") from error
+            raise SinkError(
+                f"cannot open the state at {path}: {error}",
+                "mend its disk and rights; a damaged state is not to be replaced by an older copy",
+            ) from error
         self._spool = Spool(path.with_name(f"{path.name}-reports"))
 
     def close(self) -> None:

@@ -193,7 +193,9 @@ class Task:
             fields = json.loads(text)
             return Task(**{**fields, "privacy": Privacy(**fields["privacy"])})
         except (ValueError, TypeError, KeyError) as error:
-            raise UsageError(f"not a fleet task: {error}") from error
+            raise UsageError(
+                f"not a fleet task: {error}", "put task.json back as it was made"
+            ) from error
 
     @staticmethod
     def load(path: Path) -> Task:
