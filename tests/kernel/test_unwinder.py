@@ -25,7 +25,7 @@ pytestmark = pytest.mark.bpf
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "stacks"
 HZ = 997
-SMALL_ROOM_BYTES = 2 << 20
+SMALL_ROOM_BYTES = 3 << 19
 """Less than libpython and OpenBLAS take."""
 
 

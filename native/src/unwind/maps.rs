@@ -23,7 +23,7 @@ use crate::maps;
 const MAX_CHUNKS: usize = 160;
 const MAX_RANGES: usize = 4096;
 /// A table is loaded whole only where this part of all room is left after it.
-const KEPT_FOR_PAGES: usize = 4;
+const KEPT_FOR_PAGES: usize = 8;
 const RANGE_WORDS: usize = 10;
 /// `struct unwind_python`
 const PYTHON_BYTES: usize = 72;
