@@ -24,11 +24,17 @@ def runs(*rows):
     )
 
 
+def times_of(table):
+    return [
+        table.column(name).to_numpy().astype("int64") for name in ("start_time_ns", "end_time_ns")
+    ]
+
+
 def test_all_of_a_process_is_one_stretch():
     table = runs(*((10 * n, 1.05, 7, 0) for n in range(20)))
     window = window_of(table)
     assert set(window) == {0}
-    assert windows_ns(table, window) == []
+    assert windows_ns(table, window, *times_of(table)) == []
 
 
 def test_between_runs_that_stand_for_several_only_long_stretches_count():
@@ -40,7 +46,7 @@ def test_between_runs_that_stand_for_several_only_long_stretches_count():
     assert list(window[:4]) == [APART] * 4
     assert len(set(window[4:])) == 1 and window[4] > 0
     kept = table.filter(pa.array(window != APART))
-    assert windows_ns(kept, window[window != APART]) == [(20 * MS, 131 * MS)]
+    assert windows_ns(kept, window[window != APART], *times_of(kept)) == [(20 * MS, 131 * MS)]
 
 
 def test_processes_are_told_apart_and_windows_stay():
