@@ -87,6 +87,8 @@ class Store:
         self._noting = threading.Lock()
         self._noted: Counter[str] = Counter()
         self._waiting: int = 0
+        self._expired_before = 0
+        """Batches that begin before this are forgotten."""
         self._untidy = True  # what a crash has left in the log
         self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
         try:
@@ -98,6 +100,7 @@ class Store:
             self._db.execute("PRAGMA secure_delete=ON")  # no sum of before in a page that is free
             self._db.executescript(_SCHEMA)
             self._waiting = len(self._segments())
+            self._expired_before = int(_mark(self._db, "expired before") or 0)
         except (sqlite3.Error, OSError) as error:
             raise SinkError(
                 f"cannot open the state at {path}: {error}",
@@ -217,7 +220,7 @@ class Store:
     def _claim(self, db: sqlite3.Connection, id_: bytes, node: bytes, time_s: int) -> str:
         """Books a report's id and its node's period, once; or says why not."""
         batch = self._task.batch_of(time_s)
-        if batch < _expired_before(db):  # whatever the clock says: what was seen is forgotten
+        if batch < self._expired_before:  # whatever the clock says: what was seen is forgotten
             return "late"
         if db.execute("SELECT 1 FROM release WHERE start = ?", (batch,)).fetchone():
             return "late"
@@ -432,12 +435,13 @@ class Store:
         gone: list[tuple[bytes, int]] = []
 
         def forget() -> None:
+            self._expired_before = before
             self._waiting -= len(gone)
             for id_, _ in gone:
                 self._fresh.pop(id_, None)
 
         with self._lock:
-            if before <= _expired_before(self._db):
+            if before <= self._expired_before:
                 if self._untidy:
                     self._tidy()
                 return 0
@@ -489,11 +493,6 @@ class Store:
 def _mark(db: sqlite3.Connection, name: str) -> Any:
     row = db.execute("SELECT value FROM mark WHERE name = ?", (name,)).fetchone()
     return None if row is None else row[0]
-
-
-def _expired_before(db: sqlite3.Connection) -> int:
-    """Batches that begin before this are forgotten."""
-    return int(_mark(db, "expired before") or 0)
 
 
 def _count(db: sqlite3.Connection, reasons: Counter[str]) -> None:
