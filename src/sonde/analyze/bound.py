@@ -60,7 +60,7 @@ def explain(timeline: Timeline) -> Explanation:
     notes = list(timeline.notes)
     if not verdicts:
         verdicts = host_verdicts(timeline)
-        notes.append(_WITHOUT_STREAMS[bool(verdicts) + (timeline.timed_ns is not None)])
+        notes.append(_WITHOUT_STREAMS[bool(verdicts) + bool(verdicts and timeline.timed_ns)])
     elif not len(timeline.states):
         notes.append(
             "without the machine's waits (a capture by `sonde record` beside it) locks, rivals for "
