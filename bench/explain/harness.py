@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ def batch(runs: list[tuple[str, int]], folder: Path) -> list[dict[str, Any]]:
         for child in children:
             _fork(child, children)
             stack.callback(_reap, child)
-        sonde = _record(capture)
-        stack.callback(_finish, sonde)
+        sonde = record(capture, {"SONDE_WAIT_SPAN_MS": "0.1", "SONDE_TICK_S": "0.1"}, "--no-device")
+        stack.callback(finish, sonde)
         deadline = time.monotonic() + LIMIT_S
         waiting = [child for child in children if _hear(child, deadline) == b"r"]
         for child in waiting:
@@ -101,19 +101,20 @@ def _reap(child: Child) -> None:
     os.close(child.outward)
 
 
-def _record(capture: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "SONDE_WAIT_SPAN_MS": "0.1", "SONDE_TICK_S": "0.1"}
-    command = [sys.executable, "-m", "sonde", "record", "--no-device", "-q", "-f"]
-    command += ["-o", str(capture)]
+def record(capture: Path, settings: Mapping[str, str], *options: str) -> subprocess.Popen[bytes]:
+    """`sonde record` into a file, what it says beside that."""
+    command = [sys.executable, "-m", "sonde", "record", *options, "-q", "-f", "-o", str(capture)]
     with capture.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(command, env={**os.environ, **settings}, stdout=log, stderr=log)
 
 
-def _finish(sonde: subprocess.Popen[bytes]) -> None:
+def finish(recorder: subprocess.Popen[bytes]) -> None:
+    """Wait for its end, but not for ever."""
     try:
-        sonde.wait(20)
+        recorder.wait(20)
     except subprocess.TimeoutExpired:
-        sonde.kill()
+        recorder.kill()
+        recorder.wait()
 
 
 def _hear(child: Child, deadline: float) -> bytes:

@@ -18,7 +18,6 @@ import json
 import mmap
 import os
 import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -115,7 +114,7 @@ def watch(program: Program) -> None:
         try:
             run(name, b"n", lambda one=recorder: one.poll() is None)
         finally:
-            _finish(recorder)
+            harness.finish(recorder)
     run("traced", b"t", seconds(TRACED_S))
     run("off", b"f", seconds(FREE_S))
     known = {"kind": program.kind, "seed": program.seed, "pid": program.pid, "phases": phases}
@@ -123,19 +122,9 @@ def watch(program: Program) -> None:
 
 
 def _record(pid: int, budget: str, capture: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, **({"SONDE_DEVICE_BUDGET": budget} if budget else {})}
-    command = [sys.executable, "-m", "sonde", "record", "--device-time", "-p", str(pid), "-q", "-f"]
-    command += ["-d", str(RECORDED_S), "-o", str(capture)]
-    with capture.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-
-def _finish(recorder: subprocess.Popen[bytes]) -> None:
-    try:
-        recorder.wait(20)
-    except subprocess.TimeoutExpired:
-        recorder.kill()
-        recorder.wait()
+    settings = {"SONDE_DEVICE_BUDGET": budget} if budget else {}
+    options = ("--device-time", "-p", str(pid), "-d", str(RECORDED_S))
+    return harness.record(capture, settings, *options)
 
 
 class Program:

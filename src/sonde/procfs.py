@@ -127,12 +127,12 @@ def descends(pid: int, roots: Container[int]) -> bool:
 
 def family(roots: Iterable[int]) -> set[int]:
     """These processes and all that descend from them now."""
+    waiting = list(roots)
     children: dict[int, list[int]] = {}
-    for pid in pids():
+    for pid in pids() if waiting else ():
         if (stat := read_stat(pid)) is not None:
             children.setdefault(stat.ppid, []).append(pid)
     found: set[int] = set()
-    waiting = list(roots)
     while waiting:
         pid = waiting.pop()
         if pid not in found:

@@ -245,7 +245,7 @@ def mapped_by_true(events: _native.ProcessEvents) -> dict[str, tuple[int, int, i
     true = subprocess.Popen(["/bin/true"])
     true.wait()
     told = [it for it in events.drain() if it[0] == "mmap" and it[2] == true.pid]
-    return {str(it[11]): it[7:10] for it in told if it[9]}  # type: ignore[misc]
+    return {str(it[11]): it[7:10] for it in told if it[9]}
 
 
 def test_mappings_that_nobody_wants_are_not_told_but_the_program_is() -> None:

@@ -12,10 +12,9 @@ import pytest
 from sonde.errors import UsageError
 from sonde.fleet import aggregator
 from sonde.fleet.aggregator import HelperAway, Refused
-from sonde.fleet.attacks import as_item
 from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
 from sonde.fleet.service import Service
-from sonde.fleet.wire import Reply, decode_replies, encode_job
+from sonde.fleet.wire import Item, Reply, decode_replies, encode_job
 
 HELD = ("waiting", "seen", "contribution", "contributor", "job", "batch", "latency")
 
@@ -28,8 +27,8 @@ def fleet(tmp_path):
 
 
 def rows(store, tables=HELD):
-    with store._lock:
-        return {t: store._db.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in tables}
+    with store._journal.reading() as db:
+        return {t: db.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in tables}
 
 
 def expire(fleet, start_s=START_S):
@@ -74,7 +73,7 @@ def test_a_report_that_nobody_remembers_is_refused_by_its_age(fleet, clock):
     if clock == "set back":
         fleet.now_s = began_s
     assert fleet.send(report) == ["late"]
-    answer = fleet.helper.job(encode_job(os.urandom(16), [as_item(report)]))
+    answer = fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
     assert decode_replies(answer) == [Reply(None, "late")]
     assert set(rows(fleet.helper.store).values()) == {0}
     assert fleet.raw() == [0] * 16
@@ -130,16 +129,16 @@ def test_a_job_of_which_nothing_can_be_taken_leaves_nothing_behind(fleet):
     before = rows(fleet.helper.store)
     for at in (0, 2**64 - 1):  # times that no batch of a database has
         odd = replace(report, time_s=at)
-        reply = decode_replies(fleet.helper.job(encode_job(os.urandom(16), [as_item(odd)])))
+        reply = decode_replies(fleet.helper.job(encode_job(os.urandom(16), [Item.of(odd, b"")])))
         assert reply[0].reason in ("late", "early")
-    again = fleet.helper.job(encode_job(os.urandom(16), [as_item(report)]))
+    again = fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
     assert decode_replies(again) == [Reply(None, "replayed")]
     assert rows(fleet.helper.store) == before
 
 
 def test_nothing_is_added_to_a_batch_while_it_is_released(fleet):
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
-    late = as_item(fleet.report(2, [1]), b"x")
+    late = Item.of(fleet.report(2, [1]), b"x")
     fleet.close_batch()
     batch, answers, threads = fleet.helper.store.batch, [], []
 
@@ -199,7 +198,7 @@ def test_a_job_whose_answer_no_longer_fits_is_ended_and_spoils_its_own_batch_alo
 def test_what_a_reader_kept_in_the_log_goes_later(fleet, tmp_path):
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     share = fleet.leader.store.batch(START_S).share
-    fleet.leader.store._db.execute("PRAGMA busy_timeout=0")
+    fleet.leader.store._journal._db.execute("PRAGMA busy_timeout=0")
     reader = sqlite3.connect(tmp_path / "leader.sqlite", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM batch").fetchone()

@@ -176,7 +176,7 @@ def test_a_job_that_broke_off_is_done_once(tmp_path, lost, restart):
 
 def test_the_two_parties_must_have_counted_the_same(fleet):
     fleet.send(*(fleet.report(n, [n]) for n in range(3)))
-    with fleet.leader.store._transaction() as db:
+    with fleet.leader.store._journal.step() as db:
         db.execute("UPDATE batch SET count = count + 1")
     fleet.close_batch()
     with pytest.raises(Refused, match="different reports"):

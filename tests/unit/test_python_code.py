@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 
-from sonde import _native
+from sonde import _native, procfs
+from sonde.resolve.images import Image
 from sonde.resolve.live import LiveProcess
 from sonde.unwind import PythonCode
 from sonde.unwind.cpython import Found, Interpreter, interpreter
@@ -52,7 +52,9 @@ def made():
 
 
 def process_of(pid: int) -> LiveProcess:
-    return types.SimpleNamespace(pid=pid, key=(pid, 1))  # type: ignore[return-value]
+    found = procfs.read_stat(pid)
+    assert found is not None
+    return LiveProcess(pid, found.start_ns, found.ppid, found.comm, Image(pid, "proc"))
 
 
 def line_of(code: PythonCode, process: LiveProcess, python: Interpreter, at: int, nth: int) -> int:

@@ -9,15 +9,14 @@ import os
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sonde.cli import fleet_collect
+from sonde.cli import fleet_collect, fleet_simulate
 from sonde.errors import MissingDependency, SinkError, SondeError, UsageError
 
 if TYPE_CHECKING:
-    from sonde.fleet.forecast import Forecast
     from sonde.fleet.sampling import Period
 
 EXAMPLES = """\
@@ -175,34 +174,7 @@ def _add_simulate(commands: Any) -> None:
         "A simulated fleet through the real protocol.",
         "simulate --nodes 2000 --buckets 4096 --dropouts 0.3 --one-sided 0.05 --attacks",
     )
-    parser.add_argument("--nodes", type=int, default=2000)
-    parser.add_argument("--buckets", type=int, default=4096)
-    parser.add_argument("--tenants", type=int, default=200)
-    parser.add_argument("--unproved", action="store_true", help="plain additive shares, no proofs")
-    parser.add_argument("--dropouts", type=float, default=0.3, help="share of nodes that are away")
-    parser.add_argument(
-        "--one-sided",
-        type=float,
-        default=0.05,
-        help="share of reports that reach one aggregator only",
-    )
-    parser.add_argument("--stragglers", type=float, default=0.02, help="share that come too late")
-    parser.add_argument("--liars", type=float, default=0.01, help="share that lie")
-    parser.add_argument("--epsilon", type=float, default=1.0)
-    parser.add_argument("--delta", type=float, default=1e-6)
-    parser.add_argument("--engine", choices=("local", "ray"), default="local")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--roster",
-        type=Path,
-        metavar="PATH",
-        help="forecast what releases per tenant are worth for this roster (roster.json, or an "
-        "aggregator's directory), not for the simulated fleet's tenants",
-    )
-    parser.add_argument("--attacks", action="store_true", help="run the attack harness too")
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("-o", "--output", type=Path, help="write the release as .parquet or .csv")
+    fleet_simulate.add_simulate(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -406,90 +378,6 @@ def _budget(args: argparse.Namespace) -> int:
     return 0
 
 
-def _simulate(args: argparse.Namespace) -> int:
-    from sonde.fleet import attacks, result, simulate, verdicts
-
-    if args.nodes < 1 or args.buckets < 2 or args.tenants < 1 or args.workers < 1:
-        raise UsageError("a simulated fleet needs nodes, tenants, workers and two buckets")
-    for name in ("dropouts", "one_sided", "stragglers", "liars"):
-        if not 0 <= getattr(args, name) <= 1:
-            raise UsageError(f"--{name.replace('_', '-')} is a share", "give a number from 0 to 1")
-    if args.output is not None and args.output.suffix not in (".csv", ".parquet"):
-        raise UsageError(f"unknown kind of file: {args.output.name}", "end it in .csv or .parquet")
-    scenario = simulate.Scenario(
-        nodes=args.nodes,
-        buckets=args.buckets,
-        tenants=args.tenants,
-        kind="plain" if args.unproved else "histogram",
-        dropouts=args.dropouts,
-        one_sided=args.one_sided,
-        stragglers=args.stragglers,
-        liars=args.liars,
-        epsilon=args.epsilon,
-        delta=args.delta,
-        seed=args.seed,
-    )
-    told = _forecast(args)
-    if not args.json:
-        print(f"{told.summary()}\n", flush=True)
-    progress = _progress if sys.stderr.isatty() else None
-    with simulate.open_engine(args.engine, args.workers) as engine:
-        outcome = simulate.run(scenario, engine, progress)
-    if args.output is not None:
-        result.write(outcome.release, args.output)
-    table = attacks.run_all(args.seed) if args.attacks else []
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "simulation": outcome.figures(),
-                    "per_tenant": asdict(told),
-                    "attacks": [{**asdict(a), "verdict": a.verdict} for a in table],
-                }
-            )
-        )
-    else:
-        print(outcome.summary())
-        if table:
-            print(f"\n{verdicts.to_table(table)}")
-    if failed := verdicts.wrong(table):
-        raise SondeError(
-            f"{len(failed)} of {len(table)} attacks did not end as promised, "
-            f"the first: {failed[0].name}",
-            "run it again; if it stays, release nothing and report it",
-        )
-    return 0
-
-
-def _forecast(args: argparse.Namespace) -> Forecast:
-    """Releases per tenant: of the operator's own roster, or of the simulated fleet."""
-    import numpy as np
-
-    from sonde.fleet.forecast import forecast_of, forecast_of_a_day
-    from sonde.fleet.population import Population
-    from sonde.fleet.roster import Roster
-    from sonde.fleet.task import Task
-
-    rng = np.random.default_rng(args.seed)
-    if args.roster is None:
-        fleet = Population.draw(args.nodes, 64, args.tenants, rng)
-        sizes = [int(size) for size in np.bincount(fleet.tenant) if size]
-        return forecast_of_a_day(sizes, args.epsilon, rng)
-    home = args.roster if args.roster.is_dir() else args.roster.parent
-    sizes = Roster.load(home / "roster.json" if args.roster.is_dir() else args.roster).sizes()
-    if (home / "task.json").exists():
-        task = Task.load(home / "task.json")
-        if task.privacy.unit == "tenant":
-            return forecast_of(task, sizes, rng)
-    return forecast_of_a_day(sizes, args.epsilon, rng)
-
-
-def _progress(done: int, total: int) -> None:
-    filled = 30 * done // max(1, total)
-    end = "\n" if done >= total else ""
-    print(f"\r[{'#' * filled:<30}] {done}/{total} reports", end=end, file=sys.stderr, flush=True)
-
-
 _REFUSED = {
     "quota": "report again in the next period; this node has reported for this one",
     "late": "report recordings soon after they end; the batch of this one is closed",
@@ -510,5 +398,5 @@ _RUN = {
     "collect": fleet_collect.collect,
     "discover": fleet_collect.discover,
     "budget": _budget,
-    "simulate": _simulate,
+    "simulate": fleet_simulate.simulate,
 }

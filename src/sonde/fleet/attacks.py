@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sonde.fleet.aggregator import Refused, release_request
+from sonde.fleet.aggregator import Aggregator, Helper, Leader, Refused, release_request
 from sonde.fleet.audit import canary, membership, views
 from sonde.fleet.crowd import overstate
 from sonde.fleet.population import Floats, Ints
@@ -214,13 +214,13 @@ def poisoning() -> list[Attack]:
 
     def invented(fleet: Rehearsal) -> None:  # a leader without the nodes' keys
         report = replace(fleet.report(2, [0]), signature=bytes(64))
-        fleet.helper.job(encode_job(os.urandom(16), [as_item(report)]))
+        fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
 
     def twice(fleet: Rehearsal) -> None:  # a leader that asks about one report again
         report = fleet.report(2, [0])
         fleet.send(report)
         for _ in range(20):
-            fleet.helper.job(encode_job(os.urandom(16), [as_item(report)]))
+            fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
 
     def forgotten(fleet: Rehearsal) -> None:  # when nothing remembers its id any more
         report = fleet.report(2, [0])
@@ -228,7 +228,7 @@ def poisoning() -> list[Attack]:
         fleet.leader.expire()
         fleet.helper.expire()
         fleet.send(report)
-        fleet.helper.job(encode_job(os.urandom(16), [as_item(report)]))
+        fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
 
     attempt("a share that claims 1,000", "the proof does not hold", overweight, 0)
     attempt("another report's proof", "proofs are bound to their report", swapped, 0)
@@ -339,28 +339,28 @@ def _granted(fleet: Rehearsal, start_s: int, duration_s: int) -> bool:
     return False
 
 
+class _AnyInterval(Aggregator):
+    """Releases whatever is asked for."""
+
+    def check_release(self, start_s: int, duration_s: int) -> None:
+        """Nothing is refused."""
+
+
+class _CarelessLeader(_AnyInterval, Leader):
+    pass
+
+
+class _CarelessHelper(_AnyInterval, Helper):
+    pass
+
+
 def _careless(interval: tuple[int, int]) -> bool:
     """Whether a fleet without the check of the grid grants the interval."""
     with tempfile.TemporaryDirectory() as directory:
-        fleet = Rehearsal(Path(directory), small_task(), ["a"] * 2)
+        parties = (_CarelessLeader, _CarelessHelper)
+        fleet = Rehearsal(Path(directory), small_task(), ["a"] * 2, parties=parties)
         fleet.send(*(fleet.report(n, [n]) for n in range(2)))
         fleet.close_batch()
-        for party in (fleet.leader, fleet.helper):
-            party.check_release = lambda start_s, duration_s: None  # type: ignore[method-assign]
         granted = _granted(fleet, *interval)
         fleet.close()
     return granted
-
-
-def as_item(report: Report, message: bytes = b"") -> Item:
-    """A report as a leader hands it to the helper, with whatever message it likes."""
-    return Item(
-        report.id,
-        report.time_s,
-        report.node,
-        report.leader_digest,
-        report.public,
-        report.helper,
-        report.signature,
-        message,
-    )

@@ -18,7 +18,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from sonde.fleet.aggregator import Aggregator
+from sonde.fleet import seal
+from sonde.fleet.aggregator import Aggregator, Helper, Leader
 from sonde.fleet.noise import Mechanism, epsilon_of_rho, rho_of_epsilon
 from sonde.fleet.population import Floats
 from sonde.fleet.rehearsal import Rehearsal, small_task
@@ -65,15 +66,28 @@ def views(
     task = replace(
         task, privacy=replace(task.privacy, mechanism=mechanism.kind, scale=mechanism.scale)
     )
-    drawn = Mechanism(mechanism.kind, mechanism.scale * weaken)
+    broken = Mechanism(mechanism.kind, mechanism.scale * weaken)
+    silent = seal.LEADER
+
+    class Watched(Aggregator):
+        """Silent for the reader if its turn has come; else it draws as ever, unless broken."""
+
+        def noise(self) -> list[int]:
+            if self.role == silent:
+                return [0] * BUCKETS
+            return super().noise() if weaken == 1 else broken.sample(BUCKETS)
+
+    class WatchedLeader(Watched, Leader):
+        pass
+
+    class WatchedHelper(Watched, Helper):
+        pass
+
     seen: tuple[list[Floats], list[Floats]] = ([], [])
     with tempfile.TemporaryDirectory() as directory:
-        fleet = Rehearsal(Path(directory), task, ["a"])
+        fleet = Rehearsal(Path(directory), task, ["a"], parties=(WatchedLeader, WatchedHelper))
         for number in range(releases):
-            parties = [fleet.leader, fleet.helper]
-            _replace_noise(parties.pop(number % 2), lambda: [0] * BUCKETS)
-            if weaken != 1:
-                _replace_noise(parties[0], lambda: drawn.sample(BUCKETS))
+            silent = (seal.LEADER, seal.HELPER)[number % 2]
             planted = np.zeros(BUCKETS, dtype=bool)
             planted[rng.permutation(BUCKETS)[: BUCKETS // 2]] = True
             start_s = task.batch_of(int(fleet.now_s))
@@ -83,14 +97,8 @@ def views(
             counts = np.array(fleet.task.aggregation().unshard(shares), dtype=np.float64)
             seen[0].append(counts[~planted])
             seen[1].append(counts[planted])
-            for party in (fleet.leader, fleet.helper):  # both are honest again
-                party.__dict__.pop("noise", None)
         fleet.close()
     return Views(mechanism, epsilon, np.concatenate(seen[0]), np.concatenate(seen[1]))
-
-
-def _replace_noise(party: Aggregator, noise: Callable[[], list[int]]) -> None:
-    party.noise = noise  # type: ignore[method-assign]
 
 
 def canary(seen: Views, confidence: float = CONFIDENCE, control: str = "") -> Attack:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from sonde.errors import SinkError, UsageError
 from sonde.fleet import seal
 from sonde.fleet.aggregator import Refused
+from sonde.fleet.asking import ask
 from sonde.fleet.budget import entry_for, epsilon
 from sonde.fleet.provision import Bundle
 from sonde.fleet.result import Result, make_result
@@ -18,7 +19,6 @@ from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed, Reader, aggregate_binding
 
 _COLLECTED = "releases.json"
-_ANSWER_BYTES = 64 << 20
 _SENSE = 1 << 53
 """No honest sum comes near it; two shares that do not belong together nearly always lie above."""
 
@@ -127,23 +127,14 @@ def post(task: Task, bundle: Bundle, host: str, port: int | None, path: str, bod
     """One authorised request to an aggregator; raises Refused or SinkError."""
     connection = http.client.HTTPSConnection(host, port, context=bundle.client_tls(), timeout=120)
     try:
-        connection.request(
-            "POST",
-            f"/tasks/{task.id.hex()}/{path}",
-            body,
-            {"Authorization": f"Bearer {bundle.token}"},
-        )
-        response = connection.getresponse()
-        answer = response.read(_ANSWER_BYTES)
-        if not response.isclosed():
-            raise http.client.HTTPException("an answer too long")
+        status, answer = ask(connection, task, bundle.token, path, body)
     except (OSError, http.client.HTTPException) as error:
         raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
     finally:
         connection.close()
-    if response.status == 200:
+    if status == 200:
         return answer
     reason, _, detail = answer.decode("utf-8", "replace").partition(": ")
-    if response.status >= 500:
+    if status >= 500:
         raise SinkError(f"the leader failed: {reason}", "try again later")
     raise Refused(reason, detail)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sonde.errors import UsageError
-from sonde.fleet.accuracy import DELTA, DRAWS, noised, rank_in_tenant
+from sonde.fleet.accuracy import DELTA, DRAWS, errors, noised, rank_in_tenant
 from sonde.fleet.budget import entry_for, epsilon
 from sonde.fleet.noise import Mechanism, plan
 from sonde.fleet.population import Population
@@ -101,7 +101,8 @@ def forecast(
             largest = largest[truth[largest] > 0]
             for _ in range(DRAWS // fleets):
                 released = noised(exact[largest], mechanism) * scale
-                totals.append(np.median(np.abs(released - truth[largest]) / truth[largest]))
+                line = errors("", released, exact[largest] * scale, truth[largest], count)
+                totals.append(line.total_median)
         found[loyalty] = float(np.mean(totals))
     whole, hours_long = sum(sizes), periods * period_s / 3600
     stated = mechanism.cost(periods * cap).epsilon

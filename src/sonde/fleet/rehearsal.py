@@ -50,7 +50,10 @@ def small_task(
 
 
 class Rehearsal:
-    """A leader, a helper, a collector and their nodes."""
+    """A leader, a helper, a collector and their nodes.
+
+    `parties`: of which classes the first two are, to see what broken ones do.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Rehearsal:
         wrap: Callable[[Callable[[str, bytes], bytes]], Callable[[str, bytes], bytes]] = lambda p: (
             p
         ),
+        parties: tuple[type[Leader], type[Helper]] = (Leader, Helper),
     ) -> None:
         self.now_s = START_S + 60.0
         keys = [seal.new_key() for _ in range(3)]
@@ -71,19 +75,20 @@ class Rehearsal:
         self.roster = Roster({n.public: t for n, t in zip(self.nodes, tenants, strict=True)})
         verify_key = os.urandom(32)
         self._keys = Keys(keys[0][0], verify_key), Keys(keys[1][0], verify_key)
-        self._directory, self._wrap = directory, wrap
+        self._directory, self._wrap, self._parties = directory, wrap, parties
         self.open()
 
     def open(self) -> None:
         """Starts both parties from what lies on disk, as after a crash."""
-        self.helper = Helper(
+        leader, helper = self._parties
+        self.helper = helper(
             self.task, self._keys[1], self.roster, self._directory / "helper.sqlite", 1, self._clock
         )
 
         def post(path: str, body: bytes) -> bytes:
             return self.helper.job(body) if path == "jobs" else self.helper.release(body)
 
-        self.leader = Leader(
+        self.leader = leader(
             self.task,
             self._keys[0],
             self.roster,

@@ -33,6 +33,7 @@ from aiohttp import web
 
 from sonde.errors import UsageError
 from sonde.fleet.aggregator import Aggregator, Helper, HelperAway, Leader, Refused
+from sonde.fleet.asking import ask
 from sonde.fleet.provision import Bundle
 from sonde.fleet.roster import Roster
 from sonde.fleet.task import Task
@@ -48,7 +49,6 @@ _BATCHES = 24  # read at a time: what uploads may hold of memory
 _CONNECTIONS = 2
 _DRIVERS = 4  # one waits for the helper, others check, store, count
 _JOB_BYTES = 256 << 20
-_ANSWER_BYTES = 64 << 20
 _WORDS_BYTES = 500  # of a refusal
 _IDLE_S = 30  # of a connection that asks nothing, or is not done with asking
 _TOGETHER = 1024  # reports in one request
@@ -95,17 +95,7 @@ class HelperClient:
         while True:
             kept = connection.sock is not None
             try:
-                connection.request(
-                    "POST",
-                    f"/tasks/{self._task.id.hex()}/{path}",
-                    body,
-                    {"Authorization": f"Bearer {self._token}"},
-                )
-                response = connection.getresponse()
-                answer = response.read(_ANSWER_BYTES)
-                if not response.isclosed():
-                    raise http.client.HTTPException("an answer too long")
-                return response.status, answer
+                return ask(connection, self._task, self._token, path, body)
             except (OSError, http.client.HTTPException) as error:
                 connection.close()  # the next request opens it anew
                 if not (kept and isinstance(error, (ConnectionError, ssl.SSLEOFError))):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An aggregator's memory: one SQLite file, one transaction a step, synced before any answer.
+"""What an aggregator remembers: one step of its file (`journal`) for each thing that happens.
 
 Only the bodies of reports that wait for their proof check lie beside it (`spool`).
 
@@ -10,16 +10,14 @@ admitted once, a job is counted once, a batch is released once and its cost is b
 from __future__ import annotations
 
 import sqlite3
-import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sonde.errors import SinkError, UsageError
 from sonde.fleet.budget import Entry
+from sonde.fleet.journal import Journal, count_refusals, mark, set_mark
 from sonde.fleet.spool import Place, Spool
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed, Report
@@ -43,12 +41,8 @@ CREATE TABLE IF NOT EXISTS batch (
 CREATE TABLE IF NOT EXISTS release (
     start INTEGER PRIMARY KEY, answer BLOB NOT NULL,
     gpu_rho REAL, gpu_epsilon REAL, tenant_rho REAL, tenant_epsilon REAL);
-CREATE TABLE IF NOT EXISTS refusal (
-    reason TEXT PRIMARY KEY, count INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS latency (
     job BLOB PRIMARY KEY, count INTEGER NOT NULL, oldest_s REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS mark (
-    name TEXT PRIMARY KEY, value BLOB NOT NULL);
 """
 _OF_A_BATCH = (
     ("batch", "start"),
@@ -83,73 +77,18 @@ class Store:
         self, path: Path, task: Task, tenant_of: Callable[[bytes], str] = lambda node: ""
     ) -> None:
         self._task, self._tenant_of = task, tenant_of
-        self._lock = threading.Lock()
-        self._noting = threading.Lock()
-        self._noted: Counter[str] = Counter()
-        self._waiting: int = 0
-        self._expired_before = 0
-        """Batches that begin before this are forgotten."""
-        self._untidy = True  # what a crash has left in the log
         self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
-        try:
-            path.touch(mode=0o600)
-            path.chmod(0o600)  # what a party holds is nobody else's to read
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA secure_delete=ON")  # no sum of before in a page that is free
-            self._db.executescript(_SCHEMA)
-            self._waiting = len(self._segments())
-            self._expired_before = int(_mark(self._db, "expired before") or 0)
-        except (sqlite3.Error, OSError) as error:
-            raise SinkError(
-                f"cannot open the state at {path}: {error}",
-                "mend its disk and rights; a damaged state is not to be replaced by an older copy",
-            ) from error
+        self._journal = Journal(path, _SCHEMA, self._look)
         self._spool = Spool(path.with_name(f"{path.name}-reports"))
 
+    def _look(self, db: sqlite3.Connection) -> None:
+        self._waiting = len(_segments(db))
+        self._expired_before = int(mark(db, "expired before") or 0)
+        """Batches that begin before this are forgotten."""
+
     def close(self) -> None:
-        if self._noted:
-            with self._transaction():
-                pass
-        self._db.close()
+        self._journal.close()
         self._spool.close()
-
-    @contextmanager
-    def _transaction(
-        self, thorough: bool = False, then: Callable[[], None] = lambda: None
-    ) -> Iterator[sqlite3.Connection]:
-        """One step. A thorough one leaves nothing of it in the log; `then` is done once it is
-        committed, before anyone else comes.
-        """
-        with self._lock:
-            with self._noting:
-                noted = self._noted.copy()
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                _count(self._db, noted)
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:  # a full disk may have ended it
-                    self._db.execute("ROLLBACK")
-                raise
-            with self._noting:
-                self._noted -= noted
-            then()
-            if thorough:
-                self._untidy = True
-                self._tidy()
-
-    def _tidy(self) -> None:
-        """Cuts off the log, so that nothing of before is left in it; while someone else reads the
-        file that cannot be, and is done later.
-        """
-        (busy, *_) = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        self._untidy = bool(busy)
-
-    def _segments(self) -> list[int]:
-        return [segment for (segment,) in self._db.execute("SELECT segment FROM waiting")]
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -172,7 +111,7 @@ class Store:
                 self._fresh.update(taken)
 
         try:
-            with self._transaction(then=keep) as db:
+            with self._journal.step(then=keep) as db:
                 rest = iter(places)
                 for at, (report, _) in enumerate(reports):
                     if reasons[at]:
@@ -187,7 +126,7 @@ class Store:
                         (report.id, self._task.batch_of(report.time_s), now_s, *place),
                     )
                     taken[report.id] = report
-                _count(db, Counter(reason for reason in reasons if reason))
+                count_refusals(db, Counter(reason for reason in reasons if reason))
         except BaseException:
             self._spool.drop(Counter(place.segment for place in places))
             raise
@@ -199,18 +138,22 @@ class Store:
         UsageError if the state was made for another task: its ledger and what it holds of reports
         mean nothing in this one.
         """
-        self._spool.own(self._segments)
-        self._waiting = len(self._segments())
-        with self._transaction(thorough=True) as db:
-            held = _mark(db, "task")
+        self._spool.own(self._held_segments)
+        self._waiting = len(self._held_segments())
+        with self._journal.step(thorough=True) as db:
+            held = mark(db, "task")
             if held is None:
-                db.execute("INSERT INTO mark VALUES ('task', ?)", (self._task.id,))
+                set_mark(db, "task", self._task.id)
         if held is not None and held != self._task.id:
             self.close()
             raise UsageError(
                 "this state belongs to another task",
                 "put task.json back as it was, or begin anew in another directory",
             )
+
+    def _held_segments(self) -> list[int]:
+        with self._journal.reading() as db:
+            return _segments(db)
 
     @property
     def waiting(self) -> int:
@@ -256,19 +199,12 @@ class Store:
 
     def claim(self, claims: Sequence[tuple[bytes, bytes, int]]) -> list[str]:
         """Whether these (id, node, time) could be taken; nothing is booked yet."""
-        with self._lock:
-            self._db.execute("BEGIN")
-            try:
-                return [self._claim(self._db, *claim) for claim in claims]
-            finally:
-                self._db.execute("ROLLBACK")
+        with self._journal.trying() as db:
+            return [self._claim(db, *claim) for claim in claims]
 
     def note_refusals(self, reasons: Counter[str]) -> None:
-        """Counts refusals that took nothing; written with the next step, or a stranger could have
-        the disk synced as often as he likes.
-        """
-        with self._noting:  # never behind a step that waits for the disk
-            self._noted += reasons
+        """Counts refusals that took nothing (`Journal.note`)."""
+        self._journal.note(reasons)
 
     # --- jobs --------------------------------------------------------------------------------
 
@@ -276,7 +212,7 @@ class Store:
         self, new_id: bytes, limit: int, busy: Collection[bytes] = ()
     ) -> tuple[bytes, list[Report]] | None:
         """An unfinished job that nobody is busy with, else a new one of up to `limit` reports."""
-        with self._transaction() as db:
+        with self._journal.step() as db:
             rows = db.execute("SELECT id FROM job WHERE done = 0").fetchall()
             job = next((id_ for (id_,) in rows if id_ not in busy), None)
             if job is None:
@@ -302,7 +238,7 @@ class Store:
         """Takes a report that cannot be read out of the others' way; the segment that had it."""
         (segment,) = db.execute("SELECT segment FROM waiting WHERE id = ?", (id_,)).fetchone()
         db.execute("DELETE FROM waiting WHERE id = ?", (id_,))
-        _count(db, Counter({"lost on disk": 1}))
+        count_refusals(db, Counter({"lost on disk": 1}))
         self._waiting -= 1
         return int(segment)
 
@@ -313,7 +249,7 @@ class Store:
         def forget() -> None:
             self._waiting -= len(gone)
 
-        with self._transaction(then=forget) as db:
+        with self._journal.step(then=forget) as db:
             row = db.execute("SELECT batch, done FROM job WHERE id = ?", (job,)).fetchone()
             if row is None or row[1]:
                 return
@@ -329,7 +265,7 @@ class Store:
                     "INSERT OR REPLACE INTO latency VALUES (?, ?, ?)",
                     (job, len(block.accepted), now_s - oldest_s),
                 )
-            _count(db, Counter(block.refused.values()))
+            count_refusals(db, Counter(block.refused.values()))
         self._spool.drop(Counter(segment for segment, _ in gone))
 
     def _read_back(self, db: sqlite3.Connection, id_: bytes) -> Report | None:
@@ -343,8 +279,8 @@ class Store:
 
     def reply_of(self, job: bytes) -> bytes | None:
         """The helper's stored answer, if it has done this job before."""
-        with self._lock:
-            row = self._db.execute("SELECT reply FROM job WHERE id = ?", (job,)).fetchone()
+        with self._journal.reading() as db:
+            row = db.execute("SELECT reply FROM job WHERE id = ?", (job,)).fetchone()
         return None if row is None else row[0]
 
     def record_job(
@@ -356,13 +292,13 @@ class Store:
         reply: bytes,
     ) -> None:
         """The helper's end of a job: ids booked, sum and answer kept, in one step."""
-        with self._transaction() as db:
+        with self._journal.step() as db:
             for claim in claims:
                 if reason := self._claim(db, *claim):
                     raise SinkError(f"a report of this job was taken meanwhile ({reason})")
             self._add(db, batch, block)
             db.execute("INSERT INTO job VALUES (?, ?, 1, ?)", (job, batch, reply))
-            _count(db, Counter(block.refused.values()))
+            count_refusals(db, Counter(block.refused.values()))
 
     def _add(self, db: sqlite3.Connection, start: int, block: Block) -> None:
         if not block.accepted:
@@ -380,13 +316,13 @@ class Store:
 
     def pending(self, start: int) -> int:
         """Reports of a batch that are not yet through the proof check."""
-        with self._lock:
+        with self._journal.reading() as db:
             query = "SELECT count(*) FROM waiting WHERE batch = ?"
-            return int(self._db.execute(query, (start,)).fetchone()[0])
+            return int(db.execute(query, (start,)).fetchone()[0])
 
     def batch(self, start: int) -> Batch:
-        with self._lock:
-            row = self._db.execute(
+        with self._journal.reading() as db:
+            row = db.execute(
                 "SELECT share, count, checksum FROM batch WHERE start = ?", (start,)
             ).fetchone()
         return Batch(self._task.aggregation().zero(), 0, bytes(32)) if row is None else Batch(*row)
@@ -395,10 +331,8 @@ class Store:
         """The answer that was given for a batch: noise is drawn once and never again. It is empty
         once the batch has expired.
         """
-        with self._lock:
-            row = self._db.execute(
-                "SELECT answer FROM release WHERE start = ?", (start,)
-            ).fetchone()
+        with self._journal.reading() as db:
+            row = db.execute("SELECT answer FROM release WHERE start = ?", (start,)).fetchone()
         return None if row is None else bytes(row[0])
 
     def release(self, start: int, answer: bytes, entry: Entry) -> bytes:
@@ -406,7 +340,7 @@ class Store:
 
         What is forgotten is overwritten, in the file and in its log.
         """
-        with self._transaction(thorough=True) as db:
+        with self._journal.step(thorough=True) as db:
             row = db.execute("SELECT answer FROM release WHERE start = ?", (start,)).fetchone()
             if row is not None:
                 return bytes(row[0])
@@ -440,12 +374,10 @@ class Store:
             for id_, _ in gone:
                 self._fresh.pop(id_, None)
 
-        with self._lock:
-            if before <= self._expired_before:
-                if self._untidy:
-                    self._tidy()
-                return 0
-        with self._transaction(thorough=True, then=forget) as db:
+        if before <= self._expired_before:
+            self._journal.tidy()
+            return 0
+        with self._journal.step(thorough=True, then=forget) as db:
             query = "SELECT coalesce(sum(count), 0) FROM batch WHERE start < ?"
             lost = int(db.execute(query, (before,)).fetchone()[0])
             gone = db.execute(
@@ -458,14 +390,14 @@ class Store:
             for table, column in _OF_A_BATCH:
                 db.execute(f"DELETE FROM {table} WHERE {column} < ?", (before,))
             db.execute("UPDATE release SET answer = x'' WHERE start < ?", (before,))
-            db.execute("INSERT OR REPLACE INTO mark VALUES ('expired before', ?)", (before,))
-            _count(db, Counter({"expired": lost + len(gone)} if lost or gone else {}))
+            set_mark(db, "expired before", before)
+            count_refusals(db, Counter({"expired": lost + len(gone)} if lost or gone else {}))
         self._spool.drop(Counter(segment for _, segment in gone))
         return lost + len(gone)
 
     def ledger(self) -> list[Entry]:
-        with self._lock:
-            rows = self._db.execute(
+        with self._journal.reading() as db:
+            rows = db.execute(
                 "SELECT start, gpu_rho, gpu_epsilon, tenant_rho, tenant_epsilon FROM release "
                 "ORDER BY start"
             ).fetchall()
@@ -474,30 +406,19 @@ class Store:
     # --- status ------------------------------------------------------------------------------
 
     def refusals(self) -> dict[str, int]:
-        with self._lock:
-            stored = Counter(dict(self._db.execute("SELECT reason, count FROM refusal")))
-            with self._noting:
-                return dict(sorted((stored + self._noted).items()))
+        return self._journal.refusals()
 
     def counts(self) -> dict[int, int]:
         """Verified reports a batch that is not yet released."""
-        with self._lock:
-            return dict(self._db.execute("SELECT start, count FROM batch ORDER BY start"))
+        with self._journal.reading() as db:
+            return dict(db.execute("SELECT start, count FROM batch ORDER BY start"))
 
     def latencies(self) -> list[tuple[int, float]]:
         """(reports, seconds since its oldest report was admitted) of each finished job."""
-        with self._lock:
-            return list(self._db.execute("SELECT count, oldest_s FROM latency"))
+        with self._journal.reading() as db:
+            return list(db.execute("SELECT count, oldest_s FROM latency"))
 
 
-def _mark(db: sqlite3.Connection, name: str) -> Any:
-    row = db.execute("SELECT value FROM mark WHERE name = ?", (name,)).fetchone()
-    return None if row is None else row[0]
-
-
-def _count(db: sqlite3.Connection, reasons: Counter[str]) -> None:
-    db.executemany(
-        "INSERT INTO refusal VALUES (?, ?) "
-        "ON CONFLICT (reason) DO UPDATE SET count = count + excluded.count",
-        list(reasons.items()),
-    )
+def _segments(db: sqlite3.Connection) -> list[int]:
+    """Where the bodies of reports lie that wait, one each."""
+    return [segment for (segment,) in db.execute("SELECT segment FROM waiting")]

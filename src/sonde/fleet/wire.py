@@ -88,6 +88,20 @@ class Item:
     signature: bytes
     message: bytes
 
+    @staticmethod
+    def of(report: Report, message: bytes) -> Item:
+        """A report with the leader's first message about it."""
+        return Item(
+            report.id,
+            report.time_s,
+            report.node,
+            report.leader_digest,
+            report.public,
+            report.helper,
+            report.signature,
+            message,
+        )
+
     def signed(self, task: bytes) -> bytes:
         return signed_part(task, self.id, self.time_s, self.public, self.leader_digest, self.helper)
 

@@ -75,18 +75,7 @@ def lead(
             block.refused[report.id] = str(fault)
             continue
         asked.append(at)
-        items.append(
-            Item(
-                report.id,
-                report.time_s,
-                report.node,
-                report.leader_digest,
-                report.public,
-                report.helper,
-                report.signature,
-                message,
-            )
-        )
+        items.append(Item.of(report, message))
     answers: list[bytes | None] = [None] * len(opened)
     replies = exchange(items) if items else []
     for at, reply in zip(asked, replies, strict=True):
