@@ -21,10 +21,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sonde.analyze import delays
 from sonde.analyze import intervals as sets
 from sonde.analyze.causes import CLAIMS, NUMBER, WAITS
 from sonde.analyze.idle import Stalls, State, stalls_of
-from sonde.analyze.intervals import Coverage
+from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.rivals import without_gaps_hidden
 from sonde.model.timeline import F64, I32, I64, U8, CallKind, DeviceKind, Mask, Timeline, Way
 
@@ -57,6 +58,7 @@ class Blame:
         return int(self.stalls.duration_ns[self.cause == NUMBER[key]].sum())
 
 
+HALF = 0.5
 FEW_NS = 100_000_000
 """Samples of this weight, ten at 99 Hz, tell no more than those of all intervals together."""
 _WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
@@ -193,16 +195,25 @@ def _of_thread(
         best[better] = amount[better]
         cause[better] = NUMBER[key]
 
-    rest = launch - start
+    # A thread that is kept from running may be so within the call that launches.
+    held = np.minimum(np.maximum(done[rows], start), end)
+    rest, calling = launch - start, end - launch
     faulted = np.zeros(0, np.int64)
+    claimed: list[tuple[str, Intervals]] = []
     taken = sets.none()
     for key, claim in CLAIMS:
         mine = sets.subtract(claim(timeline, lane), taken)
         if not len(mine):
             continue
-        amount = Coverage(mine).within(start, launch)
-        rest -= amount
+        claimed.append((key, mine))
         taken = sets.joined(taken, mine)
+        coverage = Coverage(mine)
+        amount = coverage.within(start, launch)
+        rest -= amount
+        if key != "copy":  # which is the call itself
+            inside = coverage.within(launch, held)
+            calling -= inside
+            amount += inside
         if key == "page fault":
             faulted = amount
         else:
@@ -213,14 +224,20 @@ def _of_thread(
     claim_for("page fault", moved + faulted if len(faulted) else moved)
     claim_for("host", np.where(path, 0, rest - moved))
     # Once launched, work on a free device starts soon, or the device is not free.
-    kept = np.minimum(np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0), end - launch)
+    kept = np.minimum(np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0), calling)
     claim_for("rival", kept)
-    claim_for("launch", end - launch - kept + np.where(path, rest, 0))
+    claim_for("launch", calling - kept + np.where(path, rest, 0))
 
     ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
     open_to = np.isin(cause, ways)
-    waited = _due_to_a_wait(timeline, stalls, lane, start, end, launch)
-    cause[open_to & waited] = NUMBER["synchronisation"]
+    waits = _device_waits(timeline, stalls, lane)
+    calls = timeline.calls
+    others = np.isin(calls.kind, _ENQUEUES) & (calls.lane != lane)
+    seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
+    owed = delays.debts(seen, waits, stalls.computing, calls.start_ns[others])
+    share, owing = delays.paid(owed, waits, held, end - start)
+    due = open_to & (share >= HALF)
+    cause[due] = owing[due]
     next_op = np.maximum(op[rows], 0)
     to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
         stalls.events.way[next_op] == Way.H2D
@@ -230,27 +247,8 @@ def _of_thread(
     return cause
 
 
-def _due_to_a_wait(
-    timeline: Timeline, stalls: Stalls, lane: int, start: I64, end: I64, launch: I64
-) -> Mask:
-    """Whether each stall is made up for by the thread's last wait for the device."""
-    waits, length = _device_waits(timeline, stalls, lane)
-    if not len(waits):
-        return np.zeros(len(start), bool)
-    last = np.searchsorted(waits, launch, "left") - 1
-    duration = end - start
-    so_far = np.cumsum(duration)
-    index = np.arange(len(start))
-    new = np.ones(len(start), bool)
-    new[1:] = last[1:] != last[:-1]
-    first = np.maximum.accumulate(np.where(new, index, 0))
-    since = so_far - (so_far[first] - duration[first])
-    due: Mask = (last >= 0) & (since - duration // 2 <= length[np.maximum(last, 0)])
-    return due
-
-
-def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> tuple[I64, I64]:
-    """(start, time that the device computed meanwhile) of the thread's waits for the device."""
+def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> Intervals:
+    """Where the thread waited for the device, which computed meanwhile."""
     calls, host = timeline.calls, timeline.host
     kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
     rows = (calls.lane == lane) & np.isin(calls.kind, kinds)
@@ -259,10 +257,9 @@ def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> tuple[I64, I
     begin = np.concatenate([calls.start_ns[rows], host.start_ns[named]])
     end = np.concatenate([calls.end_ns[rows], host.end_ns[named]])
     order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], end[order]
-    length = Coverage(stalls.computing).within(begin, end)
-    waited = length >= WAITED_NS
-    return begin[waited], length[waited]
+    waits = sets.intersect(sets.union(begin[order], end[order]), stalls.window)
+    waited = Coverage(stalls.computing).within(waits.start, waits.end) >= WAITED_NS
+    return Intervals(waits.start[waited], waits.end[waited])
 
 
 def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a thread's waits cost a device beyond the moments in which the device stood still.
+
+A thread that waited W would, without that wait, have gone on W earlier. As long as the device still
+had work, nothing stood still; but what the thread had prepared meanwhile is missing later. So a wait
+leaves its length as a debt, and the stalls that follow are its doing until they have paid it; only
+what is left then is the doing of the code in between.
+
+- A wait for the device itself settles what was owed before it: the device had caught up then.
+- A thread that was kept from running (stopped, preempted, blocked) while it waited for the device
+  would have waited anyway: that part is not owed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sonde.analyze import intervals as sets
+from sonde.analyze.causes import NUMBER
+from sonde.analyze.intervals import Intervals
+from sonde.model.timeline import F64, I64, U8
+
+_OF_THE_PROGRAM = {"input", "allocation", "build"}
+"""Causes that are to blame also where they wait for the device."""
+_LEAST_NS = 2_000
+"""Of a wait that is worth its entry."""
+_SETTLED, _OWED, _PAID = range(3)
+
+
+def debts(
+    claimed: Sequence[tuple[str, Intervals]],
+    waits: Intervals,
+    computing: Intervals,
+    others_launch: I64,
+) -> list[tuple[str, Intervals]]:
+    """Each cause and the waits that it owes for.
+
+    `claimed`: the thread's time by cause, disjoint; `waits`: for the device; `computing`: when that
+    computed; `others_launch`: when other threads asked the device for work.
+    """
+    anyway = sets.intersect(waits, computing)
+    found = []
+    for key, mine in claimed:
+        if key == "synchronisation":
+            continue
+        if key == "lock":  # not where it waited for a thread that fed the device in its place
+            first, last = np.searchsorted(others_launch, (mine.start, mine.end))
+            mine = Intervals(mine.start[first == last], mine.end[first == last])
+        if key == "copy":
+            owed = sets.subtract(mine, waits)
+        else:
+            owed = mine if key in _OF_THE_PROGRAM else sets.subtract(mine, anyway)
+        found.append((key, owed))
+    others = sets.joined(sets.none(), *(owed for key, owed in found if key != "copy"))
+    return [*found, ("synchronisation", sets.subtract(waits, others))]
+
+
+def paid(
+    owed: Sequence[tuple[str, Intervals]], waits: Intervals, at: I64, duration: I64
+) -> tuple[F64, U8]:
+    """For each stall (when what ended it had been launched, its length) the share of it that is
+    owed, and the cause that owes the most of it."""
+    share, cause = np.zeros(len(at)), np.zeros(len(at), np.uint8)
+    time, kind, amount, whose = [waits.start], [np.full(len(waits), _SETTLED)], [], []
+    amount.append(np.zeros(len(waits), np.int64))
+    whose.append(np.full(len(waits), -1))
+    for key, one in owed:
+        length = one.end - one.start
+        keep = length >= _LEAST_NS
+        time.append(one.start[keep])
+        amount.append(length[keep])
+        kind.append(np.full(int(keep.sum()), _OWED))
+        whose.append(np.full(int(keep.sum()), NUMBER[key]))
+    if not sum(len(one) for one in amount[1:]):
+        return share, cause
+    time.append(at)
+    amount.append(duration)
+    kind.append(np.full(len(at), _PAID))
+    whose.append(np.full(len(at), -1))
+    times, kinds = np.concatenate(time), np.concatenate(kind).astype(np.uint8)
+    order = np.lexsort((kinds, times))
+    kinds = kinds[order]
+    amounts = np.concatenate(amount)[order]
+    owner = np.concatenate(whose)[order]
+    # The balance never falls below nothing (a queue's recursion, D. V. Lindley, 1952).
+    lent = np.where(kinds == _OWED, amounts, 0)
+    settled = np.flatnonzero(kinds == _SETTLED)
+    change = lent - np.where(kinds == _PAID, amounts, 0)
+    change[settled] = -np.diff(np.cumsum(lent)[settled], prepend=0)  # no more can be owed by then
+    run = np.cumsum(change)
+    balance = run - np.minimum.accumulate(np.minimum(run, 0))
+    before = np.concatenate([[0], balance[:-1]])
+    row = np.flatnonzero(kinds == _PAID)
+    back = np.concatenate([np.zeros(0, np.int64), order[row] - (len(order) - len(at))])
+    available = before[row]
+    share[back] = np.minimum(available, duration[back]) / np.maximum(duration[back], 1)
+
+    clear = np.maximum.accumulate(np.where(balance == 0, np.arange(len(order)), -1))
+    clear = np.concatenate([[-1], clear[:-1]])[row]
+    most = np.zeros(len(row), np.int64)
+    for key, _ in owed:
+        lent_by = np.cumsum(np.where(owner == NUMBER[key], lent, 0))
+        mine = lent_by[row] - np.where(clear >= 0, lent_by[np.maximum(clear, 0)], 0)
+        better = mine > most
+        most[better] = mine[better]
+        cause[back[better]] = NUMBER[key]
+    return share, cause
