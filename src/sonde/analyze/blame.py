@@ -6,12 +6,11 @@ For a stall [a, b) that ended with an operation whose launch call ran [ls, le) o
 - copies or collectives alone on the device are their own cause;
 - le <= a: the work was there and the device did not take it. Short: latency between kernels; long:
   somebody else had the device;
-- else the host was late, and the question is what T did in [a, ls): the causes of
-  `sonde.analyze.causes` claim that time, the rest is the code that T ran; [ls, b) is the launch.
-  The cause with the largest part has it.
-- **A wait for the device is a cause beyond its own length.** A thread that waited W for the device
-  would, without that wait, have launched W earlier. So stalls that follow it are its doing until
-  they sum to W; the code in between is to blame only for what is left.
+- else the host was late, and the question is what T did until the launch returned or the device
+  began: the causes of `sonde.analyze.causes` claim that time; of the rest, what lies before ls is
+  the code that T ran, and [ls, b) the launch. The cause with the largest part has the stall.
+- **A wait is a cause beyond its own length**: what delayed T while the device still had work is to
+  blame for the stalls that follow, as long as it lasted (`sonde.analyze.delays`).
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class Blame:
         return int(self.stalls.duration_ns[self.cause == NUMBER[key]].sum())
 
 
-HALF = 0.5
 FEW_NS = 100_000_000
 """Samples of this weight, ten at 99 Hz, tell no more than those of all intervals together."""
 _WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
@@ -236,7 +234,8 @@ def _of_thread(
     seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
     owed = delays.debts(seen, waits, stalls.computing, calls.start_ns[others])
     share, owing = delays.paid(owed, waits, held, end - start)
-    due = open_to & (share >= HALF)
+    due = np.flatnonzero(open_to)
+    due = due[delays.dealt(share[due])]
     cause[due] = owing[due]
     next_op = np.maximum(op[rows], 0)
     to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (

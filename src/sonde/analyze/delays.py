@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a thread's waits cost a device beyond the moments in which the device stood still.
 
-A thread that waited W would, without that wait, have gone on W earlier. As long as the device still
-had work, nothing stood still; but what the thread had prepared meanwhile is missing later. So a wait
-leaves its length as a debt, and the stalls that follow are its doing until they have paid it; only
-what is left then is the doing of the code in between.
+A thread that waited W would, without that wait, have gone on W earlier. As long as the device
+still had work, nothing stood still; but what the thread would have prepared meanwhile is missing
+later. So a wait leaves its length as a debt, and the stalls that follow are its doing until they
+have paid it; only what is left then is the doing of the code in between.
 
 - A wait for the device itself settles what was owed before it: the device had caught up then.
 - A thread that was kept from running (stopped, preempted, blocked) while it waited for the device
@@ -20,12 +20,14 @@ import numpy as np
 from sonde.analyze import intervals as sets
 from sonde.analyze.causes import NUMBER
 from sonde.analyze.intervals import Intervals
-from sonde.model.timeline import F64, I64, U8
+from sonde.model.timeline import F64, I64, U8, Mask
 
 _OF_THE_PROGRAM = {"input", "allocation", "build"}
 """Causes that are to blame also where they wait for the device."""
 _LEAST_NS = 2_000
 """Of a wait that is worth its entry."""
+_STAGED_NS = 30_000
+"""A call that asks for a copy and takes longer does a part of the copying itself."""
 _SETTLED, _OWED, _PAID = range(3)
 
 
@@ -49,7 +51,8 @@ def debts(
             first, last = np.searchsorted(others_launch, (mine.start, mine.end))
             mine = Intervals(mine.start[first == last], mine.end[first == last])
         if key == "copy":
-            owed = sets.subtract(mine, waits)
+            long = mine.end - mine.start >= _STAGED_NS
+            owed = sets.subtract(Intervals(mine.start[long], mine.end[long]), waits)
         else:
             owed = mine if key in _OF_THE_PROGRAM else sets.subtract(mine, anyway)
         found.append((key, owed))
@@ -107,3 +110,13 @@ def paid(
         most[better] = mine[better]
         cause[back[better]] = NUMBER[key]
     return share, cause
+
+
+def dealt(share: F64) -> Mask:
+    """Which of the stalls go to what is owed, so that their number comes out by their shares.
+
+    A stall has one cause; where a part of each is owed, every second or third one goes there.
+    """
+    sums = np.floor(np.cumsum(share) + 0.5)
+    up: Mask = np.diff(sums, prepend=0.0) > 0
+    return up

@@ -115,7 +115,7 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
     if called is not None and called.exchanges:
         cuts.append(called)
     exchanging = [one for one in cuts if one.exchanges]
-    # A loop within the step (copies one by one) holds a part of the work; the step holds nearly all.
+    # A loop within the step (copies one by one) holds a part of the work, the step nearly all.
     cut = _shortest([one for one in exchanging if one.work >= WHOLE] or exchanging)
     if cut is None:
         cut = called or _longest(cuts) or _same(single)
