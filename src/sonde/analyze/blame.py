@@ -51,6 +51,8 @@ class Blame:
     """When the launch began that ended the stall; its end where none is known."""
     op: I64
     """Row of `stalls.events` that ended it, -1 none."""
+    delayed_ns: I64
+    """A time in the earlier wait that is to blame for it; -1: the cause lies in the stall."""
 
     def total_ns(self, key: str) -> int:
         """Summed length of the stalls with this cause."""
@@ -113,11 +115,12 @@ def blame(timeline: Timeline, stalls: Stalls) -> Blame:
         "synchronisation"
     ]
 
+    delayed = np.full(count, -1, np.int64)
     late = np.flatnonzero(idle & known & ~queued)
     for one in np.unique(lane[late]):
         rows = late[lane[late] == one]
-        cause[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
-    return Blame(stalls, cause, lane, np.minimum(np.maximum(begin, start), end), op)
+        cause[rows], delayed[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
+    return Blame(stalls, cause, lane, np.minimum(np.maximum(begin, start), end), op, delayed)
 
 
 def _small_d2h(stalls: Stalls) -> Mask:
@@ -180,8 +183,8 @@ _ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET
 
 def _of_thread(
     timeline: Timeline, stalls: Stalls, lane: int, rows: I64, begin: I64, done: I64, op: I64
-) -> U8:
-    """Causes of the stalls (rows) in which one thread was late."""
+) -> tuple[U8, I64]:
+    """Causes of the stalls (rows) in which one thread was late, and `Blame.delayed_ns`."""
     start, end = stalls.start[rows], stalls.end[rows]
     launch = np.minimum(np.maximum(begin[rows], start), end)
     # The best so far, rather than a table of all: stalls come in millions.
@@ -233,17 +236,21 @@ def _of_thread(
     others = np.isin(calls.kind, _ENQUEUES) & (calls.lane != lane)
     seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
     owed = delays.debts(seen, waits, stalls.computing, calls.start_ns[others])
-    share, owing = delays.paid(owed, waits, held, end - start)
+    share, owing, within = delays.paid(owed, waits, held, end - start)
     due = np.flatnonzero(open_to)
     due = due[delays.dealt(share[due])]
     cause[due] = owing[due]
+    delayed = np.full(len(rows), -1, np.int64)
+    delayed[due] = within[due]
     next_op = np.maximum(op[rows], 0)
     to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
         stalls.events.way[next_op] == Way.H2D
     )
     small = np.isin(cause, [NUMBER[key] for key in ("launch", "synchronisation", "copy")])
-    cause[small & to_device & (op[rows] >= 0)] = NUMBER["copy"]
-    return cause
+    copied = small & to_device & (op[rows] >= 0)
+    cause[copied] = NUMBER["copy"]
+    delayed[copied] = -1
+    return cause, delayed
 
 
 def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> Intervals:

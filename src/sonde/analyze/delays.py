@@ -62,10 +62,11 @@ def debts(
 
 def paid(
     owed: Sequence[tuple[str, Intervals]], waits: Intervals, at: I64, duration: I64
-) -> tuple[F64, U8]:
+) -> tuple[F64, U8, I64]:
     """For each stall (when what ended it had been launched, its length) the share of it that is
-    owed, and the cause that owes the most of it."""
+    owed, the cause that owes the most of it, and a time in the last wait of that cause."""
     share, cause = np.zeros(len(at)), np.zeros(len(at), np.uint8)
+    within = np.full(len(at), -1, np.int64)
     time, kind, amount, whose = [waits.start], [np.full(len(waits), _SETTLED)], [], []
     amount.append(np.zeros(len(waits), np.int64))
     whose.append(np.full(len(waits), -1))
@@ -77,7 +78,7 @@ def paid(
         kind.append(np.full(int(keep.sum()), _OWED))
         whose.append(np.full(int(keep.sum()), NUMBER[key]))
     if not sum(len(one) for one in amount[1:]):
-        return share, cause
+        return share, cause, within
     time.append(at)
     amount.append(duration)
     kind.append(np.full(len(at), _PAID))
@@ -105,11 +106,13 @@ def paid(
     most = np.zeros(len(row), np.int64)
     for key, _ in owed:
         lent_by = np.cumsum(np.where(owner == NUMBER[key], lent, 0))
+        last = np.maximum.accumulate(np.where(owner == NUMBER[key], np.arange(len(order)), 0))[row]
         mine = lent_by[row] - np.where(clear >= 0, lent_by[np.maximum(clear, 0)], 0)
         better = mine > most
         most[better] = mine[better]
         cause[back[better]] = NUMBER[key]
-    return share, cause
+        within[back[better]] = (times[order[last]] + amounts[last] // 2)[better]
+    return share, cause, within
 
 
 def dealt(share: F64) -> Mask:
