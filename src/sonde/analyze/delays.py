@@ -67,27 +67,27 @@ def paid(
     owed, the cause that owes the most of it, and a time in the last wait of that cause."""
     share, cause = np.zeros(len(at)), np.zeros(len(at), np.uint8)
     within = np.full(len(at), -1, np.int64)
-    time, kind, amount, whose = [waits.start], [np.full(len(waits), _SETTLED)], [], []
-    amount.append(np.zeros(len(waits), np.int64))
-    whose.append(np.full(len(waits), -1))
+    time, amount = [waits.start], [np.zeros(len(waits), np.int64)]
+    kind, whose = [np.full(len(waits), _SETTLED, np.int8)], [np.full(len(waits), -1, np.int8)]
     for key, one in owed:
         length = one.end - one.start
         keep = length >= _LEAST_NS
+        count = int(keep.sum())
         time.append(one.start[keep])
         amount.append(length[keep])
-        kind.append(np.full(int(keep.sum()), _OWED))
-        whose.append(np.full(int(keep.sum()), NUMBER[key]))
-    if not sum(len(one) for one in amount[1:]):
+        kind.append(np.full(count, _OWED, np.int8))
+        whose.append(np.full(count, NUMBER[key], np.int8))
+    if not any(len(one) for one in amount[1:]):
         return share, cause, within
     time.append(at)
     amount.append(duration)
-    kind.append(np.full(len(at), _PAID))
-    whose.append(np.full(len(at), -1))
-    times, kinds = np.concatenate(time), np.concatenate(kind).astype(np.uint8)
-    order = np.lexsort((kinds, times))
-    kinds = kinds[order]
-    amounts = np.concatenate(amount)[order]
-    owner = np.concatenate(whose)[order]
+    kind.append(np.full(len(at), _PAID, np.int8))
+    whose.append(np.full(len(at), -1, np.int8))
+    times, kinds = np.concatenate(time), np.concatenate(kind)
+    order = np.argsort((times - times.min()) * 4 + kinds, kind="stable")
+    times, kinds = times[order], kinds[order]
+    amounts, owner = np.concatenate(amount)[order], np.concatenate(whose)[order]
+    del time, amount, kind, whose  # events come in millions
     # The balance never falls below nothing (a queue's recursion, D. V. Lindley, 1952).
     lent = np.where(kinds == _OWED, amounts, 0)
     settled = np.flatnonzero(kinds == _SETTLED)
@@ -97,7 +97,7 @@ def paid(
     balance = run - np.minimum.accumulate(np.minimum(run, 0))
     before = np.concatenate([[0], balance[:-1]])
     row = np.flatnonzero(kinds == _PAID)
-    back = np.concatenate([np.zeros(0, np.int64), order[row] - (len(order) - len(at))])
+    back = order[row] - (len(order) - len(at))
     available = before[row]
     share[back] = np.minimum(available, duration[back]) / np.maximum(duration[back], 1)
 
@@ -111,7 +111,7 @@ def paid(
         better = mine > most
         most[better] = mine[better]
         cause[back[better]] = NUMBER[key]
-        within[back[better]] = (times[order[last]] + amounts[last] // 2)[better]
+        within[back[better]] = (times[last] + amounts[last] // 2)[better]
     return share, cause, within
 
 

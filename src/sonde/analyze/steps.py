@@ -36,6 +36,8 @@ WORK = 0.5
 """Share of the device's work that must."""
 CHAIN = 0.5
 """Share of the usual pieces that another usual one must follow."""
+MOST = 0.75
+"""Share of the work that a loop within the step does not have."""
 WHOLE = 0.9
 """Share of the requests and of the work that calls must hold to tell steps."""
 CANDIDATES = 256
@@ -115,8 +117,8 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
     if called is not None and called.exchanges:
         cuts.append(called)
     exchanging = [one for one in cuts if one.exchanges]
-    # A loop within the step (copies one by one) holds a part of the work, the step nearly all.
-    cut = _shortest([one for one in exchanging if one.work >= WHOLE] or exchanging)
+    # A loop within the step (copies one by one) holds a part of the work, the step most of it.
+    cut = _shortest([one for one in exchanging if one.work >= MOST] or exchanging)
     if cut is None:
         cut = called or _longest(cuts) or _same(single)
     if cut is None:
