@@ -138,7 +138,10 @@ class ProcessEvents:
 
     lost: int
     def __init__(self) -> None: ...
-    def wait(self, timeout_ms: int, also: Sequence[int] = ()) -> bool: ...
+    def wait(self, timeout_ms: int, also: Sequence[int] = (), kept_ms: int = 0) -> bool:
+        """Until something happened, or a descriptor of `also` has something to read: True. With
+        `kept_ms`: until a process maps a file that was not passed over; what else happens is looked
+        at no sooner than so long after one another, and kept for `drain`."""
     def filenos(self) -> list[int]: ...
     def drain(self) -> list[tuple[object, ...]]: ...
     def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
@@ -423,6 +426,12 @@ class Taken:
 def unfit_keys(keys: list[bytes]) -> list[int]:
     """Places of the Ed25519 public keys that are no point in its proper encoding, or one of small
     order, under which whoever likes can sign.
+    """
+
+def signed_by(key: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the owner of this Ed25519 public key signed the message.
+
+    False also for what is no key, no signature, or a key of small order.
     """
 
 class Landmarks:

@@ -26,6 +26,7 @@ from sonde import _native, procfs
 from sonde.agent import dull, whose
 from sonde.agent.attaching import Attacher
 from sonde.agent.chosen import collectors_of
+from sonde.agent.demand import Demand
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.group_io import GroupIo
 from sonde.agent.pace import Pace
@@ -134,7 +135,10 @@ class Agent:
         self._map_bytes = self._kernel.memory_bytes() + sum(
             collector.memory_bytes() for collector in self._collectors
         )
-        self._pace = Pace(config, self._collectors)
+        self._demand = (
+            Demand(config, self._collectors) if sink is None and Demand.suits(config) else None
+        )
+        self._pace = self._demand or Pace(config, self._collectors)
         self._metrics = next((it for it in self._collectors if isinstance(it, Metrics)), None)
         self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
@@ -163,7 +167,8 @@ class Agent:
             return None
         from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
 
-        return Outlets(config, self._whose)
+        fresh = self._demand.ask if self._demand is not None else lambda: None
+        return Outlets(config, self._whose, fresh)
 
     def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
         return whose.attributes(self._resolver.process(pid, start_ns))
@@ -252,6 +257,8 @@ class Agent:
             for collector in self._collectors:
                 collector.stop()
             self._unwinding.close()
+            if self._demand is not None:
+                self._demand.close()
             if self._outlets is not None:
                 self._outlets.close()
             self._resolver.close()
@@ -278,15 +285,26 @@ class Agent:
             if stop() or self._pause_asked:
                 return
             longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else self._longest_ms
+            calls = self._calls if self._calls is not None and self._calls.is_used else None
             if self._pace.fds:
-                longest_ms = int(1000 * self._config.rest_s)
-            if self._events.wait(min(int(left_s * 1000) + 1, longest_ms), self._pace.fds):
+                rest_s = self._config.tick_s if calls is not None else self._config.rest_s
+                longest_ms = int(1000 * rest_s)
+            longest_ms = min(int(left_s * 1000) + 1, longest_ms)
+            if self._events.wait(longest_ms, self._pace.fds, self._kept_ms()):
                 if self._pace.is_stirred():
                     return
                 self._hear()
                 time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
             else:
                 self._unwinding.update()
+                if calls is not None and self._demand is not None:
+                    calls.keep_budget()  # a tick may be far
+
+    def _kept_ms(self) -> int:
+        """How long an event may wait to be looked at; those that bear no delay are told at once."""
+        if self._demand is None or self._demand.is_hurried:
+            return 0
+        return int(1000 * self._event_gap_s)
 
     def _hear_early(self, timeout_ms: int) -> None:
         """Before the start; who observes looks at what is there when it starts."""

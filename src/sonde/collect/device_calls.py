@@ -49,7 +49,7 @@ class DeviceCalls:
         self._exit: int | None = None
         self._left_out = 0
         self._hits: dict[int, int] = {}
-        self._drained_s = time.monotonic()
+        self._charged_s = time.monotonic()
         expect_fields(self._bpf, "device_calls", FIELDS)
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class DeviceCalls:
             self._walk = self._bpf.attach("on_walk")
         except OSError as error:
             raise refusal(error) from error
-        self._drained_s = time.monotonic()
+        self._charged_s = time.monotonic()
         self._discovery.scan()
 
     def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
@@ -75,6 +75,11 @@ class DeviceCalls:
         return self._discovery.dull()
 
     @property
+    def is_used(self) -> bool:
+        """Whether some process maps a file with probes on it: then `keep_budget` is due often."""
+        return self._discovery.is_used
+
+    @property
     def backlog(self) -> int:
         """Mapped files not looked at yet: `hear` goes on with them, and so does `drain`."""
         return self._discovery.backlog
@@ -86,11 +91,9 @@ class DeviceCalls:
             self._bpf.walk(self._walk)
         batch = Batch()
         rows = self._bpf.drain("device_calls")
-        now_s = time.monotonic()
         self._add_rows(batch, since_ns, rows)
         self._add_spans(batch, since_ns)
-        self._charge(now_s - self._drained_s)
-        self._drained_s = now_s
+        self.keep_budget()
         self._discovery.tidy()
         for notice in self._probes.notices:
             row = (since_ns, "probe", notice.name, 0, 0, float(notice.value), notice.text)
@@ -183,9 +186,11 @@ class DeviceCalls:
             }
         )
 
-    def _charge(self, elapsed_s: float) -> None:
+    def keep_budget(self) -> None:
         """Hold what the probes cost against their budget: every hit, also of processes that are not
         watched and of calls that another call makes."""
+        before_s, self._charged_s = self._charged_s, time.monotonic()
+        elapsed_s = self._charged_s - before_s
         numbers = list(self._probes.sites)
         now = dict(zip(numbers, self._bpf.sums("hits", numbers), strict=True))
         self._probes.charge({n: now[n] - self._hits.get(n, 0) for n in numbers}, elapsed_s)
