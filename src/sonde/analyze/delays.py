@@ -52,11 +52,11 @@ def debts(
             mine = Intervals(mine.start[first == last], mine.end[first == last])
         if key == "copy":
             long = mine.end - mine.start >= _STAGED_NS
-            owed = sets.subtract(Intervals(mine.start[long], mine.end[long]), waits)
+            owed = sets.subtract(Intervals(mine.start[long], mine.end[long]), anyway)
         else:
             owed = mine if key in _OF_THE_PROGRAM else sets.subtract(mine, anyway)
         found.append((key, owed))
-    others = sets.joined(sets.none(), *(owed for key, owed in found if key != "copy"))
+    others = sets.joined(sets.none(), *(owed for _, owed in found))
     return [*found, ("synchronisation", sets.subtract(waits, others))]
 
 
