@@ -38,6 +38,7 @@ LOADS = Path(__file__).with_name("loads")
 PROGRAMS = {
     "train": [str(LOADS / "torch_steps.py"), "train"],
     "graph": [str(LOADS / "torch_steps.py"), "graph"],
+    "eager": [str(LOADS / "torch_steps.py"), "eager"],
     "opencl": [str(LOADS / "opencl_steps.py")],
     "stub": [str(LOADS / "stub_steps.py")],
 }
