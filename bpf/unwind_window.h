@@ -7,7 +7,7 @@
 #ifndef SONDE_UNWIND_WINDOW_H
 #define SONDE_UNWIND_WINDOW_H
 
-#define WINDOW_WORDS 256     /* a power of 2 */
+#define WINDOW_WORDS 128     /* a power of 2 */
 #define WINDOW_OF_STACK 256  /* bytes at first: most stacks are short; twice as many each time */
 #define WINDOW_OF_FRAMES 512 /* bytes of Python's frames: four or five of them */
 #define SAVED_BYTES 48	     /* registers below a return address */
