@@ -12,6 +12,7 @@ maps it and a process that lives 50 ms is known before it is gone.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import platform
 import resource
@@ -57,6 +58,11 @@ STACKLESS_EVENT_GAP_S = 0.1
 """The same for an agent that only lets metrics out: no mapping of a short process is asked for."""
 CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
+LOOK_S = 0.25
+"""How often to look for what walks ask for, as long as there are news of processes."""
+CALM_AFTER_S = 3.0
+"""Without any, a load is steady: then it is looked at every tick alone. Each waking costs some 0.2
+ms, most of it for memory that has gone from the caches."""
 LOST_EVENTS = "processes.events"
 GC_THRESHOLDS = (10_000, 20, 20)
 """A tick makes thousands of rows, none of which is part of a cycle."""
@@ -121,7 +127,9 @@ class Agent:
             names_code=sink is not None,
         )
         self._group_io = GroupIo(self._resolver.owners.group_path)
-        self._longest_ms = 250 if config.on_cpu or config.off_cpu else 1_000
+        self._looks_closely = config.on_cpu or config.off_cpu
+        self._news_s = 0.0
+        """When a process did something last, or a walk asked for something."""
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
         if sink is None and config.device_time == "off":
             self._event_gap_s = STACKLESS_EVENT_GAP_S
@@ -184,6 +192,7 @@ class Agent:
         self._unwinding.get_ready(family, self._hear_early, program)
         # Not before: while it gets ready nothing is observed.
         self._started_ns = self._tick_ns = time.monotonic_ns()
+        self._news_s = self._started_ns / 1e9
         self._chunk = ChunkBuilder(self._started_ns)
         for collector in self._collectors:
             collector.start()
@@ -195,10 +204,20 @@ class Agent:
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
         gc.set_threshold(*GC_THRESHOLDS)
 
-    def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
-        """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
+    def run(
+        self,
+        stop: Callable[[], bool],
+        on_tick: Callable[[Live], None],
+        until_s: float = math.inf,
+    ) -> None:
+        """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError.
+
+        `stop` is asked when a signal or an event of a process comes, at `until_s` (CLOCK_MONOTONIC),
+        and at every tick.
+        """
         while not stop():
-            self._sleep_until(self._tick_ns / 1e9 + self._pace.tick_s, stop)
+            tick_s = self._tick_ns / 1e9 + self._pace.tick_s
+            self._sleep_until(min(tick_s, until_s), stop)
             if self._pause_asked:
                 self._rest(stop)
                 continue
@@ -210,8 +229,8 @@ class Agent:
             on_tick(self.live())
 
     def pause(self) -> None:
-        """Observe nothing until `resume`. May be called from a signal handler; takes effect within
-        0.25 s."""
+        """Observe nothing until `resume`. May be called from a signal handler, which ends the sleep
+        between ticks."""
         self._pause_asked = True
 
     def resume(self) -> None:
@@ -236,6 +255,7 @@ class Agent:
         for collector in self._collectors:
             collector.resume()
         self._tick_ns = time.monotonic_ns()
+        self._news_s = self._tick_ns / 1e9
         self._paused_ns = self._tick_ns - since_ns
         self._chunk = ChunkBuilder(self._tick_ns)
 
@@ -277,16 +297,23 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else self._longest_ms
-            if self._pace.fds:
-                longest_ms = int(1000 * self._config.rest_s)
-            if self._events.wait(min(int(left_s * 1000) + 1, longest_ms), self._pace.fds):
+            wait_s = min(left_s, self._longest_s())
+            if self._events.wait(int(wait_s * 1000) + 1, self._pace.fds):
                 if self._pace.is_stirred():
                     return
                 self._hear()
                 time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
-            else:
-                self._unwinding.update()
+            elif wait_s < left_s:
+                self._look()
+
+    def _longest_s(self) -> float:
+        """To sleep at a stretch, as long as no process does anything."""
+        if self._pace.fds:
+            return self._config.rest_s
+        if self._unwinding.is_busy:
+            return BUSY_GAP_S
+        is_calm = time.monotonic() > self._news_s + CALM_AFTER_S
+        return LOOK_S if self._looks_closely and not is_calm else math.inf
 
     def _hear_early(self, timeout_ms: int) -> None:
         """Before the start; who observes looks at what is there when it starts."""
@@ -294,9 +321,24 @@ class Agent:
             events = self._events.drain()
             self._resolver.feed(events)
             self._unwinding.hear(events)
+            self._unwinding.update()
 
     def _hear(self) -> None:
+        """What processes did, and what walks ask for."""
+        self._take_in()
+        self._look()
+
+    def _look(self) -> None:
+        if self._unwinding.update():
+            self._news_s = time.monotonic()
+
+    def _take_in(self) -> None:
         events = self._events.drain()
+        if self._device_time is not None:
+            self._device_time.hear(events, looking=not self._privileged)
+        if not events and self._events.lost == self._lost_heard:
+            return
+        self._news_s = time.monotonic()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
@@ -305,8 +347,6 @@ class Agent:
             self._metrics.hear(events)
         if self._attacher is not None:
             self._attacher.hear(events)
-        if self._device_time is not None:
-            self._device_time.hear(events, looking=not self._privileged)
         if self._sink is None and self._calls is not None:  # no mapping is asked for an address
             dull.pass_over(self._events, self._calls)
         if self._events.lost > self._lost_heard:
@@ -323,7 +363,7 @@ class Agent:
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         batches = [collector.drain(since_ns, chunk_ends) for collector in self._collectors]
         # Whom the rows speak of may have come and gone since: hear of them before they are named.
-        self._hear()
+        self._take_in()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.learn(batch.notes, batch.groups)

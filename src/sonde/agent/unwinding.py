@@ -62,12 +62,11 @@ class Unwinding:
         """What processes did."""
         if self._unwinder is not None:
             self._unwinder.hear(events)
-            self._unwinder.update()
 
-    def update(self) -> None:
-        """Tell the kernel what is new; cheap where nothing is."""
-        if self._unwinder is not None:
-            self._unwinder.update()
+    def update(self) -> bool:
+        """Tell the kernel what is new; cheap where nothing is. Returns whether there was
+        something."""
+        return self._unwinder is not None and self._unwinder.update()
 
     def resync(self) -> None:
         """Events were lost."""

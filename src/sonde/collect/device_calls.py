@@ -49,6 +49,8 @@ class DeviceCalls:
         self._exit: int | None = None
         self._left_out = 0
         self._hits: dict[int, int] = {}
+        self._was_hit = False
+        """A site was ever hit."""
         self._drained_s = time.monotonic()
         expect_fields(self._bpf, "device_calls", FIELDS)
 
@@ -82,14 +84,15 @@ class DeviceCalls:
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Totals of each thread by call, weighted stacks, single calls. `to_the_end`: with the time
         so far of calls that have not returned."""
-        if to_the_end and self._walk is not None:
-            self._bpf.walk(self._walk)
         batch = Batch()
-        rows = self._bpf.drain("device_calls")
         now_s = time.monotonic()
-        self._add_rows(batch, since_ns, rows)
-        self._add_spans(batch, since_ns)
-        self._charge(now_s - self._drained_s)
+        hits = self._new_hits()
+        if hits is not None:
+            if to_the_end and self._walk is not None:
+                self._bpf.walk(self._walk)
+            self._add_rows(batch, since_ns, self._bpf.drain("device_calls"))
+            self._add_spans(batch, since_ns)
+            self._probes.charge(hits, now_s - self._drained_s)
         self._drained_s = now_s
         self._discovery.tidy()
         for notice in self._probes.notices:
@@ -183,10 +186,15 @@ class DeviceCalls:
             }
         )
 
-    def _charge(self, elapsed_s: float) -> None:
-        """Hold what the probes cost against their budget: every hit, also of processes that are not
-        watched and of calls that another call makes."""
+    def _new_hits(self) -> dict[int, int] | None:
+        """How often each site was hit since the last call, by processes that are not watched and by
+        calls that another call makes, too; None as long as none ever was: then there is no call,
+        finished or going on, to ask for."""
         numbers = list(self._probes.sites)
         now = dict(zip(numbers, self._bpf.sums("hits", numbers), strict=True))
-        self._probes.charge({n: now[n] - self._hits.get(n, 0) for n in numbers}, elapsed_s)
+        self._was_hit = self._was_hit or any(now.values())
+        if not self._was_hit:
+            return None
+        new = {n: now[n] - self._hits.get(n, 0) for n in numbers}
         self._hits = now
+        return new

@@ -313,7 +313,7 @@ class Resolver:
         names: Sequence[tuple[str, int] | None] = [None] * len(offsets)
         if is_open:
             with suppress(OSError):
-                names = self._symbols.elf(binary.path, offsets)
+                names = self._symbols.elf_open(binary.fd, offsets)
         found = []
         for offset, name in zip(offsets, names, strict=True):
             function = intern(name[0]) if name else ""
