@@ -205,6 +205,14 @@ fn parse(kind: u32, misc: u16, body: &[u8]) -> Option<Happened> {
     }
 }
 
+/// How soon somebody wants to hear of a record.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Never,
+    Later,
+    AtOnce,
+}
+
 /// One record as it came, before it is known whether anybody wants it.
 struct Record {
     time_ns: u64,
@@ -235,12 +243,14 @@ impl Dull {
         self.files.insert(file, (path, Instant::now() + Duration::from_secs_f64(seconds)));
     }
 
-    /// Whether somebody wants it; all records have to be shown, in order of time.
-    fn wants(&mut self, record: &Record, now: Instant) -> bool {
-        if self.files.is_empty() {
-            return true;
-        }
+    /// How soon somebody wants it; all records have to be shown, in order of time. What a process
+    /// maps bears no delay, unless nothing is looked for in that file.
+    fn wants(&mut self, record: &Record, now: Instant) -> Wanted {
         let (body, pid) = (&record.body, u32_at(&record.body, 0));
+        if self.files.is_empty() {
+            let mmap = record.kind == abi::PERF_RECORD_MMAP2;
+            return if mmap { Wanted::AtOnce } else { Wanted::Later };
+        }
         match record.kind {
             abi::PERF_RECORD_COMM => {
                 if u32::from(record.misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0 {
@@ -249,33 +259,35 @@ impl Dull {
                     }
                     self.unnamed.insert(pid);
                 }
-                true
+                Wanted::Later
             }
             abi::PERF_RECORD_EXIT => {
                 if u32_at(body, 8) == pid {
                     self.unnamed.remove(&pid);
                 }
-                true
+                Wanted::Later
             }
             abi::PERF_RECORD_MMAP2 => {
                 let file = (u32_at(body, 32), u32_at(body, 36), u64_at(body, 40));
                 let path = bytes_at(body, 64);
                 let names = file.2 != 0 && path.starts_with(b"/");
-                if self.unnamed.contains(&pid) {
-                    if names {
-                        self.unnamed.remove(&pid);
-                    }
-                    return true;
+                let dull = match self.files.get(&file) {
+                    Some((known, until)) => known == path && *until >= now,
+                    None => file.2 == 0, // no file at all
+                };
+                if !dull {
+                    self.unnamed.remove(&pid);
+                    return Wanted::AtOnce;
                 }
-                if file.2 == 0 {
-                    return false; // no file at all
+                if !self.unnamed.contains(&pid) {
+                    return Wanted::Never;
                 }
-                match self.files.get(&file) {
-                    Some((known, until)) => known != path || *until < now,
-                    None => true,
+                if names {
+                    self.unnamed.remove(&pid);
                 }
+                Wanted::Later
             }
-            _ => true,
+            _ => Wanted::Later,
         }
     }
 }
@@ -285,38 +297,17 @@ impl Dull {
 pub struct ProcessEvents {
     rings: Vec<Ring>,
     dull: Dull,
+    /// Read and not told yet.
+    kept: Vec<Record>,
     lost: u64,
 }
 
-#[pymethods]
+/// Records kept until somebody asks for them.
+const MAX_KEPT: usize = 16_384;
+
 impl ProcessEvents {
-    #[new]
-    fn new() -> PyResult<Self> {
-        let rings = online_cpus()?.into_iter().map(Ring::new).collect::<Result<_>>()?;
-        Ok(Self { rings, dull: Dull::default(), lost: 0 })
-    }
-
-    /// Wait until something happened, or one of the descriptors `also` has something to read, at
-    /// most `timeout_ms`. True where it did.
-    #[pyo3(signature = (timeout_ms, also=vec![]))]
-    fn wait(&self, py: Python<'_>, timeout_ms: i32, also: Vec<i32>) -> bool {
-        let mut fds: Vec<libc::pollfd> = self
-            .filenos()
-            .into_iter()
-            .chain(also)
-            .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 })
-            .collect();
-        // SAFETY: the array is as long as it says. A signal ends the wait early, which is wanted.
-        py.detach(|| unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, timeout_ms) > 0 })
-    }
-
-    /// Descriptors to poll for events.
-    fn filenos(&self) -> Vec<i32> {
-        self.rings.iter().map(|ring| ring.fd.as_raw_fd()).collect()
-    }
-
-    /// All events since the last call that somebody wants, in order of time.
-    fn drain(&mut self) -> Vec<Happened> {
+    /// Read what the kernel has. Returns whether any of it bears no delay.
+    fn read(&mut self) -> bool {
         let mut records = Vec::new();
         let lost = &mut self.lost;
         for ring in &mut self.rings {
@@ -330,9 +321,74 @@ impl ProcessEvents {
             });
         }
         records.sort_by_key(|it| it.time_ns);
-        let now = Instant::now();
-        let wanted = records.iter().filter(|it| self.dull.wants(it, now));
-        wanted.filter_map(|it| parse(it.kind, it.misc, &it.body)).collect()
+        let (now, mut hurries) = (Instant::now(), false);
+        for record in records {
+            let wanted = self.dull.wants(&record, now);
+            hurries |= wanted == Wanted::AtOnce;
+            if wanted != Wanted::Never {
+                self.kept.push(record);
+            }
+        }
+        hurries
+    }
+}
+
+/// How many of these descriptors have something to read within so many ms; below 0 where a signal
+/// ended the wait, which is wanted.
+fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> i32 {
+    // SAFETY: the slice is as long as it says.
+    unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, timeout_ms) }
+}
+
+fn waiting_for(fds: impl IntoIterator<Item = RawFd>) -> Vec<libc::pollfd> {
+    fds.into_iter().map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).collect()
+}
+
+#[pymethods]
+impl ProcessEvents {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let rings = online_cpus()?.into_iter().map(Ring::new).collect::<Result<_>>()?;
+        Ok(Self { rings, dull: Dull::default(), kept: Vec::new(), lost: 0 })
+    }
+
+    /// Wait until something happened, or one of the descriptors `also` has something to read, at
+    /// most `timeout_ms`. True where it did. With `kept_ms` only what bears no delay counts: the
+    /// rest is read no sooner than so long after one another, and kept.
+    #[pyo3(signature = (timeout_ms, also=vec![], kept_ms=0))]
+    fn wait(&mut self, py: Python<'_>, timeout_ms: i32, also: Vec<i32>, kept_ms: i32) -> bool {
+        let mut fds = waiting_for(also.into_iter().chain(self.filenos()));
+        if kept_ms <= 0 {
+            return py.detach(|| poll(&mut fds, timeout_ms)) > 0;
+        }
+        let others = fds.len() - self.rings.len();
+        let until = Instant::now() + Duration::from_millis(timeout_ms.max(0) as u64);
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let left_ms = left.as_micros().div_ceil(1000) as i32;
+            if left_ms == 0 || py.detach(|| poll(&mut fds, left_ms)) <= 0 {
+                return false;
+            }
+            if fds[..others].iter().any(|it| it.revents != 0)
+                || self.read()
+                || self.kept.len() >= MAX_KEPT
+                || py.detach(|| poll(&mut fds[..others], kept_ms.min(left_ms))) != 0
+            {
+                return true;
+            }
+        }
+    }
+
+    /// Descriptors to poll for events.
+    fn filenos(&self) -> Vec<i32> {
+        self.rings.iter().map(|ring| ring.fd.as_raw_fd()).collect()
+    }
+
+    /// All events since the last call that somebody wants, in order of time.
+    fn drain(&mut self) -> Vec<Happened> {
+        self.read();
+        let records = std::mem::take(&mut self.kept);
+        records.iter().filter_map(|it| parse(it.kind, it.misc, &it.body)).collect()
     }
 
     /// Tell no more of mappings of this file by this path, for so many seconds, nor of those of no

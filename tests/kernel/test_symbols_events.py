@@ -263,3 +263,51 @@ def test_mappings_that_nobody_wants_are_not_told_but_the_program_is() -> None:
     for path, file in all_of_them.items():
         events.pass_over(file, path, 0.0)
     assert mapped_by_true(events) == all_of_them
+
+
+def passed_over(events: _native.ProcessEvents) -> list[tuple]:
+    """What came; nothing of what was mapped is to be told of again."""
+    told = events.drain()
+    for event in told:
+        if event[0] == "mmap" and event[9]:
+            events.pass_over(event[7:10], str(event[11]), 60.0)
+    return told
+
+
+def test_what_bears_a_delay_wakes_nobody_and_is_kept() -> None:
+    events = _native.ProcessEvents()
+    mapped_by_true(events)
+    for _ in range(100):  # others map new files, too
+        true = subprocess.Popen(["/bin/true"])
+        true.wait()
+        woken = events.wait(100, [], 10)
+        came = [event[0] for event in passed_over(events) if event[2] == true.pid]
+        if not woken:
+            break
+    assert not woken
+    assert {"fork", "comm", "mmap", "exit"} == set(came)
+
+
+def test_a_file_that_nobody_mapped_before_is_told_at_once(tmp_path: Path) -> None:
+    events = _native.ProcessEvents()
+    mapped_by_true(events)
+    passed_over(events)
+    new = tmp_path / "true"
+    new.write_bytes(Path("/bin/true").read_bytes())
+    new.chmod(0o755)
+    true = subprocess.Popen([new])
+    paths: set[str] = set()
+    while str(new) not in paths:
+        assert events.wait(20_000, [], 10)
+        paths |= {str(event[11]) for event in passed_over(events) if event[0] == "mmap"}
+    true.wait()
+
+
+def test_descriptors_are_heard_while_events_are_kept() -> None:
+    events = _native.ProcessEvents()
+    events.pass_over((0, 0, 1), "/none", 60.0)
+    told = os.eventfd(1)
+    for _ in range(3):
+        subprocess.run(["/bin/true"], check=True)
+        assert events.wait(20_000, [told], 5_000)
+    os.close(told)

@@ -27,6 +27,7 @@ from sonde import _native, procfs
 from sonde.agent import dull, whose
 from sonde.agent.attaching import Attacher
 from sonde.agent.chosen import collectors_of
+from sonde.agent.demand import Demand
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.group_io import GroupIo
 from sonde.agent.pace import Pace
@@ -60,6 +61,8 @@ CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
 LOOK_S = 0.25
 """How often to look for what walks ask for, as long as there are news of processes."""
+STACKLESS_LOOK_S = 1.0
+"""The same where no stacks are taken."""
 CALM_AFTER_S = 3.0
 """Without any, a load is steady: then it is looked at every tick alone. Each waking costs some 0.2
 ms, most of it for memory that has gone from the caches."""
@@ -142,7 +145,10 @@ class Agent:
         self._map_bytes = self._kernel.memory_bytes() + sum(
             collector.memory_bytes() for collector in self._collectors
         )
-        self._pace = Pace(config, self._collectors)
+        self._demand = (
+            Demand(config, self._collectors) if sink is None and Demand.suits(config) else None
+        )
+        self._pace = self._demand or Pace(config, self._collectors)
         self._metrics = next((it for it in self._collectors if isinstance(it, Metrics)), None)
         self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
@@ -171,7 +177,8 @@ class Agent:
             return None
         from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
 
-        return Outlets(config, self._whose)
+        fresh = self._demand.ask if self._demand is not None else lambda: None
+        return Outlets(config, self._whose, fresh)
 
     def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
         return whose.attributes(self._resolver.process(pid, start_ns))
@@ -212,8 +219,8 @@ class Agent:
     ) -> None:
         """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError.
 
-        `stop` is asked when a signal or an event of a process comes, at `until_s` (CLOCK_MONOTONIC),
-        and at every tick.
+        `stop` is asked when a signal or an event of a process comes, at every tick, and at
+        `until_s` (CLOCK_MONOTONIC).
         """
         while not stop():
             tick_s = self._tick_ns / 1e9 + self._pace.tick_s
@@ -272,6 +279,8 @@ class Agent:
             for collector in self._collectors:
                 collector.stop()
             self._unwinding.close()
+            if self._demand is not None:
+                self._demand.close()
             if self._outlets is not None:
                 self._outlets.close()
             self._resolver.close()
@@ -297,23 +306,34 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            wait_s = min(left_s, self._longest_s())
-            if self._events.wait(int(wait_s * 1000) + 1, self._pace.fds):
+            calls = self._calls if self._calls is not None and self._calls.is_used else None
+            wait_s = min(left_s, self._longest_s(calls is not None))
+            wait_ms = int(wait_s * 1000) + 1
+            if self._events.wait(wait_ms, self._pace.fds, self._kept_ms()):
                 if self._pace.is_stirred():
                     return
                 self._hear()
                 time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
             elif wait_s < left_s:
                 self._look()
+                if calls is not None and self._demand is not None:
+                    calls.keep_budget()  # a tick may be far
 
-    def _longest_s(self) -> float:
+    def _longest_s(self, calls_devices: bool) -> float:
         """To sleep at a stretch, as long as no process does anything."""
         if self._pace.fds:
-            return self._config.rest_s
+            return self._config.tick_s if calls_devices else self._config.rest_s
         if self._unwinding.is_busy:
             return BUSY_GAP_S
-        is_calm = time.monotonic() > self._news_s + CALM_AFTER_S
-        return LOOK_S if self._looks_closely and not is_calm else math.inf
+        if not self._looks_closely:
+            return STACKLESS_LOOK_S
+        return LOOK_S if time.monotonic() < self._news_s + CALM_AFTER_S else math.inf
+
+    def _kept_ms(self) -> int:
+        """How long an event may wait to be looked at; those that bear no delay are told at once."""
+        if self._demand is None or self._demand.is_hurried:
+            return 0
+        return int(1000 * self._event_gap_s)
 
     def _hear_early(self, timeout_ms: int) -> None:
         """Before the start; who observes looks at what is there when it starts."""

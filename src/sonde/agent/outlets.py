@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sonde import _native, health
 from sonde.agent.run_metrics import RunMetrics
@@ -35,10 +35,14 @@ Families = list[tuple[Metric, list[Series]]]
 class Outlets:
     """Everything that lets metrics out of this process."""
 
-    def __init__(self, config: Config, whose: Whose) -> None:
-        """Raises UsageError for a bad address, SinkError where it cannot be listened on."""
+    def __init__(
+        self, config: Config, whose: Whose, fresh: Callable[[], None] = lambda: None
+    ) -> None:
+        """`fresh` returns when what is new was taken, or soon anyway; it is called from threads of
+        outlets. Raises UsageError for a bad address, SinkError where it cannot be listened on."""
         self.board = Board(whose)
         self._runs = RunMetrics(self.board)
+        self._fresh = fresh
         self._whose = whose
         self._dcgm_names = config.dcgm_names
         self._host = platform.node()
@@ -91,6 +95,7 @@ class Outlets:
 
     def families(self) -> Families:
         """What there is now."""
+        self._fresh()
         if self.pusher is not None:
             now_ns = time.monotonic_ns()
             done, failed = float(self.pusher.pushed), float(self.pusher.failed)

@@ -16,7 +16,7 @@ class NoEvents:
 
     lost = 0
 
-    def wait(self, timeout_ms: int, also: Sequence[int] = ()) -> bool:
+    def wait(self, timeout_ms: int, also: Sequence[int] = (), kept_ms: int = 0) -> bool:
         """Sleep a little; then somebody may have come."""
         time.sleep(min(timeout_ms, LOOK_MS) / 1000)
         return True

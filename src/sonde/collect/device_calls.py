@@ -51,7 +51,7 @@ class DeviceCalls:
         self._hits: dict[int, int] = {}
         self._was_hit = False
         """A site was ever hit."""
-        self._drained_s = time.monotonic()
+        self._charged_s = time.monotonic()
         expect_fields(self._bpf, "device_calls", FIELDS)
 
     def start(self) -> None:
@@ -61,7 +61,7 @@ class DeviceCalls:
             self._walk = self._bpf.attach("on_walk")
         except OSError as error:
             raise refusal(error) from error
-        self._drained_s = time.monotonic()
+        self._charged_s = time.monotonic()
         self._discovery.scan()
 
     def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
@@ -77,6 +77,11 @@ class DeviceCalls:
         return self._discovery.dull()
 
     @property
+    def is_used(self) -> bool:
+        """Whether some process maps a file with probes on it: then `keep_budget` is due often."""
+        return self._discovery.is_used
+
+    @property
     def backlog(self) -> int:
         """Mapped files not looked at yet: `hear` goes on with them, and so does `drain`."""
         return self._discovery.backlog
@@ -85,15 +90,13 @@ class DeviceCalls:
         """Totals of each thread by call, weighted stacks, single calls. `to_the_end`: with the time
         so far of calls that have not returned."""
         batch = Batch()
-        now_s = time.monotonic()
         hits = self._new_hits()
         if hits is not None:
             if to_the_end and self._walk is not None:
                 self._bpf.walk(self._walk)
             self._add_rows(batch, since_ns, self._bpf.drain("device_calls"))
             self._add_spans(batch, since_ns)
-            self._probes.charge(hits, now_s - self._drained_s)
-        self._drained_s = now_s
+            self._charge(hits)
         self._discovery.tidy()
         for notice in self._probes.notices:
             row = (since_ns, "probe", notice.name, 0, 0, float(notice.value), notice.text)
@@ -186,14 +189,25 @@ class DeviceCalls:
             }
         )
 
+    def keep_budget(self) -> None:
+        """Hold what the probes cost against their budget: every hit, also of processes that are not
+        watched and of calls that another call makes."""
+        hits = self._new_hits()
+        if hits is not None:
+            self._charge(hits)
+
+    def _charge(self, hits: Mapping[int, int]) -> None:
+        before_s, self._charged_s = self._charged_s, time.monotonic()
+        self._probes.charge(hits, self._charged_s - before_s)
+
     def _new_hits(self) -> dict[int, int] | None:
-        """How often each site was hit since the last call, by processes that are not watched and by
-        calls that another call makes, too; None as long as none ever was: then there is no call,
-        finished or going on, to ask for."""
+        """How often each site was hit since the last call; None as long as none ever was: then there
+        is no call, finished or going on, to ask for."""
         numbers = list(self._probes.sites)
         now = dict(zip(numbers, self._bpf.sums("hits", numbers), strict=True))
         self._was_hit = self._was_hit or any(now.values())
         if not self._was_hit:
+            self._charged_s = time.monotonic()
             return None
         new = {n: now[n] - self._hits.get(n, 0) for n in numbers}
         self._hits = now

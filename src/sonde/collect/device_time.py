@@ -134,6 +134,11 @@ class DeviceTime:
         """Processes whose library is read."""
         return self._processes.keys()
 
+    @property
+    def is_carried(self) -> bool:
+        """Whether some process carries the library, or has just mapped it."""
+        return bool(self._processes or self._soon or self._left)
+
     def start(self) -> None:
         """Find the processes that carry the library already."""
         self._look(time.monotonic())

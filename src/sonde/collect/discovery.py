@@ -88,6 +88,11 @@ class Discovery:
         self._examine_waiting(EXAMINE_S)
 
     @property
+    def is_used(self) -> bool:
+        """Whether some process maps a file with probes on it."""
+        return bool(self._files_of)
+
+    @property
     def backlog(self) -> int:
         """Files not looked at yet."""
         return len(self._urgent) + len(self._others)

@@ -58,6 +58,7 @@ class QueueCollector:
         self._following: int | None = None
         self._rest_until_s = 0.0
         self._drained_s = 0.0
+        self._tried = False
         self._delays: list[tuple[int, ...]] = []
         self._queues: list[tuple[int, ...]] = []
 
@@ -123,8 +124,10 @@ class QueueCollector:
             if self._running and now_s >= self._rest_until_s:
                 with suppress(OSError):
                     self._following = self._bpf.attach("on_switch")
+                    self._tried = False
             return
         before = sum(queue[SWITCHES] for queue in self._queues)
+        self._tried = before > 0
         switches = sum(queue[SWITCHES] for queue in queues) - before
         share = switches * SWITCH_S / passed_s / self._cpus
         if share > SWITCH_BUDGET and before:
@@ -156,6 +159,12 @@ class QueueCollector:
             if left < 0:
                 rows.append((time_ns, "sonde.host.runqueue.wait_p99", label, 2**slot / 1e9))
                 return
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether switches are followed again and it is not known yet whether they are too many: to
+        be drained soon."""
+        return self._following is not None and not self._tried
 
     def watch(self) -> int:
         """Have the timer tell, once, when the machine is no longer at rest. Returns a descriptor
