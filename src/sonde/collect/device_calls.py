@@ -201,8 +201,8 @@ class DeviceCalls:
         self._probes.charge(hits, self._charged_s - before_s)
 
     def _new_hits(self) -> dict[int, int] | None:
-        """How often each site was hit since the last call; None as long as none ever was: then there
-        is no call, finished or going on, to ask for."""
+        """How often each site was hit since the last call; None as long as none ever was: then
+        there is no call, finished or going on, to ask for."""
         numbers = list(self._probes.sites)
         now = dict(zip(numbers, self._bpf.sums("hits", numbers), strict=True))
         self._was_hit = self._was_hit or any(now.values())
