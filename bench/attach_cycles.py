@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attach, detach and die beside live PyTorch loops; are they whole, and as fast as before?
 
-    python -m bench.attach_cycles [--modes train,graph] [--cycles 200] [--kills 20]
+    python -m bench.attach_cycles [--modes train,graph,eager] [--cycles 200] [--kills 20]
                                   [--loads 20] [--turns 24] [--out FILE] [--stub]
 
 `--stub`: on a stub of the CUDA driver, without a GPU, to see that it runs.
 
-Loops (training a transformer, replaying a CUDA graph; OpenCL, which needs no GPU) run beside twins
-that nobody touches, with the same seeds. What detaching leaves behind: steps of each loop against
-its twin, turn by turn, before anything was attached and after all is detached. Root.
+Loops (training a transformer, replaying a CUDA graph, launching small kernels one by one; OpenCL,
+which needs no GPU) run beside twins that nobody touches, with the same seeds. What it costs to be
+there, and what detaching leaves behind: steps of each loop against its twin, turn by turn, before
+anything was attached, with the library attached and asked for nothing, and after all was timed,
+killed and detached. Root.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ LOADS = Path(__file__).with_name("loads")
 PROGRAMS = {
     "train": [str(LOADS / "torch_steps.py"), "train"],
     "graph": [str(LOADS / "torch_steps.py"), "graph"],
+    "eager": [str(LOADS / "torch_steps.py"), "eager"],
     "opencl": [str(LOADS / "opencl_steps.py")],
     "stub": [str(LOADS / "stub_steps.py")],
 }
@@ -171,7 +174,7 @@ def kill_recorders(
             assert said.startswith("sonde: recording"), said
         time.sleep(random.uniform(0.2, 1.0))
         for memory in memories:
-            timing += memory.wait_for(abi.Status.TIMING, timeout_s=2).status == abi.Status.TIMING
+            timing += memory.wait_for(abi.Status.TIMING, timeout_s=5).status == abi.Status.TIMING
         for recorder in recorders:
             recorder.kill()
         killed = time.monotonic()
@@ -190,8 +193,8 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--loads", type=int, default=20)
-    parser.add_argument("--modes", default="train,graph", help="train, graph, opencl, stub")
-    parser.add_argument("--turns", type=int, default=24, help="of each loop, before and after")
+    parser.add_argument("--modes", default="train,graph,eager", help="or opencl, stub")
+    parser.add_argument("--turns", type=int, default=24, help="of each loop, each time")
     parser.add_argument("--time", type=float, default=0.35, help="seconds a turn")
     parser.add_argument("--out", type=Path, default=Path("/tmp/attach_cycles.json"))
     parser.add_argument("--stub", action="store_true", help="without a GPU: --modes stub")
@@ -231,6 +234,10 @@ def run(args: argparse.Namespace) -> None:
     out["stops_us"], out["calls"] = stops, calls
     note(began, f"loaded {args.loads} times each")
 
+    attached = in_turns(pairs, args.turns, args.time)
+    out["standing"] = {mode: bound(before[mode], attached[mode]) for mode in modes}
+    note(began, f"attached is timed: {out['standing']}")
+
     memories = [memory_of(loop) for loop in touched]
     row: dict[str, Any] = {"timing": 0, "left": 0}
     for _ in range(args.cycles):
@@ -251,8 +258,9 @@ def run(args: argparse.Namespace) -> None:
         memory.wait_for(abi.Status.LEFT, timeout_s=2)
     after = in_turns(pairs, args.turns, args.time)
     out["after_detach"] = {mode: bound(before[mode], after[mode]) for mode in modes}
-    out["ratios"] = {mode: {"before": before[mode], "after": after[mode]} for mode in modes}
-    note(began, "after is timed")
+    out["ratios"] = {"before": before, "attached": attached, "after": after}
+    note(began, f"after is timed: {out['after_detach']}")
+    args.out.write_text(json.dumps(out, indent=1) + "\n")
 
     for loop in touched:
         loop.say("end")
@@ -280,7 +288,7 @@ def run(args: argparse.Namespace) -> None:
           f"{max(killed['gone_s'], default=0):.2f} s")  # fmt: skip
 
 
-SHOWN = ("calls", "cycles", "after_detach", "identical", "exits")
+SHOWN = ("calls", "cycles", "standing", "after_detach", "identical", "exits")
 
 
 def note(began: float, text: str) -> None:

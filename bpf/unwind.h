@@ -59,6 +59,7 @@ static __always_inline bool start_walk(struct unwind_walk *w, struct task_struct
 	w->has_range = w->is_return = w->in_python = w->python_known = w->signals = 0;
 	w->entering = 0;
 	w->is_first = 1;
+	window_clear(&w->stack, WINDOW_OF_STACK);
 	if (!process) {
 		want(tgid);
 		process = inherited(more);

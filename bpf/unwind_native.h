@@ -54,6 +54,12 @@ static __always_inline bool see_through_trampoline(struct unwind_walk *w, struct
 	return false;
 }
 
+static __always_inline long on_stack(struct unwind_walk *w, struct task_struct *task, u64 *to,
+				     u64 at)
+{
+	return read_stack(&w->stack, task, w->sp, to, at);
+}
+
 /* To the caller by frame pointers. */
 static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct task_struct *task,
 						  u32 why)
@@ -64,7 +70,7 @@ static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct 
 		w->stop = why;
 		return 1;
 	}
-	if (read_user(task, saved, sizeof(saved), w->bp)) {
+	if (on_stack(w, task, &saved[1], w->bp + 8) || on_stack(w, task, &saved[0], w->bp)) {
 		w->stop = why;
 		return 1;
 	}
@@ -131,7 +137,7 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 					struct unwind_memo *memo)
 {
 	struct unwind_rule rule = {};
-	u64 pc = w->pc, look_at = pc - (w->is_return ? 1 : 0), cfa, saved[2], bp;
+	u64 pc = w->pc, look_at = pc - (w->is_return ? 1 : 0), cfa, to, bp;
 	u64 key = memo_key(w, look_at);
 	bool is_known = recall(memo, key, &rule);
 
@@ -188,8 +194,8 @@ mapped:
 		break;
 	case CFA_RSP_DEREF:
 	case CFA_RBP_DEREF:
-		if (read_user(task, &cfa, 8,
-			      (rule.cfa == CFA_RSP_DEREF ? w->sp : w->bp) + rule.offset)) {
+		if (on_stack(w, task, &cfa,
+			     (rule.cfa == CFA_RSP_DEREF ? w->sp : w->bp) + rule.offset)) {
 			w->stop = STOP_MEMORY;
 			return 1;
 		}
@@ -218,33 +224,27 @@ mapped:
 	}
 	if (w->entering && w->entering < cfa)
 		python_of_caller(w, task);
+	if (on_stack(w, task, &to, cfa - 8))
+		goto unreadable;
 	bp = w->bp;
-	if (rule.rbp == RBP_AT_CFA && rule.rbp_offset == -16) { /* beside the return address */
-		if (read_user(task, saved, sizeof(saved), cfa - 16))
-			goto unreadable;
-		bp = saved[0];
-	} else {
-		if (read_user(task, &saved[1], 8, cfa - 8))
-			goto unreadable;
-		if (rule.rbp == RBP_AT_CFA || rule.rbp == RBP_AT_RBP) {
-			u64 at = (rule.rbp == RBP_AT_CFA ? cfa : w->bp) + rule.rbp_offset;
+	if (rule.rbp == RBP_AT_CFA || rule.rbp == RBP_AT_RBP) {
+		u64 at = (rule.rbp == RBP_AT_CFA ? cfa : w->bp) + rule.rbp_offset;
 
-			if (read_user(task, &bp, 8, at))
-				goto unreadable;
-		} else if (rule.rbp == RBP_UNKNOWN) {
-			bp = 0;
-		}
+		if (on_stack(w, task, &bp, at))
+			goto unreadable;
+	} else if (rule.rbp == RBP_UNKNOWN) {
+		bp = 0;
 	}
 	/* A rule may lead to another stack, which may lie below; the steps of a walk are bounded. */
 	if (cfa <= w->sp && !(rule.cfa == CFA_RBP && rule.extra)) {
 		w->stop = STOP_NO_PROGRESS;
 		return 1;
 	}
-	if (!saved[1]) {
+	if (!to) {
 		w->stop = STOP_ENTRY;
 		return 1;
 	}
-	w->pc = saved[1];
+	w->pc = to;
 	w->sp = cfa;
 	w->bp = bp;
 	w->is_return = 1;

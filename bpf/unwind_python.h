@@ -30,6 +30,9 @@ static __always_inline bool python_enter(struct unwind_walk *w, struct task_stru
 		return w->python_frame != 0;
 	w->python_known = 1;
 	w->python_frame = 0;
+	/* 3.10's are objects anywhere in the heap. */
+	window_clear(&w->frames, p->instruction_is_index ? PYTHON_FRAME_BYTES : WINDOW_OF_FRAMES);
+	__builtin_memset(w->codes, 0, sizeof(w->codes));
 	if (!values || read_user(task, key, sizeof(key), p->tss_at) || !key[0])
 		goto none;
 	if (p->tsd_deref != ABSENT) {
@@ -72,8 +75,66 @@ static __always_inline void python_of_caller(struct unwind_walk *w, struct task_
 	}
 }
 
-#define FIELD(w, type, offset)                                                                     \
-	(*(type *)&(w)->frame[(offset) <= PYTHON_FRAME_BYTES - 8 ? (offset) : 0])
+/* What the frame has at an offset; bits behind it are others'. */
+static __always_inline u64 field(const struct unwind_walk *w, u64 frame, u16 offset)
+{
+	u64 word = 0;
+
+	if (offset > PYTHON_FRAME_BYTES - 8)
+		offset = 0;
+	window_get(&w->frames, frame + (offset & ~7), &word);
+	return word >> 8 * (offset & 7);
+}
+
+/* A stretch that ends with the `size` bytes at `at`: what was put there before lies below. */
+static __noinline long window_below(struct unwind_window *v, struct task_struct *task, u64 at,
+				    u32 size)
+{
+	u64 page = at & -(u64)USER_PAGE, end = at + size, from = end - v->next_bytes;
+
+	if (from < page || from > at)
+		from = page;
+	if (end - from > sizeof(v->word))
+		from = end - sizeof(v->word);
+	window_read(v, task, from, end - from);
+	if (!v->words)
+		window_read(v, task, at, size);
+	return 0;
+}
+
+/* Have the frame in w->frames; false where it cannot be read. */
+static __always_inline bool read_frame(struct unwind_walk *w, struct task_struct *task, u64 frame)
+{
+	u64 inside = frame - w->frames.from;
+	u32 bytes = w->frames.words * 8;
+
+	if (frame & 7)
+		return false;
+	if (inside < bytes && bytes - inside >= PYTHON_FRAME_BYTES)
+		return true;
+	window_below(&w->frames, task, frame, PYTHON_FRAME_BYTES);
+	return w->frames.words != 0;
+}
+
+/* The first line of a code object. */
+static __always_inline u32 first_line(struct unwind_walk *w, struct task_struct *task, u64 code)
+{
+	u32 slot = code * 0x9e3779b97f4a7c15ULL >> 60;
+
+	OPAQUE(slot);
+	slot &= PYTHON_CODES - 1;
+	if (!code || w->codes[slot] != code) { /* 0: an empty slot */
+		u32 line = 0;
+
+		if (read_user(task, &line, sizeof(line), code + w->process.python.line)) {
+			count_stop(PYTHON_MEMORY);
+			return 0;
+		}
+		w->lines[slot] = line;
+		w->codes[slot] = code;
+	}
+	return w->lines[slot];
+}
 
 /* One Python frame; the last of an evaluation loop leads back to native frames. */
 static __always_inline long python_step(struct unwind_walk *w, struct task_struct *task)
@@ -81,38 +142,36 @@ static __always_inline long python_step(struct unwind_walk *w, struct task_struc
 	const struct unwind_python *p = &w->process.python;
 	u16 at_previous = p->previous, at_code = p->code, at_instruction = p->instruction;
 	u16 at_owner = p->owner, at_entry = p->entry;
-	u64 code, place_in_code, previous;
+	u64 code, place_in_code, frame = w->python_frame;
 	bool is_last = false;
-	u32 line = 0;
+	u32 line;
 
-	if (!w->python_frame) {
+	if (!frame) {
 		count_stop(PYTHON_NO_FRAME);
 		w->in_python = 0;
 		return 0;
 	}
-	if (read_user(task, w->frame, sizeof(w->frame), w->python_frame)) {
+	if (!read_frame(w, task, frame)) {
 		count_stop(PYTHON_MEMORY);
 		w->python_frame = 0;
 		w->in_python = 0;
 		return 0;
 	}
-	previous = FIELD(w, u64, at_previous);
-	w->python_frame = previous;
+	w->python_frame = field(w, frame, at_previous);
 	if (at_owner != ABSENT) {
-		if (FIELD(w, u8, at_owner) >= p->owner_entry) {
+		if ((u8)field(w, frame, at_owner) >= p->owner_entry) {
 			w->in_python = 0;
 			return 0;
 		}
 	} else {
-		is_last = at_entry == ABSENT || FIELD(w, u8, at_entry);
+		is_last = at_entry == ABSENT || (u8)field(w, frame, at_entry);
 	}
-	code = FIELD(w, u64, at_code) & ~7ULL;
+	code = field(w, frame, at_code) & ~7ULL;
 	if (p->instruction_is_index)
-		place_in_code = FIELD(w, u32, at_instruction);
+		place_in_code = (u32)field(w, frame, at_instruction);
 	else
-		place_in_code = FIELD(w, u64, at_instruction) - code;
-	if (read_user(task, &line, sizeof(line), code + p->line))
-		count_stop(PYTHON_MEMORY);
+		place_in_code = field(w, frame, at_instruction) - code;
+	line = first_line(w, task, code);
 	/* The two words are kept together or not at all. */
 	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
 		return 1;

@@ -8,6 +8,7 @@
 #define UNWIND_PIECES 8	 /* of SONDE_USER_FRAMES words */
 #define UNWIND_SIGNALS 4 /* frames of signal handlers on one stack */
 #define PYTHON_FRAME_BYTES 112
+#define PYTHON_CODES 16 /* a power of 2 */
 #define ABSENT 0xffff
 
 /* Keep the structs in the object's BTF, where the loader reads their size. */
@@ -94,6 +95,20 @@ const volatile u32 unwind_steps = 1200;
 const volatile bool unwind_by_tables = true; /* false: as on kernels that have no bpf_loop */
 const volatile u32 cost_words = 0;	     /* 0: do not measure */
 
+/* Keeps clang from knowing more about a number than the verifier does. */
+#define OPAQUE(x) asm volatile("" : "+r"(x))
+
+static __always_inline long read_user(struct task_struct *task, void *to, u32 size, u64 from)
+{
+#ifdef SONDE_READS_OTHERS
+	return bpf_copy_from_user_task(to, size, (void *)from, task, 0);
+#else
+	return bpf_probe_read_user(to, size, (void *)from);
+#endif
+}
+
+#include "unwind_window.h"
+
 /* The state of a walk: large, so it lies in a map. */
 struct unwind_walk {
 	u64 pc;
@@ -116,7 +131,10 @@ struct unwind_walk {
 	u32 slot;
 	u32 low; /* bounds of a search: here the verifier does not follow every path of it */
 	u32 high;
-	u8 frame[PYTHON_FRAME_BYTES] __attribute__((aligned(8)));
+	u64 codes[PYTHON_CODES]; /* met on this walk, each with its first line */
+	u32 lines[PYTHON_CODES];
+	struct unwind_window stack;
+	struct unwind_window frames; /* Python's */
 	struct sonde_stack pieces[UNWIND_PIECES];
 };
 
@@ -180,14 +198,5 @@ struct unwind_context {
 		*task; /* whose stack it is: the current one, unless SONDE_READS_OTHERS */
 	struct unwind_memo *memo;
 };
-
-static __always_inline long read_user(struct task_struct *task, void *to, u32 size, u64 from)
-{
-#ifdef SONDE_READS_OTHERS
-	return bpf_copy_from_user_task(to, size, (void *)from, task, 0);
-#else
-	return bpf_probe_read_user(to, size, (void *)from);
-#endif
-}
 
 #endif

@@ -15,9 +15,6 @@ static __always_inline struct unwind_chunk *chunk_of(u32 reference)
 	return map ? bpf_map_lookup_elem(map, &first) : NULL;
 }
 
-/* Keeps clang from knowing more about a number than the verifier does. */
-#define OPAQUE(x) asm volatile("" : "+r"(x))
-
 static __always_inline void *place(struct unwind_chunk *chunk, u32 reference, u32 words)
 {
 	u32 at = reference & 0xffff;

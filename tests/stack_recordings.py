@@ -111,6 +111,18 @@ class Walker:
         count = self._library.walk(words, MAX_WORDS, told)
         return Walk(tuple(words[: min(count, MAX_WORDS)]), told[0], told[1], tuple(told[2:]))
 
+    @property
+    def reads(self) -> int:
+        """How often the last walk read memory."""
+        return int(self._library.reads_of_memory())
+
+    def walk_whole_pages(self, recording: Recording) -> Walk:
+        """The stack of a recording whose pages can be read as a whole, as a kernel's can; where
+        nothing was recorded they hold what leads nowhere."""
+        self.load(recording)
+        self._library.use_whole_pages(1)
+        return self.again()
+
     def use_reader(self, reader: Any) -> None:
         """Ask `reader` (a ctypes callback) for memory that no piece has."""
         self._library.use_reader(reader)

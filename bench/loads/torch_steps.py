@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch loop that can be repeated bit by bit: torch_steps.py train|graph."""
+"""A PyTorch loop that can be repeated bit by bit: torch_steps.py train|graph|eager."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from conversation import converse
 from torch import nn
 
-EVERY = {"train": 40, "graph": 400}
+EVERY = {"train": 40, "graph": 400, "eager": 40}
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -37,8 +37,8 @@ def train() -> tuple[Callable[[], None], Callable[[], bytes]]:
     return step, lambda: last.detach().cpu().numpy().tobytes()
 
 
-def graph() -> tuple[Callable[[], None], Callable[[], bytes]]:
-    """A CUDA graph of 100 small kernels, replayed."""
+def small_kernels(replayed: bool) -> tuple[Callable[[], None], Callable[[], bytes]]:
+    """100 small kernels, launched one by one or replayed as a CUDA graph."""
     x = torch.zeros(256, dtype=torch.int64, device=DEVICE)
     y = torch.rand(256, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(5))
 
@@ -49,23 +49,27 @@ def graph() -> tuple[Callable[[], None], Callable[[], bytes]]:
             y.add_(0.001)
             x.add_(2)
 
-    if DEVICE == "cpu":
-        return work, lambda: x.numpy().tobytes() + y.numpy().tobytes()
+    def state() -> bytes:
+        return x.cpu().numpy().tobytes() + y.cpu().numpy().tobytes()
+
+    if not replayed or DEVICE == "cpu":
+        return work, state
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         work()
     torch.cuda.synchronize()
-    replayed = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(replayed):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         work()
-    return replayed.replay, lambda: x.cpu().numpy().tobytes() + y.cpu().numpy().tobytes()
+    return graph.replay, state
 
 
 def main() -> None:
     """Step until told to end."""
     torch.use_deterministic_algorithms(True)
-    step, state = {"train": train, "graph": graph}[sys.argv[1]]()
-    converse(step, state, EVERY[sys.argv[1]])  # a state waits for the device
+    mode = sys.argv[1]
+    step, state = train() if mode == "train" else small_kernels(replayed=mode == "graph")
+    converse(step, state, EVERY[mode])  # a state waits for the device
 
 
 if __name__ == "__main__":

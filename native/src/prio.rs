@@ -358,5 +358,6 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<bundle::Keyring>()?;
     module.add_class::<bundle::Intake>()?;
     module.add_class::<bundle::Taken>()?;
+    module.add_function(wrap_pyfunction!(points::signed_by, module)?)?;
     module.add_function(wrap_pyfunction!(points::unfit_keys, module)?)
 }

@@ -431,6 +431,12 @@ def unfit_keys(keys: list[bytes]) -> list[int]:
     order, under which whoever likes can sign.
     """
 
+def signed_by(key: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the owner of this Ed25519 public key signed the message.
+
+    False also for what is no key, no signature, or a key of small order.
+    """
+
 class Landmarks:
     """Where, in a live process, lies what a remote load needs: addresses."""
 

@@ -99,6 +99,16 @@ def test_rules_that_are_remembered_lead_the_same_way(walker, recording):
     assert walker.again() == first
 
 
+def test_what_lies_beside_the_frames_is_not_taken_for_them(walker, recording):
+    walk = walker.walk_whole_pages(recording)
+    assert walk == walker.walk(recording)
+
+
+def test_frames_that_lie_close_together_are_read_together(walker, recording):
+    walk = walker.walk_whole_pages(recording)
+    assert walker.reads < walk.steps / 2
+
+
 def test_the_functions_are_those_of_the_cpp_program(walker):
     recording = recorded("cpp")
     names = [it.removesuffix(".cold") for it in functions(recording, walker.walk(recording))]

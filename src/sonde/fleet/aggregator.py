@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sonde._native import signed_by
 from sonde.fleet import seal
 from sonde.fleet.budget import BudgetSpent, permit
-from sonde.fleet.roster import Roster, signed_by
+from sonde.fleet.roster import Roster
 from sonde.fleet.store import Batch, Store
 from sonde.fleet.task import Task
 from sonde.fleet.wire import (

@@ -12,8 +12,7 @@ from collections import defaultdict
 from hashlib import sha256
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sonde._native import unfit_keys
 from sonde.errors import UsageError
@@ -35,15 +34,6 @@ class Identity:
 
     def sign(self, message: bytes) -> bytes:
         return self._key.sign(message)
-
-
-def signed_by(node: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the node of this public key signed it."""
-    try:
-        Ed25519PublicKey.from_public_bytes(node).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 class Roster:

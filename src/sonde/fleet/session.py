@@ -25,9 +25,9 @@ from operator import itemgetter
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from sonde._native import Keyring
+from sonde._native import Keyring, signed_by
 from sonde.fleet import seal
-from sonde.fleet.roster import Identity, signed_by
+from sonde.fleet.roster import Identity
 from sonde.fleet.task import Task
 from sonde.fleet.wire import SIGNATURE_BYTES, Malformed, Reader, lp
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from sonde._native import signed_by
 from sonde.fleet import seal, unproved
 from sonde.fleet.collector import join
 from sonde.fleet.crowd import BATCH_S, CHUNK, HOUR_S, PLAIN_CHUNK, Scenario, make_chunk
@@ -26,7 +27,6 @@ from sonde.fleet.engine import Engine, open_engine
 from sonde.fleet.noise import plan
 from sonde.fleet.population import Population, grid
 from sonde.fleet.result import Result
-from sonde.fleet.roster import signed_by
 from sonde.fleet.session import SESSION_S, Sessions
 from sonde.fleet.task import Privacy, Task
 from sonde.fleet.wire import Item, Malformed, Reply, Report

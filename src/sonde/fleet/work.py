@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from sonde._native import signed_by
 from sonde.fleet import seal
-from sonde.fleet.roster import signed_by
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Item, Reply, Report
 

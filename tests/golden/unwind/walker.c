@@ -16,6 +16,7 @@
 #include "../../../bpf/unwind.h"
 
 #define MAX_PIECES_OF_MEMORY 4096
+#define NOT_RECORDED 0xa5
 
 typedef int (*reader)(u64 from, u32 size, void *to);
 
@@ -35,11 +36,24 @@ static struct {
 	u64 stops[STOP_MAX];
 	u64 steps;
 	reader reader;
+	u32 reads;
+	int whole_pages;
 } of;
 
 void use_reader(reader it)
 {
 	of.reader = it;
+}
+
+/* Have pages readable as a whole, as they are: what was not recorded of them is told by its bytes. */
+void use_whole_pages(int on)
+{
+	of.whole_pages = on;
+}
+
+u32 reads_of_memory(void)
+{
+	return of.reads;
 }
 
 void forget_all(void)
@@ -120,10 +134,32 @@ long bpf_loop(u32 count, long (*step)(u32, void *), void *context, u64 flags)
 	return i;
 }
 
+static long read_pages(u64 at, u32 size, u8 *to)
+{
+	for (u64 page = at >> 12; page <= (at + size - 1) >> 12; page++) {
+		u32 i = 0;
+
+		while (i < of.pieces && (page < of.memory[i].from >> 12 ||
+					 page > (of.memory[i].from + of.memory[i].size - 1) >> 12))
+			i++;
+		if (i == of.pieces)
+			return -14;
+	}
+	memset(to, NOT_RECORDED, size);
+	for (u32 i = 0; i < of.pieces; i++)
+		for (u64 k = 0; k < size; k++)
+			if (at + k - of.memory[i].from < of.memory[i].size)
+				to[k] = of.memory[i].bytes[at + k - of.memory[i].from];
+	return 0;
+}
+
 long bpf_probe_read_user(void *to, u32 size, const void *from)
 {
 	u64 at = (u64)from;
 
+	of.reads++;
+	if (of.whole_pages)
+		return read_pages(at, size, to);
 	for (u32 i = 0; i < of.pieces; i++) {
 		u64 inside = at - of.memory[i].from;
 
@@ -170,7 +206,7 @@ u32 walk(u64 *words, u32 most, u64 *told)
 	both.task.tgid = of.process.tgid;
 	memset(of.stops, 0, sizeof(of.stops));
 	memset(&w, 0, sizeof(w));
-	of.steps = 0;
+	of.steps = of.reads = 0;
 	unwind(NULL, &w, &both.task, 0);
 	for (u32 piece = 0; piece <= w.piece && piece < UNWIND_PIECES; piece++) {
 		u32 slots = piece == w.piece ? w.slot : SONDE_USER_FRAMES;

@@ -5,6 +5,7 @@
 
 #define SEC(name)
 #define __always_inline inline __attribute__((always_inline))
+#define __noinline __attribute__((noinline))
 #define __uint(name, value) int(*name)[value]
 #define __type(name, value) typeof(value) *name
 #define __array(name, value) typeof(value) *name[]
