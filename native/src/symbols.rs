@@ -119,8 +119,7 @@ impl Symbolizer {
     #[new]
     #[pyo3(signature = (cache_bytes = 8 << 20))]
     fn new(cache_bytes: usize) -> Self {
-        let files =
-            Files { max_bytes: cache_bytes, ..Default::default() };
+        let files = Files { max_bytes: cache_bytes, ..Default::default() };
         Self { files: Mutex::new(files), kernel: Mutex::default() }
     }
 

@@ -19,6 +19,8 @@ from sonde.collect.host.files import table
 from sonde.collect.host.pressure import stalls
 
 pytestmark = pytest.mark.bpf
+TWO_SECONDS = "import time\ne = time.monotonic() + 2\nwhile time.monotonic() < e: pass"
+"""A program that works for so long."""
 
 
 def first_of(folder: Path, *names: str) -> Path:
@@ -50,7 +52,7 @@ def test_a_quota_that_is_used_up(record):
         quota.write_text("20000 100000" if quota.name == "cpu.max" else "20000")
         with record("--host") as recorder:
             time.sleep(0.3)
-            run("import time\ne = time.monotonic() + 2\nwhile time.monotonic() < e: pass", enter=limited)
+            run(TWO_SECONDS, enter=limited)
             settle()
             truth = table((limited / "cpu.stat").read_bytes())
     mine = {"sonde.cgroup": "/sonde-test-quota"}
@@ -94,7 +96,7 @@ def test_waits_for_a_cpu_are_those_that_threads_had(record):
 
 def test_run_queues_are_looked_at_a_hundred_times_a_second_while_something_runs(record):
     with record("--host") as recorder:
-        run("import time\ne = time.monotonic() + 2\nwhile time.monotonic() < e: pass")
+        run(TWO_SECONDS)
     times = [
         time_ns
         for (time_ns,) in recorder.rows(
