@@ -187,6 +187,7 @@ def _serve(kind: str, seed: int, folder: Path, inward: int, outward: int, end: m
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    os.environ.update(harness.SETTINGS)
     from bench.explain.every_program import built
 
     with contextlib.suppress(OSError):
