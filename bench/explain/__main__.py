@@ -34,6 +34,11 @@ def main() -> int:
         action="store_true",
         help="instead: what Sonde records by itself (bench.explain.own)",
     )
+    parser.add_argument(
+        "--timed-all",
+        action="store_true",
+        help="with --own: also with a budget that lets Sonde time whatever it can",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all runs here, packed")
     args = parser.parse_args()
     if args.own:
