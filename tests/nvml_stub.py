@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping
 from functools import cache
 from importlib.util import find_spec
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+LOOKS_S = 0.025
+"""The stub looks at its answers after 20 ms again."""
 SOURCE = Path(__file__).parent / "programs" / "nvml" / "stub.c"
 
 
@@ -50,6 +53,7 @@ class Stub:
         fresh = self._answers.with_suffix(".new")
         fresh.write_text("".join(lines))
         fresh.replace(self._answers)
+        time.sleep(LOOKS_S)
 
     def forget(self) -> None:
         """Take all answers back."""

@@ -27,6 +27,9 @@ LIMIT_S = 60.0
 TRACED_S = 0.6
 LEAST_STEPS = 10
 """However long they take: a period is not told from three."""
+SETTINGS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+"""Of the programs. JAX would take three quarters of the device's memory, and those beside it, and
+the profiler's own records, would have none."""
 CORES = range(8)
 """Of the programs; what analyses their traces meanwhile keeps to others."""
 
@@ -291,6 +294,7 @@ def disturbing(name: str) -> Iterator[Nothing]:
 def _child(kind: str, seed: int, folder: Path, inward: int, outward: int) -> None:
     """The forked process: never returns."""
     truth: dict[str, Any]
+    os.environ.update(SETTINGS)
     code = 0
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, set(CORES) & os.sched_getaffinity(0))
@@ -358,16 +362,17 @@ def _measure(kind: str, seed: int, folder: Path, say: Any) -> dict[str, Any]:
         profiler.export_chrome_trace(str(folder / "trace.json"))
         marks.append(("export", time.monotonic()))
         work.before_off()
-        off_s = 0.0
+        off_s, stamps_off = 0.0, []
         if work.off is not None:
             with profile(activities=threads, with_stack=True) as profiler:
-                off_s, _ = timed(work.off, len(stamps) - 1)
+                off_s, stamps_off = timed(work.off, len(stamps) - 1)
             profiler.export_chrome_trace(str(folder / "off.json"))
         marks.append(("off", time.monotonic()))
         return {
             "parameters": work.parameters,
             "steps": len(stamps) - 1,
             "stamps_ns": stamps,
+            "stamps_off_ns": stamps_off,
             "step_on_s": on_s,
             "step_off_s": off_s,
             "took": {b[0]: round(b[1] - a[1], 2) for a, b in itertools.pairwise(marks)},

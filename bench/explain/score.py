@@ -41,7 +41,9 @@ class Score:
     share: float
     """Of the time, in points: the planted cause's."""
     truth: float | None
-    """The same by the step times with and without the cause; None where there is no without."""
+    """The same by the steps with and without the cause; None where there is no without."""
+    clock: float | None
+    """The same by the clock around the loops, their ends with them."""
     rest: float
     """What the device waits for without the cause, in points of the step with it."""
     right: bool
@@ -68,14 +70,15 @@ class Score:
 
 
 def score(folder: Path, with_waits: bool = True) -> Score:
-    """Explain one run and compare."""
+    """Explain one run and compare. Raises NothingRanError where a trace is empty."""
     known = json.loads((folder / "truth.json").read_text())
     kind = known["kind"]
     details = EXPECTED[kind][1]
     trace = _file(folder, "trace.json")
     assert trace is not None
     true = truths.of_trace(trace, known.get("stamps_ns"))
-    cost, rest = _measured(folder, known)
+    found = measured(folder, known, true)
+    cost, rest = found.cost, found.rest
     expected = right_bound(kind, cost, rest)
     waits = [folder.parent / known["waits"]] if with_waits else []
     timeline = open_timeline([trace, *waits])
@@ -98,6 +101,7 @@ def score(folder: Path, with_waits: bool = True) -> Score:
         expected=expected,
         share=100 * share,
         truth=None if cost is None else 100 * cost,
+        clock=None if found.clock is None else 100 * found.clock,
         rest=100 * rest,
         right=verdict.bounds[0].key == expected,
         by_name=verdict.bounds[0].key == EXPECTED[kind][0],
@@ -116,15 +120,33 @@ def _file(folder: Path, name: str) -> Path | None:
     return next((path for path in folder.iterdir() if path.name in (name, f"{name}.gz")), None)
 
 
-def _measured(folder: Path, known: dict[str, Any]) -> tuple[float | None, float]:
-    """What the planted cause costs, by the clock, and what the device waits for without it."""
+@dataclass(frozen=True)
+class Measured:
+    """What a run costs, by nothing of Sonde's."""
+
+    cost: float | None
+    """Of the planted cause, in parts of the step: by the device's begin with each step in both
+    traces, or by the clock around both loops where not every step is told."""
+    clock: float | None
+    """By the clock."""
+    rest: float
+    """What the device waits for without the cause, in parts of the step with it."""
+
+
+def measured(folder: Path, known: dict[str, Any], true: truths.Truth) -> Measured:
+    """`true`: of the trace with the cause."""
     on_s, off_s = known["step_on_s"], known["step_off_s"]
     if not off_s or EXPECTED[known["kind"]][0] == "serial":
-        return None, 0.0
-    without = _file(folder, "off.json")
-    if without is None:
-        return 1 - off_s / on_s, known.get("rest", 0.0) / 100
-    return 1 - off_s / on_s, truths.of_trace(without, []).stalled * off_s / on_s
+        return Measured(None, None, 0.0)
+    clock = 1 - off_s / on_s
+    path = _file(folder, "off.json")
+    if path is None:
+        return Measured(known.get("cost", clock), clock, known.get("rest", 0.0) / 100)
+    stamps = known.get("stamps_off_ns", [])
+    without = truths.of_trace(path, stamps)
+    with_ns, without_ns = true.step_ns(known["steps"]), without.step_ns(len(stamps) - 1)
+    cost = 1 - without_ns / with_ns if with_ns and without_ns else clock
+    return Measured(cost, clock, without.stalled * (1 - cost))
 
 
 def _windows(verdict: Verdict, rng: random.Random) -> list[tuple[int, int]]:
@@ -141,10 +163,12 @@ def keep_away() -> None:
 
 
 def scored(folder: Path, keep: bool = False) -> Score:
-    """Score a run, and remove what it left unless the verdict was wrong, or all is kept."""
+    """Score a run, and remove what it left unless something is off, or all is kept."""
     made = score(folder)
-    if keep or not (made.right and made.detail_right):
-        kept.shrink(folder, rest=made.rest)
+    near = (made.blame_error or 0.0) <= WITHIN and (made.step_error or 0.0) <= 0.01
+    if keep or not (made.right and made.detail_right and near):
+        known = {} if made.truth is None else {"cost": made.truth / 100}
+        kept.shrink(folder, rest=made.rest, **known)
     else:
         shutil.rmtree(folder)
     return made
@@ -186,6 +210,7 @@ def table(scores: list[Score]) -> str:
     count = len(scores)
     detail = sum(one.right and one.detail_right for one in scores)
     errors = [one.blame_error for one in scores if one.blame_error is not None]
+    by_clock = [abs(one.share - one.clock) for one in scores if one.clock is not None]
     near = sum(error <= WITHIN for error in errors)
     worst = max((one.sum_error for one in scores), default=0.0)
     costly = [one for one in scores if one.truth is not None and one.kind not in PLANTED]
@@ -200,7 +225,8 @@ def table(scores: list[Score]) -> str:
         f"costs {100 * MATTERS:.0f} % of the step or more {sum(one.by_name for one in costly)} of "
         f"{len(costly)}",
         f"blame within {WITHIN:g} points: {near} of {len(errors)}; "
-        f"median off {sorted(errors)[len(errors) // 2] if errors else 0:.1f} points",
+        f"median off {sorted(errors)[len(errors) // 2] if errors else 0:.1f} points; "
+        f"by the clock around the loops {sum(off <= WITHIN for off in by_clock)}",
         f"blame sums to the stalls within {100 * worst:.4f} %",
         f"idle within 1 point: {sum(one.idle_error <= 1 for one in scores)} of {count}; "
         f"worst {max((one.idle_error for one in scores), default=0):.3f} points",

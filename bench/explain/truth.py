@@ -19,6 +19,12 @@ from typing import Any
 import numpy as np
 
 LEAST = 2
+
+
+class NothingRanError(ValueError):
+    """A trace holds nothing that a device did, so that nothing is known of the run."""
+
+
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _TIMED = re.compile(r"explain/harness\.py\(\d+\): timed$")
@@ -36,6 +42,15 @@ class Truth:
     """Share without a kernel."""
     begins_ns: np.ndarray
     """When the device began with each step of the program, on the trace's clock."""
+
+    def step_ns(self, steps: int) -> float | None:
+        """Mean length of the program's steps on the device; None unless all `steps` are told.
+
+        From the first one's begin to the last one's: the ends of the loop are no part of a step.
+        """
+        if len(self.begins_ns) != steps or steps < LEAST:
+            return None
+        return float(self.begins_ns[-1] - self.begins_ns[0]) / (steps - 1)
 
     def step_error(self, begins_ns: Sequence[int], ends_ns: Sequence[int]) -> float | None:
         """How far the mean length of steps that were found is off that of the program's steps.
@@ -64,7 +79,10 @@ class Truth:
 
 def of_trace(path: Path, stamps_ns: list[int] | None = None) -> Truth:
     """Read a trace. `stamps_ns`: when the program began each step and ended the last (time since
-    1970); without, the calls of the measuring loop in the trace tell; none: no steps."""
+    1970); without, the calls of the measuring loop in the trace tell; none: no steps.
+
+    Raises NothingRanError for a trace without an operation of a device.
+    """
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         trace = json.load(file)
     events = [one for one in trace["traceEvents"] if one.get("ph") == "X"]
@@ -78,6 +96,8 @@ def of_trace(path: Path, stamps_ns: list[int] | None = None) -> Truth:
         for one in events
         if one.get("cat") in _ON_DEVICE and one["ts"] > 0
     )
+    if not ran:
+        raise NothingRanError(f"{path.parent.name}/{path.name} holds no operation of a device")
     whole_us = max(end for _, end, _, _ in ran) - ran[0][0]
     busy_us = _covered([(start, end) for start, end, _, _ in ran])
     computed_us = _covered([(start, end) for start, end, kernel, _ in ran if kernel])

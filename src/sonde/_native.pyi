@@ -4,6 +4,7 @@ Raises OSError with the kernel's number where the kernel refuses.
 """
 
 from collections.abc import Mapping, Sequence
+from mmap import mmap
 
 Row = tuple[int, ...]
 Stack = tuple[int, list[int], list[int], int]
@@ -147,6 +148,60 @@ class ProcessEvents:
     def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
         """Tell no more of mappings of a file (major, minor, inode) by this path for a while, nor of
         those of no file; of the program that a process executes it is told all the same."""
+
+Answer = tuple[int, int, list[int]]
+"""When (CLOCK_MONOTONIC ns), the code that a function returned, and the numbers it wrote."""
+
+class Asker:
+    """The same questions to a C library at every beat, gathered for whoever reads them later."""
+
+    def __init__(self, beat_ns: int) -> None: ...
+    def group(self, name: str) -> int:
+        """A group of questions that rest together; returns its number."""
+
+    def put(
+        self,
+        group: int,
+        function: int,
+        arguments: Sequence[int | None],
+        out: bytes,
+        fields: Sequence[tuple[int, int]],
+        *,
+        silent: int | None = None,
+        telling: int | None = None,
+        every: int = 1,
+    ) -> int:
+        """A question: `function` is the address of an `int f(arguments...)`, one to three integers
+        or pointers; None is that of `out`, which says what it finds there at first; `fields` are
+        offset and size of the numbers wanted of it. Returns its number.
+
+        `silent`: a code that is no news and no answer; then every answer is to be read soon.
+        `telling`: the field that, by a change, tells that a group at rest no longer is. `every`: it
+        is asked at one beat of so many.
+        """
+
+    def ask(self, number: int) -> Answer:
+        """Ask now; from then on it is asked at beats, if it was answered, until it is not."""
+
+    def take(self, number: int) -> list[Answer]:
+        """What was gathered since the last time."""
+
+    def give_up(self, group: int) -> None:
+        """Ask a group no more, and forget what was gathered, until `ask`."""
+
+    def pace(self, group: int, beats: int) -> None:
+        """Ask a group at one beat of so many from now on."""
+
+    def calls(self, group: int) -> bool:
+        """Whether something of a group is to be read soon: what failed, what tells."""
+
+    def hear(self, group: int) -> None:
+        """It is being read."""
+
+    def wait(self, fd: int, until_ns: int, page: mmap | None = None) -> bool:
+        """Go on asking until a time, until `fd` has something to read (True), or until something is
+        to be read soon. The name of the group that is being asked is written to `page`, which must
+        be writable; its last 8 bytes count beats, of which there is one a second at least."""
 
 def encode_chunk(meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]) -> bytes:
     """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values."""

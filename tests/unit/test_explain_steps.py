@@ -289,3 +289,41 @@ def test_steps_alone_have_no_phases():
     training(scene, random.Random(5), 20)
 
     assert not explain(scene.timeline()).verdicts[0].phases
+
+
+def test_a_slow_first_step_is_one_step():
+    """Its allocations part it at stalls; the program's own function does not."""
+    scene = Scene()
+    t, began = 1_000_000.0, []
+    for number in range(30):
+        begin = t
+        began.append(t)
+        for part in ("load", "product", "relu", "product", "relu"):
+            t += 2_000 if number == 0 else 10
+            scene.kernel(t, t + 90, name=part)
+            t += 90
+        scene.python(begin, t, "train.py(7): step")
+        t += 900  # memory is given back and asked for again
+    found = steps_of(scene)
+
+    assert found.operations == 5
+    assert found.duration_ns[0] == pytest.approx((began[1] - began[0] - 1990) * 1000, rel=0.001)
+    assert len(found.duration_ns) == 29
+
+
+def test_a_loop_of_copies_is_not_the_step_though_it_holds_most_of_the_work():
+    scene = Scene()
+    t, began = 1_000_000.0, []
+    for _ in range(12):
+        began.append(t)
+        for _ in range(150):
+            scene.copy(t, t + 4, 256, called=t - 3)
+            scene.sync(t + 2, t + 6)
+            t += 20
+        for name in ("product", "relu"):
+            scene.kernel(t, t + 150, name=name)
+            t += 160
+    found = steps_of(scene)
+
+    assert found.operations == 152
+    assert found.median_ns == pytest.approx((began[1] - began[0]) * 1000, rel=0.01)

@@ -343,7 +343,7 @@ def test_without_room_for_a_process_the_agent_goes_on(monkeypatch):
 
 def gaps(watched):
     """Seconds between the answers to a cheap question."""
-    times = [row[0] for row in watched.metrics if row[1] == "hw.gpu.utilization"]
+    times = [row[0] for row in watched.metrics if row[1] == "sonde.gpu.memory.busy"]
     return [(after - before) / 1e9 for before, after in itertools.pairwise(times)]
 
 

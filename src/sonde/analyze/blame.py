@@ -6,12 +6,11 @@ For a stall [a, b) that ended with an operation whose launch call ran [ls, le) o
 - copies or collectives alone on the device are their own cause;
 - le <= a: the work was there and the device did not take it. Short: latency between kernels; long:
   somebody else had the device;
-- else the host was late, and the question is what T did in [a, ls): the causes of
-  `sonde.analyze.causes` claim that time, the rest is the code that T ran; [ls, b) is the launch.
-  The cause with the largest part has it.
-- **A wait for the device is a cause beyond its own length.** A thread that waited W for the device
-  would, without that wait, have launched W earlier. So stalls that follow it are its doing until
-  they sum to W; the code in between is to blame only for what is left.
+- else the host was late, and the question is what T did until the launch returned or the device
+  began: the causes of `sonde.analyze.causes` claim that time; of the rest, what lies before ls is
+  the code that T ran, and [ls, b) the launch. The cause with the largest part has the stall.
+- **A wait is a cause beyond its own length**: what delayed T while the device still had work is to
+  blame for the stalls that follow, as long as it lasted (`sonde.analyze.delays`).
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sonde.analyze import delays
 from sonde.analyze import intervals as sets
 from sonde.analyze.causes import CLAIMS, NUMBER, WAITS
 from sonde.analyze.idle import Stalls, State, stalls_of
-from sonde.analyze.intervals import Coverage
+from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.rivals import without_gaps_hidden
 from sonde.model.timeline import F64, I32, I64, U8, CallKind, DeviceKind, Mask, Timeline, Way
 
@@ -51,6 +51,8 @@ class Blame:
     """When the launch began that ended the stall; its end where none is known."""
     op: I64
     """Row of `stalls.events` that ended it, -1 none."""
+    delayed_ns: I64
+    """A time in the earlier wait that is to blame for it; -1: the cause lies in the stall."""
 
     def total_ns(self, key: str) -> int:
         """Summed length of the stalls with this cause."""
@@ -113,11 +115,12 @@ def blame(timeline: Timeline, stalls: Stalls) -> Blame:
         "synchronisation"
     ]
 
+    delayed = np.full(count, -1, np.int64)
     late = np.flatnonzero(idle & known & ~queued)
     for one in np.unique(lane[late]):
         rows = late[lane[late] == one]
-        cause[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
-    return Blame(stalls, cause, lane, np.minimum(np.maximum(begin, start), end), op)
+        cause[rows], delayed[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
+    return Blame(stalls, cause, lane, np.minimum(np.maximum(begin, start), end), op, delayed)
 
 
 def _small_d2h(stalls: Stalls) -> Mask:
@@ -180,8 +183,8 @@ _ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET
 
 def _of_thread(
     timeline: Timeline, stalls: Stalls, lane: int, rows: I64, begin: I64, done: I64, op: I64
-) -> U8:
-    """Causes of the stalls (rows) in which one thread was late."""
+) -> tuple[U8, I64]:
+    """Causes of the stalls (rows) in which one thread was late, and `Blame.delayed_ns`."""
     start, end = stalls.start[rows], stalls.end[rows]
     launch = np.minimum(np.maximum(begin[rows], start), end)
     # The best so far, rather than a table of all: stalls come in millions.
@@ -193,16 +196,25 @@ def _of_thread(
         best[better] = amount[better]
         cause[better] = NUMBER[key]
 
-    rest = launch - start
+    # A thread that is kept from running may be so within the call that launches.
+    held = np.minimum(np.maximum(done[rows], start), end)
+    rest, calling = launch - start, end - launch
     faulted = np.zeros(0, np.int64)
+    claimed: list[tuple[str, Intervals]] = []
     taken = sets.none()
     for key, claim in CLAIMS:
         mine = sets.subtract(claim(timeline, lane), taken)
         if not len(mine):
             continue
-        amount = Coverage(mine).within(start, launch)
-        rest -= amount
+        claimed.append((key, mine))
         taken = sets.joined(taken, mine)
+        coverage = Coverage(mine)
+        amount = coverage.within(start, launch)
+        rest -= amount
+        if key != "copy":  # which is the call itself
+            inside = coverage.within(launch, held)
+            calling -= inside
+            amount += inside
         if key == "page fault":
             faulted = amount
         else:
@@ -213,44 +225,36 @@ def _of_thread(
     claim_for("page fault", moved + faulted if len(faulted) else moved)
     claim_for("host", np.where(path, 0, rest - moved))
     # Once launched, work on a free device starts soon, or the device is not free.
-    kept = np.minimum(np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0), end - launch)
+    kept = np.minimum(np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0), calling)
     claim_for("rival", kept)
-    claim_for("launch", end - launch - kept + np.where(path, rest, 0))
+    claim_for("launch", calling - kept + np.where(path, rest, 0))
 
     ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
     open_to = np.isin(cause, ways)
-    waited = _due_to_a_wait(timeline, stalls, lane, start, end, launch)
-    cause[open_to & waited] = NUMBER["synchronisation"]
+    waits = _device_waits(timeline, stalls, lane)
+    calls = timeline.calls
+    others = np.isin(calls.kind, _ENQUEUES) & (calls.lane != lane)
+    seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
+    owed = delays.debts(seen, waits, stalls.computing, calls.start_ns[others])
+    share, owing, within = delays.paid(owed, waits, held, end - start)
+    due = np.flatnonzero(open_to)
+    due = due[delays.dealt(share[due])]
+    cause[due] = owing[due]
+    delayed = np.full(len(rows), -1, np.int64)
+    delayed[due] = within[due]
     next_op = np.maximum(op[rows], 0)
     to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
         stalls.events.way[next_op] == Way.H2D
     )
     small = np.isin(cause, [NUMBER[key] for key in ("launch", "synchronisation", "copy")])
-    cause[small & to_device & (op[rows] >= 0)] = NUMBER["copy"]
-    return cause
+    copied = small & to_device & (op[rows] >= 0)
+    cause[copied] = NUMBER["copy"]
+    delayed[copied] = -1
+    return cause, delayed
 
 
-def _due_to_a_wait(
-    timeline: Timeline, stalls: Stalls, lane: int, start: I64, end: I64, launch: I64
-) -> Mask:
-    """Whether each stall is made up for by the thread's last wait for the device."""
-    waits, length = _device_waits(timeline, stalls, lane)
-    if not len(waits):
-        return np.zeros(len(start), bool)
-    last = np.searchsorted(waits, launch, "left") - 1
-    duration = end - start
-    so_far = np.cumsum(duration)
-    index = np.arange(len(start))
-    new = np.ones(len(start), bool)
-    new[1:] = last[1:] != last[:-1]
-    first = np.maximum.accumulate(np.where(new, index, 0))
-    since = so_far - (so_far[first] - duration[first])
-    due: Mask = (last >= 0) & (since - duration // 2 <= length[np.maximum(last, 0)])
-    return due
-
-
-def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> tuple[I64, I64]:
-    """(start, time that the device computed meanwhile) of the thread's waits for the device."""
+def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> Intervals:
+    """Where the thread waited for the device, which computed meanwhile."""
     calls, host = timeline.calls, timeline.host
     kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
     rows = (calls.lane == lane) & np.isin(calls.kind, kinds)
@@ -259,10 +263,9 @@ def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> tuple[I64, I
     begin = np.concatenate([calls.start_ns[rows], host.start_ns[named]])
     end = np.concatenate([calls.end_ns[rows], host.end_ns[named]])
     order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], end[order]
-    length = Coverage(stalls.computing).within(begin, end)
-    waited = length >= WAITED_NS
-    return begin[waited], length[waited]
+    waits = sets.intersect(sets.union(begin[order], end[order]), stalls.window)
+    waited = Coverage(stalls.computing).within(waits.start, waits.end) >= WAITED_NS
+    return Intervals(waits.start[waited], waits.end[waited])
 
 
 def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:

@@ -78,6 +78,8 @@ def places_of(timeline: Timeline, blame: Blame, key: str, lane: int) -> list[Pla
     for row in chosen.tolist():
         begin, launch = int(stalls.start[row]), int(blame.launch_ns[row])
         at = begin - 500 if key == "synchronisation" else (begin + launch) // 2
+        if blame.delayed_ns[row] >= 0:
+            at = int(blame.delayed_ns[row])
         weights[told(stacks.at(at))] += int(stalls.end[row]) - begin
     whole = sum(weights.values())
     ranked = sorted(weights.items(), key=lambda item: -item[1])

@@ -57,6 +57,7 @@ def without_gaps_hidden(timeline: Timeline, blamed: Blame) -> Blame:
         lane=np.insert(blamed.lane, at, blamed.lane[rows]),
         launch_ns=np.insert(blamed.launch_ns, at, blamed.launch_ns[rows]),
         op=np.insert(blamed.op, at, blamed.op[rows]),
+        delayed_ns=np.insert(blamed.delayed_ns, at, -1),
     )
 
 

@@ -36,6 +36,8 @@ WORK = 0.5
 """Share of the device's work that must."""
 CHAIN = 0.5
 """Share of the usual pieces that another usual one must follow."""
+MOST = 0.75
+"""Share of the work that a loop within the step does not have."""
 WHOLE = 0.9
 """Share of the requests and of the work that calls must hold to tell steps."""
 CANDIDATES = 256
@@ -109,10 +111,14 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
     called = _by_calls(timeline, single)
     # Stalls also part what one call of the program asks for (a thread that must wait for a lock).
     least = called.operations if called is not None else 0
-    cuts += [one for one in _at_stalls(stalls, single) if one.operations >= least]
+    exact = cuts if called is None else [called, *cuts]
+    parted = [one for one in _at_stalls(stalls, single) if one.operations >= least]
+    cuts += [_as_exact(one, exact) for one in parted]
     if called is not None and called.exchanges:
         cuts.append(called)
-    cut = _shortest([one for one in cuts if one.exchanges])
+    exchanging = [one for one in cuts if one.exchanges]
+    # A loop within the step (copies one by one) holds a part of the work, the step most of it.
+    cut = _shortest([one for one in exchanging if one.work >= MOST] or exchanging)
     if cut is None:
         cut = called or _longest(cuts) or _same(single)
     if cut is None:
@@ -234,6 +240,17 @@ def _at_stalls(stalls: Stalls, sequence: _Sequence) -> list[_Cut]:
         return []
     cut = _cut(_Sums(sequence), at)
     return [replace(cut, exchanges=True)] if cut is not None and cut.covered >= WHOLE else []
+
+
+def _as_exact(parted: _Cut, exact: list[_Cut]) -> _Cut:
+    """The cut that calls or requests make into steps of this size, where one is as regular.
+
+    Stalls tell how large a step is; but one may be missing, or come twice in a slow step.
+    """
+    for one in exact:
+        if one.operations == parted.operations and one.covered >= parted.covered:
+            return replace(one, exchanges=True)
+    return parted
 
 
 def _same(single: _Sequence) -> _Cut | None:

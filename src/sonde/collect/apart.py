@@ -2,15 +2,16 @@
 """A source in a process of its own: `python -m sonde.collect.apart MODULE:CLASS ASKING_FD`.
 
 Both ends of it are here. The child asks its source and writes what it says to standard output, a
-message at least once a second:
+message a second while there is something to say:
 
     u32 length | marshal of (strings, rows, events, left out)
 
 where a row is (time_ns, index of series, index of labels, value) into the strings. It never waits
 for the parent: what the pipe does not take is dropped and counted. In a page of memory that both
-share stands the question that is being asked, so that a hang has a name. A byte on its standard
-input says that somebody is about to use a device. The child ends with its parent, or when its
-standard input closes.
+share stands the question that is being asked, so that a hang has a name, and at its end a count
+that goes on as long as the child does, whether it has something to say or not. A byte on its
+standard input says that somebody is about to use a device. The child ends with its parent, or when
+its standard input closes.
 """
 
 from __future__ import annotations
@@ -32,15 +33,24 @@ import sys
 import time
 from collections.abc import Callable
 
-from sonde.collect.polling import RETRY_FIRST_S, RETRY_LAST_S, Points, Schedule, Source
+from sonde.collect.polling import (
+    RETRY_FIRST_S,
+    RETRY_LAST_S,
+    Gathering,
+    Points,
+    Schedule,
+    Source,
+)
 from sonde.metrics import MetricRow, labels
 
 PAGE = 4096
+COUNT_BYTES = 8
+"""At the end of the page."""
 PIPE_BYTES = 1 << 20
 MESSAGE_MAX_BYTES = 16 << 20
 SAY_EVERY_S = 1.0
 SILENT_S = 3.0
-"""A child that says nothing for this long hangs."""
+"""A child that does not count for this long hangs."""
 STIR = b"!"
 """What the parent writes where somebody is about to use a device."""
 STARTS_IN_S = 10.0
@@ -49,6 +59,7 @@ GIVEN_UP_MAX = 3
 """Children that could not even be killed (stuck in the driver) before no more are started."""
 
 _LENGTH = struct.Struct("<I")
+_COUNT = struct.Struct("=Q")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -92,6 +103,7 @@ class Apart:
         self._given_up: list[subprocess.Popen[bytes]] = []
         self._buffer = bytearray()
         self._heard_s = 0.0
+        self._count = b""
         self._silent_since_s = 0.0
         """0 while it answers."""
         self._pause_s = RETRY_FIRST_S
@@ -128,6 +140,8 @@ class Apart:
         elif ended is not None:
             how = f"killed by signal {-ended}" if ended < 0 else f"ended with {ended}"
             self._replace(points, now_s, f"its process was {how}" if ended < 0 else how)
+        elif self._counts():
+            self._heard_s = max(self._heard_s, now_s)
         elif now_s > self._heard_s + SILENT_S:
             self._replace(points, now_s, f"does not answer{self._question()}")
         return points
@@ -170,6 +184,7 @@ class Apart:
             os.ftruncate(self._page_fd, PAGE)
             self._page = mmap.mmap(self._page_fd, PAGE)
         self._page[:1] = b"\0"
+        self._count = self._page[-COUNT_BYTES:]
         self._buffer.clear()
         arguments = ["-m", "sonde.collect.apart", self._source, str(self._page_fd)]
         child = subprocess.Popen(
@@ -211,8 +226,13 @@ class Apart:
             said = True
         return said
 
+    def _counts(self) -> bool:
+        """Whether it went on since the last look."""
+        before, self._count = self._count, self._page[-COUNT_BYTES:]
+        return self._count != before
+
     def _question(self) -> str:
-        asked = self._page[:PAGE].split(b"\0", 1)[0].decode(errors="replace")
+        asked = self._page[:-COUNT_BYTES].split(b"\0", 1)[0].decode(errors="replace")
         return f": it hangs in {asked}" if asked else ""
 
     def _replace(self, points: Points, now_s: float, reason: str) -> None:
@@ -252,28 +272,36 @@ class Asked:
     """The child's end of the shared page."""
 
     def __init__(self, fd: int) -> None:
-        self._page = mmap.mmap(fd, PAGE)
+        self.page = self._page = mmap.mmap(fd, PAGE)
         self._texts: dict[str, bytes] = {}
 
     def __call__(self, name: str) -> None:
         text = self._texts.get(name)
         if text is None:
-            text = self._texts[name] = name.encode()[: PAGE - 1] + b"\0"
+            text = self._texts[name] = name.encode()[: PAGE - COUNT_BYTES - 1] + b"\0"
         self._page[: len(text)] = text
+
+    def count(self) -> None:
+        """Show that we go on."""
+        (before,) = _COUNT.unpack_from(self._page, PAGE - COUNT_BYTES)
+        _COUNT.pack_into(self._page, PAGE - COUNT_BYTES, (before + 1) % 2**64)
 
 
 def serve(source: Source, asking: Asked, out: int) -> None:
     """Ask the source until the parent goes away; `out` is where to say what it says."""
     os.set_blocking(out, False)
-    schedule = Schedule(source, asking=asking)
+    schedule = Schedule(source, asking=asking, spent=time.process_time)
     points, left_out, pending = Points(), 0, b""
-    parent = select.poll()  # made once: waking up is most of what a device at rest costs
-    parent.register(sys.stdin, select.POLLIN)
+    parent = sys.stdin.fileno()
+    waiting = select.poll()
+    waiting.register(parent, select.POLLIN)
+    gathering = source if isinstance(source, Gathering) else None
     say_at_s = 0.0
     while True:
         due_ns = schedule.run_due(points)
+        asking.count()
         now_s = time.monotonic()
-        if now_s >= say_at_s or points.events:  # events are told at once
+        if points.events or (now_s >= say_at_s and (points.metrics or pending)):
             say_at_s = (now_s // SAY_EVERY_S + 1) * SAY_EVERY_S  # with what is due then
             if pending:
                 left_out += len(points.metrics)
@@ -281,9 +309,15 @@ def serve(source: Source, asking: Asked, out: int) -> None:
                 pending, left_out = pack(points, left_out), 0
             points = Points()
             pending = _write(out, pending)
-        wait_s = min(due_ns / 1e9, say_at_s) - time.monotonic()
-        if parent.poll(max(1.0, math.ceil(1000 * wait_s))):
-            if not os.read(sys.stdin.fileno(), PAGE):
+        until_s = min(due_ns / 1e9, say_at_s if points.metrics or pending else math.inf)
+        if gathering is not None:
+            is_told = gathering.wait(parent, int(until_s * 1e9), asking.page)
+        else:
+            until_s = min(until_s, now_s + SAY_EVERY_S)  # to count
+            wait_s = until_s - time.monotonic()
+            is_told = bool(waiting.poll(max(1.0, math.ceil(1000 * wait_s))))
+        if is_told:
+            if not os.read(parent, PAGE):
                 schedule.close()
                 return
             schedule.stir()

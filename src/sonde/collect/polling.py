@@ -20,7 +20,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from mmap import mmap
+from typing import Protocol, runtime_checkable
 
 from sonde.collect.collector import TableRow
 from sonde.metrics import COSTS, MetricRow, labels
@@ -71,6 +72,10 @@ class Poll:
     """Whether what it asks about does nothing."""
     rest_s: float = STEADY_S
     """The period then, where it is longer."""
+    calls: Callable[[], bool] = lambda: False
+    """Whether an answer is there that cannot wait for its time."""
+    paced: Callable[[bool], None] = lambda _: None
+    """Told whether what it asks about is at rest, where that was found to change."""
 
 
 class Source(Protocol):
@@ -87,6 +92,15 @@ class Source(Protocol):
 
     def close(self) -> None:
         """Let go of everything; must not raise."""
+
+
+@runtime_checkable
+class Gathering(Protocol):
+    """A source that asks some of its questions while nobody reads the answers."""
+
+    def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
+        """Ask, until a time (CLOCK_MONOTONIC), until `fd` has something to read (True), or until a
+        poll `calls`. `page` as `sonde.collect.apart` has it."""
 
 
 class Gap:
@@ -149,6 +163,12 @@ class _Turn:
     rests: bool = False
     """It is due later than it would be, because what it asks about did nothing."""
 
+    def rest(self, rests: bool) -> None:
+        """From now on, or no longer."""
+        if rests != self.rests:
+            self.rests = rests
+            self.poll.paced(rests)
+
 
 class Schedule:
     """Asks one source, each poll at its own pace. Not safe to share between threads."""
@@ -158,8 +178,11 @@ class Schedule:
         source: Source,
         clock: Callable[[], int] = time.monotonic_ns,
         asking: Callable[[str], None] = lambda _: None,
+        spent: Callable[[], float] | None = None,
     ) -> None:
-        """`asking` hears the name of each poll before it is asked, and '' when it has answered."""
+        """`asking` hears the name of each poll before it is asked, and '' when it has answered.
+        `spent`: CPU time (s) of all that is for this source, where more is than asking it here."""
+        self._spent = spent
         self._source = source
         self._clock = clock
         self._asking = asking
@@ -191,6 +214,8 @@ class Schedule:
         for turn in self._turns:
             if not turn.gap.again_ns:
                 turn.due_ns = min(turn.due_ns, _beat_after(now_ns, turn.poll.period_s))
+                if now_ns < self._stirred_until_ns:
+                    turn.rest(False)
 
     def _at_rest(self, poll: Poll) -> bool:
         return (
@@ -202,12 +227,13 @@ class Schedule:
         told by itself."""
         for turn in self._turns:
             if turn.rests and not self._at_rest(turn.poll):
-                turn.rests, turn.due_ns = False, now_ns
+                turn.rest(False)
+                turn.due_ns = now_ns
 
     def run_due(self, points: Points) -> int:
         """Ask what is due. Returns when (CLOCK_MONOTONIC ns) something is due next."""
         now_ns = self._clock()
-        if self._opened and (next_ns := self._next_ns(now_ns)) > now_ns:
+        if self._opened and (next_ns := self._next_ns(now_ns)) > now_ns and not self._is_called():
             return next_ns
         began_cpu_s, began_s = time.thread_time(), time.perf_counter()
         if not self._opened:
@@ -225,8 +251,11 @@ class Schedule:
 
     def _ask_due(self, now_ns: int, points: Points) -> None:
         for turn in self._turns:
-            if turn.due_ns <= now_ns and self._opened:
+            if self._opened and (turn.due_ns <= now_ns or turn.poll.calls()):
                 self._ask(turn, points)
+
+    def _is_called(self) -> bool:
+        return any(turn.poll.calls() for turn in self._turns)
 
     def _next_ns(self, now_ns: int) -> int:
         return min([turn.due_ns for turn in self._turns], default=now_ns + int(DEAR_S * 1e9))
@@ -275,7 +304,7 @@ class Schedule:
         if turn.gap.again_ns:
             turn.gap.there(points, now_ns)
         # After a delay, the beats that were missed are skipped.
-        turn.rests = self._at_rest(turn.poll)
+        turn.rest(self._at_rest(turn.poll))
         rest_s = max(turn.poll.rest_s if turn.rests else 0.0, self._rest_s)
         turn.due_ns = _beat_after(now_ns, max(turn.poll.period_s, rest_s))
 
@@ -287,7 +316,8 @@ class Schedule:
         self._told_ns = now_ns
         source = labels(sonde__source=self._source.name)
         points.add("sonde.source.up", float(self._opened), source, now_ns)
-        points.add("sonde.source.cpu_seconds", self._cpu_s, source, now_ns)
+        spent_s = self._cpu_s if self._spent is None else self._spent()
+        points.add("sonde.source.cpu_seconds", spent_s, source, now_ns)
         points.add("sonde.source.read_seconds", self._read_s, source, now_ns)
 
 

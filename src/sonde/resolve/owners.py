@@ -9,6 +9,7 @@ each new one. So a process of 50 ms in a container that is gone as well has its 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,8 @@ MAX_NOTES: Final = 16_384
 MAX_ALIKE: Final = 1_024
 FRESH_NS: Final = 30_000_000_000
 """How long what /proc said holds where no note says that it changed."""
+USERS_S: Final = 10.0
+"""How long a user's name is taken for granted."""
 _MAX_ANCESTORS: Final = 32
 _STEPD_TITLE: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 _MAX_ENVIRONMENT: Final = 1 << 17
@@ -214,15 +217,24 @@ class Users:
         self._path = path
         self._names: dict[int, str] = {}
         self._read_at = 0
+        self._looked_s = float("-inf")
 
     def name(self, uid: int) -> str:
         """The user's name, else the number."""
+        known = self._names.get(uid)
+        now_s = time.monotonic()
+        if known is None or now_s - self._looked_s > USERS_S:
+            self._looked_s = now_s
+            self._look()
+            known = self._names.get(uid)
+        return known if known is not None else str(uid)
+
+    def _look(self) -> None:
         with suppress(OSError):
             changed_ns = self._path.stat().st_mtime_ns
             if changed_ns != self._read_at:
                 self._read_at = changed_ns
                 self._names = dict(self._entries())
-        return self._names.get(uid, str(uid))
 
     def _entries(self) -> Iterable[tuple[int, str]]:
         raw = procfs.read_file(str(self._path), 1 << 22) or b""

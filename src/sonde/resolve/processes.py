@@ -28,6 +28,7 @@ STEP_KEEPER: Final = "slurmstepd"
 MAX_SEEN_FILES: Final = 65_536
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are asked about."""
+_MANY_GONE: Final = 8
 _SAME_START_NS: Final = 2 * procfs.START_UNIT_NS
 """An event's time and the start it stands for differ by a little."""
 
@@ -139,10 +140,15 @@ class ProcessTable:
             if not process.is_alive:
                 process.forget_image()
         self._died_before, self._just_died = self._just_died, []
+        gone = []
         while self._graves and self._graves[0].dead_ns + self._grace_ns <= now_ns:
-            process = self._graves[0]
-            self._bury(process)
-            self._return_if_alive(process)
+            gone.append(self._graves[0])
+            self._bury(gone[-1])
+        # One look at all of /proc costs as much as a few files of it.
+        there = set(procfs.pids()) if len(gone) >= _MANY_GONE else None
+        for process in gone:
+            if there is None or process.pid in there:
+                self._return_if_alive(process)
         if now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)

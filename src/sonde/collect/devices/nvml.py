@@ -9,9 +9,12 @@ PCIe bytes come from counters, not from nvmlDeviceGetPcieThroughput, which block
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, c_uint, c_ulonglong, c_void_p
+from ctypes import byref, c_uint, c_ulonglong, c_void_p, sizeof
+from dataclasses import replace
+from mmap import mmap
 
-from sonde.collect.devices.nvml_device import NvmlDevice
+from sonde import _native
+from sonde.collect.devices.nvml_device import BEATS_AT_REST, NvmlDevice
 from sonde.collect.devices.nvml_library import (
     ABSENT,
     LIBRARY,
@@ -41,7 +44,10 @@ class NvmlSource:
 
     def __init__(self, library: str = LIBRARY, cheap_s: float = CHEAP_S) -> None:
         self._path = library
-        self._cheap_s = cheap_s
+        self._beat_ns = int(cheap_s * 1e9)
+        self._asker = _native.Asker(self._beat_ns)
+        self._told = self._event = -1
+        """Group and question of what devices tell by themselves."""
         self._nvml: Nvml | None = None
         self._devices: list[NvmlDevice] = []
         self._events: c_void_p | None = None
@@ -52,8 +58,9 @@ class NvmlSource:
         """Find the devices. Raises SignalLost where there is no library, driver or device."""
         try:
             self._nvml = nvml = Nvml(self._path)
+            self._asker = _native.Asker(self._beat_ns)
             try:
-                self._devices = find(nvml)
+                self._devices = find(nvml, self._asker)
                 self._events = self._register(nvml)
             except NvmlError:
                 nvml.close()
@@ -68,17 +75,59 @@ class NvmlSource:
         """Three of each device, by cost, and what concerns all of them."""
         polls = []
         for device in self._devices:
+            polls.append(self._cheap(device))
             for name, period_s, rest_s, readings in (
-                ("cheap", self._cheap_s, STEADY_S, device.cheap()),
                 ("steady", STEADY_S, STEADY_AT_REST_S, device.steady()),
                 ("dear", DEAR_S, DEAR_S, device.dear()),
             ):
                 read = Readings(f"{self.name}.{device.name}", readings, self._gaps)
                 polls.append(Poll(f"{device.name}.{name}", period_s, read, device.at_rest, rest_s))
         if self._events is not None:
-            polls.append(Poll("events", EVENTS_S, self._read_events, self._at_rest))
+            polls.append(self._told_by_devices(self._events))
         polls.append(Poll("devices", DEAR_S, self._look_for_changes))
         return polls
+
+    def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
+        """Ask what is cheap at every beat, and for what devices tell by themselves."""
+        return self._asker.wait(fd, until_ns, page)
+
+    def _cheap(self, device: NvmlDevice) -> Poll:
+        """Reads what was gathered since."""
+        readings = Readings(f"{self.name}.{device.name}", device.cheap(), self._gaps)
+
+        def read(points: Points) -> None:
+            device.hear()
+            readings(points)
+
+        period_s = self._beat_ns / 1e9 if device.counts_at_beats else STEADY_S
+        poll = Poll(f"{device.name}.cheap", period_s, read, device.at_rest, STEADY_AT_REST_S)
+        return replace(poll, calls=device.calls, paced=device.pace)
+
+    def _told_by_devices(self, events: c_void_p) -> Poll:
+        """Asked for in between as well, and read at once where there is something."""
+        assert self._nvml is not None
+        asker, name = self._asker, "events"
+        self._told = group = asker.group(f"{self.name}.{name}")
+        function = self._nvml.address("nvmlEventSetWait_v2")
+        fields = [
+            (getattr(EventData, field).offset, getattr(EventData, field).size)
+            for field in ("device", "eventType", "eventData")
+        ]
+        self._event = asker.put(
+            group,
+            function,
+            [events.value, None, 0],  # it never waits
+            bytes(sizeof(EventData)),
+            fields,
+            silent=TIMEOUT,
+            every=max(1, round(EVENTS_S * 1e9 / self._beat_ns)),
+        )
+
+        def pace(rests: bool) -> None:
+            asker.pace(group, BEATS_AT_REST if rests else 1)
+
+        poll = Poll(name, STEADY_S, self._read_events, self._at_rest, STEADY_AT_REST_S)
+        return replace(poll, calls=lambda: asker.calls(group), paced=pace)
 
     def _at_rest(self) -> bool:
         return all(device.at_rest() for device in self._devices)
@@ -118,21 +167,23 @@ class NvmlSource:
         return None
 
     def _read_events(self, points: Points) -> None:
-        assert self._nvml is not None
-        event = EventData()
+        asker, number = self._asker, self._event
+        asker.hear(self._told)
+        answers = asker.take(number)
         for _ in range(EVENTS_A_POLL):
-            try:
-                self._nvml.call("nvmlEventSetWait_v2", self._events, byref(event), c_uint(0))
-            except NvmlError as error:
-                if error.code == TIMEOUT:
-                    return
-                raise SignalLost(str(error)) from error
-            if event.eventType == XID:
-                self._take_xid(event, points)
+            answers.append(asker.ask(number))
+            if answers[-1][1]:
+                break
+        for _, code, (device, kind, data) in answers:
+            if code == TIMEOUT:
+                return
+            if code:
+                raise SignalLost(str(NvmlError(code)))
+            if kind == XID:
+                self._take_xid(device, data, points)
 
-    def _take_xid(self, event: EventData, points: Points) -> None:
-        uuid = next((d.uuid for d in self._devices if d.handle.value == event.device), "unknown")
-        number = int(event.eventData)
+    def _take_xid(self, device: int, number: int, points: Points) -> None:
+        uuid = next((d.uuid for d in self._devices if d.handle.value == device), "unknown")
         points.note("xid", number, f"{uuid}: XID {number}")
         key = (uuid, number)
         if key not in self._xids and len(self._xids) >= XIDS_COUNTED:
@@ -145,7 +196,7 @@ class NvmlSource:
         """Open anew when devices came or went; say the XIDs so far again, for late listeners."""
         assert self._nvml is not None
         try:
-            now = {device.uuid for device in find(self._nvml)}
+            now = {device.uuid for device in find(self._nvml, _native.Asker(self._beat_ns))}
         except NvmlError as error:
             raise SignalLost(str(error), whole=True) from error
         if now != {device.uuid for device in self._devices}:
@@ -155,22 +206,22 @@ class NvmlSource:
             points.add("sonde.gpu.xid", count, tags)
 
 
-def find(nvml: Nvml) -> list[NvmlDevice]:
-    """GPUs, each followed by its MIG instances. Raises NvmlError."""
+def find(nvml: Nvml, asker: _native.Asker) -> list[NvmlDevice]:
+    """GPUs, each followed by its MIG instances; `asker` asks what is cheap. Raises NvmlError."""
     found = []
     driver = nvml.text("nvmlSystemGetDriverVersion")
     for index in range(nvml.number("nvmlDeviceGetCount_v2")):
         try:
             handle = nvml.handle("nvmlDeviceGetHandleByIndex_v2", c_uint(index))
-            gpu = NvmlDevice(nvml, handle, str(index), driver)
+            gpu = NvmlDevice(nvml, handle, str(index), driver, asker)
         except NvmlError:
             continue  # lost before we came: `sonde health` counts devices
         found.append(gpu)
-        found += _instances(nvml, gpu, driver)
+        found += _instances(nvml, gpu, driver, asker)
     return found
 
 
-def _instances(nvml: Nvml, gpu: NvmlDevice, driver: str) -> list[NvmlDevice]:
+def _instances(nvml: Nvml, gpu: NvmlDevice, driver: str, asker: _native.Asker) -> list[NvmlDevice]:
     mode, pending = c_uint(), c_uint()
     try:
         nvml.call("nvmlDeviceGetMigMode", gpu.handle, byref(mode), byref(pending))
@@ -186,7 +237,7 @@ def _instances(nvml: Nvml, gpu: NvmlDevice, driver: str) -> list[NvmlDevice]:
         try:
             handle = nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, c_uint(place))
             name = f"{gpu.name}.{place}"
-            found.append(NvmlDevice(nvml, handle, name, driver, parent=gpu))
+            found.append(NvmlDevice(nvml, handle, name, driver, asker, parent=gpu))
         except NvmlError:
             continue  # no instance in that place
     return found

@@ -2,15 +2,17 @@
 """What a device is asked ten times a second.
 
 Waking up with cold caches is most of what that costs, and Python around a call of a microsecond the
-rest. So all that can be made once is: functions are looked up, buffers made and labels written
-before the first question, and an answer is one row appended.
+rest. So native code asks (`sonde._native.Asker`), and once a second the answers are read, each with
+its time: functions are looked up and labels written before the first question, and an answer is one
+row appended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from ctypes import Structure, byref, c_uint, c_ulonglong, c_void_p
+from collections.abc import Callable, Sequence
+from ctypes import Structure, c_uint, c_ulonglong, c_void_p, sizeof
 
+from sonde import _native
 from sonde.collect.devices.nvml_library import (
     ABSENT,
     MEMORY_VERSION,
@@ -19,7 +21,7 @@ from sonde.collect.devices.nvml_library import (
     NvmlError,
     Utilization,
 )
-from sonde.collect.devices.readings import Reading
+from sonde.collect.devices.readings import DEVICE, WHOLE, Reading
 from sonde.collect.polling import Points
 
 MHZ = 1e6
@@ -39,16 +41,27 @@ THROTTLE_REASONS = {
 THROTTLE_TOLD_NS = 5_000_000_000
 """Throttle reasons are rows when they change, and after this long."""
 
-Out = Structure | c_uint | c_ulonglong
 Ask = Callable[[Points, int], None]
+Answers = Callable[[], list[tuple[int, int, list[int]]]]
+"""What was answered since the last call, once at least: when (ns), code, numbers. Raises
+NvmlError."""
 
 
 class Cheap:
     """The questions of microseconds to one device, and what the others want to know of them."""
 
-    def __init__(self, nvml: Nvml, handle: c_void_p, tags: Callable[..., str]) -> None:
-        """`tags` makes labels of this device."""
+    def __init__(
+        self,
+        nvml: Nvml,
+        handle: c_void_p,
+        tags: Callable[..., str],
+        asker: _native.Asker,
+        group: int,
+    ) -> None:
+        """`tags` makes labels of this device, `group` is its questions' in `asker`."""
         self._nvml = nvml
+        self._asker = asker
+        self._group = group
         self._handle = handle
         self._tags = tags
         self.busy = True
@@ -68,81 +81,96 @@ class Cheap:
             Reading("throttle", self._throttle()),
         ]
 
-    def _question(self, name: str, out: Out, *arguments: object) -> Callable[[], None]:
-        """Asks, and leaves the answer in `out`. Raises NvmlError."""
-        handle, into = self._handle, byref(out)
+    def _question(
+        self,
+        name: str,
+        out: Structure | c_uint | c_ulonglong,
+        fields: Sequence[tuple[int, int]],
+        *arguments: int,
+        telling: int | None = None,
+    ) -> Answers:
+        """`fields`: offset and size of the numbers of `out` that are wanted."""
+        asker, group = self._asker, self._group
         try:
-            function = self._nvml.function(name)
+            function = self._nvml.address(name)
         except NvmlError as error:
             code = error.code  # a question that this library does not know
 
-            def unknown() -> None:
+            def unknown() -> list[_native.Answer]:
                 raise NvmlError(code)
 
             return unknown
+        given = [self._handle.value, *arguments, None]
+        number = asker.put(group, function, given, bytes(out), fields, telling=telling)
 
-        def ask() -> None:
-            code = function(handle, *arguments, into)
+        def answers() -> list[_native.Answer]:
+            found = asker.take(number) or [asker.ask(number)]
+            code = found[-1][1]
             if code:
+                if code in DEVICE | WHOLE:
+                    asker.give_up(group)
                 raise NvmlError(code)
+            return found
 
-        return ask
+        return answers
 
     def _utilization(self) -> Ask:
-        out = Utilization()
-        ask = self._question("nvmlDeviceGetUtilizationRates", out)
+        fields = [_field(Utilization, "gpu"), _field(Utilization, "memory")]
+        answers = self._question("nvmlDeviceGetUtilizationRates", Utilization(), fields, telling=0)
         general, plain = self._tags(hw__gpu__task="general"), self._tags()
 
         def read(points: Points, now_ns: int) -> None:
-            ask()
-            share = out.gpu
-            self.busy = bool(share)
-            points.metrics.append((now_ns, "hw.gpu.utilization", general, share / 100))
-            points.metrics.append((now_ns, "sonde.gpu.memory.busy", plain, out.memory / 100))
+            add = points.metrics.append
+            for time_ns, _, (share, memory) in answers():
+                self.busy = bool(share)
+                add((time_ns, "hw.gpu.utilization", general, share / 100))
+                add((time_ns, "sonde.gpu.memory.busy", plain, memory / 100))
 
         return read
 
     def _memory(self) -> Ask:
+        fields = [_field(Memory, "used"), _field(Memory, "total")]
         out = Memory(version=MEMORY_VERSION)
-        ask = self._question("nvmlDeviceGetMemoryInfo_v2", out)
+        answers = self._question("nvmlDeviceGetMemoryInfo_v2", out, fields, telling=0)
         plain, last = self._tags(), -1
 
         def read(points: Points, now_ns: int) -> None:
             nonlocal last
-            ask()
-            self.memory_bytes = out.total
-            self.moved = out.used != last
-            last = out.used
-            points.metrics.append((now_ns, "hw.gpu.memory.usage", plain, float(out.used)))
+            moved = False
+            for time_ns, _, (used, total) in answers():
+                self.memory_bytes = total
+                moved |= used != last
+                last = used
+                points.metrics.append((time_ns, "hw.gpu.memory.usage", plain, float(used)))
+            self.moved = moved
 
         return read
 
     def _power(self) -> Ask:
-        out = c_uint()
-        ask = self._question("nvmlDeviceGetPowerUsage", out)
+        answers = self._question("nvmlDeviceGetPowerUsage", c_uint(), _WHOLE_UINT)
         tags = self._tags(hw__type="gpu")
 
         def read(points: Points, now_ns: int) -> None:
-            ask()
-            points.metrics.append((now_ns, "hw.power", tags, out.value / 1000))
+            for time_ns, _, (milliwatts,) in answers():
+                points.metrics.append((time_ns, "hw.power", tags, milliwatts / 1000))
 
         return read
 
     def _clock(self) -> Ask:
-        out = c_uint()
-        ask = self._question("nvmlDeviceGetClockInfo", out, SM_CLOCK)
+        answers = self._question("nvmlDeviceGetClockInfo", c_uint(), _WHOLE_UINT, SM_CLOCK)
         tags = self._tags(sonde__gpu__clock__domain="sm")
 
         def read(points: Points, now_ns: int) -> None:
-            ask()
-            points.metrics.append((now_ns, "sonde.gpu.clock", tags, out.value * MHZ))
+            for time_ns, _, (mhz,) in answers():
+                points.metrics.append((time_ns, "sonde.gpu.clock", tags, mhz * MHZ))
 
         return read
 
     def _throttle(self) -> Ask:
-        out = c_ulonglong()
-        ask = self._question("nvmlDeviceGetCurrentClocksEventReasons", out)
-        before = self._question("nvmlDeviceGetCurrentClocksThrottleReasons", out)
+        whole = [(0, sizeof(c_ulonglong))]
+        ask = self._question("nvmlDeviceGetCurrentClocksEventReasons", c_ulonglong(), whole)
+        old_name = "nvmlDeviceGetCurrentClocksThrottleReasons"
+        before = self._question(old_name, c_ulonglong(), whole)
         reasons = [
             (bit, self._tags(sonde__gpu__throttle__reason=name))
             for bit, name in THROTTLE_REASONS.items()
@@ -152,18 +180,27 @@ class Cheap:
         def read(points: Points, now_ns: int) -> None:
             nonlocal ask, told_bits, told_ns
             try:
-                ask()
+                found = ask()
             except NvmlError as error:
                 if error.code not in ABSENT or ask is before:
                     raise
-                before()
+                found = before()
                 ask = before  # as older drivers call it
-            bits = out.value
-            if bits == told_bits and now_ns - told_ns < THROTTLE_TOLD_NS:
-                return
-            told_bits, told_ns = bits, now_ns
-            for bit, tags in reasons:
-                row = (now_ns, "sonde.gpu.throttled", tags, float(bool(bits & bit)))
-                points.metrics.append(row)
+            for time_ns, _, (bits,) in found:
+                if bits == told_bits and time_ns - told_ns < THROTTLE_TOLD_NS:
+                    continue
+                told_bits, told_ns = bits, time_ns
+                for bit, tags in reasons:
+                    row = (time_ns, "sonde.gpu.throttled", tags, float(bool(bits & bit)))
+                    points.metrics.append(row)
 
         return read
+
+
+_WHOLE_UINT = [(0, sizeof(c_uint))]
+
+
+def _field(layout: type[Structure], name: str) -> tuple[int, int]:
+    """Offset and size of a field."""
+    field = getattr(layout, name)
+    return field.offset, field.size

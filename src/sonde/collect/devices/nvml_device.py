@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ctypes import byref, c_int, c_uint, c_void_p
 
+from sonde._native import Asker
 from sonde.collect.devices.gpm import Gpm
 from sonde.collect.devices.identity import start_of
 from sonde.collect.devices.nvml_cheap import MHZ, Cheap
@@ -30,6 +31,9 @@ _CLOCKS = {"sm": c_int(1), "memory": c_int(2), "video": c_int(3)}
 ALL_LINKS = 2**32 - 1
 ENERGY_AT_REST_NS = 25_000_000_000
 """With the third asking in ten seconds each."""
+
+BEATS_AT_REST = 10
+"""Between two cheap questions to a device at rest."""
 
 PCIE_FIELDS = {197: "transmit", 198: "receive"}
 THROTTLE_FIELDS = {
@@ -63,9 +67,10 @@ class NvmlDevice:
         handle: c_void_p,
         name: str,
         driver: str,
+        asker: Asker,
         parent: NvmlDevice | None = None,
     ) -> None:
-        """Raises NvmlError where it does not even say who it is."""
+        """`asker` asks it what is cheap. Raises NvmlError where it does not even say who it is."""
         self.handle = handle
         self.name = name
         self.driver = driver
@@ -81,7 +86,9 @@ class NvmlDevice:
         self._energy_again_ns = 0
         self._highest: dict[str, int] = {}
         self._wraps: dict[int, tuple[float, float]] = {}
-        self._cheap = Cheap(nvml, handle, self.tags)
+        self._asker = asker
+        self._group = asker.group(f"nvml.{name}.cheap")
+        self._cheap = Cheap(nvml, handle, self.tags, asker, self._group)
         self._gpm = self._find_gpm()
         self._pcie = [] if self._gpm else [Reading("pcie counters", self._pcie_counters)]
 
@@ -90,12 +97,26 @@ class NvmlDevice:
         are summed up from counters that wrap never is."""
         return not (self._cheap.busy or self._cheap.moved or self._in_use or self._pcie)
 
+    def calls(self) -> bool:
+        """Whether a cheap answer is there that is to be read at once."""
+        return self._asker.calls(self._group)
+
+    def hear(self) -> None:
+        """Cheap answers are read now."""
+        self._asker.hear(self._group)
+
+    def pace(self, rests: bool) -> None:
+        """Ask what is cheap seldom, or at every beat."""
+        self._asker.pace(self._group, BEATS_AT_REST if rests else 1)
+
+    @property
+    def counts_at_beats(self) -> bool:
+        """Whether it has counters that wrap within a second."""
+        return bool(self._pcie)
+
     def cheap(self) -> list[Reading]:
         """Microseconds each, and what changes within a second."""
-        return [
-            *self._cheap.readings(),
-            *self._pcie,
-        ]
+        return [*self._cheap.readings(), *self._pcie]
 
     def steady(self) -> list[Reading]:
         """Some tenths of a millisecond, or of interest once a second."""

@@ -247,6 +247,10 @@ class Nvml:
             self._functions[name] = function
         return function
 
+    def address(self, name: str) -> int:
+        """Where a function is. Raises NvmlError where the library has none."""
+        return ctypes.cast(self.function(name), c_void_p).value or 0  # type: ignore[arg-type]
+
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function by name. Raises NvmlError unless it succeeds."""
         code = self.function(name)(*arguments)
