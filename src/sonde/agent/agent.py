@@ -34,6 +34,7 @@ from sonde.agent.pace import Pace
 from sonde.agent.quiet import NoEvents
 from sonde.agent.thinning import Thinning
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
+from sonde.agent.warm_up import warm_up
 from sonde.attach.policy import Policy
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, refusal
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 PODS_S = 2.0
 """At the end, wait so long for the names of pods that were asked for last."""
+WALKING = ("cpu", "waits", "device_calls")
+"""Collectors that take stacks of what runs by itself: they start first, and warm up."""
 COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
 """What is counted apart for those who look on; the collectors not named here are of the host."""
 EVENT_GAP_S = 0.02
@@ -197,12 +200,21 @@ class Agent:
         self._resolver.start()
         family = procfs.family(self._config.pids or ())
         self._unwinding.get_ready(family, self._hear_early, program)
+        walkers = [collector for collector in self._collectors if collector.name in WALKING]
+        for collector in walkers:
+            collector.start()
+        told: list[Batch] = []
+        if self._unwinding.walks and not program:  # one that is not there yet has nothing to warm
+            told = warm_up(walkers, self._hear_within, self._unwinding.stops)
+            self._unwinding.begin()
         # Not before: while it gets ready nothing is observed.
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._news_s = self._started_ns / 1e9
         self._chunk = ChunkBuilder(self._started_ns)
+        self._note(told)
         for collector in self._collectors:
-            collector.start()
+            if collector not in walkers:
+                collector.start()
         if self._attacher is not None:
             self._attacher.start()
         if self._outlets is not None:
@@ -342,6 +354,20 @@ class Agent:
             self._resolver.feed(events)
             self._unwinding.hear(events)
             self._unwinding.update()
+
+    def _hear_within(self, timeout_ms: int) -> None:
+        """While it warms up."""
+        if self._events.wait(timeout_ms):
+            self._hear()
+        self._unwinding.update()
+
+    def _note(self, told: list[Batch]) -> None:
+        """Of what was seen before the start: whom it spoke of, and what collectors said."""
+        for batch in told:
+            self._resolver.learn(batch.notes, batch.groups)
+            self._dictionary.take(batch)
+            rows = [(self._started_ns, *row[1:]) for row in batch.rows.get("event", ())]
+            self._chunk.add("event", rows)
 
     def _hear(self) -> None:
         """What processes did, and what walks ask for."""
