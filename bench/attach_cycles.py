@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +48,11 @@ PROGRAMS = {
 class Loop:
     """A loop at work."""
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, cpus: Sequence[int]) -> None:
+        """`cpus`: it keeps to these, as its twin does; no two CPUs are equally fast."""
         self.mode = mode
         self.process = subprocess.Popen(
-            [sys.executable, *PROGRAMS[mode]],
+            ["taskset", "-c", ",".join(map(str, cpus)), sys.executable, *PROGRAMS[mode]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -212,7 +214,9 @@ def run(args: argparse.Namespace) -> None:
     began = time.monotonic()
     out: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "kernel": platform.release()}
     modes: list[str] = args.modes.split(",")
-    touched, others = [Loop(mode) for mode in modes], [Loop(mode) for mode in modes]
+    free = sorted(os.sched_getaffinity(0))
+    some = {mode: (free[2 * at :] or free)[:2] for at, mode in enumerate(modes)}
+    touched, others = ([Loop(mode, some[mode]) for mode in modes] for _ in range(2))
     loops = touched + others
     for loop in loops:
         assert loop.hear() == "ready\n"

@@ -34,7 +34,17 @@ def main() -> int:
         action="store_true",
         help="instead: what Sonde records by itself (bench.explain.own)",
     )
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all runs here, packed")
+    parser.add_argument(
+        "--timed-all",
+        action="store_true",
+        help="with --own: also with a budget that lets Sonde time whatever it can",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="keep all runs here, packed; else those that are off go to OUT",
+    )
     args = parser.parse_args()
     if args.own:
         from bench.explain import own
@@ -49,7 +59,6 @@ def main() -> int:
 
         wanted = [(kind, seed) for seed in args.seeds for kind in args.kinds or KINDS]
         scores: dict[str, Score] = {}
-        captures: set[str] = set()
         failed: dict[str, str] = {}
 
         def run(runs: list[tuple[str, int]]) -> None:
@@ -61,7 +70,6 @@ def main() -> int:
                     break
                 for truth in harness.batch(runs[first : first + BATCH], args.scratch):
                     name = f"{truth['kind']}-{truth['seed']}"
-                    captures.add(truth["waits"])
                     if "error" in truth:
                         failed[name] = truth["error"][-300:]
                     else:
@@ -86,7 +94,9 @@ def main() -> int:
         if not one.right or not one.detail_right:
             print(f"wrong: {one}")
     left = [args.scratch / f"{kind}-{seed}" for kind, seed in wanted]
-    left += [args.scratch / name for name in sorted(captures) if args.keep]
+    left = [path for path in left if path.exists()]
+    of_those = {json.loads((path / "truth.json").read_text())["waits"] for path in left}
+    left += [args.scratch / name for name in sorted(of_those)]
     kept.pack((path for path in left if path.exists()), args.keep or args.out)
     for name, text in failed.items():
         print(f"no run: {name}: {text}")

@@ -2,11 +2,11 @@
 """`python -m bench.explain OUT --own --seeds 1`: verdicts from what Sonde records by itself.
 
 The same programs without a profiler: `sonde record --device-time -p PID` on the running process,
-with the budget that is its default and with one that lets it time whatever it can. The truth is the
-program's own: its step with and without the cause, while nobody watches. After the recordings
-torch.profiler traces the device while the same process goes on with the same steps, so that the
-share of the time in which the device was busy is told twice (not at once: Sonde stands back while
-another profiler traces).
+with the budget that is its default and, if asked to, with one that lets it time whatever it can.
+The truth is the program's own: its step with and without the cause, while nobody watches. After the
+recording torch.profiler traces all of the same process while it goes on with the same steps (not at
+once: Sonde stands back while another profiler traces), so that the verdict and the share of the
+time in which the device was busy are told twice. About 9 s a program.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import dataclasses
 import json
 import mmap
 import os
+import signal
 import subprocess
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ BATCH = 6
 """Programs that warm up together; they are recorded one after another."""
 FREE_S = 0.7
 RECORDED_S = 4.0
-TRACED_S = 1.0
+WATCHING_S = 1.5
+"""Until a recorder watches."""
 LIMIT_S = 60.0
 RECORDINGS = {"default": "", "all": "0.5"}
 """What `device_budget` is in each; '' for what it is by default."""
@@ -43,6 +45,7 @@ def record_all(args: argparse.Namespace) -> int:
 
     began = time.monotonic()
     wanted = [(kind, seed) for seed in args.seeds for kind in args.kinds or KINDS]
+    recordings = RECORDINGS if args.timed_all else {"default": RECORDINGS["default"]}
     scores: list[OwnScore] = []
     failed = []
     for first in range(0, len(wanted), BATCH):
@@ -62,13 +65,14 @@ def record_all(args: argparse.Namespace) -> int:
                     failed.append(f"{program.kind}-{program.seed}: budget spent")
                     continue
                 try:
-                    watch(program)
-                    made = [score(program.folder, name) for name in RECORDINGS]
+                    watch(program, recordings, KINDS[program.kind].needs_os)
+                    made = [score(program.folder, name) for name in recordings]
                     scores += made
                     print("\n".join(rows_of(made)), flush=True)
-                except Exception:
-                    text = traceback.format_exc(limit=2)
-                    failed.append(f"{program.kind}-{program.seed}: {text}"[-300:])
+                except Exception as error:
+                    text = f"{program.kind}-{program.seed}: {traceback.format_exc(limit=-2)}"
+                    failed.append(text[-500:])
+                    print(f"no run: {program.kind}-{program.seed}: {error!r}"[:300], flush=True)
                 program.close()
     args.out.mkdir(parents=True, exist_ok=True)
     rows = [dataclasses.asdict(one) for one in scores]
@@ -86,8 +90,11 @@ def record_all(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def watch(program: Program) -> None:
-    """One program: alone, recorded, alone without its cause. Leaves truth.json and captures."""
+def watch(program: Program, recordings: Mapping[str, str], with_waits: bool) -> None:
+    """One program: alone, recorded, traced, alone without its cause; leaves its truth and captures.
+
+    `with_waits`: whether the trace needs what the machine says of waits beside it.
+    """
     phases: dict[str, Any] = {}
     disturber = program.disturber
 
@@ -109,13 +116,20 @@ def watch(program: Program) -> None:
 
     program.hear(LIMIT_S)
     run("free", b"n", seconds(FREE_S))
-    for name, budget in RECORDINGS.items():
+    for name, budget in recordings.items():
         recorder = _record(program.pid, budget, program.folder / f"{name}.sonde")
         try:
             run(name, b"n", lambda one=recorder: one.poll() is None)
         finally:
             harness.finish(recorder)
-    run("traced", b"t", seconds(TRACED_S))
+    with contextlib.ExitStack() as stack:
+        if with_waits:
+            settings = {"SONDE_WAIT_SPAN_MS": "0.1", "SONDE_TICK_S": "0.1"}
+            watcher = harness.record(program.folder / "waits.sonde", settings, "--no-device")
+            stack.callback(harness.finish, watcher)
+            stack.callback(watcher.send_signal, signal.SIGINT)
+            time.sleep(WATCHING_S)
+        run("traced", b"t", lambda: not program.heard())
     run("off", b"f", seconds(FREE_S))
     known = {"kind": program.kind, "seed": program.seed, "pid": program.pid, "phases": phases}
     (program.folder / "truth.json").write_text(json.dumps(known))
@@ -161,14 +175,19 @@ class Program:
     def hear(self, limit_s: float) -> None:
         """Wait for the program's word. Raises RuntimeError without one."""
         until = time.monotonic() + limit_s
-        while time.monotonic() < until:
-            try:
-                if os.read(self._inward, 1):
-                    return
-                break
-            except BlockingIOError:
-                time.sleep(0.001)
-        raise RuntimeError("the program died, or takes too long")
+        while not self.heard():
+            if time.monotonic() > until:
+                raise RuntimeError("the program takes too long")
+            time.sleep(0.001)
+
+    def heard(self) -> bool:
+        """Whether there is a word of the program's. Raises RuntimeError if it died."""
+        try:
+            if not os.read(self._inward, 1):
+                raise RuntimeError("the program died")
+        except BlockingIOError:
+            return False
+        return True
 
     def close(self) -> None:
         """Kill it, unless that was done."""
@@ -180,6 +199,12 @@ class Program:
         self.pid = 0
         os.close(self._inward)
         os.close(self._outward)
+
+
+def enough(stamps: list[int], steps: int) -> bool:
+    """Whether a trace holds the steps that it is to hold: as many as in `harness`."""
+    done, took_ns = len(stamps) - 1, stamps[-1] - stamps[0]
+    return done >= harness.LEAST_STEPS and (done >= steps or took_ns >= harness.TRACED_S * 1e9)
 
 
 def _serve(kind: str, seed: int, folder: Path, inward: int, outward: int, end: mmap.mmap) -> None:
@@ -197,20 +222,25 @@ def _serve(kind: str, seed: int, folder: Path, inward: int, outward: int, end: m
             for _ in range(3):
                 step()
         torch.cuda.synchronize()
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         os.write(outward, b"r")
         while command := os.read(inward, 1):
             step = (work.off or work.on) if command == b"f" else work.on
             (work.before_off if command == b"f" else work.before_on)()
             with contextlib.ExitStack() as stack:
                 if command == b"t":
-                    tracer = stack.enter_context(profile(activities=[ProfilerActivity.CUDA]))
+                    with profile(activities=activities, with_stack=True):  # sets up the tracer
+                        step()
+                        torch.cuda.synchronize()
+                    tracer = stack.enter_context(profile(activities=activities, with_stack=True))
                 stamps = [time.monotonic_ns()]
-                while not end[0]:
+                while not (enough(stamps, work.steps) if command == b"t" else end[0]):
                     step()
                     stamps.append(time.monotonic_ns())
                 torch.cuda.synchronize()
                 took_s = (time.monotonic_ns() - stamps[0]) / 1e9
             if command == b"t":
+                os.write(outward, b"m")  # what comes now is no part of the measurement
                 tracer.export_chrome_trace(str(folder / "trace.json"))
             work.before_off()
             known = {"step_s": took_s / max(1, len(stamps) - 1), "steps": len(stamps) - 1}

@@ -29,6 +29,8 @@ class OwnScore:
     verdict: str
     expected: str
     right: bool
+    full: str
+    """The verdict on a full trace of the same process, right after."""
     on_device: bool
     """Whether runs made streams of a device, so that its gaps are known."""
     runs: int
@@ -80,6 +82,7 @@ def score(folder: Path, recording: str) -> OwnScore:
         verdict="+".join(one.key for one in verdict.bounds) if verdict else "",
         expected=expected,
         right=bool(verdict and verdict.bounds[0].key == expected),
+        full=_full(folder),
         on_device=bool(len(timeline.device)),
         runs=int(mine.sum()),
         mean_weight=float(weight.mean()) if mine.any() else 0.0,
@@ -120,9 +123,19 @@ def _busy(capture: Capture, end_ns: int) -> tuple[float | None, float | None]:
     return 100 * float((weight * length).sum()) / whole, 196 * sigma / whole
 
 
+def _trace(folder: Path) -> Path:
+    return next(one for one in folder.iterdir() if one.name.startswith("trace.json"))
+
+
+def _full(folder: Path) -> str:
+    waits = folder / "waits.sonde"
+    paths = [_trace(folder), *([waits] if waits.exists() else [])]
+    verdicts = explain(open_timeline(paths)).verdicts
+    return verdicts[0].bounds[0].key if verdicts else ""
+
+
 def _busy_truth(folder: Path) -> float:
-    trace = next(one for one in folder.iterdir() if one.name.startswith("trace.json"))
-    return 100 * (1 - truths.of_trace(trace, []).idle)
+    return 100 * (1 - truths.of_trace(_trace(folder), []).idle)
 
 
 def rows_of(scores: list[OwnScore]) -> list[str]:
@@ -138,8 +151,8 @@ def rows_of(scores: list[OwnScore]) -> list[str]:
         )
         lines.append(
             f"{one.kind:20s} {one.recording:8s} {'+' if one.right else '-'} {one.verdict:24s} "
-            f"{one.expected:15s} {one.runs:6} {one.mean_weight:9.1f} {one.share:5.1f} "
-            + " ".join(cells)
+            f"{one.full:15s} {one.expected:15s} {one.runs:6} {one.mean_weight:9.1f} "
+            + " ".join((f"{one.share:5.1f}", *cells))
         )
     return lines
 
@@ -147,8 +160,8 @@ def rows_of(scores: list[OwnScore]) -> list[str]:
 def table(scores: list[OwnScore]) -> str:
     """All recordings, then the sums."""
     lines = [
-        "kind                 recording verdict                   expected         runs  each for "
-        "share truth slower step-off  busy  true"
+        "kind                 recording verdict                   full trace      expected         "
+        "runs  each for share truth slower step-off  busy  true"
     ]
     lines += rows_of(scores)
     for recording in dict.fromkeys(one.recording for one in scores):
@@ -158,6 +171,8 @@ def table(scores: list[OwnScore]) -> str:
             f"with streams of the device {sum(one.on_device for one in mine)}; "
             f"step within 1 % {sum((one.step_error or 1) <= 0.01 for one in mine)}"
         )
+        same = sum(one.verdict.split("+")[0] == one.full for one in mine)
+        lines.append(f"  the full trace's verdict: {proportion(same, len(mine))}")
         told = [(abs(one.busy - one.busy_truth), one.busy_half or 0.0) for one in mine
                 if one.busy is not None]  # fmt: skip
         slower = sorted(one.slower for one in mine)[len(mine) // 2]

@@ -163,9 +163,10 @@ def keep_away() -> None:
 
 
 def scored(folder: Path, keep: bool = False) -> Score:
-    """Score a run, and remove what it left unless the verdict was wrong, or all is kept."""
+    """Score a run, and remove what it left unless something is off, or all is kept."""
     made = score(folder)
-    if keep or not (made.right and made.detail_right):
+    near = (made.blame_error or 0.0) <= WITHIN and (made.step_error or 0.0) <= 0.01
+    if keep or not (made.right and made.detail_right and near):
         known = {} if made.truth is None else {"cost": made.truth / 100}
         kept.shrink(folder, rest=made.rest, **known)
     else:

@@ -9,7 +9,7 @@
 //! ```
 //! Little endian. The columns of each table are those of abi/tables.json.
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arrow_array::{builder, ArrayRef, BooleanArray, Float64Array, Int32Array, RecordBatch};
 use arrow_array::{StringArray, UInt32Array, UInt64Array};
@@ -126,6 +126,16 @@ fn encode_table(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<(Vec<u8>, u
     Ok((writer.into_inner().map_err(bad)?, rows))
 }
 
+/// The memory to compress in is kept: made anew for each chunk it costs as much as the work.
+fn compressed(raw: &[u8]) -> std::io::Result<Vec<u8>> {
+    static KEPT: Mutex<Option<zstd::bulk::Compressor<'static>>> = Mutex::new(None);
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    if kept.is_none() {
+        *kept = Some(zstd::bulk::Compressor::new(COMPRESSION)?);
+    }
+    kept.as_mut().map_or_else(|| zstd::bulk::compress(raw, COMPRESSION), |it| it.compress(raw))
+}
+
 /// Encode one chunk: `meta` is JSON, each table a list of parts, each part columns by name.
 #[pyfunction]
 fn encode_chunk<'py>(
@@ -147,7 +157,7 @@ fn encode_chunk<'py>(
     meta["tables"] = json!(entries);
     let meta = meta.to_string();
     let out = py.detach(|| -> std::io::Result<Vec<u8>> {
-        let payload = zstd::bulk::compress(&raw, COMPRESSION)?;
+        let payload = compressed(&raw)?;
         let mut out = Vec::with_capacity(32 + meta.len() + payload.len());
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());

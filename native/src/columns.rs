@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Records drained from a ring, kept packed: Python asks for a column where it needs one, and hands
 //! whole columns to the encoder without touching a row.
+use std::collections::hash_map::Entry;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
 use pyo3::exceptions::PyKeyError;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyTuple};
 use pyo3::IntoPyObjectExt;
 
 use crate::layout::{Field, Layout};
@@ -131,10 +132,22 @@ impl Columns {
     }
 
     /// A text column for the encoder: each value by its name, `other` where it has none.
-    fn texts(&self, name: &str, names: HashMap<i64, String>, other: String) -> PyResult<Column> {
+    fn texts(&self, name: &str, names: &Bound<'_, PyDict>, other: String) -> PyResult<Column> {
         let field = self.field(name)?;
-        let text = |v: u64| names.get(&(v as i64)).unwrap_or(&other).clone();
-        Ok(Column::Texts { values: self.values(field).map(text).collect() })
+        // Few of the names are in use: those alone are asked for, once each.
+        let mut known: HashMap<u64, String> = HashMap::new();
+        let text = |v: u64| {
+            Ok(match known.entry(v) {
+                Entry::Occupied(found) => found.get().clone(),
+                Entry::Vacant(new) => {
+                    let found = names.get_item(v as i64)?;
+                    let found = found.map(|it| it.extract::<String>()).transpose()?;
+                    new.insert(found.unwrap_or_else(|| other.clone())).clone()
+                }
+            })
+        };
+        let values = self.values(field).map(text).collect::<PyResult<_>>()?;
+        Ok(Column::Texts { values })
     }
 }
 

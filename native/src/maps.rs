@@ -321,10 +321,7 @@ impl Drop for Ring {
 
 /// An array of per-CPU u64, each summed over the CPUs.
 pub fn per_cpu_sums(fd: RawFd, indices: impl Iterator<Item = u32>) -> Result<Vec<u64>> {
-    // SAFETY: asks libbpf how many slots a per-CPU value has.
-    let cpus = unsafe { sys::libbpf_num_possible_cpus() };
-    checked(cpus)?;
-    let mut slots = vec![0u64; cpus as usize];
+    let mut slots = vec![0u64; possible_cpus()?];
     indices
         .map(|index| {
             // SAFETY: one u64 a possible CPU.
@@ -338,6 +335,38 @@ pub fn per_cpu_sums(fd: RawFd, indices: impl Iterator<Item = u32>) -> Result<Vec
             Ok(slots.iter().sum())
         })
         .collect()
+}
+
+/// The first `count` of them, asked for together (Linux 5.14).
+pub fn first_per_cpu_sums(fd: RawFd, count: usize) -> Result<Vec<u64>> {
+    let cpus = possible_cpus()?;
+    let mut slots = vec![0u64; cpus * count];
+    let mut keys = vec![0u32; count];
+    let (mut position, mut read) = (0u64, count as u32);
+    // SAFETY: room for `count` keys and for one u64 a possible CPU of each.
+    let rc = unsafe {
+        sys::bpf_map_lookup_batch(
+            fd,
+            ptr::null_mut(),
+            ptr::from_mut(&mut position).cast(),
+            keys.as_mut_ptr().cast(),
+            slots.as_mut_ptr().cast(),
+            &mut read,
+            ptr::null(),
+        )
+    };
+    // An array is read in the order of its indices.
+    if (rc == 0 || rc == -libc::ENOENT) && read as usize == count {
+        return Ok(slots.chunks_exact(cpus).map(|of_one| of_one.iter().sum()).collect());
+    }
+    per_cpu_sums(fd, 0..count as u32)
+}
+
+fn possible_cpus() -> Result<usize> {
+    // SAFETY: asks libbpf how many slots a per-CPU value has.
+    let cpus = unsafe { sys::libbpf_num_possible_cpus() };
+    checked(cpus)?;
+    Ok(cpus as usize)
 }
 
 /// The value of an array at `index`, as many copies as a per-CPU array has.

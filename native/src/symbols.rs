@@ -5,13 +5,15 @@
 //! mapped file can kill its reader by shrinking it. An index of 10 bytes a function is kept for
 //! the files used last; the rest stays in the files.
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{ErrorKind, Result};
-use std::path::{Path, PathBuf};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 
-use crate::elf::file::{build_id_of_notes, hex, open, ElfFile, Identity, Layout};
+use crate::elf::file::{build_id_of_notes, hex, identity_of, open, ElfFile, Identity, Layout};
 
 mod index;
 mod kernel;
@@ -21,6 +23,11 @@ mod perf_map;
 use index::Index;
 
 const MAX_FILES: usize = 512;
+/// Of all names that are kept.
+const MAX_NAME_BYTES: usize = 1 << 20;
+
+/// (function, offset in it)
+type Named = (String, u64);
 
 struct Kept {
     index: Index,
@@ -29,25 +36,38 @@ struct Kept {
 }
 
 /// Indices of the files used last, as many as fit.
+#[derive(Default)]
 struct Files {
     kept: HashMap<Identity, Kept>,
     max_bytes: usize,
     bytes: usize,
+    name_bytes: usize,
     clock: u64,
     evicted: u64,
 }
 
 impl Files {
-    fn find(&mut self, path: &Path, offsets: &[u64]) -> Result<Vec<Option<(String, u64)>>> {
-        let (file, identity) = open(path)?;
+    fn find(
+        &mut self,
+        file: File,
+        identity: Identity,
+        offsets: &[u64],
+    ) -> Result<Vec<Option<Named>>> {
         self.clock += 1;
         if let Some(kept) = self.kept.get_mut(&identity) {
             kept.used = self.clock;
             let file = ElfFile::with_layout(file, Arc::clone(&kept.layout));
-            return Ok(kept.index.find(&file, offsets));
+            self.name_bytes -= kept.index.name_bytes();
+            let found = kept.index.find(&file, offsets);
+            self.name_bytes += kept.index.name_bytes();
+            if self.name_bytes > MAX_NAME_BYTES {
+                self.kept.values_mut().for_each(|kept| kept.index.forget_names());
+                self.name_bytes = 0;
+            }
+            return Ok(found);
         }
         let file = ElfFile::parse(file, identity)?;
-        let index = Index::build(&file)?;
+        let mut index = Index::build(&file)?;
         let found = index.find(&file, offsets);
         let size = index.bytes();
         while self.bytes + size > self.max_bytes || self.kept.len() >= MAX_FILES {
@@ -58,6 +78,7 @@ impl Files {
         }
         if size <= self.max_bytes {
             self.bytes += size;
+            self.name_bytes += index.name_bytes();
             let kept = Kept { index, layout: file.layout(), used: self.clock };
             self.kept.insert(identity, kept);
         }
@@ -68,6 +89,7 @@ impl Files {
         let gone = self.kept.remove(identity);
         if let Some(kept) = &gone {
             self.bytes -= kept.index.bytes();
+            self.name_bytes -= kept.index.name_bytes();
         }
         gone.is_some()
     }
@@ -84,13 +106,20 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What is no ELF file, or one that contradicts itself, names nothing.
+fn or_nameless(found: Result<Vec<Option<Named>>>, count: usize) -> Result<Vec<Option<Named>>> {
+    match found {
+        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(vec![None; count]),
+        other => other,
+    }
+}
+
 #[pymethods]
 impl Symbolizer {
     #[new]
     #[pyo3(signature = (cache_bytes = 8 << 20))]
     fn new(cache_bytes: usize) -> Self {
-        let files =
-            Files { kept: HashMap::new(), max_bytes: cache_bytes, bytes: 0, clock: 0, evicted: 0 };
+        let files = Files { max_bytes: cache_bytes, ..Default::default() };
         Self { files: Mutex::new(files), kernel: Mutex::default() }
     }
 
@@ -100,13 +129,28 @@ impl Symbolizer {
         py: Python<'_>,
         path: PathBuf,
         file_offsets: Vec<u64>,
-    ) -> PyResult<Vec<Option<(String, u64)>>> {
-        py.detach(|| match locked(&self.files).find(&path, &file_offsets) {
-            // No ELF file, or one that contradicts itself.
-            Err(error) if error.kind() == ErrorKind::InvalidData => {
-                Ok(file_offsets.iter().map(|_| None).collect())
-            }
-            other => Ok(other?),
+    ) -> PyResult<Vec<Option<Named>>> {
+        py.detach(|| {
+            let find = |(file, it)| locked(&self.files).find(file, it, &file_offsets);
+            Ok(or_nameless(open(&path).and_then(find), file_offsets.len())?)
+        })
+    }
+
+    /// The same of an open file.
+    fn elf_open(
+        &self,
+        py: Python<'_>,
+        fd: RawFd,
+        file_offsets: Vec<u64>,
+    ) -> PyResult<Vec<Option<Named>>> {
+        py.detach(|| {
+            let find = || {
+                // SAFETY: the caller holds it open.
+                let file = File::from(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?);
+                let identity = identity_of(&file)?;
+                locked(&self.files).find(file, identity, &file_offsets)
+            };
+            Ok(or_nameless(find(), file_offsets.len())?)
         })
     }
 

@@ -121,7 +121,7 @@ class Columns:
     def where_less(self, smaller: str, larger: str) -> Columns:
         """The records in which one field is smaller than another."""
 
-    def texts(self, name: str, names: Mapping[int, str], other: str) -> Column:
+    def texts(self, name: str, names: dict[int, str], other: str) -> Column:
         """For the encoder: each value by its name."""
 
 class Column:
@@ -277,6 +277,9 @@ class Symbolizer:
         Symbols come from .symtab, else from the distribution's debug file of the same build id,
         else from .dynsym. All None where it is no readable ELF file.
         """
+
+    def elf_open(self, fd: int, file_offsets: Sequence[int]) -> list[tuple[str, int] | None]:
+        """The same of a file that is open."""
 
     def kernel(self, addresses: Sequence[int]) -> list[tuple[str, int, str, int] | None]:
         """(function, offset in it, module, offset from the base of that module) for each address.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sonde.analyze.bound import explain
@@ -123,6 +124,42 @@ def test_without_the_machines_waits_it_says_what_it_cannot_know():
     notes = explained("lock_held", with_waits=False).notes
     assert "sonde record" in notes[0]
     assert not explained("lock_held").notes
+
+
+def test_a_quota_that_is_spent_within_a_launch_is_not_launch_overhead():
+    """Of 63 ms, 44 passed in one call of cuLaunchKernelEx whose thread had no CPU."""
+    (verdict,) = explained("delays/cpu_quota").verdicts
+
+    assert verdict.bounds[0].key == "cpu"
+    (waited,) = [cause for cause in verdict.causes if cause.bound == "cpu"]
+    assert waited.share == pytest.approx(0.70, abs=0.02)
+    assert waited.detail == "quota"
+    assert sum(cause.share for cause in verdict.causes if cause.bound == "launch") < 0.02
+
+
+def test_a_checkpoint_that_is_written_beside_the_devices_work_has_the_gaps_behind_it():
+    """fsync ends before the device is done; without it the next launches would be early enough."""
+    (verdict,) = explained("delays/checkpoint_fsync", with_waits=False).verdicts
+
+    assert verdict.bounds[0].key == "io"
+    (waited,) = [cause for cause in verdict.causes if cause.bound == "io"]
+    assert waited.share == pytest.approx(0.15, abs=0.01)
+    assert waited.places[0].function.startswith("fsync() in on ")
+
+
+def test_a_trace_of_a_run_without_a_device_says_so(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "ts": 1, "dur": 2}]}')
+
+    with pytest.raises(truth.NothingRanError, match="no operation of a device"):
+        truth.of_trace(path, [])
+
+
+def test_a_step_of_the_truth_is_from_one_begin_on_the_device_to_the_next():
+    true = truth.Truth(0.0, 0.0, np.array([1000, 3000, 5000, 7000], np.int64))
+
+    assert true.step_ns(4) == 2000
+    assert true.step_ns(5) is None  # of one step nothing is told
 
 
 def test_it_says_it_on_one_screen():

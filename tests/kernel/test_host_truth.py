@@ -19,6 +19,8 @@ from sonde.collect.host.files import table
 from sonde.collect.host.pressure import stalls
 
 pytestmark = pytest.mark.bpf
+TWO_SECONDS = "import time\ne = time.monotonic() + 2\nwhile time.monotonic() < e: pass"
+"""A program that works for so long."""
 
 
 def first_of(folder: Path, *names: str) -> Path:
@@ -50,7 +52,7 @@ def test_a_quota_that_is_used_up(record):
         quota.write_text("20000 100000" if quota.name == "cpu.max" else "20000")
         with record("--host") as recorder:
             time.sleep(0.3)
-            run("import time\ne = time.time() + 2\nwhile time.time() < e: pass", enter=limited)
+            run(TWO_SECONDS, enter=limited)
             settle()
             truth = table((limited / "cpu.stat").read_bytes())
     mine = {"sonde.cgroup": "/sonde-test-quota"}
@@ -66,7 +68,7 @@ def test_waits_for_a_cpu_are_those_that_threads_had(record):
     """Two busy loops on one CPU: what the run queue saw is what the kernel told the loops."""
     loop = (
         "import os, time\nos.sched_setaffinity(0, {0})\n"
-        "e = time.time() + 2\nwhile time.time() < e: pass\n"
+        "e = time.monotonic() + 2\nwhile time.monotonic() < e: pass\n"
         "print(open('/proc/self/schedstat').read())"
     )
     with record("--host") as recorder:
@@ -94,7 +96,7 @@ def test_waits_for_a_cpu_are_those_that_threads_had(record):
 
 def test_run_queues_are_looked_at_a_hundred_times_a_second_while_something_runs(record):
     with record("--host") as recorder:
-        run("import time\ne = time.time() + 2\nwhile time.time() < e: pass")
+        run(TWO_SECONDS)
     times = [
         time_ns
         for (time_ns,) in recorder.rows(
@@ -103,7 +105,8 @@ def test_run_queues_are_looked_at_a_hundred_times_a_second_while_something_runs(
     ]
     gaps = sorted(b - a for a, b in itertools.pairwise(times))
     assert gaps[len(gaps) // 2] == pytest.approx(10e6, rel=0.1)
-    assert len(times) >= 150
+    # Where looks are missing it matters when: one long gap is a machine that stood still.
+    assert len(times) >= 150, f"the longest gaps, ms: {[gap // 10**6 for gap in gaps[-5:]]}"
 
 
 # --- memory, pressure -----------------------------------------------------------------------------

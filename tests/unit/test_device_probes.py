@@ -300,6 +300,7 @@ def calls(bpf, monkeypatch):
 
 def test_rows_of_one_call_become_one_total(calls, bpf):
     index = site_of(calls._probes, "copy").index
+    bpf.hits = {index: 1}
     bpf.rows = [
         row(index, direction=1, count=10, ns=100, size=1000),
         row(index, direction=1, count=2, ns=500, size=200, stack=55, weight=6),
@@ -341,7 +342,9 @@ class FakeRing:
 
 
 def test_calls_left_out_of_the_spans_are_told(calls, bpf, monkeypatch):
-    bpf.rows = [row(site_of(calls._probes, "copy").index, count=400)]
+    index = site_of(calls._probes, "copy").index
+    bpf.hits = {index: 1}
+    bpf.rows = [row(index, count=400)]
     events = calls.drain(1000, False).rows["event"]
     [left_out] = [event for event in events if event[2] == "spans_left_out"]
     assert left_out[5] == 400.0
@@ -349,7 +352,7 @@ def test_calls_left_out_of_the_spans_are_told(calls, bpf, monkeypatch):
     monkeypatch.setattr(bpf, "drain_ring", lambda ring, of, limit: FakeRing(3))
     calls.drain(2000, False)
     monkeypatch.setattr(bpf, "drain_ring", lambda ring, of, limit: [])
-    bpf.rows = [row(site_of(calls._probes, "copy").index, count=5)]
+    bpf.rows = [row(index, count=5)]
     events = calls.drain(3000, False).rows["event"]
     assert [event[5] for event in events if event[2] == "spans_left_out"] == [2.0]
 
@@ -366,8 +369,20 @@ def test_every_hit_of_a_site_is_charged_once(calls, bpf, monkeypatch):
     assert [hits[index] for hits in charged] == [20, 5]
 
 
+def test_rows_are_not_asked_for_before_a_site_was_ever_hit(calls, bpf, monkeypatch):
+    asked = []
+    monkeypatch.setattr(bpf, "drain", lambda rows: asked.append(rows) or [])
+    calls.drain(1000, True)
+    assert asked == []
+    bpf.hits = {site_of(calls._probes, "copy").index: 1}
+    calls.drain(2000, False)
+    calls.drain(3000, False)  # it may go on still
+    assert asked == ["device_calls", "device_calls"]
+
+
 def test_sizes_that_were_never_meant_fit_their_column(calls, bpf):
     index = site_of(calls._probes, "copy").index
+    bpf.hits = {index: 1}
     bpf.rows = [
         row(index, direction=1, count=1, ns=1, size=2**64 - 1),
         row(index, direction=1, count=1, ns=1, size=2**64 - 1, stack=55, weight=1),
@@ -378,6 +393,7 @@ def test_sizes_that_were_never_meant_fit_their_column(calls, bpf):
 
 def test_a_call_whose_probe_came_off_does_not_go_on_for_ever(calls, bpf):
     site = site_of(calls._probes, "copy")
+    bpf.hits = {it.index: 1 for it in calls._probes.sites.values()}
     calls._probes.take_off(KEY, site)
     bpf.rows = [row(site.index, direction=1, count=0, ns=10**9, flags=2)]
     assert "activity" not in calls.drain(1000, True).rows

@@ -102,17 +102,22 @@ fn malformed(what: &str) -> Error {
 pub fn open(path: &Path) -> Result<(File, Identity)> {
     // Not to wait for a writer where the path leads to a pipe.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let identity = identity_of(&file)?;
+    Ok((file, identity))
+}
+
+/// Errors: those of the system; InvalidData where it is no plain file.
+pub fn identity_of(file: &File) -> Result<Identity> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(malformed("not a regular file"));
     }
-    let identity = Identity {
+    Ok(Identity {
         device: metadata.dev(),
         inode: metadata.ino(),
         len: metadata.len(),
         changed: (metadata.mtime(), metadata.mtime_nsec()),
-    };
-    Ok((file, identity))
+    })
 }
 
 impl ElfFile {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The functions of one ELF file by address: 10 bytes a function, all else left in the file.
+use std::collections::HashMap;
 use std::io::Result;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use object::elf;
 
-use crate::elf::file::{hex, ElfFile, Section, Symbol};
+use crate::elf::file::{hex, open, ElfFile, Identity, Layout, Section, Symbol};
 
 use super::names;
 
@@ -31,6 +33,20 @@ struct Entry {
     symbol: u32,
 }
 
+/// A function's name, kept because code comes back to it at other places: for what lies
+/// nearer to its start than `reach`.
+struct Named {
+    reach: u64,
+    name: String,
+}
+
+/// A file of symbols beside the one that is run, and what it was when it was read.
+struct DebugFile {
+    path: PathBuf,
+    identity: Identity,
+    layout: Arc<Layout>,
+}
+
 pub struct Index {
     base: u64,
     entries: Vec<Entry>,
@@ -38,18 +54,34 @@ pub struct Index {
     sizes: Vec<u16>,
     table: elf::SectionType,
     /// The file that holds the symbols, where it is another than the one that is run.
-    debug_file: Option<PathBuf>,
+    debug_file: Option<DebugFile>,
+    /// By the start of the function, less `base`.
+    named: HashMap<u32, Named>,
+    name_bytes: usize,
 }
 
 /// Debug symbols that the distribution put beside the stripped file.
-fn debug_file_of(file: &ElfFile) -> Option<(PathBuf, ElfFile)> {
+fn debug_file_of(file: &ElfFile) -> Option<(DebugFile, ElfFile)> {
     let id = file.build_id();
     if id.len() < 4 {
         return None;
     }
     let path = Path::new(DEBUG_FILES).join(hex(&id[..1])).join(hex(&id[1..]) + ".debug");
-    let debug = ElfFile::open(&path).ok()?;
-    (debug.build_id() == id).then_some((path, debug))
+    let (opened, identity) = open(&path).ok()?;
+    let debug = ElfFile::parse(opened, identity).ok()?;
+    let layout = debug.layout();
+    (debug.build_id() == id).then_some((DebugFile { path, identity, layout }, debug))
+}
+
+impl DebugFile {
+    /// Its headers are read again only where it is another file by now.
+    fn open(&self) -> Option<ElfFile> {
+        let (file, identity) = open(&self.path).ok()?;
+        if identity == self.identity {
+            return Some(ElfFile::with_layout(file, Arc::clone(&self.layout)));
+        }
+        ElfFile::parse(file, identity).ok()
+    }
 }
 
 /// A symbol table with what belongs to it.
@@ -78,13 +110,15 @@ impl Index {
             sizes: Vec::new(),
             table: elf::SHT_SYMTAB,
             debug_file: None,
+            named: HashMap::new(),
+            name_bytes: 0,
         };
         if let Some((table, _)) = file.symbol_table(elf::SHT_SYMTAB) {
             this.fill(file, table)?;
-        } else if let Some((path, debug)) = debug_file_of(file) {
+        } else if let Some((found, debug)) = debug_file_of(file) {
             if let Some((table, _)) = debug.symbol_table(elf::SHT_SYMTAB) {
                 this.fill(&debug, table)?;
-                this.debug_file = Some(path);
+                this.debug_file = Some(found);
             }
         }
         if this.entries.is_empty() {
@@ -130,29 +164,56 @@ impl Index {
         size_of::<Self>() + self.entries.len() * (size_of::<Entry>() + size_of::<u16>())
     }
 
+    /// Of the names that are kept.
+    pub fn name_bytes(&self) -> usize {
+        self.name_bytes
+    }
+
+    pub fn forget_names(&mut self) {
+        self.named = HashMap::new();
+        self.name_bytes = 0;
+    }
+
     /// For each file offset the function that holds it: its name, how far into it.
-    pub fn find(&self, file: &ElfFile, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
-        let addresses: Vec<_> = offsets.iter().map(|&it| file.address_of(it)).collect();
-        let debug = self.debug_file.as_ref().and_then(|path| ElfFile::open(path).ok());
-        let file = debug.as_ref().unwrap_or(file);
-        let Some((table, strings)) = file.symbol_table(self.table) else {
-            return offsets.iter().map(|_| None).collect();
-        };
-        let source = Source { file, table, strings };
-        let one = |address: &Option<u64>| {
-            self.function(&source, address.and_then(|it| it.checked_sub(self.base))?)
-        };
-        addresses.iter().map(one).collect()
+    pub fn find(&mut self, file: &ElfFile, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
+        let at = |&it: &u64| file.address_of(it).and_then(|it| it.checked_sub(self.base));
+        let places: Vec<_> = offsets.iter().map(at).collect();
+        let known = |it: &Option<u64>| it.map_or(Some(None), |at| self.known(at).map(Some));
+        let mut found: Vec<_> = places.iter().map(known).collect();
+        if found.iter().any(Option::is_none) {
+            let debug = self.debug_file.as_ref().and_then(DebugFile::open);
+            let file = debug.as_ref().unwrap_or(file);
+            if let Some((table, strings)) = file.symbol_table(self.table) {
+                let source = Source { file, table, strings };
+                for (found, place) in found.iter_mut().zip(&places) {
+                    if found.is_none() {
+                        *found = Some(place.and_then(|at| self.function(&source, at)));
+                    }
+                }
+            }
+        }
+        found.into_iter().map(Option::flatten).collect()
+    }
+
+    /// What was found nearer to the start of the same function before.
+    fn known(&self, at: u64) -> Option<(String, u64)> {
+        let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
+        let start = self.entries[..after].last()?.start;
+        let into = at - u64::from(start);
+        let named = self.named.get(&start).filter(|it| into < it.reach)?;
+        Some((named.name.clone(), into))
     }
 
     /// The function that starts last of those that hold the address, under its best name.
-    fn function(&self, source: &Source<'_>, at: u64) -> Option<(String, u64)> {
+    fn function(&mut self, source: &Source<'_>, at: u64) -> Option<(String, u64)> {
         let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
         let before = &self.entries[..after];
         let nearest = before.last()?.start;
         let mut start = None;
         let mut best = None;
-        for (entry, &size) in before.iter().zip(&self.sizes).rev().take(MAX_CANDIDATES) {
+        // So far from the start the same symbols hold an address: 0 where one was passed over.
+        let mut same_until = u64::MAX;
+        for (entry, &size) in before.iter().zip(&self.sizes[..after]).rev().take(MAX_CANDIDATES) {
             if start.is_some_and(|it| it != entry.start) {
                 break;
             }
@@ -163,23 +224,41 @@ impl Index {
                 size => into >= u64::from(size) * SIZE_UNIT,
             };
             if is_far {
+                same_until = 0;
                 continue;
             }
-            let Some(symbol) = source.file.symbol(source.table, entry.symbol) else { continue };
+            let Some(symbol) = source.file.symbol(source.table, entry.symbol) else {
+                same_until = 0;
+                continue;
+            };
             let is_sized = symbol.size > 0;
             let reach = if is_sized { symbol.size } else { source.reach(&symbol) };
             if into >= reach {
+                same_until = 0;
                 continue;
             }
             let raw = source.file.name(source.strings, symbol.name, names::MAX_RAW_BYTES);
-            let Some(raw) = raw.filter(|it| !it.is_empty()) else { continue };
+            let Some(raw) = raw.filter(|it| !it.is_empty()) else {
+                same_until = 0;
+                continue;
+            };
             start = Some(entry.start);
+            same_until = same_until.min(reach);
             let rank = (is_sized, names::rank(symbol.bind == elf::STB_LOCAL, &raw));
             if best.as_ref().is_none_or(|(known, _)| rank > *known) {
                 best = Some((rank, raw));
             }
         }
         let (_, raw) = best?;
-        Some((names::demangled(&raw), at - u64::from(start?)))
+        let start = start?;
+        let name = names::demangled(&raw);
+        if start == nearest && same_until > 0 {
+            self.name_bytes += size_of::<Named>() + name.len();
+            let named = Named { reach: same_until, name: name.clone() };
+            if let Some(before) = self.named.insert(start, named) {
+                self.name_bytes -= size_of::<Named>() + before.name.len();
+            }
+        }
+        Some((name, at - u64::from(start)))
     }
 }

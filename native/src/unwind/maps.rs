@@ -319,7 +319,7 @@ impl UnwindMaps {
 
     /// Why walks ended, so far; by `enum unwind_stop`.
     fn stops(&self) -> PyResult<Vec<u64>> {
-        Ok(maps::per_cpu_sums(self.stops.0, 0..self.stops.1 as u32)?)
+        Ok(maps::first_per_cpu_sums(self.stops.0, self.stops.1)?)
     }
 
     /// Walks by the time they took, in steps of 250 ns, where it is measured.

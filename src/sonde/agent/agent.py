@@ -12,6 +12,7 @@ maps it and a process that lives 50 ms is known before it is gone.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import platform
 import resource
@@ -33,6 +34,7 @@ from sonde.agent.pace import Pace
 from sonde.agent.quiet import NoEvents
 from sonde.agent.thinning import Thinning
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
+from sonde.agent.warm_up import warm_up
 from sonde.attach.policy import Policy
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, refusal
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 PODS_S = 2.0
 """At the end, wait so long for the names of pods that were asked for last."""
+WALKING = ("cpu", "waits", "device_calls")
+"""Collectors that take stacks of what runs by itself: they start first, and warm up."""
 COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
 """What is counted apart for those who look on; the collectors not named here are of the host."""
 EVENT_GAP_S = 0.02
@@ -58,6 +62,13 @@ STACKLESS_EVENT_GAP_S = 0.1
 """The same for an agent that only lets metrics out: no mapping of a short process is asked for."""
 CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
+LOOK_S = 0.25
+"""How often to look for what walks ask for, as long as there are news of processes."""
+STACKLESS_LOOK_S = 1.0
+"""The same where no stacks are taken."""
+CALM_AFTER_S = 3.0
+"""Without any, a load is steady: then it is looked at every tick alone. Each waking costs some 0.2
+ms, most of it for memory that has gone from the caches."""
 LOST_EVENTS = "processes.events"
 GC_THRESHOLDS = (10_000, 20, 20)
 """A tick makes thousands of rows, none of which is part of a cycle."""
@@ -122,7 +133,9 @@ class Agent:
             names_code=sink is not None,
         )
         self._group_io = GroupIo(self._resolver.owners.group_path)
-        self._longest_ms = 250 if config.on_cpu or config.off_cpu else 1_000
+        self._looks_closely = config.on_cpu or config.off_cpu
+        self._news_s = 0.0
+        """When a process did something last, or a walk asked for something."""
         self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
         if sink is None and config.device_time == "off":
             self._event_gap_s = STACKLESS_EVENT_GAP_S
@@ -187,11 +200,21 @@ class Agent:
         self._resolver.start()
         family = procfs.family(self._config.pids or ())
         self._unwinding.get_ready(family, self._hear_early, program)
+        walkers = [collector for collector in self._collectors if collector.name in WALKING]
+        for collector in walkers:
+            collector.start()
+        told: list[Batch] = []
+        if self._unwinding.walks and not program:  # one that is not there yet has nothing to warm
+            told = warm_up(walkers, self._hear_within, self._unwinding.stops)
+            self._unwinding.begin()
         # Not before: while it gets ready nothing is observed.
         self._started_ns = self._tick_ns = time.monotonic_ns()
+        self._news_s = self._started_ns / 1e9
         self._chunk = ChunkBuilder(self._started_ns)
+        self._note(told)
         for collector in self._collectors:
-            collector.start()
+            if collector not in walkers:
+                collector.start()
         if self._attacher is not None:
             self._attacher.start()
         if self._outlets is not None:
@@ -200,10 +223,20 @@ class Agent:
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
         gc.set_threshold(*GC_THRESHOLDS)
 
-    def run(self, stop: Callable[[], bool], on_tick: Callable[[Live], None]) -> None:
-        """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError."""
+    def run(
+        self,
+        stop: Callable[[], bool],
+        on_tick: Callable[[Live], None],
+        until_s: float = math.inf,
+    ) -> None:
+        """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError.
+
+        `stop` is asked when a signal or an event of a process comes, at every tick, and at
+        `until_s` (CLOCK_MONOTONIC).
+        """
         while not stop():
-            self._sleep_until(self._tick_ns / 1e9 + self._pace.tick_s, stop)
+            tick_s = self._tick_ns / 1e9 + self._pace.tick_s
+            self._sleep_until(min(tick_s, until_s), stop)
             if self._pause_asked:
                 self._rest(stop)
                 continue
@@ -215,8 +248,8 @@ class Agent:
             on_tick(self.live())
 
     def pause(self) -> None:
-        """Observe nothing until `resume`. May be called from a signal handler; takes effect within
-        0.25 s."""
+        """Observe nothing until `resume`. May be called from a signal handler, which ends the sleep
+        between ticks."""
         self._pause_asked = True
 
     def resume(self) -> None:
@@ -241,6 +274,7 @@ class Agent:
         for collector in self._collectors:
             collector.resume()
         self._tick_ns = time.monotonic_ns()
+        self._news_s = self._tick_ns / 1e9
         self._paused_ns = self._tick_ns - since_ns
         self._chunk = ChunkBuilder(self._tick_ns)
 
@@ -284,21 +318,28 @@ class Agent:
         while (left_s := deadline_s - time.monotonic()) > 0:
             if stop() or self._pause_asked:
                 return
-            longest_ms = int(BUSY_GAP_S * 1000) if self._unwinding.is_busy else self._longest_ms
             calls = self._calls if self._calls is not None and self._calls.is_used else None
-            if self._pace.fds:
-                rest_s = self._config.tick_s if calls is not None else self._config.rest_s
-                longest_ms = int(1000 * rest_s)
-            longest_ms = min(int(left_s * 1000) + 1, longest_ms)
-            if self._events.wait(longest_ms, self._pace.fds, self._kept_ms()):
+            wait_s = min(left_s, self._longest_s(calls is not None))
+            wait_ms = int(wait_s * 1000) + 1
+            if self._events.wait(wait_ms, self._pace.fds, self._kept_ms()):
                 if self._pace.is_stirred():
                     return
                 self._hear()
                 time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
-            else:
-                self._unwinding.update()
+            elif wait_s < left_s:
+                self._look()
                 if calls is not None and self._demand is not None:
                     calls.keep_budget()  # a tick may be far
+
+    def _longest_s(self, calls_devices: bool) -> float:
+        """To sleep at a stretch, as long as no process does anything."""
+        if self._pace.fds:
+            return self._config.tick_s if calls_devices else self._config.rest_s
+        if self._unwinding.is_busy:
+            return BUSY_GAP_S
+        if not self._looks_closely:
+            return STACKLESS_LOOK_S
+        return LOOK_S if time.monotonic() < self._news_s + CALM_AFTER_S else math.inf
 
     def _kept_ms(self) -> int:
         """How long an event may wait to be looked at; those that bear no delay are told at once."""
@@ -312,9 +353,38 @@ class Agent:
             events = self._events.drain()
             self._resolver.feed(events)
             self._unwinding.hear(events)
+            self._unwinding.update()
+
+    def _hear_within(self, timeout_ms: int) -> None:
+        """While it warms up."""
+        if self._events.wait(timeout_ms):
+            self._hear()
+        self._unwinding.update()
+
+    def _note(self, told: list[Batch]) -> None:
+        """Of what was seen before the start: whom it spoke of, and what collectors said."""
+        for batch in told:
+            self._resolver.learn(batch.notes, batch.groups)
+            self._dictionary.take(batch)
+            rows = [(self._started_ns, *row[1:]) for row in batch.rows.get("event", ())]
+            self._chunk.add("event", rows)
 
     def _hear(self) -> None:
+        """What processes did, and what walks ask for."""
+        self._take_in()
+        self._look()
+
+    def _look(self) -> None:
+        if self._unwinding.update():
+            self._news_s = time.monotonic()
+
+    def _take_in(self) -> None:
         events = self._events.drain()
+        if self._device_time is not None:
+            self._device_time.hear(events, looking=not self._privileged)
+        if not events and self._events.lost == self._lost_heard:
+            return
+        self._news_s = time.monotonic()
         self._resolver.feed(events)
         if self._calls is not None:
             self._calls.hear(events)
@@ -323,8 +393,6 @@ class Agent:
             self._metrics.hear(events)
         if self._attacher is not None:
             self._attacher.hear(events)
-        if self._device_time is not None:
-            self._device_time.hear(events, looking=not self._privileged)
         if self._sink is None and self._calls is not None:  # no mapping is asked for an address
             dull.pass_over(self._events, self._calls)
         if self._events.lost > self._lost_heard:
@@ -341,7 +409,7 @@ class Agent:
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         batches = [collector.drain(since_ns, chunk_ends) for collector in self._collectors]
         # Whom the rows speak of may have come and gone since: hear of them before they are named.
-        self._hear()
+        self._take_in()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.learn(batch.notes, batch.groups)

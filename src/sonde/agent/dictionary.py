@@ -161,8 +161,4 @@ def _stack_row(item: tuple[int, _Stack]) -> TableRow:
 
 def _frame_rows(stacks: Iterable[_Stack]) -> Iterable[TableRow]:
     for known in {known.id: known for stack in stacks for known in stack.frames}.values():
-        it = known.frame
-        yield (
-            *(known.id, it.kind, it.function, it.binary, it.build_id, it.offset),
-            *(it.file, it.line),
-        )
+        yield (known.id, *known.frame)

@@ -65,7 +65,7 @@ class StackReader:
         self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
         """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
-        if not any(word & PYTHON_FRAME for word in user):
+        if not user or max(user) < PYTHON_FRAME:  # the highest bit tells them
             return self._resolver.resolve(process, kernel, user)
         owners = self._owners(process)
         if not owners:

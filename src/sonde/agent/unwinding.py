@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from sonde.collect.collector import TableRow
@@ -27,6 +27,11 @@ class Unwinding:
     def __init__(self, kernel: Kernel | None, resolver: Resolver) -> None:
         self._unwinder = Unwinder(kernel.unwind, resolver) if kernel else None
         self._ends: dict[str, int] = {}
+
+    @property
+    def walks(self) -> bool:
+        """Whether there are any."""
+        return self._unwinder is not None
 
     @property
     def is_busy(self) -> bool:
@@ -62,12 +67,11 @@ class Unwinding:
         """What processes did."""
         if self._unwinder is not None:
             self._unwinder.hear(events)
-            self._unwinder.update()
 
-    def update(self) -> None:
-        """Tell the kernel what is new; cheap where nothing is."""
-        if self._unwinder is not None:
-            self._unwinder.update()
+    def update(self) -> bool:
+        """Tell the kernel what is new; cheap where nothing is. Returns whether there was
+        something."""
+        return self._unwinder is not None and self._unwinder.update()
 
     def resync(self) -> None:
         """Events were lost."""
@@ -81,6 +85,14 @@ class Unwinding:
     def memory_bytes(self) -> int:
         """Kernel memory of tables and mappings."""
         return self._unwinder.memory_bytes() if self._unwinder is not None else 0
+
+    def stops(self) -> Mapping[str, int]:
+        """How walks ended so far, by name."""
+        return self._unwinder.stops() if self._unwinder is not None else {}
+
+    def begin(self) -> None:
+        """Walks up to now count for nothing."""
+        self._ends = dict(self.stops())
 
     def ends(self, now_ns: int, tails_dropped: int) -> Iterator[TableRow]:
         """Rows of `event`: how the walks since the last call ended, reason by reason."""

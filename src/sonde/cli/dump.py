@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         hidden = {"kernel", "user", "vdso", "jit", "unknown"}
     if args.json:
         said = [
-            {**asdict(it), "frames": [asdict(one) for one in it.frames if one.kind not in hidden]}
+            {**asdict(it), "frames": [one._asdict() for one in it.frames if one.kind not in hidden]}
             for it in threads
         ]
         print(json.dumps({"pid": args.pid, "name": comm, "threads": said}, indent=2))

@@ -9,6 +9,7 @@ shuts down is part of what is recorded. A second one aborts.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -73,6 +74,11 @@ class Ending:
         """The clock of `duration_s` starts now."""
         self._began = time.monotonic()
 
+    @property
+    def until_s(self) -> float:
+        """When the time is up, CLOCK_MONOTONIC."""
+        return math.inf if self.duration_s is None else self._began + self.duration_s
+
     def due(self) -> bool:
         """Whether the recording shall end; `reason` then says why."""
         if self._child is not None and self._child.reap():
@@ -82,7 +88,7 @@ class Ending:
         elif self._watches_pids and not self._some_alive():
             self.reason = "all watched processes have ended"
             self.unforeseen = True
-        elif self.duration_s is not None and time.monotonic() - self._began >= self.duration_s:
+        elif self.duration_s is not None and time.monotonic() >= self.until_s:
             self.reason = f"{self.duration_s:g} s are over"
         return bool(self.reason)
 

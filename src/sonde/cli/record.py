@@ -259,7 +259,7 @@ def _pausable(agent: Agent) -> Iterator[None]:
 def _observe(agent: Agent, ending: Ending, progress: Progress) -> SinkError | None:
     """Run to the end. A full disk ends the recording early; what was written stays."""
     try:
-        agent.run(ending.due, progress.update)
+        agent.run(ending.due, progress.update, ending.until_s)
     except SinkError as error:
         with contextlib.suppress(SinkError):
             agent.stop()

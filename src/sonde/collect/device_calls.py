@@ -49,6 +49,8 @@ class DeviceCalls:
         self._exit: int | None = None
         self._left_out = 0
         self._hits: dict[int, int] = {}
+        self._was_hit = False
+        """A site was ever hit."""
         self._charged_s = time.monotonic()
         expect_fields(self._bpf, "device_calls", FIELDS)
 
@@ -87,13 +89,14 @@ class DeviceCalls:
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Totals of each thread by call, weighted stacks, single calls. `to_the_end`: with the time
         so far of calls that have not returned."""
-        if to_the_end and self._walk is not None:
-            self._bpf.walk(self._walk)
         batch = Batch()
-        rows = self._bpf.drain("device_calls")
-        self._add_rows(batch, since_ns, rows)
-        self._add_spans(batch, since_ns)
-        self.keep_budget()
+        hits = self._new_hits()
+        if hits is not None:
+            if to_the_end and self._walk is not None:
+                self._bpf.walk(self._walk)
+            self._add_rows(batch, since_ns, self._bpf.drain("device_calls"))
+            self._add_spans(batch, since_ns)
+            self._charge(hits)
         self._discovery.tidy()
         for notice in self._probes.notices:
             row = (since_ns, "probe", notice.name, 0, 0, float(notice.value), notice.text)
@@ -189,9 +192,23 @@ class DeviceCalls:
     def keep_budget(self) -> None:
         """Hold what the probes cost against their budget: every hit, also of processes that are not
         watched and of calls that another call makes."""
+        hits = self._new_hits()
+        if hits is not None:
+            self._charge(hits)
+
+    def _charge(self, hits: Mapping[int, int]) -> None:
         before_s, self._charged_s = self._charged_s, time.monotonic()
-        elapsed_s = self._charged_s - before_s
+        self._probes.charge(hits, self._charged_s - before_s)
+
+    def _new_hits(self) -> dict[int, int] | None:
+        """How often each site was hit since the last call; None as long as none ever was: then
+        there is no call, finished or going on, to ask for."""
         numbers = list(self._probes.sites)
         now = dict(zip(numbers, self._bpf.sums("hits", numbers), strict=True))
-        self._probes.charge({n: now[n] - self._hits.get(n, 0) for n in numbers}, elapsed_s)
+        self._was_hit = self._was_hit or any(now.values())
+        if not self._was_hit:
+            self._charged_s = time.monotonic()
+            return None
+        new = {n: now[n] - self._hits.get(n, 0) for n in numbers}
         self._hits = now
+        return new

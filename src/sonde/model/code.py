@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One code location, as in the table `frame`."""
+class Frame(NamedTuple):
+    """One code location: a row of the table `frame` after its id. Made by the thousand, and a tuple
+    is made several times as fast as a dataclass."""
 
     kind: str
     """user | inlined | kernel | vdso | jit | python | unknown"""

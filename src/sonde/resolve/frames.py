@@ -72,11 +72,8 @@ class _Place(NamedTuple):
 
 def frame_id(frame: Frame) -> int:
     """64-bit hash of a frame's content, never 0."""
-    content = (
-        *(frame.kind, frame.function, frame.binary, frame.build_id),
-        *(str(frame.offset), frame.file, str(frame.line)),
-    )
-    digest = blake2b("\0".join(content).encode("utf-8", "replace"), digest_size=8).digest()
+    content = "\0".join(map(str, frame))
+    digest = blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
 
@@ -313,7 +310,7 @@ class Resolver:
         names: Sequence[tuple[str, int] | None] = [None] * len(offsets)
         if is_open:
             with suppress(OSError):
-                names = self._symbols.elf(binary.path, offsets)
+                names = self._symbols.elf_open(binary.fd, offsets)
         found = []
         for offset, name in zip(offsets, names, strict=True):
             function = intern(name[0]) if name else ""

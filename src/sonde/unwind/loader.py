@@ -168,8 +168,10 @@ class Unwinder:
             elif kind == "comm" and event[5]:
                 self._forget(pid)
 
-    def update(self) -> None:
-        """Tell the kernel what is new. Cheap where nothing is; call it often."""
+    def update(self) -> bool:
+        """Tell the kernel what is new. Cheap where nothing is; call it often. Returns whether a
+        process was met for the first time, or walks came to code that they were never in."""
+        known = len(self._told), self._pages
         for name in self._cache.poll():
             self._ready |= self._waiting.pop(name, set())
         if short := self._maps.load_pages():
@@ -201,6 +203,7 @@ class Unwinder:
                 self._put_off.pop(pid, None)
             else:
                 self._put(pid, now_s)
+        return (len(self._told), self._pages) != known
 
     def resync(self) -> None:
         """Events were lost: tell all processes again."""

@@ -97,6 +97,8 @@ class PythonCode:
         self._fresh_until_ns = 0
         self._memory: tuple[tuple[int, int], int] | None = None
         """The process that was asked last, and its memory, open."""
+        self._own_pid = os.getpid()
+        """Our own code stays where it is once it ran: nothing here is made at run time."""
         self.unread = 0
         """Frames whose code object was gone, or another one, when it was looked at."""
         self.lineless = 0
@@ -175,7 +177,9 @@ class PythonCode:
         key = (*process.key, at)
         now_ns = time.monotonic_ns()
         known = self._known.get(key)
-        if known is not None and now_ns - known.checked_ns < TRUST_NS:
+        if known is not None and (
+            now_ns - known.checked_ns < TRUST_NS or process.pid == self._own_pid
+        ):
             return known
         try:
             memory = self._memory_of(process)
