@@ -6,9 +6,10 @@ a CPU as the kernel sums it, and the time of the agent's BPF programs, whoever t
 the kernel counts (bpf_stats_enabled; the looks of a timer are not in it). NVML is the tests' stub:
 what a real driver takes for a question is in docs/design/device_signals.md and has to be added.
 
-In windows of `WINDOW_S`. A machine at rest cannot be ordered: a window counts as at rest only where
-all others together used less than `OTHERS_SHARE` of a core. Then once more beside the load of
-`bench.telemetry`. Beside it each time `top -b -d 1`, a peer that tells less.
+In windows of `WINDOW_S`, in each of which the page is fetched once. A machine at rest cannot be
+ordered: a window counts as at rest only where all others together used less than `OTHERS_SHARE` of
+a core. Then once more beside the load of `bench.telemetry`. Beside it each time `top -b -d 1`, a
+peer that tells less.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +56,8 @@ class Sums:
 class Measured:
     """The agent, its child and the peer."""
 
-    def __init__(self, agent: int, peer: int) -> None:
-        self.agent, self.peer = agent, peer
+    def __init__(self, agent: int, peer: int, page: str) -> None:
+        self.agent, self.peer, self.page = agent, peer, page
         self.child = _child(agent)
 
     def sums(self) -> Sums:
@@ -91,8 +94,9 @@ def _programs_s(pid: int) -> float:
     """Of the BPF programs that a process holds. A walk runs in its caller: it is told twice."""
     spent_ns = 0
     for info in Path(f"/proc/{pid}/fdinfo").iterdir():
-        found = re.search(r"^run_time_ns:\s+(\d+)", info.read_text(), re.M)
-        spent_ns += int(found[1]) if found else 0
+        with suppress(FileNotFoundError):  # closed since it was listed
+            found = re.search(r"^run_time_ns:\s+(\d+)", info.read_text(), re.M)
+            spent_ns += int(found[1]) if found else 0
     return spent_ns / 1e9
 
 
@@ -110,7 +114,9 @@ def _share(before: Sums, now: Sums, name: str, passed_s: float) -> float:
 def _window(measured: Measured, cpus: int, others_max: float) -> tuple[float, float] | None:
     """(the agent's share in all, the peer's); None where others did too much."""
     before, began_s = measured.sums(), time.monotonic()
-    time.sleep(WINDOW_S)
+    time.sleep(WINDOW_S / 2)
+    urllib.request.urlopen(measured.page, timeout=10).read()
+    time.sleep(WINDOW_S / 2)
     passed_s = time.monotonic() - began_s
     now = measured.sums()
 
@@ -146,7 +152,8 @@ def _measure(title: str, measured: Measured, windows: int, cpus: int, others_max
     return statistics.median(totals)
 
 
-def _start(stub: Stub) -> subprocess.Popen[str]:
+def _start(stub: Stub) -> tuple[subprocess.Popen[str], str]:
+    """The agent, and where its page is."""
     agent = subprocess.Popen(
         [sys.executable, "-m", "sonde", "agent", "--prometheus", "127.0.0.1:0"],
         env=stub.environment,
@@ -154,8 +161,7 @@ def _start(stub: Stub) -> subprocess.Popen[str]:
         text=True,
     )
     assert agent.stderr is not None
-    agent.stderr.readline()
-    return agent
+    return agent, agent.stderr.readline().split()[-1]
 
 
 def main() -> int:
@@ -166,10 +172,10 @@ def main() -> int:
         folder = Path(name)
         stub = Stub(folder)
         stub.answers(AT_REST)
-        agent = _start(stub)
+        agent, page = _start(stub)
         top = subprocess.Popen(["top", "-b", "-d", "1"], stdout=subprocess.DEVNULL)
         time.sleep(SETTLE_S)
-        measured = Measured(agent.pid, top.pid)
+        measured = Measured(agent.pid, top.pid, page)
         rest = _measure("at rest", measured, windows, 1, OTHERS_SHARE)
         stub.answers(IN_USE)
         load_s = windows * (WINDOW_S + 0.2) + 3
