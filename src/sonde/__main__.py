@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m sonde`."""
 
-import sys
+from sonde.cli.main import run
 
-from sonde.cli.main import main
-
-sys.exit(main())
+run()

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from sonde import __version__
 from sonde.errors import SondeError
@@ -68,6 +69,17 @@ def _parser() -> tuple[
     parser.add_argument("--version", action="version", version=f"sonde {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     return parser, commands
+
+
+def run() -> NoReturn:
+    """The program `sonde`.
+
+    A Ctrl-C that comes when all is done changes nothing: the interpreter, on its way out, would
+    die of it after it has let go of its handlers.
+    """
+    code = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
