@@ -77,7 +77,9 @@ def test_a_capture_without_any_does_not_speak_of_devices():
     assert "kernel" in kinds_seen(session([(1, "kernel", "k", 1, 1.0, 0, 0)]))
 
 
-@pytest.mark.parametrize(("loop", "chance"), [("eager", 0.1), ("train", 0.25)])
+@pytest.mark.parametrize(
+    ("loop", "chance"), [("eager", 0.1), ("train", 0.25), ("graph", 0.25), ("streams", 0.25)]
+)
 def test_intervals_cover_what_they_promise(loop, chance):
     """A whole trace of an H200, of which every draw takes each launch with the same chance."""
     kernels = trace(loop)
