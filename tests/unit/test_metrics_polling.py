@@ -236,9 +236,16 @@ class Runs:
     def stir(self):
         self.told.append("stir")
 
+    def calm(self):
+        self.told.append("calm")
 
-def mapped(path):
-    return ("mmap", 1, 7, 7, 0, 4096, 0, 8, 1, 99, "", path)
+
+def mapped(path, pid=7, time_ns=1):
+    return ("mmap", time_ns, pid, pid, 0, 4096, 0, 8, 1, 99, "", path)
+
+
+def ended(pid, tid, time_ns=1):
+    return ("exit", time_ns, pid, 1, tid, 1)
 
 
 def test_a_process_that_maps_a_driver_s_library_is_about_to_use_a_device():
@@ -248,6 +255,36 @@ def test_a_process_that_maps_a_driver_s_library_is_about_to_use_a_device():
     assert not runs.told
     collector.hear([mapped("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159")])
     assert runs.told == ["stir"]
+
+
+CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159"
+
+
+def test_who_maps_it_and_ends_was_not_about_to():
+    runs = Runs()
+    collector = Metrics([runs])
+    collector.hear([mapped(CUDA), mapped(CUDA, pid=8), ended(7, 99), ended(7, 7), ended(9, 9)])
+    assert runs.told == ["stir"], "another one is there"
+    collector.hear([ended(8, 8)])
+    assert runs.told == ["stir", "calm"]
+    collector.hear([mapped(CUDA), ended(7, 7)])  # nvidia-smi, heard of when it is gone
+    assert runs.told[2:] == ["calm"]
+    later_ns = 60_000_000_000  # a process that came long ago and does nothing is none of them
+    collector.hear([mapped(CUDA, pid=9), mapped(CUDA, time_ns=later_ns), ended(7, 7, later_ns)])
+    assert runs.told[3:] == ["calm"]
+    collector.hear([mapped(CUDA, pid=n) for n in range(10, 5_000)])
+    assert len(collector._comers) <= 1_024
+
+
+def test_a_device_that_is_not_used_after_all_is_at_rest_again():
+    source = Resting()
+    run = Run(source)
+    run.until(1.5)
+    run.schedule.stir()
+    run.until(2.0)
+    run.schedule.calm()
+    run.until(3.5)
+    assert asked(run, source, 10) == (10, 2)
 
 
 def test_a_thread_that_asks_goes_on_at_once_when_a_machine_works_again():

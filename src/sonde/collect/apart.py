@@ -51,8 +51,8 @@ MESSAGE_MAX_BYTES = 16 << 20
 SAY_EVERY_S = 1.0
 SILENT_S = 3.0
 """A child that does not count for this long hangs."""
-STIR = b"!"
-"""What the parent writes where somebody is about to use a device."""
+STIR, CALM = b"!", b"."
+"""What the parent writes where somebody is about to use a device, and where all those are gone."""
 STARTS_IN_S = 10.0
 """So long may it take until the first word: an idle driver wakes up slowly."""
 GIVEN_UP_MAX = 3
@@ -151,9 +151,16 @@ class Apart:
 
     def stir(self) -> None:
         """Have the child look as if the device were in use."""
+        self._tell(STIR)
+
+    def calm(self) -> None:
+        """Have the child go by what the device says again."""
+        self._tell(CALM)
+
+    def _tell(self, word: bytes) -> None:
         if self._child is not None and self._child.stdin is not None:
             with contextlib.suppress(OSError):  # it ended, or has been told often enough
-                os.write(self._child.stdin.fileno(), STIR)
+                os.write(self._child.stdin.fileno(), word)
 
     def stop(self) -> None:
         """End the child; one that cannot be ended is left behind."""
@@ -317,10 +324,14 @@ def serve(source: Source, asking: Asked, out: int) -> None:
             wait_s = until_s - time.monotonic()
             is_told = bool(waiting.poll(max(1.0, math.ceil(1000 * wait_s))))
         if is_told:
-            if not os.read(parent, PAGE):
+            words = os.read(parent, PAGE)
+            if not words:
                 schedule.close()
                 return
-            schedule.stir()
+            if words.endswith(CALM):
+                schedule.calm()
+            else:
+                schedule.stir()
 
 
 def _write(out: int, message: bytes) -> bytes:

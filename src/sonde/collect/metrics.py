@@ -17,13 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from sonde.collect.collector import Batch
-from sonde.collect.polling import Points, Schedule, Source
+from sonde.collect.polling import STIRRED_S, Points, Schedule, Source
 from sonde.metrics import labels
 
 SILENT_S = 3.0
 """Sources are heard from at least once a second; after this long without a word they hang."""
 DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|ze_loader)\.so[.0-9]*$")
 """What a process maps before it uses a device."""
+COMERS_MOST = 1_024
 POINTS_KEPT = 200_000
 """Of one thread between two ticks."""
 
@@ -45,6 +46,9 @@ class Runner(Protocol):
 
     def stir(self) -> None:
         """Somebody is about to use a device: look at it as if it were in use."""
+
+    def calm(self) -> None:
+        """All who were about to are gone: go by what the device says again."""
 
     def stop(self) -> None:
         """Stop asking, without waiting for one that hangs."""
@@ -97,6 +101,9 @@ class Beside:
     def stir(self) -> None:
         """Nothing: no device is asked here."""
 
+    def calm(self) -> None:
+        """Nothing."""
+
     def stop(self) -> None:
         """Stop asking."""
         self._ended.set()
@@ -145,6 +152,8 @@ class Metrics:
 
     def __init__(self, runners: Sequence[Runner]) -> None:
         self._runners = runners
+        self._comers: dict[int, int] = {}
+        """When (ns) processes mapped a driver's library, of those that did lately, by pid."""
 
     def start(self) -> None:
         """Begin to ask all of them."""
@@ -158,12 +167,32 @@ class Metrics:
 
     def hear(self, events: Iterable[tuple[object, ...]]) -> None:
         """What processes did, as `sonde._native.ProcessEvents` tells it: one that maps the library
-        of a device's driver is about to use the device."""
+        of a device's driver is about to use the device, unless it ends at once: many a node runs
+        nvidia-smi every few seconds, which maps it too."""
+        comers, came = self._comers, False
         for event in events:
-            if event[0] == "mmap" and DRIVER_LIBRARY.search(str(event[11])):
-                for runner in self._runners:
-                    runner.stir()
-                return
+            match event:
+                case ("mmap", int(time_ns), int(pid), *_, str(path)) if DRIVER_LIBRARY.search(path):
+                    if len(comers) >= COMERS_MOST:
+                        comers.clear()  # then time alone tells that they do nothing
+                    comers[pid] = time_ns
+                    came = True
+                case ("exit", int(time_ns), int(pid), _, int(tid), *_) if tid == pid and comers.pop(
+                    pid, 0
+                ):
+                    if all(time_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
+                        comers.clear()
+                        came = False
+                        self._tell(calm=True)
+        if came:
+            self._tell(calm=False)
+
+    def _tell(self, *, calm: bool) -> None:
+        for runner in self._runners:
+            if calm:
+                runner.calm()
+            else:
+                runner.stir()
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """What was said since the last call: rows of `metric` and `event`."""

@@ -210,6 +210,10 @@ class Schedule:
         self._stirred_until_ns = now_ns + int(STIRRED_S * 1e9)
         self._hurry(now_ns)
 
+    def calm(self) -> None:
+        """Whoever was about to use it is gone: what its answers say counts again."""
+        self._stirred_until_ns = 0
+
     def _hurry(self, now_ns: int) -> None:
         for turn in self._turns:
             if not turn.gap.again_ns:
