@@ -19,6 +19,8 @@
 #include "host_types.h"
 
 #define CLOCK_MONOTONIC 1
+#define ENOMEM 12
+#define EBUSY 16
 #define MAX_CPUS 1024
 
 const volatile u32 cpus = 1;		    /* possible ones */
@@ -74,10 +76,13 @@ struct {
 	__type(value, struct clock);
 } clocks SEC(".maps");
 
-/* [0] what looking has cost, ns; [1] how often it was looked. */
+/*
+ * [0] what looking has cost, ns; [1] how often it was looked. How often a timer could not be made:
+ * [2] for want of memory, [3] for another reason; [4] not be started.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 2);
+	__uint(max_entries, 5);
 	__type(key, u32);
 	__type(value, u64);
 } spent SEC(".maps");
@@ -178,15 +183,19 @@ int on_begin(struct bpf_iter__task *ctx)
 {
 	const u32 first = 0;
 	struct clock *clock = bpf_map_lookup_elem(&clocks, &first);
+	long refused;
 
 	if (!clock || clock->running)
 		return 0;
 	clock->running = 1;
-	/* Where it was made before, this does nothing. */
-	bpf_timer_init(&clock->timer, &clocks, CLOCK_MONOTONIC);
+	refused = bpf_timer_init(&clock->timer, &clocks, CLOCK_MONOTONIC);
+	if (refused && refused != -EBUSY) /* it was made before */
+		count(refused == -ENOMEM ? 2 : 3, 1);
 	bpf_timer_set_callback(&clock->timer, on_time);
-	if (bpf_timer_start(&clock->timer, busy_gap_ns, 0))
+	if (bpf_timer_start(&clock->timer, busy_gap_ns, 0)) {
 		clock->running = 0;
+		count(4, 1);
+	}
 	return 0;
 }
 

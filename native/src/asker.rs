@@ -92,8 +92,11 @@ impl Question {
         let tells = rests && self.before.is_some() && value != self.before;
         self.before = value;
         let calls = *code != 0 || self.silent.is_some() || tells;
+        if self.answers.len() >= MAX_ANSWERS {
+            return true; // nobody has read for minutes
+        }
         self.answers.push(answer);
-        calls || self.answers.len() >= MAX_ANSWERS
+        calls
     }
 }
 

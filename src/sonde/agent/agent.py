@@ -120,6 +120,8 @@ class Agent:
         self._counts = dict.fromkeys(COUNTED, 0)
         self._spans = 0
         self._lost: dict[str, int] = {}
+        self._unkept: dict[str, int] = {}
+        """The same from before the start, where nothing is kept."""
         self._lost_heard = 0  # process events
         self._thinning = Thinning()
         self._chunk = ChunkBuilder(0)
@@ -200,18 +202,15 @@ class Agent:
         self._resolver.start()
         family = procfs.family(self._config.pids or ())
         self._unwinding.get_ready(family, self._hear_early, program)
+        # Not before: while it gets ready nothing is observed.
+        self._begin()
         walkers = [collector for collector in self._collectors if collector.name in WALKING]
         for collector in walkers:
             collector.start()
-        told: list[Batch] = []
         if self._unwinding.walks and not program:  # one that is not there yet has nothing to warm
             told = warm_up(walkers, self._hear_within, self._unwinding.stops)
-            self._unwinding.begin()
-        # Not before: while it gets ready nothing is observed.
-        self._started_ns = self._tick_ns = time.monotonic_ns()
-        self._news_s = self._started_ns / 1e9
-        self._chunk = ChunkBuilder(self._started_ns)
-        self._note(told)
+            self._begin()
+            self._note(told)
         for collector in self._collectors:
             if collector not in walkers:
                 collector.start()
@@ -222,6 +221,11 @@ class Agent:
         _native.release_memory()  # what the way here took
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
         gc.set_threshold(*GC_THRESHOLDS)
+
+    def _begin(self) -> None:
+        self._started_ns = self._tick_ns = time.monotonic_ns()
+        self._news_s = self._started_ns / 1e9
+        self._chunk = ChunkBuilder(self._started_ns)
 
     def run(
         self,
@@ -356,9 +360,13 @@ class Agent:
             self._unwinding.update()
 
     def _hear_within(self, timeout_ms: int) -> None:
-        """While it warms up."""
+        """While it warms up: for those alone that have begun."""
         if self._events.wait(timeout_ms):
-            self._hear()
+            events = self._events.drain()
+            self._resolver.feed(events)
+            self._unwinding.hear(events)
+            if self._calls is not None:
+                self._calls.hear(events)
         self._unwinding.update()
 
     def _note(self, told: list[Batch]) -> None:
@@ -368,6 +376,9 @@ class Agent:
             self._dictionary.take(batch)
             rows = [(self._started_ns, *row[1:]) for row in batch.rows.get("event", ())]
             self._chunk.add("event", rows)
+        self._dictionary.begin()
+        self._unwinding.begin(self._dictionary.tails_dropped)
+        self._unkept = self._losses()
 
     def _hear(self) -> None:
         """What processes did, and what walks ask for."""
@@ -454,7 +465,8 @@ class Agent:
             self._spans += len(tids)
         self._dictionary.take(batch)
 
-    def _count_losses(self) -> None:
+    def _losses(self) -> dict[str, int]:
+        """What was lost so far, by name."""
         now = {
             f"{collector.name}.{name}": count
             for collector in self._collectors
@@ -465,7 +477,11 @@ class Agent:
         now[LOST_EVENTS] = self._events.lost
         if self._attacher is not None:
             now["attach.queue_full"] = self._attacher.left_out
-        for name, count in now.items():
+        return now
+
+    def _count_losses(self) -> None:
+        for name, so_far in self._losses().items():
+            count = so_far - self._unkept.get(name, 0)
             new = count - self._lost.get(name, 0)
             if new > 0:
                 self._lost[name] = count

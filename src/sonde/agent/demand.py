@@ -13,7 +13,7 @@ import os
 import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence, Sized
 
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.device_time import DeviceTime
@@ -29,6 +29,8 @@ LEFT_AFTER = 3
 """So many gaps without a question, and whoever asked is gone."""
 CROWDED = 1_024
 """Rows of one table, a quarter of what the smallest map of the kernel's holds."""
+CROWDED_SPANS = 3_600
+"""A quarter of what its ring holds."""
 
 
 class Demand:
@@ -102,11 +104,14 @@ class Demand:
         """Whether somebody asks."""
         return bool(self._waker.poll(0))
 
-    def judge(self, batches: Iterable[Batch], elapsed_s: float) -> None:
+    def judge(self, batches: Sequence[Batch], elapsed_s: float) -> None:
         """A tick is over: who asks may look. Read more often where there was so much that the
         kernel might not keep all of it."""
         most = max((len(rows) for batch in batches for rows in batch.rows.values()), default=0)
-        self._crowded = most * self._rest_s > CROWDED * max(elapsed_s, self._tick_s)
+        parts = [part["tid"] for batch in batches for part in batch.spans]
+        spans = sum(len(column) for column in parts if isinstance(column, Sized))
+        full = max(most / CROWDED, spans / CROWDED_SPANS)
+        self._crowded = full * self._rest_s > max(elapsed_s, self._tick_s)
         rest_s = self._wanted_s() if self._wanted_s() > self._tick_s else 0.0
         if rest_s != self._told_s:
             self._told_s = rest_s

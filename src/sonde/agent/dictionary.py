@@ -70,6 +70,12 @@ class Dictionary:
         """Nobody keeps these rows: have the kernel forget their stacks in time."""
         self._forget_when_full(batch.stacks.keys() | batch.launch_stacks.keys())
 
+    def begin(self) -> None:
+        """What rows spoke of up to now is part of nothing; names of code stay known."""
+        self._used_stacks.clear()
+        self._used_threads.clear()
+        self._processes.clear()
+
     @property
     def processes(self) -> int:
         """Processes that rows spoke of; one seen again after very many others counts again."""

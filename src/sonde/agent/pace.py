@@ -56,7 +56,7 @@ class Pace:
         """Whether the rest is over."""
         return self._waker is not None and bool(self._waker.poll(0))
 
-    def judge(self, batches: Iterable[Batch], elapsed_s: float) -> None:
+    def judge(self, batches: Sequence[Batch], elapsed_s: float) -> None:
         """Take in what was seen since the last tick, and rest or go on."""
         if not self._can_rest or elapsed_s <= 0:
             return

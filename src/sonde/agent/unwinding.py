@@ -90,9 +90,9 @@ class Unwinding:
         """How walks ended so far, by name."""
         return self._unwinder.stops() if self._unwinder is not None else {}
 
-    def begin(self) -> None:
-        """Walks up to now count for nothing."""
-        self._ends = dict(self.stops())
+    def begin(self, tails_dropped: int) -> None:
+        """Walks up to now count for nothing; `tails_dropped`: those that were, up to now."""
+        self._ends = {**self.stops(), "tail_dropped": tails_dropped}
 
     def ends(self, now_ns: int, tails_dropped: int) -> Iterator[TableRow]:
         """Rows of `event`: how the walks since the last call ended, reason by reason."""

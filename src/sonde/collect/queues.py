@@ -6,6 +6,7 @@ Rows of `metric`: at the full rate for the machine, once a tick for each CPU.
 
 from __future__ import annotations
 
+import mmap
 import struct
 import time
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ SWITCHES = 4
 PULSES_A_TICK = 10_000
 STIRS_KEPT = 64
 MAX_CPUS = 1_024
+TRIES = 6
+"""To start the timer, at once: the memory for it can be refused at a moment."""
+GIVEN_BACK = 1 << 20
 QUANTILE = 0.99
 SWITCH_S = 80e-9
 """What following one switch costs."""
@@ -54,6 +58,8 @@ class QueueCollector:
         }
         self._bpf = kernel.load("queues", knobs, own_stacks=True)
         self._running = False
+        self._gap_s = 1 / hz
+        self._refused = 0
         self._labels = [labels(cpu__logical_number=cpu) for cpu in range(self._cpus)]
         self._following: int | None = None
         self._rest_until_s = 0.0
@@ -68,7 +74,11 @@ class QueueCollector:
             self._following = self._bpf.attach("on_switch")
             self._bpf.set_array("wanted", 0, struct.pack("=I", 1))
             self._running = True
-            self._begin()
+            for _ in range(TRIES):
+                self._begin()
+                time.sleep(1.5 * self._gap_s)
+                if len(self._bpf.drain_ring("pulses", "pulse", PULSES_A_TICK)):
+                    break  # it looks; else once a tick (see `drain`)
         except OSError as error:
             raise refusal(error) from error
         self._delays, self._queues = self._read()
@@ -77,8 +87,24 @@ class QueueCollector:
     def _begin(self) -> None:
         """Start the timer where it does not run."""
         begin = self._bpf.attach("on_begin")
+        # It takes a page from what this CPU has just had back, and from nowhere else.
+        with mmap.mmap(-1, GIVEN_BACK) as pages:
+            for at in range(0, GIVEN_BACK, mmap.PAGESIZE):
+                pages[at] = 1
         self._bpf.walk(begin)
         self._bpf.detach(begin)
+
+    def _tell_refusals(self, batch: Batch) -> None:
+        """No look since the last tick: was the timer refused, and why?"""
+        memory, other, start = self._bpf.sums("spent", [2, 3, 4])
+        if memory + other + start > self._refused:
+            self._refused = memory + other + start
+            text = (
+                "run queues were not looked at: the kernel refused a timer"
+                f" ({memory} × no memory, {other} × for another reason, {start} × its start)"
+            )
+            row = (time.monotonic_ns(), "notice", "runqueue_late", 0, 0, 1.0, text)
+            batch.add("event", row)
 
     def _read(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         delays = self._bpf.values("delays", 0, per_cpu=True)
@@ -100,6 +126,7 @@ class QueueCollector:
         elif self._running:
             with suppress(OSError):  # as before: no memory for it at this moment
                 self._begin()
+            self._tell_refusals(batch)
         batch.seen += len(ring)
         delays, queues = self._read()
         rows = batch.metrics

@@ -137,6 +137,7 @@ class NvmlSource:
         nvml, self._nvml = self._nvml, None
         if nvml is None:
             return
+        self._asker = _native.Asker(self._beat_ns)  # nothing is asked of a library let go
         try:
             if self._events is not None:
                 nvml.call("nvmlEventSetFree", self._events)

@@ -105,6 +105,9 @@ class Cheap:
 
         def answers() -> list[_native.Answer]:
             found = asker.take(number) or [asker.ask(number)]
+            good = [answer for answer in found if not answer[1]]
+            if good:  # if there is an error behind them, it is told when it is asked again
+                return good
             code = found[-1][1]
             if code:
                 if code in DEVICE | WHOLE:
