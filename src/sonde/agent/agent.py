@@ -24,21 +24,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, procfs
-from sonde.agent import dull, whose
+from sonde.agent import whose
 from sonde.agent.attaching import Attacher
 from sonde.agent.chosen import collectors_of
 from sonde.agent.demand import Demand
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.group_io import GroupIo
+from sonde.agent.listening import Listening
 from sonde.agent.pace import Pace
 from sonde.agent.quiet import NoEvents
 from sonde.agent.thinning import Thinning
-from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
+from sonde.agent.unwinding import Unwinding
 from sonde.agent.warm_up import warm_up
 from sonde.attach.policy import Policy
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, refusal
-from sonde.collect.metrics import Metrics
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.metrics import MetricRow
@@ -56,19 +56,6 @@ WALKING = ("cpu", "waits", "device_calls")
 """Collectors that take stacks of what runs by itself: they start first, and warm up."""
 COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
 """What is counted apart for those who look on; the collectors not named here are of the host."""
-EVENT_GAP_S = 0.02
-"""After reacting to process events at once, let at least this long pass: bounds the wake-ups."""
-STACKLESS_EVENT_GAP_S = 0.1
-"""The same for an agent that only lets metrics out: no mapping of a short process is asked for."""
-CHOSEN_EVENT_GAP_S = 0.003
-"""The same where processes are chosen: they are few, and their first moments count."""
-LOOK_S = 0.25
-"""How often to look for what walks ask for, as long as there are news of processes."""
-STACKLESS_LOOK_S = 1.0
-"""The same where no stacks are taken."""
-CALM_AFTER_S = 3.0
-"""Without any, a load is steady: then it is looked at every tick alone. Each waking costs some 0.2
-ms, most of it for memory that has gone from the caches."""
 LOST_EVENTS = "processes.events"
 GC_THRESHOLDS = (10_000, 20, 20)
 """A tick makes thousands of rows, none of which is part of a cycle."""
@@ -122,11 +109,10 @@ class Agent:
         self._lost: dict[str, int] = {}
         self._unkept: dict[str, int] = {}
         """The same from before the start, where nothing is kept."""
-        self._lost_heard = 0  # process events
         self._thinning = Thinning()
         self._chunk = ChunkBuilder(0)
         self._kernel = Kernel(config.pids if privileged else None)
-        self._events = self._make_events()
+        events = self._make_events()
         self._attacher = self._make_attacher()
         self._resolver = Resolver(
             grace_ns=int(3 * max(config.chunk_s, config.rest_s) * 1e9),
@@ -135,17 +121,10 @@ class Agent:
             names_code=sink is not None,
         )
         self._group_io = GroupIo(self._resolver.owners.group_path)
-        self._looks_closely = config.on_cpu or config.off_cpu
-        self._news_s = 0.0
-        """When a process did something last, or a walk asked for something."""
-        self._event_gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
-        if sink is None and config.device_time == "off":
-            self._event_gap_s = STACKLESS_EVENT_GAP_S
         walks = privileged and sink is not None
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         chosen = collectors_of(config, self._kernel, privileged=privileged)
-        self._calls, self._device_time = chosen.calls, chosen.device_time
         self._collectors = chosen.all
         self._map_bytes = self._kernel.memory_bytes() + sum(
             collector.memory_bytes() for collector in self._collectors
@@ -154,7 +133,10 @@ class Agent:
             Demand(config, self._collectors) if sink is None and Demand.suits(config) else None
         )
         self._pace = self._demand or Pace(config, self._collectors)
-        self._metrics = next((it for it in self._collectors if isinstance(it, Metrics)), None)
+        self._listening = Listening(
+            config, events, self._resolver, self._unwinding, chosen, self._attacher, self._pace,
+            keeps_rows=sink is not None,
+        )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
 
@@ -201,14 +183,14 @@ class Agent:
         """
         self._resolver.start()
         family = procfs.family(self._config.pids or ())
-        self._unwinding.get_ready(family, self._hear_early, program)
+        self._unwinding.get_ready(family, self._listening.hear_early, program)
         # Not before: while it gets ready nothing is observed.
         self._begin()
         walkers = [collector for collector in self._collectors if collector.name in WALKING]
         for collector in walkers:
             collector.start()
         if self._unwinding.walks and not program:  # one that is not there yet has nothing to warm
-            told = warm_up(walkers, self._hear_within, self._unwinding.stops)
+            told = warm_up(walkers, self._listening.hear_warming, self._unwinding.stops)
             self._begin()
             self._note(told)
         for collector in self._collectors:
@@ -224,7 +206,7 @@ class Agent:
 
     def _begin(self) -> None:
         self._started_ns = self._tick_ns = time.monotonic_ns()
-        self._news_s = self._started_ns / 1e9
+        self._listening.begin()
         self._chunk = ChunkBuilder(self._started_ns)
 
     def run(
@@ -240,7 +222,7 @@ class Agent:
         """
         while not stop():
             tick_s = self._tick_ns / 1e9 + self._pace.tick_s
-            self._sleep_until(min(tick_s, until_s), stop)
+            self._listening.sleep_until(min(tick_s, until_s), lambda: stop() or self._pause_asked)
             if self._pause_asked:
                 self._rest(stop)
                 continue
@@ -269,16 +251,14 @@ class Agent:
         self._tick(chunk_ends=True)
         self._flush(last=False)
         while self._pause_asked and not stop():
-            if self._events.wait(250):
-                self._hear()
-                time.sleep(EVENT_GAP_S)
+            self._listening.hear_paused()
         if self._pause_asked:
             return  # ended in its pause
         since_ns = self._tick_ns
         for collector in self._collectors:
             collector.resume()
         self._tick_ns = time.monotonic_ns()
-        self._news_s = self._tick_ns / 1e9
+        self._listening.begin()
         self._paused_ns = self._tick_ns - since_ns
         self._chunk = ChunkBuilder(self._tick_ns)
 
@@ -318,57 +298,6 @@ class Agent:
             written_bytes=self._sink.written_bytes if self._sink is not None else 0,
         )
 
-    def _sleep_until(self, deadline_s: float, stop: Callable[[], bool]) -> None:
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            if stop() or self._pause_asked:
-                return
-            calls = self._calls if self._calls is not None and self._calls.is_used else None
-            wait_s = min(left_s, self._longest_s(calls is not None))
-            wait_ms = int(wait_s * 1000) + 1
-            if self._events.wait(wait_ms, self._pace.fds, self._kept_ms()):
-                if self._pace.is_stirred():
-                    return
-                self._hear()
-                time.sleep(min(self._event_gap_s, max(0.0, deadline_s - time.monotonic())))
-            elif wait_s < left_s:
-                self._look()
-                if calls is not None and self._demand is not None:
-                    calls.keep_budget()  # a tick may be far
-
-    def _longest_s(self, calls_devices: bool) -> float:
-        """To sleep at a stretch, as long as no process does anything."""
-        if self._pace.fds:
-            return self._config.tick_s if calls_devices else self._config.rest_s
-        if self._unwinding.is_busy:
-            return BUSY_GAP_S
-        if not self._looks_closely:
-            return STACKLESS_LOOK_S
-        return LOOK_S if time.monotonic() < self._news_s + CALM_AFTER_S else math.inf
-
-    def _kept_ms(self) -> int:
-        """How long an event may wait to be looked at; those that bear no delay are told at once."""
-        if self._demand is None or self._demand.is_hurried:
-            return 0
-        return int(1000 * self._event_gap_s)
-
-    def _hear_early(self, timeout_ms: int) -> None:
-        """Before the start; who observes looks at what is there when it starts."""
-        if self._events.wait(timeout_ms):
-            events = self._events.drain()
-            self._resolver.feed(events)
-            self._unwinding.hear(events)
-            self._unwinding.update()
-
-    def _hear_within(self, timeout_ms: int) -> None:
-        """While it warms up: for those alone that have begun."""
-        if self._events.wait(timeout_ms):
-            events = self._events.drain()
-            self._resolver.feed(events)
-            self._unwinding.hear(events)
-            if self._calls is not None:
-                self._calls.hear(events)
-        self._unwinding.update()
-
     def _note(self, told: list[Batch]) -> None:
         """Of what was seen before the start: whom it spoke of, and what collectors said."""
         for batch in told:
@@ -380,47 +309,12 @@ class Agent:
         self._unwinding.begin(self._dictionary.tails_dropped)
         self._unkept = self._losses()
 
-    def _hear(self) -> None:
-        """What processes did, and what walks ask for."""
-        self._take_in()
-        self._look()
-
-    def _look(self) -> None:
-        if self._unwinding.update():
-            self._news_s = time.monotonic()
-
-    def _take_in(self) -> None:
-        events = self._events.drain()
-        if self._device_time is not None:
-            self._device_time.hear(events, looking=not self._privileged)
-        if not events and self._events.lost == self._lost_heard:
-            return
-        self._news_s = time.monotonic()
-        self._resolver.feed(events)
-        if self._calls is not None:
-            self._calls.hear(events)
-        self._unwinding.hear(events)
-        if self._metrics is not None:
-            self._metrics.hear(events)
-        if self._attacher is not None:
-            self._attacher.hear(events)
-        if self._sink is None and self._calls is not None:  # no mapping is asked for an address
-            dull.pass_over(self._events, self._calls)
-        if self._events.lost > self._lost_heard:
-            self._lost_heard = self._events.lost
-            self._resolver.resync()
-            self._unwinding.resync()
-            if self._calls is not None:
-                self._calls.resync()
-            if self._device_time is not None:
-                self._device_time.resync()
-
     def _tick(self, chunk_ends: bool) -> None:
-        self._hear()  # before the time is taken, up to which the rows are read
+        self._listening.hear()  # before the time is taken, up to which the rows are read
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         batches = [collector.drain(since_ns, chunk_ends) for collector in self._collectors]
         # Whom the rows speak of may have come and gone since: hear of them before they are named.
-        self._take_in()
+        self._listening.take_in()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.learn(batch.notes, batch.groups)
@@ -474,7 +368,7 @@ class Agent:
         }
         now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
-        now[LOST_EVENTS] = self._events.lost
+        now[LOST_EVENTS] = self._listening.lost
         if self._attacher is not None:
             now["attach.queue_full"] = self._attacher.left_out
         return now

@@ -23,6 +23,7 @@ from sonde import procfs
 from sonde.collect import inject_abi as abi
 from sonde.collect.carriers import may_carry, same_tids
 from sonde.collect.collector import Batch, ProcessKey
+from sonde.collect.device_rows import name_of, row_of
 from sonde.collect.inject_memory import InjectMemory, Seen
 from sonde.collect.inject_records import Ring, Run
 from sonde.collect.launch_sites import LIBRARY, LaunchSites
@@ -47,19 +48,6 @@ LEAST_TO_JUDGE: Final = 20
 MOST_A_SECOND: Final = 5_000
 MOST_STREAMS: Final = 4_096
 
-_KINDS: Final = {
-    abi.Type.KERNEL: "kernel",
-    abi.Type.REPLAY: "replay",
-    abi.Type.COPY: "copy",
-    abi.Type.SET: "set",
-    abi.Type.SYNC: "sync",
-}
-_SOURCES: Final[dict[int, str]] = {
-    abi.Source.BY_EVENT: "event",
-    abi.Source.BY_CUPTI: "cupti",
-    abi.Source.BY_OPENCL: "opencl",
-    abi.Source.BY_HOST: "host",
-}
 _LOST: Final = ("lost_ring", "lost_pool", "lost_order")
 """Counts of launches that were chosen and not timed."""
 
@@ -321,19 +309,10 @@ class DeviceTime:
         else:
             stack_id = self._stack(process.key, run.stack, batch)
         tid = run.tid if process.own_tids else pid
-        kind = _KINDS[run.type]
-        name = run.name or _unnamed(kind, run.direction)
-        weight = run.weight
+        name, weight = name_of(run), run.weight
         batch.threads.add((pid, start_ns, tid))
-        batch.add(
-            "device_run",
-            (
-                *(run.start_ns, run.end_ns, kind, name, _SOURCES.get(run.source, "unknown")),
-                *(pid, start_ns, tid, stack_id, run.correlation, weight, run.window),
-                *(run.device, process.stream(run.stream), run.direction, run.bytes),
-                *(_triple(run.grid), _triple(run.block), run.shared_bytes, run.registers),
-            ),
-        )
+        stream = process.stream(run.stream)
+        batch.add("device_run", row_of(run, process.key, tid, stack_id, stream))
         if run.type == abi.Type.SYNC:
             return  # time of the host, not of a device
         sums = weights.setdefault((name, tid, stack_id), [0.0, 0.0, 0.0])
@@ -491,15 +470,3 @@ class DeviceTime:
 def samples_a_second(budget: float, cost_ns: float) -> int:
     """Launches a second that may be timed for `budget`, a share of the process's time."""
     return max(1, min(MOST_A_SECOND, int(budget * 1e9 / (CHARGED * max(cost_ns, 1_000.0)))))
-
-
-def _unnamed(kind: str, direction: str) -> str:
-    if kind == "replay":
-        return "(graph)"
-    if kind == "copy":
-        return f"(copy {direction})"
-    return f"({kind})"
-
-
-def _triple(of: tuple[int, int, int]) -> str:
-    return f"{of[0]},{of[1]},{of[2]}" if any(of) else ""

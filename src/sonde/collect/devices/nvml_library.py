@@ -249,7 +249,8 @@ class Nvml:
 
     def address(self, name: str) -> int:
         """Where a function is. Raises NvmlError where the library has none."""
-        return ctypes.cast(self.function(name), c_void_p).value or 0  # type: ignore[arg-type]
+        function: Any = self.function(name)  # of ctypes, which has no public name for its type
+        return ctypes.cast(function, c_void_p).value or 0
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function by name. Raises NvmlError unless it succeeds."""

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of the table device_run, from the records of the library."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sonde.collect import inject_abi as abi
+from sonde.collect.collector import ProcessKey, TableRow
+from sonde.collect.inject_records import Run
+
+_KINDS: Final = {
+    abi.Type.KERNEL: "kernel",
+    abi.Type.REPLAY: "replay",
+    abi.Type.COPY: "copy",
+    abi.Type.SET: "set",
+    abi.Type.SYNC: "sync",
+}
+_SOURCES: Final[dict[int, str]] = {
+    abi.Source.BY_EVENT: "event",
+    abi.Source.BY_CUPTI: "cupti",
+    abi.Source.BY_OPENCL: "opencl",
+    abi.Source.BY_HOST: "host",
+}
+
+
+def row_of(run: Run, key: ProcessKey, tid: int, stack_id: int, stream: int) -> TableRow:
+    """A run in the column order of abi/tables.json; `stream`: a small number for it."""
+    source = _SOURCES.get(run.source, "unknown")
+    return (
+        *(run.start_ns, run.end_ns, _KINDS[run.type], name_of(run), source),
+        *(*key, tid, stack_id, run.correlation, run.weight, run.window),
+        *(run.device, stream, run.direction, run.bytes),
+        *(_triple(run.grid), _triple(run.block), run.shared_bytes, run.registers),
+    )
+
+
+def name_of(run: Run) -> str:
+    """Its name, or what it is where it has none."""
+    kind = _KINDS[run.type]
+    if run.name:
+        return run.name
+    if kind == "replay":
+        return "(graph)"
+    if kind == "copy":
+        return f"(copy {run.direction})"
+    return f"({kind})"
+
+
+def _triple(of: tuple[int, int, int]) -> str:
+    return f"{of[0]},{of[1]},{of[2]}" if any(of) else ""
