@@ -23,7 +23,7 @@ import numpy as np
 from sonde.analyze import delays
 from sonde.analyze import intervals as sets
 from sonde.analyze.causes import CLAIMS, NUMBER
-from sonde.analyze.device_waits import ENQUEUES, RESULT_BYTES, device_waits
+from sonde.analyze.device_waits import ENQUEUES, RESULT_BYTES, asked_for, device_waits
 from sonde.analyze.idle import Stalls, State, stalls_of
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.rivals import without_gaps_hidden
@@ -158,14 +158,10 @@ def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
     found = np.full(len(op), -1, np.int64)
     if not len(calls):
         return found, found >= 0
-    correlated = np.flatnonzero(calls.correlation)
-    order = correlated[np.argsort(calls.correlation[correlated], kind="stable")]
-    ids = calls.correlation[order]
-    if len(ids) and len(stalls.events):
-        wanted = stalls.events.correlation[np.maximum(op, 0)]
-        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-        match = (op >= 0) & (wanted != 0) & (ids[at] == wanted)
-        found[match] = order[at[match]]
+    if len(stalls.events):
+        ended = op >= 0
+        wanted = stalls.events.correlation[op[ended]]
+        found[ended] = asked_for(calls.correlation, wanted)
     exact = found >= 0
     launches = np.flatnonzero(np.isin(calls.kind, ENQUEUES))
     missing = np.flatnonzero(found < 0)
@@ -180,10 +176,49 @@ def _of_thread(
 ) -> tuple[U8, I64]:
     """Causes of the stalls (rows) in which one thread was late, and `Blame.delayed_ns`."""
     start, end = stalls.start[rows], stalls.end[rows]
+    held = np.minimum(np.maximum(done[rows], start), end)
     launch = np.minimum(np.maximum(begin[rows], start), end)
+    cause, claimed = _claimed(timeline, lane, start, end, launch, held)
+    del launch  # they come in millions
+    ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
+    open_to = np.isin(cause, ways)
+    device = device_waits(timeline, stalls, lane)
+    calls = timeline.calls
+    others = np.isin(calls.kind, ENQUEUES) & (calls.lane != lane)
+    seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
+    del claimed
+    owed = delays.debts(seen, device, calls.start_ns[others])
+    del seen, others
+    paid = delays.paid(owed, device.settled, held, end - start)
+    del owed, device, held
+    delayed = np.full(len(rows), -1, np.int64)
+    if paid is not None:
+        due = np.flatnonzero(open_to)
+        owing, within = delays.dealt(paid, due, end - start)
+        owes = owing != NUMBER["unknown"]
+        cause[due[owes]] = owing[owes]
+        delayed[due[owes]] = within[owes]
+    next_op = np.maximum(op[rows], 0)
+    to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
+        stalls.events.way[next_op] == Way.H2D
+    )
+    small = np.isin(cause, [NUMBER[key] for key in ("launch", "synchronisation", "copy")])
+    copied = small & to_device & (op[rows] >= 0)
+    cause[copied] = NUMBER["copy"]
+    delayed[copied] = -1
+    return cause, delayed
+
+
+def _claimed(
+    timeline: Timeline, lane: int, start: I64, end: I64, launch: I64, held: I64
+) -> tuple[U8, list[tuple[str, Intervals]]]:
+    """The cause with the largest part of each stall, and the thread's time by cause.
+
+    `launch`, `held`: begin and end of the call that launched what ended it, within the stall.
+    """
     # The best so far, rather than a table of all: stalls come in millions.
-    best = np.zeros(len(rows), np.int64)
-    cause = np.full(len(rows), NUMBER["launch"], np.uint8)
+    best = np.zeros(len(start), np.int64)
+    cause = np.full(len(start), NUMBER["launch"], np.uint8)
 
     def claim_for(key: str, amount: I64) -> None:
         better = amount > best
@@ -191,7 +226,6 @@ def _of_thread(
         cause[better] = NUMBER[key]
 
     # A thread that is kept from running may be so within the call that launches.
-    held = np.minimum(np.maximum(done[rows], start), end)
     rest, calling = launch - start, end - launch
     faulted = np.zeros(0, np.int64)
     claimed: list[tuple[str, Intervals]] = []
@@ -219,34 +253,10 @@ def _of_thread(
     claim_for("page fault", moved + faulted if len(faulted) else moved)
     claim_for("host", np.where(path, 0, rest - moved))
     # Once launched, work on a free device starts soon, or the device is not free.
-    kept = np.minimum(np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0), calling)
+    kept = np.minimum(np.maximum(end - held - LATENCY_NS, 0), calling)
     claim_for("rival", kept)
     claim_for("launch", calling - kept + np.where(path, rest, 0))
-
-    ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
-    open_to = np.isin(cause, ways)
-    device = device_waits(timeline, stalls, lane)
-    calls = timeline.calls
-    others = np.isin(calls.kind, ENQUEUES) & (calls.lane != lane)
-    seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
-    owed = delays.debts(seen, device, calls.start_ns[others])
-    paid = delays.paid(owed, device.settled, held, end - start)
-    delayed = np.full(len(rows), -1, np.int64)
-    if paid is not None:
-        due = np.flatnonzero(open_to)
-        owing, within = delays.dealt(paid, due, end - start)
-        owes = owing != NUMBER["unknown"]
-        cause[due[owes]] = owing[owes]
-        delayed[due[owes]] = within[owes]
-    next_op = np.maximum(op[rows], 0)
-    to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
-        stalls.events.way[next_op] == Way.H2D
-    )
-    small = np.isin(cause, [NUMBER[key] for key in ("launch", "synchronisation", "copy")])
-    copied = small & to_device & (op[rows] >= 0)
-    cause[copied] = NUMBER["copy"]
-    delayed[copied] = -1
-    return cause, delayed
+    return cause, claimed
 
 
 def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:

@@ -80,7 +80,7 @@ def _waits(timeline: Timeline, events: Events, rows: I64) -> tuple[Mask, Mask]:
     long = calls.duration_ns[rows[at]] >= STAGED_NS
     asks = ~waits[at]
     waits[at[asks]] = long[asks]
-    op = _asked_for(events, calls.correlation[rows[at]])
+    op = asked_for(events.correlation, calls.correlation[rows[at]])
     long, at, asks, op = long[op >= 0], at[op >= 0], asks[op >= 0], op[op >= 0]
     returned = calls.end_ns[rows[at]] + timeline.clock_error_ns
     begun, done = events.start_ns[op] <= returned, events.end_ns[op] <= returned
@@ -90,30 +90,36 @@ def _waits(timeline: Timeline, events: Events, rows: I64) -> tuple[Mask, Mask]:
     return waits, moves
 
 
-def _asked_for(events: Events, correlation: I64) -> I64:
-    """The row of what the device did first for each call, -1 where that is not known."""
-    found = np.full(len(correlation), -1, np.int64)
-    numbered = np.flatnonzero(events.correlation)
-    ids, first = np.unique(events.correlation[numbered], return_index=True)
-    if len(ids):
-        at = np.minimum(np.searchsorted(ids, correlation), len(ids) - 1)
-        match = ids[at] == correlation
-        found[match] = numbered[first[at[match]]]
+def asked_for(numbers: I64, wanted: I64) -> I64:
+    """The first row with each of these numbers, which join calls and operations; -1 for none."""
+    found = np.full(len(wanted), -1, np.int64)
+    highest = int(numbers.max(initial=0))
+    if not len(wanted) or not highest:
+        return found
+    if highest <= 8 * len(numbers) + 1_000_000 and numbers.min() >= 0:  # they count up, mostly
+        table = np.full(highest + 1, -1, np.int32)
+        table[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1, dtype=np.int32)
+        known = (wanted > 0) & (wanted <= highest)
+        found[known] = table[wanted[known]]
+        return found
+    order = np.argsort(numbers, kind="stable")
+    at = np.minimum(np.searchsorted(numbers, wanted, sorter=order), len(numbers) - 1)
+    known = (wanted > 0) & (numbers[order[at]] == wanted)
+    found[known] = order[at[known]]
     return found
 
 
 def _full_queue(timeline: Timeline, stalls: Stalls, lane: int) -> Intervals:
     """The launches of a thread that had to wait for room in the device's queue."""
     calls, events = timeline.calls, stalls.events
-    asks = np.isin(calls.kind, ENQUEUES)
-    slow = np.flatnonzero(asks & (calls.lane == lane) & (calls.duration_ns >= BLOCKED_NS))
-    if len(slow) and len(events):
-        numbered = np.flatnonzero(events.correlation)
-        ids, first = np.unique(events.correlation[numbered], return_index=True)
-        begun = np.sort(events.start_ns[numbered[first]])
-        asked = calls.start_ns[asks & np.isin(calls.correlation, ids)]
-        end = calls.end_ns[slow]
-        ahead = np.searchsorted(asked, end) - np.searchsorted(begun, end)
-        slow = slow[ahead >= FULL_QUEUE]
-    made = sets.union(calls.start_ns[slow], calls.end_ns[slow])
-    return sets.intersect(made, stalls.window) if len(events) else sets.none()
+    slow = (calls.lane == lane) & (calls.duration_ns >= BLOCKED_NS)
+    rows = np.flatnonzero(slow & np.isin(calls.kind, ENQUEUES))
+    op = asked_for(events.correlation, calls.correlation[rows])
+    rows, op = rows[op >= 0], op[op >= 0]
+    if not len(rows):
+        return sets.none()
+    # What begins between the call's end and its own operation was ahead of it; a graph counts once.
+    another = np.cumsum(np.diff(events.correlation, prepend=-1) != 0, dtype=np.int32)
+    now = np.maximum(np.searchsorted(events.start_ns, calls.end_ns[rows]) - 1, 0)
+    rows = rows[another[op] - another[now] >= FULL_QUEUE]
+    return sets.intersect(sets.union(calls.start_ns[rows], calls.end_ns[rows]), stalls.window)
