@@ -159,6 +159,11 @@ static __always_inline long to_goroutine(struct unwind_walk *w, struct task_stru
 	}
 	w->sp = at[0];
 	w->pc = at[1];
+	if (rule->rbp == RBP_AT_CFA) {
+		if (read_user(task, &w->pc, 8, w->sp))
+			goto unreadable;
+		w->sp += 8;
+	}
 	w->bp = bp;
 	w->is_return = 1;
 	w->is_first = 0;

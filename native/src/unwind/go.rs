@@ -40,6 +40,7 @@ const GOGO: &str = "gogo";
 const SIGNALS: [&str; 2] = ["runtime.sigreturn__sigaction.abi0", "runtime.sigreturn.abi0"];
 /// mov $15, %rax; syscall
 const SIGRETURN: [u8; 9] = [0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05];
+const PUSH_RBP: [u8; 1] = [0x55];
 /// Return address and rbp.
 const SAVED_BYTES: i32 = 16;
 const MAX_FUNCTION_BYTES: u64 = 4096;
@@ -119,14 +120,13 @@ fn current_goroutine(systemstack: &Body) -> Option<i32> {
     let looks =
         |it: &&Instruction| it.code() == Code::Cmp_rm64_r64 || it.code() == Code::Cmp_r64_rm64;
     let looked = before.iter().rev().filter(looks).find_map(place);
-    looked.filter(|it| (1..1 << 16).contains(it))
+    looked.filter(|it| (1..1 << 15).contains(it))
 }
 
 /// How the way leads on from `morestack` on the thread's own stack.
-fn to_goroutine(morestack: &Body, current: i32) -> Option<Range> {
+fn to_goroutine(morestack: &Body, current: i32) -> Option<Rule> {
     let instructions = morestack.instructions();
-    let switched = switched_at(&instructions)?;
-    let before = &instructions[..switched];
+    let before = &instructions[..switched_at(&instructions)?];
     let local = before.iter().position(|it| loads(it) && it.segment_prefix() == Register::FS)?;
     let is_plain = before[local].memory_base() == Register::None;
     let base = before[local].op0_register();
@@ -142,18 +142,28 @@ fn to_goroutine(morestack: &Body, current: i32) -> Option<Range> {
     let bp = before.iter().find(|it| stores(it) && it.op1_register() == Register::RBP)?;
     let (thread, bp) = (place(thread)?, place(bp)?);
     let fits = |it: i32| (0..1 << 15).contains(&it);
-    if !is_plain || pc != sp + 8 || !fits(thread) || !fits(sp) || current >= 1 << 15 {
+    if !is_plain || pc != sp + 8 || !fits(thread) || !fits(sp) {
         return None;
     }
-    let rule = Rule {
+    Some(Rule {
         cfa: Cfa::Goroutine,
         rbp: Rbp::Unknown,
         register: thread as u16,
         offset: before[local].memory_displacement64() as i32,
         rbp_offset: bp,
         extra: current << 16 | sp,
-    };
-    Some(Range { start: instructions[switched].ip(), end: morestack.end(), rule })
+    })
+}
+
+/// Where a function is on the thread's stack: up to its end, or until it changes back.
+fn on_threads_stack(it: &Body) -> Option<(u64, u64)> {
+    let instructions = it.instructions();
+    let changes =
+        |it: &Instruction| it.mnemonic() == Mnemonic::Mov && it.op0_register() == Register::RSP;
+    let first = instructions.iter().position(changes)?;
+    let rest = &instructions[first + 1..];
+    let back = switched_at(rest).map_or(it.end(), |at| rest[at - 1].next_ip());
+    Some((instructions[first].next_ip(), back))
 }
 
 /// What holds in `gogo` once the stack is the goroutine's, until it jumps there.
@@ -179,7 +189,14 @@ fn going(gogo: &Body) -> Option<[Range; 2]> {
 }
 
 /// What holds in a function that changes stacks: as its instructions have it, where they tell.
-fn followed(it: &Body) -> Vec<Range> {
+/// Without a frame (`systemstack` before Go 1.21), the goroutine keeps where it was left.
+fn followed(it: &Body, goroutine: Option<Rule>) -> Vec<Range> {
+    if it.name == SYSTEMSTACK && !it.code.starts_with(&PUSH_RBP) {
+        let (Some(rule), Some((start, end))) = (goroutine, on_threads_stack(it)) else {
+            return Vec::new();
+        };
+        return vec![Range { start, end, rule: Rule { rbp: Rbp::AtCfa, ..rule } }];
+    }
     let rules = prologue::analyse(&it.code, it.start).unwrap_or_default();
     let ends = rules.iter().skip(1).map(|it| it.0).chain([it.end()]);
     let ranges = rules.iter().zip(ends).map(|(&(start, rule), end)| {
@@ -196,11 +213,17 @@ pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
         return Ok(Vec::new());
     }
     let bodies = bodies(file)?;
-    let current = bodies.iter().find(|it| it.name == SYSTEMSTACK).and_then(current_goroutine);
+    let named = |name| bodies.iter().find(|it| it.name == name);
+    let current = named(SYSTEMSTACK).and_then(current_goroutine);
+    let grown = named(MORESTACK).zip(current);
+    let goroutine = grown.and_then(|(it, current)| to_goroutine(it, current));
     let mut ranges = Vec::new();
     for it in &bodies {
         match it.name.as_str() {
-            MORESTACK => ranges.extend(current.and_then(|current| to_goroutine(it, current))),
+            MORESTACK => {
+                let found = goroutine.zip(on_threads_stack(it));
+                ranges.extend(found.map(|(rule, (start, end))| Range { start, end, rule }));
+            }
             GOGO => ranges.extend(going(it).into_iter().flatten()),
             name if SIGNALS.contains(&name) => {
                 if it.code.starts_with(&SIGRETURN) {
@@ -208,7 +231,7 @@ pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
                     ranges.push(Range { start: it.start - 1, end: it.end(), rule: SIGNAL });
                 }
             }
-            _ => ranges.extend(followed(it)),
+            _ => ranges.extend(followed(it, goroutine)),
         }
     }
     ranges.sort_unstable_by_key(|it| it.start);

@@ -41,7 +41,8 @@ pub enum Cfa {
     Handler,
     /// Go's own stack of a thread, at which a goroutine's is left: `g` at the thread's base + offset,
     /// `m` at g + register, the goroutine at m + (extra >> 16), which has its rsp at (extra & 0xffff),
-    /// rip behind that, rbp at rbp_offset. Without a goroutine, the stack begins here.
+    /// rip behind that, rbp at rbp_offset. Without a goroutine, the stack begins here. `AtCfa`: what is
+    /// kept of it is a call that returns there; its rip lies on its stack.
     Goroutine,
 }
 
