@@ -206,7 +206,8 @@ def test_go_keeps_its_frame_pointer_where_its_descriptions_do_not_say_so(tmp_pat
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     # Without a frame (before Go 1.21) the goroutine keeps where it was left.
-    frame = (RBP, 16, AT_CFA, -16) if re.search(r"push +%rbp", code) else (GOROUTINE, -8, AT_CFA, 104)
+    has_frame = re.search(r"push +%rbp", code)
+    frame = (RBP, 16, AT_CFA, -16) if has_frame else (GOROUTINE, -8, AT_CFA, 104)
     assert (switch[0], switch[3], switch[1], switch[4]) == frame
     assert [root[0] for root in roots] == [END, END]
 
