@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the library costs a loop that it does not time: processes beside twins, block by block.
 
-    python -m bench.standing [--loops eager,graph,decode,train] [--pairs 8] [--turns 60]
+    python -m bench.standing [--loops eager,graph,decode,train] [--pairs 8] [--seconds 20]
                              [--out FILE] [--stub]
 
 Two processes that run the same loop are two per cent apart or ten, for as long as they live, and
-each wanders with the minutes. So both of a pair keep to the same two CPUs and take turns of some
-10 ms, one at a time on the whole machine; what counts is how the ratio of touched to twin changes
-in a pair from before the library was loaded to each state after it:
+each wanders with the minutes. So the loops of a pair keep to one and the same CPU (their other
+threads to it and the next) and take turns of some 10 ms, one at a time on the whole machine; what
+counts is how the ratio of touched to twin changes in a pair from before the library was loaded to
+each state after it:
 
     again       nothing was done: what this measurement resolves
     attached    loaded by `sonde attach`'s own code, asked for nothing
@@ -38,13 +39,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench import stub
-from bench.device_time import LOOPS, REQUEST, block_s, device
+from bench.device_time import REQUEST, block_s, device
 from sonde.attach import library, remote
 from sonde.collect import inject_abi as abi
-from sonde.collect.device_time import FIRST_COST_NS, samples_a_second
+from sonde.collect.governor import FIRST_COST_NS, samples_a_second
 from sonde.collect.inject_memory import InjectMemory
 
 PHASES: Final = ("again", "attached", "hooked", "timing", "quiet", "left")
+STEPS: Final = {"eager": (8, 24), "graph": (30, 90), "decode": (20, 60), "train": (5, 10)}
+"""Of a block: to get warm, and timed. Training has the device's clocks to get warm, too."""
 DEFAULT_BUDGET: Final = 0.01
 T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 """Two-sided 95 % points of Student's t for 1, 2, … degrees of freedom."""
@@ -94,6 +97,7 @@ class Worker:
             self.memory = InjectMemory.find(self.pid)
             time.sleep(0.01)
         assert self.memory is not None, "the library made no memory"
+        assert self.memory.lock(), "a recorder on this machine has it"
 
     def end(self) -> int:
         """Let it end; its exit status."""
@@ -105,12 +109,13 @@ class Worker:
 def work(loop: str) -> None:
     """A worker: for each line read, a block."""
     gpu = device()
-    step, steps = gpu.make_loop(loop), max(LOOPS[loop] // 2, 1)
-    for _ in range(40):
+    step, (warming, steps) = gpu.make_loop(loop), STEPS[loop]
+    for _ in range(20):
         block_s(gpu, step, steps)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     print("ready", flush=True)
     for _ in sys.stdin:
-        warm = block_s(gpu, step, max(steps // 2, 1))
+        warm = block_s(gpu, step, warming)
         print(warm, block_s(gpu, step, steps), flush=True)
 
 
@@ -123,11 +128,12 @@ def beat(pairs: list[tuple[Worker, Worker]]) -> None:
 
 
 def in_turns(
-    pairs: list[tuple[Worker, Worker]], turns: int, rng: random.Random
+    pairs: list[tuple[Worker, Worker]], seconds: float, rng: random.Random
 ) -> list[list[float]]:
     """Logarithms of touched / twin, a list a pair, a value a turn."""
     found: list[list[float]] = [[] for _ in pairs]
-    for _ in range(turns):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until or not found[-1]:
         for number, pair in enumerate(pairs):
             beat(pairs)
             took = {one: one.block() for one in rng.sample(pair, 2)}
@@ -174,24 +180,25 @@ def change(before: list[list[float]], after: list[list[float]]) -> dict[str, Any
     return {"percent": mean, "low": mean - wide, "high": mean + wide, "pairs": each}
 
 
-def measure(loop: str, count: int, turns: int, rng: random.Random) -> dict[str, Any]:
-    """All states of one loop."""
+def measure(
+    loop: str, count: int, seconds: float, rng: random.Random, found: dict[str, Any]
+) -> None:
+    """All states of one loop, into `found` and shown one by one."""
     free = sorted(os.sched_getaffinity(0))
     cpus = [(free[2 * at % len(free) :] or free)[:2] for at in range(count)]
     pairs = [(Worker(loop, where), Worker(loop, where)) for where in cpus]
     for worker in (worker for pair in pairs for worker in pair):
         worker.hear()
-    in_turns(pairs, 3, rng)
-    before = in_turns(pairs, turns, rng)
-    found: dict[str, Any] = {}
+    in_turns(pairs, 1.0, rng)
+    before = in_turns(pairs, seconds, rng)
     for phase in PHASES:
         enter(phase, pairs)
-        in_turns(pairs, 2, rng)
+        in_turns(pairs, 0.5, rng)
         at = [
             (touched.busy_s, touched.memory.seen().counts["timed"] if touched.memory else 0)
             for touched, _ in pairs
         ]
-        after = in_turns(pairs, turns, rng)
+        after = in_turns(pairs, seconds, rng)
         found[phase] = change(before, after)
         if phase == "again":
             before = [a + b for a, b in zip(before, after, strict=True)]
@@ -200,27 +207,26 @@ def measure(loop: str, count: int, turns: int, rng: random.Random) -> dict[str, 
             busy += touched.busy_s - busy_s
             timed += (touched.memory.seen().counts["timed"] if touched.memory else 0) - was
         found[phase]["timed_a_second"] = timed / busy
+        found[phase]["log_ratios"] = [[round(value, 5) for value in pair] for pair in after]
+        show(loop, phase, found[phase])
     found["exits"] = [worker.end() for pair in pairs for worker in pair]
-    return found
 
 
-def show(loop: str, found: dict[str, Any]) -> None:
-    """A loop's table."""
-    for phase in PHASES:
-        of = found[phase]
-        print(
-            f"{loop:7} {phase:9} {of['percent']:+6.2f} % [{of['low']:+.2f}, {of['high']:+.2f}]"
-            f"  {of['timed_a_second']:6.1f} timed a second",
-            flush=True,
-        )
+def show(loop: str, phase: str, of: dict[str, Any]) -> None:
+    """A line of the table."""
+    print(
+        f"{loop:7} {phase:9} {of['percent']:+6.2f} % [{of['low']:+.2f}, {of['high']:+.2f}]"
+        f"  {of['timed_a_second']:6.1f} timed a second, {len(of['log_ratios'][0])} turns",
+        flush=True,
+    )
 
 
 def main() -> None:
     """Each loop, one after the other."""
     parser = argparse.ArgumentParser(prog="python -m bench.standing", description=__doc__)
-    parser.add_argument("--loops", default=",".join(LOOPS))
+    parser.add_argument("--loops", default=",".join(STEPS))
     parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=60, help="blocks of each process in a state")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each state")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("/tmp/standing.json"))
     parser.add_argument("--stub", action="store_true", help="without a GPU, to see that it runs")
@@ -233,15 +239,17 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "kernel": platform.release(),
         "seed": args.seed,
-        "turns": args.turns,
+        "seconds": args.seconds,
     }
     with tempfile.TemporaryDirectory() as folder:
         if args.stub:
             stub.build(Path(folder))
         for loop in args.loops.split(","):
-            out[loop] = measure(loop, args.pairs, args.turns, random.Random(args.seed))
-            show(loop, out[loop])
-            args.out.write_text(json.dumps(out, indent=1) + "\n")
+            out[loop] = {}
+            try:
+                measure(loop, args.pairs, args.seconds, random.Random(args.seed), out[loop])
+            finally:
+                args.out.write_text(json.dumps(out) + "\n")
 
 
 if __name__ == "__main__":
