@@ -29,6 +29,8 @@ LEFT_AFTER = 3
 """So many gaps without a question, and whoever asked is gone."""
 CROWDED = 1_024
 """Rows of one table, a quarter of what the smallest map of the kernel's holds."""
+TRY_S = 0.25
+"""For so long switches are followed again, to see whether they are still too many."""
 CROWDED_SPANS = 3_600
 """A quarter of what its ring holds."""
 
@@ -72,8 +74,9 @@ class Demand:
     @property
     def tick_s(self) -> float:
         """Until the next tick, unless `is_stirred` before."""
-        trying = any(queues.is_trying for queues in self._queues)
-        if self._crowded or trying or self.is_hurried:
+        if any(queues.is_trying for queues in self._queues):
+            return min(self._tick_s, TRY_S)
+        if self._crowded or self.is_hurried:
             return self._tick_s
         return self._wanted_s()
 
