@@ -61,7 +61,7 @@ class Demand:
         self._gaps = [float("inf")] * GAPS
         self._judged_s = float("-inf")
         self._crowded = False
-        self._told_s = 0.0
+        self._told_s = -1.0
         self._open = True
 
     @staticmethod
@@ -119,7 +119,7 @@ class Demand:
         if rest_s != self._told_s:
             self._told_s = rest_s
             for metrics in self._metrics:
-                metrics.rest(rest_s)
+                metrics.unkept(rest_s)
         with self._lock:
             self._judged_s = self._clock()
             if self.is_stirred():

@@ -44,6 +44,9 @@ class Runner(Protocol):
         """Ask nothing more often than this, where it is the machine's rest that counts and not the
         device's own; 0: as often as ever."""
 
+    def unkept(self, seconds: float) -> None:
+        """Nobody keeps what is said: only the last answer of so long counts; 0: each does."""
+
     def stir(self) -> None:
         """Somebody is about to use a device: look at it as if it were in use."""
 
@@ -97,6 +100,10 @@ class Beside:
         self._rest_s = seconds
         if not seconds:
             self._woken.set()
+
+    def unkept(self, seconds: float) -> None:
+        """Ask nothing more often than that."""
+        self.rest(seconds)
 
     def stir(self) -> None:
         """Nothing: no device is asked here."""
@@ -164,6 +171,11 @@ class Metrics:
         """The machine does nothing: ask nothing more often than this; 0: as often as ever."""
         for runner in self._runners:
             runner.rest(seconds)
+
+    def unkept(self, seconds: float) -> None:
+        """Nobody keeps what is said, and the last of it is asked for so often; 0: all the time."""
+        for runner in self._runners:
+            runner.unkept(seconds)
 
     def hear(self, events: Iterable[tuple[object, ...]]) -> None:
         """What processes did, as `sonde._native.ProcessEvents` tells it: one that maps the library
