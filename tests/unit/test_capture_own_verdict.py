@@ -148,6 +148,16 @@ def test_kernels_that_take_far_longer_than_usual_were_interrupted(writer, key, t
     assert "about 20 %" in verdict.evidence[1]
 
 
+@pytest.mark.parametrize(("blocks", "weight", "bound"), [
+    ("1,1,1", 95.0, "serial"), ("1,1,1", 400.0, "compute"), ("512,1,1", 95.0, "compute"),
+])  # fmt: skip
+def test_small_kernels_one_after_another_are_serial(writer, key, told, blocks, weight, bound):
+    """Four at a time are not, nor are those that fill the device."""
+    runs(writer, key, 1.0, weight=weight, grid=blocks)
+
+    assert told().bound == bound
+
+
 def test_short_waits_within_a_window_are_parted_as_the_totals_are(writer, key, told):
     """Single waits are kept from 10 ms on; what lies below counts by its sum."""
     for number in range(40):

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from sonde.analyze.advice import next_step
 from sonde.analyze.causes import CAUSES
-from sonde.analyze.kernels import class_of
+from sonde.analyze.kernels import ALONE, class_of
 from sonde.model.timeline import CallKind, Total
 from sonde.model.verdict import Advice, Bound, CauseShare, KernelShare, Verdict
 
@@ -21,6 +21,8 @@ LEAST_SHARE = 0.05
 MIX = 0.6
 STALLED = 0.15
 """As for devices that were traced: one that computed for more of the time is the bound itself."""
+UNDERFILLED_BOUND = 0.5
+"""Share of the kernel time that is one small kernel's alone, from which on that is the bound."""
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
 
 
@@ -53,7 +55,12 @@ def with_runs(
     shares.sort(key=lambda one: -one.ns)
     causes, bounds = verdict.causes, verdict.bounds
     line = f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"
-    if shares and computed >= 1 - STALLED:
+    computing = sum(one.ns for one in kernels)
+    alone = sum(one.ns for one in runs if one.name == "underfilled" and one.call == CallKind.OTHER)
+    if shares and computed >= 1 - STALLED and alone >= UNDERFILLED_BOUND * computing:
+        bounds = [Bound("serial" if computing <= ALONE * timed_ns else shares[0].name, computed)]
+        advice = [Advice(next_step(bounds[0].key), 0.0), *verdict.advice]
+    elif shares and computed >= 1 - STALLED:
         bounds = [Bound(one.name, one.share) for one in shares if one.ns >= MIX * shares[0].ns]
         advice = [Advice(next_step(bounds[0].key), 0.0), *verdict.advice]
     else:

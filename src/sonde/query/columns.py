@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -125,3 +126,15 @@ def coded(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
     known = [codes.get(text, 0) for text in texts.dictionary.to_pylist()]
     numbers: U8 = np.array(known or [0], np.uint8)[texts.indices.to_numpy()]
     return numbers
+
+
+def blocks_of(rows: pa.Table) -> I32:
+    """Thread blocks of each kernel; 0 unknown."""
+    grids = rows.column("grid").cast(pa.string()).to_pylist()
+    known: dict[str, int] = {}
+    for grid in set(grids):
+        try:
+            known[grid] = min(math.prod(int(part) for part in grid.split(",")), (1 << 31) - 1)
+        except ValueError:
+            known[grid] = 0
+    return np.array([known[grid] for grid in grids], np.int32)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import CallKind, Total, Way
-from sonde.query.columns import Frames, Lanes, coded, whole
+from sonde.query.columns import Frames, Lanes, blocks_of, coded, whole
 
 WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
 CALLS = {
@@ -56,6 +56,8 @@ STRETCHED = 4
 """A kernel that took this many times its usual time, and a turn of a rival longer, was held up."""
 TURN_NS = 1_000_000
 USUAL_OF = 20
+FEW_BLOCKS = 16
+"""Of a device with 40 multiprocessors or more; how many one has is not in captures."""
 RARELY = 0.2
 """As in `sonde.analyze.idle`: so many runs tell what is usual, and no more of them are not."""
 
@@ -74,14 +76,15 @@ def totals_of(
 def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
     """Estimated totals of what devices ran, from runs chosen one by one.
 
-    Of kernels that take far longer than those of their name do, what they take beyond that is a
-    rival's turn: a total of its own, called so.
+    Totals of their own: "rival", what kernels take that take far longer than those of their name
+    do; "underfilled", those of kernels with so few thread blocks that they leave most of any device
+    idle.
     """
     if not rows.num_rows:
         return []
     weight = rows.column("weight").to_numpy()
     length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
-    moved = whole(rows, "bytes")
+    moved, blocks = whole(rows, "bytes"), blocks_of(rows)
     names = rows.column("name").cast(pa.string()).to_pylist()
     kinds = rows.column("kind").cast(pa.string()).to_pylist()
     ways = coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}).tolist()
@@ -99,6 +102,10 @@ def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
         count, size = round(heavy.sum()), round((heavy * moved[mine]).sum())
         own = round((heavy * (ns - beyond)).sum())
         made.append(Total(lane, "run", name or kind, ASKED[kind], own, count, "", size, Way(way)))
+        few = (blocks[mine] > 0) & (blocks[mine] <= FEW_BLOCKS)
+        if few.any() and kind == "kernel":
+            alone = round((heavy * ns * few).sum())
+            made.append(Total(lane, "run", "underfilled", CallKind.OTHER, alone, 0))
         if beyond.any():
             taken = round((heavy * beyond).sum())
             made.append(Total(lane, "run", "rival", CallKind.OTHER, taken, 0))

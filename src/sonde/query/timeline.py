@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -13,7 +12,6 @@ import pyarrow.compute as pc
 from sonde.model.collectives import is_collective
 from sonde.model.devices import index_of
 from sonde.model.timeline import (
-    I32,
     I64,
     CallKind,
     DeviceKind,
@@ -27,7 +25,7 @@ from sonde.model.timeline import (
     no_events,
 )
 from sonde.query.capture import Capture
-from sonde.query.columns import Frames, Lanes, coded, names_of, whole
+from sonde.query.columns import Frames, Lanes, blocks_of, coded, names_of, whole
 from sonde.query.device_counters import (
     device_counters,
     device_ids,
@@ -126,7 +124,7 @@ def _device(
         lane=lane[inverse.reshape(-1)],
         correlation=ids,
         bytes=whole(rows, "bytes"),
-        blocks=_blocks(rows),
+        blocks=blocks_of(rows),
         way=coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}),
     )
     asked = events(
@@ -159,17 +157,6 @@ def _timed(rows: pa.Table) -> tuple[int, int] | None:
     start = whole(rows, "start_time_ns")
     first, last = int(start.min()), int(start.max())
     return first, last + (last - first) // (rows.num_rows - 1)
-
-
-def _blocks(rows: pa.Table) -> I32:
-    grids = rows.column("grid").cast(pa.string()).to_pylist()
-    known: dict[str, int] = {}
-    for grid in set(grids):
-        try:
-            known[grid] = min(math.prod(int(part) for part in grid.split(",")), (1 << 31) - 1)
-        except ValueError:
-            known[grid] = 0
-    return np.array([known[grid] for grid in grids], np.int32)
 
 
 def _calls(naming: Naming, lanes: Lanes, rows: pa.Table) -> Events:
