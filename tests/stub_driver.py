@@ -72,8 +72,10 @@ def watch(process, collector):
             with suppress(BrokenPipeError):  # it has just ended
                 process.stdin.write("\n")
                 process.stdin.flush()
-        for table, new in collector.drain(since, False).rows.items():
+        batch = collector.drain(since, False)
+        for table, new in batch.rows.items():
             rows[table] += new
+        rows["metric"] += batch.metrics
     for table, new in collector.drain(since, True).rows.items():
         rows[table] += new
     collector.stop()

@@ -4,6 +4,7 @@ harms nobody. The stub ends the program when it is used in a way that a driver w
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import threading
@@ -69,6 +70,26 @@ def test_sums_of_weights_are_the_launches_and_durations_the_device_s(launches, l
     assert all(run[16:18] == ("7,2,1", "128,1,1") for run in kernels)
     assert len({run[13] for run in runs}) == 3
     assert all(run[8] for run in runs), "every run has a stack"
+
+
+def test_what_timing_costs_is_tried_out_and_the_sums_stay_true(launches, library, monkeypatch):
+    monkeypatch.setattr("sonde.collect.governor.GAP_S", 0.2)
+    monkeypatch.setattr("sonde.collect.governor.STRETCH_S", 0.15)
+    monkeypatch.setattr("sonde.collect.device_time.TELL_S", 0.5)
+    process = start(launches, library, 8)
+    collector = DeviceTime([process.pid], 0.05)
+    find(process.pid).close()
+    collector.start()
+    rows = watch(process, collector)
+    runs, told = rows["device_run"], rows["metric"]
+    truth = counted(process.stdout.read())
+    last = {json.loads(labels)["sonde.bound"]: value for _, _, labels, value in told[-3:]}
+    assert {name for _, name, _, _ in told} == {"sonde.device_time.slowdown"}
+    assert -1 < last["low"] <= last["median"] <= last["high"] < 1
+    for name, launched in truth.items():
+        weights = [run[10] for run in runs if run[3] == name]
+        error = sum(weight * (weight - 1) for weight in weights) ** 0.5
+        assert abs(sum(weights) - launched) < 4 * error + 0.03 * launched
 
 
 def test_copies_sets_and_waits(launches, library):

@@ -37,8 +37,13 @@ pub enum Cfa {
     Unsupported,
     /// Left for a handler: rsp is at rbp + offset, rip at rbp + extra, a pointer to rbp at rbp +
     /// rbp_offset (0: rbp is at rbp). With a register: it points at rip, and rsp is `offset` above
-    /// that; where that is 0, it is rip, and rsp is right.
+    /// that; where that is 0, rsp is right, and it is rip; with `extra`, rip is so far behind it.
     Handler,
+    /// Go's own stack of a thread, at which a goroutine's is left: `g` at the thread's base + offset,
+    /// `m` at g + register, the goroutine at m + (extra >> 16), which has its rsp at (extra & 0xffff),
+    /// rip behind that, rbp at rbp_offset. Without a goroutine, the stack begins here. `AtCfa`: what is
+    /// kept of it is a call that returns there; its rip lies on its stack.
+    Goroutine,
 }
 
 /// Order as in `enum unwind_rbp`.

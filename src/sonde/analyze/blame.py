@@ -22,11 +22,12 @@ import numpy as np
 
 from sonde.analyze import delays
 from sonde.analyze import intervals as sets
-from sonde.analyze.causes import CLAIMS, NUMBER, WAITS
+from sonde.analyze.causes import CLAIMS, NUMBER
+from sonde.analyze.device_waits import ENQUEUES, RESULT_BYTES, asked_for, device_waits
 from sonde.analyze.idle import Stalls, State, stalls_of
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.rivals import without_gaps_hidden
-from sonde.model.timeline import F64, I32, I64, U8, CallKind, DeviceKind, Mask, Timeline, Way
+from sonde.model.timeline import F64, I32, I64, U8, DeviceKind, Mask, Timeline, Way
 
 SHORT_NS = 20_000
 """Below this an interval between kernels that were all there is the device's own latency."""
@@ -34,8 +35,6 @@ LATENCY_NS = 30_000
 """From a launch call's end to its kernel's start on a device that is free."""
 LAUNCH_PATH_NS = 200_000
 """Host code that takes longer than this from one launch to the next is more than a way to it."""
-WAITED_NS = 2_000
-"""A call that saw the device compute for less did not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,6 @@ FEW_NS = 100_000_000
 """Samples of this weight, ten at 99 Hz, tell no more than those of all intervals together."""
 _WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
 """Samples in these say nothing of what kept the thread from launching."""
-RESULT_BYTES = 4096
-"""A copy to the host up to this size is a result that a program looks at: a loss, a flag."""
 SHARED = 0.02
 """Rivals that had a device to themselves for this share of the time also interrupted kernels."""
 
@@ -117,6 +114,7 @@ def blame(timeline: Timeline, stalls: Stalls) -> Blame:
 
     delayed = np.full(count, -1, np.int64)
     late = np.flatnonzero(idle & known & ~queued)
+    del call, exact, known, at, duration, idle, queued, late_start, reading  # they come in millions
     for one in np.unique(lane[late]):
         rows = late[lane[late] == one]
         cause[rows], delayed[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
@@ -161,16 +159,12 @@ def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
     found = np.full(len(op), -1, np.int64)
     if not len(calls):
         return found, found >= 0
-    correlated = np.flatnonzero(calls.correlation)
-    order = correlated[np.argsort(calls.correlation[correlated], kind="stable")]
-    ids = calls.correlation[order]
-    if len(ids) and len(stalls.events):
-        wanted = stalls.events.correlation[np.maximum(op, 0)]
-        at = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
-        match = (op >= 0) & (wanted != 0) & (ids[at] == wanted)
-        found[match] = order[at[match]]
+    if len(stalls.events):
+        ended = op >= 0
+        wanted = stalls.events.correlation[op[ended]]
+        found[ended] = asked_for(calls.correlation, wanted)
     exact = found >= 0
-    launches = np.flatnonzero(np.isin(calls.kind, _ENQUEUES))
+    launches = np.flatnonzero(np.isin(calls.kind, ENQUEUES))
     missing = np.flatnonzero(found < 0)
     if len(launches) and len(missing):
         before = np.searchsorted(calls.start_ns[launches], stalls.end[missing], "right") - 1
@@ -178,18 +172,54 @@ def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
     return found, exact
 
 
-_ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET)
-
-
 def _of_thread(
     timeline: Timeline, stalls: Stalls, lane: int, rows: I64, begin: I64, done: I64, op: I64
 ) -> tuple[U8, I64]:
     """Causes of the stalls (rows) in which one thread was late, and `Blame.delayed_ns`."""
     start, end = stalls.start[rows], stalls.end[rows]
+    held = np.minimum(np.maximum(done[rows], start), end)
     launch = np.minimum(np.maximum(begin[rows], start), end)
+    cause, claimed = _claimed(timeline, lane, start, end, launch, held)
+    del launch
+    ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
+    open_to = np.isin(cause, ways)
+    device = device_waits(timeline, stalls, lane)
+    calls = timeline.calls
+    others = np.isin(calls.kind, ENQUEUES) & (calls.lane != lane)
+    seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
+    del claimed
+    owed = delays.debts(seen, device, calls.start_ns[others])
+    del seen, others
+    paid = delays.paid(owed, device.settled, held, end - start)
+    del owed, device, held
+    delayed = np.full(len(rows), -1, np.int64)
+    if paid is not None:
+        due = np.flatnonzero(open_to)
+        owing, within = delays.dealt(paid, due, end - start)
+        owes = owing != NUMBER["unknown"]
+        cause[due[owes]] = owing[owes]
+        delayed[due[owes]] = within[owes]
+    next_op = np.maximum(op[rows], 0)
+    to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
+        stalls.events.way[next_op] == Way.H2D
+    )
+    small = np.isin(cause, [NUMBER[key] for key in ("launch", "synchronisation", "copy")])
+    copied = small & to_device & (op[rows] >= 0)
+    cause[copied] = NUMBER["copy"]
+    delayed[copied] = -1
+    return cause, delayed
+
+
+def _claimed(
+    timeline: Timeline, lane: int, start: I64, end: I64, launch: I64, held: I64
+) -> tuple[U8, list[tuple[str, Intervals]]]:
+    """The cause with the largest part of each stall, and the thread's time by cause.
+
+    `launch`, `held`: begin and end of the call that launched what ended it, within the stall.
+    """
     # The best so far, rather than a table of all: stalls come in millions.
-    best = np.zeros(len(rows), np.int64)
-    cause = np.full(len(rows), NUMBER["launch"], np.uint8)
+    best = np.zeros(len(start), np.int64)
+    cause = np.full(len(start), NUMBER["launch"], np.uint8)
 
     def claim_for(key: str, amount: I64) -> None:
         better = amount > best
@@ -197,7 +227,6 @@ def _of_thread(
         cause[better] = NUMBER[key]
 
     # A thread that is kept from running may be so within the call that launches.
-    held = np.minimum(np.maximum(done[rows], start), end)
     rest, calling = launch - start, end - launch
     faulted = np.zeros(0, np.int64)
     claimed: list[tuple[str, Intervals]] = []
@@ -225,47 +254,10 @@ def _of_thread(
     claim_for("page fault", moved + faulted if len(faulted) else moved)
     claim_for("host", np.where(path, 0, rest - moved))
     # Once launched, work on a free device starts soon, or the device is not free.
-    kept = np.minimum(np.maximum(end - np.maximum(done[rows], start) - LATENCY_NS, 0), calling)
+    kept = np.minimum(np.maximum(end - held - LATENCY_NS, 0), calling)
     claim_for("rival", kept)
     claim_for("launch", calling - kept + np.where(path, rest, 0))
-
-    ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
-    open_to = np.isin(cause, ways)
-    waits = _device_waits(timeline, stalls, lane)
-    calls = timeline.calls
-    others = np.isin(calls.kind, _ENQUEUES) & (calls.lane != lane)
-    seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
-    owed = delays.debts(seen, waits, stalls.computing, calls.start_ns[others])
-    share, owing, within = delays.paid(owed, waits, held, end - start)
-    due = np.flatnonzero(open_to)
-    due = due[delays.dealt(share[due])]
-    cause[due] = owing[due]
-    delayed = np.full(len(rows), -1, np.int64)
-    delayed[due] = within[due]
-    next_op = np.maximum(op[rows], 0)
-    to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
-        stalls.events.way[next_op] == Way.H2D
-    )
-    small = np.isin(cause, [NUMBER[key] for key in ("launch", "synchronisation", "copy")])
-    copied = small & to_device & (op[rows] >= 0)
-    cause[copied] = NUMBER["copy"]
-    delayed[copied] = -1
-    return cause, delayed
-
-
-def _device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> Intervals:
-    """Where the thread waited for the device, which computed meanwhile."""
-    calls, host = timeline.calls, timeline.host
-    kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
-    rows = (calls.lane == lane) & np.isin(calls.kind, kinds)
-    wanted = np.array([bool(WAITS.search(name)) for name in timeline.names] or [False])
-    named = (host.lane == lane) & wanted[host.name] if len(host) else np.zeros(0, bool)
-    begin = np.concatenate([calls.start_ns[rows], host.start_ns[named]])
-    end = np.concatenate([calls.end_ns[rows], host.end_ns[named]])
-    order = np.argsort(begin, kind="stable")
-    waits = sets.intersect(sets.union(begin[order], end[order]), stalls.window)
-    waited = Coverage(stalls.computing).within(waits.start, waits.end) >= WAITED_NS
-    return Intervals(waits.start[waited], waits.end[waited])
+    return cause, claimed
 
 
 def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:

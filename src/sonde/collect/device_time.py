@@ -10,6 +10,7 @@ weight is added to that of the next run of its kind: sums of weights stay true.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import threading
 import time
@@ -24,9 +25,12 @@ from sonde.collect import inject_abi as abi
 from sonde.collect.carriers import may_carry, same_tids
 from sonde.collect.collector import Batch, ProcessKey
 from sonde.collect.device_rows import name_of, row_of
+from sonde.collect.governor import Governor
 from sonde.collect.inject_memory import InjectMemory, Seen
 from sonde.collect.inject_records import Ring, Run
 from sonde.collect.launch_sites import LIBRARY, LaunchSites
+from sonde.collect.slowdown import estimate
+from sonde.metrics import labels
 
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
@@ -40,13 +44,9 @@ SILENT_NS: Final = 1_500_000_000
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
 STACKS_HELD: Final = 16_384
 """Stacks of launches whose runs have not come yet, a process."""
-FIRST_COST_NS: Final = 11_000.0
-"""Host time of a timed launch, measured on an H200, until the process tells its own."""
-CHARGED: Final = 4.0
-"""A timed launch is charged so many times its host time: the device has work with it too."""
-LEAST_TO_JUDGE: Final = 20
-MOST_A_SECOND: Final = 5_000
 MOST_STREAMS: Final = 4_096
+TELL_S: Final = 10.0
+"""How often what timing costs is told."""
 
 _LOST: Final = ("lost_ring", "lost_pool", "lost_order")
 """Counts of launches that were chosen and not timed."""
@@ -62,14 +62,13 @@ class _Process:
     before: dict[str, int]
     own_tids: bool
     """Threads have the same numbers there and here."""
+    governor: Governor
     stacks: abi.Request
     """Who takes the stacks of launches: the kernel (SITE), or the library by frame pointers."""
     streams: dict[int, int] = field(default_factory=dict)
     taken: OrderedDict[int, int] = field(default_factory=OrderedDict)
     """Stack ids by the launch's number."""
     told: abi.Reason = abi.Reason.OK
-    cost_ns: float = FIRST_COST_NS
-    """Host time of one timed launch, a moving mean."""
 
     def stream(self, handle: int) -> int:
         """A small number for a stream; addresses are nobody's business."""
@@ -103,6 +102,8 @@ class DeviceTime:
         """Told of process events, so that there is seldom need to look at processes."""
         self._look_s = 0.0
         """When to look all the same."""
+        self._tell_s = 0.0
+        """When to tell what timing costs."""
         self._losses: dict[str, int] = {}
         self._withheld: dict[int, tuple[ProcessKey, bool]] = {}
         """By pid: processes that carry the library and are not ours to read; True: another agent
@@ -202,6 +203,7 @@ class DeviceTime:
                 self._drop(pid)
             if now_ns - told.counts["beat_ns"] > SILENT_NS:
                 self._leave_if_replaced(pid)
+        self._tell_slowdown(now_ns, batch)
         self._drain_left(since_ns, now_ns, batch)
         for pid in self._processes.keys() - alive:
             self._drop(pid)
@@ -278,7 +280,8 @@ class DeviceTime:
         process.memory.ask(tail=process.ring.tail)
         self._count("records_wrong", taken.wrong)
         self._count("records_overwritten", taken.skipped)
-        self._govern(process, seen.counts)
+        if process.governor.look(now_ns / 1e9, seen.counts, process.before):
+            process.memory.ask(per_second=process.governor.per_second)
         self._count_lost(process, seen.counts)
         if seen.reason != process.told:
             process.told = seen.reason
@@ -333,14 +336,19 @@ class DeviceTime:
         for name in (*_LOST, "lost_names", "yielded_ms"):
             self._count(name, max(0, min(counts[name] - before[name], 1 << 40)))
 
-    def _govern(self, process: _Process, counts: dict[str, int]) -> None:
-        """Ask for as many launches as the budget pays for at their measured cost."""
-        sampled = counts["sampled"] - process.before["sampled"]
-        host_ns = counts["host_ns"] - process.before["host_ns"]
-        if not (LEAST_TO_JUDGE <= sampled < 1 << 32 and 0 < host_ns < 1 << 40):
+    def _tell_slowdown(self, now_ns: int, batch: Batch) -> None:
+        """Metrics: how much slower programs are for it, by the trials of all of them."""
+        if now_ns < self._tell_s * 1e9:
             return
-        process.cost_ns += (host_ns / sampled - process.cost_ns) / 4
-        process.memory.ask(per_second=samples_a_second(self._budget, process.cost_ns))
+        self._tell_s = now_ns / 1e9 + TELL_S
+        found = (process.governor.trials.found for process in self._processes.values())
+        now = estimate(itertools.chain.from_iterable(found))
+        if now is None:
+            return
+        for bound, value in (("median", now.value), ("low", now.low), ("high", now.high)):
+            batch.metrics.append(
+                (now_ns, "sonde.device_time.slowdown", labels(sonde__bound=bound), value)
+            )
 
     def _count(self, name: str, number: int) -> None:
         if number:
@@ -431,10 +439,13 @@ class DeviceTime:
         # What was timed before we came is read too, so what was lost before counts too.
         counted = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
-        process = _Process(memory, Ring(memory.fd, tail), key, counted, same_tids(pid), stacks)
+        governor = Governor(self._budget)
+        process = _Process(
+            memory, Ring(memory.fd, tail), key, counted, same_tids(pid), governor, stacks
+        )
         memory.ask(
             tail=tail,
-            per_second=samples_a_second(self._budget, FIRST_COST_NS),
+            per_second=governor.per_second,
             request=REQUEST | stacks,
         )
         memory.beat()
@@ -465,8 +476,3 @@ class DeviceTime:
         """Where to begin: with what a program that Sonde started has timed so far, else now."""
         tail = memory.control()["tail"]
         return tail if 0 <= head - tail <= abi.RING_RECORDS and tail == 0 else head
-
-
-def samples_a_second(budget: float, cost_ns: float) -> int:
-    """Launches a second that may be timed for `budget`, a share of the process's time."""
-    return max(1, min(MOST_A_SECOND, int(budget * 1e9 / (CHARGED * max(cost_ns, 1_000.0)))))
