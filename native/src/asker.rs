@@ -39,8 +39,10 @@ struct Question {
 
 struct Group {
     name: Vec<u8>,
-    /// Asked at one beat of so many, at rest.
+    /// Asked at one beat of so many.
     rests: u64,
+    /// Because it does nothing: that an answer is another than before is to be read soon.
+    tells: bool,
     /// Something is to be read soon.
     calls: bool,
 }
@@ -165,7 +167,7 @@ impl Asker {
                 page.says(&group.name);
             }
             let answer = question.ask();
-            if question.take(answer, group.rests > 1) {
+            if question.take(answer, group.tells) {
                 group.calls = true;
                 calls = true;
             }
@@ -195,7 +197,7 @@ impl Asker {
 
     /// A group of questions that rest together; returns its number.
     fn group(&mut self, name: &str) -> usize {
-        self.groups.push(Group { name: name.into(), rests: 1, calls: false });
+        self.groups.push(Group { name: name.into(), rests: 1, tells: false, calls: false });
         self.groups.len() - 1
     }
 
@@ -260,10 +262,12 @@ impl Asker {
         self.hear(group);
     }
 
-    /// Ask a group at one beat of so many from now on.
-    fn pace(&mut self, group: usize, beats: u64) {
+    /// Ask a group at one beat of so many from now on; `tells`: because it is at rest, so that an
+    /// answer that says otherwise is to be read soon.
+    fn pace(&mut self, group: usize, beats: u64, tells: bool) {
         if let Some(group) = self.groups.get_mut(group) {
             group.rests = beats.max(1);
+            group.tells = tells;
         }
         self.next_ns = self.after(now_ns());
     }

@@ -189,8 +189,9 @@ class Asker:
     def give_up(self, group: int) -> None:
         """Ask a group no more, and forget what was gathered, until `ask`."""
 
-    def pace(self, group: int, beats: int) -> None:
-        """Ask a group at one beat of so many from now on."""
+    def pace(self, group: int, beats: int, tells: bool) -> None:
+        """Ask a group at one beat of so many from now on; `tells`: because it is at rest, so that
+        an answer that says otherwise is to be read soon."""
 
     def calls(self, group: int) -> bool:
         """Whether something of a group is to be read soon: what failed, what tells."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Container, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -163,16 +162,22 @@ def read_maps(pid: int) -> bytes | None:
 
 def read_owner(pid: int) -> Owner | None:
     """Whose process it is."""
-    uids: tuple[int, ...] = ()
-    inner, levels = pid, 1
-    for line in (read_file(f"/proc/{pid}/status") or b"").split(b"\n"):
-        name, _, value = line.partition(b":")
-        with suppress(ValueError, IndexError):
-            if name == b"Uid":
-                uids = tuple(int(word) for word in value.split()[:2])
-            elif name == b"NSpid":
-                inner, levels = int(value.split()[-1]), len(value.split())
-    return Owner(uids, inner, levels) if uids else None
+    raw = read_file(f"/proc/{pid}/status") or b""
+    try:
+        uids = tuple(map(int, _field(raw, b"\nUid:")[:2]))
+        pids = [int(word) for word in _field(raw, b"\nNSpid:")] or [pid]
+    except ValueError:
+        return None
+    return Owner(uids, pids[-1], len(pids)) if uids else None
+
+
+def _field(raw: bytes, name: bytes) -> list[bytes]:
+    """Words of a line of a status file, which is searched: it has sixty."""
+    at = raw.find(name)
+    if at < 0:
+        return []
+    at += len(name)
+    return raw[at : raw.find(b"\n", at)].split()
 
 
 def has_threads(pid: int) -> bool:

@@ -51,6 +51,22 @@ def test_what_processes_used_is_told_by_owner(outlets):
     assert 'process_cpu_time_seconds_total{process_owner="ann"} 1.0' in outlets.page()
 
 
+def test_use_is_summed_up_by_owner_and_kind(outlets):
+    told = {1: {"process.owner": "ann"}, 2: {"process.owner": "bob"}}
+    outlets._whose = lambda pid, start: told[pid]
+    for _ in range(2):
+        batch = Batch()
+        for pid, faults in ((1, 3), (2, 5), (1, 4)):
+            batch.add("usage", row("usage", pid=pid, minor_faults=faults, voluntary=faults * 10))
+        outlets.take(batch)
+    page = outlets.page()
+    for who, faults in (("ann", 14.0), ("bob", 10.0)):
+        name = f'process_owner="{who}",system_paging_fault_type="minor"'
+        assert f"process_paging_faults_total{{{name}}} {faults}" in page
+        name = f'process_context_switch_type="voluntary",process_owner="{who}"'
+        assert f"process_context_switches_total{{{name}}} {10 * faults}" in page
+
+
 def test_runs_on_devices_are_counted(outlets):
     batch = Batch()
     run = {"kind": "kernel", "name": "gemm", "weight": 4.0, "end_time_ns": 1_000_000}

@@ -92,10 +92,20 @@ def test_a_group_at_rest_is_asked_seldom_and_tells_what_changes(asker, ends):
     asker.wait(ends[0], after(3 * BEAT_NS))
     assert not asker.calls(group)  # not while it works
     asker.take(number)
-    asker.pace(group, 10)
+    asker.pace(group, 10, True)
     asker.wait(ends[0], after(LONG_NS))
     assert asker.calls(group)
     assert len(asker.take(number)) == 1
+
+
+def test_a_group_that_works_may_be_asked_seldom_and_need_not_be_heard(asker, ends):
+    group = asker.group("clock")
+    number = clock(asker, group, telling=1)
+    asker.ask(number)
+    asker.pace(group, 10, False)
+    asker.wait(ends[0], after(20 * BEAT_NS))
+    assert not asker.calls(group)
+    assert len(asker.take(number)) in (1, 2, 3)
 
 
 def test_a_group_that_was_given_up_is_forgotten(asker, ends):

@@ -8,8 +8,10 @@ import threading
 
 import pytest
 
-from sonde.agent.demand import CROWDED, Demand
+from sonde.agent.demand import CROWDED, TRY_S, Demand
 from sonde.collect.collector import Batch
+from sonde.collect.metrics import Metrics
+from sonde.collect.queues import QueueCollector
 from sonde.config import Config
 
 TICK_S, REST_S = 0.2, 2.0
@@ -94,6 +96,49 @@ def test_two_who_ask_at_once_and_seldom_are_no_hurry(demand, clock):
             demand.ask()
             clock.passes(pause_s)
     assert demand.tick_s == pytest.approx(3 * TICK_S, abs=0.001)
+
+
+class Trying(QueueCollector):
+    """Follows switches to see whether they are still too many, and nothing else."""
+
+    is_trying = True
+
+    def __init__(self):
+        pass
+
+
+def test_a_trial_is_short(clock):
+    queues = Trying()
+    demand = Demand(Config(on_cpu=False, off_cpu=False), [queues], clock)
+    demand.judge([], 1.0)
+    assert demand.tick_s == TRY_S
+    queues.is_trying = False
+    assert demand.tick_s > 1.0
+    demand.close()
+
+
+class Told(Metrics):
+    """Notes how often what is said is wanted."""
+
+    def __init__(self):
+        self.seconds = []
+
+    def unkept(self, seconds):
+        self.seconds.append(seconds)
+
+
+def test_sources_are_told_that_nobody_keeps_what_they_say(clock):
+    metrics = Told()
+    demand = Demand(Config(on_cpu=False, off_cpu=False, rest_s=REST_S), [metrics], clock)
+    for _ in range(3):
+        demand.judge([], 1.0)
+    assert metrics.seconds == [REST_S]
+    for _ in range(4):  # somebody asks every second
+        demand.ask()
+        clock.passes(1.0)
+        demand.judge([], 1.0)
+    assert metrics.seconds == [REST_S, 0.0]
+    demand.close()
 
 
 def test_many_rows_are_read_sooner(demand):

@@ -158,6 +158,23 @@ def test_nothing_is_asked_more_often_than_a_machine_at_rest_allows():
     assert slow == 2
 
 
+class Wrapping(Scripted):
+    """Its quick counter wraps: it has to be asked in time."""
+
+    def polls(self):
+        quick, slow = super().polls()
+        return [Poll(quick.name, quick.period_s, quick.read, may_wait=False), slow]
+
+
+def test_what_wraps_is_asked_in_time_all_the_same():
+    source = Wrapping()
+    run = Run(source)
+    run.until(1)
+    run.schedule.rest(5.0)
+    run.until(5)
+    assert asked(run, source, 10) == (100, 2)
+
+
 def test_one_signal_lost_leaves_the_others():
     source = Scripted()
     source.fails["slow"] = SignalLost("no permission")

@@ -359,3 +359,16 @@ def test_a_device_at_rest_is_asked_once_a_second_and_often_when_it_is_about_to_b
     watched.runner.stir()
     watched.until(lambda: len(gaps(watched)) >= 20)
     assert statistics.median(gaps(watched)[-10:]) < 0.5
+
+
+def test_a_device_in_use_is_asked_once_a_second_where_nobody_keeps_the_answers(stub, watched):
+    stub.says(utilization=90, processes=f"{os.getpid()}:1024:90")
+    watched.until(lambda: len(gaps(watched)) >= 10 and statistics.median(gaps(watched)) < 0.5)
+    watched.runner.unkept(2.0)
+    watched.until(lambda: len(gaps(watched)) >= 3 and min(gaps(watched)[-3:]) > 0.5)
+    watched.forget()
+    stub.answers({"utilization": 90, "0.xid": 79, "0.xid_count": 1})
+    watched.until(lambda: any(name == "xid" for name, _ in watched.notes))
+    watched.runner.unkept(0.0)
+    watched.forget()
+    watched.until(lambda: len(gaps(watched)) >= 3 and min(gaps(watched)) > 0.5)

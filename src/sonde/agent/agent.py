@@ -168,7 +168,7 @@ class Agent:
         return Outlets(config, self._whose, fresh)
 
     def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        return whose.attributes(self._resolver.process(pid, start_ns))
+        return whose.attributes(*self._resolver.program(pid, start_ns))
 
     @property
     def serves_at(self) -> str:

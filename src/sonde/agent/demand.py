@@ -29,6 +29,8 @@ LEFT_AFTER = 3
 """So many gaps without a question, and whoever asked is gone."""
 CROWDED = 1_024
 """Rows of one table, a quarter of what the smallest map of the kernel's holds."""
+TRY_S = 0.25
+"""For so long switches are followed again, to see whether they are still too many."""
 CROWDED_SPANS = 3_600
 """A quarter of what its ring holds."""
 
@@ -59,7 +61,7 @@ class Demand:
         self._gaps = [float("inf")] * GAPS
         self._judged_s = float("-inf")
         self._crowded = False
-        self._told_s = 0.0
+        self._told_s = -1.0
         self._open = True
 
     @staticmethod
@@ -72,8 +74,9 @@ class Demand:
     @property
     def tick_s(self) -> float:
         """Until the next tick, unless `is_stirred` before."""
-        trying = any(queues.is_trying for queues in self._queues)
-        if self._crowded or trying or self.is_hurried:
+        if any(queues.is_trying for queues in self._queues):
+            return min(self._tick_s, TRY_S)
+        if self._crowded or self.is_hurried:
             return self._tick_s
         return self._wanted_s()
 
@@ -116,7 +119,7 @@ class Demand:
         if rest_s != self._told_s:
             self._told_s = rest_s
             for metrics in self._metrics:
-                metrics.rest(rest_s)
+                metrics.unkept(rest_s)
         with self._lock:
             self._judged_s = self._clock()
             if self.is_stirred():

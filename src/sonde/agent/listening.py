@@ -161,7 +161,7 @@ class Listening:
         if self._unwinding.is_busy:
             return BUSY_GAP_S
         if not self._looks_closely:
-            return STACKLESS_LOOK_S
+            return STACKLESS_LOOK_S if self._keeps_rows or calls_devices else math.inf
         return LOOK_S if time.monotonic() < self._news_s + CALM_AFTER_S else math.inf
 
     def _kept_ms(self) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import add
+from typing import Any
 
 from sonde import _native, health
 from sonde.agent.run_metrics import RunMetrics
@@ -82,8 +84,7 @@ class Outlets:
 
         for row in batch.rows.get("device_run", ()):
             self._runs.take(row)
-        for row in batch.rows.get("usage", ()):
-            self._take_usage(row)
+        self._take_usage(batch.rows.get("usage", ()))
 
     def take_metrics(self, rows: Iterable[MetricRow]) -> None:
         """Rows of the table metric."""
@@ -127,18 +128,24 @@ class Outlets:
         if size:
             count_of("sonde.device.call.io", {**call, **(way if direction else {})}, _f(size))
 
-    def _take_usage(self, row: TableRow) -> None:
-        _, pid, start_ns, *counts = row
-        assert isinstance(pid, int)
-        assert isinstance(start_ns, int)
-        self.board.count_owned(
-            self._whose(pid, start_ns),
-            [
-                (series, attributes, _f(count) / unit)
-                for (series, attributes, unit), count in zip(USAGE, counts, strict=True)
-                if count and series
-            ],
-        )
+    def _take_usage(self, rows: Sequence[TableRow]) -> None:
+        """Summed up by owner first: many short processes are few owners."""
+        sums: dict[int, tuple[Mapping[str, str], Iterable[Any]]] = {}
+        for _, pid, start_ns, *counts in rows:
+            assert isinstance(pid, int)
+            assert isinstance(start_ns, int)
+            owner = self._whose(pid, start_ns)
+            known = sums.get(id(owner))  # it is held there: nothing else has its number
+            sums[id(owner)] = (owner, tuple(map(add, known[1], counts)) if known else counts)
+        for owner, total in sums.values():
+            self.board.count_owned(
+                owner,
+                [
+                    (series, attributes, count / unit)
+                    for (series, attributes, unit), count in zip(USAGE, total, strict=True)
+                    if count and series
+                ],
+            )
 
 
 USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (

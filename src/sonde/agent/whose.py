@@ -4,25 +4,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
-from sonde.model.process import Process
+from sonde.model.owner import Owner
 from sonde.sinks.series import PROGRAM
 
+OWNERS_KEPT = 1_024
 
-def attributes(process: Process) -> Mapping[str, str]:
-    """The program's name and its owner; a pid would make a series of every process."""
-    owner = process.owner
-    found = {PROGRAM: process.exe or process.comm or "unknown", "process.owner": owner.user}
-    if owner.job:
-        found |= {"sonde.slurm.job": owner.job, "sonde.slurm.step": owner.step}
-    if owner.pod_uid:
+
+def attributes(program: str, owner: Owner) -> Mapping[str, str]:
+    """The program's name and its owner; a pid would make a series of every process. The same
+    object for all that are alike."""
+    job = owner.job, owner.step
+    pod = owner.pod_uid, owner.namespace, owner.pod, owner.container_name
+    return _attributes(program, owner.user, job, pod, owner.container, owner.unit)
+
+
+@lru_cache(maxsize=OWNERS_KEPT)
+def _attributes(
+    program: str,
+    user: str,
+    job: tuple[str, str],
+    pod: tuple[str, str, str, str],
+    container: str,
+    unit: str,
+) -> Mapping[str, str]:
+    found = {PROGRAM: program or "unknown", "process.owner": user}
+    if job[0]:
+        found |= {"sonde.slurm.job": job[0], "sonde.slurm.step": job[1]}
+    uid, namespace, name, container_name = pod
+    if uid:
         found |= {
-            "k8s.namespace.name": owner.namespace,
-            "k8s.pod.name": owner.pod or owner.pod_uid,
-            "k8s.container.name": owner.container_name,
+            "k8s.namespace.name": namespace,
+            "k8s.pod.name": name or uid,
+            "k8s.container.name": container_name,
         }
-    elif owner.container:
-        found["container.id"] = owner.container
-    if owner.unit and not (owner.job or owner.container):
-        found["sonde.unit"] = owner.unit
+    elif container:
+        found["container.id"] = container
+    if unit and not (job[0] or container):
+        found["sonde.unit"] = unit
     return {name: value for name, value in found.items() if value}

@@ -53,6 +53,8 @@ SILENT_S = 3.0
 """A child that does not count for this long hangs."""
 STIR, CALM = b"!", b"."
 """What the parent writes where somebody is about to use a device, and where all those are gone."""
+UNKEPT_MOST_S = 9
+"""A digit says that only the last answer of so many seconds counts; 0: each does."""
 STARTS_IN_S = 10.0
 """So long may it take until the first word: an idle driver wakes up slowly."""
 GIVEN_UP_MAX = 3
@@ -108,6 +110,7 @@ class Apart:
         """0 while it answers."""
         self._pause_s = RETRY_FIRST_S
         self._start_at_s = 0.0
+        self._unkept = b"0"
         self._trouble = ""
         self._page = mmap.mmap(-1, PAGE)
         self._page_fd = -1
@@ -149,6 +152,11 @@ class Apart:
     def rest(self, seconds: float) -> None:
         """Nothing: how often a device is asked depends on what that device does."""
 
+    def unkept(self, seconds: float) -> None:
+        """Have the child ask once a second, and say it so often, at least each second."""
+        self._unkept = b"%d" % max(1, min(round(seconds), UNKEPT_MOST_S))
+        self._tell(self._unkept)
+
     def stir(self) -> None:
         """Have the child look as if the device were in use."""
         self._tell(STIR)
@@ -183,6 +191,7 @@ class Apart:
             self._start_at_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, RETRY_LAST_S)
             return
+        self._tell(self._unkept)
         self._heard_s = now_s + STARTS_IN_S - SILENT_S
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -328,10 +337,20 @@ def serve(source: Source, asking: Asked, out: int) -> None:
             if not words:
                 schedule.close()
                 return
-            if words.endswith(CALM):
-                schedule.calm()
-            else:
-                schedule.stir()
+            for word in map(bytes, zip(words)):
+                _hear(word, schedule, gathering)
+
+
+def _hear(word: bytes, schedule: Schedule, gathering: Gathering | None) -> None:
+    """What the parent wrote."""
+    if word == CALM:
+        schedule.calm()
+    elif word == STIR:
+        schedule.stir()
+    elif word.isdigit():
+        schedule.rest(float(word))
+        if gathering is not None:
+            gathering.unkept(float(word))
 
 
 def _write(out: int, message: bytes) -> bytes:

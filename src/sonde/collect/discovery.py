@@ -73,7 +73,10 @@ class Discovery:
         for event in events:  # there are many: by place, not by pattern
             if len(event) < LEAST_FIELDS:
                 continue
-            kind, pid = event[0], event[2]
+            kind = event[0]
+            if kind != "mmap" and not self._files_of:
+                continue  # nobody maps what is probed: who comes and goes is all the same
+            pid = event[2]
             if kind == "mmap":
                 _, _, _, _, address, length, _, *file, _, path = event
                 key = (file[0], file[1], file[2])

@@ -44,6 +44,9 @@ class Runner(Protocol):
         """Ask nothing more often than this, where it is the machine's rest that counts and not the
         device's own; 0: as often as ever."""
 
+    def unkept(self, seconds: float) -> None:
+        """Nobody keeps what is said: only the last answer of so long counts; 0: each does."""
+
     def stir(self) -> None:
         """Somebody is about to use a device: look at it as if it were in use."""
 
@@ -97,6 +100,10 @@ class Beside:
         self._rest_s = seconds
         if not seconds:
             self._woken.set()
+
+    def unkept(self, seconds: float) -> None:
+        """Ask nothing more often than that."""
+        self.rest(seconds)
 
     def stir(self) -> None:
         """Nothing: no device is asked here."""
@@ -165,25 +172,39 @@ class Metrics:
         for runner in self._runners:
             runner.rest(seconds)
 
+    def unkept(self, seconds: float) -> None:
+        """Nobody keeps what is said, and the last of it is asked for so often; 0: all the time."""
+        for runner in self._runners:
+            runner.unkept(seconds)
+
     def hear(self, events: Iterable[tuple[object, ...]]) -> None:
         """What processes did, as `sonde._native.ProcessEvents` tells it: one that maps the library
         of a device's driver is about to use the device, unless it ends at once: many a node runs
         nvidia-smi every few seconds, which maps it too."""
         comers, came = self._comers, False
-        for event in events:
-            match event:
-                case ("mmap", int(time_ns), int(pid), *_, str(path)) if DRIVER_LIBRARY.search(path):
-                    if len(comers) >= COMERS_MOST:
-                        comers.clear()  # then time alone tells that they do nothing
-                    comers[pid] = time_ns
-                    came = True
-                case ("exit", int(time_ns), int(pid), _, int(tid), *_) if tid == pid and comers.pop(
-                    pid, 0
-                ):
-                    if all(time_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
-                        comers.clear()
-                        came = False
-                        self._tell(calm=True)
+        for event in events:  # there are many: by place, not by pattern
+            kind = event[0]
+            if kind == "mmap":
+                _, time_ns, pid, *_, path = event
+                assert isinstance(path, str)
+                if not DRIVER_LIBRARY.search(path):
+                    continue
+                if len(comers) >= COMERS_MOST:
+                    comers.clear()  # then time alone tells that they do nothing
+                assert isinstance(time_ns, int)
+                assert isinstance(pid, int)
+                comers[pid] = time_ns
+                came = True
+            elif comers and kind == "exit":
+                _, time_ns, pid, _, tid, *_ = event
+                assert isinstance(time_ns, int)
+                assert isinstance(pid, int)
+                if tid != pid or not comers.pop(pid, 0):
+                    continue
+                if all(time_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
+                    comers.clear()
+                    came = False
+                    self._tell(calm=True)
         if came:
             self._tell(calm=False)
 

@@ -76,6 +76,8 @@ class Poll:
     """Whether an answer is there that cannot wait for its time."""
     paced: Callable[[bool], None] = lambda _: None
     """Told whether what it asks about is at rest, where that was found to change."""
+    may_wait: bool = True
+    """Whether nothing is lost where it is asked less often."""
 
 
 class Source(Protocol):
@@ -97,6 +99,9 @@ class Source(Protocol):
 @runtime_checkable
 class Gathering(Protocol):
     """A source that asks some of its questions while nobody reads the answers."""
+
+    def unkept(self, seconds: float) -> None:
+        """Only the last answer of so long counts; 0: each does."""
 
     def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
         """Ask, until a time (CLOCK_MONOTONIC), until `fd` has something to read (True), or until a
@@ -309,7 +314,9 @@ class Schedule:
             turn.gap.there(points, now_ns)
         # After a delay, the beats that were missed are skipped.
         turn.rest(self._at_rest(turn.poll))
-        rest_s = max(turn.poll.rest_s if turn.rests else 0.0, self._rest_s)
+        rest_s = max(
+            turn.poll.rest_s if turn.rests else 0.0, self._rest_s if turn.poll.may_wait else 0.0
+        )
         turn.due_ns = _beat_after(now_ns, max(turn.poll.period_s, rest_s))
 
     def _tell(self, points: Points) -> None:

@@ -24,7 +24,8 @@ NOTE_FIELDS = (
     *("cgroup_0", "cgroup_1", "cgroup_2", "cgroup_3"),
     *("hierarchy_0", "hierarchy_1", "hierarchy_2", "hierarchy_3"),
 )
-NOTE_KINDS = {1: "exec", 2: "moved", 3: "exit"}
+_EXEC, _EXIT = 1, 3
+NOTE_KINDS = {_EXEC: "exec", 2: "moved", _EXIT: "exit"}
 """Names of `enum note_kind`."""
 NOTES_A_TICK = 4_096
 OPTIONAL = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaimed")
@@ -81,7 +82,12 @@ class TaskCollector(Walking):
         ring = self._bpf.drain_ring("process_notes", "process_note", NOTES_A_TICK)
         notes = []
         steps = self._steps()
-        for time_ns, pid, start, ppid, uid, inner, kind, *groups in ring.rows(list(NOTE_FIELDS)):
+        rows = ring.rows(list(NOTE_FIELDS))
+        # Of a process that came and went since, what its end told is all that is asked for later.
+        ends = {(row[1], row[2]) for row in rows if row[6] == _EXIT}
+        for time_ns, pid, start, ppid, uid, inner, kind, *groups in rows:
+            if kind == _EXEC and (pid, start) in ends and not steps:
+                continue
             places = {
                 (hierarchy, number): None
                 for number, hierarchy in zip(groups[:4], groups[4:], strict=True)

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
 from sonde.collect.apart import Apart
@@ -22,6 +26,8 @@ LIBRARY_PLACES = (
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
     *("usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current"),
 )
+XIDS_KEPT = 4_096
+"""The newest: more than a kernel's log holds, which one bad device can fill."""
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
@@ -45,7 +51,7 @@ def with_files(
         on_the_bus=_on_the_bus(root),
         module_version=_module_version(root),
         installed=_installed(root),
-        xids=_xids(_kernel_log(kernel_log)),
+        xids=_xids(_read(kernel_log).splitlines()) if kernel_log else _LOG.xids(),
         ports=_ports(root),
     )
     facts.memory_corrected, facts.memory_uncorrected = _edac(root)
@@ -89,10 +95,19 @@ def _module_version(root: Path) -> str:
 
 def _installed(root: Path) -> frozenset[str]:
     """Of `libnvidia-ml.so.580.159` and the like."""
+    found: set[str] = set()
+    for place in LIBRARY_PLACES:
+        folder = root / place
+        with suppress(OSError):
+            found |= _installed_in(str(folder), folder.stat().st_mtime_ns)
+    return frozenset(found)
+
+
+@lru_cache(maxsize=2 * len(LIBRARY_PLACES))
+def _installed_in(folder: str, _changed_ns: int) -> frozenset[str]:
+    """Looked through once, as long as the folder does not change: it has thousands of files."""
     return frozenset(
-        file.name.partition(".so.")[2]
-        for place in LIBRARY_PLACES
-        for file in (root / place).glob("libnvidia-ml.so.*.*")
+        file.name.partition(".so.")[2] for file in Path(folder).glob("libnvidia-ml.so.*.*")
     )
 
 
@@ -119,29 +134,39 @@ def _ports(root: Path) -> dict[str, str]:
     }
 
 
-def _kernel_log(path: Path | None) -> Iterable[str]:
-    if path is not None:
-        return _read(path).splitlines()
-    try:
-        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ()
-    lines = []
-    try:
-        while True:
+class _KernelLog:
+    """What the kernel's log had on XIDs so far. It stays open: an agent asks again and again, and
+    reading all of the log takes a system call for each of its lines."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._found: deque[tuple[str, int]] = deque(maxlen=XIDS_KEPT)
+
+    def xids(self) -> list[tuple[str, int]]:
+        """(PCI address, number) of each, in order."""
+        with self._lock:
+            if self._fd < 0:
+                with suppress(OSError):
+                    self._fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            self._found += _xids(self._new())
+            return list(self._found)
+
+    def _new(self) -> Iterator[str]:
+        while self._fd >= 0:
             try:
-                lines.append(os.read(fd, 8192).decode(errors="replace"))
+                yield os.read(self._fd, 8192).decode(errors="replace")
             except BrokenPipeError:
                 continue  # overwritten while we read: go on with the next
             except OSError:
-                break  # no more
-    finally:
-        os.close(fd)
-    return lines
+                return  # no more
+
+
+_LOG = _KernelLog()
 
 
 def _xids(lines: Iterable[str]) -> list[tuple[str, int]]:
-    found = (_XID.search(line) for line in lines)
+    found = (_XID.search(line) for line in lines if "Xid" in line)
     return [(one[1].lower(), int(one[2])) for one in found if one]
 
 

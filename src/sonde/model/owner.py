@@ -49,7 +49,7 @@ class Owner:
 
 
 OWNER_COLUMNS = tuple(field.name for field in fields(Owner))
-"""Columns of the table `process` that say whose it is."""
+"""Columns of the table `process` that say whose it is; `inner_pid` is the last."""
 
 UNKNOWN = Owner()
 

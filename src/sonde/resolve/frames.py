@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sonde import _native
 from sonde.model.code import Frame
-from sonde.model.owner import GroupNote, ProcessNote
+from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries, Binary
 from sonde.resolve.counters import Counters
@@ -146,6 +146,13 @@ class Resolver:
         process = self.processes.find(pid, start_ns)
         self.owners.of(process, self.processes.parent, time.monotonic_ns())
         return process.record()
+
+    def program(self, pid: int, start_ns: int) -> tuple[str, Owner]:
+        """What a process runs, '' unknown, and whose it is: what `process` says, for those who ask
+        it of every process in every tick."""
+        process = self.processes.find(pid, start_ns)
+        owner = self.owners.of(process, self.processes.parent, time.monotonic_ns())
+        return process.exe or process.comm, owner
 
     def resync(self) -> None:
         """Events were lost: ask /proc about everything again."""

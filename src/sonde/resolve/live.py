@@ -28,7 +28,7 @@ class LiveProcess:
     __slots__ = (
         *("_exe", "comm", "dead_ns", "frames", "image", "owner", "perf_map"),
         *("pid", "ppid", "previous", "previous_until_ns", "start_ns", "threads", "used_ns"),
-        *("step", "who", "who_ns"),
+        *("step", "who", "who_ns", "who_until_ns"),
     )
 
     def __init__(self, pid: int, start_ns: int, ppid: int, comm: str, image: Image) -> None:
@@ -55,6 +55,8 @@ class LiveProcess:
         self.who: Owner | None = None
         """Whose it is, as known at `who_ns`."""
         self.who_ns = 0
+        self.who_until_ns = 0
+        """Until then that holds, if no note says otherwise."""
 
     @property
     def key(self) -> tuple[int, int]:

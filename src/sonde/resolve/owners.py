@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sonde import procfs
-from sonde.model.owner import GroupNote, Owner, ProcessNote, step_of
+from sonde.model.owner import OWNER_COLUMNS, GroupNote, Owner, ProcessNote, step_of
 from sonde.resolve.cgroup_paths import Place, place_of
 from sonde.resolve.hierarchies import Hierarchies
 from sonde.resolve.live import LiveProcess
@@ -30,13 +31,18 @@ if TYPE_CHECKING:
 MAX_NOTES: Final = 16_384
 MAX_ALIKE: Final = 1_024
 FRESH_NS: Final = 30_000_000_000
-"""How long what /proc said holds where no note says that it changed."""
+"""How long what /proc said holds where no note says that it changed; each time that it said the
+same again twice as long as before."""
+FRESH_MOST_NS: Final = 8 * FRESH_NS
 USERS_S: Final = 10.0
 """How long a user's name is taken for granted."""
 _MAX_ANCESTORS: Final = 32
 _STEPD_TITLE: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 _MAX_ENVIRONMENT: Final = 1 << 17
 _PASSWD: Final = Path("/etc/passwd")
+
+_OF_MANY: Final = attrgetter(*OWNER_COLUMNS[:-1])
+"""All of an owner but the inner pid: `replace` costs three times as much."""
 
 Parents = Callable[[LiveProcess], LiveProcess | None]
 """The parent of a process, where it is known."""
@@ -92,10 +98,11 @@ class Owners:
 
     def of(self, process: LiveProcess, parent_of: Parents, now_ns: int) -> Owner:
         """Whose it is. `now_ns`: CLOCK_MONOTONIC."""
-        note = self._notes.get(process.key)
+        note = self._notes.get((process.pid, process.start_ns))
         known = process.who
-        fresh = known is not None and (process.who_ns + FRESH_NS > now_ns or not process.is_alive)
-        if known is None or not fresh or (note is not None and note.time_ns > process.who_ns):
+        is_stale = process.who_until_ns <= now_ns and not process.dead_ns
+        is_told = note is not None and note.time_ns > process.who_ns
+        if known is None or is_stale or is_told:
             found = self._read(process) if process.is_alive else None
             if found is None and note is not None:
                 found = self._of_note(note)
@@ -103,9 +110,14 @@ class Owners:
                 found = known or self._inherited(process, parent_of)
             if not found.job:
                 found = self._with_job(process, found, parent_of)
-            process.who, process.who_ns = found, now_ns
+            if known is not None and not is_told and self._in_pod(found) == known:
+                held_ns = min(2 * (process.who_until_ns - process.who_ns), FRESH_MOST_NS)
+            else:
+                held_ns = FRESH_NS
+            process.who, process.who_ns, process.who_until_ns = found, now_ns, now_ns + held_ns
         assert process.who is not None
-        process.who = self._in_pod(process.who)
+        if self._pods is not None:
+            process.who = self._in_pod(process.who)
         return process.who
 
     def settle(self, timeout_s: float) -> None:
@@ -141,7 +153,7 @@ class Owners:
         if known is None:
             known = _owner_at(*key)
             self._alike.put(key, known)
-        return replace(known, inner_pid=inner_pid)
+        return Owner(*(*_OF_MANY(known), inner_pid))
 
     @staticmethod
     def _inherited(process: LiveProcess, parent_of: Parents) -> Owner:

@@ -12,12 +12,14 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from sonde.metrics import Metric, catalogue
 from sonde.sinks.series import Series
 
+LABELS_KEPT = 4_096
+"""Some 200 bytes each."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _UNITS = {
@@ -64,11 +66,15 @@ def render(families: Families, target: Mapping[str, str]) -> str:
 
 
 def _labels(attributes: Mapping[str, str]) -> str:
-    if not attributes:
-        return ""
+    return _labels_of(tuple(attributes.items())) if attributes else ""
+
+
+@lru_cache(maxsize=LABELS_KEPT)
+def _labels_of(attributes: tuple[tuple[str, str], ...]) -> str:
+    """Of the same series in every page."""
     pairs = (
         f'{_FOREIGN.sub("_", name)}="{value.translate(_ESCAPES)}"'
-        for name, value in sorted(attributes.items())
+        for name, value in sorted(attributes)
     )
     return "{" + ",".join(pairs) + "}"
 

@@ -48,6 +48,7 @@ class NvmlSource:
         self._asker = _native.Asker(self._beat_ns)
         self._told = self._event = -1
         """Group and question of what devices tell by themselves."""
+        self._rests = self._is_unkept = False
         self._nvml: Nvml | None = None
         self._devices: list[NvmlDevice] = []
         self._events: c_void_p | None = None
@@ -85,7 +86,21 @@ class NvmlSource:
         if self._events is not None:
             polls.append(self._told_by_devices(self._events))
         polls.append(Poll("devices", DEAR_S, self._look_for_changes))
+        self._rests = False
+        self._pace_devices()
         return polls
+
+    def unkept(self, seconds: float) -> None:
+        """Only the last answer of so long counts; 0: each does."""
+        self._is_unkept = seconds > 0
+        self._pace_devices()
+
+    def _pace_devices(self) -> None:
+        for device in self._devices:
+            device.unkept(self._is_unkept)
+        if self._events is not None:
+            beats = BEATS_AT_REST if self._rests or self._is_unkept else 1
+            self._asker.pace(self._told, beats, self._rests)
 
     def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
         """Ask what is cheap at every beat, and for what devices tell by themselves."""
@@ -101,7 +116,8 @@ class NvmlSource:
 
         period_s = self._beat_ns / 1e9 if device.counts_at_beats else STEADY_S
         poll = Poll(f"{device.name}.cheap", period_s, read, device.at_rest, STEADY_AT_REST_S)
-        return replace(poll, calls=device.calls, paced=device.pace)
+        may_wait = not device.counts_at_beats
+        return replace(poll, calls=device.calls, paced=device.pace, may_wait=may_wait)
 
     def _told_by_devices(self, events: c_void_p) -> Poll:
         """Asked for in between as well, and read at once where there is something."""
@@ -124,7 +140,8 @@ class NvmlSource:
         )
 
         def pace(rests: bool) -> None:
-            asker.pace(group, BEATS_AT_REST if rests else 1)
+            self._rests = rests
+            self._pace_devices()
 
         poll = Poll(name, STEADY_S, self._read_events, self._at_rest, STEADY_AT_REST_S)
         return replace(poll, calls=lambda: asker.calls(group), paced=pace)

@@ -83,6 +83,7 @@ class NvmlDevice:
         self._known_tags: dict[tuple[tuple[str, str], ...], str] = {}
         self._process_since_us = 0
         self._in_use = True
+        self._rests = self._is_unkept = False
         self._energy_again_ns = 0
         self._highest: dict[str, int] = {}
         self._wraps: dict[int, tuple[float, float]] = {}
@@ -107,7 +108,17 @@ class NvmlDevice:
 
     def pace(self, rests: bool) -> None:
         """Ask what is cheap seldom, or at every beat."""
-        self._asker.pace(self._group, BEATS_AT_REST if rests else 1)
+        self._rests = rests
+        self._pace()
+
+    def unkept(self, is_unkept: bool) -> None:
+        """Nobody keeps the answers but the last one: ask seldom, though it works."""
+        self._is_unkept = is_unkept
+        self._pace()
+
+    def _pace(self) -> None:
+        beats = BEATS_AT_REST if self._rests or self._is_unkept else 1
+        self._asker.pace(self._group, beats, self._rests)
 
     @property
     def counts_at_beats(self) -> bool:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sonde import metrics
-from sonde.collect.polling import Points, SignalLost
+from sonde.collect.polling import STEADY_S, Points, SignalLost
 
 READ_BYTES = 1 << 20
 MAX_SERIES = 32_768
@@ -65,6 +65,25 @@ class Counters:
             self._last.clear()  # tell all of them once more
         self._last[key] = (value, now_s)
         points.add(series, value, labels)
+
+
+class Unmoved:
+    """Lines of counters that are as they were: what they say need not be worked out again, until it
+    is time to tell all of them once more."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+        self._again_s = 0.0
+
+    def holds(self, line: bytes) -> bool:
+        """Whether this very line was there before, and was told of late."""
+        if line in self._seen and time.monotonic() < self._again_s:
+            return True
+        if time.monotonic() >= self._again_s or len(self._seen) >= MAX_SERIES:
+            self._seen.clear()
+            self._again_s = time.monotonic() + AGAIN_S + STEADY_S  # `Counters` are ready by then
+        self._seen.add(line)
+        return False
 
 
 def table(raw: bytes, wanted: Container[bytes] | None = None) -> dict[str, int]:

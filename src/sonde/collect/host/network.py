@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from sonde.collect.host.files import Counters, KernelFile, labels
+from sonde.collect.host.files import Counters, KernelFile, Unmoved, labels
 from sonde.collect.host.queues import queue_stats
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
 
@@ -51,6 +51,10 @@ class _Namespace:
         self.label = label
         self.dev = KernelFile(f"{proc}/net/dev")
         self.snmp, self.netstat = KernelFile(f"{proc}/net/snmp"), KernelFile(f"{proc}/net/netstat")
+        self.lines = Unmoved()
+        """Of `dev`."""
+        self.wanted: dict[bytes, list[tuple[int, str, str]]] = {}
+        """By a line of names in `snmp` or `netstat`: place, series and labels of what is told."""
 
     def close(self) -> None:
         for file in (self.dev, self.snmp, self.netstat):
@@ -117,6 +121,8 @@ class Network:
 
     def _read_dev(self, points: Points, namespace: _Namespace) -> None:
         for line in namespace.dev.read().split(b"\n")[2 : 2 + MAX_INTERFACES]:
+            if namespace.lines.holds(line):
+                continue
             name, colon, rest = line.partition(b":")
             values = rest.split()
             if not colon or len(values) < 12:
@@ -131,17 +137,17 @@ class Network:
                 self._counters.tell(points, series, int(values[column]), label)
 
     def _read_protocols(self, points: Points, namespace: _Namespace, raw: bytes) -> None:
-        lines = raw.decode("ascii", "replace").splitlines()
+        lines = raw.split(b"\n")
         for heads, values in zip(lines[::2], lines[1::2], strict=False):
-            protocol, *names = heads.split()
-            _, *numbers = values.split()
-            for name, number in zip(names, numbers, strict=False):
-                known = _PROTOCOLS.get(f"{protocol[:-1]}.{name}")
-                if known is not None:
-                    label = labels(
-                        network__io__direction=known[1], sonde__network__namespace=namespace.label
-                    )
-                    self._counters.tell(points, known[0], int(number), label)
+            wanted = namespace.wanted.get(heads)
+            if wanted is None:
+                wanted = namespace.wanted[heads] = list(_wanted(heads, namespace.label))
+            if not wanted:
+                continue
+            numbers = values.split()
+            for place, series, label in wanted:
+                if place < len(numbers):
+                    self._counters.tell(points, series, int(numbers[place]), label)
 
     def _read_softnet(self, points: Points) -> None:
         """Of each CPU: taken off the queue, dropped because it was full, ended by the budget."""
@@ -165,6 +171,20 @@ class Network:
                 ("backlog", stat.backlog_bytes),
             ):
                 self._counters.tell(points, f"sonde.host.queue.{series}", value, label)
+
+
+def _wanted(heads: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
+    """Of a line of names: the place of each that is told, its series and labels."""
+    protocol, *names = heads.decode("ascii", "replace").split() or [""]
+    for place, name in enumerate(names, 1):
+        known = _PROTOCOLS.get(f"{protocol[:-1]}.{name}")
+        if known is not None:
+            series, direction = known
+            yield (
+                place,
+                series,
+                labels(network__io__direction=direction, sonde__network__namespace=namespace),
+            )
 
 
 def _namespaces() -> Iterator[tuple[int, int]]:
