@@ -21,7 +21,7 @@ RULE = struct.Struct("<BBHiii")
 NONE, END, RSP, RBP, REGISTER, PLT, RSP_DEREF = range(7)
 SIGNAL, HANDLER, GOROUTINE = 8, 10, 11
 UNCHANGED, AT_CFA, AT_RBP, UNKNOWN = range(4)
-RCX, RBX, RSP_REGISTER = 2, 3, 7
+RCX, RBX, RDI, RSP_REGISTER = 2, 3, 5, 7
 
 # Each function says in its name what is to be found at its label; none has unwind data.
 ASSEMBLY = """
@@ -286,6 +286,44 @@ in_other:
     ret
     .cfi_endproc
 """
+
+
+IN_REGISTER = """
+.text
+.globl forks
+.type forks, @function
+forks:
+    .cfi_startproc
+    pop %rdi
+    .cfi_adjust_cfa_offset -8
+    .cfi_register %rip, %rdi
+at_system_call:
+    syscall
+    push %rdi
+    .cfi_adjust_cfa_offset 8
+    .cfi_offset %rip, -8
+at_return:
+    ret
+    .cfi_endproc
+.size forks, .-forks
+"""
+
+
+def test_a_return_address_may_be_in_a_register(tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    library, table = tmp_path / "lib.so", tmp_path / "lib.unw"
+    (tmp_path / "lib.s").write_text(IN_REGISTER)
+    command = ["gcc", "-shared", "-nostdlib", "-o", library, tmp_path / "lib.s"]
+    subprocess.run(command, check=True)
+    _native.build_unwind_table(str(library), str(table))
+    said = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
+    places = {name: int(at, 16) for at, _, name in (it.split() for it in said.splitlines())}
+    names = ["at_system_call", "at_return"]
+    found = _native.find_unwind_rules(str(table), [places[it] for it in names])
+    in_register, pushed = [RULE.unpack(it) for it in found]
+    assert (in_register[0], *in_register[2:]) == (HANDLER, RDI, 0, 0, 0)
+    assert (pushed[0], pushed[3]) == (RSP, 8)
 
 
 def test_a_frame_that_is_left_for_a_handler_has_the_handlers_frame_as_its_caller(tmp_path):

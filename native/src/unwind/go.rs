@@ -19,7 +19,8 @@ use crate::elf::file::ElfFile;
 use crate::elf::functions;
 
 /// Nothing that belongs to the same stack called them: they begin one, or come from another.
-const ROOTS: [&str; 3] = ["runtime.clone.abi0", "runtime.mcall", "runtime.goexit.abi0"];
+const ROOTS: [&str; 4] =
+    ["runtime.clone.abi0", "runtime.mcall", "runtime.goexit.abi0", "runtime.rt0_go.abi0"];
 const SYSTEMSTACK: &str = "runtime.systemstack.abi0";
 /// Change to the thread's stack, with rbp at their own frame until they change back.
 const SWITCHES: [&str; 9] = [

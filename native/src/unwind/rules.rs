@@ -103,6 +103,8 @@ enum ReturnAddress {
     Undefined,
     /// At rsp + offset (signal frames).
     AtRsp(i32),
+    /// In a register (vfork, whose child must not find it overwritten on the stack).
+    In(u16),
     Unsupported,
 }
 
@@ -138,6 +140,10 @@ impl State {
                 rule.rbp = Rbp::Unchanged;
                 rule.extra = offset;
                 return rule;
+            }
+            // As if left for a handler: rip is in a register, and rsp is right.
+            ReturnAddress::In(register) if self.cfa == Cfa::Rsp && self.offset == 0 => {
+                return Rule { cfa: Cfa::Handler, register, ..Rule::NONE };
             }
             ReturnAddress::Pushed if !self.rbp_at_rsp => {}
             _ => rule.cfa = Cfa::Unsupported,
@@ -332,9 +338,11 @@ impl Evaluator<'_> {
             I::ValOffset { register: Register(RIP), .. }
             | I::ValOffsetSf { register: Register(RIP), .. }
             | I::ValExpression { register: Register(RIP), .. }
-            | I::SameValue { register: Register(RIP) }
-            | I::Register { dest_register: Register(RIP), .. } => {
+            | I::SameValue { register: Register(RIP) } => {
                 state.return_address = ReturnAddress::Unsupported;
+            }
+            I::Register { dest_register: Register(RIP), src_register } => {
+                state.return_address = ReturnAddress::In(src_register.0);
             }
             I::Restore { register: Register(RBP) } => {
                 state.rbp = self.initial.rbp;

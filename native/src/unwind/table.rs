@@ -29,7 +29,7 @@ use crate::elf::file::ElfFile;
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
-const VERSION: u32 = 7;
+const VERSION: u32 = 9;
 const HEADER_BYTES: usize = 64;
 pub const PAGE_BITS: u32 = 16;
 const MAX_PAGES: u64 = 1 << 15;
