@@ -137,6 +137,8 @@ def prepare(args: argparse.Namespace) -> None:
             made, honest = crowd.make_uploads(scenario, task, chunk, samples, fate, 1)
             np.add.at(expected, samples[honest], 1)
             file.writelines(lp(report) for report in made)
+        file.flush()
+        os.fsync(file.fileno())  # or the parties' syncs wait behind 5 GB that are not theirs
     each_ms = 1000 * (time.process_time() - before) / len(present)
     known = {"sent": len(present), "node_ms": each_ms, "expected": expected.tolist()}
     (args.directory / "truth.json").write_text(json.dumps({**known, "scenario": asdict(scenario)}))
