@@ -39,6 +39,7 @@ enum unwind_cfa {
 	CFA_SIGNAL,
 	CFA_UNSUPPORTED,
 	CFA_HANDLER,
+	CFA_GOROUTINE,
 };
 
 enum unwind_rbp {

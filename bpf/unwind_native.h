@@ -109,6 +109,8 @@ static __always_inline long to_handler(struct unwind_walk *w, struct task_struct
 		if (rule->offset) {
 			sp = pc + rule->offset;
 			failed = read_user(task, &pc, 8, pc);
+		} else if (rule->extra) {
+			failed = read_user(task, &pc, 8, pc + rule->extra);
 		}
 	} else {
 		failed = read_user(task, &at, 8, w->bp + rule->rbp_offset) |
@@ -131,6 +133,44 @@ static __always_inline long to_handler(struct unwind_walk *w, struct task_struct
 	w->is_return = 0; /* about to begin there */
 	w->is_first = 0;
 	return 0;
+}
+
+/* From Go's own stack of a thread to the goroutine that it has left there, and works for. */
+static __always_inline long to_goroutine(struct unwind_walk *w, struct task_struct *task,
+					 const struct unwind_rule *rule)
+{
+	u64 g = 0, m = 0, its_m = 0, at[2] = {}, bp = 0;
+
+	if (read_user(task, &g, 8, w->thread_base + rule->offset) ||
+	    read_user(task, &m, 8, g + rule->reg) ||
+	    read_user(task, &g, 8, m + ((u32)rule->extra >> 16)))
+		goto unreadable;
+	if (!g) { /* put off already: another thread may run it by now */
+		w->stop = STOP_ENTRY;
+		return 1;
+	}
+	if (read_user(task, &its_m, 8, g + rule->reg) ||
+	    read_user(task, at, 16, g + (rule->extra & 0xffff)) ||
+	    read_user(task, &bp, 8, g + rule->rbp_offset))
+		goto unreadable;
+	if (its_m != m || !at[0] || !at[1]) {
+		w->stop = STOP_ENTRY;
+		return 1;
+	}
+	w->sp = at[0];
+	w->pc = at[1];
+	if (rule->rbp == RBP_AT_CFA) {
+		if (read_user(task, &w->pc, 8, w->sp))
+			goto unreadable;
+		w->sp += 8;
+	}
+	w->bp = bp;
+	w->is_return = 1;
+	w->is_first = 0;
+	return 0;
+unreadable:
+	w->stop = STOP_MEMORY;
+	return 1;
 }
 
 static __always_inline long native_step(struct unwind_walk *w, struct task_struct *task,
@@ -218,6 +258,8 @@ mapped:
 		return 0;
 	case CFA_HANDLER:
 		return to_handler(w, task, &rule);
+	case CFA_GOROUTINE:
+		return to_goroutine(w, task, &rule);
 	default:
 		w->stop = STOP_UNSUPPORTED;
 		return 1;

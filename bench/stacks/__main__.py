@@ -37,6 +37,8 @@ def main() -> int:
     parser.add_argument("--no-otel", action="store_true")
     args = parser.parse_args()
     require_root()
+    for tool in filter(missing, TOOLS):
+        print(f"bench: {tool} is not here; `scripts/setup bench` installs it", file=sys.stderr)
     wanted = [it for it in programs() if any(part in it.name for part in args.only.split(","))]
     results = _load(args.results)
     with tempfile.TemporaryDirectory(prefix="bench-stacks-") as name:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 GO_ROOTS = (
     *("runtime.goexit", "runtime.rt0_go", "runtime.mstart", "runtime.mstart0", "runtime.mcall"),
-    "runtime.clone",
+    *("runtime.morestack", "runtime.clone"),
 )
 _LIBC = re.compile(r"(libc[.-].*|libc|libpthread[.-].*|ld-linux.*|ld-musl.*)\Z")
 _START_BYTES = 0x40

@@ -19,6 +19,11 @@ def inject_library() -> bytes:
 def release_memory() -> None:
     """Give the kernel back what was freed and is kept for later."""
 
+def keep_memory() -> None:
+    """From now on keep what is freed, in few arenas, until `release_memory`. For a process whose
+    memory comes and goes by the hundreds of megabytes; to be called before it starts threads.
+    """
+
 class Bpf:
     """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
 

@@ -19,9 +19,9 @@ from sonde.unwind.tables import TableCache
 
 RULE = struct.Struct("<BBHiii")
 NONE, END, RSP, RBP, REGISTER, PLT, RSP_DEREF = range(7)
-HANDLER = 10
+SIGNAL, HANDLER, GOROUTINE = 8, 10, 11
 UNCHANGED, AT_CFA, AT_RBP, UNKNOWN = range(4)
-RCX, RBX, RSP_REGISTER = 2, 3, 7
+RCX, RBX, RDI, RSP_REGISTER = 2, 3, 5, 7
 
 # Each function says in its name what is to be found at its label; none has unwind data.
 ASSEMBLY = """
@@ -205,10 +205,49 @@ def test_go_keeps_its_frame_pointer_where_its_descriptions_do_not_say_so(tmp_pat
         ["objdump", "-d", f"--disassemble={names[1]}", program],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
-    # Go's assembler sets up a frame for it from 1.21 on.
-    frame = (RBP, 16, AT_CFA, -16) if re.search(r"push +%rbp", code) else (RSP, 8, 0, 0)
+    # Without a frame (before Go 1.21) the goroutine keeps where it was left.
+    has_frame = re.search(r"push +%rbp", code)
+    frame = (RBP, 16, AT_CFA, -16) if has_frame else (GOROUTINE, -8, AT_CFA, 104)
     assert (switch[0], switch[3], switch[1], switch[4]) == frame
     assert [root[0] for root in roots] == [END, END]
+
+
+def test_go_leads_from_the_threads_stack_and_from_signals_to_goroutines(tmp_path):
+    if shutil.which("go") is None:
+        pytest.skip("needs go")
+    (tmp_path / "main.go").write_text(GO)
+    program, table = tmp_path / "main", tmp_path / "main.unw"
+    subprocess.run(["go", "build", "-o", program, "main.go"], check=True, cwd=tmp_path)
+    _native.build_unwind_table(str(program), str(table))
+    morestack, nanotime = "runtime.morestack.abi0", "runtime.nanotime1.abi0"
+    signals = ["runtime.sigreturn__sigaction.abi0", "runtime.sigreturn.abi0"]
+    names = [morestack, nanotime, *signals, "gogo"]
+    functions = {it.name: it for it in _native.find_functions(str(program), names)}
+
+    def calls(name):
+        """Where calls return to in a function."""
+        listing = subprocess.run(
+            ["objdump", "-d", "--no-show-raw-insn", f"--disassemble={name}", program],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+        return [int(it, 16) for it in re.findall(r"\tcall .*\n +(\w+):", listing)]
+
+    def rule(address):
+        return RULE.unpack(_native.find_unwind_rules(str(table), [address])[0])
+
+    grown = next(it for it in map(rule, calls(morestack)) if it[0] != RSP)
+    place_of_sp = grown[5] & 0xFFFF
+    assert grown[:2] == (GOROUTINE, UNKNOWN)
+    assert grown[2:4] == (48, -8)  # g.m, and g itself in the thread's own data
+    assert place_of_sp == 56  # g.sched
+    (vdso,) = calls(nanotime)
+    assert rule(vdso - 1)[:6] == (RBP, AT_CFA, 0, 16, -16, 1)
+    (trampoline,) = [functions[it].address for it in signals if it in functions]
+    for address in (trampoline - 1, trampoline):
+        assert rule(address)[0] == SIGNAL
+        assert rule(address)[3:] == (160, 120, 168)  # struct ucontext
+    gogo = functions["gogo"]
+    assert rule(gogo.address + gogo.size - 1)[0] == HANDLER
 
 
 # As gcc compiles libgcc's: the handler's address and stack pointer are at -0x98 and -0xa0.
@@ -247,6 +286,44 @@ in_other:
     ret
     .cfi_endproc
 """
+
+
+IN_REGISTER = """
+.text
+.globl forks
+.type forks, @function
+forks:
+    .cfi_startproc
+    pop %rdi
+    .cfi_adjust_cfa_offset -8
+    .cfi_register %rip, %rdi
+at_system_call:
+    syscall
+    push %rdi
+    .cfi_adjust_cfa_offset 8
+    .cfi_offset %rip, -8
+at_return:
+    ret
+    .cfi_endproc
+.size forks, .-forks
+"""
+
+
+def test_a_return_address_may_be_in_a_register(tmp_path):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    library, table = tmp_path / "lib.so", tmp_path / "lib.unw"
+    (tmp_path / "lib.s").write_text(IN_REGISTER)
+    command = ["gcc", "-shared", "-nostdlib", "-o", library, tmp_path / "lib.s"]
+    subprocess.run(command, check=True)
+    _native.build_unwind_table(str(library), str(table))
+    said = subprocess.run(["nm", library], check=True, capture_output=True, text=True).stdout
+    places = {name: int(at, 16) for at, _, name in (it.split() for it in said.splitlines())}
+    names = ["at_system_call", "at_return"]
+    found = _native.find_unwind_rules(str(table), [places[it] for it in names])
+    in_register, pushed = [RULE.unpack(it) for it in found]
+    assert (in_register[0], *in_register[2:]) == (HANDLER, RDI, 0, 0, 0)
+    assert (pushed[0], pushed[3]) == (RSP, 8)
 
 
 def test_a_frame_that_is_left_for_a_handler_has_the_handlers_frame_as_its_caller(tmp_path):

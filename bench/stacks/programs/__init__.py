@@ -66,6 +66,8 @@ def _compiled() -> Iterator[Program]:
         yield Program("Rust", (str(BUILT / "rust-loop"),))
     if _compiled_of(HERE / "loop.go", BUILT / "go-loop", "go", "build"):
         yield Program("Go", (str(BUILT / "go-loop"),))
+    if _compiled_of(HERE / "goroutines.go", BUILT / "goroutines", "go", "build"):
+        yield Program("Go, goroutines", (str(BUILT / "goroutines"),))
 
 
 def _compiled_of(source: Path, binary: Path, *compiler: str) -> bool:

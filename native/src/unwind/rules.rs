@@ -37,8 +37,13 @@ pub enum Cfa {
     Unsupported,
     /// Left for a handler: rsp is at rbp + offset, rip at rbp + extra, a pointer to rbp at rbp +
     /// rbp_offset (0: rbp is at rbp). With a register: it points at rip, and rsp is `offset` above
-    /// that; where that is 0, it is rip, and rsp is right.
+    /// that; where that is 0, rsp is right, and it is rip; with `extra`, rip is so far behind it.
     Handler,
+    /// Go's own stack of a thread, at which a goroutine's is left: `g` at the thread's base + offset,
+    /// `m` at g + register, the goroutine at m + (extra >> 16), which has its rsp at (extra & 0xffff),
+    /// rip behind that, rbp at rbp_offset. Without a goroutine, the stack begins here. `AtCfa`: what is
+    /// kept of it is a call that returns there; its rip lies on its stack.
+    Goroutine,
 }
 
 /// Order as in `enum unwind_rbp`.
@@ -98,6 +103,8 @@ enum ReturnAddress {
     Undefined,
     /// At rsp + offset (signal frames).
     AtRsp(i32),
+    /// In a register (vfork, whose child must not find it overwritten on the stack).
+    In(u16),
     Unsupported,
 }
 
@@ -133,6 +140,10 @@ impl State {
                 rule.rbp = Rbp::Unchanged;
                 rule.extra = offset;
                 return rule;
+            }
+            // As if left for a handler: rip is in a register, and rsp is right.
+            ReturnAddress::In(register) if self.cfa == Cfa::Rsp && self.offset == 0 => {
+                return Rule { cfa: Cfa::Handler, register, ..Rule::NONE };
             }
             ReturnAddress::Pushed if !self.rbp_at_rsp => {}
             _ => rule.cfa = Cfa::Unsupported,
@@ -327,9 +338,11 @@ impl Evaluator<'_> {
             I::ValOffset { register: Register(RIP), .. }
             | I::ValOffsetSf { register: Register(RIP), .. }
             | I::ValExpression { register: Register(RIP), .. }
-            | I::SameValue { register: Register(RIP) }
-            | I::Register { dest_register: Register(RIP), .. } => {
+            | I::SameValue { register: Register(RIP) } => {
                 state.return_address = ReturnAddress::Unsupported;
+            }
+            I::Register { dest_register: Register(RIP), src_register } => {
+                state.return_address = ReturnAddress::In(src_register.0);
             }
             I::Restore { register: Register(RBP) } => {
                 state.rbp = self.initial.rbp;

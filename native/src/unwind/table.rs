@@ -19,7 +19,7 @@ use gimli::{
 };
 use object::elf;
 
-use super::go::Go;
+use super::go::{self, Go};
 use super::handlers::{self, Range};
 use super::plain::Plain;
 use super::rules::{Cfa, Evaluator, Rule, State, Step};
@@ -29,7 +29,7 @@ use crate::elf::file::ElfFile;
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
 const MAGIC: [u8; 8] = *b"SNDUNWND";
-const VERSION: u32 = 6;
+const VERSION: u32 = 9;
 const HEADER_BYTES: usize = 64;
 pub const PAGE_BITS: u32 = 16;
 const MAX_PAGES: u64 = 1 << 15;
@@ -322,7 +322,10 @@ impl Table {
             .filter(|it| it.kind == elf::PT_LOAD && file.is_code(it.address))
             .map(|it| (it.address, it.address.saturating_add(it.file_size)))
             .collect();
-        let mut builder = Builder::new(handlers::find(file)?);
+        let mut others = handlers::find(file)?;
+        others.extend(go::find(file)?);
+        others.sort_unstable_by_key(|it| it.start);
+        let mut builder = Builder::new(others);
         let mut plain = Plain::new(file);
         if let Some(found) = section::named(file, ".eh_frame")? {
             let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;

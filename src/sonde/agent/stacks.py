@@ -20,6 +20,7 @@ ENTRIES = frozenset(
         # Go: of a goroutine, of a thread's own stack, of the program
         *("runtime.goexit", "runtime.mstart", "runtime.rt0_go", "runtime.goexit.abi0"),
         *("runtime.mstart.abi0", "runtime.rt0_go.abi0", "_rt0_amd64_linux"),
+        "runtime.mcall",  # of a thread that has put its goroutine off
     }
 )
 """Where threads begin: a walk that ends in one of these is whole."""

@@ -114,6 +114,7 @@ def blame(timeline: Timeline, stalls: Stalls) -> Blame:
 
     delayed = np.full(count, -1, np.int64)
     late = np.flatnonzero(idle & known & ~queued)
+    del call, exact, known, at, duration, idle, queued, late_start, reading  # they come in millions
     for one in np.unique(lane[late]):
         rows = late[lane[late] == one]
         cause[rows], delayed[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
@@ -179,7 +180,7 @@ def _of_thread(
     held = np.minimum(np.maximum(done[rows], start), end)
     launch = np.minimum(np.maximum(begin[rows], start), end)
     cause, claimed = _claimed(timeline, lane, start, end, launch, held)
-    del launch  # they come in millions
+    del launch
     ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
     open_to = np.isin(cause, ways)
     device = device_waits(timeline, stalls, lane)

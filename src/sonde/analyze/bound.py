@@ -12,7 +12,7 @@ from sonde.analyze.blame import Blame, blame_device
 from sonde.analyze.causes import CAUSES, KEYS
 from sonde.analyze.critical_path import critical_path
 from sonde.analyze.details import detail_of
-from sonde.analyze.host_view import host_verdicts
+from sonde.analyze.host_view import host_verdicts, with_short_waits
 from sonde.analyze.idle import Stalls, State, devices_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
 from sonde.analyze.phases import phases_of
@@ -58,6 +58,8 @@ def explain(timeline: Timeline) -> Explanation:
     """A verdict for each device of the timeline."""
     verdicts = [verdict_of(timeline, device) for device in devices_of(timeline)]
     notes = list(timeline.notes)
+    if tuple(timeline.sources) == ("sonde",):
+        verdicts = with_short_waits(timeline, verdicts)
     if not verdicts:
         verdicts = host_verdicts(timeline)
         notes.append(_WITHOUT_STREAMS[bool(verdicts) + bool(verdicts and timeline.timed_ns)])

@@ -21,16 +21,22 @@ import numpy as np
 
 from sonde.analyze.advice import next_step
 from sonde.analyze.causes import CAUSES, IO_REASONS, LOADER
-from sonde.analyze.kernels import class_of
-from sonde.model.timeline import CallKind, Timeline, Total
-from sonde.model.verdict import Advice, Bound, CauseShare, KernelShare, Place, Verdict
+from sonde.analyze.device_totals import ranked_bounds, with_runs
+from sonde.model.timeline import CallKind, Timeline, Total, Way
+from sonde.model.verdict import Advice, Bound, CauseShare, Place, Verdict
 
+OWN_THREAD = "sonde"
+"""What Sonde's own thread in a process is called; what it does, the program does not."""
+LAUNCH_NS = 5_000
+"""What a launch takes a thread, about; they are not probed."""
+LAUNCH_PATH_NS = 200_000
+"""As for devices that were traced: code that takes longer from one launch to the next is more than
+a way to it."""
+FOR_COPIES = 0.8
+"""So many copies to the device for each wait, and the waits are for the copies."""
 THREADS = 3
 LEAST_SHARE = 0.05
 """Threads with less than this of the busiest one's calls, and causes below it, are not told of."""
-MIX = 0.6
-STALLED = 0.15
-"""As for devices that were traced: one that computed for more of the time is the bound itself."""
 
 _OF_CALL = {
     CallKind.COPY: "copy",
@@ -52,6 +58,8 @@ _OF_REASON = {
     "memory": "page fault",
     "sleep": "sleep",
 }
+_WAITS = {"lock", "io", "input", "cpu", "stopped", "page fault", "allocation"}
+"""Bounds that a thread's waits make."""
 _INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
 """What a thread blocks on within a device call."""
 
@@ -60,27 +68,73 @@ def host_verdicts(timeline: Timeline) -> list[Verdict]:
     """A verdict on each thread that called a device, busiest first; none where nothing did."""
     by_lane: dict[int, list[Total]] = defaultdict(list)
     runs: dict[int, list[Total]] = defaultdict(list)
+    asked: dict[int, int] = defaultdict(int)
+    own = {lane for lane, one in enumerate(timeline.lanes) if one.name == OWN_THREAD}
+    labels = {timeline.lanes[lane].label for lane in own}
     for total in timeline.totals:
+        if total.lane in own or total.waker in labels:
+            continue
         if total.kind == "run":
             runs[timeline.lanes[total.lane].pid].append(total)
+            asked[total.lane] += total.count * LAUNCH_NS
         else:
             by_lane[total.lane].append(total)
+            asked[total.lane] += total.ns if total.kind == "device" else 0
+    for lane, count in enumerate(np.bincount(timeline.calls.lane).tolist()):
+        asked[lane] += 0 if lane in own else count * LAUNCH_NS
     window = max(1, timeline.end_ns - timeline.start_ns)
-    asked = {
-        lane: sum(one.ns for one in totals if one.kind == "device")
-        for lane, totals in by_lane.items()
-    }
     ranked = sorted(((ns, lane) for lane, ns in asked.items() if ns), reverse=True)
     told = [lane for ns, lane in ranked[:THREADS] if ns >= LEAST_SHARE * max(ranked)[0]]
     timed = timeline.timed_ns
-    return [
-        _with_runs(
-            _verdict(timeline, turns, [one for lane in turns for one in by_lane[lane]], window),
-            runs[timeline.lanes[turns[0]].pid],
-            max(1, timed[1] - timed[0]) if timed else window,
-        )
-        for turns in _in_turns(timeline, told, by_lane)
-    ]
+    timed_ns = max(1, timed[1] - timed[0]) if timed else window
+    verdicts = []
+    for turns in _in_turns(timeline, told, by_lane):
+        mine = runs[timeline.lanes[turns[0]].pid]
+        launches = sum(one.count for one in mine if one.lane in turns) * window / timed_ns
+        totals = [one for lane in turns for one in by_lane[lane]]
+        verdict = _verdict(timeline, turns, totals, window, launches)
+        verdicts.append(with_runs(verdict, mine, totals, window, timed_ns))
+    return verdicts
+
+
+def with_short_waits(timeline: Timeline, verdicts: list[Verdict]) -> list[Verdict]:
+    """Verdicts on devices of a capture, whose waits are kept one by one from 10 ms on only.
+
+    What no such wait claims counts as host code, so it is parted as the totals of the thread are.
+    """
+    if not any(one.bounds[0].key == "host" for one in verdicts):
+        return verdicts
+    told = host_verdicts(timeline)
+    return [_parted(one, told) if one.bounds[0].key == "host" else one for one in verdicts]
+
+
+def _parted(verdict: Verdict, told: list[Verdict]) -> Verdict:
+    host = next((one for one in verdict.causes if one.key == "host"), None)
+    exact = next((one for one in told if host and one.device_name == host.thread), None)
+    exact = exact or (told[0] if len(told) == 1 else None)
+    if host is None or exact is None:
+        return verdict
+    parts = [one for one in exact.causes if one.bound in _WAITS or one.key == "host"]
+    whole = sum(one.ns for one in parts)
+    if not whole:
+        return verdict
+    causes = {one.key: one for one in verdict.causes if one.key != "host"}
+    left = host.ns
+    for number, part in enumerate(parts):
+        ns = host.ns * part.ns // whole if number + 1 < len(parts) else left
+        left -= ns
+        before = host if part.key == "host" else causes.get(part.key, part)
+        ns += causes[part.key].ns if part.key in causes else 0
+        causes[part.key] = replace(before, ns=ns, share=ns / verdict.window_ns)
+    ranked = sorted(causes.values(), key=lambda one: -one.ns)
+    bounds = ranked_bounds((one.bound, one.share) for one in ranked)
+    if bounds[0].key == "host":
+        return verdict
+    line = f"{ranked[0].title}: by the totals of the thread, whose single waits were short"
+    advice = [Advice(next_step(one.key), one.share) for one in ranked if one.share >= LEAST_SHARE]
+    return replace(
+        verdict, bounds=bounds, causes=ranked, evidence=[*verdict.evidence, line], advice=advice
+    )
 
 
 def _in_turns(
@@ -106,87 +160,13 @@ def _in_turns(
     return [group for lane, group in groups.items() if lane == group[0]]
 
 
-def _with_runs(verdict: Verdict, runs: list[Total], window: int) -> Verdict:
-    """The verdict with what is known of the device's own time, by runs that were timed singly.
+def _verdict(
+    timeline: Timeline, turns: list[int], totals: list[Total], window: int, launches: float
+) -> Verdict:
+    """On threads that feed a device in turns; called by the name of the first.
 
-    `window`: in which they were.
+    `launches`: about how many they asked for in that time; 0 unknown.
     """
-    if not runs:
-        return verdict
-    busy = min(1.0, sum(one.ns for one in runs) / window)
-    ranked = sorted(runs, key=lambda one: -one.ns)
-    kernels = [KernelShare(one.name, one.ns, one.ns / window, one.count) for one in ranked[:5]]
-    classes: dict[str, list[Total]] = defaultdict(list)
-    for one in runs:
-        classes[class_of(one.name)].append(one)
-    shares = [
-        KernelShare(
-            name,
-            sum(one.ns for one in group),
-            sum(one.ns for one in group) / window,
-            sum(one.count for one in group),
-        )
-        for name, group in classes.items()
-    ]
-    shares.sort(key=lambda one: -one.ns)
-    bounds = verdict.bounds
-    causes = verdict.causes
-    if busy >= 1 - STALLED:
-        bounds = [Bound(one.name, one.share) for one in shares if one.ns >= MIX * shares[0].ns]
-    else:
-        causes = _fed_anew(verdict)
-        bounds = _ranked(causes) or bounds
-    line = f"the device computed about {100 * busy:.0f} % of the time, by runs timed singly"
-    if busy >= 1 - STALLED:
-        advice = [Advice(next_step(bounds[0].key), 0.0), *verdict.advice]
-    else:
-        advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
-    return replace(
-        verdict,
-        bounds=bounds,
-        causes=causes,
-        kernels=kernels,
-        kernel_classes=shares,
-        evidence=[verdict.evidence[0], line, *verdict.evidence[1:]],
-        advice=advice,
-    )
-
-
-def _fed_anew(verdict: Verdict) -> list[CauseShare]:
-    """Its causes, with what the thread's waits for the device are to blame for."""
-    left = verdict.computing
-    causes = []
-    due = 0
-    for one in sorted(verdict.causes, key=lambda one: one.key != "launch"):
-        part = 0.0
-        if one.key in ("launch", "host"):
-            part = min(left, one.share)
-            left -= part
-            due += round(part * verdict.window_ns)
-        ns = one.ns - round(part * verdict.window_ns)
-        if ns > 0:
-            causes.append(replace(one, ns=ns, share=one.share - part))
-    if due:
-        known = CAUSES["synchronisation"]
-        causes.append(
-            CauseShare(
-                known.key, known.title, known.bound, "", due, due / verdict.window_ns, 0, 0,
-                verdict.device_name, [], [],
-            )
-        )  # fmt: skip
-    return sorted(causes, key=lambda one: -one.ns)
-
-
-def _ranked(causes: list[CauseShare]) -> list[Bound]:
-    shares: dict[str, float] = defaultdict(float)
-    for one in causes:
-        shares[one.bound] += one.share
-    ranked = sorted((Bound(key, share) for key, share in shares.items()), key=lambda b: -b.share)
-    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
-
-
-def _verdict(timeline: Timeline, turns: list[int], totals: list[Total], window: int) -> Verdict:
-    """On threads that feed a device in turns; called by the name of the first."""
     lane = turns[0]
     ns: dict[str, int] = defaultdict(int)
     count: dict[str, int] = defaultdict(int)
@@ -194,7 +174,10 @@ def _verdict(timeline: Timeline, turns: list[int], totals: list[Total], window: 
     in_calls = sum(one.ns for one in totals if one.kind == "device")
     inside = in_calls
     waited = 0
+    sampled = {one.name: one.ns for one in totals if one.kind == "sampled"}
     for one in sorted(totals, key=lambda one: (_inside_rank(one), -one.ns)):
+        if one.kind == "sampled":
+            continue
         if one.kind == "device" and one.call == CallKind.SYNC:
             waited += one.ns
             continue
@@ -209,7 +192,22 @@ def _verdict(timeline: Timeline, turns: list[int], totals: list[Total], window: 
         if length >= LEAST_SHARE * window and one.waker:
             facts[key].append(f"woken by {one.waker}")
     running, places = _running(timeline, turns)
-    ns["host"] += max(0, running - inside)  # what is left of `inside` was spent on the CPU
+    running = max(0, running - inside)  # what is left of `inside` was spent on the CPU
+    # A full queue is a wait for the device.
+    for name, key in (("full queue", ""), ("input", "input"), ("page fault", "page fault")):
+        part = min(running, sampled.get(name, 0))
+        running -= part
+        if key:
+            ns[key] += part
+        else:
+            waited += part
+    ns["launch" if running <= LAUNCH_PATH_NS * launches else "host"] += running
+    if _wait_for_copies(totals):
+        ns["copy"] += waited
+        waited = 0
+    # Who was kept from running within a call that waits was so first.
+    beyond = max(0, waited + sum(ns.values()) - window * len(turns))
+    waited -= min(waited, beyond, ns["run queue"] + ns["stopped"])
     causes = [
         CauseShare(
             key=key,
@@ -221,7 +219,7 @@ def _verdict(timeline: Timeline, turns: list[int], totals: list[Total], window: 
             count=count[key],
             longest_ns=0,
             thread=timeline.lanes[lane].label,
-            places=places if key == "host" else [],
+            places=places if key in ("host", "launch") else [],
             facts=facts[key],
         )
         for key, length in sorted(ns.items(), key=lambda item: -item[1])
@@ -254,6 +252,14 @@ def _verdict(timeline: Timeline, turns: list[int], totals: list[Total], window: 
     )
 
 
+def _wait_for_copies(totals: list[Total]) -> bool:
+    """Whether the calls that wait for the device are those that follow copies to it."""
+    waits = sum(one.count for one in totals if one.kind == "device" and one.call == CallKind.SYNC)
+    copies = [one for one in totals if one.kind == "device" and one.call == CallKind.COPY]
+    there = sum(one.count for one in copies if one.way == Way.H2D)
+    return waits > 0 and there >= FOR_COPIES * waits
+
+
 def _inside_rank(total: Total) -> int:
     """Order in which blocked time is taken for that inside device calls."""
     return _INSIDE_CALLS.index(total.name) if total.name in _INSIDE_CALLS else len(_INSIDE_CALLS)
@@ -264,7 +270,9 @@ def _cause_of(total: Total) -> str:
         return _OF_CALL.get(total.call, "launch")
     if total.kind == "runqueue":
         return "run queue"
-    if total.name == "futex" and LOADER.search(total.waker):
+    if total.within:
+        return total.within
+    if (total.name == "futex" or total.name in IO_REASONS) and LOADER.search(total.waker):
         return "input"
     return _OF_REASON.get(total.name, "unknown")
 
@@ -286,9 +294,4 @@ def _running(timeline: Timeline, lanes: list[int]) -> tuple[int, list[Place]]:
 
 
 def _bounds(causes: list[CauseShare], waited: float) -> list[Bound]:
-    shares: dict[str, float] = defaultdict(float)
-    shares["device"] = waited
-    for one in causes:
-        shares[one.bound] += one.share
-    ranked = sorted((Bound(key, share) for key, share in shares.items()), key=lambda b: -b.share)
-    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
+    return ranked_bounds([*((one.bound, one.share) for one in causes), ("device", waited)])

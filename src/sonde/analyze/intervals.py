@@ -87,11 +87,20 @@ def _where(a: Intervals, b: Intervals, in_b: bool) -> Intervals:
     edges = np.concatenate([a.start, a.end, b.start, b.end])
     edges.sort()
     begin, end = edges[:-1], edges[1:]
-    keep = (end > begin) & contains(a, begin) & (contains(b, begin) == in_b)
+    keep = end > begin
+    for low in range(0, len(keep), _AT_ONCE):  # what that takes beside would be several times all
+        part = slice(low, low + _AT_ONCE)
+        keep[part] &= contains(a, begin[part])
+        keep[part] &= contains(b, begin[part]) == in_b
     return union(begin[keep], end[keep])
 
 
+_AT_ONCE = 1 << 18
+
+
 def _clipped(a: Intervals, low: int, high: int) -> Intervals:
+    if a.start[0] >= low and a.end[-1] <= high:
+        return a
     start, end = np.maximum(a.start, low), np.minimum(a.end, high)
     keep = end > start
     return Intervals(start[keep], end[keep])

@@ -25,7 +25,7 @@ import numpy as np
 from sonde.analyze import loops
 from sonde.analyze.idle import Stalls
 from sonde.analyze.intervals import Coverage
-from sonde.model.timeline import I64, CallKind, DeviceKind, Mask, Timeline, Way
+from sonde.model.timeline import I32, I64, CallKind, DeviceKind, Mask, Timeline, Way
 from sonde.model.verdict import StepTable
 
 LEAST = 4
@@ -56,11 +56,11 @@ class _Sequence:
     """When the device began with it, or with the next one."""
     work: I64
     """How long it took the device."""
-    operations: I64
+    operations: I32
     """How many."""
     exchange: Mask
     """With the host."""
-    name: I64
+    name: I32
     """Index into the timeline's names."""
     asked: I64
     """When a thread asked for it; empty where nothing tells."""
@@ -70,7 +70,7 @@ class _Sequence:
     def __len__(self) -> int:
         return len(self.token)
 
-    def grouped(self, first: I64, token: I64, name: I64, called: bool = False) -> _Sequence:
+    def grouped(self, first: I64, token: I64, name: I32, called: bool = False) -> _Sequence:
         """The sequence with the requests from each of `first` to the next as one request."""
         return _Sequence(
             token=token,
@@ -167,14 +167,14 @@ def _sequence(timeline: Timeline, stalls: Stalls) -> _Sequence:
         return _of_device(stalls)
     asked = asks[rows]
     op = known[first[at[rows]]]
-    count = np.where(asked, number[at[rows]], 0)
-    name = np.where(asked, events.name[op], calls.name[rows]).astype(np.int64)
+    count = np.where(asked, number[at[rows]], 0).astype(np.int32)
+    name = np.where(asked, events.name[op], calls.name[rows])
     start = np.where(asked, events.start_ns[op], np.iinfo(np.int64).max)
     start = np.minimum.accumulate(start[::-1])[::-1]
     start = np.where(start == np.iinfo(np.int64).max, events.end_ns.max(), start)
     copied = (events.kind[op] == DeviceKind.COPY) & np.isin(events.way[op], (Way.H2D, Way.D2H))
     return _Sequence(
-        token=(name << 24) ^ (np.minimum(count, 1 << 20) << 1) ^ ~asked,
+        token=(name.astype(np.int64) << 24) ^ (np.minimum(count, 1 << 20) << 1) ^ ~asked,
         start=np.maximum.accumulate(start),
         work=np.where(asked, work[at[rows]], 0),
         operations=count,
@@ -187,13 +187,13 @@ def _sequence(timeline: Timeline, stalls: Stalls) -> _Sequence:
 def _of_device(stalls: Stalls) -> _Sequence:
     """What the device ran, where nothing tells who asked for it."""
     events = stalls.events
-    name = events.name.astype(np.int64)
+    name = events.name
     copied = (events.kind == DeviceKind.COPY) & np.isin(events.way, (Way.H2D, Way.D2H))
     return _Sequence(
-        name << 24,
+        name.astype(np.int64) << 24,
         events.start_ns,
         events.duration_ns,
-        np.ones(len(events), np.int64),
+        np.ones(len(events), np.int32),
         copied,
         name,
         np.zeros(0, np.int64),
@@ -211,16 +211,18 @@ def _runs(single: _Sequence) -> _Sequence:
 
 def _cuts(sequence: _Sequence) -> list[_Cut]:
     """One cut for each number of times that some request occurs."""
-    sums = _Sums(sequence)
     _, first, inverse, counts = np.unique(
         sequence.token, return_index=True, return_inverse=True, return_counts=True
     )
+    kinds: I32 = inverse.astype(np.int32)  # they come in millions
+    del inverse
+    sums = _Sums(sequence, kinds)
     enough = np.flatnonzero(counts > LEAST)
     cuts = []
     for count in np.unique(counts[enough])[:CANDIDATES].tolist():
         alike = enough[counts[enough] == count]
         for kind in alike[np.argsort(first[alike])][:3].tolist():
-            cut = _cut(sums, np.flatnonzero(inverse == kind))
+            cut = _cut(sums, np.flatnonzero(kinds == kind))
             if cut is not None:
                 cuts.append(cut)
                 break
@@ -271,7 +273,7 @@ def _by_calls(timeline: Timeline, single: _Sequence) -> _Cut | None:
         rows = np.flatnonzero(first)
         if len(rows) <= LEAST:
             continue
-        name = np.where(named[rows] >= 0, named[rows], single.name[rows])
+        name = np.where(named[rows] >= 0, named[rows], single.name[rows]).astype(np.int32)
         token = np.where(named[rows] >= 0, -1 - named[rows], single.token[rows])
         called = single.grouped(rows, token, name, called=True)
         found = _shortest([one for one in _cuts(called) if one.covered >= WHOLE]) or _same(called)
@@ -291,10 +293,12 @@ def _of_size(called: _Sequence, cut: _Cut) -> _Cut:
 class _Sums:
     """Running sums over a sequence, so that any piece of it is summed at once."""
 
-    def __init__(self, sequence: _Sequence) -> None:
+    def __init__(self, sequence: _Sequence, number: I32 | None = None) -> None:
+        """`number`: equal for equal requests, from 0 on, where that is known."""
         self.of = sequence
         # Random codes: pieces of equal sums hold the same requests. They wrap around, as hashes do.
-        number = np.unique(sequence.token, return_inverse=True)[1]
+        if number is None:
+            number = np.unique(sequence.token, return_inverse=True)[1].astype(np.int32)
         codes = np.random.default_rng(1).integers(1, 1 << 62, int(number.max(initial=0)) + 1)
         self.code = _running(codes[number])
         self.work = _running(sequence.work)

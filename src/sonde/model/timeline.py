@@ -223,15 +223,20 @@ class Total:
 
     lane: int
     kind: str
-    """blocked | runqueue | device"""
+    """blocked | runqueue | device | run (of a device) | sampled (on a CPU)"""
     name: str
-    """Reason of the wait, or function of the call."""
+    """Reason of the wait, function of the call, what ran, what was sampled."""
     call: CallKind
-    """Of a device call."""
+    """Of a device call; what asked for a run."""
     ns: int
     count: int
     waker: str = ""
     """The thread that ended most of it."""
+    bytes: int = 0
+    way: Way = Way.UNKNOWN
+    """Of copies."""
+    within: str = ""
+    """What the thread was in while it was blocked: input | gil; by the stacks of some waits."""
 
 
 @dataclass(frozen=True, slots=True)

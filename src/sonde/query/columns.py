@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns of a capture as columns of a timeline: numbers of threads, names, what stacks hold."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sonde.model.timeline import I32, I64, U8, Mask, Naming
+
+
+class Lanes:
+    """Numbers of threads, for whole columns of them."""
+
+    def __init__(self, naming: Naming, tables: dict[str, pa.Table]) -> None:
+        self._naming = naming
+        self._comm = {
+            (row["pid"], row["tid"]): row["comm"]
+            for row in tables["thread"].select(["pid", "tid", "comm"]).to_pylist()
+        }
+        self._process = {
+            row["pid"]: row["comm"] or row["exe"]
+            for row in tables["process"].select(["pid", "comm", "exe"]).to_pylist()
+        }
+
+    def comm(self, tid: int) -> str:
+        """Name and id of a thread, '' for none."""
+        if not tid:
+            return ""
+        name = next((comm for (_, one), comm in self._comm.items() if one == tid), "")
+        return f"{name or 'tid'} ({tid})"
+
+    def of(self, table: pa.Table, prefix: str = "") -> I32:
+        """The lane of each row by its pid and tid, columns that begin with `prefix`."""
+        pids, tids = whole(table, f"{prefix}pid"), whole(table, f"{prefix}tid")
+        keys, inverse = np.unique((pids << 32) | tids, return_inverse=True)
+        numbers = [
+            self._naming.thread(
+                int(key >> 32),
+                int(key & 0xFFFFFFFF),
+                self._comm.get((int(key >> 32), int(key & 0xFFFFFFFF)), ""),
+                self._process.get(int(key >> 32), ""),
+            )
+            for key in keys
+        ]
+        lanes: I32 = np.array(numbers or [0], np.int32)[inverse]
+        return lanes
+
+    def wakers(self, spans: pa.Table) -> I64:
+        """The lane of the thread that ended each, plus 1; 0 unknown."""
+        found = np.zeros(spans.num_rows, np.int64)
+        known = np.flatnonzero(whole(spans, "waker_tid"))
+        found[known] = self.of(spans.take(pa.array(known)), "waker_") + 1
+        return found
+
+
+class Frames:
+    """What the stacks of a capture hold."""
+
+    def __init__(self, tables: dict[str, pa.Table]) -> None:
+        frame, stack = tables["frame"], tables["stack"]
+        self._ids = stack.column("stack_id")
+        lists = stack.column("frame_ids").combine_chunks()
+        self._flat = lists.flatten()
+        self._parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+        self._frame_ids = frame.column("frame_id")
+        self._function = frame.column("function")
+        self._kind = frame.column("kind")
+        self._file = frame.column("file").cast(pa.string())
+
+    def in_files(self, stack_ids: Any, parts: tuple[str, ...]) -> Mask:
+        """Whether each stack holds code of a file whose name has one of the parts."""
+        pattern = "|".join(map(re.escape, parts))
+        return self._holding(stack_ids, pc.match_substring_regex(self._file, pattern))
+
+    def holding(self, stack_ids: Any, functions: tuple[str, ...]) -> Mask:
+        """Whether each stack holds one of the functions."""
+        named = pc.is_in(self._function, value_set=pa.array(functions))
+        return self._holding(stack_ids, named)
+
+    def _holding(self, stack_ids: Any, named: Any) -> Mask:
+        wanted = self._frame_ids.filter(named)
+        hit = pc.is_in(self._flat, value_set=wanted.combine_chunks())
+        stacks = np.zeros(len(self._ids) + 1, bool)
+        stacks[self._parents[hit.to_numpy(zero_copy_only=False)]] = True
+        return stacks[self._row(stack_ids)]
+
+    def functions(self, naming: Naming, stack_ids: Any) -> I32:
+        """The innermost named function of each stack that is not the kernel's."""
+        mine = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
+        of_frame = np.full(len(self._frame_ids) + 1, -1, np.int32)
+        rows = np.flatnonzero(mine.to_numpy(zero_copy_only=False))
+        texts = self._function.take(pa.array(rows)).to_pylist()
+        of_frame[rows] = [naming.name(text) for text in texts]
+        at = pc.fill_null(pc.index_in(self._flat, value_set=self._frame_ids), -1)
+        function = of_frame[at.to_numpy(zero_copy_only=False)]
+        named = function >= 0
+        leaf = np.full(len(self._ids) + 1, naming.name(""), np.int32)
+        parents, first = np.unique(self._parents[named], return_index=True)
+        leaf[parents] = function[named][first]
+        return leaf[self._row(stack_ids)]
+
+    def _row(self, stack_ids: Any) -> I64:
+        at = pc.fill_null(pc.index_in(stack_ids, value_set=self._ids), len(self._ids))
+        return np.asarray(at.to_numpy(), np.int64)
+
+
+def whole(rows: pa.Table, column: str) -> I64:
+    return np.asarray(rows.column(column).to_numpy(), np.int64)
+
+
+def names_of(naming: Naming, rows: pa.Table, column: str) -> I32:
+    texts = rows.column(column).combine_chunks()
+    known = [naming.name(text) for text in texts.dictionary.to_pylist()]
+    numbers: I32 = np.array(known or [0], np.int32)[texts.indices.to_numpy()]
+    return numbers
+
+
+def coded(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
+    texts = rows.column(column).combine_chunks()
+    known = [codes.get(text, 0) for text in texts.dictionary.to_pylist()]
+    numbers: U8 = np.array(known or [0], np.uint8)[texts.indices.to_numpy()]
+    return numbers
+
+
+def blocks_of(rows: pa.Table) -> I32:
+    """Thread blocks of each kernel; 0 unknown."""
+    grids = rows.column("grid").cast(pa.string()).to_pylist()
+    known: dict[str, int] = {}
+    for grid in set(grids):
+        try:
+            known[grid] = min(math.prod(int(part) for part in grid.split(",")), (1 << 31) - 1)
+        except ValueError:
+            known[grid] = 0
+    return np.array([known[grid] for grid in grids], np.int32)

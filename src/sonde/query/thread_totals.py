@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Totals of threads and of what devices ran for them, where single intervals are not all kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sonde.model.timeline import CallKind, Total, Way
+from sonde.query.columns import Frames, Lanes, blocks_of, coded, whole
+
+WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
+CALLS = {
+    "launch": CallKind.LAUNCH,
+    "graph-launch": CallKind.GRAPH_LAUNCH,
+    "copy": CallKind.COPY,
+    "map": CallKind.COPY,
+    "unmap": CallKind.COPY,
+    "prefetch": CallKind.COPY,
+    "set": CallKind.SET,
+    "sync": CallKind.SYNC,
+    "alloc": CallKind.ALLOC,
+    "free": CallKind.FREE,
+    "pin": CallKind.PIN,
+    "unpin": CallKind.PIN,
+    "build": CallKind.BUILD,
+}
+FAULT_FRAMES = (
+    *("exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault"),
+    *("munmap", "__x64_sys_munmap", "__arm64_sys_munmap", "__vm_munmap", "do_vmi_munmap"),
+    *("unmap_region", "unmap_vmas", "shmem_evict_inode"),
+)
+"""Memory is made for the program, or taken back: both is what new mappings cost."""
+GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
+ASKED = {
+    "kernel": CallKind.LAUNCH,
+    "replay": CallKind.GRAPH_LAUNCH,
+    "copy": CallKind.COPY,
+    "set": CallKind.SET,
+}
+
+_YIELDS = ("sched_yield", "do_sched_yield", "__sched_yield")
+_LAUNCHES = (
+    *("cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemcpyHtoDAsync_v2"),
+    *("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyAsync", "cuMemsetD8Async"),
+    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch", "cudaMemcpyAsync"),
+)
+"""A thread that yields in one of them waits for room in the device's queue."""
+_LOADERS = ("torch/utils/data/", "nvidia/dali/", "tensorflow/python/data/")
+STRETCHED = 4
+"""A kernel that took this many times its usual time, and a turn of a rival longer, was held up."""
+TURN_NS = 1_000_000
+USUAL_OF = 20
+FEW_BLOCKS = 16
+"""Of a device with 40 multiprocessors or more; how many one has is not in captures."""
+RARELY = 0.2
+"""As in `sonde.analyze.idle`: so many runs tell what is usual, and no more of them are not."""
+
+
+def totals_of(
+    lanes: Lanes, frames: Frames, tables: dict[str, pa.Table], run: pa.Table
+) -> list[Total]:
+    """All of them; `run`: rows of `device_run` that were chosen singly."""
+    return [
+        *_totals(lanes, frames, tables),
+        *_sampled(lanes, frames, tables["sample"]),
+        *_runs(lanes, run),
+    ]
+
+
+def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
+    """Estimated totals of what devices ran, from runs chosen one by one.
+
+    Totals of their own: "rival", what kernels take that take far longer than those of their name
+    do; "underfilled", those of kernels with so few thread blocks that they leave most of any device
+    idle.
+    """
+    if not rows.num_rows:
+        return []
+    weight = rows.column("weight").to_numpy()
+    length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
+    moved, blocks = whole(rows, "bytes"), blocks_of(rows)
+    names = rows.column("name").cast(pa.string()).to_pylist()
+    kinds = rows.column("kind").cast(pa.string()).to_pylist()
+    ways = coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}).tolist()
+    groups: dict[tuple[int, str, str, int], list[int]] = {}
+    for row, key in enumerate(zip(lanes.of(rows).tolist(), kinds, names, ways, strict=True)):
+        if key[1] in ASKED:
+            groups.setdefault(key, []).append(row)
+    made = []
+    for (lane, kind, name, way), mine in groups.items():
+        ns, heavy = length[mine], weight[mine]
+        usual = int(np.median(ns))
+        beyond = np.where((ns > STRETCHED * usual) & (ns > usual + TURN_NS), ns - usual, 0)
+        if kind != "kernel" or len(mine) < USUAL_OF or (beyond > 0).mean() > RARELY:
+            beyond = np.zeros(len(mine), np.int64)
+        count, size = round(heavy.sum()), round((heavy * moved[mine]).sum())
+        own = round((heavy * (ns - beyond)).sum())
+        made.append(Total(lane, "run", name or kind, ASKED[kind], own, count, "", size, Way(way)))
+        few = (blocks[mine] > 0) & (blocks[mine] <= FEW_BLOCKS)
+        if few.any() and kind == "kernel":
+            alone = round((heavy * ns * few).sum())
+            made.append(Total(lane, "run", "underfilled", CallKind.OTHER, alone, 0))
+        if beyond.any():
+            taken = round((heavy * beyond).sum())
+            made.append(Total(lane, "run", "rival", CallKind.OTHER, taken, 0))
+    return made
+
+
+def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
+    """What the samples of threads tell of beyond the function that ran: time on a CPU in the input
+    pipeline, in a launch that finds the device's queue full, with page faults."""
+    rows = table.filter(pc.equal(table.column("kind"), "cpu"))
+    stacks = rows.column("stack_id")
+    full = frames.holding(stacks, _YIELDS) & frames.holding(stacks, _LAUNCHES)
+    fault = frames.holding(stacks, FAULT_FRAMES)
+    about = np.select([full, frames.in_files(stacks, _LOADERS), fault], [1, 2, 3], 0)
+    keys = lanes.of(rows).astype(np.int64) * 4 + about
+    made = []
+    for key in np.unique(keys[about > 0]).tolist():
+        ns = int(whole(rows, "weight_ns")[keys == key].sum())
+        name = ("", "full queue", "input", "page fault")[key % 4]
+        made.append(Total(key // 4, "sampled", name, CallKind.OTHER, ns, 0))
+    return made
+
+
+def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[Total]:
+    activity, within = tables["activity"], _within(lanes, frames, tables["sample"])
+    keys = ["pid", "tid", "kind", "name", "op", "direction", "waker_tid"]
+    plain = activity.select([*keys, "ns", "count", "bytes"])
+    for name in ("kind", "name", "op", "direction"):
+        at = plain.schema.get_field_index(name)
+        plain = plain.set_column(at, name, plain.column(name).cast(pa.string()))
+    rows = plain.group_by(keys).aggregate([("ns", "sum"), ("count", "sum"), ("bytes", "sum")])
+    lane = lanes.of(rows).tolist() if rows.num_rows else []
+    parts: dict[tuple[int, str, str, str, str], list[dict[str, Any]]] = {}
+    for number, row in zip(lane, rows.to_pylist(), strict=True):
+        key = (number, row["kind"], row["name"], row["op"], row["direction"])
+        parts.setdefault(key, []).append(row)
+    totals: list[Total] = []
+    for (number, kind, name, op, direction), group in parts.items():
+        call = CallKind.OTHER
+        if kind == "device":
+            call = CallKind.EVENT if "StreamWaitEvent" in name else CALLS.get(op, call)
+        longest = max(group, key=lambda row: (row["ns_sum"], row["waker_tid"]))
+        ns, count, moved = (
+            sum(row[f"{column}_sum"] for row in group) for column in ("ns", "count", "bytes")
+        )
+        way = WAYS.get(direction, Way.UNKNOWN)
+        waker = lanes.comm(longest["waker_tid"])
+        total = Total(number, kind, name, call, ns, count, waker, moved, way)
+        totals += _parted(total, within.get((number, name), {}) if kind == "blocked" else {})
+    return totals
+
+
+def _parted(total: Total, within: Mapping[str, float]) -> list[Total]:
+    """The total, by what the thread was in: `within`, parts of it."""
+    made = []
+    for what, part in within.items():
+        ns, count = round(total.ns * part), round(total.count * part)
+        made.append(replace(total, ns=ns, count=count, within=what))
+        total = replace(total, ns=total.ns - ns, count=total.count - count)
+    return [*made, total]
+
+
+def _within(
+    lanes: Lanes, frames: Frames, sample: pa.Table
+) -> dict[tuple[int, str], dict[str, float]]:
+    """For a thread and a reason to wait, which part of its waits was in the input pipeline or for
+    the interpreter's lock, by the stacks that were taken of some of them."""
+    rows = sample.filter(pc.equal(sample.column("kind"), "blocked"))
+    stacks = rows.column("stack_id")
+    weight = whole(rows, "weight_ns")
+    names = rows.column("name").cast(pa.string()).to_pylist()
+    held = frames.holding(stacks, GIL_FRAMES)
+    about = np.select([frames.in_files(stacks, _LOADERS), held], [1, 2], 0).tolist()
+    sums: dict[tuple[int, str], list[int]] = {}
+    for lane, name, what, ns in zip(lanes.of(rows).tolist(), names, about, weight, strict=True):
+        sums.setdefault((lane, name), [0, 0, 0])[what] += int(ns)
+    return {
+        key: {
+            "input": part[1] / sum(part),
+            "gil": part[2] / sum(part) if key[1] == "futex" else 0.0,
+        }
+        for key, part in sums.items()
+        if sum(part) and (part[1] or part[2])
+    }

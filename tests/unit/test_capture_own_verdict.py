@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts on captures at the default budget: few runs timed, but every wait and call counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from captures import START_NS, Writer
+from sonde.analyze.bound import explain
+from sonde.cli.timelines import open_timeline
+
+MS = 1_000_000
+LOADER = ("fetch", "[python]", "torch/utils/data/_utils/fetch.py", 49, "python")
+
+
+@pytest.fixture
+def writer():
+    return Writer(seconds=5)
+
+
+@pytest.fixture
+def key(writer):
+    threads = [{"tid": 42, "comm": "train"}, {"tid": 50, "comm": "sonde"}]
+    return writer.process(42, "train", threads=threads)
+
+
+@pytest.fixture
+def told(writer, tmp_path):
+    def told():
+        return explain(open_timeline([writer.write(tmp_path / "a.sonde")])).verdicts[0]
+
+    return told
+
+
+def runs(writer: Writer, key, take_ms, count: int = 50, weight: float = 20.0, **more) -> None:
+    """Evenly over 5 s; `take_ms`: one length for all, or one for each."""
+    lengths = take_ms if isinstance(take_ms, list) else [take_ms] * count
+    row = {"kind": "kernel", "name": "gemm", "weight": weight, "source": "event", "tid": 42, **more}
+    for number, length in enumerate(lengths):
+        start = START_NS + 5000 * MS * number // len(lengths)
+        times = {"start_time_ns": start, "end_time_ns": start + round(length * MS)}
+        writer.rows["device_run"].append({**key, **times, **row})
+
+
+def on_cpu(writer: Writer, key, seconds: float, *frames, tid: int = 42) -> None:
+    writer.on_cpu(key, tid, writer.stack("main", *frames), round(seconds * 99))
+
+
+def shares(verdict) -> dict[str, float]:
+    return {one.key: one.share for one in verdict.causes}
+
+
+def test_what_sondes_own_thread_does_in_a_process_is_not_the_programs(writer, key, told):
+    """It may call the device more than a program whose launches are not probed."""
+    writer.calls(key, 50, "cuModuleLoadData", count=1, seconds=1.5, op="build")
+    writer.wait(key, 50, "sleep", 3.0)
+    writer.wait(key, 42, "futex", 1.0, waker=(42, 50))
+    runs(writer, key, 0.01)
+    on_cpu(writer, key, 3.0, "step")
+    verdict = told()
+
+    assert "train (42)" in verdict.device_name
+    assert set(shares(verdict)) == {"host"}
+
+
+@pytest.mark.parametrize(("weight", "bound"), [(4000.0, "launch"), (20.0, "host")])
+def test_code_is_launch_overhead_where_there_is_little_between_launches(
+    writer, key, told, weight, bound
+):
+    """5 s on a CPU for 200,000 launches, or for 1,000."""
+    runs(writer, key, 0.0005, weight=weight)
+    on_cpu(writer, key, 4.9, "step")
+
+    assert told().bound == bound
+
+
+def test_a_sleep_in_the_loader_is_input(writer, key, told):
+    writer.wait(key, 42, "sleep", 3.5, count=500, stack=writer.stack("main", LOADER, "nanosleep"))
+    runs(writer, key, 0.01)
+    on_cpu(writer, key, 1.0, LOADER, "decode")
+    verdict = told()
+
+    assert verdict.bound == "input"
+    assert verdict.bounds[0].share == pytest.approx(0.9, abs=0.01)
+
+
+def test_a_read_that_a_worker_ends_is_input(writer, key, told):
+    writer.process(43, "x", threads=[{"tid": 44, "comm": "pt_data_worker"}])
+    writer.wait(key, 42, "read", 4.0, count=100, waker=(43, 44))
+    runs(writer, key, 0.01)
+
+    assert told().bound == "input"
+
+
+def test_waits_for_the_interpreters_lock_are_told_by_their_stacks(writer, key, told):
+    writer.wait(key, 42, "futex", 3.0, count=600, stack=writer.stack("main", "take_gil"))
+    writer.wait(key, 42, "futex", 1.0, count=600, stack=writer.stack("main", "mutex"))
+    runs(writer, key, 0.01)
+
+    assert shares(told()) == pytest.approx({"gil": 0.6, "lock": 0.2}, abs=0.01)
+
+
+def test_who_is_throttled_while_it_waits_was_throttled(writer, key, told):
+    """70 % in calls that wait, 65 % of the time without a CPU: 35 % is both."""
+    writer.calls(key, 42, "cuStreamSynchronize", count=5000, seconds=3.5, op="sync")
+    writer.wait(key, 42, "preempted", 3.25, count=50, kind="runqueue")
+    verdict = told()
+
+    assert [one.key for one in verdict.bounds] == ["cpu"]
+    assert verdict.computing == pytest.approx(0.35, abs=0.01)
+
+
+@pytest.mark.parametrize(("direction", "bound"), [("h2d", "copy"), ("d2h", "synchronisation")])
+def test_waits_behind_copies_to_the_device_are_the_copies(writer, key, told, direction, bound):
+    """To the device it is data on its way, from it a result that is read."""
+    copies = {"count": 9000, "moved": 36_000, "direction": direction}
+    writer.calls(key, 42, "cuMemcpyAsync", seconds=0.5, op="copy", **copies)
+    writer.calls(key, 42, "cuStreamSynchronize", count=9000, seconds=2.5, op="sync")
+    runs(writer, key, 0.01)
+    on_cpu(writer, key, 4.2, "step")
+
+    assert told().bound == bound
+
+
+def test_copies_are_told_by_what_all_moved_and_how_fast_some_were(writer, key, told):
+    """One copy of 200 MB was timed, 4 ms; 240 GB were asked for: 4.8 s of 5."""
+    writer.calls(
+        key, 42, "cuMemcpyAsync", count=1200, seconds=0.01, op="copy",
+        moved=240_000_000_000, direction="h2d",
+    )  # fmt: skip
+    runs(writer, key, [4.0, 4.0], kind="copy", direction="h2d", bytes=200_000_000, weight=9.0)
+    runs(writer, key, 0.01, count=2)
+    on_cpu(writer, key, 4.9, "step", "cuLaunchKernel", "sched_yield")
+    verdict = told()
+
+    assert verdict.bound == "copy"
+    assert shares(verdict)["copy"] == pytest.approx(0.96, abs=0.03)
+
+
+def test_kernels_that_take_far_longer_than_usual_were_interrupted(writer, key, told):
+    """One in ten takes 2 ms in place of 0.05: a rival has the device most of the time."""
+    writer.calls(key, 42, "cuStreamSynchronize", count=500, seconds=4.8, op="sync")
+    runs(writer, key, [2.05 if number % 10 == 0 else 0.05 for number in range(100)], weight=200.0)
+    verdict = told()
+
+    assert verdict.bound == "rival"
+    assert shares(verdict)["rival"] == pytest.approx(0.8, abs=0.01)
+    assert "about 20 %" in verdict.evidence[1]
+
+
+@pytest.mark.parametrize(("blocks", "weight", "bound"), [
+    ("1,1,1", 95.0, "serial"), ("1,1,1", 400.0, "compute"), ("512,1,1", 95.0, "compute"),
+])  # fmt: skip
+def test_small_kernels_one_after_another_are_serial(writer, key, told, blocks, weight, bound):
+    """Four at a time are not, nor are those that fill the device."""
+    runs(writer, key, 1.0, weight=weight, grid=blocks)
+
+    assert told().bound == bound
+
+
+def test_short_waits_within_a_window_are_parted_as_the_totals_are(writer, key, told):
+    """Single waits are kept from 10 ms on; what lies below counts by its sum."""
+    for number in range(40):
+        start = START_NS + 100 * MS * number
+        row = {"kind": "kernel", "name": "gemm", "weight": 1.0, "source": "event", "tid": 42}
+        times = {"start_time_ns": start, "end_time_ns": start + MS}
+        writer.rows["device_run"].append({**key, **times, **row})
+    writer.wait(key, 42, "futex", 4.5, count=900, stack=writer.stack("main", "take_gil"))
+    on_cpu(writer, key, 0.5, "step")
+    verdict = told()
+
+    assert verdict.device == 0
+    assert verdict.bound == "lock"
+    assert shares(verdict)["gil"] == pytest.approx(0.89, abs=0.02)
+    stalled = verdict.window_ns * (1 - verdict.computing)
+    assert sum(one.ns for one in verdict.causes) == pytest.approx(stalled, abs=2)
