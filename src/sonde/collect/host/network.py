@@ -206,7 +206,7 @@ class _Lives:
         if time.monotonic() - self._all_s >= ALL_LIVES_S:
             self._all_s = time.monotonic()
             before = {}
-        seen = set()
+        seen: set[int] = set()
         for pid in ("self", *filter(str.isdecimal, os.listdir("/proc"))):  # noqa: PTH208
             inode, is_old = before.get(pid, (0, False))
             if not is_old:
