@@ -9,9 +9,9 @@ import socket
 import pytest
 
 from sonde import procfs
-from sonde.collect.host import files
+from sonde.collect.host import files, network
 from sonde.collect.host.files import AGAIN_S, Unmoved
-from sonde.collect.host.network import _wanted
+from sonde.collect.host.network import ALL_LIVES_S, _Lives, _wanted
 from sonde.collect.polling import STEADY_S
 from sonde.health.node import _KernelLog
 
@@ -69,3 +69,29 @@ def test_the_kernel_s_log_is_read_on_from_where_it_was():
         assert log.xids() == [("0000:1b:00", 79), ("0000:1b:00", 48)]
         kernel.send(xid.format(13).encode())
         assert log.xids()[2:] == [("0000:1b:00", 13)]
+
+
+def test_old_processes_are_seldom_asked_for_their_namespace(passes, monkeypatch):
+    others = {"1": 11, "7": 11, "8": 12}
+    there = {"self": 11, **others}
+    asked = []
+
+    class Stat:
+        def __init__(self, path):
+            pid = path.split("/")[2]
+            asked.append(pid)
+            self.st_ino = there[pid]
+
+    monkeypatch.setattr(network.os, "listdir", lambda _: [*others, "cpuinfo"])
+    monkeypatch.setattr(network.os, "stat", Stat)
+    lives = _Lives()
+    for expected in (4, 8, 8):
+        assert list(lives.namespaces()) == [(11, 0), (12, 8)]
+        assert len(asked) == expected
+    others["9"] = there["9"] = 13
+    assert list(lives.namespaces()) == [(11, 0), (12, 8), (13, 9)]
+    assert asked[8:] == ["9"]
+    there["7"] = 14  # moved late in its life
+    assert (14, 7) not in list(lives.namespaces())
+    passes(ALL_LIVES_S)
+    assert (14, 7) in list(lives.namespaces())

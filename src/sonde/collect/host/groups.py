@@ -19,6 +19,8 @@ MAX_GROUPS = 256
 """Limited groups that are read; how many more there are is told."""
 MAX_VISITED = 8_192
 LINE_BYTES = 256
+NO_FOLDERS = 2
+"""Links to a folder that has none below it, which control groups count (kernfs)."""
 NO_LIMIT_BYTES = 1 << 60
 """Version 1 writes a number near 2^63 where there is no limit."""
 
@@ -167,6 +169,8 @@ def _folders(mount: str) -> Iterator[str]:
         if folder != mount:
             yield folder
         try:
+            if os.stat(folder).st_nlink == NO_FOLDERS:  # noqa: PTH116
+                continue  # fifty files, none of them a group
             with os.scandir(folder) as entries:
                 waiting += [it.path for it in entries if it.is_dir(follow_symlinks=False)]
         except OSError:

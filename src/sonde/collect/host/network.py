@@ -8,6 +8,7 @@ its own; they are read through a process that lives in it, those of containers t
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -17,6 +18,8 @@ from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
 
 MAX_NAMESPACES = 32
 MAX_INTERFACES = 256
+ALL_LIVES_S = 60.0
+"""How often every process is asked which namespace it lives in."""
 
 _DEV = (
     ("system.network.io", 0, "receive"),
@@ -70,6 +73,7 @@ class Network:
         self._softnet = KernelFile("/proc/net/softnet_stat")
         self._counters = Counters()
         self._namespaces: dict[int, _Namespace] = {}
+        self._lives = _Lives()
 
     def open(self) -> None:
         """Look for namespaces. Raises SignalLost."""
@@ -97,7 +101,7 @@ class Network:
     def _look(self, _: Points) -> None:
         """Find the namespaces that processes live in, with one process for each."""
         found: dict[int, _Namespace] = {}
-        for inode, pid in _namespaces():
+        for inode, pid in self._lives.namespaces():
             known = self._namespaces.pop(inode, None)
             if known is None:
                 label = "" if not pid else str(inode)
@@ -187,16 +191,31 @@ def _wanted(heads: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
             )
 
 
-def _namespaces() -> Iterator[tuple[int, int]]:
-    """(inode, pid of a process in it), the agent's own first with pid 0."""
-    seen = set()
-    for pid in ("self", *(name for name in os.listdir("/proc") if name.isdecimal())):  # noqa: PTH208
-        try:
-            inode = os.stat(f"/proc/{pid}/ns/net").st_ino  # noqa: PTH116
-        except OSError:
-            continue
-        if inode not in seen:
-            seen.add(inode)
-            yield inode, 0 if pid == "self" else int(pid)
-            if len(seen) >= MAX_NAMESPACES:
-                return
+class _Lives:
+    """Which namespace each process lives in. One that was there at the last two looks is not asked
+    again until all are: few move, and then before they start what is to live there."""
+
+    def __init__(self) -> None:
+        self._inodes: dict[str, tuple[int, bool]] = {}
+        """By pid: the namespace, and whether it was seen twice."""
+        self._all_s = float("-inf")
+
+    def namespaces(self) -> Iterator[tuple[int, int]]:
+        """(inode, pid of a process in it), the agent's own first with pid 0."""
+        before, self._inodes = self._inodes, {}
+        if time.monotonic() - self._all_s >= ALL_LIVES_S:
+            self._all_s = time.monotonic()
+            before = {}
+        seen: set[int] = set()
+        for pid in ("self", *filter(str.isdecimal, os.listdir("/proc"))):  # noqa: PTH208
+            inode, is_old = before.get(pid, (0, False))
+            if not is_old:
+                try:
+                    now = os.stat(f"/proc/{pid}/ns/net").st_ino  # noqa: PTH116
+                except OSError:
+                    continue
+                inode, is_old = now, now == inode
+            self._inodes[pid] = inode, is_old
+            if inode not in seen and len(seen) < MAX_NAMESPACES:
+                seen.add(inode)
+                yield inode, 0 if pid == "self" else int(pid)
