@@ -32,8 +32,8 @@ def main() -> int:
         print("bench: the machine is not quiet, figures will be noisy", file=sys.stderr)
     missed = []
     if not args.no_overhead:
-        results = overhead.measure(set((args.loads or LOADS).split(",")), args.quick, args.tools)
-        table.print_overhead(results)
+        loads = set((args.loads or LOADS).split(","))
+        results = table.print_overhead(overhead.measure(loads, args.quick, args.tools))
         missed += table.misses(results)
     if not (args.no_accuracy or args.loads):
         figures = accuracy.measure(10 if args.quick else 60)

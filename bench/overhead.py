@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -104,14 +104,12 @@ class LoadResult:
         return bounded(self.costs[tool].slowdown)
 
 
-def measure(names: set[str], quick: bool, tools: str = USUAL) -> list[LoadResult]:
-    """Every load that is named, under every tool that is."""
+def measure(names: set[str], quick: bool, tools: str = USUAL) -> Iterator[LoadResult]:
+    """Every load that is named, under every tool that is; each when it is asked for."""
     plan = QUICK if quick else FULL
-    return [
-        _measure_load(kind, plan, tools_for(kind.name, tools))
-        for kind in kinds()
-        if kind.name in names
-    ]
+    for kind in kinds():
+        if kind.name in names:
+            yield _measure_load(kind, plan, tools_for(kind.name, tools))
 
 
 def _measure_load(kind: Kind, plan: Plan, tools: list[type[Tool]]) -> LoadResult:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 
 from bench.overhead import Cost, LoadResult
 
@@ -12,11 +13,13 @@ MAX_CPU_SHARE = 0.005
 MAX_BYTES = 96e6
 
 
-def print_overhead(results: Sequence[LoadResult]) -> None:
-    """One table, all loads."""
+def print_overhead(results: Iterable[LoadResult]) -> list[LoadResult]:
+    """One table, all loads, each as soon as it was measured. Returns them."""
+    shown = []
     head = ("tool", "slowdown", "≤ (95 %)", "CPU of it", "to start", "memory", "samples", "lost")
     print(_row((*head, "others")))
     for result in results:
+        shown.append(result)
         print(f"\n{result.kind.title} ({_state(result)})")
         for tool, cost in result.costs.items():
             slowdown = result.slowdown(tool)
@@ -39,11 +42,13 @@ def print_overhead(results: Sequence[LoadResult]) -> None:
             if cost.bpf_share is not None:
                 each = f", {cost.bpf_ns_per_run:.0f} ns each" if cost.bpf_ns_per_run else ""
                 print(f"  {tool}'s programs in the kernel: {cost.bpf_share:.2%} of one core{each}")
+        sys.stdout.flush()  # the next load takes minutes
     print()
     print("slowdown: extra time of the load for the same work")
     print("CPU: of the tool's cgroup while it observes, as a share of one core")
     print("others: CPU time of all other programs meanwhile; figures are as noisy as they are busy")
     print("memory: of its cgroup, the kernel's for it included, without file pages")
+    return shown
 
 
 def misses(results: Sequence[LoadResult]) -> list[str]:
