@@ -40,6 +40,7 @@ from typing import Any, Final
 
 from bench import stub
 from bench.device_time import REQUEST, block_s, device
+from bench.statistics import interval
 from sonde.attach import library, remote
 from sonde.collect import inject_abi as abi
 from sonde.collect.governor import FIRST_COST_NS, samples_a_second
@@ -49,8 +50,6 @@ PHASES: Final = ("again", "attached", "hooked", "timing", "quiet", "left")
 STEPS: Final = {"eager": (8, 24), "graph": (30, 90), "decode": (20, 60), "train": (5, 10)}
 """Of a block: to get warm, and timed. Training has the device's clocks to get warm, too."""
 DEFAULT_BUDGET: Final = 0.01
-T_95: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
-"""Two-sided 95 % points of Student's t for 1, 2, … degrees of freedom."""
 
 
 class Worker:
@@ -172,12 +171,8 @@ def change(before: list[list[float]], after: list[list[float]]) -> dict[str, Any
         100 * math.expm1(statistics.median(b) - statistics.median(a))
         for a, b in zip(before, after, strict=True)
     ]
-    mean = statistics.mean(each)
-    wide = math.inf
-    if len(each) > 1:
-        wide = T_95[min(len(each) - 1, len(T_95)) - 1] * statistics.stdev(each)
-        wide /= math.sqrt(len(each))
-    return {"percent": mean, "low": mean - wide, "high": mean + wide, "pairs": each}
+    low, high = interval(each)
+    return {"percent": statistics.mean(each), "low": low, "high": high, "pairs": each}
 
 
 def measure(

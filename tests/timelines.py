@@ -6,6 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sonde.analyze.blame import blame_device
+from sonde.analyze.causes import KEYS
+from sonde.analyze.merge import with_interpreter_lock
 from sonde.model.timeline import (
     CallKind,
     DeviceKind,
@@ -21,6 +24,7 @@ from sonde.model.timeline import (
 
 PID = 100
 LAUNCH_US = 5
+STEPS = 20
 
 
 @dataclass
@@ -113,3 +117,17 @@ class Scene:
             names=self.naming.names, lanes=self.naming.lanes, multiprocessors={0: 132}, **tables
         )
         return replace(whole, **more)
+
+
+def repeated(scene: Scene, step, length: float = 10_000) -> Scene:
+    """`step(scene, t)` once every `length` µs, STEPS times."""
+    for number in range(STEPS):
+        step(scene, 1_000_000 + number * length)
+    return scene
+
+
+def shares(scene: Scene, **more) -> dict[str, float]:
+    """Of the time in which the first device is looked at, by the cause to blame."""
+    found = blame_device(with_interpreter_lock(scene.timeline(**more)), 0)
+    window = found.stalls.window_ns
+    return {key: found.total_ns(key) / window for key in KEYS if found.total_ns(key)}

@@ -5,26 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from sonde.analyze.blame import blame_device
-from sonde.analyze.causes import KEYS
-from sonde.analyze.merge import with_interpreter_lock
 from sonde.model.timeline import CallKind, DeviceKind, Hold, Memory, Way
-from timelines import Scene
-
-STEPS = 20
-
-
-def repeated(scene: Scene, step, length: float = 10_000) -> Scene:
-    """`step(scene, t)` once every `length` µs."""
-    for number in range(STEPS):
-        step(scene, 1_000_000 + number * length)
-    return scene
-
-
-def shares(scene: Scene, **more) -> dict[str, float]:
-    found = blame_device(with_interpreter_lock(scene.timeline(**more)), 0)
-    window = found.stalls.window_ns
-    return {key: found.total_ns(key) / window for key in KEYS if found.total_ns(key)}
+from timelines import Scene, repeated, shares
 
 
 def test_what_delayed_a_thread_while_the_device_had_work_is_to_blame_for_the_gap_behind():

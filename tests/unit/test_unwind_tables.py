@@ -186,13 +186,21 @@ func main() { fmt.Println(framed(1)) }
 """
 
 
-def test_go_keeps_its_frame_pointer_where_its_descriptions_do_not_say_so(tmp_path):
+@pytest.fixture(scope="module")
+def go_program(tmp_path_factory):
+    """A Go program, and its table."""
     if shutil.which("go") is None:
         pytest.skip("needs go")
-    (tmp_path / "main.go").write_text(GO)
-    program, table = tmp_path / "main", tmp_path / "main.unw"
-    subprocess.run(["go", "build", "-o", program, "main.go"], check=True, cwd=tmp_path)
+    folder = tmp_path_factory.mktemp("go")
+    (folder / "main.go").write_text(GO)
+    program, table = folder / "main", folder / "main.unw"
+    subprocess.run(["go", "build", "-o", program, "main.go"], check=True, cwd=folder)
     _native.build_unwind_table(str(program), str(table))
+    return program, table
+
+
+def test_go_keeps_its_frame_pointer_where_its_descriptions_do_not_say_so(go_program):
+    program, table = go_program
     names = ["main.framed", "runtime.systemstack.abi0", "runtime.clone.abi0", "runtime.mcall"]
     found = {
         it.name: it.address + it.size // 2 for it in _native.find_functions(str(program), names)
@@ -212,13 +220,8 @@ def test_go_keeps_its_frame_pointer_where_its_descriptions_do_not_say_so(tmp_pat
     assert [root[0] for root in roots] == [END, END]
 
 
-def test_go_leads_from_the_threads_stack_and_from_signals_to_goroutines(tmp_path):
-    if shutil.which("go") is None:
-        pytest.skip("needs go")
-    (tmp_path / "main.go").write_text(GO)
-    program, table = tmp_path / "main", tmp_path / "main.unw"
-    subprocess.run(["go", "build", "-o", program, "main.go"], check=True, cwd=tmp_path)
-    _native.build_unwind_table(str(program), str(table))
+def test_go_leads_from_the_threads_stack_and_from_signals_to_goroutines(go_program):
+    program, table = go_program
     morestack, nanotime = "runtime.morestack.abi0", "runtime.nanotime1.abi0"
     signals = ["runtime.sigreturn__sigaction.abi0", "runtime.sigreturn.abi0"]
     names = [morestack, nanotime, *signals, "gogo"]

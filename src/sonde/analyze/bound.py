@@ -17,6 +17,7 @@ from sonde.analyze.idle import Stalls, State, devices_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
 from sonde.analyze.phases import phases_of
 from sonde.analyze.places import places_of
+from sonde.analyze.ranking import STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
 from sonde.analyze.sampling import sampling_of
 from sonde.analyze.steps import steps_of
 from sonde.analyze.throttling import Throttling, throttling_of
@@ -30,11 +31,6 @@ from sonde.model.verdict import (
     Verdict,
 )
 
-STALLED = 0.15
-"""A device that computed for all but this share of its time is bound by its kernels."""
-MIX = 0.6
-"""A second bound with this share of the first one's makes it a mix."""
-UNDERFILLED_BOUND = 0.5
 KNOWN_GAIN = 0.05
 """A stall that takes this share of the time is the next step also where kernels are the bound."""
 HELD_DOWN = 0.15
@@ -162,22 +158,13 @@ def _by_lane(blamed: Blame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _bounds(
     causes: list[CauseShare], classes: list[KernelShare], computing: float, underfilled: float
 ) -> list[Bound]:
-    shares: dict[str, float] = {}
-    for cause in causes:
-        shares[cause.bound] = shares.get(cause.bound, 0.0) + cause.share
-    stalled = sum(shares.values())
-    if stalled < STALLED and computing > 0:
-        if underfilled >= UNDERFILLED_BOUND:
-            return [Bound("serial", computing)]
-        kernels = max(1, sum(one.ns for one in classes))
-        ranked = [Bound(one.name, computing * one.ns / kernels) for one in classes]
-    else:
-        ranked = sorted(
-            (Bound(key, share) for key, share in shares.items()), key=lambda one: -one.share
-        )
-    if not ranked:
-        return [Bound("unknown", 0.0)]
-    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
+    unknown = [Bound("unknown", 0.0)]
+    if sum(cause.share for cause in causes) >= STALLED or computing <= 0:
+        return ranked_bounds((cause.bound, cause.share) for cause in causes) or unknown
+    if underfilled >= UNDERFILLED_BOUND:
+        return [Bound("serial", computing)]
+    kernels = max(1, sum(one.ns for one in classes))
+    return mixed([Bound(one.name, computing * one.ns / kernels) for one in classes]) or unknown
 
 
 def _evidence(

@@ -8,31 +8,16 @@ copy moved is known exactly of all copies, timed or not, so those are told by th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 
 from sonde.analyze.advice import next_step
 from sonde.analyze.causes import CAUSES
 from sonde.analyze.kernels import ALONE, class_of
+from sonde.analyze.ranking import LEAST_SHARE, STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
 from sonde.model.timeline import CallKind, Total
 from sonde.model.verdict import Advice, Bound, CauseShare, KernelShare, Verdict
 
-LEAST_SHARE = 0.05
-MIX = 0.6
-STALLED = 0.15
-"""As for devices that were traced: one that computed for more of the time is the bound itself."""
-UNDERFILLED_BOUND = 0.5
-"""Share of the kernel time that is one small kernel's alone, from which on that is the bound."""
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
-
-
-def ranked_bounds(parts: Iterable[tuple[str, float]]) -> list[Bound]:
-    """The largest bound, and those of a mix with it, from parts of the time."""
-    shares: dict[str, float] = defaultdict(float)
-    for key, share in parts:
-        shares[key] += share
-    ranked = sorted((Bound(key, share) for key, share in shares.items()), key=lambda b: -b.share)
-    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
 
 
 def with_runs(
@@ -61,7 +46,7 @@ def with_runs(
         bounds = [Bound("serial" if computing <= ALONE * timed_ns else shares[0].name, computed)]
         advice = [Advice(next_step(bounds[0].key), 0.0), *verdict.advice]
     elif shares and computed >= 1 - STALLED:
-        bounds = [Bound(one.name, one.share) for one in shares if one.ns >= MIX * shares[0].ns]
+        bounds = mixed([Bound(one.name, one.share) for one in shares])
         advice = [Advice(next_step(bounds[0].key), 0.0), *verdict.advice]
     else:
         causes = _fed_anew(verdict, {"copy": copied, "rival": rival})

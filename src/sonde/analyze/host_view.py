@@ -20,8 +20,10 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.analyze.advice import next_step
+from sonde.analyze.blame import LAUNCH_PATH_NS
 from sonde.analyze.causes import CAUSES, IO_REASONS, LOADER
-from sonde.analyze.device_totals import ranked_bounds, with_runs
+from sonde.analyze.device_totals import with_runs
+from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
 from sonde.model.timeline import CallKind, Timeline, Total, Way
 from sonde.model.verdict import Advice, Bound, CauseShare, Place, Verdict
 
@@ -29,14 +31,11 @@ OWN_THREAD = "sonde"
 """What Sonde's own thread in a process is called; what it does, the program does not."""
 LAUNCH_NS = 5_000
 """What a launch takes a thread, about; they are not probed."""
-LAUNCH_PATH_NS = 200_000
-"""As for devices that were traced: code that takes longer from one launch to the next is more than
-a way to it."""
 FOR_COPIES = 0.8
 """So many copies to the device for each wait, and the waits are for the copies."""
 THREADS = 3
-LEAST_SHARE = 0.05
-"""Threads with less than this of the busiest one's calls, and causes below it, are not told of."""
+LEAST_CALLS = 0.05
+"""Threads with less than this of the busiest one's calls are not told of."""
 
 _OF_CALL = {
     CallKind.COPY: "copy",
@@ -84,7 +83,7 @@ def host_verdicts(timeline: Timeline) -> list[Verdict]:
         asked[lane] += 0 if lane in own else count * LAUNCH_NS
     window = max(1, timeline.end_ns - timeline.start_ns)
     ranked = sorted(((ns, lane) for lane, ns in asked.items() if ns), reverse=True)
-    told = [lane for ns, lane in ranked[:THREADS] if ns >= LEAST_SHARE * max(ranked)[0]]
+    told = [lane for ns, lane in ranked[:THREADS] if ns >= LEAST_CALLS * max(ranked)[0]]
     timed = timeline.timed_ns
     timed_ns = max(1, timed[1] - timed[0]) if timed else window
     verdicts = []
