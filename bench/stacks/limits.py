@@ -223,9 +223,8 @@ def long_walks(folder: Path, seconds: float) -> Iterator[Figure]:
 
 def _frames(it: _Watch) -> list[int]:
     """Of each stack that was seen; Python's are two words each."""
-    seen = it.kernel.stacks(list(it.sampler.drain(0, True).stacks))
-    words = [user for _, _, user, _ in seen]
-    return [len(user) - _python_frames(user) for user in words]
+    seen = it.kernel.walks(list(it.sampler.drain(0, True).stacks))
+    return [len(walk.user) - _python_frames(walk.user) for walk in seen]
 
 
 def _python_frames(user: Sequence[int]) -> int:

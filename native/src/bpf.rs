@@ -16,6 +16,7 @@ use pyo3::types::PyTuple;
 
 use crate::columns::Columns;
 use crate::layout::{self, Layout};
+use crate::walks::Walk;
 use crate::{maps, perf};
 use links::Links;
 
@@ -120,6 +121,25 @@ impl Bpf {
             .progs_mut()
             .find(|program| program.name() == name)
             .ok_or_else(|| PyKeyError::new_err(format!("no program {name}")))
+    }
+
+    /// Swap a pair of row maps and empty the one that is out of use: it, its keys, its values.
+    fn take_rows(&mut self, py: Python<'_>, rows: &str) -> PyResult<(&MapInfo, Vec<u8>, Vec<u8>)> {
+        let pair = self
+            .swapped
+            .get_mut(rows)
+            .ok_or_else(|| PyKeyError::new_err(format!("no rows {rows}")))?;
+        let outer = pair.outer;
+        let next = pair.rows[1 - pair.active].fd;
+        let full = &pair.rows[pair.active];
+        let (fd, key_size, value_size) = (full.fd, full.key_size, full.value_size);
+        let batch = full.max_entries.min(2048);
+        let (keys, values) = py.detach(|| -> std::io::Result<_> {
+            maps::replace_inner(outer, next)?;
+            maps::take_all(fd, key_size, value_size, batch)
+        })?;
+        pair.active = 1 - pair.active;
+        Ok((&pair.rows[1 - pair.active], keys, values))
     }
 }
 
@@ -291,41 +311,48 @@ impl Bpf {
 
     /// Swap the row maps, then empty the one that is out of use.
     fn drain<'py>(&mut self, py: Python<'py>, rows: &str) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let pair = self
-            .swapped
-            .get_mut(rows)
-            .ok_or_else(|| PyKeyError::new_err(format!("no rows {rows}")))?;
-        let outer = pair.outer;
-        let next = pair.rows[1 - pair.active].fd;
-        let full = &pair.rows[pair.active];
-        let (fd, key_size, value_size) = (full.fd, full.key_size, full.value_size);
-        let batch = full.max_entries.min(2048);
-        let (keys, values) = py.detach(|| -> std::io::Result<_> {
-            maps::replace_inner(outer, next)?;
-            maps::take_all(fd, key_size, value_size, batch)
-        })?;
-        pair.active = 1 - pair.active;
-        let full = &pair.rows[1 - pair.active];
-        let mut out = Vec::with_capacity(keys.len() / key_size);
-        for (key, value) in keys.chunks_exact(key_size).zip(values.chunks_exact(value_size)) {
-            out.push(tuple_of(py, full, key, value)?);
-        }
-        Ok(out)
+        let (full, keys, values) = self.take_rows(py, rows)?;
+        let rows = keys.chunks_exact(full.key_size).zip(values.chunks_exact(full.value_size));
+        rows.map(|(key, value)| tuple_of(py, full, key, value)).collect()
     }
 
-    /// Frames of the stacks still kept under these ids: (id, kernel addresses, user words, why the
-    /// walk ended).
-    fn stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<maps::Stack>> {
+    /// The same, kept packed.
+    fn drain_columns(&mut self, py: Python<'_>, rows: &str) -> PyResult<Columns> {
+        let (full, keys, values) = self.take_rows(py, rows)?;
+        let mut layout = full.key.clone();
+        layout.size = full.key_size + full.value_size;
+        layout.fields.extend(full.value.fields.iter().cloned().map(|mut field| {
+            field.offset += full.key_size;
+            field
+        }));
+        let mut packed = Vec::with_capacity(keys.len() + values.len());
+        for (key, value) in
+            keys.chunks_exact(full.key_size).zip(values.chunks_exact(full.value_size))
+        {
+            packed.extend_from_slice(key);
+            packed.extend_from_slice(value);
+        }
+        Ok(Columns::new(layout, packed))
+    }
+
+    /// Those of the stacks that are still kept.
+    fn walks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<Walk>> {
         let map = self.map("stacks")?;
         let (fd, size) = (map.fd, map.value_size);
-        Ok(py.detach(|| maps::stacks(fd, size, &ids)))
+        let found = py.detach(|| maps::walks(fd, size, &ids));
+        Ok(found.into_iter().map(Walk::new).collect())
     }
 
     /// Make room: drop these stacks. One that is seen again is stored again.
-    fn forget_stacks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<()> {
+    /// `short` are known to be of one piece.
+    #[pyo3(signature = (ids, short=vec![]))]
+    fn forget_stacks(&self, py: Python<'_>, ids: Vec<u64>, short: Vec<u64>) -> PyResult<()> {
         let map = self.map("stacks")?;
         let (fd, size, most) = (map.fd, map.value_size, map.max_entries);
-        py.detach(|| maps::forget(fd, size, most, &ids));
+        py.detach(|| {
+            maps::delete_all(fd, &short);
+            maps::forget(fd, size, most, &ids);
+        });
         Ok(())
     }
 

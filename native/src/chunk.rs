@@ -12,12 +12,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arrow_array::{builder, ArrayRef, BooleanArray, Float64Array, Int32Array, RecordBatch};
-use arrow_array::{StringArray, UInt32Array, UInt64Array};
+use arrow_array::{ListArray, StringArray, UInt32Array, UInt64Array};
+use arrow_buffer::OffsetBuffer;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 use serde_json::{json, Value};
 
 use crate::columns::Column;
@@ -77,11 +78,33 @@ fn ready_column(column: &Column, ty: &DataType) -> PyResult<ArrayRef> {
         (Column::Ints { values }, DataType::Float64) => {
             Arc::new(values.iter().map(|v| Some(*v as f64)).collect::<Float64Array>())
         }
+        (Column::Floats { values }, DataType::Float64) => {
+            Arc::new(Float64Array::from(values.clone()))
+        }
         (Column::Texts { values }, DataType::Utf8) => {
             Arc::new(StringArray::from_iter_values(values))
         }
+        (Column::Lists { values, ends }, DataType::List(item)) => {
+            let starts = [0].iter().chain(ends).zip(ends);
+            let lengths = starts.map(|(start, end)| end - start);
+            let values = Arc::new(UInt64Array::from(values.clone()));
+            let offsets = OffsetBuffer::from_lengths(lengths);
+            Arc::new(ListArray::try_new(item.clone(), offsets, values, None).map_err(bad)?)
+        }
         _ => return Err(bad("a column of the wrong type")),
     })
+}
+
+/// Straight from the objects: a copy of each in between would cost as much again.
+fn texts(values: &Bound<'_, PyAny>) -> PyResult<ArrayRef> {
+    let Ok(list) = values.cast::<PyList>() else {
+        return Ok(Arc::new(StringArray::from(values.extract::<Vec<String>>()?)));
+    };
+    let mut column = builder::StringBuilder::with_capacity(list.len(), 16 * list.len());
+    for value in list {
+        column.append_value(value.cast::<PyString>()?.to_str()?);
+    }
+    Ok(Arc::new(column.finish()))
 }
 
 fn array(values: &Bound<'_, PyAny>, ty: &DataType) -> PyResult<ArrayRef> {
@@ -94,7 +117,7 @@ fn array(values: &Bound<'_, PyAny>, ty: &DataType) -> PyResult<ArrayRef> {
         DataType::Int32 => Arc::new(Int32Array::from(values.extract::<Vec<i32>>()?)),
         DataType::Float64 => Arc::new(Float64Array::from(values.extract::<Vec<f64>>()?)),
         DataType::Boolean => Arc::new(BooleanArray::from(values.extract::<Vec<bool>>()?)),
-        DataType::Utf8 => Arc::new(StringArray::from(values.extract::<Vec<String>>()?)),
+        DataType::Utf8 => texts(values)?,
         DataType::List(item) => {
             let mut list =
                 builder::ListBuilder::new(builder::UInt64Builder::new()).with_field(item.clone());

@@ -23,8 +23,20 @@ pub struct Columns {
 #[pyclass(frozen)]
 #[derive(Clone)]
 pub enum Column {
-    Ints { values: Vec<u64> },
-    Texts { values: Vec<String> },
+    Ints {
+        values: Vec<u64>,
+    },
+    Floats {
+        values: Vec<f64>,
+    },
+    Texts {
+        values: Vec<String>,
+    },
+    /// Lists of numbers one behind another, and where each ends.
+    Lists {
+        values: Vec<u64>,
+        ends: Vec<usize>,
+    },
 }
 
 #[pymethods]
@@ -32,7 +44,9 @@ impl Column {
     fn __len__(&self) -> usize {
         match self {
             Self::Ints { values } => values.len(),
+            Self::Floats { values } => values.len(),
             Self::Texts { values } => values.len(),
+            Self::Lists { ends, .. } => ends.len(),
         }
     }
 }
@@ -113,9 +127,20 @@ impl Columns {
         Ok(Column::Ints { values: self.values(field).map(|v| v / unit * unit).collect() })
     }
 
+    /// A column for the encoder: values times a factor.
+    fn scaled(&self, name: &str, factor: f64) -> PyResult<Column> {
+        let field = self.field(name)?;
+        Ok(Column::Floats { values: self.values(field).map(|v| v as f64 * factor).collect() })
+    }
+
     /// A column of zeros for the encoder.
     fn zeros(&self) -> Column {
-        Column::Ints { values: vec![0; self.__len__()] }
+        self.repeated(0)
+    }
+
+    /// A column for the encoder with one number in every row.
+    fn repeated(&self, value: u64) -> Column {
+        Column::Ints { values: vec![value; self.__len__()] }
     }
 
     /// A column for the encoder that says the same in every row.

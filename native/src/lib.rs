@@ -17,6 +17,7 @@ mod perf;
 mod prio;
 mod symbols;
 mod unwind;
+mod walks;
 
 /// The library for profiled processes (inject/); empty where it cannot be built.
 #[pyfunction]
@@ -40,5 +41,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     prio::register(module)?;
     symbols::register(module)?;
     unwind::register(module)?;
+    walks::register(module)?;
     Ok(())
 }

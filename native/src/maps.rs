@@ -7,8 +7,16 @@ use std::ptr;
 
 use libbpf_sys as sys;
 
-/// (id, kernel addresses, user words, why the walk ended), leaf first.
-pub type Stack = (u64, Vec<u64>, Vec<u64>, u32);
+/// A walk as the kernel kept it, leaf first.
+pub struct Walked {
+    pub id: u64,
+    pub kernel: Vec<u64>,
+    pub user: Vec<u64>,
+    /// Why it ended.
+    pub stop: u32,
+    /// It is kept in several pieces.
+    pub is_long: bool,
+}
 
 fn checked(rc: i32) -> Result<()> {
     if rc < 0 {
@@ -193,12 +201,13 @@ fn piece(fd: RawFd, id: u64, raw: &mut [u8]) -> Option<Piece> {
 }
 
 /// The stacks still kept under `ids`, their pieces joined.
-pub fn stacks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Stack> {
+pub fn walks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Walked> {
     const STOP_TAIL: u32 = 18; // enum unwind_stop
     let mut raw = vec![0u8; value_size];
     let mut out = Vec::with_capacity(ids.len());
     for &id in ids {
         let Some(mut first) = piece(fd, id, &mut raw) else { continue };
+        let is_long = first.next != 0;
         let mut left = MAX_PIECES;
         while first.next != 0 && left > 0 {
             left -= 1;
@@ -209,7 +218,8 @@ pub fn stacks(fd: RawFd, value_size: usize, ids: &[u64]) -> Vec<Stack> {
             first.user.extend(more.user);
             first.next = more.next;
         }
-        out.push((id, first.kernel, first.user, first.stop));
+        let Piece { kernel, user, stop, .. } = first;
+        out.push(Walked { id, kernel, user, stop, is_long });
     }
     out
 }
@@ -238,6 +248,28 @@ pub fn keys(fd: RawFd, most: usize) -> Vec<u64> {
         found.push(key);
     }
     found
+}
+
+/// Delete the entries of a map with keys of 8 bytes, many at a call; those that are gone are passed
+/// over.
+pub fn delete_all(fd: RawFd, keys: &[u64]) {
+    let mut left = keys;
+    while !left.is_empty() {
+        let mut count = left.len() as u32;
+        // SAFETY: `count` keys of 8 bytes.
+        let rc =
+            unsafe { sys::bpf_map_delete_batch(fd, left.as_ptr().cast(), &mut count, ptr::null()) };
+        if rc == 0 {
+            return;
+        }
+        // It stopped at one that is gone, or the kernel knows no such call.
+        let (done, rest) = left.split_at((count as usize).min(left.len() - 1));
+        if rc != -libc::ENOENT && done.is_empty() {
+            left.iter().for_each(|id| drop(delete(fd, &id.to_ne_bytes())));
+            return;
+        }
+        left = &rest[1..];
+    }
 }
 
 /// Drop stacks, with those of their pieces that no stack left here goes on in.

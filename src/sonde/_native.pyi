@@ -6,9 +6,9 @@ Raises OSError with the kernel's number where the kernel refuses.
 from collections.abc import Mapping, Sequence
 from mmap import mmap
 
+from sonde.model.code import KnownFrame
+
 Row = tuple[int, ...]
-Stack = tuple[int, list[int], list[int], int]
-"""(id, kernel addresses, user words, why the walk ended), leaf first; see abi/unwind.h."""
 
 VERSION: str
 
@@ -65,11 +65,15 @@ class Bpf:
     def drain(self, rows: str) -> list[Row]:
         """Take all rows since the last call; none is lost or seen twice."""
 
-    def stacks(self, ids: Sequence[int]) -> list[Stack]:
-        """The frames of those of the stacks that are still kept."""
+    def drain_columns(self, rows: str) -> Columns:
+        """The same, kept packed."""
 
-    def forget_stacks(self, ids: Sequence[int]) -> None:
-        """Drop stacks to make room; one that is seen again is stored again."""
+    def walks(self, ids: Sequence[int]) -> list[Walk]:
+        """Those of the stacks that are still kept."""
+
+    def forget_stacks(self, ids: Sequence[int], short: Sequence[int] = ()) -> None:
+        """Drop stacks to make room; one that is seen again is stored again. `short` are known to be
+        of one piece."""
 
     def stacks_kept(self) -> int:
         """How many stacks and pieces of long stacks are kept."""
@@ -101,8 +105,60 @@ class Bpf:
     def map_bytes(self) -> int:
         """Kernel memory of the object's maps."""
 
+class Walk:
+    """The stack of a thread as the kernel brought it back, leaf first; see abi/unwind.h."""
+
+    id: int
+    kernel: list[int]
+    """Addresses."""
+    user: list[int]
+    """Addresses, and frames of Python: two words each, the first with its highest bit set."""
+    stop: int
+    """Why it ended."""
+    is_long: bool
+    """Whether the kernel keeps it in several pieces."""
+
+class Places:
+    """Frames by place: (address, 1 where it is a leaf's, else 0), or a Python frame's two words."""
+
+    def __init__(self) -> None: ...
+    def __len__(self) -> int: ...
+    def get(self, word: int, second: int = 0) -> KnownFrame | None: ...
+    def put(
+        self,
+        word: int,
+        second: int,
+        frame: KnownFrame,
+        absent: bool = False,
+        apart: bool = False,
+    ) -> None:
+        """`absent`: walks leave the frame out; `apart`: no walk with it is named here."""
+
+    def drop(self, word: int) -> None:
+        """Forget all places with this first word."""
+
+    def clear(self) -> None: ...
+
+def frames_of(
+    walks: Sequence[Walk], kernel: Places, native: Places, python: Places | None = None
+) -> list[tuple[KnownFrame, ...] | None]:
+    """The frames of each walk, where all are known and none is apart. Without `python` a walk with
+    frames of Python has none."""
+
+def python_codes(walks: Sequence[Walk]) -> list[int]:
+    """First words of frames of Python in walks, each once."""
+
+def unknown_places(
+    walks: Sequence[Walk], kernel: Places, native: Places, python: Places | None = None
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
+    """Places of walks that have no frame yet, each once: in the kernel, in user code, of Python."""
+
+def stack_columns(stacks: list[tuple[KnownFrame, ...]]) -> tuple[Column, list[Column]]:
+    """For the encoder: the ids of the frames of each stack; of every frame once, its id and what it
+    says, column by column; of no frame, its ids alone."""
+
 class Columns:
-    """Records from a ring, kept packed."""
+    """Records from a ring or rows of a map, kept packed."""
 
     def __len__(self) -> int: ...
     def column(self, name: str) -> list[int]: ...
@@ -121,6 +177,10 @@ class Columns:
     def ints(self, name: str, unit: int = 1) -> Column:
         """For the encoder: values rounded down to a multiple of `unit`."""
 
+    def scaled(self, name: str, factor: float) -> Column:
+        """For the encoder: values times a factor."""
+
+    def repeated(self, value: int) -> Column: ...
     def zeros(self) -> Column: ...
     def constant(self, text: str) -> Column: ...
     def where_less(self, smaller: str, larger: str) -> Columns:

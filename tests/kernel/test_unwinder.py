@@ -15,6 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from sonde import procfs
+from sonde.agent.stacks import StackReader
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.kernel import Kernel
 from sonde.resolve import Resolver
@@ -78,7 +80,12 @@ class Watch:
             time.sleep(0.02)
         self.sampler.stop()
         batch = self.sampler.drain(0, True)
-        return {it[0]: it for it in self.kernel.stacks(list(batch.stacks))}
+        return self.walks(batch.stacks)
+
+    def walks(self, stacks):
+        """(id, addresses in the kernel, words of user code, why it ended) by id."""
+        kept = self.kernel.walks(list(stacks))
+        return {it.id: (it.id, it.kernel, it.user, it.stop) for it in kept}
 
     def close(self):
         self.unwinder.close()
@@ -108,13 +115,56 @@ def test_dropping_long_stacks_drops_all_their_pieces(watch, deep):
     assert it.sampler._bpf.stacks_kept() == 0
 
 
+def test_stacks_of_one_piece_are_dropped_together_though_some_are_gone(watch, tree):
+    process = subprocess.Popen([tree, "60", "20"])
+    try:
+        it = watch(process.pid)
+        it.settle(process.pid)
+        found = list(it.sample())
+        assert len(found) > 1
+        assert not any(walk.is_long for walk in it.kernel.walks(found))
+        it.kernel.forget_stacks([], short=found[:1])
+        assert it.sampler._bpf.stacks_kept() == len(found) - 1
+        it.kernel.forget_stacks([], short=[*found, 1])
+        assert it.sampler._bpf.stacks_kept() == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_walks_that_are_named_together_are_named_as_each_by_itself(watch):
+    source = "def f(n):\n    return [f(n - 1), f(n - 2)] if n > 1 else sorted(range(9))\n"
+    process = subprocess.Popen([sys.executable, "-c", source + "while True: f(12)\n"])
+    try:
+        it = watch(process.pid)
+        it.settle(process.pid)
+        it.sample(0.3)
+        walks = it.kernel.walks(list(it.sample()))
+        runs = it.resolver.processes.find(process.pid, procfs.read_stat(process.pid).start_ns)
+        reader = StackReader(it.resolver, it.unwinder)
+        alone = {walk.id: tuple(reader.frames(runs, walk.kernel, walk.user)) for walk in walks}
+        runs.forget_frames()
+        it.resolver.kernel_frames.clear()
+        reader = StackReader(it.resolver, it.unwinder)
+        together = {walk.id: frames for walk, frames in reader.named(runs, walks)}
+        assert together == alone
+        again = {walk.id: frames for walk, frames in reader.named(runs, walks)}
+        assert again == alone
+        kinds = {one.frame.kind for frames in alone.values() for one in frames}
+        assert kinds >= {"python", "user"}
+        assert len(alone) > 50
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_dropping_some_stacks_leaves_the_pieces_that_others_go_on_in(watch, deep):
     it = watch(deep.pid)
     it.settle(deep.pid)
     found = it.sample()
     kept = list(found)[::2]
     it.kernel.forget_stacks([stack for stack in found if stack not in kept])
-    assert {i[0]: i for i in it.kernel.stacks(kept)} == {stack: found[stack] for stack in kept}
+    assert it.walks(kept) == {stack: found[stack] for stack in kept}
 
 
 def test_without_bpf_loop_stacks_are_walked_by_frame_pointers(watch, deep):

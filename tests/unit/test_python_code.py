@@ -17,6 +17,20 @@ from sonde.unwind.cpython import Found, Interpreter, interpreter
 from sonde.unwind.python_code import PYTHON_FRAME
 
 FUNCTIONS = 400
+TAKES_OVER = """
+import sys
+def make(name):
+    return compile(f"def {name}():\\n    return 1\\n", f"{name}.py", "exec").co_consts[0]
+code = make("first")
+at, others = id(code), []
+print(at, flush=True)
+sys.stdin.readline()
+del code
+while id(code := make("second")) != at:
+    others.append(code)
+print(at, flush=True)
+sys.stdin.read()
+"""
 SOURCE = """
 import sys
 text = "def f():\\n" + "".join(f"    x{{i}} = {{i}}\\n" for i in range(100))
@@ -60,7 +74,8 @@ def process_of(pid: int) -> LiveProcess:
 def line_of(code: PythonCode, process: LiveProcess, python: Interpreter, at: int, nth: int) -> int:
     """The line that the frame of a function made above shows for one of its instructions."""
     place = python.code.instructions + 2 * nth if python.code.instructions else nth
-    known = code.frame([(process, python)], PYTHON_FRAME | at, 1 << 32 | place)
+    places = _native.Places()
+    known = code.frame([(process, python)], PYTHON_FRAME | at, 1 << 32 | place, places)
     assert known.frame.function == "f"
     return known.frame.line
 
@@ -91,3 +106,29 @@ def test_a_line_table_that_is_gone_when_it_is_asked_for_again_is_counted(python,
     assert code.lineless == 1
     assert line_of(code, process, python, addresses[-1], 80) > 40
     assert code.lineless == 1
+
+
+def test_another_code_object_in_the_same_place_has_another_name(python, monkeypatch):
+    monkeypatch.setattr("sonde.unwind.python_code.TRUST_NS", 0)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", TAKES_OVER], stdin=pipe, stdout=pipe, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        word = PYTHON_FRAME | int(program.stdout.readline())
+        code, owners = PythonCode(), [(process_of(program.pid), python)]
+        where = PYTHON_FRAME | 1 << 32 | python.code.instructions
+        places = code.places(owners, [word])
+        assert code.frame(owners, word, where, places).frame.function == "first"
+        places = code.places(owners, [word])
+        known = places.get(word, where)
+        assert known is not None
+        assert known.frame.function == "first"
+        program.stdin.write("go on\n")
+        program.stdin.flush()
+        assert int(program.stdout.readline()) | PYTHON_FRAME == word
+        places = code.places(owners, [word])
+        assert places.get(word, where) is None
+        assert code.frame(owners, word, where, places).frame.function == "second"
+        program.kill()

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from itertools import dropwhile
+from operator import attrgetter
+from typing import NamedTuple
 
+from sonde import _native
 from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
 from sonde.agent.unwinding import Unwinding
 from sonde.collect.collector import Batch, ProcessKey, TableRow
@@ -14,20 +16,22 @@ from sonde.collect.kernel import Kernel
 from sonde.collect.launch_sites import FRAMES_OF
 from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
-from sonde.sinks.chunk import ChunkBuilder
+from sonde.sinks.chunk import ChunkBuilder, columns_of
 from sonde.unwind.ends import TAIL_DROPPED
 
 KEPT_IN_KERNEL = 3 / 8
 """Stacks read and still kept in the kernel, of all that it has room for, before they are dropped
 there."""
 PROCESSES_TOLD_APART = 65_536
+_OWNER = attrgetter(*OWNER_COLUMNS)
 STACKS_CACHED = 16_384
 
 
-@dataclass(frozen=True, slots=True)
-class _Stack:
+class _Stack(NamedTuple):
     frames: tuple[KnownFrame, ...]
     complete: bool
+    is_long: bool
+    """The kernel keeps it in several pieces."""
 
 
 class Dictionary:
@@ -59,8 +63,8 @@ class Dictionary:
         Soon, that is: while their processes are remembered and the kernel still has their frames.
         """
         self._used_threads |= batch.threads
-        self._processes |= {(pid, start_ns) for pid, start_ns, _ in batch.threads}
-        self._used_stacks |= batch.stacks.keys() | batch.launch_stacks.keys()
+        self._processes.update([(pid, start_ns) for pid, start_ns, _ in batch.threads])
+        self._used_stacks.update(batch.stacks, batch.launch_stacks)
         self._resolve(batch.stacks)
         self._resolve(batch.launch_stacks, in_library=True)
         self._resolve_own(batch.own_stacks)
@@ -90,11 +94,7 @@ class Dictionary:
         """Add the entries that the rows since the last call need."""
         stacks, self._used_stacks = self._used_stacks, set()
         threads, self._used_threads = self._used_threads, set()
-        known = {
-            stack_id: self._stacks[stack_id] for stack_id in stacks if stack_id in self._stacks
-        }
-        chunk.add("stack", map(_stack_row, known.items()))
-        chunk.add("frame", _frame_rows(known.values()))
+        self._write_stacks(chunk, [it for it in stacks if it in self._stacks])
         chunk.add("process", self._process_rows(threads))
         chunk.add("thread", self._thread_rows(threads))
         while len(self._stacks) > STACKS_CACHED:
@@ -104,42 +104,60 @@ class Dictionary:
             self._processes.clear()
 
     def _resolve(self, owners: Mapping[int, ProcessKey], in_library: bool = False) -> None:
+        if not owners:
+            return
         unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
-        found = self._kernel.stacks(unknown)
+        found = self._kernel.walks(unknown)
         self.forgotten += len(unknown) - len(found)
-        for stack_id, kernel, user, stop in found:
-            self.tails_dropped += stop == TAIL_DROPPED
-            self._keep(stack_id, owners[stack_id], kernel, user, stop, in_library)
+        of_processes: dict[ProcessKey, list[_native.Walk]] = {}
+        for walk in found:
+            of_processes.setdefault(owners[walk.id], []).append(walk)
+        for owner, walks in of_processes.items():
+            process = self._resolver.processes.find(*owner)
+            for walk, frames in self.stacks.named(process, walks):
+                self.tails_dropped += walk.stop == TAIL_DROPPED
+                self._keep(walk.id, frames, walk.stop, in_library, walk.is_long)
         # Those known here too: dropped there once, they were stored again when they came again.
         self._forget_when_full(owners.keys())
 
     def _forget_when_full(self, stacks: Set[int]) -> None:
-        self._in_kernel |= stacks
+        self._in_kernel.update(stacks)
         if len(self._in_kernel) > self._in_kernel_most:
-            self._kernel.forget_stacks(list(self._in_kernel))
+            kept = self._stacks.get
+            short = {it for it in self._in_kernel if (at := kept(it)) and not at.is_long}
+            self._kernel.forget_stacks(list(self._in_kernel - short), list(short))
             self._in_kernel.clear()
 
     def _resolve_own(self, stacks: Mapping[int, tuple[ProcessKey, tuple[int, ...]]]) -> None:
         self._used_stacks |= stacks.keys()
         for stack_id, (owner, addresses) in stacks.items():
             if stack_id not in self._stacks:
-                self._keep(stack_id, owner, [], list(addresses), NOT_WALKED)
+                process = self._resolver.processes.find(*owner)
+                frames = tuple(self.stacks.frames(process, [], addresses))
+                self._keep(stack_id, frames, NOT_WALKED)
 
     def _keep(
         self,
         stack_id: int,
-        owner: ProcessKey,
-        kernel: list[int],
-        user: list[int],
+        frames: tuple[KnownFrame, ...],
         end: int,
         in_library: bool = False,
+        is_long: bool = False,
     ) -> None:
         self.named += 1
-        process = self._resolver.processes.find(*owner)
-        frames = tuple(self.stacks.frames(process, kernel, user))
         if in_library:
             frames = tuple(dropwhile(_is_of_library, frames))
-        self._stacks[stack_id] = _Stack(frames, is_whole(frames, end))
+        self._stacks[stack_id] = _Stack(frames, is_whole(frames, end), is_long)
+
+    def _write_stacks(self, chunk: ChunkBuilder, stacks: list[int]) -> None:
+        known = [self._stacks[stack_id] for stack_id in stacks]
+        ids, frames = _native.stack_columns([it.frames for it in known])
+        complete = [it.complete for it in known]
+        columns = (stacks, ids, complete)
+        chunk.add_part("stack", dict(zip(columns_of("stack"), columns, strict=True)))
+        chunk.add("frame", ())
+        if len(frames[0]):
+            chunk.add_part("frame", dict(zip(columns_of("frame"), frames, strict=True)))
 
     def _process_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         again, self._podless = self._podless, set()
@@ -147,8 +165,7 @@ class Dictionary:
             known = self._resolver.process(pid, start_ns)
             if known.owner.pod_uid and not known.owner.pod and (pid, start_ns) not in again:
                 self._podless.add((pid, start_ns))  # its name may come: tell of it once more
-            owner = (getattr(known.owner, column) for column in OWNER_COLUMNS)
-            yield pid, start_ns, known.ppid, known.comm, known.exe, *owner
+            yield pid, start_ns, known.ppid, known.comm, known.exe, *_OWNER(known.owner)
 
     def _thread_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         processes = self._resolver.processes
@@ -158,13 +175,3 @@ class Dictionary:
 
 def _is_of_library(known: KnownFrame) -> bool:
     return bool(FRAMES_OF.search(known.frame.binary))
-
-
-def _stack_row(item: tuple[int, _Stack]) -> TableRow:
-    stack_id, stack = item
-    return stack_id, [known.id for known in stack.frames], stack.complete
-
-
-def _frame_rows(stacks: Iterable[_Stack]) -> Iterable[TableRow]:
-    for known in {known.id: known for stack in stacks for known in stack.frames}.values():
-        yield (known.id, *known.frame)

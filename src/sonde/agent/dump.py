@@ -44,10 +44,13 @@ def dump(pid: int) -> list[ThreadStack]:
         told = []
         for it in threads:
             process = resolver.processes.find(pid, it.start_ns)
-            _, in_kernel, in_user, end = found.get(it.stack_id, (0, [], [], 0))
-            known = reader.frames(process, in_kernel, in_user)
+            walk = found.get(it.stack_id)
+            walks = [walk] if walk is not None else []
+            known = next((frames for _, frames in reader.named(process, walks)), ())
+            end = walk.stop if walk is not None else 0
             whole = is_whole(known, end)
-            why = "" if whole else ENDS[end].text if in_user else "its stack could not be taken"
+            taken = walk is not None and walk.user
+            why = "" if whole else ENDS[end].text if taken else "its stack could not be taken"
             name = resolver.processes.thread_name(process, it.tid)
             frames = tuple(one.frame for one in known)
             told.append(ThreadStack(it.tid, name, it.state, frames, whole, why))

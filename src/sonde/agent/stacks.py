@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from sonde import _native
 from sonde.agent.unwinding import Unwinding
 from sonde.resolve import KnownFrame, Resolver
+from sonde.resolve.frames import EVALUATION
 from sonde.resolve.live import LiveProcess
 from sonde.unwind import Interpreter, PythonCode
 from sonde.unwind.ends import WHOLE
@@ -24,8 +26,6 @@ ENTRIES = frozenset(
     }
 )
 """Where threads begin: a walk that ends in one of these is whole."""
-EVALUATION = "_PyEval_EvalFrameDefault"
-"""CPython's evaluation loop; on a stack in place of frames that it does not have."""
 _MOST_FORKS = 4
 """Generations between a process and the one that is known."""
 NOT_WALKED = -1
@@ -55,21 +55,58 @@ def aligned(frames: list[KnownFrame], loops: Sequence[tuple[int, int]]) -> list[
 
 
 class StackReader:
-    """Names the frames of walks."""
+    """Names the frames of walks.
+
+    What a place in code is called is asked for once, for all walks of a process together; a walk
+    whose places are all known is named in native code.
+    """
 
     def __init__(self, resolver: Resolver, unwinding: Unwinding) -> None:
         self._resolver = resolver
         self._unwinding = unwinding
         self.python = PythonCode()
 
+    def named(
+        self, process: LiveProcess, walks: Sequence[_native.Walk]
+    ) -> Iterator[tuple[_native.Walk, tuple[KnownFrame, ...]]]:
+        """Walks of one process with their frames."""
+        if process.image.pending:
+            process.space()
+        kernel, native, python = self._resolver.kernel_frames, process.frames, None
+        codes = _native.python_codes(walks)
+        owners = self._owners(process) if codes else []
+        if owners:
+            python = self.python.places(owners, codes)
+        *places, pairs = _native.unknown_places(walks, kernel, native, python)
+        self._resolver.prepare(process, *places)
+        if python is not None:
+            for pair in pairs:
+                self.python.frame(owners, *pair, python)
+        named = _native.frames_of(walks, kernel, native, python)
+        for walk, frames in zip(walks, named, strict=True):
+            if frames is None:
+                frames = tuple(self._merged(process, walk.kernel, walk.user, owners, python))
+            yield walk, frames
+
     def frames(
         self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
         """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
-        if not user or max(user) < PYTHON_FRAME:  # the highest bit tells them
-            return self._resolver.resolve(process, kernel, user)
-        owners = self._owners(process)
-        if not owners:
+        has_python = user and max(user) >= PYTHON_FRAME  # the highest bit tells them
+        owners = self._owners(process) if has_python else []
+        places = _native.Places() if owners else None
+        return self._merged(process, kernel, user, owners, places)
+
+    def _merged(
+        self,
+        process: LiveProcess,
+        kernel: Sequence[int],
+        user: Sequence[int],
+        owners: Sequence[tuple[LiveProcess, Interpreter]],
+        python: _native.Places | None,
+    ) -> list[KnownFrame]:
+        """`python`: of frames of Python that are known; None where there are none."""
+        if python is None:
             return self._resolver.resolve(process, kernel, user)
         frames = self._resolver.resolve(process, kernel, ())
         run: list[int] = []
@@ -77,8 +114,7 @@ class StackReader:
         words, has_leaf = iter(user), True
         if process.image.pending:
             process.space()
-        known_native = process.frames.get
-        known_python = self.python.fresh(process).get
+        known_native, known_python = process.frames.get, python.get
         loops: list[tuple[int, int]] = []
         """Where in `frames` those of each evaluation loop are."""
         for word in words:
@@ -94,9 +130,9 @@ class StackReader:
                 run = []
             has_leaf = False
             where = next(words, 0)
-            known = known_python((word, where))
+            known = known_python(word, where)
             if known is None:
-                known = self.python.frame(owners, word, where)
+                known = self.python.frame(owners, word, where, python)
             if known is not NO_FRAME:
                 end = len(frames)
                 begin = loops.pop()[0] if loops and loops[-1][1] == end else end

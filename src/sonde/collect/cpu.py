@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from sonde import _native
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
@@ -39,15 +40,27 @@ class CpuSampler(Attached):
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """One row of `sample` for each thread and stack; weights in samples and in ns."""
+        rows = self.take()
         batch = Batch()
-        rows = batch.rows["sample"] = []
-        for pid, tid, start, stack_id, count in self._bpf.drain("samples"):
-            start_ns = start - start % START_UNIT_NS
-            weight_ns = count * self._period_ns
-            rows.append(
-                (since_ns, "cpu", "", pid, start_ns, tid, stack_id, float(count), weight_ns, 0.0)
-            )
-            batch.stacks[stack_id] = (pid, start_ns)
-            batch.threads.add((pid, start_ns, tid))
-            batch.seen += count
+        if not len(rows):
+            return batch
+        batch.add_who(rows)
+        batch.seen = sum(rows.column("count"))
+        columns = {
+            "time_ns": rows.repeated(since_ns),
+            "kind": rows.constant("cpu"),
+            "name": rows.constant(""),
+            "pid": rows.ints("tgid"),
+            "start_ns": rows.ints("start_ns", START_UNIT_NS),
+            "tid": rows.ints("tid"),
+            "stack_id": rows.ints("stack_id"),
+            "weight_count": rows.ints("count"),
+            "weight_ns": rows.scaled("count", self._period_ns),
+            "weight_bytes": rows.zeros(),
+        }
+        batch.parts.append(("sample", columns))
         return batch
+
+    def take(self) -> _native.Columns:
+        """The counts since the last call, with the fields of `FIELDS`."""
+        return self._bpf.drain_columns("samples")

@@ -69,12 +69,10 @@ class ThreadDump:
     def _see_running(self, threads: dict[int, ThreadState], left: set[int]) -> None:
         for _ in range(LOOKS):
             time.sleep(LOOK_S)
-            for row in self._sampler.drain(0, to_the_end=True).rows["sample"]:
-                start_ns, tid, stack_id = row[4:7]
-                assert isinstance(start_ns, int)
-                assert isinstance(stack_id, int)
-                if isinstance(tid, int) and tid in left and stack_id:
-                    threads[tid] = ThreadState(tid, start_ns, "R", stack_id)
+            seen = self._sampler.take().rows(["tid", "start_ns", "stack_id"])
+            for tid, start_ns, stack_id in seen:
+                if tid in left and stack_id:
+                    threads[tid] = ThreadState(tid, _cut(start_ns), "R", stack_id)
                     left.discard(tid)
             if not left:
                 return
@@ -115,7 +113,7 @@ def _lowest(bits: int) -> int:
     return bits & -bits
 
 
-def stacks(kernel: Kernel, threads: list[ThreadState]) -> dict[int, _native.Stack]:
+def stacks(kernel: Kernel, threads: list[ThreadState]) -> dict[int, _native.Walk]:
     """The walks of `threads` by the id of their stack."""
     wanted = [it.stack_id for it in threads if it.stack_id]
-    return {found[0]: found for found in kernel.stacks(wanted)}
+    return {found.id: found for found in kernel.walks(wanted)}

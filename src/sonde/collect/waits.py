@@ -7,7 +7,7 @@ import struct
 from collections.abc import Mapping
 
 from sonde import _native
-from sonde.collect.collector import Batch
+from sonde.collect.collector import Batch, TableRow
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
 from sonde.procfs import START_UNIT_NS
@@ -87,8 +87,7 @@ class WaitCollector:
         if self._walk is not None and self._switches and (to_the_end or self._misses_threads()):
             self._bpf.walk(self._walk)
         batch = Batch()
-        for row in self._bpf.drain("waits"):
-            self._add(batch, since_ns, row)
+        self._add_rows(batch, since_ns, self._bpf.drain("waits"))
         self._add_spans(batch)
         return batch
 
@@ -102,28 +101,31 @@ class WaitCollector:
         self._missed, new = missed, missed > self._missed
         return new
 
-    def _add(self, batch: Batch, since_ns: int, row: _native.Row) -> None:
-        pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *rest = row
-        weight_count, weight_blocked, weight_runqueue, max_blocked, max_runqueue, *waker = rest
-        start_ns = start - start % START_UNIT_NS
-        name, call = reason_of(nr)
-        who = (pid, start_ns, tid)
-        batch.threads.add(who)
-        batch.seen += count
-        for kind, ns, weight_ns, max_ns in (
-            ("blocked", blocked_ns, weight_blocked, max_blocked),
-            ("runqueue", runqueue_ns, weight_runqueue, max_runqueue),
-        ):
-            if not ns:
-                continue
-            batch.add(
-                "activity",
-                (since_ns, kind, name, "", call, "", 0, *who, count, ns, 0, max_ns, *waker),
-            )
-            if stack_id:
-                weights = (float(weight_count), float(weight_ns), 0.0)
-                batch.add("sample", (since_ns, kind, name, *who, stack_id, *weights))
-                batch.stacks[stack_id] = (pid, start_ns)
+    @staticmethod
+    def _add_rows(batch: Batch, since_ns: int, rows: list[_native.Row]) -> None:
+        activity: list[TableRow] = []
+        sample: list[TableRow] = []
+        for pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *rest in rows:
+            weight_count, weight_blocked, weight_runqueue, max_blocked, max_runqueue, *waker = rest
+            start_ns = start - start % START_UNIT_NS
+            name, call = reason_of(nr)
+            who = (pid, start_ns, tid)
+            batch.threads.add(who)
+            batch.seen += count
+            for kind, ns, weight_ns, max_ns in (
+                ("blocked", blocked_ns, weight_blocked, max_blocked),
+                ("runqueue", runqueue_ns, weight_runqueue, max_runqueue),
+            ):
+                if not ns:
+                    continue
+                what = (kind, name, "", call, "", 0)
+                activity.append((since_ns, *what, *who, count, ns, 0, max_ns, *waker))
+                if stack_id:
+                    weights = (float(weight_count), float(weight_ns), 0.0)
+                    sample.append((since_ns, kind, name, *who, stack_id, *weights))
+                    batch.stacks[stack_id] = (pid, start_ns)
+        batch.rows |= {"activity": activity} if activity else {}
+        batch.rows |= {"sample": sample} if sample else {}
 
     def _add_spans(self, batch: Batch) -> None:
         ring = self._bpf.drain_ring("wait_spans", "wait_span", SPANS_A_TICK)

@@ -36,6 +36,13 @@ class Frame(NamedTuple):
         return self.binary if self.binary.startswith("[") else f"[{self.binary or 'unknown'}]"
 
 
+class KnownFrame(NamedTuple):
+    """A frame and its id, which is the same wherever the same code location is seen."""
+
+    id: int
+    frame: Frame
+
+
 NO_STACK = Frame(kind="unknown", function="", binary="[no stack]")
 """Stands in for a stack that was not taken."""
 

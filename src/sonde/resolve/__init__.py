@@ -6,7 +6,8 @@ Everything it keeps is bounded; `Counters` tells what did not fit or could not b
 stay in here: what leaves are file names.
 """
 
+from sonde.model.code import KnownFrame
 from sonde.resolve.counters import Counters
-from sonde.resolve.frames import KnownFrame, Resolver
+from sonde.resolve.frames import Resolver
 
 __all__ = ["Counters", "KnownFrame", "Resolver"]

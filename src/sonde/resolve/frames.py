@@ -3,8 +3,8 @@
 
 ```
 address ──▶ frames of its process ──▶ frames of (file, offset) ──▶ symbol index of the file
-            one dict lookup            where another process        native; kept for the
-                                       has seen it                  files used last
+            native; whole walks        where another process        native; kept for the
+            at once                    has seen it                  files used last
 ```
 No address is dropped: without a symbol its frame keeps binary and offset, without a mapping it is
 unknown.
@@ -19,7 +19,7 @@ from sys import intern
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sonde import _native
-from sonde.model.code import Frame
+from sonde.model.code import Frame, KnownFrame
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.model.process import Process
 from sonde.resolve.binaries import Binaries, Binary
@@ -51,15 +51,14 @@ MAX_NEW_FILES: Final = 32
 
 MAX_KERNEL_FRAMES: Final = 16_384
 
+EVALUATION: Final = "_PyEval_EvalFrameDefault"
+"""CPython's evaluation loop; on a stack in place of frames that it does not have."""
 _KERNEL: Final = "[kernel]"
 _JIT: Final = "[jit]"
 
 
-class KnownFrame(NamedTuple):
-    """A frame and its id, which is the same wherever the same code location is seen."""
-
-    id: int
-    frame: Frame
+CodePlace = tuple[int, int]
+"""(address, 1 where it is a leaf's: where the code was; else 0: the call is before it)"""
 
 
 class _Place(NamedTuple):
@@ -75,6 +74,14 @@ def frame_id(frame: Frame) -> int:
     content = "\0".join(map(str, frame))
     digest = blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
+
+
+def _places(addresses: Sequence[int], has_leaf: bool) -> list[CodePlace]:
+    """Of a stack's part, leaf first."""
+    places = [(address, 0) for address in addresses]
+    if has_leaf:
+        places[0] = (addresses[0], 1)
+    return places
 
 
 _UNMAPPED: Final = Frame("unknown", "", "[unknown]")
@@ -108,7 +115,8 @@ class Resolver:
         self._placed: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
         self._nowhere: Recent[Frame, KnownFrame] = Recent(MAX_FRAMES // 4)
         """Frames that have no place of their own: generated code."""
-        self._kernel: dict[int, KnownFrame] = {}
+        self.kernel_frames = _native.Places()
+        """Of addresses in the kernel that are known already."""
         self._kernel_build_id = _native.kernel_build_id()
         self._users: set[LiveProcess] = set()
         """Processes that have frames."""
@@ -172,7 +180,7 @@ class Resolver:
         files, file_bytes, _, functions, kernel_bytes = self._symbols.usage()
         return {
             "processes": len(self.processes),
-            "frames": len(self._placed) + len(self._nowhere) + len(self._kernel),
+            "frames": len(self._placed) + len(self._nowhere) + len(self.kernel_frames),
             "files_open": self._binaries.held_open,
             "files_indexed": files,
             "file_index_bytes": file_bytes,
@@ -210,27 +218,35 @@ class Resolver:
         """
         found: list[KnownFrame | None] = []
         if kernel:
-            get = self._kernel.get
-            found = [get(address) for address in kernel]
-            found[0] = get(-kernel[0])
+            places = _places(kernel, True)
+            found = [self.kernel_frames.get(*place) for place in places]
             if not all(found):
-                self._look_up_kernel(kernel, found)
+                self._look_up_kernel(places, found)
         if user:
             if process.image.pending:
                 process.space()
-            get = process.frames.get
-            frames = [get(address) for address in user]
-            if has_leaf:
-                frames[0] = get(-user[0])
-            found += frames if all(frames) else self._look_up(process, user, frames, has_leaf)
+            places = _places(user, has_leaf)
+            frames = [process.frames.get(*place) for place in places]
+            found += frames if all(frames) else self._look_up(process, places, frames)
         return found  # type: ignore[return-value]  # every None was replaced
 
-    def _look_up_kernel(self, addresses: Sequence[int], frames: list[KnownFrame | None]) -> None:
+    def prepare(
+        self, process: LiveProcess, kernel: Sequence[CodePlace], user: Sequence[CodePlace]
+    ) -> None:
+        """Look up places that are not known yet, all at once: a file is asked once for many. Those
+        that lie nowhere stay unknown."""
+        if kernel:
+            self._look_up_kernel(kernel, [None] * len(kernel))
+        if user:
+            self._look_up(process, user, [None] * len(user), is_stack=False)
+
+    def _look_up_kernel(self, places: Sequence[CodePlace], frames: list[KnownFrame | None]) -> None:
         missing = [i for i, frame in enumerate(frames) if frame is None]
-        found = self._symbols.kernel([max(addresses[i] - (i > 0), 0) for i in missing])
-        if len(self._kernel) > MAX_KERNEL_FRAMES:
-            self._forgotten += len(self._kernel)
-            self._kernel.clear()
+        lookups = [max(places[i][0] - (not places[i][1]), 0) for i in missing]
+        found = self._symbols.kernel(lookups)
+        if len(self.kernel_frames) > MAX_KERNEL_FRAMES:
+            self._forgotten += len(self.kernel_frames)
+            self.kernel_frames.clear()
         for i, symbol in zip(missing, found, strict=True):
             if symbol is None:
                 frame = Frame("kernel", "", _KERNEL)
@@ -242,21 +258,20 @@ class Resolver:
                 frame = Frame("kernel", intern(name), intern(binary), build_id, offset)
             known = KnownFrame(frame_id(frame), frame)
             self.counters.frames_new += 1
-            self._kernel[addresses[i] if i else -addresses[0]] = frames[i] = known
+            self.kernel_frames.put(*places[i], known)
+            frames[i] = known
 
     def _look_up(
         self,
         process: LiveProcess,
-        addresses: Sequence[int],
+        places: Sequence[CodePlace],
         frames: list[KnownFrame | None],
-        has_leaf: bool,
+        is_stack: bool = True,
     ) -> list[KnownFrame | None]:
-        """Fill in the frames that are None."""
-        first = 0 if has_leaf else -1  # the last place at which no call is behind
+        """Fill in the frames that are None; of a stack, those astray become one."""
         wanted: dict[Binary, list[_Place]] = {}
         missing = [i for i, known in enumerate(frames) if known is None]
-        lookups = [addresses[i] - (i > first) for i in missing]
-        keys = [address if i > first else -address for i, address in enumerate(addresses)]
+        lookups = [places[i][0] - (not places[i][1]) for i in missing]
         astray = 0
         mappings = self._mappings(process, lookups)
         for i, address, mapping in zip(missing, lookups, mappings, strict=True):
@@ -276,18 +291,19 @@ class Resolver:
                 if frames[i] is None:
                     wanted.setdefault(binary, []).append(_Place(i, offset, mapping))
                     continue
-            self._keep(process, keys[i], frames[i])
-        for binary, places in wanted.items():
-            for place, known in zip(places, self._symbolize(process, binary, places), strict=True):
+            self._keep(process, places[i], frames[i])
+        for binary, there in wanted.items():
+            for place, known in zip(there, self._symbolize(process, binary, there), strict=True):
                 frames[place.position] = known
-                self._keep(process, keys[place.position], known)
-        self.counters.frames_unmapped += astray
-        if astray > 1:
-            runs = zip([None, *frames], frames, strict=False)
-            return [it for before, it in runs if it is not _ASTRAY or before is not it]
+                self._keep(process, places[place.position], known)
+        if is_stack:
+            self.counters.frames_unmapped += astray
+            if astray > 1:
+                runs = zip([None, *frames], frames, strict=False)
+                return [it for before, it in runs if it is not _ASTRAY or before is not it]
         return frames
 
-    def _keep(self, process: LiveProcess, key: int, known: KnownFrame | None) -> None:
+    def _keep(self, process: LiveProcess, place: CodePlace, known: KnownFrame | None) -> None:
         if known is None:
             return
         if self._in_use >= MAX_PROCESS_FRAMES:
@@ -298,7 +314,7 @@ class Resolver:
             self._in_use = 0
         self._in_use += 1
         self._users.add(process)
-        process.frames[key] = known
+        process.frames.put(*place, known, apart=known.frame.function == EVALUATION)
 
     @staticmethod
     def _mappings(process: LiveProcess, addresses: Sequence[int]) -> list[Mapping | None]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from sonde import procfs
+from sonde import _native, procfs
 from sonde.model.owner import UNKNOWN, Owner
 from sonde.model.process import KTHREADD_PID, Process
 from sonde.resolve.images import Image
 from sonde.resolve.mappings import AddressSpace
 
 if TYPE_CHECKING:
-    from sonde.resolve.frames import KnownFrame
     from sonde.resolve.perf_maps import ProcessPerfMap
 
 EXEC_GRACE_NS: Final = 15_000_000_000
@@ -46,8 +45,8 @@ class LiveProcess:
         self.dead_ns = 0
         """When it ended, CLOCK_MONOTONIC; 0 while it lives."""
         self.used_ns = 0
-        self.frames: dict[int, KnownFrame] = {}
-        """Of addresses already resolved: the address, negative where it was a leaf's."""
+        self.frames = _native.Places()
+        """Of addresses already resolved, and whether each was a leaf's."""
         self.owner: procfs.Owner | None = None
         self.perf_map: ProcessPerfMap | None = None
         self.step: tuple[str, str] | None = None

@@ -13,15 +13,16 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from sys import intern
 from typing import Final
 
-from sonde.model.code import Frame
-from sonde.resolve.frames import KnownFrame, frame_id
+from sonde import _native
+from sonde.model.code import Frame, KnownFrame
+from sonde.resolve.frames import frame_id
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.recent import Recent
 from sonde.unwind.cpython import Code, Interpreter
@@ -36,11 +37,14 @@ MAX_LINES_BYTES: Final = 1 << 18
 HELD_LINES_BYTES: Final = 8 << 20
 """Of all line tables. Those that go are read again when an instruction is new."""
 MAX_FRAMES: Final = 65_536
+MAX_PLACES: Final = 16_384
+"""Of processes, so that their walks are named at once; more than that are looked up anew."""
 TRUST_NS: Final = 200_000_000
 """How long what was read is believed without looking again."""
 _ASCII, _UNICODE_3_10, _UNICODE_3_12 = 40, (48, 72), (40, 56)
 _UNKNOWN: Final = Frame("python", "", "[python]")
 _numbers = count(1)
+_UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
 NO_FRAME: Final = KnownFrame(0, _UNKNOWN)
 """In place of a frame that is no code of anybody."""
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
@@ -92,9 +96,8 @@ class PythonCode:
         self._frames: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
         """By number of the code object and place of the instruction."""
         self._held = _HeldLines(lines_bytes)
-        self._fresh: dict[tuple[int, int], dict[tuple[int, int], KnownFrame]] = {}
-        """By process."""
-        self._fresh_until_ns = 0
+        self._places: dict[tuple[int, int], _native.Places] = {}
+        """By process, by the two words of a walk; of codes that are as they were."""
         self._memory: tuple[tuple[int, int], int] | None = None
         """The process that was asked last, and its memory, open."""
         self._own_pid = os.getpid()
@@ -109,30 +112,53 @@ class PythonCode:
         """Of line tables, now."""
         return self._held.bytes
 
-    def fresh(self, process: LiveProcess) -> dict[tuple[int, int], KnownFrame]:
-        """Frames of a process that were looked at a moment ago, by the two words of a walk."""
-        now_ns = time.monotonic_ns()
-        if now_ns > self._fresh_until_ns:
-            self._fresh_until_ns = now_ns + TRUST_NS
-            self._fresh = {}
-        return self._fresh.setdefault(process.key, {})
+    def places(
+        self, owners: Sequence[tuple[LiveProcess, Interpreter]], codes: Iterable[int]
+    ) -> _native.Places:
+        """Frames of a process that are known by the two words of a walk.
+
+        `codes`: first words that will be asked for. Each code object is looked at: where there is
+        another one by now, nothing is known of its frames.
+        """
+        process, python = owners[0]
+        if len(owners) > 1:
+            return _native.Places()  # it is gone, and whose memory tells is seen frame by frame
+        places = self._places.get(process.key)
+        if places is None:
+            if sum(map(len, self._places.values())) > MAX_PLACES:
+                self._places = {}
+            places = self._places[process.key] = _native.Places()
+            return places
+        if len(places) > MAX_PLACES:
+            places.clear()
+        for code in codes:
+            at = code & ~PYTHON_FRAME
+            known = self._known.get((*process.key, at))
+            if known is None or self._code(process, python, at) is not known:
+                places.drop(code)
+        return places
 
     def frame(
-        self, owners: Sequence[tuple[LiveProcess, Interpreter]], code: int, where: int
+        self,
+        owners: Sequence[tuple[LiveProcess, Interpreter]],
+        code: int,
+        where: int,
+        places: _native.Places,
     ) -> KnownFrame:
         """The frame of the two words that a walk brought; NO_FRAME for no code of anybody.
 
         `owners`: in whose memory it may be, first the process itself, where that is known.
         `where`: first line << 32 | place of the instruction, as the kernel packs it.
+        `places`: where it is noted.
         """
         for process, python in owners:
             found = self._find(process, python, code, where)
             if found is not None:
-                if (fresh := self._fresh.get(owners[0][0].key)) is not None:
-                    fresh[code, where] = found
+                places.put(code, where, found, absent=found is NO_FRAME)
                 return found
         self.unread += 1
-        return KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
+        places.put(code, where, _UNREAD)  # until its code is looked at again
+        return _UNREAD
 
     def _find(
         self, process: LiveProcess, python: Interpreter, code: int, where: int
