@@ -9,12 +9,13 @@ import time
 from ctypes import byref
 
 from sonde import _native
+from sonde.collect.devices.gpm import SHORTEST_NS
 from sonde.collect.devices.nvml import NvmlSource, find
 from sonde.collect.devices.nvml_device import NvmlDevice
 from sonde.collect.devices.nvml_library import Nvml, NvmlError
 from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points
 
-ROUNDS = 100
+ROUNDS = 20
 
 
 def _gpm_parts(nvml: Nvml, device: NvmlDevice) -> None:
@@ -25,7 +26,7 @@ def _gpm_parts(nvml: Nvml, device: NvmlDevice) -> None:
     asked = gpm._asked
     for name, count, pause_s in (("sample", 0, 0.0), ("sample", 0, 0.1), *_COUNTS):
         times = []
-        for _ in range(20):
+        for _ in range(10):
             time.sleep(pause_s)
             began_s = time.perf_counter()
             if count:
@@ -54,7 +55,7 @@ def main() -> int:
         (STEADY_S, device.steady()),
         (DEAR_S, device.dear()),
     ):
-        rounds = 30 if period_s == CHEAP_S else 15
+        rounds = 20 if period_s == CHEAP_S else 8
         for reading in readings:
             times = []
             began_cpu_s = time.process_time()
@@ -64,7 +65,7 @@ def main() -> int:
                     reading.ask(Points(), time.monotonic_ns())
                     times.append(time.perf_counter() - began_s)
                     if reading.name == "gpm":
-                        time.sleep(0.1)
+                        time.sleep(1.1 * SHORTEST_NS / 1e9)
             except NvmlError as error:
                 print(f"{reading.name:<22}{error}")
                 continue

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads whose bytes are known, one after another; writes when each ran (CLOCK_MONOTONIC ns)."""
+"""Loads whose bytes are known; each says when it ran (CLOCK_MONOTONIC ns) and what it moved.
+
+python -m bench.signals.loads OUT SECONDS                all, one after another, into OUT
+python -m bench.signals.loads OUT SECONDS BEGINS ENDS    one of several tenants
+python -m bench.signals.loads -                          NAME SECONDS from standard input, a line
+                                                         each, answered by a line
+"""
 
 from __future__ import annotations
 
@@ -39,8 +45,8 @@ def _idle() -> int:
     return 0
 
 
-def phases(seconds: float) -> dict[str, dict[str, float]]:
-    """Idle, matmul, copies each way, memory-bound."""
+def steps() -> dict[str, Callable[[], int]]:
+    """A step of each load, by its name; one of each has run, so that nothing is new."""
     device = torch.device("cuda")
     host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
@@ -70,20 +76,29 @@ def phases(seconds: float) -> dict[str, dict[str, float]]:
             target.copy_(source)
         return 2 * 20 * STREAM_BYTES  # read and written
 
-    for step in (matmul, to_device, to_host, stream):
-        step()
+    found = {"idle": _idle, "matmul": matmul, "h2d": to_device, "d2h": to_host, "stream": stream}
+    for name in ("matmul", "h2d", "d2h", "stream"):
+        found[name]()
     torch.cuda.synchronize()
+    return found
+
+
+def phases(seconds: float) -> dict[str, dict[str, float]]:
+    """Idle, matmul, copies each way, memory-bound."""
     found = {}
-    for name, step in (
-        ("idle", _idle),
-        ("matmul", matmul),
-        ("h2d", to_device),
-        ("d2h", to_host),
-        ("stream", stream),
-    ):
+    for name, step in steps().items():
         time.sleep(PAUSE_S)
         found[name] = _timed(seconds, step)
     return found
+
+
+def asked() -> None:
+    """Loads by request."""
+    known = steps()
+    print("ready", flush=True)
+    for line in sys.stdin:
+        name, seconds = line.split()
+        print(json.dumps(_timed(float(seconds), known[name])), flush=True)
 
 
 def tenant(seconds: float, begins: float, ends: float) -> dict[str, float]:
@@ -105,7 +120,10 @@ def tenant(seconds: float, begins: float, ends: float) -> dict[str, float]:
 
 
 def main() -> int:
-    """OUT SECONDS [BEGINS ENDS]: all phases, or one tenant."""
+    """As the module says."""
+    if sys.argv[1:] == ["-"]:
+        asked()
+        return 0
     out, seconds, *part = sys.argv[1:]
     found = tenant(float(seconds), *map(float, part)) if part else phases(float(seconds))
     Path(out).write_text(json.dumps(found, indent=1))

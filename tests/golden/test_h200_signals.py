@@ -7,90 +7,36 @@ each, while nvidia-smi's dmon watched the same device; then two tenants in turn.
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_left
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from bench.signals import agreement
+from bench.signals.recording import EDGE_NS, HEADERS, Recording, column
 
 from sonde.export import summary
 from sonde.query import questions
-from sonde.query.capture import read
-from sonde.query.session import Session
 
 DATA = Path(__file__).parents[1] / "data"
-EDGE_NS = 1_500_000_000
-"""Left out at both ends of a phase when its level is asked for: readings hold for a second."""
-HEADERS = {"receive": 20 / 256, "transmit": 24 / 256}
-"""Of a PCIe packet with 256 bytes: completions come with 20 more, writes with 24."""
 
 
-class Recording:
-    def __init__(self, name):
-        self.session = Session(read(DATA / f"{name}.sonde"))
-        self.phases = json.loads((DATA / f"{name}.json").read_text())
-
-    def points(self, series, **attributes):
-        """[(time, value)] of the one series that has these attributes."""
-        wanted = {name.replace("__", "."): value for name, value in attributes.items()}
-        (found,) = (
-            one
-            for one in questions.metric_series(self.session, [series])
-            if wanted.items() <= json.loads(one.labels).items()
-        )
-        return list(zip(found.times_ns, found.values, strict=True))
-
-    def level(self, phase, series, **attributes):
-        """Mean of a series in the midst of a phase."""
-        start_ns, end_ns = self.phases[phase]["start_ns"], self.phases[phase]["end_ns"]
-        values = [
-            value
-            for time_ns, value in self.points(series, **attributes)
-            if start_ns + EDGE_NS <= time_ns <= end_ns - EDGE_NS / 3
-        ]
-        return sum(values) / len(values)
-
-    def amount(self, phase, series, **attributes):
-        """What a rate adds up to over a phase and the pauses around it, in which nothing ran."""
-        start_ns, end_ns = self.phases[phase]["start_ns"], self.phases[phase]["end_ns"]
-        points = self.points(series, **attributes)
-        times = [time_ns for time_ns, _ in points]
-        first, last = bisect_left(times, start_ns), bisect_left(times, end_ns)
-        return sum(
-            (points[i][0] - points[i - 1][0]) / 1e9 * points[i][1] for i in range(first, last + 1)
-        )
+def recorded(name):
+    return Recording(DATA / f"{name}.sonde", DATA / f"{name}.json")
 
 
 @pytest.fixture(scope="module")
 def recording():
-    return Recording("h200_signals")
+    return recorded("h200_signals")
 
 
 @pytest.fixture(scope="module")
 def dmon(recording):
-    """[(CLOCK_MONOTONIC ns, {column: value})] of nvidia-smi dmon."""
-    info = recording.session.info
-    day = datetime.fromtimestamp((info.start_ns + info.wall_offset_ns) / 1e9, UTC).date()
-    lines = (DATA / "h200_signals_dmon.txt").read_text().splitlines()
-    names = lines[0].lstrip("#").split()
-    rows = []
-    for line in lines:
-        if not line.startswith("#") and len(line.split()) == len(names):
-            row = dict(zip(names, line.split(), strict=True))
-            moment = datetime.fromisoformat(f"{day}T{row['Time']}+00:00")
-            rows.append((int(moment.timestamp() * 1e9) - info.wall_offset_ns, row))
-    return rows
+    return recording.dmon(DATA / "h200_signals_dmon.txt")
 
 
-def told_by_dmon(dmon, recording, phase, column):
-    start_ns, end_ns = (recording.phases[phase][name] for name in ("start_ns", "end_ns"))
-    values = [
-        float(row[column])
-        for time_ns, row in dmon
-        if start_ns + 2 * EDGE_NS <= time_ns <= end_ns - EDGE_NS
-    ]
+def told_by_dmon(dmon, recording, phase, name):
+    start_ns, end_ns = recording.span(phase)
+    values = [value for _, value in column(dmon, name, start_ns + 2 * EDGE_NS, end_ns - EDGE_NS)]
     assert len(values) >= 2
     return sum(values) / len(values)
 
@@ -147,8 +93,8 @@ def test_only_the_matmul_uses_tensor_cores(recording):
 def test_figures_are_those_of_dmon(recording, dmon, phase):
     """Within its resolution: a watt, a percent, some clock steps; its PCIe is a sample of 20 ms."""
 
-    def dmons(column):
-        return told_by_dmon(dmon, recording, phase, column)
+    def dmons(name):
+        return told_by_dmon(dmon, recording, phase, name)
 
     power = recording.level(phase, "hw.power")
     assert power == pytest.approx(dmons("pwr"), rel=0.02, abs=1)
@@ -164,37 +110,24 @@ def test_figures_are_those_of_dmon(recording, dmon, phase):
     assert degrees == pytest.approx(dmons("gtemp"), abs=2)
     # The way that data goes: the two count the requests that go the other way differently.
     ways = {"h2d": [("rxpci", "receive")], "d2h": [("txpci", "transmit")]}
-    for column, way in ways.get(phase, ()):
+    for name, way in ways.get(phase, ()):
         rate = recording.level(phase, "sonde.gpu.pcie.throughput", network__io__direction=way)
-        assert rate / 1e6 == pytest.approx(dmons(column), rel=0.03)
+        assert rate / 1e6 == pytest.approx(dmons(name), rel=0.03)
 
 
 def test_two_tenants_add_up_to_the_device():
     """Memory of both. Time: the driver counts it all on one of two that take turns (so does
     nvidia-smi pmon), so only the sum can be held."""
-    recording = Recording("h200_tenants")
-    start_ns = max(one["start_ns"] for one in recording.phases) + EDGE_NS
-    end_ns = min(one["end_ns"] for one in recording.phases) - EDGE_NS
+    rows = agreement.tenants(recorded("h200_tenants"))
+    assert [row.holds for row in rows] == [True, True, None], rows
 
-    def mean(series, *wanted):
-        found = [
-            one
-            for one in questions.metric_series(recording.session, [series])
-            if all(text in one.labels for text in wanted)
-        ]
-        total = 0.0
-        for one in found:
-            values = [
-                value
-                for time_ns, value in zip(one.times_ns, one.values, strict=True)
-                if start_ns <= time_ns <= end_ns
-            ]
-            total += sum(values) / len(values) if values else 0.0
-        return total
 
-    assert mean("sonde.process.gpu.memory") == pytest.approx(mean("hw.gpu.memory.usage"), rel=0.02)
-    together = mean("sonde.process.gpu.utilization", '"sm"')
-    assert together == pytest.approx(mean("sonde.gpu.graphics.active"), rel=0.05)
+def test_the_table_of_agreement_holds(recording, dmon):
+    """Each figure beside its truth, as `python -m bench.signals.agreement` prints it."""
+    rows = agreement.loads(recording, dmon)
+    figures = {row.figure for row in rows if row.holds}
+    assert figures > {"utilization", "SM clock", "power", "temperature", "memory used", "DRAM"}
+    assert [row for row in rows if row.holds is False] == []
 
 
 def test_the_first_screen_shows_them(recording):

@@ -136,6 +136,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *ou
 }
 
 NUMBER(nvmlDeviceGetPowerUsage, unsigned int, out, "power", 118500)
+NUMBER(nvmlDeviceGetMemoryBusWidth, unsigned int, out, "bus_width", 6144)
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned int, out, "power_limit", 700000)
 NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, out, "throttle", 0)
 NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, out, "energy", 123456789)
@@ -356,7 +357,39 @@ nvmlReturn_t nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *data, unsi
 	return NVML_ERROR_TIMEOUT;
 }
 
-/* GPM: every metric has the value of its key, gpm_2 for the second and so on. */
+/* GPM: every metric has the value of its key, gpm_2 for the second and so on, and fails with
+ * gpm_2_code. With gpm_bytes_20 or gpm_bytes_21 (PCIe) a sample keeps a count, as the chip's does,
+ * and the rate is that between two samples: of so many bytes, and gpm_rate_20 more a second since
+ * gpm_since (CLOCK_MONOTONIC, s). It is gpm_now, where that is told. */
+enum { COUNTED_FIRST = 20, COUNTED = 2 };
+
+struct nvmlGpmSample_st {
+	nvmlDevice_t device;
+	double now_s;
+	double bytes[COUNTED];
+};
+
+static nvmlReturn_t sample_of(nvmlDevice_t device, nvmlGpmSample_t sample)
+{
+	struct timespec now;
+	double since_s;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	sample->device = device;
+	sample->now_s = number_of(device, "gpm_now", now.tv_sec + 1e-9 * now.tv_nsec);
+	since_s = sample->now_s - number_of(device, "gpm_since", sample->now_s);
+	for (int i = 0; i < COUNTED; i++) {
+		char bytes[TEXT], rate[TEXT];
+
+		snprintf(bytes, sizeof(bytes), "gpm_bytes_%d", COUNTED_FIRST + i);
+		snprintf(rate, sizeof(rate), "gpm_rate_%d", COUNTED_FIRST + i);
+		sample->bytes[i] = number_of(device, bytes, -1);
+		if (sample->bytes[i] >= 0)
+			sample->bytes[i] += number_of(device, rate, 0) * since_s;
+	}
+	return NVML_SUCCESS;
+}
+
 nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support)
 {
 	ANSWER(device);
@@ -366,7 +399,7 @@ nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *su
 
 nvmlReturn_t nvmlGpmSampleAlloc(nvmlGpmSample_t *sample)
 {
-	*sample = calloc(1, sizeof(nvmlDevice_t));
+	*sample = calloc(1, sizeof(**sample));
 	return NVML_SUCCESS;
 }
 
@@ -379,8 +412,7 @@ nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
 nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
 {
 	ANSWER(device);
-	*(nvmlDevice_t *)sample = device;
-	return NVML_SUCCESS;
+	return sample_of(device, sample);
 }
 
 nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int instance, nvmlGpmSample_t sample)
@@ -388,23 +420,30 @@ nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int instance, nvm
 	ANSWER(device);
 	if (instance_of(device) >= 0)
 		return NVML_ERROR_INVALID_ARGUMENT; /* it is asked of the GPU */
-	*(nvmlDevice_t *)sample = (nvmlDevice_t)((uintptr_t)device + MIG * instance);
-	return NVML_SUCCESS;
+	return sample_of((nvmlDevice_t)((uintptr_t)device + MIG * instance), sample);
 }
 
 nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *metrics)
 {
-	nvmlDevice_t device = *(nvmlDevice_t *)metrics->sample2;
+	nvmlGpmSample_t before = metrics->sample1, now = metrics->sample2;
+	nvmlDevice_t device = now->device;
 
 	ANSWER(device);
 	for (unsigned int i = 0; i < metrics->numMetrics; i++) {
+		unsigned int number = metrics->metrics[i].metricId;
+		unsigned int place = number - COUNTED_FIRST;
 		char key[TEXT];
 		double value;
 
-		snprintf(key, sizeof(key), "gpm_%u", metrics->metrics[i].metricId);
-		value = number_of(device, key, metrics->metrics[i].metricId);
-		metrics->metrics[i].nvmlReturn =
-			value < 0 ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
+		snprintf(key, sizeof(key), "gpm_%u_code", number);
+		metrics->metrics[i].nvmlReturn = (nvmlReturn_t)number_of(device, key, 0);
+		snprintf(key, sizeof(key), "gpm_%u", number);
+		value = number_of(device, key, number);
+		if (value < 0)
+			metrics->metrics[i].nvmlReturn = NVML_ERROR_NOT_SUPPORTED;
+		if (place < COUNTED && now->bytes[place] >= 0)
+			value = (now->bytes[place] - before->bytes[place]) /
+				(now->now_s - before->now_s) / 1048576;
 		metrics->metrics[i].value = value;
 	}
 	return NVML_SUCCESS;

@@ -4,7 +4,9 @@
 A sample is a snapshot of the chip's counters (some 0.1 ms); the library turns two of them into
 shares and rates, which takes it 2 ms of CPU time, however few are asked for. It disturbs no
 profiler: the counters are not CUPTI's.
-What is told holds for the whole time between two samples, so nothing is missed between them.
+What is told holds for the whole time between two samples, so nothing is missed between them: a
+sample is given up only when all of what it ends was told, and one that fails makes the next time
+longer.
 
 PCIe bytes are those on the wire, with the headers of packets: 7 to 9 % more than programs copy.
 """
@@ -13,11 +15,14 @@ from __future__ import annotations
 
 from ctypes import byref, c_uint, c_void_p
 from dataclasses import dataclass
+from math import inf
 
 from sonde.collect.devices.nvml_library import (
+    ABSENT,
     GPM_METRICS_MAX,
     NOT_SUPPORTED,
     SUCCESS,
+    GpmMetric,
     GpmMetrics,
     GpmSupport,
     Nvml,
@@ -28,6 +33,10 @@ from sonde.metrics import labels_of
 
 PERCENT, MIB = 0.01, 2.0**20
 DRAM, PCIE = 10, (20, 21)
+MOST_FAILURES = 30
+"""In a row, of a metric that was told before; then it is asked no more."""
+SHORTEST_NS = 200_000_000
+"""Between two samples. The library wants more than 100 ms, as its own are renewed so often."""
 
 _TENSOR = "sonde.gpu.tensor.active"
 _PIPE = "sonde.gpu.pipe.active"
@@ -87,7 +96,11 @@ class Gpm:
         self._before_ns = 0
         self._dram_peak = dram_peak
         self._dram_tags = labels_of(identity)
-        self._moved = dict.fromkeys(PCIE, 0.0)
+        self._moved: dict[int, float] = {}
+        self._known: set[int] = set()
+        """Metrics that it told once."""
+        self._failed = 0
+        """Times in a row that bytes of PCIe were not told."""
         self._rows = {
             number: _Row(series, labels_of({**identity, **attributes}), scale)
             for number, (series, attributes, scale) in METRICS.items()
@@ -96,18 +109,19 @@ class Gpm:
         self._ask_for(list(METRICS))
 
     def read(self, points: Points, now_ns: int) -> None:
-        """Take a sample and tell what happened since the one before. Raises NvmlError."""
+        """Take a sample and tell what happened since the one before. Raises NvmlError; the next
+        then tells of this time too."""
+        if self._before_ns and now_ns - self._before_ns < SHORTEST_NS:
+            return
         before, room = self._samples
         if self._instance is None:
             self._nvml.call("nvmlGpmSampleGet", self._device, room)
         else:
             instance = c_uint(self._instance)
             self._nvml.call("nvmlGpmMigSampleGet", self._device, instance, room)
-        if not self._before_ns:
-            self._samples, self._before_ns = [room, before], now_ns
-            return
-        self._tell(points, before, room, now_ns)
-        self._samples = [room, before]
+        if self._before_ns:
+            self._tell(points, before, room, now_ns)
+        self._samples, self._before_ns = [room, before], now_ns
 
     def close(self) -> None:
         """Give the samples back."""
@@ -117,25 +131,37 @@ class Gpm:
     def _tell(self, points: Points, before: c_void_p, now: c_void_p, now_ns: int) -> None:
         asked = self._asked
         asked.sample1, asked.sample2 = before, now
-        seconds, self._before_ns = (now_ns - self._before_ns) / 1e9, now_ns
         self._nvml.call("nvmlGpmMetricsGet", byref(asked))
-        kept = []
-        for metric in asked.metrics[: asked.numMetrics]:
-            if metric.nvmlReturn != SUCCESS:
-                continue
-            kept.append(metric.metricId)
-            if metric.value == metric.value:  # the library says NaN where nothing was counted
-                self._add(points, metric.metricId, metric.value, now_ns, seconds)
-        if kept and len(kept) < asked.numMetrics:
+        found = asked.metrics[: asked.numMetrics]
+        missing = [one for one in found if one.metricId in PCIE and self._may_return(one)]
+        for metric in found:
+            # The library says NaN where nothing was counted.
+            told = metric.nvmlReturn == SUCCESS and 0 <= metric.value < inf
+            if told and not (missing and metric.metricId in PCIE):
+                self._add(points, metric.metricId, metric.value, now_ns)
+        self._failed = self._failed + 1 if missing else 0
+        if missing:
+            raise NvmlError(missing[0].nvmlReturn)  # its bytes would miss in the total
+        self._known |= {one.metricId for one in found if one.nvmlReturn == SUCCESS}
+        kept = [one.metricId for one in found if not one.nvmlReturn or self._may_return(one)]
+        if kept and len(kept) < len(found):
             self._ask_for(kept)
 
-    def _add(self, points: Points, number: int, told: float, now_ns: int, seconds: float) -> None:
+    def _may_return(self, metric: GpmMetric) -> bool:
+        """Whether one that failed was told before, and may be told again."""
+        failed = metric.nvmlReturn and metric.nvmlReturn not in ABSENT
+        return bool(failed) and metric.metricId in self._known and self._failed < MOST_FAILURES
+
+    def _add(self, points: Points, number: int, told: float, now_ns: int) -> None:
         row = self._rows[number]
         value = told * row.scale
         points.add(row.series, value, row.labels, now_ns)
         if number in PCIE:
             # The chip's own counters have 32 bits: over in 70 ms at full speed.
-            self._moved[number] += value * seconds
+            if number not in self._moved:
+                self._moved[number] = 0.0
+                points.add("hw.gpu.io", 0.0, row.labels, self._before_ns)  # where it begins
+            self._moved[number] += value * (now_ns - self._before_ns) / 1e9
             points.add("hw.gpu.io", self._moved[number], row.labels, now_ns)
         elif number == DRAM and self._dram_peak:
             rate = value * self._dram_peak

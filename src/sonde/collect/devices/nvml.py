@@ -8,7 +8,7 @@ PCIe bytes come from counters, not from nvmlDeviceGetPcieThroughput, which block
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import byref, c_uint, c_ulonglong, c_void_p, sizeof
 from dataclasses import replace
 from mmap import mmap
@@ -213,12 +213,16 @@ class NvmlSource:
     def _look_for_changes(self, points: Points) -> None:
         """Open anew when devices came or went; say the XIDs so far again, for late listeners."""
         assert self._nvml is not None
+        known = {device.uuid for device in self._devices}
         try:
-            now = {device.uuid for device in find(self._nvml, _native.Asker(self._beat_ns))}
+            if {uuid for _, _, uuid in _handles(self._nvml)} != known:
+                now = find(self._nvml, _native.Asker(self._beat_ns))
+                for device in now:
+                    device.close()  # its samples
+                if {device.uuid for device in now} != known:
+                    raise SignalLost("devices came or went", whole=True)
         except NvmlError as error:
             raise SignalLost(str(error), whole=True) from error
-        if now != {device.uuid for device in self._devices}:
-            raise SignalLost("devices came or went", whole=True)
         for (uuid, number), count in self._xids.items():
             tags = labels(hw__id=uuid, sonde__gpu__xid__number=number)
             points.add("sonde.gpu.xid", count, tags)
@@ -227,35 +231,46 @@ class NvmlSource:
 def find(nvml: Nvml, asker: _native.Asker) -> list[NvmlDevice]:
     """GPUs, each followed by its MIG instances; `asker` asks what is cheap. Raises NvmlError."""
     found = []
+    wholes: dict[str, NvmlDevice] = {}
     driver = nvml.text("nvmlSystemGetDriverVersion")
+    for handle, name, _ in _handles(nvml):
+        index, _, place = name.partition(".")
+        if place and index not in wholes:
+            continue
+        try:
+            parent = wholes[index] if place else None
+            device = NvmlDevice(nvml, handle, name, driver, asker, parent)
+        except NvmlError:
+            continue  # lost just now: `sonde health` counts devices
+        if not place:
+            wholes[index] = device
+        found.append(device)
+    return found
+
+
+def _handles(nvml: Nvml) -> Iterator[tuple[c_void_p, str, str]]:
+    """Handle, name (0, or 0.1 for an instance) and UUID of each GPU that answers, followed by its
+    MIG instances. Raises NvmlError."""
     for index in range(nvml.number("nvmlDeviceGetCount_v2")):
         try:
             handle = nvml.handle("nvmlDeviceGetHandleByIndex_v2", c_uint(index))
-            gpu = NvmlDevice(nvml, handle, str(index), driver, asker)
+            yield handle, str(index), nvml.text("nvmlDeviceGetUUID", handle)
         except NvmlError:
-            continue  # lost before we came: `sonde health` counts devices
-        found.append(gpu)
-        found += _instances(nvml, gpu, driver, asker)
-    return found
+            continue  # lost
+        for place in range(_room_for_instances(nvml, handle)):
+            try:
+                part = nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", handle, c_uint(place))
+                yield part, f"{index}.{place}", nvml.text("nvmlDeviceGetUUID", part)
+            except NvmlError:
+                continue  # no instance in that place
 
 
-def _instances(nvml: Nvml, gpu: NvmlDevice, driver: str, asker: _native.Asker) -> list[NvmlDevice]:
+def _room_for_instances(nvml: Nvml, gpu: c_void_p) -> int:
     mode, pending = c_uint(), c_uint()
     try:
-        nvml.call("nvmlDeviceGetMigMode", gpu.handle, byref(mode), byref(pending))
-        if not mode.value:
-            return []
-        room = nvml.number("nvmlDeviceGetMaxMigDeviceCount", gpu.handle)
+        nvml.call("nvmlDeviceGetMigMode", gpu, byref(mode), byref(pending))
+        return nvml.number("nvmlDeviceGetMaxMigDeviceCount", gpu) if mode.value else 0
     except NvmlError as error:
         if error.code in ABSENT:
-            return []
+            return 0
         raise
-    found = []
-    for place in range(room):
-        try:
-            handle = nvml.handle("nvmlDeviceGetMigDeviceHandleByIndex", gpu.handle, c_uint(place))
-            name = f"{gpu.name}.{place}"
-            found.append(NvmlDevice(nvml, handle, name, driver, asker, parent=gpu))
-        except NvmlError:
-            continue  # no instance in that place
-    return found
