@@ -152,6 +152,8 @@ struct inject_state {
 	uint32_t every;	      /* the mean stride of the sampling now */
 	uint32_t bias_ns;     /* taken off every event-timed duration: an empty kernel's own pair */
 	uint32_t yielded_ms;  /* of the time asked for, nothing was timed: somebody else traced */
+
+	uint64_t armed_ns; /* since when launches are counted and chosen, this time; 0: not yet */
 };
 
 enum inject_type {
@@ -173,7 +175,7 @@ enum inject_source {
 };
 
 enum inject_flags {
-	INJECT_GATED = 1, /* the device waited until the pair was whole: no host time in it */
+	INJECT_GATED = 1, /* the device came to the pair when it was whole: no host time in it */
 	INJECT_NO_STACK = 2,
 };
 

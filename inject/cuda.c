@@ -116,10 +116,8 @@ bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, boo
 bool launch_begin_pair(struct launch *l)
 {
 	struct inject_record *r = &l->sample->record;
-	if (r->type == INJECT_KERNEL && !pool_gated(l->pool)) {
-		COUNT(lost_pool, 1);
-		return leave_untimed(l, r->weight);
-	}
+	l->sample->unproved = r->type == INJECT_KERNEL && !pool_gated(l->pool);
+	l->sample->behind = false;
 	if (pair_begin(l->pool, l->sample, l->stream, l->gated)) {
 		l->own_ns = now_ns() - l->begun_ns;
 		return true;
@@ -132,7 +130,7 @@ void launch_end(struct launch *l, cu_result launched)
 {
 	uint64_t returned_ns = now_ns();
 	l->sample->record.start_ns = returned_ns;
-	pair_end(l->sample, l->stream, launched == CU_OK);
+	pair_end(l->pool, l->sample, l->stream, launched == CU_OK);
 	l->sample = NULL;
 	leave(l);
 	sampling_cost(l->own_ns + now_ns() - returned_ns);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What cuda.c and cuda_pool.c share. */
+/* What the files share that time launches of CUDA. */
 #ifndef SONDE_CUDA_H
 #define SONDE_CUDA_H
 
@@ -27,7 +27,13 @@ struct gate_word {
 struct sample {
 	_Atomic uint32_t state;
 	bool gated;
+	bool unproved; /* a kernel without a gate; of no use, unless it was */
+	bool behind;   /* other work, as the device had not come to it when it was whole */
 	cu_event begin, end;
+	_Atomic(cu_stream) key; /* of the stream it is in */
+	_Atomic uint64_t use;	/* which one of this sample: the launch's number */
+	struct sample *before;	/* in the same stream when this one was begun, or NULL */
+	uint64_t before_use;
 	struct gate_word *gate;
 	struct inject_record record;
 	struct frames frames;
@@ -35,7 +41,10 @@ struct sample {
 
 enum gating { GATE_NONE, GATE_WANTED, GATE_READY };
 
+/* What is taken off a pair until that is measured: 2.2 to 3.2 us in nine processes on an H200. */
+#define PAIR_NS 2500
 #define POOL_SAMPLES 256
+#define STREAMS_BEFORE 8
 struct pool {
 	cu_context context;
 	unsigned long long id; /* the context's, 0: unknown */
@@ -43,8 +52,13 @@ struct pool {
 	cu_function gate, nothing;
 	uint32_t bias_ns, bias_ungated_ns;
 	/* enum gating. Kernels of ours are launched only where the program launches some itself: on an
-	 * H200 a program that only replayed graphs ran 19 % slower for ever after its first plain kernel. */
+	 * H200 a program that only replayed graphs ran 19 % slower for ever after its first plain kernel. And
+	 * where its device is not always behind: there a pair needs no gate, and loading its module into a
+	 * driver whose queue is full took seconds, and held the program's next launch up as long. */
 	_Atomic uint32_t gating;
+	_Atomic uint32_t
+		without; /* pairs of kernels without a gate that may hold time of the host */
+	struct sample *_Atomic before[STREAMS_BEFORE]; /* the last ones in some streams */
 	_Atomic uint32_t next;
 	_Atomic uint32_t failed;  /* for good */
 	_Atomic uint32_t refused; /* events in a row */
@@ -53,18 +67,36 @@ struct pool {
 	struct sample samples[POOL_SAMPLES];
 };
 
+/* ---- cuda_pool.c ---- */
+
 /* The pool of the thread's current context, or NULL: then our thread is asked to make one, unless
  * *for_good. */
 struct pool *pool_here(bool *for_good);
 struct sample *pool_take(struct pool *pool);
-/* A kernel is about to be launched: may it be timed yet? If not, our thread makes the gate. */
+/* A kernel is about to be launched: is there a gate for it? */
 bool pool_gated(struct pool *pool);
 void pool_give_back(struct sample *sample);
+
+/* ---- cuda_pair.c ---- */
+
 /* Enqueue the gate, if there is one and it is wanted, and the first event; false: nothing was enqueued. */
 bool pair_begin(struct pool *pool, struct sample *sample, cu_stream stream, bool gated);
 /* Enqueue the second one and open the gate. */
-void pair_end(struct sample *sample, cu_stream stream, bool launched);
-/* By our thread, in a step. */
+void pair_end(struct pool *pool, struct sample *sample, cu_stream stream, bool launched);
+/* The same without looking at what is before it in its stream: for gate_make. */
+bool pair_enqueue_begin(struct pool *pool, struct sample *sample, cu_stream stream, bool gated);
+bool pair_enqueue_end(struct sample *sample, cu_stream stream);
+/* By our thread, in a step: put the record of a pair that has happened, and give the sample back. */
+void pair_read(struct pool *pool, struct sample *sample);
+
+/* ---- cuda_gate.c ---- */
+
+/* By our thread, in a step: the gate, if the driver takes it, and what pairs take with it and without. */
+void gate_make(struct pool *pool);
+
+/* ---- cuda_pool.c, by our thread ---- */
+
+/* In a step. */
 void pools_turn(void);
 bool pools_pending(void);
 /* In a forked child, and where the driver was unloaded: no context or event is there any more. */
@@ -125,7 +157,7 @@ void launches_wait_out(void);
 	}                                                                                          \
 	static cu_result hook_##NAME PARAMETERS                                                    \
 	{                                                                                          \
-		if (likely(sampling_skips()))                                                      \
+		if (likely(sampling_skips(TYPE)))                                                  \
 			return REAL(NAME) VALUES;                                                  \
 		return timed_##NAME VALUES;                                                        \
 	}

@@ -120,7 +120,7 @@ static cu_result wait_end(struct held *h, cu_result result)
 	}                                                                                          \
 	static cu_result hook_##NAME PARAMETERS                                                    \
 	{                                                                                          \
-		if (likely(sampling_skips()))                                                      \
+		if (likely(sampling_skips(INJECT_SYNC)))                                           \
 			return REAL(NAME) VALUES;                                                  \
 		return timed_##NAME VALUES;                                                        \
 	}

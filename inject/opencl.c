@@ -152,7 +152,7 @@ static void describe_copy(struct enqueue *e, uint64_t bytes, uint16_t kind)
 	}                                                                                          \
 	static cl_int hook_##NAME PARAMETERS                                                       \
 	{                                                                                          \
-		if (likely(sampling_skips()))                                                      \
+		if (likely(sampling_skips(TYPE)))                                                  \
 			return REAL(NAME) VALUES;                                                  \
 		return timed_##NAME VALUES;                                                        \
 	}

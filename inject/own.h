@@ -104,7 +104,7 @@ bool other_copy_is_here(void);
 /* In memory that a fork wipes: in a child every hook passes on at once. */
 struct sampling {
 	_Atomic uint32_t armed;
-	_Atomic uint32_t stride; /* mean */
+	_Atomic uint32_t stride; /* launches of a type in one thread, of which one is timed */
 	_Atomic uint32_t epoch;	 /* one more whenever the stride is another */
 	_Atomic int32_t tokens;	 /* what may still be timed before the thread refills them */
 	_Atomic uint64_t seen;	 /* launches, counted a stride at a time */
@@ -115,11 +115,20 @@ struct sampling {
 extern struct sampling *sampling;
 bool sampling_create(void);
 
-struct thread_sampling {
-	uint32_t left;	 /* launches until the next look at the rest */
-	uint32_t looked; /* how many `left` was then */
+#define SAMPLED_TYPES (INJECT_SYNC + 1)
+
+/* Of one type, in one thread. */
+struct draw {
+	uint16_t left;	 /* launches until the next look at the rest */
+	uint16_t looked; /* how many `left` was then */
 	uint32_t rest;	 /* after these, launches until the next one to time */
-	uint32_t drawn;	 /* the mean stride these were drawn with: its weight */
+	uint32_t after;	 /* of the block that this one is of, how many come after it */
+};
+
+/* Static TLS is scarce where a library is loaded late: some 100 bytes, no more. */
+struct thread_sampling {
+	struct draw of[SAMPLED_TYPES];
+	uint32_t drawn; /* the stride, which these were drawn with: their weight */
 	uint32_t epoch;
 	uint64_t random; /* state of the generator, 0: not begun */
 	uint32_t tid;
@@ -128,7 +137,7 @@ struct thread_sampling {
 };
 extern __thread struct thread_sampling self_sampling __attribute__((tls_model("initial-exec")));
 
-/* True once in a mean of `stride` launches; *weight says how many it stands for. What is chosen while
+/* True once in each `stride` launches of a type; *weight says how many it stands for. What is chosen while
  * no more may be timed is carried, as one of `type`. */
 bool sampling_due(enum inject_type type, uint32_t *weight);
 /* Something that ran and was chosen could not be timed. */
@@ -138,16 +147,18 @@ void sampling_cost(uint64_t ns);
 /* Put the record of something that was timed, with what is carried; or carry it, if there is no room. */
 void sampling_put(struct inject_record *record);
 void sampling_refill(uint64_t now);
+/* By our thread, which stands by: nothing is counted until the next refill. */
+void sampling_rest(void);
 void sampling_forget(void);
-static inline bool sampling_skips(void)
+static inline bool sampling_skips(enum inject_type type)
 {
 	if (likely(!atomic_load_explicit(&sampling->armed, memory_order_relaxed)))
 		return true;
 	// A new stride is heard of at once: a thread that launches seldom would take minutes else.
-	if (likely(self_sampling.left > 1 &&
+	if (likely(self_sampling.of[type].left > 1 &&
 		   self_sampling.epoch ==
 			   atomic_load_explicit(&sampling->epoch, memory_order_relaxed))) {
-		self_sampling.left--;
+		self_sampling.of[type].left--;
 		return true;
 	}
 	return false;

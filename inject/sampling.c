@@ -8,7 +8,8 @@
 
 #define REFILL_NS 20000000u
 #define SMOOTH_S 0.3
-#define FIRST_RATE 20000.0 /* launches a second, until it is known */
+#define FIRST_RATE 20000.0 /* launches a second, until it is known; */
+#define FIRST_S 0.02	   /* as if it had been watched for so long */
 #define MAX_STRIDE 1000000u
 #define LOOK_EVERY 256u
 
@@ -44,40 +45,34 @@ static uint64_t next_random(uint64_t *state)
 }
 
 // The rest is looked at every so often, so that launches are counted soon.
-static void look_after(struct thread_sampling *t)
+static void look_after(struct draw *of)
 {
-	t->left = t->looked = t->rest < LOOK_EVERY ? t->rest : LOOK_EVERY;
-	t->rest -= t->left;
+	of->left = of->looked = (uint16_t)(of->rest < LOOK_EVERY ? of->rest : LOOK_EVERY);
+	of->rest -= of->left;
 }
 
-// -ln of a number in (0, 1], to 1e-5; libm is not ours to load.
-static double minus_log(double x)
+// Of each block of `drawn` launches of a type one is timed, whichever by chance. So each is chosen with
+// the same chance, nothing that the program does in step can be in step with it, and the sum of weights
+// is the count of launches to within a block. A block that is broken off for another stride chose by
+// the same chance from what there was of it.
+static void draw(struct thread_sampling *t, struct draw *of)
 {
-	union {
-		double d;
-		uint64_t u;
-	} of = {x};
-	int exponent = (int)(of.u >> 52) - 1023;
-	of.u = (of.u & 0xfffffffffffffull) | 0x3ff0000000000000ull;
-	double t = (of.d - 1) / (of.d + 1), t2 = t * t; // ln m = 2 artanh t
-	double mantissa = 2 * t * (1 + t2 * (1.0 / 3 + t2 * (1.0 / 5 + t2 * (1.0 / 7 + t2 / 9))));
-	return -(exponent * 0.69314718055994531 + mantissa);
+	uint32_t place = (uint32_t)(next_random(&t->random) % t->drawn);
+	of->rest = of->after + place + 1;
+	of->after = t->drawn - place - 1;
 }
 
-// Launches until the next one to time, if each is chosen by itself with a chance of 1 / drawn: so
-// nothing that the program does in step can be in step with it, and the variance is known.
-static uint32_t draw(struct thread_sampling *t)
+static void draw_anew(struct thread_sampling *t, uint32_t mean, uint32_t epoch)
 {
-	uint32_t n = 1;
-	if (t->drawn <= 8) {
-		while (next_random(&t->random) % t->drawn)
-			n++;
-		return n;
+	t->drawn = mean, t->epoch = epoch;
+	for (int type = 1; type < SAMPLED_TYPES; type++) {
+		struct draw *of = &t->of[type];
+		uint32_t counted = (uint32_t)(of->looked - of->left);
+		atomic_fetch_add_explicit(&sampling->seen, counted, memory_order_relaxed);
+		of->after = 0;
+		draw(t, of);
+		look_after(of);
 	}
-	double p = 1.0 / t->drawn, lambda = p + p * p / 2 + p * p * p / 3;
-	double u = (double)((next_random(&t->random) >> 11) + 1) * 0x1p-53;
-	double strides = minus_log(u) / lambda;
-	return strides < 4e9 ? 1 + (uint32_t)strides : 4000000000u;
 }
 
 static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoch)
@@ -85,33 +80,35 @@ static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoc
 	t->tid = (uint32_t)syscall(SYS_gettid);
 	t->random =
 		(shared.control->seed ? shared.control->seed : now_ns()) ^ ((uint64_t)t->tid << 32);
-	t->drawn = mean, t->epoch = epoch;
-	t->rest = draw(t) - 1;
-	t->left = t->looked = 1;
+	draw_anew(t, mean, epoch);
 }
 
 bool sampling_due(enum inject_type type, uint32_t *weight)
 {
 	struct thread_sampling *t = &self_sampling;
+	struct draw *of = &t->of[type];
 	if (unlikely(atomic_load_explicit(&sampling->armed, memory_order_acquire) == ARMED_AGAIN)) {
 		start_again_after_fork();
 		return false;
 	}
+	uint32_t epoch = atomic_load_explicit(&sampling->epoch, memory_order_acquire); // first
 	uint32_t mean = atomic_load_explicit(&sampling->stride, memory_order_relaxed);
-	uint32_t epoch = atomic_load_explicit(&sampling->epoch, memory_order_relaxed);
 	if (!mean)
 		return false;
 	if (!t->random)
 		begin_thread(t, mean, epoch);
-	atomic_fetch_add_explicit(&sampling->seen, t->looked - t->left + 1, memory_order_relaxed);
-	bool due = t->left == 1 && !t->rest;
+	else if (t->epoch != epoch)
+		draw_anew(t, mean, epoch);
+	if (of->left > 1) { // drawn just now, and this one is not it
+		of->left--;
+		return false;
+	}
+	atomic_fetch_add_explicit(&sampling->seen, of->looked, memory_order_relaxed);
+	bool due = !of->rest;
 	*weight = t->drawn;
-	bool is_new = t->epoch != epoch;
-	if (is_new)
-		t->drawn = mean, t->epoch = epoch;
-	if (due || is_new)
-		t->rest = draw(t);
-	look_after(t);
+	if (due)
+		draw(t, of);
+	look_after(of);
 	if (!due)
 		return false;
 	COUNT(sampled, 1);
@@ -170,16 +167,31 @@ void sampling_put(struct inject_record *record)
 static struct pace {
 	uint64_t last, seen;
 	double rate, carried; // launches a second; parts of a token
-} pace = {.rate = FIRST_RATE};
+	double known_s;	      // how long the rate was watched
+} pace = {.rate = FIRST_RATE, .known_s = FIRST_S};
 
 // In a forked child: neither the parent's counts nor its thread's number are true there.
 void sampling_forget(void)
 {
-	pace = (struct pace){.rate = FIRST_RATE};
+	pace = (struct pace){.rate = FIRST_RATE, .known_s = FIRST_S};
 	self_sampling = (struct thread_sampling){0};
 }
 
-// By our thread: tokens for the next while, and a stride that fits the rate of launches.
+// Nothing is counted from here on: the rate stays as it is until the next refill.
+void sampling_rest(void)
+{
+	pace.last = 0;
+}
+
+static void learn_rate(uint64_t seen, double passed_s)
+{
+	double here = (double)(seen - pace.seen) / passed_s;
+	pace.known_s = pace.known_s + passed_s < SMOOTH_S ? pace.known_s + passed_s : SMOOTH_S;
+	pace.rate += (here - pace.rate) * (passed_s < pace.known_s ? passed_s / pace.known_s : 1);
+}
+
+// By our thread, which may come late where it has no CPU: tokens for the next while, and a stride that
+// fits the rate of launches.
 void sampling_refill(uint64_t now)
 {
 	uint32_t per_second = shared.control->per_second, every = shared.control->every;
@@ -187,27 +199,27 @@ void sampling_refill(uint64_t now)
 		per_second = 100000;
 	if (now - pace.last < REFILL_NS)
 		return;
-	double passed_s = pace.last ? (double)(now - pace.last) / 1e9 : 0.02;
-	bool was_off = passed_s > 0.1; // then nothing was counted: the rate is as it was before
+	double passed_s = pace.last ? (double)(now - pace.last) / 1e9 : REFILL_NS / 1e9;
 	uint64_t seen = atomic_load_explicit(&sampling->seen, memory_order_relaxed);
-	double here = (double)(seen - pace.seen) / passed_s;
+	if (pace.last)
+		learn_rate(seen, passed_s);
 	pace.last = now, pace.seen = seen;
-	if (!was_off)
-		pace.rate += (here - pace.rate) * passed_s / SMOOTH_S;
 	double stride = every ? every : per_second ? pace.rate / per_second : 0;
 	if (!every && per_second && stride < 1)
 		stride = 1;
 	if (stride > MAX_STRIDE)
 		stride = MAX_STRIDE;
 	uint32_t wanted = (uint32_t)(stride + 0.5);
+	if (!wanted) // nothing is asked for, and nothing counted
+		sampling_rest();
 	uint32_t current = atomic_load_explicit(&sampling->stride, memory_order_relaxed);
 	if (every ? wanted != current :
 		    wanted > current + current / 4 || wanted + wanted / 4 < current) {
 		atomic_store_explicit(&sampling->stride, wanted, memory_order_relaxed);
-		atomic_fetch_add_explicit(&sampling->epoch, 1, memory_order_relaxed);
+		atomic_fetch_add_explicit(&sampling->epoch, 1, memory_order_release);
 		SET(every, wanted);
 	}
-	pace.carried += was_off ? 0 : 1.5 * per_second * passed_s;
+	pace.carried += 1.5 * per_second * (passed_s < 1 ? passed_s : 1);
 	int32_t left = atomic_load_explicit(&sampling->tokens, memory_order_relaxed);
 	int32_t most = (int32_t)(per_second / 10) + 4,
 		tokens = (left > 0 ? left : 0) + (int32_t)pace.carried;

@@ -12,7 +12,7 @@
 #define TURN_NS 5000000u
 #define QUIET_NS 20000000u
 #define IDLE_TURN_NS 250000000u
-#define LOOK_NS 1000000000u
+#define LOOK_NS 1000000000ull
 #define FULL_LOOK_NS 60000000000ull
 
 static _Atomic uint64_t correlations;
@@ -92,7 +92,16 @@ static void forget_steps(void)
 
 static void arm(bool on)
 {
+	if (on && !atomic_load_explicit(&sampling->armed, memory_order_relaxed))
+		SET(armed_ns, now_ns());
 	atomic_store_explicit(&sampling->armed, on ? ARMED : 0, memory_order_release);
+}
+
+// By our own thread.
+static void stand_by(void)
+{
+	arm(false);
+	sampling_rest();
 }
 
 struct work {
@@ -104,7 +113,8 @@ struct work {
 };
 
 // Look for device libraries and for the words through which they are called: in new modules when there
-// are any, and in all a few times later, because some tables are filled at the first call.
+// are any, and in all a few times later, the sooner the younger they are, because words are filled at the first
+// call through them: a program that was just started has not called yet.
 static void look(struct work *w, uint32_t request, uint64_t now)
 {
 	pthread_mutex_lock(&looking);
@@ -127,7 +137,8 @@ static void look(struct work *w, uint32_t request, uint64_t now)
 	if (modules != w->modules && reason == INJECT_OK)
 		w->full_looks = 0;
 	if (full || modules != w->modules)
-		w->next_full = now + (w->full_looks < 5 ? LOOK_NS << w->full_looks : FULL_LOOK_NS);
+		w->next_full =
+			now + (w->full_looks < 8 ? LOOK_NS / 8 << w->full_looks : FULL_LOOK_NS);
 	w->full_looks++;
 	w->modules = modules;
 	w->hooks = full ? hooks : w->hooks + hooks;
@@ -156,28 +167,28 @@ static enum inject_status turn(struct work *w, uint64_t now)
 	uint32_t request = __atomic_load_n(&c->request, __ATOMIC_ACQUIRE);
 	uint64_t beat = __atomic_load_n(&c->heartbeat_ns, __ATOMIC_RELAXED);
 	if (c->off == INJECT_KILL) {
-		arm(false);
+		stand_by();
 		unhook(w);
 		return INJECT_KILLED;
 	}
 	if (request == INJECT_LEAVE) {
-		arm(false);
+		stand_by();
 		unhook(w);
 		return INJECT_LEFT;
 	}
 	w->beating = beat + INJECT_IDLE_NS > now && beat <= now + INJECT_AHEAD_NS;
 	if (!w->beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
-		arm(false);
+		stand_by();
 		return INJECT_IDLE;
 	}
 	look(w, request, now);
 	if (!w->hooks) {
-		arm(false);
+		stand_by();
 		return w->reason == INJECT_NO_LIBRARY ? INJECT_WAITING : INJECT_REFUSED;
 	}
 	sampling_refill(now);
 	if (cuda_yields()) {
-		arm(false);
+		stand_by();
 		w->yielded_ns += w->yields_at_ns ? now - w->yields_at_ns : 0;
 		w->yields_at_ns = now;
 		SET(yielded_ms, (uint32_t)(w->yielded_ns / 1000000u));

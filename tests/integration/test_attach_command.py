@@ -180,6 +180,22 @@ def test_a_process_that_maps_a_device_library_gets_ours(sleeper: subprocess.Pope
     memory.close()
 
 
+def test_a_process_that_is_stopped_gets_it_once_it_goes_on(
+    sleeper: subprocess.Popen[str],
+) -> None:
+    attacher = Attacher(Policy("all"), frozenset({os.getpid()}))
+    attacher.start()
+    sleeper.send_signal(signal.SIGSTOP)
+    attacher.hear(mapped(sleeper.pid, "/usr/lib/libcuda.so.1"))
+    [(_, _, name, pid, *_, text)] = wait_for_rows(attacher)
+    assert (name, pid) == ("attach_waits", sleeper.pid)
+    assert "is stopped" in str(text)
+    sleeper.send_signal(signal.SIGCONT)
+    [(_, _, name, pid, *_)] = wait_for_rows(attacher)
+    attacher.stop()
+    assert (name, pid) == ("attached", sleeper.pid)
+
+
 def test_others_are_left_alone(sleeper: subprocess.Popen[str]) -> None:
     for policy, roots in (
         (Policy("off"), None),

@@ -122,6 +122,35 @@ def test_copies_sets_and_waits(launches, library):
     )
 
 
+@pytest.mark.parametrize("more", [(), ("capture",)])
+def test_behind_other_work_kernels_are_timed_without_a_gate(launches, library, monkeypatch, more):
+    """Loading the gate's module while the queue is full would hold the program up."""
+    monkeypatch.setenv("STUB_LOADS_NO_MODULE", "1")
+    process = start(launches, library, 4, "deep", *more, request="0:0")  # until it is asked
+    collector = DeviceTime([process.pid], 0.05)
+    time.sleep(0.2)  # the queue grows
+    find(process.pid).close()
+    collector.start()
+    runs = watch(process, collector)["device_run"]
+    assert process.returncode == 0
+    for name in ("shorter(float*)", "longer"):
+        durations = sorted(run[1] - run[0] for run in runs if run[3] == name)
+        assert len(durations) > 50
+        assert NS_OF[name] - 2_000 <= durations[0] <= durations[-1] < NS_OF[name] + 2_000
+
+
+def test_where_launches_are_chosen_from_is_told(launches, library):
+    before_ns = time.monotonic_ns()
+    process = start(launches, library, 2)
+    collector = DeviceTime([process.pid], 0.05)
+    find(process.pid).close()
+    collector.start()
+    rows = watch(process, collector)
+    [(began_ns, kind, name, pid, _, _, _)] = [row for row in rows["event"] if row[1] == "timing"]
+    assert (kind, name, pid) == ("timing", "began", process.pid)
+    assert before_ns < began_ns <= min(run[0] for run in rows["device_run"])
+
+
 def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, monkeypatch):
     monkeypatch.setattr("sonde.collect.device_time.LOOK_AGAIN_S", 0.0)
     process = start(launches, library, 30)

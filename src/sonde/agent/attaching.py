@@ -2,8 +2,8 @@
 """Brings the library for device time into processes that the policy allows, beside the recording.
 
 A process is a candidate once it maps a device's library. Attaches happen one at a time, in a thread
-of their own, each at most once for a process; a failure of ours makes the next ones wait, longer
-each time. The kill switch is looked at before each.
+of their own, each at most once for a process, unless it was stopped just then; a failure of ours
+makes the next ones wait, longer each time. The kill switch is looked at before each.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from sonde.attach.policy import Facts, Policy
 from sonde.collect.collector import TableRow
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.libraries import mapped_now
-from sonde.errors import AttachFailed, ProcessGone, SondeError
+from sonde.errors import AttachFailed, ProcessGone, SondeError, TargetStopped
 
 DEVICE_LIBRARY: Final = re.compile(r"(libcuda\.so|libOpenCL[-.\w]*\.so)(\.[\d.]+)?$")
 SETTLE_S: Final = 1.0
 """A process that has just mapped a device's library is busy in the loader."""
+STOPPED_PAUSE_S: Final = 60.0
+"""A process that stays stopped is tried after 1, 2, 4 s and so on up to this."""
 WAITING: Final = 256
 FIRST_PAUSE_S: Final = 60.0
 LONGEST_PAUSE_S: Final = 3600.0
@@ -51,6 +53,8 @@ class Attacher:
         self._load = load
         self._known: set[Identity] = set()
         self._waiting: queue.Queue[tuple[float, Identity]] = queue.Queue(WAITING)
+        self._stopped: dict[Identity, tuple[float, float]] = {}
+        """Processes that were stopped: when to try again (monotonic s), and the next pause."""
         self._told: queue.Queue[tuple[str, int, str]] = queue.Queue(WAITING)
         self._ending = threading.Event()
         self._failures = 0
@@ -117,6 +121,7 @@ class Attacher:
 
     def _work(self) -> None:
         while not self._ending.is_set():
+            self._try_stopped(time.monotonic())
             try:
                 due_s, identity = self._waiting.get(timeout=0.25)
             except queue.Empty:
@@ -126,20 +131,29 @@ class Attacher:
                 return
             self._attach(identity)
 
+    def _try_stopped(self, now_s: float) -> None:
+        for identity, (due_s, pause_s) in list(self._stopped.items()):
+            if now_s < max(due_s, self._not_before_s) or self._ending.is_set():
+                continue
+            self._stopped[identity] = (now_s + pause_s, min(2 * pause_s, STOPPED_PAUSE_S))
+            self._attach(identity)
+
     def _attach(self, identity: Identity) -> None:
         pid, began = identity
         try:
-            if process.start_time(pid) != began or switch.thrown() is not None:
+            if process.start_time(pid) == began and switch.thrown() is None:
+                self._load_into(pid)
+        except TargetStopped as error:
+            if identity in self._stopped:
                 return
-            memory = InjectMemory.find(pid)
-            if memory is not None:
-                memory.close()
+            if len(self._stopped) >= WAITING:
+                self.left_out += 1
                 return
-            self._load(pid)
-            self._failures = 0
-            self._tell("attached", pid, "")
-        except ProcessGone:
+            self._stopped[identity] = (time.monotonic() + SETTLE_S, 2 * SETTLE_S)
+            self._tell("attach_waits", pid, str(error))
             return
+        except ProcessGone:
+            pass
         except AttachFailed as error:
             self._failures += 1
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1))
@@ -147,6 +161,16 @@ class Attacher:
             self._tell("attach_failed", pid, f"{error.cause}; the next attach in {pause_s:.0f} s")
         except (SondeError, OSError) as error:
             self._tell("attach_refused", pid, str(error))
+        self._stopped.pop(identity, None)
+
+    def _load_into(self, pid: int) -> None:
+        memory = InjectMemory.find(pid)
+        if memory is not None:
+            memory.close()
+            return
+        self._load(pid)
+        self._failures = 0
+        self._tell("attached", pid, "")
 
     def _tell(self, name: str, pid: int, text: str) -> None:
         with suppress(queue.Full):

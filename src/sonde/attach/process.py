@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from sonde import procfs
-from sonde.errors import PermissionDenied, ProcessGone, TargetRefused, UsageError
+from sonde.errors import PermissionDenied, ProcessGone, TargetRefused, TargetStopped, UsageError
 
 _CAP_SYS_PTRACE: Final = 19
 _YAMA: Final = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -105,7 +105,7 @@ def _require_living(pid: int, status: Status) -> None:
         case "Z" | "X":
             raise TargetRefused(f"process {pid} has ended; its parent has not noticed yet", "")
         case "T":
-            raise TargetRefused(f"process {pid} is stopped", f"Let it run: kill -CONT {pid}")
+            raise TargetStopped(f"process {pid} is stopped", f"Let it run: kill -CONT {pid}")
         case "t":
             raise _traced(pid, status.tracer)
     for tid in _tids(pid):

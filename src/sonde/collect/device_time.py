@@ -2,9 +2,9 @@
 """What devices did, and for how long, of every process that carries our library.
 
 A process carries it because somebody attached it or started it with it; here it is found, told that
-an agent lives, and asked to time about so many launches a second. Each launch is chosen by itself,
-so a run stands for `weight` like it. What was chosen and could not be timed is a loss, and its
-weight is added to that of the next run of its kind: sums of weights stay true.
+an agent lives, and asked to time about so many launches a second. Of each block of launches one is
+chosen, so a run stands for `weight` like it. What was chosen and could not be timed is a loss, and
+its weight is added to that of the next run of its kind: sums of weights stay true.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class _Process:
     taken: OrderedDict[int, int] = field(default_factory=OrderedDict)
     """Stack ids by the launch's number."""
     told: abi.Reason = abi.Reason.OK
+    armed_ns: int = 0
+    """Since when its launches are chosen, as told last."""
 
     def stream(self, handle: int) -> int:
         """A small number for a stream; addresses are nobody's business."""
@@ -287,6 +289,10 @@ class DeviceTime:
             process.told = seen.reason
             if seen.reason != abi.Reason.OK:
                 self._tell(batch, process, "device_time_refused", seen.why)
+        armed_ns = seen.counts["armed_ns"]
+        if process.armed_ns < armed_ns <= now_ns:
+            process.armed_ns = armed_ns
+            batch.add("event", (armed_ns, "timing", "began", *process.key, 1.0, ""))
         weights: dict[tuple[str, int, int], list[float]] = {}
         for run in taken.runs:
             self._add_run(process, run, batch, weights)

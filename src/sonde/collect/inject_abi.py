@@ -44,7 +44,7 @@ CONTROL_FIELDS = (
     "window_us",
 )
 
-STATE = struct.Struct("=QIIQQ4Q2Q2QQQQ4QQQIIIIIIII")
+STATE = struct.Struct("=QIIQQ4Q2Q2QQQQ4QQQIIIIIIIIQ")
 STATE_FIELDS = (
     "beat_ns",
     "status",
@@ -76,6 +76,7 @@ STATE_FIELDS = (
     "every",
     "bias_ns",
     "yielded_ms",
+    "armed_ns",
 )
 
 RECORD = struct.Struct("=QHBBIQQQdQQQQIIIHHIIIIIIII")

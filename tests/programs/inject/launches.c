@@ -2,7 +2,9 @@
 // A program that launches on a (stub) device: threads with streams of their own, captures in between,
 // forks, a handler of signals. Prints what it did: name, launches, ns each.
 //
-//     launches SECONDS [capture] [fork] [exec] [legacy] [copies]
+//     launches SECONDS [capture] [fork] [exec] [legacy] [copies] [deep]
+//
+// deep: faster than the device works, so that its queue grows.
 //
 // A forked child launches 300 times, then stays until standard input has a byte for it or ends; five
 // seconds at most.
@@ -59,7 +61,7 @@ static void launch(void *f, void *stream)
 }
 
 static atomic_ulong copied, moved_on, set, waited;
-static int with_copies;
+static int with_copies, is_deep;
 
 static void copy(void *stream)
 {
@@ -86,7 +88,8 @@ static void *work(void *number)
 		cuGraphLaunch(graph, stream);
 		if (with_copies)
 			copy(stream);
-		nap(200000);
+		if (!is_deep || n % 100 == 0)
+			nap(is_deep ? 5000000 : 200000);
 		if (with_capture && number == NULL && n % 20 == 0) {
 			void *captured, *side;
 			static void *kept;
@@ -136,6 +139,7 @@ int main(int argc, char **argv)
 		with_capture |= !strcmp(argv[i], "capture");
 		with_copies |= !strcmp(argv[i], "copies");
 		with_legacy |= !strcmp(argv[i], "legacy");
+		is_deep |= !strcmp(argv[i], "deep");
 		forks |= !strcmp(argv[i], "fork");
 		do_exec |= !strcmp(argv[i], "exec");
 	}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pair of events around a launch: begun, whole, and read once the device has passed it.
+//
+// On an idle device a pair also times the host: the first event happens at once, the kernel arrives
+// microseconds later. So a kernel is queued behind the gate (cuda_gate.c), or is not used unless the device
+// was behind with its stream when the pair was whole.
+#include "cuda.h"
+
+#define GATE_NS 40000
+#define MOST_REFUSED 100
+
+static bool is_sticky(cu_result r)
+{
+	return r >= CU_STICKY_FROM && r < CU_STICKY_TO;
+}
+
+bool pair_enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gated)
+{
+	s->gated = false;
+	if (gated) {
+		uint64_t word = (uint64_t)(uintptr_t)s->gate, limit = GATE_NS;
+		void *parameters[] = {&word, &limit};
+		s->gate->open = 0;
+		s->gate->tired = 0;
+		s->gated = driver.cuLaunchKernel(pool->gate, 1, 1, 1, 1, 1, 1, 0, stream,
+						 parameters, NULL) == CU_OK;
+	}
+	cu_result r = driver.cuEventRecord(s->begin, stream);
+	if (likely(r == CU_OK)) {
+		atomic_store_explicit(&pool->refused, 0, memory_order_relaxed);
+		return true;
+	}
+	if (s->gated)
+		s->gate->open = 1;
+	// A stream of another context is nobody's fault; what goes on is.
+	if (is_sticky(r) || atomic_fetch_add(&pool->refused, 1) >= MOST_REFUSED)
+		atomic_store(&pool->failed, 1);
+	return false;
+}
+
+bool pair_enqueue_end(struct sample *s, cu_stream stream)
+{
+	bool whole = driver.cuEventRecord(s->end, stream) == CU_OK;
+	if (s->gated) {
+		atomic_thread_fence(memory_order_seq_cst);
+		s->gate->open = 1;
+	}
+	return whole;
+}
+
+#define MOST_WITHOUT 8
+
+// The default stream of each thread is another one, by the same handle. No address ends in 2.
+static cu_stream key_of(cu_stream stream)
+{
+	if (stream != CU_PER_THREAD)
+		return stream;
+	return (cu_stream)(uintptr_t)((uint64_t)self_sampling.tid << 32 | 2);
+}
+
+// Where the last pair in a stream is kept, if it is; else where that of another one is, by turns.
+static struct sample *_Atomic *last_in(struct pool *pool, cu_stream key)
+{
+	for (int k = 0; k < STREAMS_BEFORE; k++) {
+		struct sample *last = atomic_load(&pool->before[k]);
+		if (!last || atomic_load(&last->key) == key)
+			return &pool->before[k];
+	}
+	uint32_t turn = atomic_load_explicit(&pool->next, memory_order_relaxed);
+	return &pool->before[turn % STREAMS_BEFORE];
+}
+
+// The pair that is before this one in its stream, as it is used now.
+static void look_before(struct pool *pool, struct sample *s, cu_stream stream)
+{
+	cu_stream key = key_of(stream);
+	s->before = atomic_load(last_in(pool, key));
+	if (!s->before)
+		return;
+	s->before_use = atomic_load(&s->before->use);
+	if (atomic_load(&s->before->key) != key)
+		s->before = NULL;
+}
+
+bool pair_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gated)
+{
+	s->before = NULL;
+	if (s->unproved)
+		look_before(pool, s, stream);
+	atomic_store(&s->use, s->record.correlation);
+	atomic_store(&s->key, key_of(stream));
+	return pair_enqueue_begin(pool, s, stream, gated && pool_gated(pool) && pool->gate);
+}
+
+// In a thread that is not ours: another thread's capture in global mode forbids it to everybody else.
+static bool has_not_happened(cu_event event)
+{
+	int mode = CU_CAPTURE_MODE_RELAXED;
+	if (driver.cuThreadExchangeStreamCaptureMode(&mode) != CU_OK)
+		return false;
+	bool is_so = driver.cuEventQuery(event) == CU_NOT_READY;
+	driver.cuThreadExchangeStreamCaptureMode(&mode);
+	return is_so;
+}
+
+static bool is_in_use(const struct sample *s)
+{
+	return atomic_load(&s->before->state) == SAMPLE_QUEUED &&
+	       atomic_load(&s->before->use) == s->before_use;
+}
+
+// Was the device behind with this stream when the pair was whole? Then there is no time of the host in it,
+// though it had no gate. Told by the pair before it, whose end had not happened yet.
+static bool was_behind(struct pool *pool, const struct sample *s)
+{
+	uint32_t none = GATE_NONE, without = atomic_load(&pool->without);
+	if (s->before && is_in_use(s) && has_not_happened(s->before->end) && is_in_use(s)) {
+		if (without)
+			atomic_compare_exchange_strong(&pool->without, &without, without - 1);
+		return true;
+	}
+	if (atomic_fetch_add(&pool->without, 1) >= MOST_WITHOUT)
+		atomic_compare_exchange_strong(&pool->gating, &none, GATE_WANTED);
+	return false;
+}
+
+void pair_end(struct pool *pool, struct sample *s, cu_stream stream, bool launched)
+{
+	if (!pair_enqueue_end(s, stream) || !launched) {
+		pool_give_back(s);
+		return;
+	}
+	if (s->unproved) {
+		s->behind = was_behind(pool, s);
+		s->unproved = !s->behind;
+		COUNT(lost_pool, s->unproved);
+	}
+	atomic_store(last_in(pool, key_of(stream)), s);
+	atomic_store(&s->state, SAMPLE_QUEUED);
+}
+
+// ---- our own thread ------------------------------------------------------------------------------
+
+void pair_read(struct pool *p, struct sample *s)
+{
+	float ms = 0;
+	cu_result r = driver.cuEventQuery(s->end);
+	if (r == CU_NOT_READY)
+		return;
+	struct inject_record *record = &s->record;
+	if (r == CU_OK)
+		r = driver.cuEventElapsedTime(&ms, s->begin, s->end);
+	bool tired = s->gated && s->gate->tired;
+	if (r != CU_OK || ms < 0 || tired || s->unproved) {
+		COUNT(lost_order, !s->unproved);
+		if (r == CU_OK)
+			sampling_carry(record->type, record->weight);
+		else if (is_sticky(r) || atomic_fetch_add(&p->refused, 1) >= MOST_REFUSED)
+			atomic_store(&p->failed, 1);
+		pool_give_back(s);
+		return;
+	}
+	double ns = (double)ms * 1e6;
+	// A copy is often queued behind other work, where its pair holds no time of the host.
+	bool proved = s->gated || s->behind;
+	bool without_host = proved || record->type == INJECT_COPY || record->type == INJECT_SET;
+	ns -= without_host ? p->bias_ns : p->bias_ungated_ns;
+	record->flags = proved ? INJECT_GATED : 0;
+	record->end_ns = record->start_ns + (uint64_t)(ns > 0 ? ns : 0);
+	if (s->frames.count)
+		frames_put(&s->frames, record->correlation, record->tid);
+	else
+		record->flags |= INJECT_NO_STACK;
+	sampling_put(record);
+	pool_give_back(s);
+}
