@@ -31,6 +31,8 @@ class OwnScore:
     right: bool
     full: str
     """The verdict on a full trace of the same process, right after."""
+    dilated: float
+    """What the step took longer in that trace, in points of the step alone."""
     on_device: bool
     """Whether runs made streams of a device, so that its gaps are known."""
     runs: int
@@ -74,7 +76,7 @@ def score(folder: Path, recording: str) -> OwnScore:
     steps = verdict.steps if verdict else None
     found_s = sum(steps.duration_ns) / steps.count / 1e9 if steps else 0.0
     here = phases[recording]
-    busy, half = _busy(capture, here["end_ns"])
+    busy, half = _busy(capture, timeline.timed_ns)
     return OwnScore(
         kind=kind,
         seed=known["seed"],
@@ -83,6 +85,7 @@ def score(folder: Path, recording: str) -> OwnScore:
         expected=expected,
         right=bool(verdict and verdict.bounds[0].key == expected),
         full=_full(folder),
+        dilated=100 * (phases["traced"]["step_s"] / free_s - 1),
         on_device=bool(len(timeline.device)),
         runs=int(mine.sum()),
         mean_weight=float(weight.mean()) if mine.any() else 0.0,
@@ -106,21 +109,25 @@ def _has_without(kind: str) -> bool:
     }
 
 
-def _busy(capture: Capture, end_ns: int) -> tuple[float | None, float | None]:
-    """(points of the time from the first timed run on that all of them stand for, half of the
-    95 % interval)."""
+def _busy(capture: Capture, timed: tuple[int, int] | None) -> tuple[float | None, float | None]:
+    """(points of the time in which runs were timed that all of them stand for, half of the 95 %
+    interval)."""
     run = capture.tables["device_run"]
     kinds = np.array(run.column("kind").cast("string").to_pylist())
     start = run.column("start_time_ns").to_numpy().astype(np.int64)
-    end = run.column("end_time_ns").to_numpy().astype(np.int64)
-    rows = np.isin(kinds, list(_ON_DEVICE)) & (start < end_ns)
-    if rows.sum() < 2:
+    length = (run.column("end_time_ns").to_numpy().astype(np.int64) - start).astype(float)
+    weight = run.column("weight").to_numpy()
+    if timed is None:
         return None, None
-    weight, length = run.column("weight").to_numpy()[rows], (end - start)[rows].astype(float)
-    whole = float(min(end_ns, start[rows].max()) - start[rows].min())
-    # Each run is chosen by itself with the chance 1 / weight (Horvitz and Thompson, 1952).
-    sigma = float(np.sqrt((weight * (weight - 1) * length**2).sum()))
-    return 100 * float((weight * length).sum()) / whole, 196 * sigma / whole
+    whole, variance = float(timed[1] - timed[0]), 0.0
+    for (
+        kind
+    ) in _ON_DEVICE:  # counts are known to within a block: what is left is how long each took
+        mine = kinds == kind
+        heavy, off = weight[mine], length[mine] - (length[mine].mean() if mine.any() else 0.0)
+        variance += float((heavy * (heavy - 1) * off**2).sum())
+    rows = np.isin(kinds, list(_ON_DEVICE))
+    return 100 * float((weight * length)[rows].sum()) / whole, 196 * variance**0.5 / whole
 
 
 def _trace(folder: Path) -> Path:
@@ -128,9 +135,7 @@ def _trace(folder: Path) -> Path:
 
 
 def _full(folder: Path) -> str:
-    waits = folder / "waits.sonde"
-    paths = [_trace(folder), *([waits] if waits.exists() else [])]
-    verdicts = explain(open_timeline(paths)).verdicts
+    verdicts = explain(open_timeline([_trace(folder), folder / "waits.sonde"])).verdicts
     return verdicts[0].bounds[0].key if verdicts else ""
 
 
@@ -147,12 +152,12 @@ def rows_of(scores: list[OwnScore]) -> list[str]:
             f"{one.slower:6.1f}",
             f"{100 * one.step_error:7.2f}%" if one.step_error is not None else "       -",
             f"{one.busy:5.1f}" if one.busy is not None else "    -",
-            f"{one.busy_truth:5.1f}",
+            f"{one.busy_truth:5.1f} {one.dilated:6.1f}",
         )
         lines.append(
             f"{one.kind:20s} {one.recording:8s} {'+' if one.right else '-'} {one.verdict:24s} "
-            f"{one.full:15s} {one.expected:15s} {one.runs:6} {one.mean_weight:9.1f} "
-            + " ".join((f"{one.share:5.1f}", *cells))
+            f"{one.full:15s} {one.expected:15s} "
+            f"{one.runs:6} {one.mean_weight:9.1f} {one.share:5.1f} " + " ".join(cells)
         )
     return lines
 
@@ -160,8 +165,9 @@ def rows_of(scores: list[OwnScore]) -> list[str]:
 def table(scores: list[OwnScore]) -> str:
     """All recordings, then the sums."""
     lines = [
-        "kind                 recording verdict                   full trace      expected         "
-        "runs  each for share truth slower step-off  busy  true"
+        "kind                 recording verdict                   "
+        "full trace      expected         runs  each for share truth "
+        "slower step-off  busy  true traced"
     ]
     lines += rows_of(scores)
     for recording in dict.fromkeys(one.recording for one in scores):
@@ -173,6 +179,8 @@ def table(scores: list[OwnScore]) -> str:
         )
         same = sum(one.verdict.split("+")[0] == one.full for one in mine)
         lines.append(f"  the full trace's verdict: {proportion(same, len(mine))}")
+        right = sum(one.full == one.expected for one in mine)
+        lines.append(f"  right itself: {proportion(right, len(mine))}")
         told = [(abs(one.busy - one.busy_truth), one.busy_half or 0.0) for one in mine
                 if one.busy is not None]  # fmt: skip
         slower = sorted(one.slower for one in mine)[len(mine) // 2]

@@ -67,6 +67,10 @@ class TargetRefused(HostError):
     """This process cannot take a library in."""
 
 
+class TargetStopped(TargetRefused):
+    """Not now: it is stopped, by a signal or a debugger."""
+
+
 class AttachFailed(SondeError):
     """It was tried, and did not work."""
 

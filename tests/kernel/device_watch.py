@@ -120,8 +120,8 @@ class DeviceWatch:
             self.samples[pid, function].append((stack, count, ns, size))
         self.events += batch.rows.get("event", [])
         self.spans += batch.spans
-        for stack, kernel, user, _ in self.kernel.stacks(list(batch.stacks)):
-            self.stacks[stack] = (kernel, user)
+        for walk in self.kernel.walks(list(batch.stacks)):
+            self.stacks[walk.id] = (walk.kernel, walk.user)
 
     def finish(self, *programs: Told) -> None:
         """Follow until the programs have ended; then read what is left."""

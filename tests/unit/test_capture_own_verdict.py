@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from captures import START_NS, Writer
@@ -135,6 +137,60 @@ def test_copies_are_told_by_what_all_moved_and_how_fast_some_were(writer, key, t
 
     assert verdict.bound == "copy"
     assert shares(verdict)["copy"] == pytest.approx(0.96, abs=0.03)
+
+
+def counted(writer: Writer, pid: int, **shares_of: float) -> None:
+    """A GPU's own counters once a second: `dram`, `tensor`."""
+    gpu = {"hw.id": "GPU-1"}
+    rows = [
+        ("sonde.gpu.info", gpu | {"sonde.gpu.index": "0"}, 1.0),
+        ("sonde.process.gpu.memory", gpu | {"process.pid": pid}, 1e9),
+        ("sonde.gpu.dram.active", gpu, shares_of["dram"]),
+        ("sonde.gpu.tensor.active", gpu | {"sonde.gpu.precision": "any"}, shares_of["tensor"]),
+    ]
+    for second in range(1, 5):
+        for series, labels, value in rows:
+            point = {"series": series, "labels": json.dumps(labels), "value": value}
+            writer.rows["metric"].append({"time_ns": START_NS + second * 1000 * MS, **point})
+
+
+@pytest.mark.parametrize(
+    ("dram", "tensor", "bound"),
+    [(0.8, 0.1, "memory"), (0.2, 0.7, "compute"), (0.3, 0.3, "kernels")],
+)
+def test_what_limits_replays_is_told_by_the_devices_counters(
+    writer, key, told, dram, tensor, bound
+):
+    runs(writer, key, 4.8, kind="replay", name="(graph)")
+    counted(writer, 42, dram=dram, tensor=tensor)
+    verdict = told()
+
+    assert verdict.bound == bound
+    assert any("counters" in line for line in verdict.evidence) == (bound != "kernels")
+
+
+def test_counters_at_zero_of_a_program_that_only_copies(writer, key, told):
+    runs(writer, key, 0.5, kind="copy", direction="h2d", bytes=1_000_000)
+    counted(writer, 42, dram=0.0, tensor=0.0)
+    on_cpu(writer, key, 4.9, "step")
+
+    assert told().bound in ("copy", "host", "launch")
+
+
+@pytest.mark.parametrize(("most", "bound"), [(4.5, "synchronisation"), (2.0, "lock")])
+def test_a_futex_that_the_drivers_thread_ends_is_a_wait_for_the_device(writer, told, most, bound):
+    """From thread to thread, as in XLA; where others end more of it, it is a lock."""
+    names = {42: "train", 43: "callback", 44: "cuda-EvtHandlr", 45: "holder", 46: "holder"}
+    threads = [{"tid": tid, "comm": name} for tid, name in names.items()]
+    key = writer.process(42, "train", threads=threads)
+    writer.wait(key, 42, "futex", most, waker=(42, 43))
+    for tid in (45, 46):
+        writer.wait(key, 42, "futex", (4.5 - most) / 2, waker=(42, tid))
+    writer.wait(key, 43, "futex", 4.9, waker=(42, 44))
+    runs(writer, key, 2.0)
+    on_cpu(writer, key, 0.4, "step")
+
+    assert told().bound == bound
 
 
 def test_kernels_that_take_far_longer_than_usual_were_interrupted(writer, key, told):

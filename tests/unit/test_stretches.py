@@ -57,3 +57,15 @@ def test_processes_are_told_apart_and_windows_stay():
     )
     window = window_of(table)
     assert list(window) == [APART] * 20 + [0] * 20 + [3] * 20
+
+
+def test_a_stretch_in_which_chosen_launches_were_lost_is_no_window():
+    table = runs((0, 5.0, 7, 0), *((10 * n, 1.0, 7, 0) for n in range(1, 60)))
+    lossy = [(200 * MS, 310 * MS)]
+    window = window_of(table, lossy)
+    assert set(window[21:32]) == {APART}, "those of that time"
+    assert len(set(window[1:20])) == 1 and len(set(window[33:])) == 1 and window[1] != window[33]
+    kept = table.filter(pa.array(window != APART))
+    assert windows_ns(kept, window[window != APART], *times_of(kept)) == [
+        (10 * MS, 201 * MS), (320 * MS, 591 * MS),
+    ]  # fmt: skip

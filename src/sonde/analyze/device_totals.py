@@ -8,38 +8,51 @@ copy moved is known exactly of all copies, timed or not, so those are told by th
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 from sonde.analyze.advice import next_step
 from sonde.analyze.causes import CAUSES
-from sonde.analyze.kernels import ALONE, class_of
+from sonde.analyze.kernels import ALONE, class_by_counters, class_of
 from sonde.analyze.ranking import LEAST_SHARE, STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
 from sonde.model.timeline import CallKind, Total
 from sonde.model.verdict import Advice, Bound, CauseShare, KernelShare, Verdict
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
+_WORKED = {"dram": "memory's bandwidth", "tensor": "tensor cores"}
 
 
 def with_runs(
-    verdict: Verdict, runs: list[Total], calls: list[Total], window: int, timed_ns: int
+    verdict: Verdict,
+    runs: list[Total],
+    calls: list[Total],
+    window: int,
+    timed_ns: int,
+    active: Mapping[str, float],
 ) -> Verdict:
     """The verdict with what is known of the device's own time.
 
-    `calls`: totals of the threads' own; `window`: over which; `timed_ns`: in which runs were timed.
+    `calls`: totals of the threads' own; `window`: over which; `timed_ns`: in which runs were timed;
+    `active`: parts of the time, by the device's counters (`sonde.analyze.kernels`).
     """
     if not runs:
-        return verdict
+        return _by_counters(verdict, active)
     kernels = [one for one in runs if one.call in _KERNELS]
     computed = min(1.0, sum(one.ns for one in kernels) / timed_ns)
+    worked = {name: share for name, share in active.items() if share > 0}
+    told = class_by_counters({name: part / max(computed, part) for name, part in worked.items()})
     rival = min(1.0 - computed, sum(one.ns for one in runs if one.name == "rival") / timed_ns)
     copied = min(1.0 - computed, _copied(runs, calls, window, timed_ns))
     classes: dict[str, list[Total]] = defaultdict(list)
     for one in kernels:
-        classes[class_of(one.name)].append(one)
+        known = class_of(one.name)
+        classes[told if told and known == "kernels" else known].append(one)
     shares = [_share(name, group, timed_ns) for name, group in classes.items()]
     shares.sort(key=lambda one: -one.ns)
     causes, bounds = verdict.causes, verdict.bounds
-    line = f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"
+    lines = [f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"]
+    if told and any(class_of(one.name) == "kernels" for one in kernels):
+        lines.append(_counted(active))
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.name == "underfilled" and one.call == CallKind.OTHER)
     if shares and computed >= 1 - STALLED and alone >= UNDERFILLED_BOUND * computing:
@@ -59,9 +72,25 @@ def with_runs(
         causes=causes,
         kernels=[_share(one.name, [one], timed_ns) for one in ranked[:5]],
         kernel_classes=shares,
-        evidence=[verdict.evidence[0], line, *verdict.evidence[1:]],
+        evidence=[verdict.evidence[0], *lines, *verdict.evidence[1:]],
         advice=advice,
     )
+
+
+def _by_counters(verdict: Verdict, active: Mapping[str, float]) -> Verdict:
+    """Of a thread that waits for its device, of which no run was timed."""
+    told = class_by_counters(active)
+    if not told or verdict.bounds[0].key != "device":
+        return verdict
+    bounds = [Bound(told, verdict.bounds[0].share), *verdict.bounds[1:]]
+    evidence = [verdict.evidence[0], _counted(active), *verdict.evidence[1:]]
+    advice = [Advice(next_step(told), 0.0), *verdict.advice[1:]]
+    return replace(verdict, bounds=bounds, evidence=evidence, advice=advice)
+
+
+def _counted(active: Mapping[str, float]) -> str:
+    worked = (f"{_WORKED[name]} {100 * active[name]:.0f} %" for name in sorted(active))
+    return f"the device's own counters, of the time: {', '.join(worked)}"
 
 
 def _share(name: str, group: list[Total], timed_ns: int) -> KernelShare:

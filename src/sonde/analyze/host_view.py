@@ -15,6 +15,7 @@ backward pass in another) feed the device in turns, so what each does is laid to
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -33,6 +34,11 @@ LAUNCH_NS = 5_000
 """What a launch takes a thread, about; they are not probed."""
 FOR_COPIES = 0.8
 """So many copies to the device for each wait, and the waits are for the copies."""
+DRIVER_THREADS = ("cuda-EvtHandlr",)
+"""What the driver's thread is called that hears from the device and tells the program's."""
+HOPS = 6
+"""From thread to thread, at the most."""
+DEVICE = "device"
 THREADS = 3
 LEAST_CALLS = 0.05
 """Threads with less than this of the busiest one's calls are not told of."""
@@ -59,6 +65,10 @@ _OF_REASON = {
 }
 _WAITS = {"lock", "io", "input", "cpu", "stopped", "page fault", "allocation"}
 """Bounds that a thread's waits make."""
+_COUNTED = {
+    ("sonde.gpu.dram.active", ""): "dram",
+    ("sonde.gpu.tensor.active", "any"): "tensor",
+}
 _INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
 """What a thread blocks on within a device call."""
 
@@ -87,13 +97,51 @@ def host_verdicts(timeline: Timeline) -> list[Verdict]:
     timed = timeline.timed_ns
     timed_ns = max(1, timed[1] - timed[0]) if timed else window
     verdicts = []
+    _waits_for_device(timeline, by_lane)
     for turns in _in_turns(timeline, told, by_lane):
         mine = runs[timeline.lanes[turns[0]].pid]
         launches = sum(one.count for one in mine if one.lane in turns) * window / timed_ns
         totals = [one for lane in turns for one in by_lane[lane]]
         verdict = _verdict(timeline, turns, totals, window, launches)
-        verdicts.append(with_runs(verdict, mine, totals, window, timed_ns))
+        span = timed or (timeline.start_ns, timeline.end_ns)
+        active = _active(timeline, timeline.lanes[turns[0]].pid, span)
+        verdicts.append(with_runs(verdict, mine, totals, window, timed_ns, active))
     return verdicts
+
+
+def _active(timeline: Timeline, pid: int, span: tuple[int, int]) -> dict[str, float]:
+    """What the counters of the process's devices say of some time: the parts of it, in the mean,
+    in which memory and tensor cores worked."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for one in timeline.counters:
+        name = _COUNTED.get((one.name, one.which), "")
+        if name and one.device in timeline.gpus_of.get(pid, ()):
+            inside = (one.time_ns >= span[0]) & (one.time_ns <= span[1])
+            found[name] += one.value[inside].tolist()
+    return {name: sum(values) / len(values) for name, values in found.items() if values}
+
+
+def _waits_for_device(timeline: Timeline, by_lane: Mapping[int, list[Total]]) -> None:
+    """Name the waits for a lock that end when the device does.
+
+    Some runtimes (XLA's) wait for the device by a thread of the driver's, which wakes one of
+    theirs, which wakes the next, and so on to the one that asked. Each waits on a futex.
+    """
+    lanes = {one.label: lane for lane, one in enumerate(timeline.lanes)}
+    woken: dict[int, Total] = {}
+    for lane, totals in by_lane.items():
+        for one in totals:
+            on_futex = one.kind == "blocked" and one.name == "futex" and not one.within
+            if on_futex and one.waker and 2 * one.waker_ns >= one.ns:
+                woken[lane] = one
+    for lane, waits in woken.items():
+        waker = waits.waker
+        for _ in range(HOPS):
+            next_one = woken.get(lanes.get(waker, -1))
+            if next_one and not waker.startswith(DRIVER_THREADS):
+                waker = next_one.waker
+        if waker.startswith(DRIVER_THREADS):
+            by_lane[lane][by_lane[lane].index(waits)] = replace(waits, within=DEVICE)
 
 
 def with_short_waits(timeline: Timeline, verdicts: list[Verdict]) -> list[Verdict]:
@@ -180,6 +228,11 @@ def _verdict(
         if one.kind == "device" and one.call == CallKind.SYNC:
             waited += one.ns
             continue
+        if one.within == DEVICE:
+            within = min(one.ns, inside)
+            inside -= within
+            waited += one.ns - within
+            continue
         length = one.ns
         if one.kind == "blocked" and one.name in _INSIDE_CALLS:
             within = min(length, inside)
@@ -198,8 +251,10 @@ def _verdict(
         running -= part
         if key:
             ns[key] += part
-        else:
-            waited += part
+        else:  # those of graphs are calls that are timed
+            called = min(ns["launch"], sampled.get(name, 0) - part)
+            ns["launch"] -= called
+            waited += part + called
     ns["launch" if running <= LAUNCH_PATH_NS * launches else "host"] += running
     if _wait_for_copies(totals):
         ns["copy"] += waited

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -28,6 +29,10 @@ _STREAMS = re.compile(
 
 CLASSES = ("compute", "memory", "kernels")
 
+ACTIVE = 0.5
+"""What works for so much of the time is what limits kernels: streaming kernels use 0.7 to 0.9 of
+an H200's peak bandwidth, large products keep its tensor cores at work for 0.8 to 0.9."""
+
 UNDERFILLED = 0.5
 """A kernel with fewer thread blocks than this share of the multiprocessors leaves most idle."""
 ALONE = 1.3
@@ -39,6 +44,16 @@ def class_of(name: str) -> str:
     if _MULTIPLIES.search(name):
         return "compute"
     return "memory" if _STREAMS.search(name) else "kernels"
+
+
+def class_by_counters(active: Mapping[str, float]) -> str:
+    """The same by what the device's own counters say of the time in which it computed, '' for
+    nothing: `active`, shares of that time in which memory ("dram") and tensor cores ("tensor")
+    worked at their most."""
+    name, share = max(active.items(), key=lambda item: item[1], default=("", 0.0))
+    if share < ACTIVE:
+        return ""
+    return "memory" if name == "dram" else "compute"
 
 
 def classes_of(timeline: Timeline, stalls: Stalls) -> list[KernelShare]:

@@ -130,19 +130,20 @@ class Kernel:
         except OSError as error:
             raise refusal(error) from error
 
-    def stacks(self, ids: Sequence[int]) -> list[_native.Stack]:
-        """The frames of those of the stacks that are still kept."""
-        return self._stacks.stacks(ids) if self._stacks else []
+    def walks(self, ids: Sequence[int]) -> list[_native.Walk]:
+        """Those of the stacks that are still kept."""
+        return self._stacks.walks(ids) if ids and self._stacks else []
 
     def clear_stacks(self) -> None:
         """Drop all stacks, those too that no row speaks of."""
         if self._stacks:
             self._stacks.clear_stacks()
 
-    def forget_stacks(self, ids: Sequence[int]) -> None:
-        """Make room for new stacks by dropping some that were read."""
+    def forget_stacks(self, ids: Sequence[int], short: Sequence[int] = ()) -> None:
+        """Make room for new stacks by dropping some that were read; `short` are known to be of one
+        piece, which is cheaper."""
         if self._stacks:
-            self._stacks.forget_stacks(ids)
+            self._stacks.forget_stacks(ids, short)
 
     def memory_bytes(self) -> int:
         """Kernel memory of the maps that no collector owns."""

@@ -232,6 +232,8 @@ class Total:
     count: int
     waker: str = ""
     """The thread that ended most of it."""
+    waker_ns: int = 0
+    """How much of it."""
     bytes: int = 0
     way: Way = Way.UNKNOWN
     """Of copies."""

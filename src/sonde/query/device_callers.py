@@ -2,7 +2,7 @@
 """Which of the program's own functions asked for the time that a device was at work.
 
 The share R = Y / T of a function is a ratio of two estimates from the same sample, each run of
-which was chosen by itself with the chance 1 / weight. Its variance is that of the sum of
+which was chosen with the chance 1 / weight. Its variance is that of the sum of
 weight * d * ([the function asked] - R), divided by T * T (Taylor linearisation; Sarndal, Swensson,
 Wretman, Model Assisted Survey Sampling, 1992, section 5.6).
 """

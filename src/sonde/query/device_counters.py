@@ -18,6 +18,8 @@ SERIES = {
     "sonde.gpu.clock.limit": "sonde.gpu.clock.domain",
     "sonde.gpu.throttled": "sonde.gpu.throttle.reason",
     "hw.power": "",
+    "sonde.gpu.dram.active": "",
+    "sonde.gpu.tensor.active": "sonde.gpu.precision",
 }
 """Series, and the label that tells several of a device apart."""
 _INFO, _HELD = "sonde.gpu.info", "sonde.process.gpu.memory"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ran on devices: estimates from the runs that were timed.
 
-Each run is chosen by itself with the chance 1 / weight (or with the others of its window), so sums
+Each run is chosen with the chance 1 / weight (or with the others of its window), so sums
 of weights are unbiased (Horvitz and Thompson 1952). Of runs chosen by themselves the variance of a
 sum of weight * d is estimated by the sum of weight * (weight - 1) * d * d; of windows, which are
 chosen whole, from how the totals of windows differ.

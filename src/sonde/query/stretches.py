@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -21,12 +22,13 @@ LEAST_NS: Final = 100_000_000
 _BETWEEN: Final = 1 << 32
 
 
-def window_of(run: pa.Table) -> Windows:
+def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Windows:
     """The window of each row of `device_run`: its own; 0 where all of its process was timed; APART.
 
     Where launches come faster than the budget pays for, for a while or always, those chosen stand
     for several. What lies between two of them is not idle time, but the stretches without such are
-    windows like any other.
+    windows like any other, unless some that were chosen were lost then: `lossy_ns`, stretches of
+    time. What they stood for is told of by others, which need not be the next.
     """
     window: Windows = run.column("window").to_numpy().astype(np.int64)
     heavy = (run.column("weight").to_numpy() > NEARLY_ALL) & (window <= 0)
@@ -35,6 +37,9 @@ def window_of(run: pa.Table) -> Windows:
     pid = run.column("pid").to_numpy()
     start = run.column("start_time_ns").to_numpy().astype(np.int64)
     end = run.column("end_time_ns").to_numpy().astype(np.int64)
+    alone = np.isin(pid, np.unique(pid[heavy])) & (window <= 0)
+    for since, until in lossy_ns:
+        heavy |= alone & (start > since) & (start <= until)
     for one in np.unique(pid[heavy]):
         rows = np.flatnonzero((pid == one) & (window <= 0))
         rows = rows[np.argsort(start[rows], kind="stable")]

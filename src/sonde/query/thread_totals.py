@@ -51,6 +51,8 @@ _LAUNCHES = (
     *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch", "cudaMemcpyAsync"),
 )
 """A thread that yields in one of them waits for room in the device's queue."""
+MOSTLY = 0.4
+"""A thread that yields for so much of its time in launches asks for room in between, too."""
 _LOADERS = ("torch/utils/data/", "nvidia/dali/", "tensorflow/python/data/")
 STRETCHED = 4
 """A kernel that took this many times its usual time, and a turn of a rival longer, was held up."""
@@ -101,7 +103,9 @@ def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
             beyond = np.zeros(len(mine), np.int64)
         count, size = round(heavy.sum()), round((heavy * moved[mine]).sum())
         own = round((heavy * (ns - beyond)).sum())
-        made.append(Total(lane, "run", name or kind, ASKED[kind], own, count, "", size, Way(way)))
+        made.append(
+            Total(lane, "run", name or kind, ASKED[kind], own, count, bytes=size, way=Way(way))
+        )
         few = (blocks[mine] > 0) & (blocks[mine] <= FEW_BLOCKS)
         if few.any() and kind == "kernel":
             alone = round((heavy * ns * few).sum())
@@ -117,13 +121,16 @@ def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
     pipeline, in a launch that finds the device's queue full, with page faults."""
     rows = table.filter(pc.equal(table.column("kind"), "cpu"))
     stacks = rows.column("stack_id")
-    full = frames.holding(stacks, _YIELDS) & frames.holding(stacks, _LAUNCHES)
+    lane, weight = lanes.of(rows), whole(rows, "weight_ns")
+    launching = frames.holding(stacks, _LAUNCHES)
+    yields = np.bincount(lane, weight * (launching & frames.holding(stacks, _YIELDS)))
+    full = launching & (yields >= MOSTLY * np.bincount(lane, weight * launching))[lane]
     fault = frames.holding(stacks, FAULT_FRAMES)
     about = np.select([full, frames.in_files(stacks, _LOADERS), fault], [1, 2, 3], 0)
-    keys = lanes.of(rows).astype(np.int64) * 4 + about
+    keys = lane.astype(np.int64) * 4 + about
     made = []
     for key in np.unique(keys[about > 0]).tolist():
-        ns = int(whole(rows, "weight_ns")[keys == key].sum())
+        ns = int(weight[keys == key].sum())
         name = ("", "full queue", "input", "page fault")[key % 4]
         made.append(Total(key // 4, "sampled", name, CallKind.OTHER, ns, 0))
     return made
@@ -153,7 +160,9 @@ def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[T
         )
         way = WAYS.get(direction, Way.UNKNOWN)
         waker = lanes.comm(longest["waker_tid"])
-        total = Total(number, kind, name, call, ns, count, waker, moved, way)
+        total = Total(
+            number, kind, name, call, ns, count, waker, longest["ns_sum"], bytes=moved, way=way
+        )
         totals += _parted(total, within.get((number, name), {}) if kind == "blocked" else {})
     return totals
 

@@ -44,6 +44,7 @@ from sonde.query.thread_totals import (
 
 _DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
 _TICK_NS = 1_000_000_000
+_LOST = ("device_time.lost_ring", "device_time.lost_pool", "device_time.lost_order")
 
 
 def of_capture(capture: Capture) -> Timeline:
@@ -58,7 +59,8 @@ def of_capture(capture: Capture) -> Timeline:
     calls = _calls(naming, lanes, span.filter(pc.equal(kinds, "device")))
     waits = pc.equal(tables["device_run"].column("kind").cast(pa.string()), "sync")
     run = tables["device_run"].filter(pc.invert(waits))
-    window = window_of(run)
+    tick_ns = _tick(tables["sample"])
+    window = window_of(run, _lossy(tables["event"], tick_ns))
     all_timed = window != APART
     traced = run.filter(pa.array(all_timed))
     singly = run.filter(pa.array(~all_timed))
@@ -79,10 +81,10 @@ def of_capture(capture: Capture) -> Timeline:
         device_ids=device_ids(tables["metric"]),
         gpus_of=gpus,
         totals=totals_of(lanes, frames, tables, singly),
-        timed_ns=_timed(singly),
+        timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
         extent_ns=(capture.info.start_ns, capture.info.end_ns),
         wall_offset_ns=capture.info.wall_offset_ns,
-        tick_ns=_tick(tables["sample"]),
+        tick_ns=tick_ns,
         sources=("sonde",),
     )
 
@@ -149,14 +151,44 @@ def _waits(naming: Naming, lanes: Lanes, rows: pa.Table) -> Events:
     )
 
 
-def _timed(rows: pa.Table) -> tuple[int, int] | None:
+def _timed(
+    rows: pa.Table, traced: pa.Table, tables: dict[str, pa.Table], start_ns: int
+) -> tuple[int, int] | None:
     """When runs were chosen singly: from the first to the last, and as much more as usually lies
-    between two; None where fewer than two were."""
+    between two; None where fewer than two were.
+
+    Runs are counted, and told of by those timed later, from when the library began: events say; in
+    a capture without those, waits of the host for the device do, which are timed from then on. Not
+    so for a process of which all was `traced` for a while.
+    """
     if rows.num_rows < 2:
         return None
     start = whole(rows, "start_time_ns")
     first, last = int(start.min()), int(start.max())
-    return first, last + (last - first) // (rows.num_rows - 1)
+    last += (last - first) // (rows.num_rows - 1)
+    pids = pc.unique(rows.column("pid"))
+    mine = pids.filter(pc.invert(pc.is_in(pids, pc.unique(traced.column("pid")))))
+    began = _of(tables["event"], "timing", mine)
+    times = whole(began, "time_ns")
+    if not began.num_rows:
+        times = whole(_of(tables["device_run"], "sync", mine), "start_time_ns")
+    return min([first, *np.maximum(times, start_ns).tolist()]), last
+
+
+def _of(table: pa.Table, kind: str, pids: pa.Array) -> pa.Table:
+    """Rows of this kind and of these processes."""
+    kinds = pc.equal(table.column("kind").cast(pa.string()), kind)
+    return table.filter(pc.and_(kinds, pc.is_in(table.column("pid"), pids)))
+
+
+def _lossy(event: pa.Table, tick_ns: int) -> list[tuple[int, int]]:
+    """When launches that were chosen could not be timed: losses are told at the end of a tick."""
+    lost = pc.and_(
+        pc.equal(event.column("kind").cast(pa.string()), "loss"),
+        pc.is_in(event.column("name").cast(pa.string()), pa.array(_LOST)),
+    )
+    times = np.unique(whole(event.filter(lost), "time_ns")).tolist()
+    return [(time_ns - tick_ns - tick_ns // 10, time_ns) for time_ns in times]
 
 
 def _calls(naming: Naming, lanes: Lanes, rows: pa.Table) -> Events:
