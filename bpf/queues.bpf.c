@@ -7,6 +7,9 @@
  * was brought up to date for this very switch: the delay is their difference, as the kernel sums it.
  * on_switch runs under the run-queue lock: it reads two words and adds to this CPU's own counts. It
  * also tells the timer where the run queue of its CPU is, for which not every kernel has a symbol.
+ *
+ * The memory for a timer can be refused, for seconds. Until it is had, the sampling clocks of the CPUs
+ * look instead (on_beat), which cannot be slowed down while the machine rests.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -60,13 +63,23 @@ struct {
 	__uint(max_entries, 4096);
 } stirs SEC(".maps");
 
+/* What the look before left. */
+struct watch {
+	u64 time_ns;
+	u64 switches;
+	u64 level; /* of BUSY_ALL */
+	u64 timed; /* 1: a timer looks */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct watch);
+} watches SEC(".maps");
+
 struct clock {
 	struct bpf_timer timer;
-	u64 spent_ns; /* by all looks together */
-	u64 looks;
-	u64 switches; /* at the look before */
-	u32 running;
-	u32 level; /* of BUSY_ALL */
 };
 
 struct {
@@ -133,44 +146,69 @@ static __always_inline void count(u32 which, u64 more)
 		*n += more;
 }
 
-static __always_inline void stir(struct clock *clock, const struct pulse *p)
+static __always_inline void stir(struct watch *w, const struct pulse *p)
 {
 	const u32 second = 1;
 	u32 *asked = bpf_map_lookup_elem(&wanted, &second);
 
-	clock->level -= clock->level / 16;
+	w->level -= w->level / 16;
 	if (p->busy)
-		clock->level += BUSY_ALL / 16;
-	if (!asked || !*asked || clock->level < BUSY_STIRS)
+		w->level += BUSY_ALL / 16;
+	if (!asked || !*asked || w->level < BUSY_STIRS)
 		return;
 	*asked = 0;
 	if (bpf_ringbuf_output(&stirs, (void *)p, sizeof(*p), BPF_RB_FORCE_WAKEUP))
 		count_loss(LOSS_RING_FULL);
 }
 
-static int on_time(void *map, u32 *key, struct clock *clock)
+/* Looks once. How long until it should be looked again, in ns. */
+static __always_inline u64 look(struct watch *w)
 {
 	struct pulse p = {.time_ns = bpf_ktime_get_ns()};
-	const u32 first = 0;
-	u32 *go_on = bpf_map_lookup_elem(&wanted, &first);
-	u64 gap;
+	bool rests;
 
-	if (!go_on || !*go_on) {
-		clock->running = 0;
-		return 0;
-	}
 	bpf_loop(cpus, look_at, &p, 0);
 	if (bpf_ringbuf_output(&pulses, &p, sizeof(p), BPF_RB_NO_WAKEUP))
 		count_loss(LOSS_RING_FULL);
-	stir(clock, &p);
-	/* Looking wakes an idle CPU: while nothing runs it is done less often. */
-	gap = p.busy || p.switches - clock->switches > 2 * idle_gap_ns / busy_gap_ns ? busy_gap_ns :
-										       idle_gap_ns;
-	clock->switches = p.switches;
-	if (bpf_timer_start(&clock->timer, gap, 0))
-		clock->running = 0; /* user space begins again */
+	stir(w, &p);
+	rests = !p.busy && p.switches - w->switches <= 2 * idle_gap_ns / busy_gap_ns;
+	w->time_ns = p.time_ns;
+	w->switches = p.switches;
 	count(0, bpf_ktime_get_ns() - p.time_ns);
 	count(1, 1);
+	return rests ? idle_gap_ns : busy_gap_ns; /* looking wakes an idle CPU */
+}
+
+static __always_inline bool is_wanted(void)
+{
+	const u32 first = 0;
+	u32 *go_on = bpf_map_lookup_elem(&wanted, &first);
+
+	return go_on && *go_on;
+}
+
+static int on_time(void *map, u32 *key, struct clock *clock)
+{
+	const u32 first = 0;
+	struct watch *w = bpf_map_lookup_elem(&watches, &first);
+
+	if (!w)
+		return 0;
+	if (!is_wanted() || bpf_timer_start(&clock->timer, look(w), 0))
+		w->timed = 0; /* user space begins again */
+	return 0;
+}
+
+SEC("perf_event")
+int on_beat(void *ctx)
+{
+	const u32 first = 0;
+	struct watch *w = bpf_map_lookup_elem(&watches, &first);
+
+	/* Each CPU beats; one of them looks. */
+	if (w && !w->timed && is_wanted() &&
+	    bpf_ktime_get_ns() - w->time_ns >= busy_gap_ns - busy_gap_ns / 4)
+		look(w);
 	return 0;
 }
 
@@ -183,17 +221,18 @@ int on_begin(struct bpf_iter__task *ctx)
 {
 	const u32 first = 0;
 	struct clock *clock = bpf_map_lookup_elem(&clocks, &first);
+	struct watch *w = bpf_map_lookup_elem(&watches, &first);
 	long refused;
 
-	if (!clock || clock->running)
+	if (!clock || !w || w->timed)
 		return 0;
-	clock->running = 1;
+	w->timed = 1;
 	refused = bpf_timer_init(&clock->timer, &clocks, CLOCK_MONOTONIC);
 	if (refused && refused != -EBUSY) /* it was made before */
 		count(refused == -ENOMEM ? 2 : 3, 1);
 	bpf_timer_set_callback(&clock->timer, on_time);
 	if (bpf_timer_start(&clock->timer, busy_gap_ns, 0)) {
-		clock->running = 0;
+		w->timed = 0;
 		count(4, 1);
 	}
 	return 0;

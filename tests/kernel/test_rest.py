@@ -6,6 +6,7 @@ from __future__ import annotations
 import select
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -75,6 +76,31 @@ def test_the_timer_tells_nobody_who_does_not_ask(queues, worker):
     assert readable([fd], SOON_MS)
     queues.unwatch()
     assert not readable([fd], 500)
+
+
+def test_where_a_timer_is_refused_the_sampling_clocks_look(worker, monkeypatch):
+    def looks():
+        queues.drain(0, False)
+        began = time.monotonic()
+        time.sleep(2)
+        return queues.drain(0, False).seen / (time.monotonic() - began)
+
+    monkeypatch.setattr(QueueCollector, "_begin", lambda self: None)
+    queues = QueueCollector(Kernel(None), 100)
+    queues.start()
+    try:
+        [notice] = queues.drain(0, False).rows["event"]
+        assert "sampling clocks" in notice[-1]
+        assert 75 < looks() < 110
+        monkeypatch.undo()
+        deadline = time.monotonic() + 20
+        while queues.is_on_clocks():
+            assert time.monotonic() < deadline
+            assert "event" not in queues.drain(0, False).rows, "told once"
+            time.sleep(0.2)
+        assert 75 < looks() < 110
+    finally:
+        queues.stop()
 
 
 def test_ticks_in_which_something_was_used_bring_no_rest(queues):

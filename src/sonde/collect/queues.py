@@ -21,11 +21,11 @@ IDLE_GAP_NS = 100_000_000
 """Between two looks at a machine on which nothing runs: looking would wake it."""
 SWITCHES = 4
 """Place of the field in `struct cpu_queue`."""
+TIMED = 3
+"""Place of the field in `struct watch`."""
 PULSES_A_TICK = 10_000
 STIRS_KEPT = 64
 MAX_CPUS = 1_024
-TRIES = 6
-"""To start the timer, at once: the memory for it can be refused at a moment."""
 GIVEN_BACK = 1 << 20
 QUANTILE = 0.99
 SWITCH_S = 80e-9
@@ -58,8 +58,9 @@ class QueueCollector:
         }
         self._bpf = kernel.load("queues", knobs, own_stacks=True)
         self._running = False
-        self._gap_s = 1 / hz
-        self._refused = 0
+        self._hz = hz
+        self._beats: int | None = None
+        self._told = False
         self._labels = [labels(cpu__logical_number=cpu) for cpu in range(self._cpus)]
         self._following: int | None = None
         self._rest_until_s = 0.0
@@ -74,11 +75,9 @@ class QueueCollector:
             self._following = self._bpf.attach("on_switch")
             self._bpf.set_array("wanted", 0, struct.pack("=I", 1))
             self._running = True
-            for _ in range(TRIES):
-                self._begin()
-                time.sleep(1.5 * self._gap_s)
-                if len(self._bpf.drain_ring("pulses", "pulse", PULSES_A_TICK)):
-                    break  # it looks; else once a tick (see `drain`)
+            self._begin()
+            if not self._is_timed():
+                self._beats = self._bpf.attach_sampling("on_beat", self._hz)
         except OSError as error:
             raise refusal(error) from error
         self._delays, self._queues = self._read()
@@ -94,17 +93,40 @@ class QueueCollector:
         self._bpf.walk(begin)
         self._bpf.detach(begin)
 
+    def _is_timed(self) -> bool:
+        """Whether the timer looks."""
+        return bool(self._bpf.values("watches", 0)[0][TIMED])
+
+    def is_on_clocks(self) -> bool:
+        """Whether sampling clocks look, for want of a timer."""
+        return self._beats is not None
+
+    def _keep_looking(self, batch: Batch) -> None:
+        """Have the timer look; where it is refused, the sampling clocks, until it no longer is."""
+        if not self._is_timed():
+            with suppress(OSError):
+                self._begin()
+        timed = self._is_timed()
+        if timed and self._beats is not None:
+            self._bpf.detach(self._beats)
+            self._beats = None
+            self._told = False
+        elif not timed and self._beats is None:
+            with suppress(OSError):
+                self._beats = self._bpf.attach_sampling("on_beat", self._hz)
+        if not timed and not self._told:
+            self._tell_refusals(batch)
+            self._told = True
+
     def _tell_refusals(self, batch: Batch) -> None:
-        """No look since the last tick: was the timer refused, and why?"""
+        """Why there is no timer."""
         memory, other, start = self._bpf.sums("spent", [2, 3, 4])
-        if memory + other + start > self._refused:
-            self._refused = memory + other + start
-            text = (
-                "run queues were not looked at: the kernel refused a timer"
-                f" ({memory} × no memory, {other} × for another reason, {start} × its start)"
-            )
-            row = (time.monotonic_ns(), "notice", "runqueue_late", 0, 0, 1.0, text)
-            batch.add("event", row)
+        text = (
+            "run queues are looked at by sampling clocks: the kernel refused a timer"
+            f" ({memory} × no memory, {other} × for another reason, {start} × its start)"
+        )
+        row = (time.monotonic_ns(), "notice", "runqueue_beats", 0, 0, 1.0, text)
+        batch.add("event", row)
 
     def _read(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         delays = self._bpf.values("delays", 0, per_cpu=True)
@@ -123,10 +145,6 @@ class QueueCollector:
                     "value": ring.ints(field),
                 }
                 batch.parts.append(("metric", columns))
-        elif self._running:
-            with suppress(OSError):  # as before: no memory for it at this moment
-                self._begin()
-            self._tell_refusals(batch)
         batch.seen += len(ring)
         delays, queues = self._read()
         rows = batch.metrics
@@ -139,6 +157,8 @@ class QueueCollector:
                 mean, share = running / looks, busy / looks
                 rows.append((since_ns, "sonde.host.runqueue.length", label, mean))
                 rows.append((since_ns, "sonde.host.runqueue.busy", label, share))
+        if self._running:
+            self._keep_looking(batch)
         self._keep_budget(batch, queues)
         self._delays, self._queues = delays, queues
         return batch
@@ -209,9 +229,10 @@ class QueueCollector:
         if self._running:
             self._bpf.set_array("wanted", 0, struct.pack("=I", 0))
         self._running = False
-        if self._following is not None:
-            self._bpf.detach(self._following)
-            self._following = None
+        for link in (self._following, self._beats):
+            if link is not None:
+                self._bpf.detach(link)
+        self._following = self._beats = None
 
     def pause(self) -> None:
         """Let go; what was summed stays readable."""

@@ -88,8 +88,8 @@ static void *work(void *number)
 		cuGraphLaunch(graph, stream);
 		if (with_copies)
 			copy(stream);
-		if (!is_deep || n % 100 == 0)
-			nap(is_deep ? 5000000 : 200000);
+		if (!is_deep)
+			nap(200000);
 		if (with_capture && number == NULL && n % 20 == 0) {
 			void *captured, *side;
 			static void *kept;

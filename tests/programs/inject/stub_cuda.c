@@ -12,6 +12,7 @@
 #include <time.h>
 
 #define STREAMS 4096
+#define QUEUE_NS 50000000 // what a stream holds; a launch beyond that waits, as a driver's does
 
 struct function {
 	const char *name;
@@ -379,8 +380,24 @@ unsigned long stub_all_launches(void)
 	return all_launches;
 }
 
+static void wait_for_room(struct stream *s)
+{
+	for (uint64_t ahead;;) {
+		pthread_mutex_lock(&s->lock);
+		uint64_t now = now_ns();
+		ahead = s->busy_until > now ? s->busy_until - now : 0;
+		pthread_mutex_unlock(&s->lock);
+		if (ahead <= QUEUE_NS)
+			return;
+		uint64_t more = ahead - QUEUE_NS;
+		struct timespec t = {0, more < 900000000 ? more : 900000000};
+		nanosleep(&t, NULL);
+	}
+}
+
 static int run(struct function *f, void *stream)
 {
+	wait_for_room(stream_of(stream));
 	all_launches++;
 	f->launches++;
 	return queue(f->ns, stream);
