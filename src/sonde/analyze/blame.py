@@ -27,7 +27,7 @@ from sonde.analyze.device_waits import ENQUEUES, RESULT_BYTES, asked_for, device
 from sonde.analyze.idle import Stalls, State, stalls_of
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.rivals import without_gaps_hidden
-from sonde.model.timeline import F64, I32, I64, U8, DeviceKind, Mask, Timeline, Way
+from sonde.model.timeline import F64, I32, I64, U8, DeviceKind, Mask, Timeline, Way, is_one_of
 
 SHORT_NS = 20_000
 """Below this an interval between kernels that were all there is the device's own latency."""
@@ -143,10 +143,11 @@ def _copies_back(stalls: Stalls) -> Mask:
     events = stalls.events
     if not len(events):
         return np.zeros(len(stalls), bool)
-    at = np.minimum(np.searchsorted(events.start_ns, stalls.start, "right"), len(events)) - 1
+    found: Mask = stalls.state == State.COPYING
+    rows = np.flatnonzero(found)
+    at = np.searchsorted(events.start_ns, stalls.start[rows], "right") - 1
     small = _small_d2h(stalls)[np.maximum(at, 0)]
-    covers = events.end_ns[np.maximum(at, 0)] >= stalls.end
-    found: Mask = (stalls.state == State.COPYING) & (at >= 0) & small & covers
+    found[rows] = small & (at >= 0) & (events.end_ns[np.maximum(at, 0)] >= stalls.end[rows])
     return found
 
 
@@ -164,7 +165,7 @@ def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
         wanted = stalls.events.correlation[op[ended]]
         found[ended] = asked_for(calls.correlation, wanted)
     exact = found >= 0
-    launches = np.flatnonzero(np.isin(calls.kind, ENQUEUES))
+    launches = np.flatnonzero(is_one_of(calls.kind, *ENQUEUES))
     missing = np.flatnonzero(found < 0)
     if len(launches) and len(missing):
         before = np.searchsorted(calls.start_ns[launches], stalls.end[missing], "right") - 1
@@ -182,10 +183,10 @@ def _of_thread(
     cause, claimed = _claimed(timeline, lane, start, end, launch, held)
     del launch
     ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
-    open_to = np.isin(cause, ways)
+    open_to = is_one_of(cause, *ways)
     device = device_waits(timeline, stalls, lane)
     calls = timeline.calls
-    others = np.isin(calls.kind, ENQUEUES) & (calls.lane != lane)
+    others = is_one_of(calls.kind, *ENQUEUES) & (calls.lane != lane)
     seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
     del claimed
     owed = delays.debts(seen, device, calls.start_ns[others])
@@ -203,7 +204,7 @@ def _of_thread(
     to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
         stalls.events.way[next_op] == Way.H2D
     )
-    small = np.isin(cause, [NUMBER[key] for key in ("launch", "synchronisation", "copy")])
+    small = is_one_of(cause, *(NUMBER[key] for key in ("launch", "synchronisation", "copy")))
     copied = small & to_device & (op[rows] >= 0)
     cause[copied] = NUMBER["copy"]
     delayed[copied] = -1

@@ -23,6 +23,7 @@ from sonde.model.timeline import (
     Mask,
     StateKind,
     Timeline,
+    is_one_of,
 )
 
 
@@ -104,7 +105,7 @@ def _named(timeline: Timeline, lane: int, pattern: re.Pattern[str]) -> Intervals
 
 def _calls(timeline: Timeline, lane: int, *kinds: CallKind) -> Intervals:
     calls = timeline.calls
-    return _rows(calls, (calls.lane == lane) & np.isin(calls.kind, kinds))
+    return _rows(calls, (calls.lane == lane) & is_one_of(calls.kind, *kinds))
 
 
 def _blocked(

@@ -16,7 +16,7 @@ import numpy as np
 
 from sonde.analyze.blame import LATENCY_NS
 from sonde.analyze.idle import Stalls
-from sonde.model.timeline import CallKind, DeviceKind, StateKind, Timeline
+from sonde.model.timeline import CallKind, DeviceKind, StateKind, Timeline, is_one_of
 from sonde.model.verdict import PathPart, StepTable
 
 _LIMIT = 20_000
@@ -111,7 +111,7 @@ def _host_before(
     first = int(np.searchsorted(calls.start_ns, since - _AHEAD_NS, "left"))
     last = int(np.searchsorted(calls.start_ns, launch, "left"))
     rows = first + np.flatnonzero(
-        (calls.lane[first:last] == lane) & np.isin(calls.kind[first:last], _WAITS)
+        (calls.lane[first:last] == lane) & is_one_of(calls.kind[first:last], *_WAITS)
     )
     end = int(calls.end_ns[rows[-1]]) if len(rows) else since
     free = max(min(end, launch), since)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.analyze.blame import Blame
 from sonde.analyze.causes import NUMBER
-from sonde.model.timeline import DeviceKind, Memory, StateKind, Timeline, Way
+from sonde.model.timeline import DeviceKind, Memory, StateKind, Timeline, Way, is_one_of
 
 SMALL_BYTES = 65_536
 """Below this a copy is mostly the cost of asking for it."""
@@ -22,7 +22,7 @@ Detail = tuple[str, list[str]]
 def copy(timeline: Timeline, blame: Blame) -> Detail:
     """small, pageable, or bandwidth; from the copies that the device ran."""
     events = blame.stalls.events
-    rows = (events.kind == DeviceKind.COPY) & np.isin(events.way, (Way.H2D, Way.D2H, Way.UNKNOWN))
+    rows = (events.kind == DeviceKind.COPY) & is_one_of(events.way, Way.H2D, Way.D2H, Way.UNKNOWN)
     if not rows.any():
         return "", []
     size, ns = events.bytes[rows], np.maximum(events.duration_ns[rows], 1)

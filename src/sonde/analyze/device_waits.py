@@ -12,7 +12,7 @@ from sonde.analyze.causes import WAITS
 from sonde.analyze.delays import STAGED_NS, DeviceWaits
 from sonde.analyze.idle import Stalls, State
 from sonde.analyze.intervals import Coverage, Intervals
-from sonde.model.timeline import I64, CallKind, Events, Mask, Memory, Timeline
+from sonde.model.timeline import I64, CallKind, Events, Mask, Memory, Timeline, is_one_of
 
 RESULT_BYTES = 4096
 """A copy to the host up to this size is a result that a program looks at: a loss, a flag."""
@@ -34,7 +34,7 @@ def device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> DeviceWaits:
     busy = sets.subtract(stalls.window, sets.union(stalls.start[idle], stalls.end[idle]))
     calls, host = timeline.calls, timeline.host
     kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
-    rows = np.flatnonzero((calls.lane == lane) & np.isin(calls.kind, kinds))
+    rows = np.flatnonzero((calls.lane == lane) & is_one_of(calls.kind, *kinds))
     waits, moves = _waits(timeline, stalls.events, rows)
     wanted = np.array([bool(WAITS.search(name)) for name in timeline.names] or [False])
     named = (host.lane == lane) & wanted[host.name] if len(host) else np.zeros(0, bool)
@@ -46,7 +46,7 @@ def device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> DeviceWaits:
     waited = Intervals(waited.start[long], waited.end[long])
     full = _full_queue(timeline, stalls, lane)
     # One behind another with nothing launched between is the same wait, going on.
-    asks = (calls.lane == lane) & np.isin(calls.kind, ENQUEUES)
+    asks = (calls.lane == lane) & is_one_of(calls.kind, *ENQUEUES)
     asks[rows[waits]] = False
     asked = calls.start_ns[asks]
     since = np.searchsorted(asked, np.append(0, waited.end[:-1])) if len(waited) else 0
@@ -113,7 +113,7 @@ def _full_queue(timeline: Timeline, stalls: Stalls, lane: int) -> Intervals:
     """The launches of a thread that had to wait for room in the device's queue."""
     calls, events = timeline.calls, stalls.events
     slow = (calls.lane == lane) & (calls.duration_ns >= BLOCKED_NS)
-    rows = np.flatnonzero(slow & np.isin(calls.kind, ENQUEUES))
+    rows = np.flatnonzero(slow & is_one_of(calls.kind, *ENQUEUES))
     op = asked_for(events.correlation, calls.correlation[rows])
     rows, op = rows[op >= 0], op[op >= 0]
     if not len(rows):

@@ -46,6 +46,9 @@ def union(start: I64, end: I64) -> Intervals:
 
 def joined(*sets: Intervals) -> Intervals:
     """The union of sets."""
+    sets = tuple(one for one in sets if len(one)) or (none(),)
+    if len(sets) == 1:
+        return sets[0]
     start = np.concatenate([one.start for one in sets])
     end = np.concatenate([one.end for one in sets])
     order = np.argsort(start, kind="stable")
@@ -68,34 +71,47 @@ def contains(of: Intervals, times: I64) -> Mask:
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """What lies in both."""
-    return _where(a, b, True)
+    if not len(a) or not len(b):
+        return none()
+    if len(b) > len(a):
+        a, b = b, a
+    if len(b) == 1:
+        return _clipped(a, int(b.start[0]), int(b.end[0]))
+    return _met(b, a)
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
     """What lies in `a` and not in `b`."""
-    return _where(a, b, False)
-
-
-def _where(a: Intervals, b: Intervals, in_b: bool) -> Intervals:
-    if not len(a) or (in_b and not len(b)):
-        return none()
-    if not len(b):
+    if not len(a) or not len(b):
         return a
-    if in_b and len(b) == 1:
-        return _clipped(a, int(b.start[0]), int(b.end[0]))
-    # Sorted, not made unique: that is far slower, and what is doubled is empty and falls out.
-    edges = np.concatenate([a.start, a.end, b.start, b.end])
-    edges.sort()
-    begin, end = edges[:-1], edges[1:]
-    keep = end > begin
-    for low in range(0, len(keep), _AT_ONCE):  # what that takes beside would be several times all
-        part = slice(low, low + _AT_ONCE)
-        keep[part] &= contains(a, begin[part])
-        keep[part] &= contains(b, begin[part]) == in_b
-    return union(begin[keep], end[keep])
+    ends = np.iinfo(np.int64)
+    start = np.concatenate([[ends.min], b.end])
+    end = np.concatenate([b.start, [ends.max]])
+    gaps = Intervals(start, end)
+    return _met(gaps, a) if len(gaps) < len(a) else _met(a, gaps)
+
+
+def _met(few: Intervals, many: Intervals) -> Intervals:
+    """What lies in both: each of the few by all that it meets of the many, which are looked up."""
+    parts = [
+        _met_by(Intervals(few.start[low : low + _AT_ONCE], few.end[low : low + _AT_ONCE]), many)
+        for low in range(0, len(few), _AT_ONCE)  # what that takes beside would be several times all
+    ]
+    return union(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 _AT_ONCE = 1 << 18
+
+
+def _met_by(few: Intervals, many: Intervals) -> tuple[I64, I64]:
+    first = np.searchsorted(many.end, few.start, "right")
+    count = np.searchsorted(many.start, few.end, "left") - first
+    np.maximum(count, 0, out=count)  # an empty gap meets none
+    before = np.cumsum(count) - count
+    at = np.arange(int(count.sum())) - np.repeat(before - first, count)
+    start = np.maximum(np.repeat(few.start, count), many.start[at])
+    end = np.minimum(np.repeat(few.end, count), many.end[at])
+    return start, end
 
 
 def _clipped(a: Intervals, low: int, high: int) -> Intervals:

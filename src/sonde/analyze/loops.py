@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sonde.model.timeline import I32, I64, HostKind, Timeline
+from sonde.model.timeline import I32, I64, HostKind, Timeline, is_one_of
 
 DEPTH = 64
 """Levels looked through."""
@@ -51,7 +51,7 @@ def levels(timeline: Timeline, asked: I64) -> Iterator[tuple[I64, I64]]:
 def _functions(timeline: Timeline) -> I64:
     """Rows of `host` that are functions or ranges of the thread that launches most."""
     host = timeline.host
-    told = np.isin(host.kind, (HostKind.PYTHON, HostKind.RANGE))
+    told = is_one_of(host.kind, HostKind.PYTHON, HostKind.RANGE)
     count = len(timeline.lanes) + 1
     launches = np.bincount(timeline.calls.lane, minlength=count)
     launches[np.bincount(host.lane[told], minlength=count) == 0] = 0

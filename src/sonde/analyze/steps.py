@@ -25,7 +25,7 @@ import numpy as np
 from sonde.analyze import loops
 from sonde.analyze.idle import Stalls
 from sonde.analyze.intervals import Coverage
-from sonde.model.timeline import I32, I64, CallKind, DeviceKind, Mask, Timeline, Way
+from sonde.model.timeline import I32, I64, CallKind, DeviceKind, Mask, Timeline, Way, is_one_of
 from sonde.model.verdict import StepTable
 
 LEAST = 4
@@ -172,7 +172,7 @@ def _sequence(timeline: Timeline, stalls: Stalls) -> _Sequence:
     start = np.where(asked, events.start_ns[op], np.iinfo(np.int64).max)
     start = np.minimum.accumulate(start[::-1])[::-1]
     start = np.where(start == np.iinfo(np.int64).max, events.end_ns.max(), start)
-    copied = (events.kind[op] == DeviceKind.COPY) & np.isin(events.way[op], (Way.H2D, Way.D2H))
+    copied = (events.kind[op] == DeviceKind.COPY) & is_one_of(events.way[op], Way.H2D, Way.D2H)
     return _Sequence(
         token=(name.astype(np.int64) << 24) ^ (np.minimum(count, 1 << 20) << 1) ^ ~asked,
         start=np.maximum.accumulate(start),
@@ -188,7 +188,7 @@ def _of_device(stalls: Stalls) -> _Sequence:
     """What the device ran, where nothing tells who asked for it."""
     events = stalls.events
     name = events.name
-    copied = (events.kind == DeviceKind.COPY) & np.isin(events.way, (Way.H2D, Way.D2H))
+    copied = (events.kind == DeviceKind.COPY) & is_one_of(events.way, Way.H2D, Way.D2H)
     return _Sequence(
         name.astype(np.int64) << 24,
         events.start_ns,
@@ -209,13 +209,17 @@ def _runs(single: _Sequence) -> _Sequence:
     return single.grouped(rows, (single.token[rows] * 1_000_003) ^ length, single.name[rows])
 
 
+def _numbered(tokens: I64) -> I32:
+    """Equal numbers for equal tokens, from 0 on. They come in millions, of few kinds mostly."""
+    return np.searchsorted(np.unique(tokens), tokens).astype(np.int32)
+
+
 def _cuts(sequence: _Sequence) -> list[_Cut]:
     """One cut for each number of times that some request occurs."""
-    _, first, inverse, counts = np.unique(
-        sequence.token, return_index=True, return_inverse=True, return_counts=True
-    )
-    kinds: I32 = inverse.astype(np.int32)  # they come in millions
-    del inverse
+    kinds = _numbered(sequence.token)
+    counts = np.bincount(kinds)
+    first = np.empty(len(counts), np.int64)
+    first[kinds[::-1]] = np.arange(len(kinds) - 1, -1, -1)
     sums = _Sums(sequence, kinds)
     enough = np.flatnonzero(counts > LEAST)
     cuts = []
@@ -298,7 +302,7 @@ class _Sums:
         self.of = sequence
         # Random codes: pieces of equal sums hold the same requests. They wrap around, as hashes do.
         if number is None:
-            number = np.unique(sequence.token, return_inverse=True)[1].astype(np.int32)
+            number = _numbered(sequence.token)
         codes = np.random.default_rng(1).integers(1, 1 << 62, int(number.max(initial=0)) + 1)
         self.code = _running(codes[number])
         self.work = _running(sequence.work)

@@ -168,6 +168,14 @@ COLUMNS: Mapping[str, type[np.generic]] = {
 }
 
 
+def is_one_of(kinds: U8, *wanted: int) -> Mask:
+    """Whether each is one of these small numbers: looked up, as they come in millions."""
+    table = np.zeros(256, bool)
+    table[list(wanted)] = True
+    found: Mask = table[kinds]
+    return found
+
+
 def events(**columns: Any) -> Events:
     """Events from any sequences; columns left out are 0. Sorts by start, longer ones first.
 
