@@ -95,16 +95,24 @@ impl Ring {
         Ok(Self { fd, base: base.cast(), page })
     }
 
-    /// Hand every waiting record to `each`: type, misc, body.
-    fn drain(&mut self, mut each: impl FnMut(u32, u16, &[u8])) {
+    fn control(&self) -> *mut abi::perf_event_mmap_page {
+        self.base.cast()
+    }
+
+    /// How far the kernel has written.
+    fn head(&self) -> u64 {
+        // SAFETY: the control page is mapped; the kernel writes this word.
+        let head = unsafe { std::ptr::read_volatile(&raw const (*self.control()).data_head) };
+        fence(Ordering::Acquire);
+        head
+    }
+
+    /// Hand every record up to `head` to `each`: type, misc, body.
+    fn drain(&mut self, head: u64, mut each: impl FnMut(u32, u16, &[u8])) {
         let size = (self.page * RING_PAGES) as u64;
-        let control = self.base.cast::<abi::perf_event_mmap_page>();
-        // SAFETY: the control page is mapped; head is written by the kernel, tail by us.
-        let (head, mut tail) = unsafe {
-            let head = std::ptr::read_volatile(&raw const (*control).data_head);
-            fence(Ordering::Acquire);
-            (head, std::ptr::read_volatile(&raw const (*control).data_tail))
-        };
+        let control = self.control();
+        // SAFETY: the control page is mapped; the tail is written by us alone.
+        let mut tail = unsafe { std::ptr::read_volatile(&raw const (*control).data_tail) };
         let mut record = Vec::with_capacity(512);
         let copy = |out: &mut Vec<u8>, at: u64, length: usize| {
             out.clear();
@@ -292,10 +300,37 @@ impl Dull {
     }
 }
 
+/// Chosen processes and those that descend from them, where not all of the machine's are wanted.
+#[derive(Default)]
+struct Family(Option<HashSet<u32>>);
+
+impl Family {
+    fn is_chosen(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Whether this is of one of them. Of others all but mappings is wanted, at leisure: their
+    /// names and ends tell who woke whom. Records come in order of time.
+    fn has(&mut self, record: &Record) -> bool {
+        let Some(pids) = &mut self.0 else { return true };
+        let pid = u32_at(&record.body, 0);
+        if record.kind == abi::PERF_RECORD_FORK {
+            let parent = u32_at(&record.body, 4);
+            if pids.contains(&parent) {
+                pids.insert(pid);
+            } else {
+                pids.remove(&pid); // the number was another's before
+            }
+        }
+        pids.contains(&pid)
+    }
+}
+
 /// The stream of process events of the whole machine.
 #[pyclass(unsendable)]
 pub struct ProcessEvents {
     rings: Vec<Ring>,
+    family: Family,
     dull: Dull,
     /// Read and not told yet.
     kept: Vec<Record>,
@@ -310,8 +345,10 @@ impl ProcessEvents {
     fn read(&mut self) -> bool {
         let mut records = Vec::new();
         let lost = &mut self.lost;
-        for ring in &mut self.rings {
-            ring.drain(|kind, misc, body| {
+        // All ends before any record: who is born on one CPU maps something on another later.
+        let heads: Vec<u64> = self.rings.iter().map(Ring::head).collect();
+        for (ring, head) in self.rings.iter_mut().zip(heads) {
+            ring.drain(head, |kind, misc, body| {
                 if kind == abi::PERF_RECORD_LOST {
                     *lost += u64_at(body, 8);
                 } else {
@@ -323,7 +360,18 @@ impl ProcessEvents {
         records.sort_by_key(|it| it.time_ns);
         let (now, mut hurries) = (Instant::now(), false);
         for record in records {
-            let wanted = self.dull.wants(&record, now);
+            let wanted = if !self.family.has(&record) {
+                let mmap = record.kind == abi::PERF_RECORD_MMAP2;
+                if mmap {
+                    Wanted::Never
+                } else {
+                    Wanted::Later
+                }
+            } else if self.family.is_chosen() && self.dull.files.is_empty() {
+                Wanted::AtOnce
+            } else {
+                self.dull.wants(&record, now)
+            };
             hurries |= wanted == Wanted::AtOnce;
             if wanted != Wanted::Never {
                 self.kept.push(record);
@@ -349,7 +397,8 @@ impl ProcessEvents {
     #[new]
     fn new() -> PyResult<Self> {
         let rings = online_cpus()?.into_iter().map(Ring::new).collect::<Result<_>>()?;
-        Ok(Self { rings, dull: Dull::default(), kept: Vec::new(), lost: 0 })
+        let (family, dull) = (Family::default(), Dull::default());
+        Ok(Self { rings, family, dull, kept: Vec::new(), lost: 0 })
     }
 
     /// Wait until something happened, or one of the descriptors `also` has something to read, at
@@ -389,6 +438,12 @@ impl ProcessEvents {
         self.read();
         let records = std::mem::take(&mut self.kept);
         records.iter().filter_map(|it| parse(it.kind, it.misc, &it.body)).collect()
+    }
+
+    /// From now on tell of mappings by these processes alone, by those named before, and by those
+    /// that descend from either; of what else others do at leisure.
+    fn follow(&mut self, pids: Vec<u32>) {
+        self.family.0.get_or_insert_default().extend(pids);
     }
 
     /// Tell no more of mappings of this file by this path, for so many seconds, nor of those of no

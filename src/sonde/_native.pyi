@@ -210,6 +210,9 @@ class ProcessEvents:
         at no sooner than so long after one another, and kept for `drain`."""
     def filenos(self) -> list[int]: ...
     def drain(self) -> list[tuple[object, ...]]: ...
+    def follow(self, pids: Sequence[int]) -> None:
+        """From now on tell of mappings by these processes, by those named before and by all that
+        descend from either alone; of what else others do it is told, but it wakes nobody."""
     def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
         """Tell no more of mappings of a file (major, minor, inode) by this path for a while, nor of
         those of no file; of the program that a process executes it is told all the same."""

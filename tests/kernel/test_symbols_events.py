@@ -311,3 +311,36 @@ def test_descriptors_are_heard_while_events_are_kept() -> None:
         subprocess.run(["/bin/true"], check=True)
         assert events.wait(20_000, [told], 5_000)
     os.close(told)
+
+
+def test_of_chosen_processes_and_their_children_alone_mappings_are_told(tmp_path: Path) -> None:
+    brief = build("brief.c", tmp_path / "brief")
+    shell = subprocess.Popen(["sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert shell.stdin and shell.stdout
+    try:
+        shell.stdin.write("echo\n")
+        shell.stdin.flush()
+        shell.stdout.readline()  # it has mapped what it needs
+        events = _native.ProcessEvents()
+        events.follow([shell.pid])
+        with subprocess.Popen([brief], stdout=subprocess.DEVNULL) as stranger:
+            stranger.wait()
+        began_s = time.monotonic()
+        assert not events.wait(200, (), 5), "strangers wake nobody"
+        assert time.monotonic() - began_s > 0.15
+        told = events.drain()
+        assert {event[0] for event in told if event[2] == stranger.pid} == {"fork", "comm", "exit"}
+        shell.stdin.write(f"({brief}); echo\n")  # by a child of a child
+        shell.stdin.flush()
+        assert events.wait(20_000, (), 5)
+        shell.stdout.readline()
+        shell.stdout.readline()
+        time.sleep(0.05)
+        told = events.drain()
+        mapped = {event[2] for event in told if event[0] == "mmap"}
+        (child,) = {event[2] for event in told if event[0] == "comm" and event[4] == "brief"}
+        assert child in mapped
+        assert mapped <= {event[2] for event in told if event[0] == "fork"} | {shell.pid}
+    finally:
+        shell.kill()
+        shell.communicate()

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.agent import dull
 from sonde.agent.attaching import Attacher
 from sonde.agent.chosen import Chosen
@@ -25,6 +25,8 @@ STACKLESS_EVENT_GAP_S = 0.1
 """The same for an agent that only lets metrics out: no mapping of a short process is asked for."""
 CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
+CHOSEN_KEPT_S = 0.005
+"""So long what others do is not looked at there; it wakes nobody, but has to be read."""
 LOOK_S = 0.25
 """How often to look for what walks ask for, as long as there are news of processes."""
 STACKLESS_LOOK_S = 1.0
@@ -134,6 +136,8 @@ class Listening:
             dull.pass_over(self._events, self._calls)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
+            if self._config.pids is not None:
+                self._events.follow(sorted(procfs.family(self._config.pids)))
             self._resolver.resync()
             self._unwinding.resync()
             if self._calls is not None:
@@ -166,6 +170,8 @@ class Listening:
 
     def _kept_ms(self) -> int:
         """How long an event may wait to be looked at; those that bear no delay are told at once."""
-        if not isinstance(self._pace, Demand) or self._pace.is_hurried:
+        if not isinstance(self._pace, Demand):
+            return int(1000 * CHOSEN_KEPT_S) if self._config.pids is not None else 0
+        if self._pace.is_hurried:
             return 0
         return int(1000 * self._gap_s)

@@ -27,3 +27,6 @@ class NoEvents:
 
     def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
         """There is nothing to pass over."""
+
+    def follow(self, pids: Sequence[int]) -> None:
+        """There is nothing to tell of."""
