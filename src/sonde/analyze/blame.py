@@ -218,27 +218,44 @@ def _claimed(
 
     `launch`, `held`: begin and end of the call that launched what ended it, within the stall.
     """
-    # The best so far, rather than a table of all: stalls come in millions.
+    claimed: list[tuple[str, Intervals]] = []
+    taken = sets.none()
+    for key, claim in CLAIMS:
+        mine = sets.subtract(claim(timeline, lane), taken)
+        if len(mine):
+            claimed.append((key, mine))
+            taken = sets.joined(taken, mine)
+    del taken
+    coverages = [(key, Coverage(mine)) for key, mine in claimed]
+    faults = _fault_share(timeline, lane, start, launch)
+    cause = np.empty(len(start), np.uint8)
+    for part in sets.in_parts(len(start)):  # stalls come in millions
+        columns = (start[part], end[part], launch[part], held[part])
+        cause[part] = _largest(coverages, *columns, faults[part] if faults is not None else None)
+    return cause, claimed
+
+
+def _largest(
+    claimed: list[tuple[str, Coverage]],
+    start: I64,
+    end: I64,
+    launch: I64,
+    held: I64,
+    faults: F64 | None,
+) -> U8:
+    """The cause with the largest part of each stall. `faults`: the share of page faults."""
     best = np.zeros(len(start), np.int64)
     cause = np.full(len(start), NUMBER["launch"], np.uint8)
 
     def claim_for(key: str, amount: I64) -> None:
         better = amount > best
-        best[better] = amount[better]
+        np.copyto(best, amount, where=better)
         cause[better] = NUMBER[key]
 
     # A thread that is kept from running may be so within the call that launches.
     rest, calling = launch - start, end - launch
-    faulted = np.zeros(0, np.int64)
-    claimed: list[tuple[str, Intervals]] = []
-    taken = sets.none()
-    for key, claim in CLAIMS:
-        mine = sets.subtract(claim(timeline, lane), taken)
-        if not len(mine):
-            continue
-        claimed.append((key, mine))
-        taken = sets.joined(taken, mine)
-        coverage = Coverage(mine)
+    faulted = np.zeros(len(start), np.int64)
+    for key, coverage in claimed:
         amount = coverage.within(start, launch)
         rest -= amount
         if key != "copy":  # which is the call itself
@@ -250,19 +267,20 @@ def _claimed(
         else:
             claim_for(key, amount)
     path = rest <= LAUNCH_PATH_NS
-    faults = _fault_share(timeline, lane, start, launch)
-    moved = np.where(path, 0, rest * faults).astype(np.int64)
-    claim_for("page fault", moved + faulted if len(faulted) else moved)
-    claim_for("host", np.where(path, 0, rest - moved))
+    late = np.where(path, 0, rest)
+    moved = np.zeros_like(late) if faults is None else (late * faults).astype(np.int64)
+    claim_for("page fault", moved + faulted)
+    claim_for("host", late - moved)
     # Once launched, work on a free device starts soon, or the device is not free.
     kept = np.minimum(np.maximum(end - held - LATENCY_NS, 0), calling)
     claim_for("rival", kept)
     claim_for("launch", calling - kept + np.where(path, rest, 0))
-    return cause, claimed
+    return cause
 
 
-def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:
-    """Share of the thread's samples, in and around each interval, that served page faults.
+def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64 | None:
+    """Share of the thread's samples, in and around each interval, that served page faults; None
+    without samples.
 
     Statistical: samples are summed over ticks, so the ticks that touch the interval count, and as
     those hold few samples, the share is drawn to that of all the intervals together.
@@ -270,9 +288,8 @@ def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:
     samples = timeline.samples
     waits = np.array([bool(_WAITING.search(name)) for name in timeline.names] or [False])
     rows = (samples.lane == lane) & ~waits[samples.name]
-    share = np.zeros(len(start))
     if not rows.any():
-        return share
+        return None
     order = np.argsort(samples.time_ns[rows], kind="stable")
     time = samples.time_ns[rows][order]
     weight = samples.weight_ns[rows][order]
@@ -287,5 +304,5 @@ def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64:
     around = np.cumsum(near)[:-1] > 0
     usual = float(fault[around].sum() / max(1, weight[around].sum()))
     whole = weights[high] - weights[low] + FEW_NS
-    share[:] = (faults[high] - faults[low] + usual * FEW_NS) / whole
+    share: F64 = (faults[high] - faults[low] + usual * FEW_NS) / whole
     return share

@@ -99,8 +99,10 @@ def asked_for(numbers: I64, wanted: I64) -> I64:
     if highest <= 8 * len(numbers) + 1_000_000 and numbers.min() >= 0:  # they count up, mostly
         table = np.full(highest + 1, -1, np.int32)
         table[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1, dtype=np.int32)
-        known = (wanted > 0) & (wanted <= highest)
-        found[known] = table[wanted[known]]
+        table[0] = -1
+        for part in sets.in_parts(len(wanted)):
+            some = wanted[part]
+            found[part] = table[np.where((some > 0) & (some <= highest), some, 0)]
         return found
     order = np.argsort(numbers, kind="stable")
     at = np.minimum(np.searchsorted(numbers, wanted, sorter=order), len(numbers) - 1)
