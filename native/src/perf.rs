@@ -360,17 +360,11 @@ impl ProcessEvents {
         records.sort_by_key(|it| it.time_ns);
         let (now, mut hurries) = (Instant::now(), false);
         for record in records {
-            let wanted = if !self.family.has(&record) {
-                let mmap = record.kind == abi::PERF_RECORD_MMAP2;
-                if mmap {
-                    Wanted::Never
-                } else {
-                    Wanted::Later
-                }
-            } else if self.family.is_chosen() && self.dull.files.is_empty() {
-                Wanted::AtOnce
-            } else {
-                self.dull.wants(&record, now)
+            let wanted = match self.family.has(&record) {
+                false if record.kind == abi::PERF_RECORD_MMAP2 => Wanted::Never,
+                false => Wanted::Later,
+                true if self.family.is_chosen() && self.dull.files.is_empty() => Wanted::AtOnce,
+                true => self.dull.wants(&record, now),
             };
             hurries |= wanted == Wanted::AtOnce;
             if wanted != Wanted::Never {
