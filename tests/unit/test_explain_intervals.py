@@ -43,4 +43,3 @@ def test_what_lies_in_both_and_in_one_alone(monkeypatch, at_once):
         low, high = np.sort(random.integers(-40, END, (2, 50)), axis=0)
         length = [points(a)[i + 40 : j + 40].sum() for i, j in zip(low, high, strict=True)]
         assert sets.Coverage(a).within(low, high).tolist() == length
-        assert (sets.contains(a, low) == points(a)[low + 40]).all()

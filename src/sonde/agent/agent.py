@@ -150,12 +150,9 @@ class Agent:
         if not self._privileged:
             return NoEvents()
         try:
-            events = _native.ProcessEvents()
+            return _native.ProcessEvents()
         except OSError as error:
             raise refusal(error) from error
-        if self._config.pids is not None:
-            events.follow(sorted(procfs.family(self._config.pids)))
-        return events
 
     def _make_attacher(self) -> Attacher | None:
         config = self._config

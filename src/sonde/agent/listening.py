@@ -69,6 +69,7 @@ class Listening:
         self._lost_heard = 0
         self._news_s = 0.0
         """When a process did something last, or a walk asked for something."""
+        self._follow_chosen()
 
     @property
     def lost(self) -> int:
@@ -136,14 +137,18 @@ class Listening:
             dull.pass_over(self._events, self._calls)
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
-            if self._config.pids is not None:
-                self._events.follow(sorted(procfs.family(self._config.pids)))
+            self._follow_chosen()
             self._resolver.resync()
             self._unwinding.resync()
             if self._calls is not None:
                 self._calls.resync()
             if self._device_time is not None:
                 self._device_time.resync()
+
+    def _follow_chosen(self) -> None:
+        """Before any event is read, and where some were lost, births among them."""
+        if self._config.pids is not None:
+            self._events.follow(list(procfs.family(self._config.pids)))
 
     def _hear_some(self, timeout_ms: int, *, calls: bool) -> None:
         if self._events.wait(timeout_ms):

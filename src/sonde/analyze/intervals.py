@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.model.timeline import I64, Mask
+from sonde.model.timeline import I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +56,6 @@ def joined(*sets: Intervals) -> Intervals:
     end = np.concatenate([one.end for one in sets])
     order = np.argsort(start, kind="stable")
     return union(start[order], end[order])
-
-
-def complement(of: Intervals, window: Intervals) -> Intervals:
-    """What of `window` is not in `of`."""
-    return subtract(window, of)
-
-
-def contains(of: Intervals, times: I64) -> Mask:
-    """Whether each time lies in the set."""
-    if not len(of):
-        return np.zeros(len(times), bool)
-    at = np.searchsorted(of.start, times, "right") - 1
-    inside: Mask = (at >= 0) & (times < of.end[np.maximum(at, 0)])
-    return inside
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
