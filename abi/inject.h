@@ -154,6 +154,9 @@ struct inject_state {
 	uint32_t yielded_ms;  /* of the time asked for, nothing was timed: somebody else traced */
 
 	uint64_t armed_ns; /* since when launches are counted and chosen, this time; 0: not yet */
+	/* Looks for words that lead to device libraries which ended before all data of the program's
+	 * modules was read; each goes on where the last one ended. */
+	uint64_t looks_cut;
 };
 
 enum inject_type {

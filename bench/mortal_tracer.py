@@ -35,8 +35,8 @@ BORROWER = _native.ThreadBorrower
 class Mortal:
     """A ThreadBorrower that starts the clock at its first thread."""
 
-    def __init__(self, pid: int, landmarks: _native.Landmarks) -> None:
-        self._inner = BORROWER(pid, landmarks)
+    def __init__(self, pid: int, landmarks: _native.Landmarks, auxv: bytes) -> None:
+        self._inner = BORROWER(pid, landmarks, auxv)
         self._left = int(sys.argv[1])
 
     def load(self, *arguments: Any, **named: Any) -> _native.Attempt:
@@ -49,6 +49,10 @@ class Mortal:
     def filters(self, tid: int) -> list[bytes]:
         """As it is."""
         return self._inner.filters(tid)
+
+    def settle(self) -> None:
+        """As it is."""
+        self._inner.settle()
 
     def close(self) -> None:
         """As it is."""

@@ -4,8 +4,10 @@
     python -m bench.storms [--attaches 200] [--out FILE]
 
 Needs a C compiler and root; no GPU. Every storm program checks itself (heap, loader, children,
-registers, extended state, red zone, restarted calls, errno); this counts loads, stop times and
-verdicts. The attaches are the product's own (`sonde.attach`).
+registers, extended state, red zone, restarted calls, errno), every server counts the EINTR that its
+calls answer; this counts loads, stop times and verdicts. Each program also keeps a checksum of its
+work and is run a second time, for as much work, with nobody near: the two must be equal. The
+attaches are the product's own (`sonde.attach`).
 """
 
 from __future__ import annotations
@@ -30,7 +32,18 @@ from sonde.errors import SondeError
 
 PROGRAMS = Path(__file__).parents[1] / "tests/programs/attach"
 PER_PROCESS = 20
-MODES = ("malloc", "dlopen", "fork", "all")
+SERVERS = {
+    "timeouts": ("recv", "read", "accept"),
+    "signalfd": ("signalfd",),
+    "sigwait": ("sigwait",),
+    "io_uring": ("uring",),
+    "seccomp": ("--filter", "recv", "epoll", "sigwait", "signalfd", "semop"),
+    "server": (
+        *("recv", "read", "accept", "sigwait", "signalfd", "epoll", "poll", "select", "uring"),
+        *("semop", "msgrcv", "futex"),
+    ),
+}
+MODES = ("malloc", "dlopen", "fork", "users", "all", *SERVERS)
 KINDS = ("control", "plain", "killed", "namespaced", "trap")
 SLEEPS_MAY_END_EARLY = ("bad_eintr", "bad_time", "bad_errno")
 
@@ -41,6 +54,7 @@ def build(to: Path) -> None:
     storm = ["-mavx2", "-mno-red-zone", "-pthread", "-rdynamic", str(PROGRAMS / "storm.c"), "-ldl"]
     for name, arguments in (
         ("storm", storm),
+        ("waits", ["-pthread", str(PROGRAMS / "waits.c")]),
         ("payload.so", ["-Wl,-z,nodelete", *library]),
         ("locked.so", ["-DSTORM_LOCKED", *library, "-ldl"]),
         ("sleepy.so", ["-DSTORM_SLEEPY", *library]),
@@ -66,6 +80,10 @@ class Row:
     stops_us: list[float] = field(default_factory=list)
     busy: int = 0
     work: Counter[str] = field(default_factory=Counter)
+    eintr: int = 0
+    """Answered by calls of the programs."""
+    identical: int = 0
+    """Programs whose checksums are those of a run with nobody near."""
 
     def quantile(self, q: float) -> float:
         """Of the stops, µs; 0 without any."""
@@ -125,6 +143,56 @@ class Storm:
             return None, {}, "hang"
         return self.process.returncode, json.loads(out) if out else {}, err.strip()
 
+    def is_repeated(self, bin_: Path, said: dict[str, Any]) -> bool:
+        """Whether a run for as much work, with nobody near, comes to the same checksums."""
+        if "sums" not in said:
+            return False
+        command = [str(bin_ / "storm"), said["mode"], "120", said["turns"]]
+        again = _undisturbed(command)
+        return bool((again["turns"], again["sums"]) == (said["turns"], said["sums"]))
+
+
+class Server(Storm):
+    """A server whose threads wait in calls that answer EINTR to a stop, fed by one of them."""
+
+    def __init__(self, bin_: Path, mode: str) -> None:
+        self._words = SERVERS[mode]
+        self.process = subprocess.Popen(
+            [str(bin_ / "waits"), "--fed", "0", *self._words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+        assert self.process.stdout
+        self.process.stdout.readline()
+
+    def end(self) -> tuple[int | None, dict[str, Any], str]:
+        """As of a storm, with what went wrong by name."""
+        code, said, err = super().end()
+        for name, it in said.get("modes", {}).items():
+            said |= {f"bad_eintr_{name}": it["eintr"], f"bad_value_{name}": it["odd"]}
+        return code, said, err
+
+    def is_repeated(self, bin_: Path, said: dict[str, Any]) -> bool:
+        """As of a storm."""
+        if not said.get("ticks"):
+            return False
+        again = _undisturbed([str(bin_ / "waits"), "--fed", str(said["ticks"]), *self._words])
+        return all(
+            (it["rounds"], it["sum"]) == (said["modes"][name]["rounds"], said["modes"][name]["sum"])
+            for name, it in again["modes"].items()
+        )
+
+
+def _undisturbed(command: list[str]) -> dict[str, Any]:
+    """What a program says that ends by itself."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
+        assert it.stdout
+        said: dict[str, Any] = json.loads(it.stdout.read().splitlines()[-1])
+    return said
+
 
 def attach(row: Row, pid: int, library: Path, wait_s: float = 5.0) -> None:
     """Once, the product's way."""
@@ -160,7 +228,11 @@ def storm(bin_: Path, mode: str, kind: str, attaches: int) -> Row:
     row = Row(mode, kind)
     library = bin_ / "payload.so"
     while row.attaches < attaches:
-        it = Storm(bin_, mode, namespaced=kind == "namespaced")
+        it = (
+            Server(bin_, mode)
+            if mode in SERVERS
+            else Storm(bin_, mode, namespaced=kind == "namespaced")
+        )
         for _ in range(min(PER_PROCESS, attaches - row.attaches)):
             match kind:
                 case "control":
@@ -176,14 +248,17 @@ def storm(bin_: Path, mode: str, kind: str, attaches: int) -> Row:
         if kind == "killed":
             time.sleep(0.1)  # the last guardian
         row.loaded += it.loaded()
-        _judge(row, *it.end())
+        code, said, err = it.end()
+        _judge(row, code, said, err)
+        row.identical += mode == "trap" or it.is_repeated(bin_, said)
     return row
 
 
 def _judge(row: Row, code: int | None, said: dict[str, Any], err: str) -> None:
     bad = {name: n for name, n in said.items() if name.startswith("bad_") and n}
+    row.eintr += sum(n for name, n in bad.items() if name.startswith("bad_eintr"))
     if row.kind == "killed":  # a sleeping call may then end early with EINTR, as after any signal
-        bad = {name: n for name, n in bad.items() if name not in SLEEPS_MAY_END_EARLY}
+        bad = {name: n for name, n in bad.items() if not name.startswith(SLEEPS_MAY_END_EARLY)}
         code = 0 if code == 1 and not bad else code
     row.processes += 1
     if code == 0 and not bad:
@@ -197,14 +272,15 @@ def line(row: Row) -> str:
     """A row of the table."""
     return (
         f"{row.mode:8} {row.kind:11} {row.attaches:6} {row.loaded:6}"
-        f" {row.whole:3}/{row.processes:3} {row.quantile(0.5):9.0f} {row.quantile(0.99):8.0f}"
+        f" {row.whole:3}/{row.processes:3} {row.identical:9} {row.eintr:5}"
+        f" {row.quantile(0.5):9.0f} {row.quantile(0.99):8.0f}"
         f" {row.busy:5}  {row.harm or ''} {dict(row.why) or ''}"
     )
 
 
 HEAD = (
-    f"{'storm':8} {'kind':11} {'attach':>6} {'loaded':>6} {'whole':>7}"
-    f" {'stop p50':>9} {'p99 us':>8} {'again':>5}  harm, answers"
+    f"{'storm':8} {'kind':11} {'attach':>6} {'loaded':>6} {'whole':>7} {'identical':>9}"
+    f" {'EINTR':>5} {'stop p50':>9} {'p99 us':>8} {'again':>5}  harm, answers"
 )
 
 

@@ -10,7 +10,6 @@
 
 struct driver driver;
 static _Atomic int capturing;	    // captures that began and did not end, as far as was seen
-static _Atomic int in_section;	    // threads between the two events of a pair
 static _Atomic uint64_t capture_ns; // when the last one began
 
 #define CAPTURE_FORGOTTEN_NS 30000000000ull
@@ -39,10 +38,10 @@ static uint32_t name_of(cu_function f)
 static void leave(struct launch *l)
 {
 	self_sampling.busy = 0;
-	atomic_fetch_sub(&in_section, 1);
 	if (l->sample)
 		pool_give_back(l->sample);
 	l->sample = NULL;
+	section_leave(l->section);
 }
 
 static bool leave_untimed(struct launch *l, double weight)
@@ -51,11 +50,6 @@ static bool leave_untimed(struct launch *l, double weight)
 	leave(l);
 	sampling_carry(type, weight);
 	return false;
-}
-
-bool launches_under_way(void)
-{
-	return atomic_load(&in_section) > 0;
 }
 
 static bool is_captured(cu_stream stream)
@@ -75,8 +69,12 @@ bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, boo
 		return false;
 	*l = (struct launch){.begun_ns = now_ns(), .gated = true};
 	l->stream = stream ? stream : per_thread ? CU_PER_THREAD : CU_LEGACY;
+	if (!(l->section = section_enter())) {
+		COUNT(lost_pool, 1);
+		sampling_carry(type, weight);
+		return false;
+	}
 	self_sampling.busy = 1;
-	atomic_fetch_add(&in_section, 1);
 	if (!(l->pool = pool_here(&for_good)) || !(l->sample = pool_take(l->pool))) {
 		leave(l);
 		COUNT(lost_pool, 1);
@@ -84,6 +82,9 @@ bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, boo
 			sampling_carry(type, weight);
 		return false;
 	}
+	l->sample->record.type = type;
+	l->sample->record.weight = weight;
+	atomic_store(&l->section->sample, l->sample);
 	if (cuda_yields()) { // since the hook's own look
 		leave(l);
 		sampling_carry(type, weight);
@@ -130,6 +131,7 @@ void launch_end(struct launch *l, cu_result launched)
 {
 	uint64_t returned_ns = now_ns();
 	l->sample->record.start_ns = returned_ns;
+	atomic_store(&l->section->sample, NULL); // from here on it is our thread's
 	pair_end(l->pool, l->sample, l->stream, launched == CU_OK);
 	l->sample = NULL;
 	leave(l);
@@ -170,17 +172,6 @@ HOOK(cuGraphLaunch_ptsz, INJECT_REPLAY, true, REPLAY_PARAMETERS, REPLAY_VALUES, 
 // clang-format on
 
 // ---- captures: no pair may be half in a stream when one begins ------------------------------------
-
-void launches_wait_out(void)
-{
-	for (int i = 0; atomic_load(&in_section) > 0 && i < 1000; i++) {
-		struct timespec t = {0, 5000};
-		if (i > 50)
-			clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
-		else
-			__builtin_ia32_pause();
-	}
-}
 
 static void capture_begins(void)
 {
@@ -247,7 +238,7 @@ static const char *const driver_and_tools[] = {
 
 #define MOST_HOOKS 80
 static struct hook table[MOST_HOOKS];
-static struct hooks hooks = {table, 0, driver_and_tools};
+static struct hooks hooks = {table, 0, 0, driver_and_tools};
 
 static void list(struct hook_list of)
 {
@@ -324,7 +315,7 @@ unsigned cuda_hook(bool in, bool only_new)
 void cuda_forget(void)
 {
 	atomic_store(&capturing, 0);
-	atomic_store(&in_section, 0);
+	sections_forget();
 	profilers_forget();
 	cuda_waits_forget();
 	pools_forget();
@@ -333,6 +324,7 @@ void cuda_forget(void)
 void cuda_turn(void)
 {
 	cuda_waits_turn();
+	sections_turn();
 	if (!driver.cuEventRecord || !step_begin())
 		return;
 	pools_turn();
@@ -341,5 +333,5 @@ void cuda_turn(void)
 
 bool cuda_pending(void)
 {
-	return pools_pending() || cuda_waits_pending();
+	return pools_pending() || cuda_waits_pending() || launches_under_way();
 }

@@ -118,6 +118,7 @@ void profilers_forget(void);
 /* ---- cuda.c: one call between the events of a pair ---- */
 
 struct launch {
+	struct section *section;
 	struct pool *pool;
 	struct sample *sample;
 	cu_stream stream;
@@ -131,10 +132,26 @@ bool launch_begin(struct launch *l, enum inject_type type, cu_stream stream, boo
 /* Its first event is in the stream; if not, it goes untimed. */
 bool launch_begin_pair(struct launch *l);
 void launch_end(struct launch *l, cu_result launched);
-/* Is any thread between its look for a pool and the end of its pair? */
+
+/* ---- cuda_sections.c ---- */
+
+/* A thread between its look for a pool and the end of its pair. */
+struct section {
+	_Atomic uint32_t tid; /* 0: free */
+	_Atomic uint64_t since_ns;
+	struct sample *_Atomic sample; /* that it has taken */
+};
+/* NULL: too many are. */
+struct section *section_enter(void);
+void section_leave(struct section *section);
+/* Is any thread in one? */
 bool launches_under_way(void);
 /* Until none is, for some 5 ms at most. */
 void launches_wait_out(void);
+/* By our own thread: clear up after threads that ended in one. */
+void sections_turn(void);
+/* In a forked child. */
+void sections_forget(void);
 
 /*
  * A hook: two functions, so that the common path keeps nothing on the stack and jumps. DESCRIBE fills in

@@ -69,20 +69,20 @@ static struct held {
 } held[HELD];
 static _Atomic uint32_t next_held;
 
-static struct held *wait_begin(const char *name, uint64_t bytes, unsigned kind, cu_stream stream,
-			       void *frame, void *caller)
+// On the stack of the thread that waits, until its end: a thread that is cancelled in the driver leaves
+// nothing behind.
+struct wait {
+	struct inject_record record;
+	struct frames frames;
+};
+
+static bool wait_begin(struct wait *w, const char *name, uint64_t bytes, unsigned kind,
+		       cu_stream stream, void *frame, void *caller)
 {
-	uint32_t weight;
+	uint32_t weight, request = shared.control->request;
 	if (self_sampling.busy || !sampling_due(INJECT_SYNC, &weight))
-		return NULL;
-	struct held *h = &held[atomic_fetch_add(&next_held, 1) % HELD];
-	uint32_t is_free = HELD_FREE, request = shared.control->request;
-	if (!atomic_compare_exchange_strong(&h->state, &is_free, HELD_TAKEN)) {
-		COUNT(lost_pool, 1);
-		sampling_carry(INJECT_SYNC, weight);
-		return NULL;
-	}
-	h->record = (struct inject_record){
+		return false;
+	w->record = (struct inject_record){
 		.type = INJECT_SYNC,
 		.source = INJECT_BY_HOST,
 		.name = shared_name(name),
@@ -93,18 +93,27 @@ static struct held *wait_begin(const char *name, uint64_t bytes, unsigned kind, 
 		.bytes = bytes,
 		.kind = (uint16_t)kind,
 	};
-	h->frames.count = 0;
+	w->frames.count = 0;
 	if (request & INJECT_STACKS)
-		frames_walk(&h->frames, frame, (uintptr_t)caller);
+		frames_walk(&w->frames, frame, (uintptr_t)caller);
 	if (request & INJECT_SITE)
-		sonde_inject_site(h->record.correlation);
-	h->record.start_ns = now_ns();
-	return h;
+		sonde_inject_site(w->record.correlation);
+	w->record.start_ns = now_ns();
+	return true;
 }
 
-static cu_result wait_end(struct held *h, cu_result result)
+static cu_result wait_end(struct wait *w, cu_result result)
 {
-	h->record.end_ns = now_ns();
+	struct held *h = &held[atomic_fetch_add(&next_held, 1) % HELD];
+	uint32_t is_free = HELD_FREE;
+	w->record.end_ns = now_ns();
+	if (!atomic_compare_exchange_strong(&h->state, &is_free, HELD_TAKEN)) {
+		COUNT(lost_pool, 1);
+		sampling_carry(INJECT_SYNC, w->record.weight);
+		return result;
+	}
+	h->record = w->record;
+	frames_copy(&h->frames, &w->frames);
 	atomic_store(&h->state, HELD_DONE);
 	return result;
 }
@@ -113,10 +122,10 @@ static cu_result wait_end(struct held *h, cu_result result)
 	static cu_result(*real_##NAME) PARAMETERS;                                                 \
 	static __attribute__((noinline)) cu_result timed_##NAME PARAMETERS                         \
 	{                                                                                          \
-		struct held *h =                                                                   \
-			wait_begin(#NAME, BYTES, KIND, STREAM, __builtin_frame_address(0),         \
-				   __builtin_return_address(0));                                   \
-		return h ? wait_end(h, REAL(NAME) VALUES) : REAL(NAME) VALUES;                     \
+		struct wait w;                                                                     \
+		bool timed = wait_begin(&w, #NAME, BYTES, KIND, STREAM,                            \
+					__builtin_frame_address(0), __builtin_return_address(0));  \
+		return timed ? wait_end(&w, REAL(NAME) VALUES) : REAL(NAME) VALUES;                \
 	}                                                                                          \
 	static cu_result hook_##NAME PARAMETERS                                                    \
 	{                                                                                          \

@@ -2,7 +2,8 @@
 // OpenCL commands, some of them timed by the profiling information of their events.
 //
 // A queue must have been made with profiling for that: it is asked for in every queue that is made
-// while we watch. Commands in older queues are counted as lost.
+// while we watch. Commands in older queues are counted as lost. We are called through words of the
+// program that lead to the loader's functions, or by the loader itself (opencl_layer.c).
 #include "own.h"
 
 #include <string.h>
@@ -44,15 +45,18 @@ enum { COMMAND_FREE, COMMAND_TAKEN, COMMAND_QUEUED };
 static struct command {
 	_Atomic uint32_t state;
 	cl_object event;
-	bool handed_out; // the host holds the event too
 	struct inject_record record;
 	struct frames frames;
 } commands[PENDING];
 static _Atomic uint32_t next_command;
 static _Atomic int32_t queued;
 
+// On the stack of the thread that enqueues, until the call has returned: one that is cancelled in it
+// leaves nothing behind.
 struct enqueue {
-	struct command *command;
+	struct inject_record record;
+	struct frames frames;
+	bool handed_out;	   // the host holds the event too
 	cl_object own, *to;	   // where the event is written
 	uint64_t begun_ns, own_ns; // own: without the call itself
 };
@@ -63,24 +67,13 @@ static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_
 	uint32_t weight;
 	if (!sampling_due((enum inject_type)type, &weight))
 		return false;
-	*e = (struct enqueue){.begun_ns = now_ns()};
-	uint32_t from = atomic_fetch_add_explicit(&next_command, 1, memory_order_relaxed);
-	for (uint32_t k = 0; k < 8 && !e->command; k++) {
-		struct command *c = &commands[(from + k) % PENDING];
-		uint32_t is_free = COMMAND_FREE;
-		if (atomic_compare_exchange_strong(&c->state, &is_free, COMMAND_TAKEN))
-			e->command = c;
-	}
-	if (!e->command) {
-		COUNT(lost_pool, 1);
-		sampling_carry(type, weight);
-		return false;
-	}
+	e->begun_ns = now_ns();
 	watch_exit();
-	e->command->handed_out = *event != NULL;
+	e->handed_out = *event != NULL;
+	e->own = NULL;
 	e->to = *event ? *event : &e->own;
 	*event = e->to;
-	e->command->record = (struct inject_record){
+	e->record = (struct inject_record){
 		.type = type,
 		.source = INJECT_BY_OPENCL,
 		.correlation = next_correlation(),
@@ -89,27 +82,50 @@ static bool begin(struct enqueue *e, cl_object queue, cl_object **event, uint16_
 		.tid = self_sampling.tid,
 	};
 	uint32_t request = shared.control->request;
-	e->command->record.start_ns = e->begun_ns;
-	e->command->frames.count = 0;
+	e->record.start_ns = e->begun_ns;
+	e->frames.count = 0;
 	if (request & INJECT_STACKS)
-		frames_walk(&e->command->frames, frame, (uintptr_t)caller);
+		frames_walk(&e->frames, frame, (uintptr_t)caller);
 	if (request & INJECT_SITE)
-		sonde_inject_site(e->command->record.correlation);
+		sonde_inject_site(e->record.correlation);
 	e->own_ns = now_ns() - e->begun_ns;
 	return true;
 }
 
+static struct command *take_command(void)
+{
+	uint32_t from = atomic_fetch_add_explicit(&next_command, 1, memory_order_relaxed);
+	for (uint32_t k = 0; k < 8; k++) {
+		struct command *c = &commands[(from + k) % PENDING];
+		uint32_t is_free = COMMAND_FREE;
+		if (atomic_compare_exchange_strong(&c->state, &is_free, COMMAND_TAKEN))
+			return c;
+	}
+	return NULL;
+}
+
 static void end(struct enqueue *e, cl_int result)
 {
-	struct command *c = e->command;
 	uint64_t returned_ns = now_ns();
 	if (result == CL_OK && !*e->to)
-		sampling_carry(c->record.type, c->record.weight);
-	if (result != CL_OK || !*e->to || (c->handed_out && cl.clRetainEvent(*e->to) != CL_OK)) {
+		sampling_carry(e->record.type, e->record.weight);
+	if (result != CL_OK || !*e->to)
+		return;
+	struct command *c = take_command();
+	if (!c) {
+		COUNT(lost_pool, 1);
+		sampling_carry(e->record.type, e->record.weight);
+		if (!e->handed_out)
+			cl.clReleaseEvent(*e->to);
+		return;
+	}
+	if (e->handed_out && cl.clRetainEvent(*e->to) != CL_OK) {
 		atomic_store(&c->state, COMMAND_FREE);
 		return;
 	}
 	c->event = *e->to;
+	c->record = e->record;
+	frames_copy(&c->frames, &e->frames);
 	atomic_fetch_add(&queued, 1);
 	atomic_store(&c->state, COMMAND_QUEUED);
 	sampling_cost(e->own_ns + now_ns() - returned_ns);
@@ -118,7 +134,7 @@ static void end(struct enqueue *e, cl_int result)
 static void describe_kernel(struct enqueue *e, cl_object kernel, cl_uint dimensions,
 			    const size_t *global, const size_t *local)
 {
-	struct inject_record *r = &e->command->record;
+	struct inject_record *r = &e->record;
 	char name[INJECT_NAME_MAX];
 	size_t length = 0;
 	if (cl.clGetKernelInfo(kernel, CL_FUNCTION_NAME, sizeof name, name, &length) == CL_OK)
@@ -133,8 +149,8 @@ static void describe_kernel(struct enqueue *e, cl_object kernel, cl_uint dimensi
 
 static void describe_copy(struct enqueue *e, uint64_t bytes, uint16_t kind)
 {
-	e->command->record.bytes = bytes;
-	e->command->record.kind = kind;
+	e->record.bytes = bytes;
+	e->record.kind = kind;
 }
 
 #define HOOK(NAME, TYPE, PARAMETERS, VALUES, DESCRIBE)                                             \
@@ -186,15 +202,20 @@ static cl_object (*real_clCreateCommandQueue)(cl_object, cl_object, cl_bits, cl_
 static cl_object (*real_clCreateCommandQueueWithProperties)(cl_object, cl_object, const cl_bits *,
 							    cl_int *);
 
-static bool is_armed(void)
+static bool is_layer; // the loader calls us
+
+// Called by the loader, we may be there before our thread has looked for the first time.
+static bool wants_profiling(void)
 {
-	return atomic_load_explicit(&sampling->armed, memory_order_relaxed) == ARMED;
+	const struct inject_control *c = shared.control;
+	return atomic_load_explicit(&sampling->armed, memory_order_relaxed) == ARMED ||
+	       (is_layer && shared.header && !c->off && (c->request & INJECT_OPENCL));
 }
 
 static cl_object hook_clCreateCommandQueue(cl_object context, cl_object device, cl_bits properties,
 					   cl_int *error)
 {
-	if (is_armed() && !(properties & CL_PROFILING)) {
+	if (wants_profiling() && !(properties & CL_PROFILING)) {
 		cl_object queue = real_clCreateCommandQueue(context, device,
 							    properties | CL_PROFILING, error);
 		if (queue)
@@ -224,7 +245,7 @@ static cl_object hook_clCreateCommandQueueWithProperties(cl_object context, cl_o
 		n += 2;
 	}
 	with[n] = 0;
-	if (is_armed() && n <= MAX_PROPERTIES) {
+	if (wants_profiling() && n <= MAX_PROPERTIES) {
 		cl_object queue =
 			real_clCreateCommandQueueWithProperties(context, device, with, error);
 		if (queue)
@@ -246,7 +267,7 @@ static struct hook table[] = {
 static const char *const loader_and_devices[] = {
 	"libOpenCL", "libpocl", "libnvidia-", "linux-vdso", "ld-linux", "libc.so", NULL,
 };
-static const struct hooks hooks = {table, sizeof table / sizeof *table, loader_and_devices};
+static const struct hooks hooks = {table, sizeof table / sizeof *table, 1, loader_and_devices};
 
 bool opencl_begin(void)
 {
@@ -264,7 +285,50 @@ bool opencl_begin(void)
 
 unsigned opencl_hook(bool in, bool only_new)
 {
+	if (is_layer && in)
+		return hooks.count;
 	return real_clEnqueueNDRangeKernel ? hooks_apply(&hooks, in, only_new) : 0;
+}
+
+// Places in struct _cl_icd_dispatch, which only ever grows at its end (CL/cl_icd.h).
+static const struct {
+	const char *name;
+	unsigned place;
+} places[] = {
+	{"clCreateCommandQueue", 9}, {"clCreateCommandQueueWithProperties", 123},
+	{"clEnqueueCopyBuffer", 50}, {"clEnqueueNDRangeKernel", 59},
+	{"clEnqueueReadBuffer", 48}, {"clEnqueueWriteBuffer", 49},
+	{"clGetEventInfo", 42},	     {"clGetEventProfilingInfo", 45},
+	{"clGetKernelInfo", 39},     {"clReleaseEvent", 44},
+	{"clRetainEvent", 43},
+};
+
+static void **entry_of(void **entries, unsigned count, const char *name)
+{
+	for (unsigned k = 0; k < sizeof places / sizeof *places; k++)
+		if (!strcmp(places[k].name, name))
+			return places[k].place < count ? &entries[places[k].place] : NULL;
+	return NULL;
+}
+
+bool opencl_stand_between(void **entries, unsigned count)
+{
+	void **entry;
+#define TAKE(name, arguments)                                                                      \
+	entry = entry_of(entries, count, #name);                                                   \
+	if (!entry || !*entry)                                                                     \
+		return false;                                                                      \
+	cl.name = (cl_int(*) arguments) * entry;
+	CL_FUNCTIONS(TAKE)
+	for (unsigned k = 0; k < hooks.count; k++) {
+		entry = entry_of(entries, count, table[k].name);
+		if (!entry || !*entry)
+			continue; // of a later version than the loader's
+		__atomic_store_n(table[k].real, *entry, __ATOMIC_RELEASE);
+		*entry = table[k].ours;
+	}
+	is_layer = real_clEnqueueNDRangeKernel != NULL;
+	return is_layer;
 }
 
 static void read_command(struct command *c)

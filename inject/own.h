@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #endif
 #include <link.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -79,6 +80,7 @@ struct hook {
 struct hooks {
 	struct hook *table;
 	unsigned count;
+	unsigned number;	 /* 0 or 1: which of the tables */
 	const char *const *skip; /* modules that keep the real ones, by a part of their name */
 };
 
@@ -87,14 +89,20 @@ void *module_symbol(const char *module, const char *name);
 bool module_path(const char *module, char *path, size_t size);
 /* How often modules were loaded or unloaded; changes when anything was. */
 uint64_t modules_generation(void);
-/* Put ours where words of writable data hold the real ones, or, with `in` false, back. `only_new`:
- * in modules not looked at since modules_forget(). Returns how many words were found to lead to us. */
-unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new);
-void modules_forget(void);
-/* Between two calls of hooks_apply for the same look: the modules just seen count as looked at. */
-void modules_looked(void);
+/* Held while the loader's list is walked, so that no fork happens then. */
+extern pthread_mutex_t modules_walking;
 /* Is the memory of another copy of this library mapped here? */
 bool other_copy_is_here(void);
+
+/* ---- words.c: the words of modules' data through which they call device libraries ---- */
+
+/* A look begins: what it may read and cost starts again. */
+void words_begin_look(bool wide);
+/* Put ours where words of writable data hold the real ones, or, with `in` false, back. `only_new`: what was
+ * not read since the last call without it. Returns how many words were found to lead to us. */
+unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new);
+/* Whether the look left something for the next one, with only_new. */
+bool words_end_look(void);
 
 /* ---- sampling.c: which launches are timed ---- */
 
@@ -171,6 +179,12 @@ struct frames {
 	uint32_t count;
 	uint64_t address[MAX_FRAMES];
 };
+static inline void frames_copy(struct frames *to, const struct frames *from)
+{
+	to->count = from->count;
+	for (uint32_t k = 0; k < from->count; k++)
+		to->address[k] = from->address[k];
+}
 void frames_walk(struct frames *to, void *frame, uint64_t caller);
 void frames_put(const struct frames *frames, uint64_t correlation, uint32_t tid);
 
@@ -189,6 +203,8 @@ bool cuda_yields(void);
 /* ---- opencl.c ---- */
 
 bool opencl_begin(void);
+/* Be called in the place of entries of a loader's table (struct _cl_icd_dispatch of CL/cl_icd.h). */
+bool opencl_stand_between(void **entries, unsigned count);
 /* In a forked child, before anything else. */
 void opencl_forget(void);
 unsigned opencl_hook(bool in, bool only_new);

@@ -2,11 +2,14 @@
 // How the library begins, what its one thread does, and what becomes of it in a forked child.
 #include "own.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #define TURN_NS 5000000u
@@ -14,13 +17,14 @@
 #define IDLE_TURN_NS 250000000u
 #define LOOK_NS 1000000000ull
 #define FULL_LOOK_NS 60000000000ull
+#define LOOKS_SHARE 50u		     /* looks take one part of so many of a processor's time */
+#define FIRST_LOOKS_NS 4000000000ull /* but for the first: a framework's data takes two seconds */
+#define BETWEEN_FIRST_NS 1000000u
 
 static _Atomic uint64_t correlations;
 static _Atomic uint32_t again_lock;
 static uint32_t generation;
-/* Held while the loader's list is walked, so that no fork happens then. */
-static pthread_mutex_t looking = PTHREAD_MUTEX_INITIALIZER;
-static __thread bool holds_looking __attribute__((tls_model("initial-exec")));
+static __thread bool holds_walking __attribute__((tls_model("initial-exec")));
 
 uint64_t next_correlation(void)
 {
@@ -106,33 +110,55 @@ static void stand_by(void)
 
 struct work {
 	uint64_t modules, next_full;
-	unsigned full_looks, hooks;
-	bool beating;
+	uint64_t not_before; // of looks: how long the last ones took decides
+	uint64_t looks_ns;   // processor time of those since all was read
+	bool all_was_read;
+	unsigned full_looks, hooks, found;
+	bool beating, unfinished;
 	enum inject_reason reason;
 	uint64_t yields_at_ns, yielded_ns; // last seen that somebody else traces; 0: nobody did
 };
+
+static uint64_t thread_cpu_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+// Until all was read once, nothing of a program is seen whose calls lead through the rest.
+static bool is_first_look(const struct work *w)
+{
+	return !w->all_was_read && w->looks_ns < FIRST_LOOKS_NS;
+}
+
+static bool looks_hurry(const struct work *w)
+{
+	return w->unfinished && is_first_look(w);
+}
 
 // Look for device libraries and for the words through which they are called: in new modules when there
 // are any, and in all a few times later, the sooner the younger they are, because words are filled at the first
 // call through them: a program that was just started has not called yet.
 static void look(struct work *w, uint32_t request, uint64_t now)
 {
-	pthread_mutex_lock(&looking);
-	uint64_t modules = modules_generation();
-	bool full = now >= w->next_full;
-	if (modules == w->modules && !full) {
-		pthread_mutex_unlock(&looking);
+	if (now < w->not_before)
 		return;
-	}
+	uint64_t modules = modules_generation(), began = thread_cpu_ns();
+	bool full = now >= w->next_full && !w->unfinished;
+	if (modules == w->modules && !full && !w->unfinished)
+		return;
 	enum inject_reason reason = INJECT_NO_LIBRARY;
-	unsigned hooks = 0;
 	if (request & (INJECT_EVENTS | INJECT_WINDOWS))
 		reason = cuda_begin();
 	if ((request & INJECT_OPENCL) && opencl_begin() && reason == INJECT_NO_LIBRARY)
 		reason = INJECT_OK;
+	unsigned hooks = 0;
+	bool unfinished = false;
 	if (reason == INJECT_OK) {
+		words_begin_look(is_first_look(w));
 		hooks = cuda_hook(true, !full) + opencl_hook(true, !full);
-		modules_looked();
+		unfinished = words_end_look();
 	}
 	if (modules != w->modules && reason == INJECT_OK)
 		w->full_looks = 0;
@@ -141,22 +167,27 @@ static void look(struct work *w, uint32_t request, uint64_t now)
 			now + (w->full_looks < 8 ? LOOK_NS / 8 << w->full_looks : FULL_LOOK_NS);
 	w->full_looks++;
 	w->modules = modules;
-	w->hooks = full ? hooks : w->hooks + hooks;
+	// Those that the rest of a look has yet to find are there still.
+	w->found = full ? hooks : w->found + hooks;
+	w->hooks = unfinished && w->found < w->hooks ? w->hooks : w->found;
+	w->unfinished = unfinished;
 	w->reason = w->hooks || reason != INJECT_OK ? reason : INJECT_NO_HOOK;
+	w->looks_ns += thread_cpu_ns() - began;
+	w->all_was_read = w->all_was_read || !unfinished;
+	w->not_before = looks_hurry(w) ? now : now + LOOKS_SHARE * w->looks_ns;
+	w->looks_ns = unfinished && looks_hurry(w) ? w->looks_ns : 0;
 	SET(hooks, w->hooks);
 	SET(reason, w->reason);
-	pthread_mutex_unlock(&looking);
 }
 
 static void unhook(struct work *w)
 {
 	if (!w->modules)
 		return;
-	pthread_mutex_lock(&looking);
+	words_begin_look(true);
 	cuda_hook(false, false);
 	opencl_hook(false, false);
-	modules_forget();
-	pthread_mutex_unlock(&looking);
+	words_end_look();
 	SET(hooks, 0);
 	memset(w, 0, sizeof *w);
 }
@@ -205,24 +236,49 @@ static void nap(uint64_t ns)
 	clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
 }
 
-static uint64_t thread_cpu_ns(void)
+static void watch_forks(void);
+
+// setuid() and its like wait until every thread has answered the C library's own signal (SIGSETXID). It
+// may be blocked in the thread that loaded us, and pthread_sigmask() leaves it as it is.
+static void hear_changes_of_user(void)
 {
-	struct timespec t;
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+	uint64_t setxid = 1ull << (33 - 1);
+	syscall(SYS_rt_sigprocmask, SIG_UNBLOCK, &setxid, NULL, sizeof setxid);
 }
 
-static void watch_forks(void);
+// Whether every thread of the program has ended: main() may call pthread_exit(), and the C library ends the
+// process with its last thread, which must not be ours. The first one stays, a zombie, for as long.
+static bool program_is_over(void)
+{
+	struct stat tasks; // a link each, and two
+	if (syscall(SYS_newfstatat, AT_FDCWD, "/proc/self/task", &tasks, 0) || tasks.st_nlink > 4)
+		return false;
+	char text[256];
+	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/stat", O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	long got = syscall(SYS_read, fd, text, sizeof text - 1);
+	syscall(SYS_close, fd);
+	text[got > 0 ? got : 0] = 0;
+	const char *name_end = strrchr(text, ')');
+	return name_end && !strncmp(name_end, ") Z", 3);
+}
 
 static void *serve(void *unused)
 {
 	struct work work = {0};
 	(void)unused;
+	hear_changes_of_user();
 	prctl(PR_SET_NAME, "sonde");
 	watch_forks();
+	uint64_t asked_ns = 0;
 	for (bool last = false; !last;) {
-		last = atomic_load(&exiting);
 		uint64_t now = now_ns();
+		last = atomic_load(&exiting);
+		if (now - asked_ns >= IDLE_TURN_NS) {
+			asked_ns = now;
+			last = last || program_is_over();
+		}
 		enum inject_status status = last ? INJECT_LEFT : turn(&work, now);
 		SET(status, status);
 		SET(beat_ns, now);
@@ -235,7 +291,10 @@ static void *serve(void *unused)
 		if (status == INJECT_KILLED && !pending)
 			break;
 		if (!last)
-			nap(pending ? TURN_NS : work.beating ? QUIET_NS : IDLE_TURN_NS);
+			nap(looks_hurry(&work) ? BETWEEN_FIRST_NS :
+			    pending	       ? TURN_NS :
+			    work.beating       ? QUIET_NS :
+						 IDLE_TURN_NS);
 	}
 	atomic_store(&last_turn_is_over, true);
 	return NULL;
@@ -293,8 +352,8 @@ static void begin(void)
 static void before_fork(void)
 { // bounded: a loader that waits for this very fork must not wait for ever
 	for (int i = 0; i < 50; i++) {
-		holds_looking = !pthread_mutex_trylock(&looking);
-		if (holds_looking)
+		holds_walking = !pthread_mutex_trylock(&modules_walking);
+		if (holds_walking)
 			return;
 		nap(1000000);
 	}
@@ -302,18 +361,25 @@ static void before_fork(void)
 
 static void after_fork_in_parent(void)
 {
-	if (holds_looking)
-		pthread_mutex_unlock(&looking);
+	if (holds_walking)
+		pthread_mutex_unlock(&modules_walking);
 }
 
 static void after_fork_in_child(void)
 {
 	pthread_mutex_t fresh = PTHREAD_MUTEX_INITIALIZER;
-	looking = fresh;
+	modules_walking = fresh;
 	forget_steps();
 	if (shared.header && sampling_create())
 		atomic_store(&sampling->armed, ARMED_AGAIN);
 }
+
+// What pthread_atfork is in glibc. Weak, as the name below: a child with another C library (musl) that
+// inherits LD_PRELOAD would not start for want of it.
+extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
+	__attribute__((weak));
+extern const char *gnu_get_libc_version(void) __attribute__((weak));
+extern char __dso_handle __attribute__((visibility("hidden")));
 
 // Not in the constructor: fork() holds the lock of this list while it waits for that of open files,
 // which an attach holds over the load (docs/design/attach.md), so both would wait for ever.
@@ -322,7 +388,8 @@ static void watch_forks(void)
 	static bool watched; // a forked child inherits the list, and this word with it
 	if (!watched) {
 		watched = true;
-		pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+		__register_atfork(before_fork, after_fork_in_parent, after_fork_in_child,
+				  &__dso_handle);
 	}
 }
 
@@ -368,6 +435,8 @@ void watch_exit(void)
 
 __attribute__((constructor)) static void loaded(void)
 {
+	if (!gnu_get_libc_version || !__register_atfork)
+		return; // proved with glibc alone
 	const char *word = getenv("SONDE_INJECT");
 	if ((word && !strcmp(word, "off")) || other_copy_is_here())
 		return;

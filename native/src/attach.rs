@@ -24,6 +24,12 @@ mod guard;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod load;
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+mod memfd;
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+mod memory;
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
+mod restart;
+#[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 mod trace;
 
 /// A range of addresses, the end excluded.
@@ -89,7 +95,7 @@ impl Landmarks {
 pub struct Attempt {
     /// done: dlopen returned (whether it loaded, the mappings tell); passed-over: not touched;
     /// busy: put back, try again; put-back: put back, it will not do; let-go: goes on by itself;
-    /// gone: the thread ended.
+    /// gone: the thread ended; executed: it executed another program and was let go before that ran.
     outcome: &'static str,
     why: String,
     stage: &'static str,
@@ -97,6 +103,10 @@ pub struct Attempt {
     stop_us: f64,
     /// System calls that the load made.
     calls: u32,
+    /// Whether the thread was stopped for it.
+    stopped: bool,
+    /// Of the memfd that the library was written into; 0: it was not.
+    inode: u64,
 }
 
 /// A thread that may be borrowed, as it was seen asleep.
@@ -127,12 +137,19 @@ pub struct ThreadBorrower {
 #[cfg(all(target_arch = "x86_64", target_env = "gnu"))]
 #[pymethods]
 impl ThreadBorrower {
-    /// Forks the guardian. Raises OSError where there is no memory or no process to be had.
+    /// Forks the guardian. `auxv`: /proc/PID/auxv, read before the landmarks were, so that no
+    /// thread of another program is borrowed by them. Raises OSError where there is no memory or no
+    /// process to be had.
     #[new]
-    fn new(pid: i32, landmarks: &Bound<'_, Landmarks>) -> PyResult<Self> {
+    fn new(pid: i32, landmarks: &Bound<'_, Landmarks>, auxv: Vec<u8>) -> PyResult<Self> {
         let inner =
-            load::Borrower::new(pid, landmarks.get().clone()).map_err(PyOSError::new_err)?;
+            load::Borrower::new(pid, landmarks.get().clone(), auxv).map_err(PyOSError::new_err)?;
         Ok(Self { inner })
+    }
+
+    /// Let go of threads that stopped after nobody waited for them any more.
+    fn settle(&mut self) {
+        self.inner.settle();
     }
 
     #[pyo3(signature = (tid, library, name, *, inner_tid, call, sp, stack, is_main, filters,
@@ -183,6 +200,8 @@ impl From<load::Ended> for Attempt {
             stage: it.stage,
             stop_us: it.stop.as_secs_f64() * 1e6,
             calls: it.calls,
+            stopped: it.stopped,
+            inode: it.inode,
         }
     }
 }
@@ -191,7 +210,7 @@ impl From<load::Ended> for Attempt {
 #[pymethods]
 impl ThreadBorrower {
     #[new]
-    fn new(_pid: i32, _landmarks: &Bound<'_, Landmarks>) -> PyResult<Self> {
+    fn new(_pid: i32, _landmarks: &Bound<'_, Landmarks>, _auxv: Vec<u8>) -> PyResult<Self> {
         Err(pyo3::exceptions::PyNotImplementedError::new_err("proved on x86-64 alone"))
     }
 }

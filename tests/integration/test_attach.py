@@ -84,7 +84,7 @@ def load(it: subprocess.Popen[str], bin_: Path, name: str = "first", wait_s: flo
 # ---- it works, and nothing is harmed ----
 
 
-@pytest.mark.parametrize("mode", ["malloc", "dlopen", "fork", "all"])
+@pytest.mark.parametrize("mode", ["malloc", "dlopen", "fork", "users", "all"])
 def test_programs_in_a_storm_take_a_library_and_stay_whole(bin_: Path, mode: str) -> None:
     row = storms.storm(bin_, mode, "plain", 6)
 
@@ -123,11 +123,48 @@ def test_a_python_program(bin_: Path, start: Start) -> None:
     assert remote.is_mapped(it.pid, "first")
 
 
+def test_afterwards_it_may_change_its_user(start: Start) -> None:
+    """For which the C library has every thread answer, ours too."""
+    body = (
+        "import os, sys, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "os.setegid(65534); os.seteuid(65534)\n"
+        "print(os.geteuid(), os.getegid(), flush=True)\n"
+    )
+    it = start(sys.executable, "-c", body)
+    assert remote.load_product(it.pid) is not None
+    found = (Path(task, "status").read_text() for task in Path(f"/proc/{it.pid}/task").iterdir())
+    blocked = [int(text.partition("SigBlk:\t")[2].split()[0], 16) for text in found]
+
+    assert not any(mask >> (33 - 1) & 1 for mask in blocked)
+    out, _ = it.communicate("\n", timeout=10)
+    assert out == "65534 65534\n"
+
+
+def test_it_ends_with_the_last_thread_of_its_own(bin_: Path, start: Start) -> None:
+    it = start(str(bin_ / "target"), "leaderless")
+    assert remote.load_product(it.pid) is not None
+    assert it.poll() is None
+
+    it.stdin.close()
+    assert it.wait(5) == 0
+
+
 def test_it_is_loaded_once(bin_: Path, start: Start) -> None:
     it = start(str(bin_ / "target"), "sleep")
 
     assert load(it, bin_) is not None
     assert load(it, bin_) is None
+
+
+def test_the_direction_flag_is_clear_in_the_library_and_afterwards_as_it_was(
+    bin_: Path, start: Start
+) -> None:
+    it = start(str(bin_ / "target"), "backwards")
+
+    assert load(it, bin_) is not None
 
 
 def test_two_at_once_load_it_once(bin_: Path, start: Start) -> None:
@@ -206,6 +243,7 @@ def test_a_seccomp_filter_that_would_end_the_process(
         ("futex", "no thread of process"),
         ("little-stack", "too little stack"),
         ("own-stack", "a stack of the program's own making"),
+        ("handler", "inside a signal handler"),
     ],
 )
 def test_threads_that_must_not_be_borrowed(

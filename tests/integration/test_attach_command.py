@@ -21,7 +21,7 @@ from sonde.attach.policy import Policy
 from sonde.collect import inject_abi as abi
 from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
-from sonde.errors import AttachFailed
+from sonde.errors import TracerFailed
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or os.uname().machine != "x86_64", reason="needs root on x86-64"
@@ -205,7 +205,7 @@ def test_others_are_left_alone(sleeper: subprocess.Popen[str]) -> None:
         loads: list[int] = []
         attacher = Attacher(policy, roots, loads.append)
         attacher.hear(mapped(sleeper.pid, "/usr/lib/libcuda.so.1"))
-        assert attacher._waiting.empty()
+        assert not len(attacher._waiting)
         attacher.stop()
 
 
@@ -213,7 +213,7 @@ def test_a_failure_of_ours_makes_the_next_wait(
     sleeper: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(pid: int) -> None:
-        raise AttachFailed("it broke")
+        raise TracerFailed("it broke")
 
     monkeypatch.setattr("sonde.agent.attaching.SETTLE_S", 0.0)
     attacher = Attacher(Policy("all"), None, fails)

@@ -38,10 +38,19 @@ def test_a_list_allows_what_it_names(entry: str) -> None:
     assert not Policy("allow-list", [entry]).allows(Facts(exe="", user="bob", job="47110"))
 
 
-def test_under_a_list_a_process_may_opt_in_and_out() -> None:
-    assert Policy("allow-list").allows(Facts(opted=True))
-    assert not Policy("allow-list").allows(Facts())
-    assert not Policy("allow-list", ["user:alice"]).allows(Facts(user="alice", opted=False))
+def test_a_process_opts_in_only_where_the_operator_lets_its_user() -> None:
+    wishes = Facts(user="bob", opted=True)
+    assert not Policy("allow-list").allows(wishes)
+    assert not Policy("allow-list", ["user:alice", "opted-in:alice"]).allows(wishes)
+    assert Policy("allow-list", ["opted-in:bob"]).allows(wishes)
+    assert Policy("allow-list", ["opted-in:*"]).allows(wishes)
+    assert not Policy("allow-list", ["opted-in:*"]).allows(Facts(user="bob"))
+    assert not Policy("allow-list", ["opted-in:*"]).allows(Facts(opted=True)), "of nobody known"
+
+
+def test_a_process_opts_out_whatever_the_operator_lists() -> None:
+    listed = Policy("allow-list", ["user:alice", "opted-in:*"])
+    assert not listed.allows(Facts(user="alice", opted=False))
 
 
 @pytest.mark.parametrize("entry", ["python", "exe:", "label:x", ":x", ""])
@@ -56,6 +65,7 @@ def proc(folder: Path, cgroup: str, environ: bytes = b"") -> Path:
     (folder / "7/exe").symlink_to("/usr/bin/trainer (deleted)")
     (folder / "7/cgroup").write_text(cgroup)
     (folder / "7/environ").write_bytes(environ)
+    (folder / "7/status").write_text("Name:\tx\nUid:\t0\t0\t0\t0\n")
     return folder
 
 
@@ -72,6 +82,18 @@ def proc(folder: Path, cgroup: str, environ: bytes = b"") -> Path:
         ("0::/kubepods.slice/kubepods-pod0f3c6a2e_1111_2222_3333_444455556666.slice/cri-1.scope\n",
          ("kubepods.slice", "kubepods-pod0f3c6a2e_1111_2222_3333_444455556666.slice",
           "cri-1.scope"), "", "0f3c6a2e-1111-2222-3333-444455556666"),
+        ("0::/kubepods.slice/kubepods-burstable.slice/"
+         "kubepods-burstable-pod0f3c6a2e_1111_2222_3333_444455556666.slice/cri-1.scope\n",
+         ("kubepods.slice", "kubepods-burstable.slice",
+          "kubepods-burstable-pod0f3c6a2e_1111_2222_3333_444455556666.slice", "cri-1.scope"), "",
+         "0f3c6a2e-1111-2222-3333-444455556666"),
+        ("12:memory:/kubepods/burstable/pod0f3c6a2e-1111-2222-3333-444455556666/9d1c\n0::/\n",
+         (), "", "0f3c6a2e-1111-2222-3333-444455556666"),
+        ("0::/../../kubepods/pod0f3c6a2e-1111-2222-3333-444455556666/9d1c\n",
+         (), "", "0f3c6a2e-1111-2222-3333-444455556666"),
+        ("5:devices:/slurm/uid_1000/job_42/step_0/task_0\n", (), "42", ""),
+        ("0::/system.slice/node1_slurmstepd.scope/job_42/step_0\n",
+         ("system.slice", "node1_slurmstepd.scope"), "42", ""),
         ("0::/\n", (), "", ""),
     ],
 )  # fmt: skip
@@ -98,6 +120,45 @@ def test_what_a_process_says_itself(tmp_path: Path, environ: bytes, opted: bool 
     assert Facts.of(7, proc(tmp_path, "0::/\n", environ)).opted is opted
 
 
+POD = "0f3c6a2e-1111-2222-3333-444455556666"
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        f"/user.slice/user-1000.slice/user@1000.service/app.slice/{name}"
+        for name in (
+            "train-7.service", "kubepods.slice/pod" + POD, "slurmstepd.scope/job_4711",
+            "job_4711/train-7.service",
+        )
+    ]
+    + [
+        f"/system.slice/docker-9d1c.scope/{name}"
+        for name in ("train-7.service", "kubepods/pod" + POD, "job_4711", "slurm/uid_0/job_4711")
+    ]
+    + ["/docker/9d1c/system.slice/train-7.service", f"/docker/9d1c/pod{POD}", "/job_4711"],
+)  # fmt: skip
+def test_a_control_group_that_a_user_or_a_container_named_says_nothing(
+    tmp_path: Path, group: str
+) -> None:
+    facts = Facts.of(7, proc(tmp_path, f"0::{group}\n"))
+
+    assert (facts.job, facts.pod) == ("", "")
+    assert "train-7.service" not in facts.units
+
+
+@pytest.mark.parametrize(
+    ("uids", "user"), [("0 0 0 0", "root"), ("65534 0 0 0", ""), ("0 65534 65534 65534", "")]
+)
+def test_a_process_with_the_rights_of_two_users_is_neither_s(
+    tmp_path: Path, uids: str, user: str
+) -> None:
+    folder = proc(tmp_path, "0::/\n")
+    (folder / "7/status").write_text("Uid:\t" + uids.replace(" ", "\t") + "\n")
+
+    assert Facts.of(7, folder).user == user
+
+
 def test_nothing_is_known_of_a_process_that_is_gone(tmp_path: Path) -> None:
     assert Facts.of(8, tmp_path) == Facts()
 
@@ -105,35 +166,29 @@ def test_nothing_is_known_of_a_process_that_is_gone(tmp_path: Path) -> None:
 # ---- programs that are started ----
 
 
-@pytest.fixture
-def vendors(tmp_path: Path) -> Path:
-    (tmp_path / "pocl.icd").touch()
-    return tmp_path
-
-
 LIBRARY = Path("/var/cache/sonde/x.so")
 
 
-def test_cuda_alone_needs_no_preload(tmp_path: Path) -> None:
-    assert launch.variables({}, LIBRARY, 100, tmp_path) == {
+def test_device_libraries_themselves_bring_it() -> None:
+    assert launch.variables({}, LIBRARY, 100) == {
         "SONDE_INJECT": "11:100",
         "CUDA_INJECTION64_PATH": str(LIBRARY),
+        "OPENCL_LAYERS": str(LIBRARY),
     }
 
 
-def test_opencl_is_preloaded_before_what_is_preloaded_already(vendors: Path) -> None:
-    given = launch.variables({"LD_PRELOAD": "libother.so"}, LIBRARY, vendors=vendors)
+def test_opencl_layers_of_others_stay() -> None:
+    given = launch.variables({"OPENCL_LAYERS": "libother.so"}, LIBRARY)
 
-    assert given["LD_PRELOAD"] == f"{LIBRARY}:libother.so"
+    assert given["OPENCL_LAYERS"] == f"{LIBRARY}:libother.so"
 
 
-def test_another_tools_injection_is_left_alone(tmp_path: Path) -> None:
-    given = launch.variables({"CUDA_INJECTION64_PATH": "/opt/nsys"}, LIBRARY, vendors=tmp_path)
+def test_another_tools_injection_is_left_alone() -> None:
+    given = launch.variables({"CUDA_INJECTION64_PATH": "/opt/nsys"}, LIBRARY)
 
     assert "CUDA_INJECTION64_PATH" not in given
-    assert given["LD_PRELOAD"] == str(LIBRARY)
 
 
 @pytest.mark.parametrize("environ", [{"SONDE_MAY_ATTACH": "off"}, {"SONDE_INJECT": "off"}])
-def test_a_program_may_opt_out(vendors: Path, environ: dict[str, str]) -> None:
-    assert launch.variables(environ, LIBRARY, vendors=vendors) == {}
+def test_a_program_may_opt_out(environ: dict[str, str]) -> None:
+    assert launch.variables(environ, LIBRARY) == {}

@@ -24,7 +24,7 @@ def programs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    path = tmp_path_factory.mktemp("library") / "libsonde_inject.so"
+    path = tmp_path_factory.mktemp("library") / "sonde-inject-0.so"
     path.write_bytes(_native.inject_library())
     return path
 

@@ -5,6 +5,7 @@ but counts of what was wrong comes of it, and it takes no longer."""
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import random
 import struct
@@ -23,7 +24,18 @@ HERE = os.getpid()
 
 
 @pytest.fixture
-def memory():
+def library(tmp_path):
+    """A file mapped here as the library is, by its name."""
+    path = tmp_path / "sonde-inject-0.so"
+    path.write_bytes(b"\0" * mmap.PAGESIZE)
+    with path.open("rb") as file:
+        view = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)
+    with view:
+        yield
+
+
+@pytest.fixture
+def memory(library):
     """Memory as the library makes it, in this very process."""
     fd = os.memfd_create(abi.MEMFD, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     high = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 600)
@@ -32,7 +44,8 @@ def memory():
     fcntl.fcntl(high, fcntl.F_ADD_SEALS, SEALS)
     header = abi.HEADER.pack(abi.MAGIC, abi.ABI, abi.BYTES, HERE, 1, time.monotonic_ns())
     os.pwrite(high, header, abi.HEADER_AT)
-    yield high
+    with mmap.mmap(high, 0):
+        yield high
     os.close(high)
 
 
@@ -129,18 +142,26 @@ def test_the_collector_and_the_encoder_stand_it(memory, seed):
     chunk.encode({"seq": 0, "start_ns": 0, "end_ns": 1})
 
 
+def test_the_library_s_file_may_be_gone(memory, tmp_path):
+    (tmp_path / "sonde-inject-0.so").unlink()
+    found = InjectMemory.find(HERE)
+    assert found is not None
+    found.close()
+
+
 @pytest.mark.parametrize("at", [0, 8, 12])
 def test_a_header_that_is_none_is_passed_over(memory, at):
     os.pwrite(memory, b"\xff\xff\xff\xff", abi.HEADER_AT + at)
     assert InjectMemory.find(HERE) is None
 
 
-def test_memory_that_was_not_sealed_is_passed_over():
+def test_memory_that_was_not_sealed_is_passed_over(library):
     fd = os.memfd_create(abi.MEMFD, os.MFD_CLOEXEC)
     os.ftruncate(fd, abi.BYTES)
     header = abi.HEADER.pack(abi.MAGIC, abi.ABI, abi.BYTES, HERE, 1, 0)
     os.pwrite(fd, header, abi.HEADER_AT)
     try:
-        assert InjectMemory.find(HERE) is None
+        with mmap.mmap(fd, 0):
+            assert InjectMemory.find(HERE) is None
     finally:
         os.close(fd)

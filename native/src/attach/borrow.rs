@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Taking one thread where it may be taken, and putting it back as it was found.
+use std::fs::read_to_string;
 use std::time::{Duration, Instant};
 
 use libc::{pid_t, user_regs_struct};
 
 use super::frame::{self, Places};
 use super::guard::holds_loader_lock;
-use super::trace::{self, Step, Stuck, Thread};
+use super::memory::Memory;
+use super::restart::{unnoticed, was_interrupted};
+use super::trace::{Step, Stuck, Thread};
 use super::{Candidate, Landmarks};
 
 /// What the load may need of the stack: dlopen with a constructor was seen to use under 24 KiB.
@@ -14,15 +17,12 @@ pub const STACK_ROOM_BYTES: u64 = 192 * 1024;
 const SCAN_BYTES: u64 = 256 * 1024;
 const STOP_BOUND: Duration = Duration::from_millis(50);
 const USER_CS: u64 = 0x33;
-const ERESTARTSYS: i64 = -512;
-const ERESTARTNOINTR: i64 = -513;
-const ERESTARTNOHAND: i64 = -514;
-const ERESTART_RESTARTBLOCK: i64 = -516;
+const ANOTHER_PROGRAM: &str = "it runs another program by now";
 
 /// A thread between its stop and its going on.
 pub struct Borrowed {
     pub thread: Thread,
-    pub pid: pid_t,
+    pub memory: Memory,
     pub regs: user_regs_struct,
     pub places: Places,
     pub since: Instant,
@@ -31,30 +31,44 @@ pub struct Borrowed {
     saved_errno: Option<(u64, [u8; 4])>,
 }
 
-fn answers_eintr_to_a_stop(call: i64) -> bool {
-    call == libc::SYS_epoll_wait || call == libc::SYS_epoll_pwait
+/// A thread that was not borrowed.
+pub struct Passed {
+    pub why: String,
+    /// It was stopped, and so disturbed.
+    pub stopped: bool,
+    /// It has not come to its stop yet.
+    pub straggles: bool,
 }
 
-fn was_interrupted(regs: &user_regs_struct) -> bool {
-    match regs.rax as i64 {
-        ERESTARTSYS | ERESTARTNOINTR | ERESTARTNOHAND | ERESTART_RESTARTBLOCK => true,
-        code => code == -i64::from(libc::EINTR) && answers_eintr_to_a_stop(regs.orig_rax as i64),
+impl Passed {
+    fn untouched(why: impl Into<String>) -> Self {
+        Self { why: why.into(), stopped: false, straggles: false }
     }
 }
 
-/// Registers with which a thread that got EINTR from the stop itself makes its call again.
-fn unnoticed(regs: &user_regs_struct) -> user_regs_struct {
-    let mut r = *regs;
-    if r.rax as i64 == -i64::from(libc::EINTR) && answers_eintr_to_a_stop(r.orig_rax as i64) {
-        r.rip -= 2;
-        r.rax = r.orig_rax;
-        r.orig_rax = u64::MAX;
-    }
-    r
+/// The process that threads are borrowed from, as the caller knows it.
+pub struct Program<'a> {
+    pub pid: pid_t,
+    /// Of the program that the landmarks were read from (memory.rs).
+    pub auxv: &'a [u8],
+    pub at: &'a Landmarks,
+}
+
+/// Whether it sleeps still where it was seen to. Asked right before it is stopped: a stop may cut
+/// short what cannot be made again, so it should meet only calls that were chosen.
+fn sleeps(pid: pid_t, it: &Candidate) -> bool {
+    // NR ARG1 … ARG6 SP PC, or "running" (proc_pid_syscall(5)).
+    let Ok(text) = read_to_string(format!("/proc/{pid}/task/{}/syscall", it.tid)) else {
+        return false;
+    };
+    let mut words = text.split_ascii_whitespace();
+    let call = words.next().and_then(|word| word.parse().ok());
+    let sp = words.nth(6).and_then(|word| word.strip_prefix("0x"));
+    call == Some(it.call) && sp.and_then(|w| u64::from_str_radix(w, 16).ok()) == Some(it.sp)
 }
 
 fn stack_refusal(
-    pid: pid_t,
+    memory: &Memory,
     it: &Candidate,
     regs: &user_regs_struct,
     at: &Landmarks,
@@ -70,7 +84,7 @@ fn stack_refusal(
     }
     let size = (it.stack_high - sp).min(SCAN_BYTES) as usize & !7;
     let mut bytes = vec![0u8; size];
-    if trace::read(pid, sp, &mut bytes) != size {
+    if memory.read(sp, &mut bytes) != size {
         return Some("its stack cannot be read".into());
     }
     let (low, high) = at.loader_code;
@@ -84,7 +98,7 @@ fn stack_refusal(
             return Some("it is inside the loader".into());
         }
     }
-    match holds_loader_lock(pid, it.inner_tid, at) {
+    match holds_loader_lock(memory, it.inner_tid, at) {
         Some(false) => None,
         Some(true) => Some("it is inside the loader".into()),
         None => Some("the loader's locks cannot be read".into()),
@@ -93,54 +107,54 @@ fn stack_refusal(
 
 impl Borrowed {
     /// Stop the thread and keep its state; or why it must not be borrowed, and it goes on.
-    pub fn take(pid: pid_t, it: &Candidate, at: &Landmarks) -> Result<Self, String> {
-        let thread = Thread(it.tid);
+    pub fn take(program: &Program, it: &Candidate) -> Result<Self, Passed> {
+        let thread = Thread { tid: it.tid, pid: program.pid };
+        if !sleeps(program.pid, it) {
+            return Err(Passed::untouched("it moved on"));
+        }
         let since = Instant::now();
         thread.seize().map_err(|error| match error.raw_os_error() {
-            Some(libc::ESRCH) => "it ended".to_string(),
-            _ => format!("it cannot be traced: {error}"),
+            Some(libc::ESRCH) => Passed::untouched("it ended"),
+            _ => Passed::untouched(format!("it cannot be traced: {error}")),
         })?;
-        if thread.to_event_stop(false, since + STOP_BOUND).is_err() {
-            thread.let_go();
-            return Err("it did not stop".into());
+        match thread.to_event_stop(false, since + STOP_BOUND) {
+            Ok(()) => {}
+            Err(Stuck::Gone) => return Err(Passed::untouched("it ended")),
+            Err(Stuck::Exec) => return Err(Passed::untouched(ANOTHER_PROGRAM)),
+            Err(Stuck::Late) => {
+                let why = "it did not stop".into();
+                return Err(Passed { why, stopped: true, straggles: true });
+            }
         }
         let Ok(regs) = thread.regs() else {
             thread.let_go();
-            return Err("it ended".into());
+            return Err(Passed::untouched("it ended"));
         };
-        match Self::state(thread, pid, it, &regs, at) {
-            Ok((xstate, mask)) => {
-                let saved_errno = at.errno_offset.and_then(|offset| {
-                    let address = regs.fs_base.wrapping_add_signed(offset);
-                    let mut value = [0; 4];
-                    (trace::read(pid, address, &mut value) == 4).then_some((address, value))
-                });
-                let places = Places::below(regs.rsp, xstate.len());
-                Ok(Self { thread, pid, regs, places, since, xstate, mask, saved_errno })
-            }
-            Err(why) => {
-                // epoll answers EINTR to the stop itself; do not let the program see it.
-                let _ = thread.set_regs(&unnoticed(&regs));
-                thread.let_go();
-                Err(why)
-            }
-        }
+        Self::looked_at(thread, program, it, &regs, since).map_err(|why| {
+            let _ = thread.set_regs(&unnoticed(&regs));
+            thread.let_go();
+            Passed { why, stopped: true, straggles: false }
+        })
     }
 
-    fn state(
+    fn looked_at(
         thread: Thread,
-        pid: pid_t,
+        program: &Program,
         it: &Candidate,
         regs: &user_regs_struct,
-        at: &Landmarks,
-    ) -> Result<(Vec<u8>, u64), String> {
+        since: Instant,
+    ) -> Result<Self, String> {
+        let at = program.at;
         if regs.cs != USER_CS {
             return Err("it runs 32-bit code".into());
         }
         if regs.orig_rax as i64 != it.call || regs.rsp != it.sp || !was_interrupted(regs) {
             return Err("it moved on".into());
         }
-        if let Some(why) = stack_refusal(pid, it, regs, at) {
+        let memory = Memory::of(thread, program.auxv)
+            .map_err(|e| format!("its memory cannot be opened: {e}"))?
+            .ok_or(ANOTHER_PROGRAM)?;
+        if let Some(why) = stack_refusal(&memory, it, regs, at) {
             return Err(why);
         }
         // Filters are only ever added: as many as were judged are the ones that were judged.
@@ -153,7 +167,22 @@ impl Borrowed {
             return Err(why.into());
         }
         let mask = thread.mask().map_err(|_| "it ended".to_string())?;
-        Ok((xstate, mask))
+        let saved_errno = at.errno_offset.and_then(|offset| {
+            let address = regs.fs_base.wrapping_add_signed(offset);
+            let mut value = [0; 4];
+            (memory.read(address, &mut value) == 4).then_some((address, value))
+        });
+        let places = Places::below(regs.rsp, xstate.len());
+        Ok(Self { thread, memory, regs: *regs, places, since, xstate, mask, saved_errno })
+    }
+
+    /// Set the registers, of the program that it was borrowed from alone.
+    pub fn set_regs(&self, regs: &user_regs_struct) -> Step {
+        if !self.memory.is_current() {
+            self.thread.let_go();
+            return Err(Stuck::Exec);
+        }
+        self.thread.set_regs(regs)
     }
 
     /// Lay the frame that restores the thread. False: memory below the stack cannot be written.
@@ -161,22 +190,21 @@ impl Borrowed {
         let returns = [at.getppid, at.list_unlock];
         frame::writes(&self.places, &self.regs, &self.xstate, self.mask, at.sigreturn, returns)
             .iter()
-            .all(|(address, bytes)| trace::write(self.pid, *address, bytes))
+            .all(|(address, bytes)| self.memory.write(*address, bytes))
     }
 
     /// Put it back exactly as it was found, from a stop in the signal path; the interrupted call
     /// restarts by the kernel's own rules.
     pub fn put_back(&self) -> Step {
         if let Some((address, value)) = self.saved_errno {
-            if !trace::write(self.pid, address, &value) {
+            if !self.memory.write(address, &value) {
                 return Err(Stuck::Gone);
             }
         }
         let back = self
-            .thread
-            .set_xstate(&self.xstate)
-            .and_then(|()| self.thread.set_mask(self.mask))
-            .and_then(|()| self.thread.set_regs(&unnoticed(&self.regs)));
+            .set_regs(&unnoticed(&self.regs))
+            .and_then(|()| self.thread.set_xstate(&self.xstate))
+            .and_then(|()| self.thread.set_mask(self.mask));
         self.thread.let_go();
         back
     }

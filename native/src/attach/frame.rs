@@ -6,6 +6,8 @@ use std::arch::x86_64::__cpuid_count;
 
 use libc::user_regs_struct;
 
+use super::restart::ERESTART_RESTARTBLOCK;
+
 const RED_ZONE_BYTES: u64 = 128;
 /// For texts that calls take, between the frame and the extended state.
 const TEXT_BYTES: u64 = 512;
@@ -113,8 +115,8 @@ pub fn writes(
     image.extend_from_slice(&0x4650_5845u32.to_le_bytes()); // FP_XSTATE_MAGIC2
 
     let r = regs;
-    let (ax, ip) = if r.rax as i64 == -516 {
-        // ERESTART_RESTARTBLOCK would be lost: as after any handled signal.
+    let (ax, ip) = if r.rax as i64 == ERESTART_RESTARTBLOCK {
+        // It would be lost: as after any handled signal.
         (-i64::from(libc::EINTR) as u64, r.rip)
     } else {
         (r.orig_rax, r.rip - 2) // the call is made again

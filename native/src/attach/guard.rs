@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use libc::{pid_t, user_regs_struct};
 
 use super::borrow::STACK_ROOM_BYTES;
-use super::trace::{self, Thread};
+use super::memory::Memory;
+use super::restart::unnoticed;
+use super::trace::{Stuck, Thread};
 use super::Landmarks;
 
 pub const LOCK_BOUND: Duration = Duration::from_millis(10);
@@ -32,11 +34,11 @@ pub struct Guardian {
 ///
 /// The loader's mutexes lie in its writable data, each a `pthread_mutex_t` (lock, count, owner,
 /// users, kind) of the recursive kind.
-pub fn holds_loader_lock(pid: pid_t, inner_tid: i32, at: &Landmarks) -> Option<bool> {
+pub fn holds_loader_lock(memory: &Memory, inner_tid: i32, at: &Landmarks) -> Option<bool> {
     const MOST_BYTES: u64 = 1 << 20;
     let (low, high) = at.loader_data;
     let mut data = vec![0u8; (high - low).min(MOST_BYTES) as usize];
-    if trace::read(pid, low, &mut data) != data.len() {
+    if memory.read(low, &mut data) != data.len() {
         return None;
     }
     let word = |i: usize| i32::from_le_bytes(data[i..i + 4].try_into().unwrap());
@@ -49,7 +51,7 @@ pub fn holds_loader_lock(pid: pid_t, inner_tid: i32, at: &Landmarks) -> Option<b
 /// Whether a thread waits for the loader's first lock and holds none of the loader's: only then may
 /// a load be given up.
 pub fn waits_empty_handed(
-    pid: pid_t,
+    memory: &Memory,
     inner_tid: i32,
     regs: &user_regs_struct,
     at: &Landmarks,
@@ -57,7 +59,7 @@ pub fn waits_empty_handed(
     let (low, high) = at.loader_data;
     regs.orig_rax as i64 == libc::SYS_futex
         && (low..high).contains(&regs.rdi)
-        && holds_loader_lock(pid, inner_tid, at) == Some(false)
+        && holds_loader_lock(memory, inner_tid, at) == Some(false)
 }
 
 /// Registers that send a thread from inside the load to the unlock, and from there home.
@@ -70,7 +72,7 @@ pub fn to_the_unlock(regs: &user_regs_struct, frame: u64, at: &Landmarks) -> use
 }
 
 impl Guardian {
-    pub fn start(pid: pid_t, at: &Landmarks) -> IoResult<Self> {
+    pub fn start(pid: pid_t, auxv: &[u8], at: &Landmarks) -> IoResult<Self> {
         let mut ends = [0; 2];
         // SAFETY: plain calls; the mapping is checked; the child makes plain calls only and leaves.
         unsafe {
@@ -93,7 +95,7 @@ impl Guardian {
                         libc::close(fd);
                     }
                     libc::setsid();
-                    guard(ends[0], &*shared, pid, at);
+                    guard(ends[0], &*shared, pid, auxv, at);
                     libc::_exit(0)
                 }
                 child => {
@@ -137,7 +139,7 @@ impl Drop for Guardian {
 
 /// Wait for the tracer's end; if it was a violent one, see the thread home. Allocates little, and
 /// nothing that another thread could hold: this process never had a second one.
-fn guard(pipe: i32, shared: &Shared, pid: pid_t, at: &Landmarks) {
+fn guard(pipe: i32, shared: &Shared, pid: pid_t, auxv: &[u8], at: &Landmarks) {
     let mut said = 0u8;
     // SAFETY: one byte into `said`.
     if unsafe { libc::read(pipe, std::ptr::from_mut(&mut said).cast(), 1) } == 1 {
@@ -150,19 +152,28 @@ fn guard(pipe: i32, shared: &Shared, pid: pid_t, at: &Landmarks) {
         }
         let frame = shared.frame.load(Ordering::SeqCst);
         std::thread::sleep(LOCK_BOUND);
-        let thread = Thread(tid);
+        let thread = Thread { tid, pid };
         if thread.seize().is_err() {
             return;
         }
         let stopped = thread.to_event_stop(false, Instant::now() + Duration::from_millis(50));
         let mut ours = true;
+        if matches!(stopped, Err(Stuck::Exec | Stuck::Gone)) {
+            return;
+        }
         if stopped.is_ok() {
-            if let Ok(regs) = thread.regs() {
+            if let (Ok(regs), Ok(memory)) = (thread.regs(), Memory::of(thread, auxv)) {
+                let Some(memory) = memory else {
+                    thread.let_go(); // another program, which is none of ours
+                    return;
+                };
                 ours = regs.rsp < frame && regs.rsp > frame - STACK_ROOM_BYTES;
                 let inner_tid = shared.inner_tid.load(Ordering::SeqCst);
-                if ours && waits_empty_handed(pid, inner_tid, &regs, at) {
+                if ours && waits_empty_handed(&memory, inner_tid, &regs, at) {
                     let _ = thread.set_regs(&to_the_unlock(&regs, frame, at));
                     ours = false;
+                } else {
+                    let _ = thread.set_regs(&unnoticed(&regs));
                 }
             }
         }

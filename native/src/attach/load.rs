@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The load itself, on a borrowed thread.
 use std::fmt::Write as _;
-use std::fs::OpenOptions;
-use std::io::{Error, Result as IoResult, Write as _};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{Error, Result as IoResult};
 use std::time::{Duration, Instant};
 
 use libc::{pid_t, user_regs_struct};
 
-use super::borrow::Borrowed;
+use super::borrow::{Borrowed, Passed, Program};
 use super::guard::{to_the_unlock, waits_empty_handed, Guardian, LOCK_BOUND};
-use super::trace::{self, block_sigchld, Step, Stuck, Thread};
+use super::memfd::write_library;
+use super::restart::unnoticed;
+use super::trace::{block_sigchld, Step, Stuck, Thread};
 use super::{Candidate, Landmarks};
 
 const STUB_BYTES: u64 = 9;
@@ -20,6 +19,8 @@ const RTLD_NOW: u64 = 2;
 const MFD_CLOEXEC_SEALING: u64 = 3;
 const MFD_EXEC: u64 = 0x10; // known since Linux 6.3
 const SETTLE: Duration = Duration::from_millis(100);
+/// The signal by which the C library has every thread change its user or group (nptl, SIGSETXID).
+const SETXID: u64 = 1 << (33 - 1);
 
 /// How an attempt ended; `Attempt` tells it to Python.
 pub struct Ended {
@@ -28,12 +29,18 @@ pub struct Ended {
     pub stage: &'static str,
     pub stop: Duration,
     pub calls: u32,
+    pub stopped: bool,
+    /// Of the memfd that was written; 0: none was.
+    pub inode: u64,
 }
 
 pub struct Borrower {
     pid: pid_t,
+    auxv: Vec<u8>,
     at: Landmarks,
     guardian: Guardian,
+    /// Threads that were asked to stop and had not yet.
+    stragglers: Vec<Thread>,
 }
 
 /// What went wrong, and whether the load had begun by then.
@@ -53,11 +60,13 @@ impl From<Stuck> for Trouble {
 /// The steps of one load. `stage` says where it is, for the message and for what may be undone.
 struct Load<'a> {
     it: Borrowed,
+    pid: pid_t,
     at: &'a Landmarks,
     inner_tid: i32,
     until: Instant,
     stage: &'static str,
     fd: i64,
+    inode: u64,
     calls: u32,
 }
 
@@ -66,7 +75,7 @@ impl Load<'_> {
         regs.rip = ip;
         regs.rsp = sp;
         regs.orig_rax = u64::MAX; // no call to restart
-        self.it.thread.set_regs(regs)
+        self.it.set_regs(regs)
     }
 
     fn regs(&self) -> Step<user_regs_struct> {
@@ -81,7 +90,7 @@ impl Load<'_> {
         r.rdi = a;
         r.rsi = b;
         r.rip = self.at.sigreturn;
-        self.it.thread.set_regs(&r)?;
+        self.it.set_regs(&r)?;
         self.it.thread.to_syscall(self.until)?;
         Ok(self.regs()?.rax as i64)
     }
@@ -89,8 +98,7 @@ impl Load<'_> {
     fn put_text(&self, text: &str) -> Step {
         let mut bytes = text.as_bytes().to_vec();
         bytes.push(0);
-        let written = trace::write(self.it.pid, self.it.places.text, &bytes);
-        if written {
+        if self.it.memory.write(self.it.places.text, &bytes) {
             Ok(())
         } else {
             Err(Stuck::Gone)
@@ -115,7 +123,6 @@ impl Load<'_> {
     fn begin(&mut self) -> Result<(), Trouble> {
         let mut r = self.it.regs;
         r.eflags &= !TRAP_AND_DIRECTION;
-        // Threads that the constructor makes inherit this: no handler of the program runs on them.
         self.it.thread.set_mask(u64::MAX)?;
         self.run_from(&mut r, self.at.sigreturn, self.it.places.frame + 8)?;
         self.it.thread.to_syscall(self.until)?; // the entry of rt_sigreturn
@@ -137,13 +144,18 @@ impl Load<'_> {
             return Err(Trouble::Refused(format!("the process may not make a memfd: {error}")));
         }
         self.stage = "write";
-        if let Err(error) = write_library(self.it.pid, self.fd, library) {
-            self.it.thread.to_syscall(self.until)?;
-            let _ = self.call(libc::SYS_close, self.fd as u64, 0)?;
-            let why = format!("the library cannot be written into the process's memfd: {error}");
-            return Err(Trouble::Refused(why));
+        match write_library(self.pid, self.fd, name, library) {
+            Ok(inode) => {
+                self.inode = inode;
+                Ok(())
+            }
+            Err(error) => {
+                self.it.thread.to_syscall(self.until)?;
+                let _ = self.call(libc::SYS_close, self.fd as u64, 0)?;
+                let why = format!("the process's memfd cannot take the library: {error}");
+                Err(Trouble::Refused(why))
+            }
         }
-        Ok(())
     }
 
     /// Take the lock that fork() takes, too: lock → getppid (where we take over again) → unlock →
@@ -158,7 +170,7 @@ impl Load<'_> {
             match self.it.thread.to_syscall(until) {
                 Ok(()) if self.regs()?.orig_rax as i64 == libc::SYS_getppid => break,
                 Ok(()) => {}
-                Err(Stuck::Gone) => return Err(Stuck::Gone.into()),
+                Err(other @ (Stuck::Gone | Stuck::Exec)) => return Err(other.into()),
                 Err(Stuck::Late) => {
                     self.it.thread.to_event_stop(false, self.until.max(until) + SETTLE)?;
                     if self.regs()?.orig_rax as i64 == libc::SYS_futex {
@@ -170,7 +182,7 @@ impl Load<'_> {
             }
         }
         self.it.thread.to_syscall(self.until)?;
-        if trace::write(self.it.pid, below, &self.at.ret.to_le_bytes()) {
+        if self.it.memory.write(below, &self.at.ret.to_le_bytes()) {
             Ok(())
         } else {
             Err(Stuck::Gone.into())
@@ -185,19 +197,27 @@ impl Load<'_> {
         r.rdi = self.it.places.text;
         r.rsi = RTLD_NOW;
         r.rax = 0;
+        // Threads that the constructor makes inherit this: no handler of the program runs on them.
+        // But who waits in setuid() for every thread's answer holds a lock that making one takes.
+        self.it.thread.set_mask(!SETXID)?;
         self.run_from(&mut r, self.at.dlopen, self.it.places.frame - 16)?;
         loop {
             match self.run_to_sigreturn(Instant::now() + LOCK_BOUND) {
-                Ok(()) => return Ok(true),
+                Ok(()) => {
+                    // From here on each stop at a call is taken for the next one of ours.
+                    self.it.thread.set_mask(u64::MAX)?;
+                    return Ok(true);
+                }
                 Err(Stuck::Late) if Instant::now() < self.until => {}
                 Err(other) => return Err(other.into()),
             }
             self.it.thread.to_event_stop(false, self.until + SETTLE)?;
             let r = self.regs()?;
-            if waits_empty_handed(self.it.pid, self.inner_tid, &r, self.at) {
+            if waits_empty_handed(&self.it.memory, self.inner_tid, &r, self.at) {
                 self.stage = "abort";
                 let frame = self.it.places.frame;
-                self.it.thread.set_regs(&to_the_unlock(&r, frame, self.at))?;
+                self.it.set_regs(&to_the_unlock(&r, frame, self.at))?;
+                self.it.thread.set_mask(u64::MAX)?;
                 self.run_to_sigreturn(self.until + SETTLE)?;
                 return Ok(false);
             }
@@ -225,7 +245,8 @@ impl Load<'_> {
 
     fn ended(&self, outcome: &'static str, why: impl Into<String>) -> Ended {
         let stop = self.it.since.elapsed();
-        Ended { outcome, why: why.into(), stage: self.stage, stop, calls: self.calls }
+        let (stage, calls, inode) = (self.stage, self.calls, self.inode);
+        Ended { outcome, why: why.into(), stage, stop, calls, stopped: true, inode }
     }
 
     /// Undo what can be undone. Before the load nothing is held and the thread is put back; in it,
@@ -237,9 +258,12 @@ impl Load<'_> {
                 thread.let_go();
                 return self.ended("gone", "the thread ended");
             }
+            Trouble::Stuck(Stuck::Exec) => return self.executed(),
             Trouble::Stuck(Stuck::Late) if matches!(self.stage, "dlopen" | "abort" | "close") => {
                 let why = "the load took too long; the thread was let go and finishes by itself";
-                let _ = thread.to_event_stop(false, Instant::now() + SETTLE);
+                if let Err(Stuck::Exec) = thread.to_event_stop(false, Instant::now() + SETTLE) {
+                    return self.executed();
+                }
                 thread.let_go();
                 return self.ended("let-go", why);
             }
@@ -249,13 +273,20 @@ impl Load<'_> {
         };
         // At any other stop than one in the signal path the interrupt alone does not stop it.
         let resume = outcome == "put-back";
-        let stood = self.stage == "fork guard" && outcome == "busy"
-            || thread.to_event_stop(resume, Instant::now() + SETTLE).is_ok();
-        if stood && self.it.put_back().is_ok() {
-            return self.ended(outcome, why);
+        let stands = self.stage == "fork guard" && outcome == "busy";
+        let back =
+            if stands { Ok(()) } else { thread.to_event_stop(resume, Instant::now() + SETTLE) };
+        match back.and_then(|()| self.it.put_back()) {
+            Ok(()) => return self.ended(outcome, why),
+            Err(Stuck::Exec) => return self.executed(),
+            Err(_) => {}
         }
         thread.let_go();
         self.ended("gone", why)
+    }
+
+    fn executed(&self) -> Ended {
+        self.ended("executed", "it executed another program during the load, and was let go")
     }
 }
 
@@ -272,30 +303,31 @@ fn path_of(fd: i64, seed: u32) -> String {
     path
 }
 
-fn write_library(pid: pid_t, fd: i64, library: &[u8]) -> IoResult<()> {
-    let mut file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(libc::O_CLOEXEC)
-        .open(format!("/proc/{pid}/fd/{fd}"))?;
-    file.write_all(library)?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
-    // SAFETY: a plain call on our own descriptor.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-        return Err(Error::last_os_error());
-    }
-    Ok(())
-}
-
 impl Borrower {
-    pub fn new(pid: pid_t, at: Landmarks) -> IoResult<Self> {
+    pub fn new(pid: pid_t, at: Landmarks, auxv: Vec<u8>) -> IoResult<Self> {
         block_sigchld();
-        let guardian = Guardian::start(pid, &at)?;
-        Ok(Self { pid, at, guardian })
+        let guardian = Guardian::start(pid, &auxv, &at)?;
+        Ok(Self { pid, auxv, at, guardian, stragglers: Vec::new() })
     }
 
     pub fn close(&mut self) {
+        self.settle();
         self.guardian.dismiss();
+    }
+
+    /// Let go of threads that came to their stop after nobody waited for it any more.
+    pub fn settle(&mut self) {
+        self.stragglers.retain(|thread| match thread.has_stopped() {
+            Some(true) => {
+                if let Ok(regs) = thread.regs() {
+                    let _ = thread.set_regs(&unnoticed(&regs));
+                }
+                thread.let_go();
+                false
+            }
+            Some(false) => true,
+            None => false,
+        });
     }
 
     pub fn load(
@@ -306,27 +338,43 @@ impl Borrower {
         path_seed: u32,
         bound: Duration,
     ) -> Ended {
-        let it = match Borrowed::take(self.pid, candidate, &self.at) {
+        self.settle();
+        let passed = |it: Passed, stage, stop| {
+            let (outcome, why, stopped) = ("passed-over", it.why, it.stopped);
+            Ended { outcome, why, stage, stop, calls: 0, stopped, inode: 0 }
+        };
+        // See trace::Thread: one at a time.
+        if !self.stragglers.is_empty() {
+            let why = "another thread has not come to its stop yet".into();
+            let it = Passed { why, stopped: false, straggles: false };
+            return passed(it, "borrow", Duration::ZERO);
+        }
+        let program = Program { pid: self.pid, auxv: &self.auxv, at: &self.at };
+        let it = match Borrowed::take(&program, candidate) {
             Ok(it) => it,
-            Err(why) => {
-                let stop = Duration::ZERO;
-                return Ended { outcome: "passed-over", why, stage: "borrow", stop, calls: 0 };
+            Err(it) => {
+                if it.straggles {
+                    self.stragglers.push(Thread { tid: candidate.tid, pid: self.pid });
+                }
+                return passed(it, "borrow", Duration::ZERO);
             }
         };
         if !it.lay_frame(&self.at) {
             let _ = it.put_back();
             let why = "memory below its stack cannot be written".into();
-            let stop = it.since.elapsed();
-            return Ended { outcome: "passed-over", why, stage: "frame", stop, calls: 0 };
+            let it = (Passed { why, stopped: true, straggles: false }, it.since.elapsed());
+            return passed(it.0, "frame", it.1);
         }
         self.guardian.watch(candidate.tid, candidate.inner_tid, it.places.frame);
         let mut load = Load {
             it,
+            pid: self.pid,
             at: &self.at,
             inner_tid: candidate.inner_tid,
             until: Instant::now() + bound,
             stage: "start",
             fd: -1,
+            inode: 0,
             calls: 0,
         };
         let ended = match load.run(name, library, path_seed) {
@@ -343,12 +391,24 @@ impl Borrower {
 
     /// Needs CAP_SYS_ADMIN, and no filter of our own.
     pub fn filters(&mut self, tid: pid_t) -> IoResult<Vec<Vec<u8>>> {
-        let thread = Thread(tid);
+        self.settle();
+        if !self.stragglers.is_empty() {
+            return Err(Error::from_raw_os_error(libc::EBUSY));
+        }
+        let thread = Thread { tid, pid: self.pid };
         thread.seize()?;
-        let found = match thread.to_event_stop(false, Instant::now() + Duration::from_millis(50)) {
-            Ok(()) => all_filters(thread),
-            Err(_) => Err(Error::from_raw_os_error(libc::ESRCH)),
-        };
+        match thread.to_event_stop(false, Instant::now() + Duration::from_millis(50)) {
+            Ok(()) => {}
+            Err(Stuck::Gone | Stuck::Exec) => return Err(Error::from_raw_os_error(libc::ESRCH)),
+            Err(Stuck::Late) => {
+                self.stragglers.push(thread);
+                return Err(Error::from_raw_os_error(libc::EBUSY));
+            }
+        }
+        let found = all_filters(thread);
+        if let Ok(regs) = thread.regs() {
+            let _ = thread.set_regs(&unnoticed(&regs));
+        }
         thread.let_go();
         found
     }

@@ -10,24 +10,50 @@ use libc::{c_int, c_void, iovec, pid_t, user_regs_struct};
 const PTRACE_GETSIGMASK: u32 = 0x420a;
 const PTRACE_SETSIGMASK: u32 = 0x420b;
 const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
+const PTRACE_GET_SYSCALL_INFO: u32 = 0x420e; // since Linux 5.3
 const PTRACE_EVENT_STOP: c_int = 128;
+const SYSCALL_INFO_ENTRY: u8 = 1;
+const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
+const AUDIT_ARCH_I386: u32 = 0x4000_0003;
+const X32_CALL: u64 = 0x4000_0000;
+const EXECS_X86_64: [u64; 4] = [59, 322, 520, 545]; // execve, execveat; theirs of x32
+const EXECS_I386: [u64; 2] = [11, 358];
 const NT_X86_XSTATE: usize = 0x202;
 /// Of extended state: AVX-512 takes 2.7 KB, AMX tiles another 8.
 pub const XSTATE_MOST_BYTES: usize = 16 * 1024;
 /// Upper bound of a sleep while waiting for a stop, should a SIGCHLD be missed.
 const NAP: Duration = Duration::from_millis(2);
+/// An exec ends the other threads before it reports itself.
+const EXEC_BOUND: Duration = Duration::from_millis(500);
 
 /// Why a step did not come to its end.
 pub enum Stuck {
     Late,
     Gone,
+    /// It executes another program, perhaps with other rights. It was let go already.
+    Exec,
 }
 
 pub type Step<T = ()> = Result<T, Stuck>;
 
-/// A thread that this one traces.
+/// A thread that this one traces, and the only one: a thread that executes a program takes over the
+/// number of its process's first thread, so of two that are traced one could become the other.
 #[derive(Clone, Copy)]
-pub struct Thread(pub pid_t);
+pub struct Thread {
+    pub tid: pid_t,
+    pub pid: pid_t,
+}
+
+/// The start of `struct ptrace_syscall_info` (ptrace(2)).
+#[repr(C)]
+struct SyscallInfo {
+    op: u8,
+    pad: [u8; 3],
+    arch: u32,
+    ip: u64,
+    sp: u64,
+    number: u64,
+}
 
 fn ptrace(request: u32, tid: pid_t, address: usize, data: usize) -> IoResult<i64> {
     // SAFETY: callers pass addresses of memory of the size that the request reads or writes.
@@ -40,6 +66,10 @@ fn ptrace(request: u32, tid: pid_t, address: usize, data: usize) -> IoResult<i64
 
 fn is_event_stop(status: c_int) -> bool {
     status >> 16 == PTRACE_EVENT_STOP
+}
+
+fn is_exec_stop(status: c_int) -> bool {
+    status >> 16 == libc::PTRACE_EVENT_EXEC
 }
 
 fn is_syscall_stop(status: c_int) -> bool {
@@ -58,25 +88,34 @@ pub fn block_sigchld() {
 }
 
 impl Thread {
+    /// An exec of the thread then always stops it before the new program runs (PTRACE_EVENT_EXEC).
     pub fn seize(self) -> IoResult<()> {
-        ptrace(libc::PTRACE_SEIZE, self.0, 0, libc::PTRACE_O_TRACESYSGOOD as usize).map(drop)
+        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_TRACEEXEC;
+        ptrace(libc::PTRACE_SEIZE, self.tid, 0, options as usize).map(drop)
     }
 
     /// It goes on by itself.
     pub fn let_go(self) {
-        let _ = ptrace(libc::PTRACE_DETACH, self.0, 0, 0);
+        let _ = ptrace(libc::PTRACE_DETACH, self.tid, 0, 0);
     }
 
     pub fn regs(self) -> Step<user_regs_struct> {
         // SAFETY: plain numbers.
         let mut regs: user_regs_struct = unsafe { zeroed() };
-        ptrace(libc::PTRACE_GETREGS, self.0, 0, from_mut(&mut regs) as usize)
+        ptrace(libc::PTRACE_GETREGS, self.tid, 0, from_mut(&mut regs) as usize)
             .map_err(|_| Stuck::Gone)?;
         Ok(regs)
     }
 
+    /// Write one word of its memory, at an address that words lie at.
+    pub fn poke(self, address: u64, word: u64) -> Step {
+        ptrace(libc::PTRACE_POKEDATA, self.tid, address as usize, word as usize)
+            .map_err(|_| Stuck::Gone)?;
+        Ok(())
+    }
+
     pub fn set_regs(self, regs: &user_regs_struct) -> Step {
-        ptrace(libc::PTRACE_SETREGS, self.0, 0, from_ref(regs) as usize)
+        ptrace(libc::PTRACE_SETREGS, self.tid, 0, from_ref(regs) as usize)
             .map_err(|_| Stuck::Gone)?;
         Ok(())
     }
@@ -85,7 +124,7 @@ impl Thread {
     pub fn xstate(self) -> IoResult<Vec<u8>> {
         let mut image = vec![0u8; XSTATE_MOST_BYTES];
         let mut piece = iovec { iov_base: image.as_mut_ptr().cast(), iov_len: image.len() };
-        ptrace(libc::PTRACE_GETREGSET, self.0, NT_X86_XSTATE, from_mut(&mut piece) as usize)?;
+        ptrace(libc::PTRACE_GETREGSET, self.tid, NT_X86_XSTATE, from_mut(&mut piece) as usize)?;
         image.truncate(piece.iov_len);
         Ok(image)
     }
@@ -93,27 +132,27 @@ impl Thread {
     pub fn set_xstate(self, image: &[u8]) -> Step {
         let mut piece =
             iovec { iov_base: image.as_ptr().cast_mut().cast::<c_void>(), iov_len: image.len() };
-        ptrace(libc::PTRACE_SETREGSET, self.0, NT_X86_XSTATE, from_mut(&mut piece) as usize)
+        ptrace(libc::PTRACE_SETREGSET, self.tid, NT_X86_XSTATE, from_mut(&mut piece) as usize)
             .map_err(|_| Stuck::Gone)?;
         Ok(())
     }
 
     pub fn mask(self) -> Step<u64> {
         let mut mask = 0u64;
-        ptrace(PTRACE_GETSIGMASK, self.0, size_of::<u64>(), from_mut(&mut mask) as usize)
+        ptrace(PTRACE_GETSIGMASK, self.tid, size_of::<u64>(), from_mut(&mut mask) as usize)
             .map_err(|_| Stuck::Gone)?;
         Ok(mask)
     }
 
     pub fn set_mask(self, mask: u64) -> Step {
-        ptrace(PTRACE_SETSIGMASK, self.0, size_of::<u64>(), from_ref(&mask) as usize)
+        ptrace(PTRACE_SETSIGMASK, self.tid, size_of::<u64>(), from_ref(&mask) as usize)
             .map_err(|_| Stuck::Gone)?;
         Ok(())
     }
 
     /// How many instructions its seccomp filter number `index` has; None past the last.
     pub fn filter_length(self, index: usize) -> IoResult<Option<usize>> {
-        match ptrace(PTRACE_SECCOMP_GET_FILTER, self.0, index, 0) {
+        match ptrace(PTRACE_SECCOMP_GET_FILTER, self.tid, index, 0) {
             Ok(count) => Ok(Some(count as usize)),
             // No such filter; or none at all (mode 0).
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => Ok(None),
@@ -123,7 +162,7 @@ impl Thread {
 
     pub fn filter(self, index: usize, instructions: usize) -> IoResult<Vec<u8>> {
         let mut program = vec![0u8; instructions * 8];
-        ptrace(PTRACE_SECCOMP_GET_FILTER, self.0, index, program.as_mut_ptr() as usize)?;
+        ptrace(PTRACE_SECCOMP_GET_FILTER, self.tid, index, program.as_mut_ptr() as usize)?;
         Ok(program)
     }
 
@@ -131,12 +170,17 @@ impl Thread {
         loop {
             let mut status = 0;
             // SAFETY: writes one int.
-            let found = unsafe { libc::waitpid(self.0, &mut status, libc::__WALL | libc::WNOHANG) };
-            if found == self.0 {
+            let found =
+                unsafe { libc::waitpid(self.tid, &mut status, libc::__WALL | libc::WNOHANG) };
+            if found == self.tid {
+                if libc::WIFSTOPPED(status) && is_exec_stop(status) {
+                    self.let_go();
+                    return Err(Stuck::Exec);
+                }
                 return if libc::WIFSTOPPED(status) { Ok(status) } else { Err(Stuck::Gone) };
             }
             if found < 0 && Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
-                return Err(Stuck::Gone);
+                return Err(self.lost());
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -154,18 +198,70 @@ impl Thread {
         }
     }
 
+    /// Why the thread cannot be found any more: it ended, or it executed a program and has its
+    /// process's number now. Then that is let go.
+    fn lost(self) -> Stuck {
+        let first = Thread { tid: self.pid, pid: self.pid };
+        if self.tid == self.pid {
+            return Stuck::Gone;
+        }
+        match first.wait(Instant::now() + EXEC_BOUND) {
+            Err(Stuck::Exec) => Stuck::Exec,
+            // Only what executed a program could be traced under that number.
+            Ok(_) => {
+                first.let_go();
+                Stuck::Exec
+            }
+            Err(_) => Stuck::Gone,
+        }
+    }
+
+    /// Whether it stands at the entry of a call that executes a program, by whatever way into the
+    /// kernel.
+    fn enters_exec(self) -> bool {
+        // SAFETY: plain numbers.
+        let mut info: SyscallInfo = unsafe { zeroed() };
+        let size = size_of::<SyscallInfo>();
+        if ptrace(PTRACE_GET_SYSCALL_INFO, self.tid, size, from_mut(&mut info) as usize).is_err() {
+            // An old kernel. The stop at the exec itself does not depend on this.
+            let number = self.regs().map_or(0, |regs| regs.orig_rax);
+            return EXECS_X86_64.contains(&(number & !X32_CALL));
+        }
+        info.op == SYSCALL_INFO_ENTRY
+            && match info.arch {
+                AUDIT_ARCH_X86_64 => EXECS_X86_64.contains(&(info.number & !X32_CALL)),
+                AUDIT_ARCH_I386 => EXECS_I386.contains(&info.number),
+                _ => false,
+            }
+    }
+
+    /// Whether it has come to its stop in the signal path, without waiting; None: it ended, or
+    /// executes another program.
+    pub fn has_stopped(self) -> Option<bool> {
+        match self.wait(Instant::now()) {
+            Ok(_) => Some(true),
+            Err(Stuck::Late) => Some(false),
+            Err(Stuck::Gone | Stuck::Exec) => None,
+        }
+    }
+
     fn go_on(self, request: u32, signal: c_int) -> Step {
-        ptrace(request, self.0, 0, signal as usize).map_err(|_| Stuck::Gone)?;
+        ptrace(request, self.tid, 0, signal as usize).map_err(|_| self.lost())?;
         Ok(())
     }
 
     /// Run to the next system call boundary. Signals are blocked; what still arrives is passed on.
+    /// A thread that is about to execute a program is let go: there nothing of it is held by us.
     pub fn to_syscall(self, until: Instant) -> Step {
         let mut deliver = 0;
         loop {
             self.go_on(libc::PTRACE_SYSCALL, deliver)?;
             let status = self.wait(until)?;
             if is_syscall_stop(status) {
+                if self.enters_exec() {
+                    self.let_go();
+                    return Err(Stuck::Exec);
+                }
                 return Ok(());
             }
             deliver = if is_event_stop(status) { 0 } else { libc::WSTOPSIG(status) };
@@ -190,21 +286,4 @@ impl Thread {
             self.go_on(libc::PTRACE_CONT, deliver)?;
         }
     }
-}
-
-/// Read the process's memory; how many bytes came.
-pub fn read(pid: pid_t, address: u64, to: &mut [u8]) -> usize {
-    let local = iovec { iov_base: to.as_mut_ptr().cast(), iov_len: to.len() };
-    let remote = iovec { iov_base: address as *mut c_void, iov_len: to.len() };
-    // SAFETY: writes at most to.len() bytes into `to`.
-    let count = unsafe { libc::process_vm_readv(pid, &local, 1, &remote, 1, 0) };
-    count.max(0) as usize
-}
-
-/// Write the process's memory; whether all of it was written.
-pub fn write(pid: pid_t, address: u64, from: &[u8]) -> bool {
-    let local = iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: from.len() };
-    let remote = iovec { iov_base: address as *mut c_void, iov_len: from.len() };
-    // SAFETY: reads from.len() bytes of `from`.
-    unsafe { libc::process_vm_writev(pid, &local, 1, &remote, 1, 0) == from.len() as isize }
 }

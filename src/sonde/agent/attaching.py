@@ -2,8 +2,9 @@
 """Brings the library for device time into processes that the policy allows, beside the recording.
 
 A process is a candidate once it maps a device's library. Attaches happen one at a time, in a thread
-of their own, each at most once for a process, unless it was stopped just then; a failure of ours
-makes the next ones wait, longer each time. The kill switch is looked at before each.
+of their own, each at most once for a process, unless it was stopped just then; a failure makes
+the next ones to processes of that user wait, and one that is ours alone makes all wait, longer each
+time. The kill switch is looked at before each.
 """
 
 from __future__ import annotations
@@ -17,25 +18,27 @@ from contextlib import suppress
 from typing import Final
 
 from sonde import procfs
+from sonde.agent.attach_queue import (
+    WAITING,
+    WAITING_OF_A_USER,
+    AttachQueue,
+    Identity,
+    Pauses,
+)
 from sonde.attach import process, remote, switch
 from sonde.attach.policy import Facts, Policy
 from sonde.collect.collector import TableRow
 from sonde.collect.inject_memory import InjectMemory
-from sonde.collect.libraries import mapped_now
-from sonde.errors import AttachFailed, ProcessGone, SondeError, TargetStopped
+from sonde.collect.libraries import Unread, mapped_now
+from sonde.errors import AttachFailed, ProcessGone, SondeError, TargetStopped, TracerFailed
 
 DEVICE_LIBRARY: Final = re.compile(r"(libcuda\.so|libOpenCL[-.\w]*\.so)(\.[\d.]+)?$")
 SETTLE_S: Final = 1.0
 """A process that has just mapped a device's library is busy in the loader."""
 STOPPED_PAUSE_S: Final = 60.0
 """A process that stays stopped is tried after 1, 2, 4 s and so on up to this."""
-WAITING: Final = 256
-FIRST_PAUSE_S: Final = 60.0
-LONGEST_PAUSE_S: Final = 3600.0
+LOOK_S: Final = 0.25
 _REMEMBERED: Final = 65_536
-
-Identity = tuple[int, int]
-"""(pid, start in ns since boot)"""
 
 
 class Attacher:
@@ -52,24 +55,26 @@ class Attacher:
         self._roots = roots
         self._load = load
         self._known: set[Identity] = set()
-        self._waiting: queue.Queue[tuple[float, Identity]] = queue.Queue(WAITING)
-        self._stopped: dict[Identity, tuple[float, float]] = {}
-        """Processes that were stopped: when to try again (monotonic s), and the next pause."""
+        self._waiting = AttachQueue()
+        self._stopped: dict[Identity, tuple[int, float, float]] = {}
+        """Processes that were stopped: user, when to try again (monotonic s), next pause."""
         self._told: queue.Queue[tuple[str, int, str]] = queue.Queue(WAITING)
         self._ending = threading.Event()
-        self._failures = 0
-        self._not_before_s = 0.0
+        self._pauses = Pauses()
         self._thread = threading.Thread(target=self._work, name="sonde-attach", daemon=True)
         self.left_out = 0
-        """Candidates for which there was no room in the queue."""
+        """Candidates for which there was no room in the queue, for their user or at all, and
+        processes with too many mappings to see whether they are any."""
 
     def start(self) -> None:
         """Consider what runs now, and begin."""
         if self._policy.mode == "off":
             return
-        for file in mapped_now():
+        unread = Unread()
+        for file in mapped_now(unread):
             if DEVICE_LIBRARY.match(file.name):
                 self.consider(file.pid)
+        self.left_out += unread.processes
         self._thread.start()
 
     def hear(self, events: Iterable[tuple[object, ...]]) -> None:
@@ -96,9 +101,10 @@ class Attacher:
         self._known.add(identity)
         if not (self._is_watched(pid) and self._policy.allows(Facts.of(pid))):
             return
-        try:
-            self._waiting.put_nowait((time.monotonic() + SETTLE_S, identity))
-        except queue.Full:
+        status = process.read_status(pid)
+        if status is not None and not self._waiting.put(
+            identity, status.uid, time.monotonic() + SETTLE_S
+        ):
             self.left_out += 1
 
     def rows(self, now_ns: int) -> list[TableRow]:
@@ -122,54 +128,57 @@ class Attacher:
     def _work(self) -> None:
         while not self._ending.is_set():
             self._try_stopped(time.monotonic())
-            try:
-                due_s, identity = self._waiting.get(timeout=0.25)
-            except queue.Empty:
-                continue
-            pause_s = max(due_s, self._not_before_s) - time.monotonic()
-            if self._ending.wait(max(0.0, pause_s)):
-                return
-            self._attach(identity)
+            taken = self._waiting.take(time.monotonic(), self._pauses)
+            if taken is None:
+                self._ending.wait(LOOK_S)
+            else:
+                self._attach(*taken)
 
     def _try_stopped(self, now_s: float) -> None:
-        for identity, (due_s, pause_s) in list(self._stopped.items()):
-            if now_s < max(due_s, self._not_before_s) or self._ending.is_set():
+        for identity, (uid, due_s, pause_s) in list(self._stopped.items()):
+            paused = now_s < due_s or self._pauses.is_paused(uid, now_s)
+            if paused or self._ending.is_set():
                 continue
-            self._stopped[identity] = (now_s + pause_s, min(2 * pause_s, STOPPED_PAUSE_S))
-            self._attach(identity)
+            self._stopped[identity] = (uid, now_s + pause_s, min(2 * pause_s, STOPPED_PAUSE_S))
+            self._attach(identity, uid)
 
-    def _attach(self, identity: Identity) -> None:
+    def _attach(self, identity: Identity, uid: int) -> None:
         pid, began = identity
         try:
             if process.start_time(pid) == began and switch.thrown() is None:
-                self._load_into(pid)
+                self._load_into(pid, uid)
         except TargetStopped as error:
             if identity in self._stopped:
                 return
-            if len(self._stopped) >= WAITING:
+            of_user = sum(of == uid for of, *_ in self._stopped.values())
+            if len(self._stopped) >= WAITING or of_user >= WAITING_OF_A_USER:
                 self.left_out += 1
                 return
-            self._stopped[identity] = (time.monotonic() + SETTLE_S, 2 * SETTLE_S)
+            self._stopped[identity] = (uid, time.monotonic() + SETTLE_S, 2 * SETTLE_S)
             self._tell("attach_waits", pid, str(error))
             return
         except ProcessGone:
             pass
         except AttachFailed as error:
-            self._failures += 1
-            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1))
-            self._not_before_s = time.monotonic() + pause_s
-            self._tell("attach_failed", pid, f"{error.cause}; the next attach in {pause_s:.0f} s")
+            is_ours = isinstance(error, TracerFailed)
+            pause_s = self._pauses.failed(None if is_ours else uid, time.monotonic())
+            whose = "" if is_ours else f" to a process of user {uid}"
+            text = f"{error.cause}; the next attach{whose} in {pause_s:.0f} s"
+            self._tell("attach_failed", pid, text)
         except (SondeError, OSError) as error:
             self._tell("attach_refused", pid, str(error))
         self._stopped.pop(identity, None)
 
-    def _load_into(self, pid: int) -> None:
+    def _load_into(self, pid: int, uid: int) -> None:
+        # Again: since it was queued it may have executed a program with other rights.
+        if not self._policy.allows(Facts.of(pid)):
+            return
         memory = InjectMemory.find(pid)
         if memory is not None:
             memory.close()
             return
         self._load(pid)
-        self._failures = 0
+        self._pauses.worked(uid)
         self._tell("attached", pid, "")
 
     def _tell(self, name: str, pid: int, text: str) -> None:

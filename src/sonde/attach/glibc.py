@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.attach.image import LoadedImage, ProcessMemory
 from sonde.errors import TargetRefused
 
@@ -22,6 +23,7 @@ _RET: Final = b"\xc3"
 _MACHINE_X86_64: Final = 62
 _MOST_CODE_BYTES: Final = 8 << 20
 
+STARTED: Final = "Start the program with: sonde record -- CMD"
 FOREIGN: Final = "Only programs that are linked to glibc at run time can take a library in."
 
 
@@ -33,6 +35,7 @@ class Mapped:
     end: int
     prot: str
     offset: int
+    inode: int
     path: str
 
     @property
@@ -42,34 +45,53 @@ class Mapped:
 
 
 _LINE: Final = re.compile(
-    r"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ \d+ *(.*)$", re.MULTILINE
+    rb"^([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) \S+ (\d+) *(.*)$", re.MULTILINE
 )
 
 
-def parse(maps: str) -> list[Mapped]:
-    """The mappings in the text of a /proc/PID/maps, in order of address."""
+def parse(maps: Iterable[bytes]) -> list[Mapped]:
+    """The mappings in the text of a /proc/PID/maps, in blocks of lines, in order of address."""
+    paths: dict[bytes, str] = {}
     return [
-        Mapped(int(start, 16), int(end, 16), prot, int(offset, 16), path)
-        for start, end, prot, offset, path in _LINE.findall(maps)
+        Mapped(
+            *(int(start, 16), int(end, 16), prot.decode(), int(offset, 16), int(inode)),
+            paths.get(path) or paths.setdefault(path, os.fsdecode(path)),
+        )
+        for block in maps
+        for start, end, prot, offset, inode, path in _LINE.findall(block)
     ]
 
 
 def mappings_of(pid: int) -> list[Mapped]:
-    """What the process has mapped now. Raises OSError when it is gone."""
-    return parse(Path(f"/proc/{pid}/maps").read_bytes().decode(errors="surrogateescape"))
+    """What the process has mapped now. Raises OSError when it is gone, TargetRefused where that is
+    more than is looked at: its threads' stacks lie at the end."""
+    with procfs.MapsReader(pid) as reader:
+        found = parse(reader.blocks())
+        if reader.is_cut:
+            raise TargetRefused(f"process {pid} has more mappings than are looked at", STARTED)
+    return found
 
 
 def has_library(mappings: list[Mapped], memfd: str) -> bool:
     """Whether code of the memfd of that name is mapped."""
-    return any(m.path.startswith(f"/memfd:{memfd} ") and "x" in m.prot for m in mappings)
+    return bool(library_inodes(mappings, memfd))
+
+
+def library_inodes(mappings: list[Mapped], memfd: str) -> set[int]:
+    """Of the memfds of that name of which code is mapped."""
+    return {m.inode for m in mappings if m.path.startswith(f"/memfd:{memfd} ") and "x" in m.prot}
 
 
 def _base(mappings: list[Mapped], leaf: re.Pattern[str]) -> int | None:
     return next((m.start for m in mappings if leaf.match(m.leaf) and not m.offset), None)
 
 
+def _all_code(mappings: list[Mapped], leaf: re.Pattern[str]) -> list[Mapped]:
+    return [m for m in mappings if leaf.match(m.leaf) and "x" in m.prot]
+
+
 def _code(mappings: list[Mapped], leaf: re.Pattern[str]) -> tuple[int, int] | None:
-    return next(((m.start, m.end) for m in mappings if leaf.match(m.leaf) and "x" in m.prot), None)
+    return next(((m.start, m.end) for m in _all_code(mappings, leaf)), None)
 
 
 def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmarks:
@@ -100,6 +122,11 @@ def landmarks(memory: ProcessMemory, mappings: list[Mapped]) -> _native.Landmark
     if stub < 0 or ret < 0:
         raise TargetRefused("the process's C library has no way back from a signal", FOREIGN)
     addresses = {name: address for name, address in found.items() if address is not None}
+    for name, address in addresses.items():
+        # The tables are the process's own. What they name must at least be code of that library.
+        library = _LIBDL if is_old and name == "dlopen" else _LIBC
+        if not any(m.start <= address < m.end for m in _all_code(mappings, library)):
+            raise TargetRefused(f"the process's {name} lies outside its C library's code", FOREIGN)
     return _native.Landmarks(
         dlopen=addresses["dlopen"],
         sigreturn=code[0] + stub,

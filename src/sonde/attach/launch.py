@@ -2,8 +2,10 @@
 """What a program that Sonde starts is given in its environment, so that it and its children load
 the library themselves: no tracing, no privilege, timed from the first launch on.
 
-CUDA's driver loads what CUDA_INJECTION64_PATH names at its first call; where a program uses OpenCL,
-the dynamic linker brings the library by LD_PRELOAD. Loaded by both it is still one.
+CUDA's driver loads what CUDA_INJECTION64_PATH names at its first call, the OpenCL loader (Khronos'
+and ocl-icd, since 2020) what OPENCL_LAYERS names. So only programs that use a device get it: the
+library has a thread, and a process with a second one may not enter another user namespace
+(unshare(2), setns(2)), as the commands that start containers do. LD_PRELOAD would bring it to all.
 """
 
 from __future__ import annotations
@@ -15,29 +17,25 @@ from typing import Final
 from sonde.attach.policy import OPT
 
 CUDA: Final = "CUDA_INJECTION64_PATH"
-PRELOAD: Final = "LD_PRELOAD"
+OPENCL: Final = "OPENCL_LAYERS"
 BEGIN: Final = "SONDE_INJECT"
 _REQUEST: Final = 1 | 2 | 8
 """INJECT_EVENTS, INJECT_OPENCL, INJECT_STACKS of abi/inject.h: begin with these."""
-OPENCL_VENDORS: Final = Path("/etc/OpenCL/vendors")
 
 
-def variables(
-    environ: Mapping[str, str],
-    library: Path,
-    per_second: int = 200,
-    vendors: Path = OPENCL_VENDORS,
-) -> dict[str, str]:
+def variables(environ: Mapping[str, str], library: Path, per_second: int = 200) -> dict[str, str]:
     """What to set besides `environ`; nothing where the program opted out (SONDE_MAY_ATTACH=off).
 
-    Another tool's claim on CUDA_INJECTION64_PATH is left as it is; then the linker brings ours.
+    Another tool's claim on CUDA_INJECTION64_PATH is left as it is: two would time each other.
     """
     if environ.get(OPT, "").lower() == "off" or environ.get(BEGIN) == "off":
         return {}
-    given = {BEGIN: f"{_REQUEST}:{per_second}"}
+    others = environ.get(OPENCL, "")
+    given = {
+        BEGIN: f"{_REQUEST}:{per_second}",
+        # The library exports nothing of a layer, so the loader leaves it out; by then it is there.
+        OPENCL: f"{library}:{others}" if others else str(library),
+    }
     if CUDA not in environ:
         given[CUDA] = str(library)
-    if CUDA in environ or any(vendors.glob("*.icd")):
-        others = environ.get(PRELOAD, "")
-        given[PRELOAD] = f"{library}:{others}" if others else str(library)
     return given

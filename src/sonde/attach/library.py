@@ -54,12 +54,25 @@ def _folders() -> list[Path]:
     return [*folders, Path(tempfile.gettempdir()) / f"sonde-{os.geteuid()}"]
 
 
-def _kept(folder: Path, name: str, content: bytes) -> Path:
-    """The file in a folder that is ours alone to change. Raises OSError."""
+def runtime_folders() -> list[Path]:
+    """Where files of this boot may lie, best first."""
+    if os.geteuid() == 0:
+        return [Path("/run/sonde"), SYSTEM_FOLDER]
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return ([Path(runtime) / "sonde"] if runtime else []) + _folders()
+
+
+def require_own(folder: Path) -> None:
+    """Make the folder; raises OSError where it is not ours alone to change."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(1, "others may write there")
+
+
+def _kept(folder: Path, name: str, content: bytes) -> Path:
+    """The file in a folder that is ours alone to change. Raises OSError."""
+    require_own(folder)
     target = folder / name
     with suppress(FileNotFoundError):
         if not target.is_symlink() and target.read_bytes() == content:

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes may have device time: what the operator allowed, and what a process says itself.
+"""Which processes may have device time: what the operator allowed, and what a process asks for.
 
     device_time = "allow-list"
-    device_time_allow = ["unit:train-*.service", "job:4711", "user:alice", "exe:trainer"]
+    device_time_allow = ["unit:train-*.service", "job:4711", "user:alice", "opted-in:bob"]
 
-A process opts in or out by SONDE_MAY_ATTACH=on or =off in its environment: set by a pod's spec, a
-unit or a job script, it is there from the start. Opting out always wins; opting in counts under
-"allow-list", and only for what the process was started with.
+A process asks by SONDE_MAY_ATTACH=on or =off in its environment, set by a pod's spec, a unit or a
+job script. off always wins. on is the process's own wish, so it counts only for the users that the
+operator named for it: "opted-in:bob", or "opted-in:*" for everybody.
+
+What a process cannot choose: its user (the real one, and only while it runs with no other's
+rights), the unit that the system's manager started it in, its job and its pod. For these its
+control group is read down to where it was delegated (procfs.cgroup_paths): below that a user, a
+container or a service makes groups of any name. What it can choose: the name of its program.
+"exe:trainer" allows whatever anybody runs under that name.
 """
 
 from __future__ import annotations
 
-import os
 import pwd
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,14 +25,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, Self
 
+from sonde import procfs
 from sonde.errors import UsageError
+from sonde.procfs.cgroup_paths import place_of
 
-KINDS: Final = ("exe", "unit", "job", "pod", "user")
+KINDS: Final = ("exe", "unit", "job", "pod", "user", "opted-in")
 OPT: Final = "SONDE_MAY_ATTACH"
 
-_UNIT: Final = re.compile(r"([^/]+\.(?:service|scope|slice))(?:/|$)")
-_JOB: Final = re.compile(r"(?:^|/)job_(\d+)(?:/|$)")
-_POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 _MOST_ENVIRON_BYTES: Final = 256 << 10
 
 
@@ -50,29 +53,44 @@ class Facts:
     def of(cls, pid: int, proc: Path = Path("/proc")) -> Self:
         """Of a live process; what cannot be read stays empty."""
         folder = proc / str(pid)
-        exe = cgroup = user = ""
+        exe = user = ""
+        groups: list[str] = []
         with suppress(OSError):
-            link = os.readlink(folder / "exe")  # noqa: PTH115
+            link = procfs.read_link(str(folder / "exe"))
             exe = link.removesuffix(" (deleted)").rpartition("/")[2]
         with suppress(OSError):
-            cgroup = (folder / "cgroup").read_text(errors="replace")
-        with suppress(OSError, KeyError):
-            user = pwd.getpwuid(folder.stat().st_uid).pw_name
-        job, pod = _JOB.search(cgroup), _POD.search(cgroup)
+            lines = procfs.read_lines(folder / "cgroup")
+            groups = [line.split(":", 2)[2] for line in lines if line.count(":") > 1]
+        with suppress(OSError, KeyError, ValueError):
+            user = _user(procfs.read_lines(folder / "status"))
+        places = [place_of(group) for group in groups]
+        units = [unit for place in places for unit in place.units]
         return cls(
             exe=exe,
-            units=tuple(dict.fromkeys(_UNIT.findall(cgroup))),
-            job=job[1] if job else "",
-            pod=pod[1].replace("_", "-") if pod else "",
+            units=tuple(dict.fromkeys(units)),
+            job=next((place.job for place in places if place.job), ""),
+            pod=next((place.pod_uid for place in places if place.pod_uid), ""),
             user=user,
             opted=_opted(folder / "environ"),
         )
 
 
+def _user(status: Iterable[str]) -> str:
+    """Its user's name; '' for a process with the rights of two. Raises KeyError, ValueError."""
+    line = next((text for text in status if text.startswith("Uid:\t")), "")
+    real, *others = [int(word) for word in line.split()[1:]]
+    return pwd.getpwuid(real).pw_name if {real} == set(others) else ""
+
+
 def _opted(environ: Path) -> bool | None:
     try:
-        with environ.open("rb") as file:
+        file = procfs.HeldFile(str(environ), first=_MOST_ENVIRON_BYTES)
+        try:
             raw = file.read(_MOST_ENVIRON_BYTES)
+        finally:
+            file.close()
+    except procfs.Hung:
+        return False  # it may have said so, and keeps us from reading it
     except OSError:
         return None
     given = dict(entry.partition(b"=")[::2] for entry in reversed(raw.split(b"\0")))
@@ -93,7 +111,7 @@ class Policy:
         """Whether this process may have device time."""
         if self.mode == "off" or facts.opted is False:
             return False
-        if self.mode == "all" or facts.opted:
+        if self.mode == "all":
             return True
         return any(_matches(kind, pattern, facts) for kind, pattern in self._allow)
 
@@ -115,5 +133,6 @@ def _matches(kind: str, pattern: str, facts: Facts) -> bool:
         "job": (facts.job,),
         "pod": (facts.pod,),
         "user": (facts.user,),
+        "opted-in": (facts.user,) if facts.opted else (),
     }
     return any(value and fnmatchcase(value, pattern) for value in known[kind])

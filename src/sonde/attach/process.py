@@ -41,7 +41,7 @@ def read_status(pid: int, tid: int | None = None, proc: Path = Path("/proc")) ->
     """None where the process or thread is gone."""
     path = proc / str(pid) / "status" if tid is None else proc / f"{pid}/task/{tid}/status"
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = procfs.read_lines(path)
     except (OSError, ValueError):
         return None
     fields = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -155,24 +155,30 @@ def _require_permission(pid: int, status: Status) -> None:
                 f"kernel.yama.ptrace_scope is {scope}, and CAP_SYS_PTRACE is not held", remedy
             )
     try:
-        Path(f"/proc/{pid}/maps").read_bytes()
-        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
+        has_program = _has_program(pid)
+        procfs.HeldFile(f"/proc/{pid}/mem").close()
     except PermissionError as error:
         raise PermissionDenied(
             f"process {pid} may not be looked into: it is protected, "
             "has other privileges, or lies in another user namespace",
             remedy if not privileged else "Run Sonde in the host's user namespace.",
         ) from error
+    except procfs.Hung as error:
+        raise TargetRefused(
+            f"process {pid} makes its readers wait",
+            "Look for file systems (FUSE) whose server does not answer.",
+        ) from error
     except OSError as error:
         if read_status(pid) is None:
             raise gone(pid) from error
         raise TargetRefused(f"process {pid} is a thread of the kernel", _LOOK_UP) from error
-    if not _has_program(pid):
+    if not has_program:
         raise TargetRefused(f"process {pid} is a thread of the kernel", _LOOK_UP)
 
 
 def _has_program(pid: int) -> bool:
-    return bool(Path(f"/proc/{pid}/maps").read_bytes())
+    with procfs.MapsReader(pid, most_bytes=1) as reader:
+        return any(True for _ in reader.blocks()) or reader.is_cut
 
 
 def _yama() -> int:

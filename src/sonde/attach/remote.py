@@ -3,26 +3,22 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sonde import errors
-from sonde.attach import glibc, library, process
-from sonde.errors import AttachFailed, SondeError, TargetRefused
+from sonde import errors, interpreter
+from sonde.attach import glibc, library, lock, process
+from sonde.errors import AttachFailed, SondeError, TargetRefused, TracerFailed
 
 LIBRARY_MEMFD: Final = "sonde-library"
 """What a process's mappings call the memfd that the library is loaded from."""
 WAIT_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
+MOST_HANGING: Final = 16
+"""Children that cannot die, of this process; with so many of them nothing more is attached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +42,13 @@ def load(
     goes on unharmed.
 
     Raises UsageError, PermissionDenied, TargetRefused (before the process was touched, or when no
-    thread of it could be borrowed), AttachFailed, ProcessGone.
+    thread of it could be borrowed), SinkError, AttachFailed, TracerFailed, ProcessGone.
     """
     process.require(pid)
-    with _alone(pid):
+    with lock.alone(pid, _PATIENCE_S):
         if is_mapped(pid, name):
             return None
-        said = _run([str(pid), str(library), name, str(wait_s)], wait_s)
+        said = _run([str(pid), str(library.absolute()), name, str(wait_s)], wait_s)
     if "error" in said:
         raised = getattr(errors, str(said["error"]), AttachFailed)
         assert issubclass(raised, SondeError)
@@ -84,25 +80,30 @@ def _remedy(why: str, pid: int) -> str:
 
 def _run(arguments: list[str], wait_s: float) -> dict[str, Any]:
     """Run the tracer to its end; its answer."""
-    # With our own modules, whatever lies in the current folder or is wished for in the environment.
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "LD_PRELOAD"))}
-    tracer = subprocess.Popen(
-        [sys.executable, "-P", "-S", "-s", "-m", "sonde.attach.tracer", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        start_new_session=True,
-    )
+    if interpreter.hanging() >= MOST_HANGING:
+        raise TracerFailed(
+            f"{MOST_HANGING} helper processes were killed and hang in the kernel",
+            "Look for file systems (FUSE, NFS) whose server does not answer.",
+        )
+    try:
+        tracer = interpreter.start(
+            interpreter.command("sonde.attach.tracer", *arguments),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            own_session=True,
+        )
+    except OSError as error:
+        raise TracerFailed(f"no attaching process: {error.strerror}", "Try again.") from error
     try:
         out, err = tracer.communicate(timeout=wait_s + _PATIENCE_S)
     except subprocess.TimeoutExpired as error:
-        tracer.kill()  # safe at any instant: docs/design/attach.md
-        tracer.communicate()
+        interpreter.give_up(tracer)  # safe at any instant: docs/design/attach.md
         raise AttachFailed("the attach did not end in time", "Try again.") from error
     if tracer.returncode != 0 or not out:
-        last = (err.decode(errors="replace").strip().splitlines() or ["no word from it"])[-1]
-        raise AttachFailed(f"the attaching process failed: {last}", "Try again.")
+        last = (err.decode(errors="replace").strip() or "no word from it").split("\n")[-1]
+        # It answers for all that the target can cause, except what ends it by a signal.
+        failed = TracerFailed if tracer.returncode > 0 else AttachFailed
+        raise failed(f"the attaching process failed: {last}", "Try again.")
     said: dict[str, Any] = json.loads(out)
     return said
 
@@ -118,27 +119,3 @@ def is_mapped(pid: int, name: str = LIBRARY_MEMFD) -> bool:
         return glibc.has_library(glibc.mappings_of(pid), name)
     except OSError as error:
         raise process.gone(pid) from error
-
-
-@contextmanager
-def _alone(pid: int) -> Iterator[None]:
-    """Keep others who attach to the same process waiting; given up by itself when we die."""
-    try:
-        folder = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise process.gone(pid) from error
-    try:
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if time.monotonic() > deadline:
-                    raise TargetRefused(
-                        f"somebody else is attaching to process {pid}", "Wait until that is done."
-                    ) from error
-                time.sleep(0.02)
-        yield
-    finally:
-        os.close(folder)

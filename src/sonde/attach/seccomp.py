@@ -65,6 +65,7 @@ _ASKED: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "getrandom": (318, (0, 8)),
     "prlimit64": (302, (0, 1)),
     "process_vm_readv": (310, ()),
+    "tgkill": (234, (1, 1, 0)),
 }
 
 

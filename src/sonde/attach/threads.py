@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import os
-import resource
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from sonde import procfs
 from sonde.attach.glibc import Mapped
 from sonde.attach.process import read_status
 
@@ -24,6 +24,13 @@ unnoticed. No futex: who waits in one may hold another."""
 
 _READ: Final = 0
 _QUEUES: Final = ("pipe:", "socket:", "anon_inode:")
+_SOCKET: Final = "socket:"
+_EPOLL: Final = (232, 281)
+_SIGTIMEDWAIT: Final = 128
+_ON_SOCKETS: Final = (45, 47, 43, 288)
+_FLAGS_OF: Final = {45: 4, 47: 3}  # of recvfrom and recvmsg: which argument
+_MSG_WAITALL: Final = 0x100
+_FOREVER: Final = 0xFFFFFFFF
 _MAIN_STACK: Final = "[stack]"
 _STACK_GROWS_BYTES: Final = 4 << 20
 _GUARD_GAP_BYTES: Final = 1 << 20  # the kernel's stack_guard_gap
@@ -42,6 +49,8 @@ class Sleeper:
     is_main: bool
     filters: int
     """Seccomp filters on it."""
+    starts_over: bool
+    """Whether a timeout of its call may begin from the start when the call is made again."""
 
 
 def sleepers(pid: int, mappings: list[Mapped], proc: Path = Path("/proc")) -> Iterator[Sleeper]:
@@ -55,7 +64,7 @@ def sleepers(pid: int, mappings: list[Mapped], proc: Path = Path("/proc")) -> It
         seen = _sleeping(proc / f"{pid}/task/{tid}")
         if seen is None:
             continue
-        call, sp = seen
+        call, sp, starts_over = seen
         status = read_status(pid, tid, proc)
         index = bisect_right(starts, sp) - 1
         if status is None or index < 0 or sp >= mappings[index].end:
@@ -67,24 +76,38 @@ def sleepers(pid: int, mappings: list[Mapped], proc: Path = Path("/proc")) -> It
         filters = status.filters if status.seccomp == 2 else 0
         if status.seccomp == 2 and not filters:
             filters = -1  # an older kernel does not count them
-        yield Sleeper(tid, status.inner_tid, call, sp, stack, is_main, filters)
+        yield Sleeper(tid, status.inner_tid, call, sp, stack, is_main, filters, starts_over)
 
 
-def _sleeping(task: Path) -> tuple[int, int] | None:
-    """(number of the call, stack pointer) of a thread in a safe call."""
+def _sleeping(task: Path) -> tuple[int, int, bool] | None:
+    """(number of the call, stack pointer, whether its timeout may start over) of a thread in a safe
+    call."""
     try:
         # NR ARG1 … ARG6 SP PC, or "running" (proc_pid_syscall(5)).
         words = (task / "syscall").read_text().split()
         if len(words) != 9 or int(words[0]) not in SAFE_CALLS:
             return None
-        if int(words[0]) == _READ:
+        call, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
+        target = ""
+        if call == _READ:
             # Reading a file ends soon, and holds what a file system holds.
-            target = os.readlink(task / "fd" / str(int(words[1], 16)))  # noqa: PTH115
+            target = os.readlink(task / "fd" / str(arguments[0]))  # noqa: PTH115
             if not target.startswith(_QUEUES):
                 return None
-        return int(words[0]), int(words[7], 16)
+        if call in _FLAGS_OF and arguments[_FLAGS_OF[call] - 1] & _MSG_WAITALL:
+            return None  # what came so far would be answered as if it were all
+        return call, int(words[7], 16), _starts_over(call, arguments, target)
     except (OSError, ValueError):
         return None
+
+
+def _starts_over(call: int, arguments: list[int], target: str) -> bool:
+    """poll, select and sleep go on for what is left; these are made again, from the start."""
+    if call in _EPOLL:
+        return arguments[3] & _FOREVER != _FOREVER
+    if call == _SIGTIMEDWAIT:
+        return arguments[2] != 0
+    return call in _ON_SOCKETS or target.startswith(_SOCKET)  # may have SO_RCVTIMEO
 
 
 def _stack(pid: int, mappings: list[Mapped], index: int, is_main: bool) -> tuple[int, int] | None:
@@ -98,7 +121,19 @@ def _stack(pid: int, mappings: list[Mapped], index: int, is_main: bool) -> tuple
     low = stack.start - _STACK_GROWS_BYTES
     if index:
         low = max(low, mappings[index - 1].end + _GUARD_GAP_BYTES)
-    limit, _ = resource.prlimit(pid, resource.RLIMIT_STACK)
-    if limit != resource.RLIM_INFINITY:
+    limit = _stack_limit_bytes(pid)
+    if limit is not None:
         low = max(low, stack.end - limit)
     return min(low, stack.start), stack.end
+
+
+def _stack_limit_bytes(pid: int) -> int | None:
+    """The soft limit of its main stack; None: unlimited. Raises OSError when it is gone.
+
+    Read, not asked for: prlimit(2) wants a capability more, CAP_SYS_RESOURCE.
+    """
+    for line in procfs.read_lines(f"/proc/{pid}/limits"):
+        if line.startswith("Max stack size"):
+            soft = line.split()[3]
+            return None if soft == "unlimited" else int(soft)
+    return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that does one attach: `python -m sonde.attach.tracer PID FILE NAME SECONDS`.
+"""The process that does one attach: `sonde.attach.tracer PID FILE NAME SECONDS`.
 
 A process of its own, with one thread: ptrace belongs to a thread, a guardian is forked, and
 whatever becomes of the agent meanwhile (kill -9, out of memory), this one sees the borrowed thread
@@ -8,13 +8,13 @@ home. The answer is one line of JSON on standard output.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
@@ -28,7 +28,13 @@ WAIT_S: Final = 5.0
 """How long a thread is waited for that sleeps where it may be borrowed."""
 BOUND_S: Final = 1.0
 """How long a borrowed thread may be away before it is let go to finish by itself."""
+MOST_STOPS: Final = 12
+"""Of one thread in one attach that were for nothing, as each is a disturbance."""
+MOST_STOPS_IN_ALL: Final = 128
 _GAP_S: Final = 0.002
+_PAUSE_S: Final = 0.01
+_LONGEST_PAUSE_S: Final = 1.0
+"""A thread that was stopped for nothing is left alone for 10, 20, 40 ms and so on up to this."""
 
 
 @dataclass(slots=True)
@@ -46,6 +52,17 @@ class Answer:
     """Times that it was put back because a lock was held."""
     passed_over: dict[str, int] = field(default_factory=dict)
     """Why threads were not borrowed, and how often."""
+    stops: int = 0
+    """Times that a thread was stopped, whatever for."""
+
+
+@dataclass(slots=True)
+class _Disturbed:
+    """A thread that was stopped for nothing."""
+
+    stops: int = 0
+    not_before_s: float = 0.0
+    """Monotonic."""
 
 
 def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S) -> Answer:
@@ -55,6 +72,7 @@ def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S) -> Answer
     """
     content = library.read_bytes()
     began = process.start_time(pid)
+    auxv = Path(f"/proc/{pid}/auxv").read_bytes()  # before the memory: see Borrower
     with ProcessMemory(pid) as memory:
         landmarks = glibc.landmarks(memory, glibc.mappings_of(pid))
     if not Path(f"/proc/{pid}/root/proc/self").is_symlink():
@@ -62,7 +80,7 @@ def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S) -> Answer
             f"process {pid} sees no /proc, from which a library could be loaded",
             "Mount /proc in its container, or start it with: sonde record -- CMD",
         )
-    borrower = _native.ThreadBorrower(pid, landmarks)
+    borrower = _native.ThreadBorrower(pid, landmarks, auxv)
     try:
         return _Attach(pid, began, borrower, content, name).run(wait_s)
     finally:
@@ -84,18 +102,20 @@ class _Attach:
         self._library = library
         self._name = name
         self._verdicts: dict[int, tuple[int, str | None]] = {}
+        self._disturbed: dict[int, _Disturbed] = {}
         self._answer = Answer("refused")
 
     def run(self, wait_s: float) -> Answer:
         """Try one thread after the other, again and again, until it worked or time is up."""
         deadline = time.monotonic() + wait_s
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and self._answer.stops < MOST_STOPS_IN_ALL:
             for sleeper in self._sleepers():
                 if self._try(sleeper):
                     return self._answer
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline or self._answer.stops >= MOST_STOPS_IN_ALL:
                     break
             time.sleep(_GAP_S)
+            self._borrower.settle()
         process.require(self._pid)
         reasons = sorted(self._answer.passed_over.items(), key=lambda item: -item[1])
         seen = f" ({'; '.join(reason for reason, _ in reasons[:2])})" if reasons else ""
@@ -105,13 +125,30 @@ class _Attach:
         )
         return self._answer
 
-    def _sleepers(self) -> Iterator[threads.Sleeper]:
+    def _sleepers(self) -> list[threads.Sleeper]:
+        """Those that may be tried now: first those that a stop costs least, and was tried least."""
         if process.start_time(self._pid) != self._began:
             raise process.gone(self._pid)
         try:
-            yield from threads.sleepers(self._pid, glibc.mappings_of(self._pid))
+            seen = list(threads.sleepers(self._pid, glibc.mappings_of(self._pid)))
         except OSError as error:
             raise process.gone(self._pid) from error
+        now_s, fresh = time.monotonic(), _Disturbed()
+        of = {sleeper.tid: self._disturbed.get(sleeper.tid, fresh) for sleeper in seen}
+        free = [
+            sleeper
+            for sleeper in seen
+            if of[sleeper.tid].stops < MOST_STOPS and of[sleeper.tid].not_before_s <= now_s
+        ]
+        # What is equal stays in order: the main thread last.
+        return sorted(free, key=lambda it: (it.starts_over, of[it.tid].stops))
+
+    def _disturb(self, tid: int) -> None:
+        self._answer.stops += 1
+        it = self._disturbed.setdefault(tid, _Disturbed())
+        pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2**it.stops)
+        it.stops += 1
+        it.not_before_s = time.monotonic() + pause_s
 
     def _try(self, sleeper: threads.Sleeper) -> bool:
         """True: it is over, and the answer says how."""
@@ -132,6 +169,8 @@ class _Attach:
             path_seed=random.getrandbits(28),
             bound_s=BOUND_S,
         )
+        if attempt.stopped:
+            self._disturb(sleeper.tid)
         if attempt.outcome in ("passed-over", "busy"):
             self._pass_over(attempt.why)
             answer.busy += attempt.outcome == "busy"
@@ -148,15 +187,19 @@ class _Attach:
                 return "refused", attempt.why
             case "let-go":
                 return "failed", attempt.why
+            case "executed":
+                return "refused", f"the borrowed thread of process {pid}: {attempt.why}"
             case "gone":
                 process.start_time(pid)
                 return "failed", f"the borrowed thread ended in the stage {attempt.stage}"
         try:
-            loaded = glibc.has_library(glibc.mappings_of(pid), self._name)
+            inodes = glibc.library_inodes(glibc.mappings_of(pid), self._name)
         except OSError as error:
             raise process.gone(pid) from error
-        if loaded:
+        if attempt.inode in inodes:
             return "loaded", ""
+        if inodes:
+            return "refused", f"process {pid} loaded another file than the one that was written"
         return "refused", f"the loader of process {pid} refused the library"
 
     def _judged(self, sleeper: threads.Sleeper) -> int | None:
@@ -165,9 +208,13 @@ class _Attach:
             return 0
         known = self._verdicts.get(sleeper.tid)
         if known is None or 0 < sleeper.filters != known[0]:
+            self._answer.stops += 1
             try:
                 programs = self._borrower.filters(sleeper.tid)
             except OSError as error:
+                if error.errno == errno.EBUSY:  # not now
+                    self._pass_over("it did not stop")
+                    return None
                 why: str | None = f"its seccomp filter cannot be read: {error.strerror}"
                 known = (sleeper.filters, why)
             else:
@@ -199,6 +246,10 @@ def main(arguments: list[str]) -> None:
         if process.read_status(int(pid)) is None:
             missing = process.gone(int(pid))
             said |= {"error": "ProcessGone", "cause": missing.cause}
+    except Exception as error:
+        # What the process shows may be anything: a failure over it concerns this process alone.
+        cause = f"process {pid} could not be read: {type(error).__name__}: {error}"
+        said = {"error": "AttachFailed", "cause": cause, "remedy": "Report it as a bug."}
     os.write(1, json.dumps(said).encode() + b"\n")
 
 

@@ -60,8 +60,10 @@ def run(args: argparse.Namespace) -> int:
     from sonde.attach import process, remote, switch
     from sonde.collect import device_time
     from sonde.collect import inject_abi as abi
+    from sonde.host import namespaces
 
     switch.require_on()
+    namespaces.require_matching_proc()
     process.require(args.pid)
     memory, loaded = _find(args.pid), None
     if memory is None:

@@ -44,7 +44,7 @@ CONTROL_FIELDS = (
     "window_us",
 )
 
-STATE = struct.Struct("=QIIQQ4Q2Q2QQQQ4QQQIIIIIIIIQ")
+STATE = struct.Struct("=QIIQQ4Q2Q2QQQQ4QQQIIIIIIIIQQ")
 STATE_FIELDS = (
     "beat_ns",
     "status",
@@ -77,6 +77,7 @@ STATE_FIELDS = (
     "bias_ns",
     "yielded_ms",
     "armed_ns",
+    "looks_cut",
 )
 
 RECORD = struct.Struct("=QHBBIQQQdQQQQIIIHHIIIIIIII")

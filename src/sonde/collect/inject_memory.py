@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
 from typing import Final, Self
 
 from sonde import procfs
@@ -27,6 +28,12 @@ _CONTROL_AT: Final = {
 _U32: Final = struct.Struct("=I")
 _U64: Final = struct.Struct("=Q")
 _MOST_DESCRIPTORS: Final = 65_536
+"""Of one process, looked at."""
+_MOST_TRIED: Final = 16
+"""Descriptors, and mappings, of its name: one is what the library makes, two where it forked."""
+_MAPPED_AS: Final = abi.MAPPED_AS.encode()
+LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so( \(deleted\))?$|^/memfd:sonde-library ")
+"""How the library is mapped: from a file, which may have been replaced since, or attached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +61,31 @@ class InjectMemory:
         self.generation = generation
 
     @classmethod
-    def find(cls, pid: int) -> Self | None:
-        """That of process `pid`; None where it has none.
+    def find(cls, pid: int, most_bytes: int = procfs.MAX_MAPS_BYTES) -> Self | None:
+        """That of process `pid`, which has our library mapped; None where it has none.
 
-        Raises PermissionError where it may not be looked for.
+        `most_bytes`: read of its mappings. Raises PermissionError where it may not be looked for.
         """
+        spans = _mapped(pid, most_bytes)
+        if spans is None:
+            return None
         inner = _inner_pid(pid)
-        for path in _links(pid):
+        try:
+            return cls._first(pid, inner, (f"/proc/{pid}/map_files/{span}" for span in spans))
+        except PermissionError:  # that takes CAP_CHECKPOINT_RESTORE; descriptors do not
+            return cls._first(pid, inner, _descriptors(pid))
+
+    @classmethod
+    def _first(cls, pid: int, inner_pid: int, links: Iterable[str]) -> Self | None:
+        for path in links:
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+                fd = procfs.open_memory(path, abi.BYTES)
             except (FileNotFoundError, ProcessLookupError):
                 continue
+            if fd is None:
+                continue
             found = _header(fd)
-            if found is not None and found["pid"] == inner:
+            if found is not None and found["pid"] == inner_pid:
                 return cls(fd, pid, found["generation"])
             os.close(fd)
         return None
@@ -108,11 +127,16 @@ class InjectMemory:
         return dict(zip(abi.CONTROL_FIELDS, values, strict=True))
 
     def ask(self, **fields: int) -> None:
-        """Write fields of inject_control, one by one."""
+        """Write fields of inject_control, one by one. Raises OSError.
+
+        In a child: its process can hold the file's lock for as long as it likes, by a write from
+        memory that somebody does not bring. Reading takes no lock.
+        """
+        pieces = []
         for name, value in fields.items():
-            at = _CONTROL_AT[name]
             wide = name in ("heartbeat_ns", "tail", "seed")
-            os.pwrite(self.fd, (_U64 if wide else _U32).pack(value), at)
+            pieces.append((_CONTROL_AT[name], (_U64 if wide else _U32).pack(value)))
+        procfs.BROKER.write(self.pid, self.fd, pieces)
 
     def is_detached(self) -> bool:
         """Whether somebody wants it left alone; `sonde attach` undoes that."""
@@ -158,21 +182,36 @@ def _header(fd: int) -> dict[str, int] | None:
     return header if fits and header["bytes"] == abi.BYTES else None
 
 
-def _links(pid: int) -> Iterator[Path]:
-    """Ways to it: descriptors of the process, else its mappings."""
-    folder = Path(f"/proc/{pid}/fd")
+def _descriptors(pid: int) -> Iterator[str]:
+    """Descriptors of a process that lead to such memory by their names."""
+    with suppress(FileNotFoundError, ProcessLookupError), os.scandir(f"/proc/{pid}/fd") as entries:
+        tried = 0
+        for entry in islice(entries, _MOST_DESCRIPTORS):
+            with suppress(OSError):
+                if tried < _MOST_TRIED and procfs.read_link(entry.path) == abi.MAPPED_AS:
+                    tried += 1
+                    yield entry.path
+
+
+def _mapped(pid: int, most_bytes: int) -> list[str] | None:
+    """Ranges of addresses that show such memory; None where no code of the library is mapped.
+
+    Raises PermissionError.
+    """
+    spans: list[str] = []
+    has_library = False
     try:
-        names = os.listdir(folder)[:_MOST_DESCRIPTORS]  # noqa: PTH208
+        with procfs.MapsReader(pid, most_bytes) as reader:
+            for line in reader.lines():
+                if line.endswith(_MAPPED_AS):
+                    if len(spans) < _MOST_TRIED:
+                        spans.append(line.partition(b" ")[0].decode())
+                elif not has_library and line[line.find(b" ") + 3 : line.find(b" ") + 4] == b"x":
+                    parts = line.split(None, 5)
+                    has_library = len(parts) == 6 and bool(LIBRARY.search(os.fsdecode(parts[5])))
     except (FileNotFoundError, ProcessLookupError):
-        return
-    for name in names:
-        with suppress(OSError):
-            if os.readlink(folder / name) == abi.MAPPED_AS:  # noqa: PTH115
-                yield folder / name
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
-            if line.endswith(abi.MAPPED_AS):
-                yield Path(f"/proc/{pid}/map_files") / line.split(maxsplit=1)[0]
+        return None
+    return spans if has_library else None
 
 
 def _inner_pid(pid: int) -> int:

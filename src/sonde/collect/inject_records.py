@@ -14,14 +14,19 @@ from typing import Any, Final, NamedTuple
 
 from sonde import _native
 from sonde.collect import inject_abi as abi
+from sonde.collect.ring_budget import Turn
 
 MOST_A_TURN: Final = 16_384
 """Records read from one process at a time; the rest waits, or finds the ring full."""
 MOST_NAMES: Final = 20_000
+MOST_NAME_BYTES: Final = 1 << 20
+"""Of names of one ring, kept so that they are not read again."""
 LONGEST_NS: Final = 3_600_000_000_000
 """No run on a device takes an hour; what claims more is wrong."""
 MOST_WEIGHT: Final = 1e7
 STACKS_HELD: Final = 4_096
+ADDRESSES_HELD: Final = 65_536
+"""Of those stacks together."""
 
 
 class Run(NamedTuple):
@@ -73,10 +78,25 @@ class Ring:
         self.tail = tail
         """Records taken, ever: what the library is to be told."""
         self._names: OrderedDict[int, str] = OrderedDict()
+        self._name_bytes = 0
+        self._turn: Turn | None = None
         self._stacks: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()
+        self._addresses = 0
+        """In those."""
 
-    def take(self, head: int, now_ns: int) -> Taken:
-        """Records up to `head`, as the library gave it. Raises OSError once it is gone."""
+    def waiting(self, head: int) -> int:
+        """Records up to `head`, as the library gave it; 0 where that is nonsense."""
+        waiting = head - self.tail
+        return waiting if 0 <= waiting <= abi.RING_RECORDS else 0
+
+    def take(
+        self, head: int, now_ns: int, most: int = MOST_A_TURN, turn: Turn | None = None
+    ) -> Taken:
+        """Records up to `head`, as the library gave it, and at most so many.
+
+        `turn`: what new names may cost. Raises OSError once it is gone.
+        """
+        self._turn = turn
         taken = Taken()
         waiting = head - self.tail
         if waiting < 0 or waiting > abi.RING_RECORDS:
@@ -84,7 +104,7 @@ class Ring:
             taken.skipped += min(abs(waiting), abi.RING_RECORDS)
             self.tail = head
             return taken
-        left = min(waiting, MOST_A_TURN)
+        left = min(waiting, most, MOST_A_TURN)
         while left:
             at = self.tail % abi.RING_RECORDS
             count = min(left, abi.RING_RECORDS - at)
@@ -117,17 +137,23 @@ class Ring:
         held = self._stacks.setdefault(correlation, [])
         if frames > abi.FRAMES_EACH or part != len(held) or part >= parts:
             taken.wrong += 1
-            self._stacks.pop(correlation, None)
+            self._drop_stack(correlation)
             return
         held.append(tuple(addresses[:frames]))
-        if len(self._stacks) > STACKS_HELD:
-            self._stacks.popitem(last=False)
+        self._addresses += frames
+        while len(self._stacks) > STACKS_HELD or self._addresses > ADDRESSES_HELD:
+            self._drop_stack(next(iter(self._stacks)))
+
+    def _drop_stack(self, correlation: int) -> list[tuple[int, ...]]:
+        held = self._stacks.pop(correlation, [])
+        self._addresses -= sum(map(len, held))
+        return held
 
     def _run(self, record: tuple[Any, ...], now_ns: int) -> Run | None:
         _, kind, source, _, name, correlation, start_ns, end_ns, weight = record[:9]
         stream, _, _, moved, tid, device, window, registers, direction = record[9:18]
         grid, block, shared_bytes = record[18:21], record[21:24], record[24]
-        stack = self._stacks.pop(correlation, [])
+        stack = self._drop_stack(correlation)
         if not (0 <= end_ns - start_ns <= LONGEST_NS and start_ns <= now_ns + LONGEST_NS):
             return None
         if not 0 < weight <= MOST_WEIGHT or moved >= 1 << 62:
@@ -157,10 +183,17 @@ class Ring:
         known = self._names.get(offset)
         if known is not None:
             return known
+        turn = self._turn
+        if turn is not None and turn.name_bytes <= 0:
+            turn.names_left_out += 1
+            return ""
         text = self._read_name(offset)
+        if turn is not None:
+            turn.name_bytes -= len(text)
         self._names[offset] = text
-        if len(self._names) > MOST_NAMES:
-            self._names.popitem(last=False)
+        self._name_bytes += len(text)
+        while len(self._names) > MOST_NAMES or self._name_bytes > MOST_NAME_BYTES:
+            self._name_bytes -= len(self._names.popitem(last=False)[1])
         return text
 
     def _read_name(self, offset: int) -> str:

@@ -22,6 +22,8 @@ static void *beat(void *arg)
 
 __attribute__((constructor)) static void begin(void)
 {
+	if (__builtin_ia32_readeflags_u64() & 0x400)
+		abort(); // the direction flag of the thread that was borrowed
 #ifdef STORM_LOCKED
 	pthread_mutex_t *m = dlsym(RTLD_DEFAULT, "trap_lock");
 	if (m)

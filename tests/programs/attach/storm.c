@@ -2,12 +2,19 @@
 // A program in the worst state to be attached to, which checks itself and says at the end whether
 // anything was disturbed.
 //
-//   storm malloc|dlopen|fork|all|trap SECONDS
+//   storm malloc|dlopen|fork|users|all|trap SECONDS [TURNS,TURNS,TURNS]
+//
+// With TURNS the three threads end after as many turns each. The checksums of what they did are those
+// of every run with as many.
 //
 // Three threads storm; each now and then sleeps a millisecond, so that the injector may also catch
 // *them*, right between two allocations, loads or forks. A fourth, the keeper, sits in raw system
 // calls with known values in every register, in the extended state and in the red zone.
 // One line of JSON at the end; exit 0 only if nothing was out of place.
+//
+// "users": one thread changes its group, which in the C library every thread has to answer by a signal
+// before the call ends; two make threads, which takes the lock that the call holds meanwhile. The
+// signal cuts sleeps short, so no time is checked and there is no keeper.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -28,8 +35,15 @@
 
 static atomic_bool over;
 static atomic_long mallocs, loads, forks, keeps, bad_heap, bad_load, bad_child, bad_keep, bad_eintr,
-	bad_time, bad_errno;
+	bad_time, bad_errno, bad_user;
 static const char *mode;
+static bool changes_users;
+static struct work {
+	unsigned long turns, most;
+	uint64_t sum;
+} works[3];
+static atomic_int finished;
+static _Thread_local struct work *own;
 pthread_mutex_t trap_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t now_ns(void)
@@ -37,6 +51,11 @@ static uint64_t now_ns(void)
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec * 1000000000ull + t.tv_nsec;
+}
+
+static void mix(uint64_t value)
+{
+	own->sum = (own->sum ^ (value + 1)) * 0x100000001b3;
 }
 
 static void rest(unsigned *seed)
@@ -73,6 +92,8 @@ static void malloc_some(unsigned *seed)
 					bad_heap++;
 					break;
 				}
+			mix((uint64_t)slot[k].n << 16 | slot[k].at[0] << 8 |
+			    slot[k].at[slot[k].n - 1]);
 			free(slot[k].at);
 			slot[k].at = NULL;
 		} else {
@@ -98,7 +119,9 @@ static bool load_one(unsigned *seed)
 static void load_some(unsigned *seed)
 {
 	for (int i = 0; i < 10; i++) {
-		if (!load_one(seed))
+		bool loaded = load_one(seed);
+		mix(loaded << 1 | (*seed & 1));
+		if (!loaded)
 			bad_load++;
 		loads++;
 	}
@@ -118,14 +141,49 @@ static void fork_some(unsigned *seed)
 	int st;
 	if (c < 0 || waitpid(c, &st, 0) != c || !WIFEXITED(st) || WEXITSTATUS(st) != 7)
 		bad_child++;
+	mix((uint64_t)st);
 	forks++;
+}
+
+static void *answer(void *arg)
+{
+	return arg;
+}
+
+static void change_users(unsigned *seed)
+{
+	for (int i = 0; i < 20; i++) {
+		gid_t group = 100 + (gid_t)(rand_r(seed) % 50);
+		bool changed = !setegid(group) && getegid() == group && !setegid(0);
+		bad_user += !changed;
+		mix(changed);
+	}
+	usleep(1000);
+}
+
+static void make_threads(unsigned *seed)
+{
+	for (int i = 0; i < 20; i++) {
+		void *sent = (void *)(uintptr_t)rand_r(seed), *back = NULL;
+		pthread_t thread;
+		if (pthread_create(&thread, NULL, answer, sent) || pthread_join(thread, &back))
+			abort();
+		mix(back == sent);
+	}
+	usleep(1000);
 }
 
 static void *storm(void *arg)
 {
 	unsigned seed = 1 + (unsigned)(uintptr_t)arg;
-	for (unsigned turn = seed; !over; turn++) {
+	own = &works[(uintptr_t)arg];
+	for (unsigned turn = seed; own->most ? own->turns < own->most : !over; turn++) {
 		bool all = !strcmp(mode, "all");
+		if (changes_users) {
+			own == works ? change_users(&seed) : make_threads(&seed);
+			own->turns++;
+			continue;
+		}
 		if (!strcmp(mode, "malloc") || (all && turn % 3 == 0))
 			malloc_some(&seed);
 		else if (!strcmp(mode, "dlopen") || (all && turn % 3 == 1))
@@ -133,7 +191,9 @@ static void *storm(void *arg)
 		else if (!strcmp(mode, "fork") || all)
 			fork_some(&seed);
 		rest(&seed);
+		own->turns++;
 	}
+	finished++;
 	return NULL;
 }
 
@@ -248,6 +308,9 @@ int main(int argc, char **argv)
 	if (argc < 3)
 		return 2;
 	mode = argv[1];
+	changes_users = !strcmp(mode, "users");
+	if (argc > 3)
+		sscanf(argv[3], "%lu,%lu,%lu", &works[0].most, &works[1].most, &works[2].most);
 	signal(SIGALRM, SIG_DFL);
 	pthread_t t[4];
 	if (!strcmp(mode, "trap")) {
@@ -261,13 +324,14 @@ int main(int argc, char **argv)
 	} else {
 		for (long i = 0; i < 3; i++)
 			pthread_create(&t[i], NULL, storm, (void *)i);
-		pthread_create(&t[3], NULL, keeper, NULL);
+		pthread_create(&t[3], NULL, changes_users ? answer : keeper, NULL);
 		uint64_t end = now_ns() + (uint64_t)(atof(argv[2]) * 1e9);
 		char stop;
-		while (now_ns() < end) { // until the time is over or standard input closes
+		// Until the time is over, standard input closes or the threads have done their turns.
+		while (now_ns() < end && finished < 3) {
 			struct pollfd p = {0, POLLIN, 0};
 			int r = poll(&p, 1, 20);
-			if (r < 0)
+			if (r < 0 && !changes_users)
 				bad_eintr++;
 			if (r > 0 && read(0, &stop, 1) == 0)
 				break;
@@ -276,12 +340,15 @@ int main(int argc, char **argv)
 		for (int i = 0; i < 4; i++)
 			pthread_join(t[i], NULL);
 	}
-	long bad = bad_heap + bad_load + bad_child + bad_keep + bad_eintr + bad_time + bad_errno;
+	long bad = bad_heap + bad_load + bad_child + bad_keep + bad_eintr + bad_time + bad_errno +
+		   bad_user;
 	printf("{\"mode\":\"%s\",\"mallocs\":%ld,\"loads\":%ld,\"forks\":%ld,\"keeps\":%ld,\"bad_"
 	       "heap\":%ld,\"bad_load\":%ld,"
 	       "\"bad_child\":%ld,\"bad_state\":%ld,\"bad_eintr\":%ld,\"bad_time\":%ld,\"bad_"
-	       "errno\":%ld}\n",
+	       "errno\":%ld,\"bad_user\":%ld,\"turns\":\"%lu,%lu,%lu\",\"sums\":\"%016lx %016lx "
+	       "%016lx\"}\n",
 	       mode, mallocs, loads, forks, keeps, bad_heap, bad_load, bad_child, bad_keep,
-	       bad_eintr, bad_time, bad_errno);
+	       bad_eintr, bad_time, bad_errno, bad_user, works[0].turns, works[1].turns,
+	       works[2].turns, works[0].sum, works[1].sum, works[2].sum);
 	return bad ? 1 : 0;
 }

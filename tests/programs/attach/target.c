@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Programs in states in which nothing may be attached, or may.
 //
-//   target busy|futex|little-stack|own-stack|sleep
+//   target busy|futex|little-stack|own-stack|sleep|backwards|handler|leaderless
 //   target loading LIBRARY   one thread is inside dlopen
+//   target leaderless        main() ends by pthread_exit(): the process ends with its last thread
 //
 // Says "ready" and stays so until its standard input closes (seen by a thread that is itself never
 // to be borrowed: it spins slowly on its own CPU time, or waits in a futex).
@@ -10,11 +11,13 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -33,6 +36,39 @@ static void *sleeps(void *arg)
 	while (!over)
 		nap(5);
 	return NULL;
+}
+
+// Sleeps with the direction flag set, which the calling convention wants clear in every function.
+static void *sleeps_backwards(void *arg)
+{
+	struct timespec t = {0, 5000000};
+	while (!over) {
+		long call = SYS_nanosleep;
+		unsigned long flags;
+		__asm__ volatile("std; syscall; pushfq; pop %1; cld"
+				 : "+a"(call), "=r"(flags)
+				 : "D"(&t), "S"(NULL)
+				 : "rcx", "r11", "cc", "memory");
+		if (!(flags & 0x400))
+			abort();
+	}
+	return arg;
+}
+
+static void on_signal(int number)
+{
+	volatile char deep[64 * 1024]; // between the stack pointer and the frame of the signal
+	deep[0] = (char)number;
+	while (!over)
+		nap(5);
+	deep[1] = deep[0];
+}
+
+static void *in_handler(void *arg)
+{
+	signal(SIGUSR1, on_signal);
+	raise(SIGUSR1);
+	return arg;
 }
 
 static void *spins(void *arg)
@@ -96,7 +132,11 @@ int main(int argc, char **argv)
 	} else if (!strcmp(mode, "loading")) {
 		library = argv[2];
 		body = loads;
-	} else if (!strcmp(mode, "sleep")) {
+	} else if (!strcmp(mode, "handler")) {
+		body = in_handler;
+	} else if (!strcmp(mode, "backwards")) {
+		body = sleeps_backwards;
+	} else if (!strcmp(mode, "sleep") || !strcmp(mode, "leaderless")) {
 		body = sleeps;
 	}
 	if (pthread_create(&ender, NULL, ends, NULL))
@@ -106,6 +146,8 @@ int main(int argc, char **argv)
 	printf("ready\n");
 	fflush(stdout);
 	pthread_join(ender, NULL); // a futex
+	if (!strcmp(mode, "leaderless"))
+		pthread_exit(NULL);
 	if (strcmp(mode, "futex"))
 		pthread_join(thread, NULL);
 	return 0;

@@ -29,6 +29,7 @@ int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, uns
 int cuGraphLaunch(void *, void *);
 int cuStreamCreate(void **, unsigned);
 int cuMemcpyHtoDAsync_v2(uint64_t, const void *, size_t, void *);
+int cuMemcpyDtoHAsync_v2(void *, uint64_t, size_t, void *);
 int cuMemcpyAsync(uint64_t, uint64_t, size_t, void *);
 int cuMemsetD32Async(uint64_t, unsigned, size_t, void *);
 int cuStreamSynchronize(void *);
@@ -67,6 +68,7 @@ static void copy(void *stream)
 {
 	const uint64_t on_device = 1ull << 48;
 	if (cuMemcpyHtoDAsync_v2(on_device, &copied, 400000, stream) ||
+	    cuMemcpyDtoHAsync_v2(&copied, on_device, 350000, stream) ||
 	    cuMemcpyAsync(on_device, on_device + 4096, 200000, stream) ||
 	    cuMemsetD32Async(on_device, 0, 75000, stream) || cuStreamSynchronize(stream))
 		abort();
@@ -169,7 +171,8 @@ int main(int argc, char **argv)
 	printf("shorter %lu 20000\nlonger %lu 60000\ngraph %lu 100000\n", stub_launches(shorter),
 	       stub_launches(longer), stub_launches(graph));
 	if (with_copies)
-		printf("h2d %lu 400000\nd2d %lu 200000\nset %lu 300000\nwaits %lu 0\n", copied,
-		       moved_on, set, waited);
+		printf("h2d %lu 400000\nd2h %lu 350000\nd2d %lu 200000\nset %lu 300000\nwaits %lu "
+		       "0\n",
+		       copied, copied, moved_on, set, waited);
 	return ticks ? 0 : 1;
 }

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which threads are in a launch that is timed, from the look for a pool to the end of the pair.
+//
+// A capture waits until none is. A thread may end in there: a launch that blocks in the driver is a
+// place where pthread_cancel acts, and a handler of the program may call pthread_exit. It runs nothing of
+// ours then, so each has an entry under its number, and our own thread clears the entries of the dead.
+#include "cuda.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SECTIONS 64
+#define SUSPECT_NS 20000000u // longer in the driver than this: alive still?
+
+static struct section sections[SECTIONS];
+
+struct section *section_enter(void)
+{
+	uint32_t tid = self_sampling.tid;
+	for (uint32_t k = 0; k < SECTIONS; k++) {
+		struct section *s = &sections[(tid + k) % SECTIONS];
+		uint32_t nobody = 0;
+		if (atomic_compare_exchange_strong(&s->tid, &nobody, tid)) {
+			atomic_store(&s->since_ns, now_ns());
+			return s;
+		}
+	}
+	return NULL;
+}
+
+void section_leave(struct section *s)
+{
+	atomic_store(&s->sample, NULL);
+	atomic_store(&s->tid, 0);
+}
+
+bool launches_under_way(void)
+{
+	for (int k = 0; k < SECTIONS; k++)
+		if (atomic_load(&sections[k].tid))
+			return true;
+	return false;
+}
+
+void launches_wait_out(void)
+{
+	for (int i = 0; launches_under_way() && i < 1000; i++) {
+		struct timespec t = {0, 5000};
+		if (i > 50)
+			clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+		else
+			__builtin_ia32_pause();
+	}
+}
+
+static bool has_ended(uint32_t tid)
+{
+	return syscall(SYS_tgkill, getpid(), tid, 0) && errno == ESRCH;
+}
+
+void sections_turn(void)
+{
+	for (int k = 0; k < SECTIONS; k++) {
+		struct section *s = &sections[k];
+		uint32_t tid = atomic_load(&s->tid);
+		if (!tid || now_ns() < atomic_load(&s->since_ns) + SUSPECT_NS || !has_ended(tid))
+			continue;
+		struct sample *sample = atomic_load(&s->sample);
+		COUNT(lost_order, 1);
+		if (sample) {
+			sampling_carry(sample->record.type, sample->record.weight);
+			pool_give_back(sample);
+		}
+		section_leave(s);
+	}
+}
+
+void sections_forget(void)
+{
+	memset(sections, 0, sizeof sections);
+}

@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+// Words of modules' data that hold a device function's address: bound imports, and the tables that a
+// runtime fills from cuGetProcAddress or dlsym for itself. Where they are is asked under the loader's
+// lock, they are read without it, and written under it again, if their module is still there.
+#include "modules.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <string.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* Of one look: what is left over is read in the next one, and counted. */
+#define LOOK_BYTES (64ul << 20)
+#define LOOK_CPU_NS 20000000ull
+#define WIDE 16u		/* times as much, in the first looks and when ours are taken out */
+#define HEAD_BYTES (16ul << 20) /* of each segment before the rest of any */
+#define WINDOW_PAGES 4096u
+#define MOST_UNITS 8192u /* a power of two */
+
+#define MOST_RANGES 3	   /* libraries whose functions are hooked at once, and one to spare */
+#define NEAR (512ul << 20) /* of one library */
+
+struct change {
+	const struct hooks *hooks;
+	bool in;
+	struct range {
+		uintptr_t low, high;
+	} theirs[MOST_RANGES], ours; // of the functions whose addresses are looked for
+	unsigned ranges;
+	unsigned leading_to_us;
+};
+
+struct protection {
+	uintptr_t start, end; // read-only after relocation
+};
+
+// Adding nothing to it, in the kernel, which answers with an error where it must not be written.
+static bool is_writable(void **word)
+{
+	uint32_t none = 0;
+	return syscall(SYS_futex, &none, FUTEX_WAKE_OP_PRIVATE, 0, 0, word,
+		       FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_EQ, 0)) >= 0;
+}
+
+// Only if it still holds what was read: the host goes on meanwhile.
+static bool store_word(void **word, void *before, void *value, struct protection relro)
+{
+	uintptr_t at = (uintptr_t)word;
+	if (is_writable(word))
+		return __atomic_compare_exchange_n(word, &before, value, false, __ATOMIC_RELEASE,
+						   __ATOMIC_RELAXED);
+	if (at < relro.start || at >= relro.end)
+		return false;
+	uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE), page = at & ~(page_bytes - 1);
+	if (mprotect((void *)page, page_bytes, PROT_READ | PROT_WRITE))
+		return false;
+	bool stored = __atomic_compare_exchange_n(word, &before, value, false, __ATOMIC_RELEASE,
+						  __ATOMIC_RELAXED);
+	mprotect((void *)page, page_bytes, PROT_READ);
+	return stored;
+}
+
+static bool is_within(struct range r, uintptr_t word)
+{
+	return word - r.low <= r.high - r.low;
+}
+
+static bool is_wanted(const struct change *c, uintptr_t word)
+{
+	for (unsigned k = 0; k < c->ranges; k++)
+		if (unlikely(is_within(c->theirs[k], word)))
+			return true;
+	return unlikely(is_within(c->ours, word));
+}
+
+// ---- what is read -------------------------------------------------------------------------------
+
+/* A part of a module's writable data, and how far it was read in this round. */
+struct unit {
+	uintptr_t start, end, base;
+	struct protection relro;
+	bool tail; /* of a large segment */
+};
+static struct unit units[MOST_UNITS];
+static unsigned unit_count;
+
+static struct progress {
+	uintptr_t start, at;
+	uint32_t round;
+} progress[2][MOST_UNITS];
+static uint32_t rounds[2]; // one more whenever all is to be read again
+
+static struct look {
+	uint64_t bytes, until_cpu_ns;
+	bool cut;
+	int pagemap;
+} budget = {.pagemap = -1};
+
+static uint64_t cpu_ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void words_begin_look(bool wide)
+{
+	unsigned times = wide ? WIDE : 1;
+	budget = (struct look){
+		.bytes = LOOK_BYTES * times,
+		.until_cpu_ns = cpu_ns() + LOOK_CPU_NS * times,
+		.pagemap = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/pagemap",
+					O_RDONLY | O_CLOEXEC),
+	};
+}
+
+bool words_end_look(void)
+{
+	if (budget.pagemap >= 0)
+		syscall(SYS_close, budget.pagemap);
+	budget.pagemap = -1;
+	if (budget.cut)
+		COUNT(looks_cut, 1);
+	return budget.cut;
+}
+
+static bool is_spent(void)
+{
+	budget.cut |= !budget.bytes || cpu_ns() > budget.until_cpu_ns;
+	return budget.cut;
+}
+
+// Where what was read of a unit is noted: its own place, or one that nobody needs in this round.
+static struct progress *progress_of(const struct change *c, uintptr_t start)
+{
+	struct progress *all = progress[c->hooks->number], *room = NULL;
+	uint32_t round = rounds[c->hooks->number];
+	uint32_t i = (uint32_t)(start >> 3) * 2654435761u % MOST_UNITS;
+	for (unsigned n = 0; n < 32; n++, i = (i + 1) % MOST_UNITS) {
+		if (all[i].start == start && all[i].round == round)
+			return &all[i];
+		if (!room && all[i].round != round)
+			room = &all[i];
+	}
+	if (room)
+		*room = (struct progress){start, start, round};
+	return room;
+}
+
+struct found {
+	const struct unit *unit;
+	void **word[64];
+	void *before[64], *value[64];
+	unsigned count, stored;
+};
+
+static int store_found(struct dl_phdr_info *i, size_t size, void *data)
+{
+	struct found *f = data;
+	(void)size;
+	if (i->dlpi_addr != f->unit->base)
+		return 0;
+	for (int k = 0; k < i->dlpi_phnum; k++) {
+		const ElfW(Phdr) *p = &i->dlpi_phdr[k];
+		uintptr_t at = i->dlpi_addr + p->p_vaddr;
+		if (p->p_type != PT_LOAD || !(p->p_flags & PF_W) || at > f->unit->start ||
+		    at + p->p_memsz < f->unit->end)
+			continue;
+		for (unsigned n = 0; n < f->count; n++)
+			f->stored +=
+				store_word(f->word[n], f->before[n], f->value[n], f->unit->relro);
+	}
+	return 1;
+}
+
+// The module may have been unloaded since it was read: looked up again, and held while it is written.
+static void store_all(struct change *c, struct found *f)
+{
+	if (!f->count)
+		return;
+	f->stored = 0;
+	modules_walk(store_found, f);
+	c->leading_to_us += c->in ? f->stored : 0;
+	f->count = 0;
+}
+
+static void look_at_word(void **word, void *value, struct change *c, struct found *f)
+{
+	for (unsigned k = 0; k < c->hooks->count; k++) {
+		const struct hook *h = &c->hooks->table[k];
+		if (*h->real && value == (c->in ? *h->real : h->ours)) {
+			f->word[f->count] = word;
+			f->before[f->count] = value;
+			f->value[f->count++] = c->in ? h->ours : *h->real;
+			if (f->count == sizeof f->word / sizeof *f->word)
+				store_all(c, f);
+			return;
+		}
+		c->leading_to_us += c->in && value == h->ours;
+	}
+}
+
+// Read through the kernel, which answers with an error where the program has taken the memory or the
+// right to read it away. How far it came: less than the end, when what a look may cost is spent.
+static uintptr_t read_words(uintptr_t at, uintptr_t end, struct change *c, struct found *f)
+{
+	static uintptr_t copy[8192];
+	while (at < end && !is_spent()) {
+		// To the end of a page, so that one that cannot be read hides no other.
+		size_t want = sizeof copy - (at & 4095);
+		struct iovec to = {copy, want < end - at ? want : end - at};
+		struct iovec from = {(void *)at, to.iov_len};
+		long got = syscall(SYS_process_vm_readv, getpid(), &to, 1, &from, 1, 0);
+		if (got <= 0) {
+			at = (at & ~4095ul) + 4096;
+			continue;
+		}
+		for (long n = 0; n < got / 8; n++)
+			if (is_wanted(c, copy[n]))
+				look_at_word((void **)(at + 8 * (uintptr_t)n), (void *)copy[n], c,
+					     f);
+		store_all(c, f);
+		budget.bytes -= (uint64_t)got < budget.bytes ? (uint64_t)got : budget.bytes;
+		at += (uintptr_t)got & ~7ul;
+		if (got < 8)
+			at = (at & ~4095ul) + 4096;
+	}
+	return at < end ? at : end;
+}
+
+/* Of /proc/self/pagemap */
+#define PRESENT (1ull << 63)
+#define SWAPPED (1ull << 62)
+
+// Which pages hold something of the program's. A page that it never touched holds no pointer, and reading
+// it would make the kernel give it page tables; one that was swapped out is not called through now.
+static void find_touched(uintptr_t page, unsigned pages, bool in, bool *touched)
+{
+	static uint64_t entries[WINDOW_PAGES];
+	static unsigned char resident[WINDOW_PAGES];
+	long want = (long)(pages * sizeof *entries);
+	if (budget.pagemap >= 0 && syscall(SYS_pread64, budget.pagemap, entries, want,
+					   page / 4096 * sizeof *entries) == want) {
+		for (unsigned k = 0; k < pages; k++)
+			touched[k] = entries[k] & (in ? PRESENT : PRESENT | SWAPPED);
+		return;
+	}
+	bool known = !syscall(SYS_mincore, page, (size_t)pages * 4096, resident);
+	for (unsigned k = 0; k < pages; k++)
+		touched[k] = !known || (resident[k] & 1);
+}
+
+static void read_unit(const struct unit *u, struct change *c)
+{
+	static bool touched[WINDOW_PAGES];
+	struct found f = {.unit = u};
+	struct progress *p = progress_of(c, u->start);
+	uintptr_t at = p ? p->at : u->start;
+	while (at < u->end && !is_spent()) {
+		uintptr_t page = at & ~4095ul, pages = (u->end - page + 4095) / 4096;
+		if (pages > WINDOW_PAGES)
+			pages = WINDOW_PAGES;
+		find_touched(page, (unsigned)pages, c->in, touched);
+		for (unsigned k = 0, next; k < pages && !budget.cut; k = next) {
+			for (next = k + 1; next < pages && touched[next] == touched[k];)
+				next++;
+			uintptr_t to = page + 4096ul * next;
+			to = to < u->end ? to : u->end;
+			at = touched[k] ? read_words(at, to, c, &f) : to;
+		}
+	}
+	if (p)
+		p->at = at;
+}
+
+static void add_unit(struct change *c, struct unit u)
+{
+	struct progress *p = progress_of(c, u.start);
+	if (u.start >= u.end || (p && p->at >= u.end))
+		return;
+	if (unit_count < MOST_UNITS)
+		units[unit_count++] = u;
+	else
+		budget.cut = true; // found when those before it were read
+}
+
+static void add_segment(const struct dl_phdr_info *i, const ElfW(Phdr) * p, struct change *c,
+			struct protection relro)
+{
+	struct unit u = {
+		.start = (i->dlpi_addr + p->p_vaddr + 7) & ~7ul,
+		.end = (i->dlpi_addr + p->p_vaddr + p->p_memsz) & ~7ul,
+		.base = i->dlpi_addr,
+		.relro = relro,
+	};
+	uintptr_t end = u.end, head = (u.start & ~4095ul) + HEAD_BYTES;
+	u.end = end < head ? end : head;
+	add_unit(c, u);
+	u.start = head;
+	u.end = end;
+	u.tail = true;
+	add_unit(c, u);
+}
+
+// Imports not bound yet: a call would end in the real function, past us.
+static void bind_imports(struct dl_phdr_info *i, const struct dynamic *d, struct change *c,
+			 struct protection relro, uintptr_t low, uintptr_t high)
+{
+	for (size_t k = 0; k < d->plt_count; k++) {
+		const ElfW(Rela) *r = &d->plt[k];
+		if (ELF64_R_TYPE(r->r_info) != R_X86_64_JUMP_SLOT)
+			continue;
+		const char *name = d->strings + d->symbols[ELF64_R_SYM(r->r_info)].st_name;
+		void **word = (void **)(i->dlpi_addr + r->r_offset);
+		uintptr_t value = (uintptr_t)__atomic_load_n(word, __ATOMIC_RELAXED);
+		if (value < low || value >= high) // bound, be it to somebody else's: theirs
+			continue;
+		for (unsigned n = 0; n < c->hooks->count; n++) {
+			const struct hook *h = &c->hooks->table[n];
+			if (*h->real && !strcmp(h->name, name)) {
+				store_word(word, (void *)value, h->ours,
+					   relro); // counted when it is read
+			}
+		}
+	}
+}
+
+static int collect_module(struct dl_phdr_info *i, size_t size, void *data)
+{
+	struct change *c = data;
+	struct protection relro = {0, 0};
+	struct dynamic d;
+	uintptr_t low = UINTPTR_MAX, high = 0;
+	(void)size;
+	unsigned before = unit_count;
+	const char *name = base_name(i->dlpi_name ? i->dlpi_name : "");
+	for (const char *const *s = c->hooks->skip; *s; s++)
+		if (strstr(name, *s))
+			return 0;
+	for (int k = 0; k < i->dlpi_phnum; k++) {
+		const ElfW(Phdr) *p = &i->dlpi_phdr[k];
+		uintptr_t at = i->dlpi_addr + p->p_vaddr;
+		if (p->p_type == PT_GNU_RELRO)
+			relro = (struct protection){at & ~4095ul, at + p->p_memsz};
+		if (p->p_type == PT_LOAD && at < low)
+			low = at;
+		if (p->p_type == PT_LOAD && at + p->p_memsz > high)
+			high = at + p->p_memsz;
+	}
+	if ((uintptr_t)collect_module >= low && (uintptr_t)collect_module < high)
+		return 0; // our own words must stay what they are
+	for (int k = 0; k < i->dlpi_phnum; k++) {
+		const ElfW(Phdr) *p = &i->dlpi_phdr[k];
+		if (p->p_type == PT_LOAD && (p->p_flags & (PF_R | PF_W)) == (PF_R | PF_W))
+			add_segment(i, p, c, relro);
+	}
+	if (c->in && unit_count > before && read_dynamic(i, &d) && d.plt)
+		bind_imports(i, &d, c, relro, low, high);
+	return 0;
+}
+
+static const char *const never[] = {"linux-vdso", "ld-linux", "libc.so", NULL};
+
+static void widen(struct range *r, void *word)
+{
+	if ((uintptr_t)word < r->low)
+		r->low = (uintptr_t)word;
+	if ((uintptr_t)word > r->high)
+		r->high = (uintptr_t)word;
+}
+
+// To the range of its library, that the words between two libraries are not all looked at closely.
+static void widen_near(struct change *c, void *word)
+{
+	uintptr_t at = (uintptr_t)word;
+	unsigned k = 0;
+	while (k < c->ranges && (at + NEAR < c->theirs[k].low || at > c->theirs[k].high + NEAR))
+		k++;
+	if (k == MOST_RANGES)
+		k--;
+	else if (k == c->ranges)
+		c->theirs[c->ranges++] = (struct range){at, at};
+	widen(&c->theirs[k], word);
+}
+
+unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new)
+{
+	struct hooks all = *hooks;
+	if (!all.skip)
+		all.skip = never;
+	struct change c = {
+		.hooks = &all,
+		.in = in,
+		.ours = {UINTPTR_MAX, 0},
+	};
+	for (unsigned k = 0; k < hooks->count; k++) {
+		const struct hook *h = &hooks->table[k];
+		if (!*h->real)
+			continue;
+		widen_near(&c, in ? *h->real : h->ours);
+		widen(&c.ours, h->ours);
+	}
+	if (!c.ranges)
+		return 0;
+	if (!only_new)
+		rounds[hooks->number]++;
+	unit_count = 0;
+	modules_walk(collect_module, &c);
+	for (int tail = 0; tail < 2; tail++) // a huge array keeps no other module waiting
+		for (unsigned k = 0; k < unit_count; k++)
+			if (units[k].tail == tail)
+				read_unit(&units[k], &c);
+	return c.leading_to_us;
+}

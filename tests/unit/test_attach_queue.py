@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attaches to one user's processes do not hold up another's."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from sonde.agent import attach_queue
+from sonde.agent.attach_queue import AttachQueue, Pauses
+from sonde.agent.attaching import Attacher
+from sonde.attach import process
+from sonde.attach.policy import Policy
+from sonde.errors import AttachFailed, TracerFailed
+
+MALLORY, ALICE = 1001, 1002
+
+
+def test_a_failure_over_a_users_process_pauses_that_user_alone() -> None:
+    pauses = Pauses()
+
+    assert [pauses.failed(MALLORY, 0.0) for _ in range(8)] == [
+        60,
+        120,
+        240,
+        480,
+        960,
+        1920,
+        3600,
+        3600,
+    ]
+
+    assert pauses.is_paused(MALLORY, 3599.0)
+    assert not pauses.is_paused(ALICE, 0.0)
+    assert not pauses.is_paused(MALLORY, 3600.0)
+
+
+def test_a_failure_of_ours_pauses_everybody_until_one_works() -> None:
+    pauses = Pauses()
+    pauses.failed(None, 0.0)
+    assert pauses.is_paused(ALICE, 59.0)
+    assert not pauses.is_paused(ALICE, 60.0)
+    pauses.worked(ALICE)
+    assert pauses.failed(None, 0.0) == 60
+
+
+def test_what_is_known_of_users_is_bounded() -> None:
+    pauses = Pauses()
+    for uid in range(3 * attach_queue._USERS):
+        pauses.failed(uid, float(uid))
+    assert len(pauses._of) == attach_queue._USERS
+    assert pauses.is_paused(3 * attach_queue._USERS - 1, 3.0 * attach_queue._USERS)
+
+
+def test_one_user_fills_neither_the_queue_nor_the_turns() -> None:
+    queue = AttachQueue()
+    kept = [queue.put((pid, 0), MALLORY, 0.0) for pid in range(1000)]
+    assert kept.count(True) == attach_queue.WAITING_OF_A_USER
+    assert queue.put((5000, 0), ALICE, 1.0)
+
+    turns = [queue.take(2.0, Pauses()) for _ in range(2)]
+    assert [uid for _, uid in filter(None, turns)] == [MALLORY, ALICE]
+
+
+def test_a_paused_users_process_waits_and_others_pass_it() -> None:
+    queue, pauses = AttachQueue(), Pauses()
+    queue.put((1, 0), MALLORY, 0.0)
+    queue.put((2, 0), ALICE, 1.0)
+    pauses.failed(MALLORY, 0.0)
+
+    assert queue.take(1.0, pauses) == ((2, 0), ALICE)
+    assert queue.take(1.0, pauses) is None
+    assert queue.take(60.0, pauses) == ((1, 0), MALLORY)
+
+
+@pytest.mark.parametrize(
+    ("error", "others_wait"), [(AttachFailed("it ended"), False), (TracerFailed("broken"), True)]
+)
+def test_the_agent_waits_for_everybody_only_when_it_failed_itself(
+    error: AttachFailed, others_wait: bool
+) -> None:
+    def fails(pid: int) -> None:
+        raise error
+
+    attacher = Attacher(Policy("all"), None, fails)
+    attacher._attach((os.getpid(), process.start_time(os.getpid())), MALLORY)
+
+    [(*_, text)] = attacher.rows(1)
+    assert (f"user {MALLORY}" in str(text)) is not others_wait
+    now_s = time.monotonic()
+    assert attacher._pauses.is_paused(MALLORY, now_s)
+    assert attacher._pauses.is_paused(ALICE, now_s) is others_wait

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which threads are worth borrowing: by their call, stack and filters; and the kill switch."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sonde.attach import switch
+from sonde.attach.glibc import Mapped
+from sonde.attach.threads import SAFE_CALLS, _stack, sleepers
+from sonde.errors import TargetRefused
+
+HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+MAPPED = [
+    Mapped(0x10000, 0x20000, "rw-p", 0, 0, ""),
+    Mapped(0x30000, 0x40000, "r--p", 0, 0, ""),
+    Mapped(0x7FF000000000, 0x7FF000100000, "rw-p", 0, 0, "[stack]"),
+]
+PID = 4_190_000  # of nobody: what is looked at lies in a folder of the test's own
+
+
+@pytest.fixture
+def made(tmp_path):
+    """The sleepers among threads: tid to (the line of its call, more of its status)."""
+
+    def made(threads):
+        for tid, (call, status) in threads.items():
+            task = tmp_path / str(PID) / "task" / str(tid)
+            (task / "fd").mkdir(parents=True)
+            (task / "syscall").write_text(call)
+            (task / "status").write_text(
+                f"Name:\tx\nState:\tS (sleeping)\nTgid:\t{PID}\nPid:\t{tid}\n"
+                f"Uid:\t0\t0\t0\t0\n{status}"
+            )
+            (task / "fd/3").symlink_to("pipe:[77]")
+            (task / "fd/4").symlink_to("/etc/passwd")
+            (task / "fd/5").symlink_to("socket:[78]")
+        return list(sleepers(PID, MAPPED, tmp_path))
+
+    return made
+
+
+def call(number, *arguments, sp=0x18000):
+    padded = [*arguments, *[0] * (6 - len(arguments))]
+    words = [str(number), *(hex(word) for word in padded), hex(sp), "0x401000"]
+    return " ".join(words) + "\n"
+
+
+def test_calls_that_are_safe_have_the_numbers_of_the_kernel():
+    if not HEADER.exists():
+        pytest.skip("needs the kernel's headers of x86-64")
+    found = dict(re.findall(r"#define __NR_(\w+) (\d+)", HEADER.read_text()))
+    assert {int(found[name]): name for name in SAFE_CALLS.values()} == SAFE_CALLS
+
+
+@pytest.mark.parametrize("number", SAFE_CALLS)
+def test_a_thread_in_a_safe_call_may_be_borrowed(made, number):
+    (one,) = made({7: (call(number, 3), "Seccomp:\t0\n")})
+    assert (one.tid, one.call, one.sp, one.stack) == (7, number, 0x18000, (0x10000, 0x20000))
+    assert (one.is_main, one.filters) == (False, 0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "running\n",
+        call(202),  # futex
+        call(0, 4),  # reads a file
+        call(0, 9),  # what is not open
+        call(45, 3, 0, 0, 0x100),  # MSG_WAITALL
+        call(47, 3, 0, 0x100),
+        call(7, sp=0x38000),  # a stack that cannot be written
+        call(7, sp=0x20000),  # behind a mapping
+        call(7, sp=0x5000),  # before all of them
+    ],
+)
+def test_other_threads_are_left_alone(made, line):
+    assert made({7: (line, "Seccomp:\t0\n"), 8: (call(7), "")})[0].tid == 8
+
+
+@pytest.mark.parametrize(
+    ("status", "filters"),
+    [
+        ("", 0),
+        ("Seccomp:\t0\nSeccomp_filters:\t0\n", 0),
+        ("Seccomp:\t2\nSeccomp_filters:\t3\n", 3),
+        ("Seccomp:\t2\n", -1),  # an older kernel
+        ("Seccomp:\t1\n", None),  # strict
+    ],
+)
+def test_filters_are_counted_where_the_kernel_counts_them(made, status, filters):
+    found = made({7: (call(7), status)})
+    assert [one.filters for one in found] == ([] if filters is None else [filters])
+
+
+def test_the_newest_thread_comes_first_and_the_main_one_last(made, monkeypatch):
+    monkeypatch.setattr("sonde.attach.threads._stack_limit_bytes", lambda pid: None)
+    threads = {tid: (call(7), "") for tid in (5, 9, 7)}
+    threads[PID] = (call(7, sp=0x7FF000000100), "")
+    assert [one.tid for one in made(threads)] == [9, 7, 5, PID]
+
+
+@pytest.mark.parametrize(
+    ("line", "starts_over"),
+    [
+        (call(7, 3), False),
+        (call(232, 3, 0, 1, 500), True),
+        (call(232, 3, 0, 1, 0xFFFFFFFF), False),
+        (call(128, 1, 0, 0), False),
+        (call(128, 1, 0, 0x5000), True),
+        (call(43, 3), True),
+        (call(0, 3), False),
+        (call(0, 5), True),
+    ],
+)
+def test_whether_a_timeout_starts_over(made, line, starts_over):
+    (one,) = made({7: (line, "")})
+    assert one.starts_over is starts_over
+
+
+@pytest.mark.parametrize("limit", [1 << 20, 8 << 20, None])
+def test_the_main_stack_reaches_down_to_its_limit(limit):
+    most = limit or resource.RLIM_INFINITY
+
+    def set_limit():
+        resource.setrlimit(resource.RLIMIT_STACK, (most, resource.RLIM_INFINITY))
+
+    command = [sys.executable, "-c", "input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, preexec_fn=set_limit)
+    try:
+        stack, end = MAPPED[2], MAPPED[2].end
+        grown = stack.start - (4 << 20)
+        lowest = grown if limit is None else max(grown, end - limit)
+        assert _stack(child.pid, [stack], 0, True) == (min(lowest, stack.start), end)
+        below = Mapped(stack.start - (2 << 20), stack.start - (2 << 20) + 4096, "rw-p", 0, 0, "")
+        gap = max(lowest, below.end + (1 << 20))
+        assert _stack(child.pid, [below, stack], 1, True) == (min(gap, stack.start), end)
+        assert _stack(child.pid, [below], 0, True) is None, "no main stack"
+    finally:
+        child.communicate(b"\n", timeout=20)
+
+
+# ---- the kill switch ----
+
+
+def test_nothing_is_brought_into_any_process_while_a_switch_is_thrown(monkeypatch, tmp_path):
+    files = (tmp_path / "etc", tmp_path / "run")
+    monkeypatch.setattr(switch, "FILES", files)
+    switch.require_on()
+    for file in files:
+        file.touch()
+        assert switch.thrown() == file
+        with pytest.raises(TargetRefused, match=re.escape(os.fspath(file))):
+            switch.require_on()
+        file.unlink()
+    switch.require_on()

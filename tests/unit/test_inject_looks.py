@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs a program that its data is looked through for calls into device libraries."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import pytest
+
+from sonde import _native
+from stub_driver import PROGRAMS, build, find, start
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    folder = build(tmp_path_factory.mktemp("stub"))
+    subprocess.run(
+        ["cc", "-O1", "-fno-pie", "-no-pie", "-mcmodel=large", "-o", folder / "huge_array",
+         PROGRAMS / "huge_array.c", "-Wl,--no-as-needed", folder / "libcuda.so.1",
+         f"-Wl,-rpath,{folder}"],
+        check=True,
+    )  # fmt: skip
+    return folder / "huge_array"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("library") / "sonde-inject-0.so"
+    path.write_bytes(_native.inject_library())
+    return path
+
+
+def looked_through(program, library, *words):
+    process = start(program, library, *words, request="1:1000")
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0
+    longest_ms, tables_kb, cpu_ms, is_found = map(float, said.split())
+    return longest_ms, tables_kb, cpu_ms, bool(is_found)
+
+
+def test_a_huge_array_that_nobody_touched_is_not_read(program, library):
+    """Of 16 GiB one page is the program's; the word in it is found."""
+    longest_ms, tables_kb, cpu_ms, is_found = looked_through(program, library, 3)
+    assert is_found
+    assert longest_ms < 150
+    assert tables_kb < 1_000
+    assert cpu_ms < 600
+
+
+def test_a_large_array_is_read_in_parts_and_no_dlopen_waits(program, library):
+    process = start(program, library, 5, 128, request="1:1000")
+    with find(process.pid) as memory:
+        cut = 0
+        while process.poll() is None:
+            cut = max(cut, memory.seen().counts["looks_cut"])
+            time.sleep(0.2)
+    longest_ms, _, cpu_ms, is_found = map(float, process.stdout.read().split())
+    assert is_found, "the rest is read by later looks"
+    assert longest_ms < 150
+    assert cpu_ms < 600
+    assert cut > 0, "counted"
