@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+from pathlib import Path
 
 import pytest
 
 from sonde import procfs
 from sonde.collect.host import files, network
 from sonde.collect.host.files import AGAIN_S, Unmoved
-from sonde.collect.host.network import ALL_LIVES_S, _Lives, _wanted
-from sonde.collect.polling import STEADY_S
+from sonde.collect.host.network import ALL_LIVES_S, MAX_NAMESPACES, Network, _Lives, _wanted
+from sonde.collect.polling import STEADY_S, Points
 from sonde.health.node import _KernelLog
 
 
@@ -76,14 +78,13 @@ def test_old_processes_are_seldom_asked_for_their_namespace(passes, monkeypatch)
     there = {"self": 11, **others}
     asked = []
 
-    class Stat:
-        def __init__(self, path):
-            pid = path.split("/")[2]
-            asked.append(pid)
-            self.st_ino = there[pid]
+    def read_inode(path):
+        pid = path.split("/")[2]
+        asked.append(pid)
+        return there[pid]
 
     monkeypatch.setattr(network.os, "listdir", lambda _: [*others, "cpuinfo"])
-    monkeypatch.setattr(network.os, "stat", Stat)
+    monkeypatch.setattr(network.procfs, "read_inode", read_inode)
     lives = _Lives()
     for expected in (4, 8, 8):
         assert list(lives.namespaces()) == [(11, 0), (12, 8)]
@@ -95,3 +96,37 @@ def test_old_processes_are_seldom_asked_for_their_namespace(passes, monkeypatch)
     assert (14, 7) not in list(lives.namespaces())
     passes(ALL_LIVES_S)
     assert (14, 7) in list(lives.namespaces())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of other users")
+def test_namespaces_of_one_user_hide_nobody_elses_and_the_rest_is_counted():
+    def lives_apart(user):
+        return subprocess.Popen(
+            ["unshare", "-Urn", "sh", "-c", "echo ready; exec sleep 60"],
+            user=user, group=user, extra_groups=[], stdout=subprocess.PIPE, cwd="/",
+        )  # fmt: skip
+
+    everybody = [lives_apart(65_534) for _ in range(MAX_NAMESPACES + 8)]
+    watched = Network()
+    try:
+        if any(one.stdout.readline() != b"ready\n" for one in everybody):
+            pytest.skip("users may make no namespaces")
+        watched.open()
+        everybody.append(lives_apart(65_533))
+        assert everybody[-1].stdout.readline() == b"ready\n"
+        points = Points()
+        watched._look(points)
+        victims = Path(f"/proc/{everybody[-1].pid}/ns/net").stat().st_ino
+        before = set(watched._namespaces)
+        watched._look(Points())
+    finally:
+        watched.close()
+        for one in everybody:
+            one.kill()
+            one.communicate()
+    assert victims in before
+    assert len(before) == MAX_NAMESPACES
+    (left_out,) = [
+        row[3] for row in points.metrics if row[1] == "sonde.network.namespaces_left_out"
+    ]
+    assert left_out >= 9

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -199,3 +200,14 @@ def test_a_driver_without_its_library_has_no_signals(
     assert "libnvidia-ml1" in finding.remedy
     monkeypatch.setattr(devices, "_findable", lambda library: True)
     assert devices.nvidia_signals(driver).status is Status.PASS
+
+
+def test_a_proc_of_another_pid_namespace_is_noticed(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    status.write_text(f"Name:\tx\nNSpid:\t{os.getpid()}\n")
+    assert namespaces.proc_is_ours(status) is True
+    status.write_text(f"Name:\tx\nNSpid:\t4711\t{os.getpid()}\n")
+    assert namespaces.proc_is_ours(status) is False
+    status.write_text("Name:\tx\n")  # a kernel without pid namespaces
+    assert namespaces.proc_is_ours(status) is None
+    assert namespaces.proc_is_ours(tmp_path / "not there") is False

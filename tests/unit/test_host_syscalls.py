@@ -16,6 +16,9 @@ PROBES: list[Callable[[], int]] = [
     syscalls.create_ring_buffer,
     syscalls.create_task_storage,
     syscalls.load_perf_event_program,
+    syscalls.load_task_reader,
+    syscalls.load_cookie_reader,
+    syscalls.load_loop,
     syscalls.link_uprobe_multi,
     lambda: syscalls.open_cpu_event(syscalls.PERF_TYPE_SOFTWARE, 0),
 ]
@@ -58,3 +61,20 @@ def test_an_unknown_machine_has_no_system_call_numbers(monkeypatch: pytest.Monke
 
     assert syscalls.create_array_map() == errno.ENOSYS
     assert syscalls.open_cpu_event(1, 0) == errno.ENOSYS
+
+
+@pytest.mark.bpf
+@pytest.mark.parametrize(
+    ("helper", "probe"),
+    [
+        ("TASK_PT_REGS", syscalls.load_task_reader),
+        ("GET_ATTACH_COOKIE", syscalls.load_cookie_reader),
+        ("LOOP", syscalls.load_loop),
+    ],
+)
+def test_a_helper_that_no_kernel_knows_is_refused(
+    helper: str, probe: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(syscalls, helper, 99999)
+
+    assert probe() == errno.EINVAL

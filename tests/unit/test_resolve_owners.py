@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from sonde import procfs
+from sonde.attach.policy import Facts
 from sonde.model.owner import GroupNote, Owner, ProcessNote
-from sonde.resolve.cgroup_paths import place_of
-from sonde.resolve.hierarchies import Hierarchies
+from sonde.procfs.cgroup_paths import place_of
+from sonde.resolve.hierarchies import MAX_GROUPS, Hierarchies, _groups
 from sonde.resolve.images import Image
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.owners import Owners, Users
@@ -125,23 +126,83 @@ def test_a_pid_used_again_is_not_the_one_that_is_gone():
     assert Owners().of(it, orphan, now()) == Owner()
 
 
-def test_a_slurm_step_without_control_groups_is_known_by_its_keeper():
+def test_what_runs_in_a_container_is_of_no_job_that_its_root_names():
+    owners = Owners()
+    told = ProcessNote(1, NOBODY, 10_000_000, 1, 0, 5, ((0, 77),), "exec", ("4711", "0"))
+    owners.learn([told], [GroupNote(0, 77, f"/system.slice/docker-{ID}.scope")])
+    owner = owners.of(process(), orphan, now())
+
+    assert (owner.container, owner.job, owner.step) == (ID, "", "")
+
+
+def step_of_a_child(
+    folder: Path, user: int, program: str = "slurmstepd", own_pids: bool = False
+) -> tuple[str, str]:
+    """What is recorded as the job and step of a program below a keeper that a user runs."""
     title = "slurmstepd: [123.batch]"
-    with subprocess.Popen(["bash", "-c", f"exec -a '{title}' sleep 60"]) as keeper:
+    copy = folder / program
+    copy.write_bytes(Path("/usr/bin/sleep").read_bytes())
+    for path in (copy, folder, *folder.parents[:2]):
+        path.chmod(0o755)
+    command = ["/bin/bash", "-c", 'exec -a "$0" "$1" 60', title, str(copy)]
+    if own_pids:
+        command = ["unshare", "--pid", "--fork", "--kill-child", *command]
+    with subprocess.Popen(command, user=user, group=user, extra_groups=[]) as keeper:
         try:
             deadline = time.monotonic() + 10
-            while title.encode() not in (procfs.read_file(f"/proc/{keeper.pid}/cmdline") or b""):
+            pid = keeper.pid
+            while title.encode() not in (procfs.read_file(f"/proc/{pid}/cmdline") or b"")[:40]:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-            stepd = process(keeper.pid, comm="slurmstepd", dead=False)
-            shell = process(NOBODY, keeper.pid)
+                pid = next(iter(set(procfs.family([keeper.pid])) - {keeper.pid}), keeper.pid)
+            stepd = process(pid, comm="slurmstepd", dead=False)
+            shell = process(NOBODY, pid)
+            Owners.started(shell, stepd)
             task = process(NOBODY + 1, NOBODY)
             parents = {task.pid: shell, shell.pid: stepd}
 
             owner = Owners().of(task, lambda it: parents.get(it.pid), now())
         finally:
             keeper.kill()
-    assert (owner.job, owner.step) == ("123", "batch")
+    return owner.job, owner.step
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's keepers are root's")
+def test_a_slurm_step_without_control_groups_is_known_by_its_keeper(tmp_path):
+    assert step_of_a_child(tmp_path, user=0) == ("123", "batch")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts a process of another user")
+def test_nobody_but_root_speaks_for_a_step_of_slurm(tmp_path):
+    assert step_of_a_child(tmp_path, user=65534) == ("", "")
+    assert step_of_a_child(tmp_path, user=0, program="other") == ("", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace")
+def test_root_in_a_pid_namespace_of_its_own_speaks_for_no_step_of_slurm(tmp_path):
+    assert step_of_a_child(tmp_path, user=0, own_pids=True) == ("", "")
+
+
+def test_a_control_group_named_with_a_carriage_return_is_no_step_of_slurm():
+    mount = next((mount for _, mount in Hierarchies().mounts()), None)
+    own = Path(mount or "/nowhere") / f"sonde-{os.getpid()}\r0::"
+    groups = [own, own / "slurm", own / "slurm/job_4711"]
+    try:
+        for group in groups:
+            group.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a control group: {error}")
+    try:
+        with subprocess.Popen(["sleep", "60"]) as it:
+            (groups[-1] / "cgroup.procs").write_text(str(it.pid))
+            facts, owner = Facts.of(it.pid), Owners().of(process(it.pid, dead=False), orphan, now())
+            it.kill()
+    finally:
+        for group in reversed(groups):
+            group.rmdir()
+    assert facts.job == ""
+    assert "\r" not in owner.cgroup
+    assert owner.cgroup.startswith(f"/sonde-{os.getpid()}?0::/")
 
 
 def test_every_control_group_of_the_machine_has_a_number_and_a_path():
@@ -152,6 +213,30 @@ def test_every_control_group_of_the_machine_has_a_number_and_a_path():
         for child in list(Path(mount).iterdir())[:50]:
             if child.is_dir():
                 assert groups.path(hierarchy, child.stat().st_ino) == f"/{child.name}"
+
+
+def test_the_many_groups_of_a_user_put_nobody_elses_out():
+    groups = Hierarchies()
+    own = "/user.slice/user-7.slice/user@7.service"
+    groups.made(GroupNote(0, 1, f"/system.slice/docker-{ID}.scope"))
+    for number in range(2, MAX_GROUPS + 10):
+        groups.made(GroupNote(0, number, f"{own}/{number}"))
+
+    assert groups.path(0, 1) == f"/system.slice/docker-{ID}.scope"
+    assert groups.path(0, MAX_GROUPS) == f"{own}/{MAX_GROUPS}"
+
+
+def test_groups_of_a_users_own_are_looked_at_after_all_others(tmp_path):
+    for name in ("user.slice/user@7.service/a/b", "user.slice/user@7.service/c", "z/y", "lxc/web"):
+        (tmp_path / name).mkdir(parents=True)
+    left = {False: 100, True: 2}
+    found = [(path, below) for _, path, below in _groups(str(tmp_path), left)]
+
+    # Of the four below, those that were found first.
+    assert len([below for _, below in found if below]) == 2
+    assert {path for path, below in found if not below} == {
+        *("/", "/user.slice", "/user.slice/user@7.service", "/z", "/lxc", "/lxc/web"),
+    }
 
 
 def test_users_have_names_and_those_without_keep_their_number(tmp_path):

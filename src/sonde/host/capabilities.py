@@ -45,7 +45,7 @@ def effective(status: str | None = None) -> int:
     """The effective set as a bit mask, from /proc/self/status (or `status`, its text)."""
     if status is None:
         status = Path("/proc/self/status").read_text()
-    for line in status.splitlines():
+    for line in status.split("\n"):
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
     return 0

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-import ctypes.util
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from sonde.host.finding import Finding, Status
@@ -76,7 +76,7 @@ def _driver_version(text: str) -> str:
 
 def _model(information: Path) -> str:
     try:
-        for line in information.read_text().splitlines():
+        for line in information.read_bytes().decode("utf-8", "replace").split("\n"):
             key, _, value = line.partition(":")
             if key.strip() == "Model":
                 return value.strip()
@@ -128,5 +128,16 @@ def _findable(library: str) -> bool:
     folders += [str(path) for path in Path("/usr/lib").glob("*-linux-gnu")]
     if any((Path(folder) / library).exists() for folder in folders):
         return True
-    stem = library.removeprefix("lib").partition(".so")[0]
-    return ctypes.util.find_library(stem) is not None
+    return any((Path(folder) / library).exists() for folder in _configured_folders())
+
+
+def _configured_folders() -> Iterator[str]:
+    """What /etc/ld.so.conf adds to them (ldconfig(8)); no program is asked, which PATH would
+    choose."""
+    for file in (Path("/etc/ld.so.conf"), *sorted(Path("/etc/ld.so.conf.d").glob("*.conf"))):
+        with suppress(OSError, UnicodeDecodeError):
+            lines = (
+                line.partition("#")[0].strip()
+                for line in file.read_bytes().decode("utf-8", "replace").split("\n")
+            )
+            yield from (line for line in lines if line.startswith("/"))

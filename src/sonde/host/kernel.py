@@ -27,30 +27,7 @@ def findings() -> Iterator[Finding]:
     yield Finding("kernel", Status.PASS, f"{os.uname().sysname} {os.uname().release}")
     yield btf()
     yield lockdown()
-    yield _feature(
-        "BPF",
-        syscalls.create_array_map,
-        "everything that is observed",
-        "The kernel is built without CONFIG_BPF_SYSCALL; boot one that has it.",
-    )
-    yield _feature(
-        "BPF ring buffer",
-        syscalls.create_ring_buffer,
-        "waits, device calls",
-        "Boot Linux 5.8 or newer.",
-    )
-    yield _feature(
-        "BPF task storage",
-        syscalls.create_task_storage,
-        "waits (off-CPU time)",
-        "Boot Linux 5.11 or newer.",
-    )
-    yield _feature(
-        "BPF on perf events",
-        syscalls.load_perf_event_program,
-        "on-CPU samples",
-        "The kernel is built without CONFIG_BPF_EVENTS; boot one that has it.",
-    )
+    yield from bpf_programs()
     yield uprobes()
     yield _feature(
         "uprobe_multi",
@@ -69,6 +46,53 @@ def findings() -> Iterator[Finding]:
     )
     yield hardware_counters()
     yield from settings()
+
+
+def bpf_programs() -> Iterator[Finding]:
+    """What the recorder's own programs cannot do without, then what makes them better."""
+    yield _feature(
+        "BPF",
+        syscalls.create_array_map,
+        "everything that is observed",
+        "The kernel is built without CONFIG_BPF_SYSCALL; boot one that has it.",
+    )
+    yield _feature(
+        "BPF ring buffer",
+        syscalls.create_ring_buffer,
+        "waits, device calls",
+        "Boot Linux 5.8 or newer.",
+    )
+    yield _feature(
+        "BPF task storage",
+        syscalls.create_task_storage,
+        "waits (off-CPU time)",
+        "Boot Linux 5.15 or newer: 5.11 has it, but not all that waits need.",
+    )
+    yield _feature(
+        "BPF on perf events",
+        syscalls.load_perf_event_program,
+        "on-CPU samples",
+        "The kernel is built without CONFIG_BPF_EVENTS; boot one that has it.",
+    )
+    yield _feature(
+        "registers of tasks in BPF",
+        syscalls.load_task_reader,
+        "samples, waits, stacks",
+        "Boot Linux 5.15 or newer.",
+    )
+    yield _feature(
+        "cookies of BPF probes",
+        syscalls.load_cookie_reader,
+        "device calls",
+        "Boot Linux 5.15 or newer.",
+    )
+    yield _feature(
+        "loops in BPF",
+        syscalls.load_loop,
+        "whole user stacks, Python's among them",
+        "Linux 5.17 and newer have them; without them frame pointers lead.",
+        essential=False,
+    )
 
 
 def btf(path: Path = BTF) -> Finding:

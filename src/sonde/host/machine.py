@@ -25,13 +25,19 @@ def findings() -> Iterator[Finding]:
 
 
 def architecture(machine: str | None = None) -> Finding:
-    """x86-64 is proved, aarch64 builds, others have no BPF register layout here."""
+    """x86-64 is proved, aarch64 lacks whole stacks, others have no BPF register layout here."""
     machine = machine or platform.machine()
     detail = f"{os.cpu_count()} CPUs, {machine}"
     if machine == "x86_64":
         return Finding("processors", Status.PASS, detail)
     if machine == "aarch64":
-        return Finding("processors", Status.WARN, f"{detail}: builds, but is not proved yet")
+        return Finding(
+            "processors",
+            Status.WARN,
+            f"{detail}: user stacks by frame pointers alone, no Python frames, no device time",
+            "whole stacks, Python's frames, sonde attach, dump, --memory, device time",
+            "Use an x86-64 machine for these; the rest works here.",
+        )
     return Finding(
         "processors",
         Status.FAIL,
@@ -46,7 +52,10 @@ def memory(path: Path = Path("/proc/meminfo")) -> Finding:
     try:
         sizes = {
             key: int(value.split()[0]) * 1024
-            for key, _, value in (line.partition(":") for line in path.read_text().splitlines())
+            for key, _, value in (
+                line.partition(":")
+                for line in path.read_bytes().decode("utf-8", "replace").split("\n")
+            )
             if value
         }
         detail = (

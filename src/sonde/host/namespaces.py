@@ -2,14 +2,20 @@
 """Whether this process sees the host as it is, or from inside namespaces.
 
 The kernel gives its first namespaces fixed inode numbers (include/linux/proc_ns.h).
+
+BPF programs see processes by their numbers in the first pid namespace, system calls by those in the
+caller's, and /proc shows those of whoever mounted it. Where they differ, a number names one process
+here and another one there: so nothing that joins two of them starts before all are the same.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from sonde.errors import HostError
 from sonde.host.finding import Finding, Status
 
 INITIAL = {
@@ -21,6 +27,12 @@ INITIAL = {
 }
 
 FOLDER = Path("/proc/self/ns")
+SELF_STATUS = Path("/proc/self/status")
+
+REMEDY = (
+    "Run it on the host, or share the host's process ids (docker, podman: --pid=host; pods: "
+    "hostPID: true)."
+)
 
 
 def is_initial(kind: str, folder: Path = FOLDER) -> bool | None:
@@ -36,20 +48,53 @@ def all_initial(folder: Path = FOLDER) -> bool:
     return all(is_initial(kind, folder) is not False for kind in INITIAL)
 
 
+def proc_is_ours(status: Path = SELF_STATUS) -> bool | None:
+    """Whether /proc shows the process ids of our own pid namespace; None when it cannot be told.
+
+    There a process has one number. In the /proc of a namespace above ours, as a container has that
+    mounts the host's, it has one more for each level; in one beside or below ours it is not there.
+    """
+    try:
+        text = status.read_text()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    numbers = re.search(r"^NSpid:(.*)$", text, re.MULTILINE)
+    return None if numbers is None else numbers[1].split() == [str(os.getpid())]
+
+
+def require_matching_proc(status: Path = SELF_STATUS) -> None:
+    """Raise HostError where a number of /proc may be another process's for a system call."""
+    if proc_is_ours(status) is False:
+        raise HostError(
+            "/proc shows the process ids of another pid namespace: its numbers are other "
+            "processes here",
+            "Share the host's process ids besides its /proc (docker, podman: --pid=host; pods: "
+            "hostPID: true), or run it on the host.",
+        )
+
+
+def require_host_pids(folder: Path = FOLDER, status: Path = SELF_STATUS) -> None:
+    """Raise HostError where a process id that the kernel reports is another process's here."""
+    if is_initial("pid", folder) is False:
+        raise HostError(
+            "this is a pid namespace of its own: the kernel reports the host's process ids, which "
+            "are other processes here",
+            REMEDY,
+        )
+    require_matching_proc(status)
+
+
 def findings() -> Iterator[Finding]:
     """Process ids that the kernel reports are the host's; /proc must show the same ones."""
-    name, needed_for = "PID namespace", "matching samples to processes"
-    match is_initial("pid"):
-        case True:
-            yield Finding(name, Status.PASS, "the host's", needed_for)
-        case False:
-            yield Finding(
-                name,
-                Status.WARN,
-                "a container's: processes outside it stay without names",
-                needed_for,
-                "Start the container with the host's PIDs (docker: --pid=host, pods: hostPID: "
-                "true).",
-            )
-        case None:
-            yield Finding(name, Status.ABSENT, f"{FOLDER}/pid cannot be read")
+    name, needed_for = "PID namespace", "recording, dump and agent: whose a sample is"
+    if is_initial("pid") is None:
+        yield Finding(name, Status.ABSENT, f"{FOLDER}/pid cannot be read")
+        return
+    try:
+        require_host_pids()
+    except HostError as error:
+        yield Finding(name, Status.FAIL, error.cause, needed_for, error.remedy)
+    else:
+        yield Finding(name, Status.PASS, "the host's", needed_for)

@@ -8,6 +8,7 @@ Layouts follow the kernel's own include/uapi/linux/bpf.h and perf_event.h. Every
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -29,6 +30,11 @@ MAP_TASK_STORAGE = 29
 PROG_KPROBE = 2
 PROG_PERF_EVENT = 7
 ATTACH_UPROBE_MULTI = 48
+
+GET_CURRENT_TASK_BTF = 158
+GET_ATTACH_COOKIE = 174
+TASK_PT_REGS = 175
+LOOP = 181
 
 PERF_TYPE_HARDWARE = 0
 PERF_TYPE_SOFTWARE = 1
@@ -105,17 +111,27 @@ def create_task_storage() -> int:
         os.close(btf)
 
 
-def _load(kind: int, attach_type: int) -> int:
-    """Load `return 0`, the smallest program of its kind: a descriptor, or minus the errno."""
-    # Two instructions: move 0 to r0, exit.
-    program = ctypes.create_string_buffer(struct.pack("<Q", 0xB7) + struct.pack("<Q", 0x95), 16)
+_RETURN_0 = struct.pack("<QQ", 0xB7, 0x95)
+"""Two instructions: move 0 to r0, exit."""
+_R1_IS_R0 = struct.pack("<Q", 0x01BF)
+
+
+def _call(helper: int) -> bytes:
+    """The instruction that calls a helper, by its number in include/uapi/linux/bpf.h."""
+    return struct.pack("<BBhi", 0x85, 0, 0, helper)
+
+
+def _load(kind: int, attach_type: int, code: bytes = b"") -> int:
+    """Load `code` and `return 0`: a descriptor, or minus the errno."""
+    program = ctypes.create_string_buffer(code + _RETURN_0)
+    size = len(program) - 1
     licence = ctypes.create_string_buffer(b"GPL")
     # In order: prog_type, insn_cnt, insns, license; log level, size and buffer, kernel version,
     # flags; the name; then the interface and expected_attach_type.
     attr = struct.pack(
         "<IIQQIIQII16sII",
         kind,
-        2,
+        size // 8,
         ctypes.addressof(program),
         ctypes.addressof(licence),
         *(0, 0, 0, 0, 0),
@@ -129,6 +145,28 @@ def _load(kind: int, attach_type: int) -> int:
 def load_perf_event_program() -> int:
     """Whether the verifier takes the kind of program that samples run."""
     return _closed(_load(PROG_PERF_EVENT, 0))
+
+
+def load_task_reader() -> int:
+    """A program that finds the registers of the running task (kernel 5.15)."""
+    code = _call(GET_CURRENT_TASK_BTF) + _R1_IS_R0 + _call(TASK_PT_REGS)
+    return _closed(_load(PROG_PERF_EVENT, 0, code))
+
+
+def load_cookie_reader() -> int:
+    """A program that reads the cookie of its probe (kernel 5.15)."""
+    return _closed(_load(PROG_KPROBE, 0, _call(GET_ATTACH_COOKIE)))
+
+
+def load_loop() -> int:
+    """Whether programs may loop by a helper (kernel 5.17).
+
+    It is called with no function to repeat: a kernel that knows it takes exception to the arguments
+    (EACCES), one that does not to the call (EINVAL).
+    """
+    zeros = b"".join(struct.pack("<BBhi", 0xB7, register, 0, 0) for register in range(1, 5))
+    error = _closed(_load(PROG_PERF_EVENT, 0, zeros + _call(LOOP)))
+    return 0 if error == errno.EACCES else error
 
 
 def link_uprobe_multi() -> int:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import re
 
+from sonde.model.name_parts import telling_part
+
 _COLLECTIVE = re.compile(
     r"nccl|rccl|nvshmem|roc_?shmem|mscclpp|oneccl|deep_ep"
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"
-    r"|multimem_|send_?recv|barrier_(on_stream|all)",
-    re.IGNORECASE,
+    r"|multimem_|send_?recv|barrier_(on_stream|all)"
 )
+"""In small letters: a search that ignores case takes four times as long."""
 
 
 def is_collective(kernel: str) -> bool:
     """Whether a kernel exchanges with other devices: it waits for them, too."""
-    return bool(_COLLECTIVE.search(kernel))
+    return bool(_COLLECTIVE.search(telling_part(kernel).lower()))

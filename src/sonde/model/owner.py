@@ -18,6 +18,8 @@ class Owner:
     """What made the container: docker | containerd | crio | podman | lxc | nspawn | container."""
     container: str = ""
     """Id of the container, 64 hex digits for most runtimes; a machine's name for lxc, nspawn."""
+    inner_container: str = ""
+    """Of one within that container, or of a user's own: by the word of those who run it."""
     container_name: str = ""
     """Its name in the pod."""
     pod_uid: str = ""
@@ -30,7 +32,7 @@ class Owner:
     step: str = ""
     """Of the job: a number, batch, extern or interactive."""
     unit: str = ""
-    """systemd's unit: a service, else a scope."""
+    """systemd's unit: the first service or scope of the path."""
     inner_pid: int = 0
     """The pid that it has in its own pid namespace; 0: not known."""
 

@@ -303,6 +303,12 @@ class Timeline:
     sources: Sequence[str] = ()
     notes: Sequence[str] = ()
     """What is missing or was cut, in words."""
+    device_of_lane: I32 = field(init=False, repr=False, compare=False)
+    """The device of each lane, -1 for a thread's; -1 alone without lanes."""
+
+    def __post_init__(self) -> None:
+        devices = np.array([lane.device for lane in self.lanes] or [-1], np.int32)
+        object.__setattr__(self, "device_of_lane", devices)
 
     @property
     def start_ns(self) -> int:

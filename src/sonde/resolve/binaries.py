@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +31,9 @@ IDLE_NS: Final = 30_000_000_000
 MAX_NAME: Final = 128
 """Characters of a file name that a frame shows."""
 
-_Identity = tuple[int, int, int, int]
+_Identity = tuple[int, int, int, int, int]
+"""Device, inode, size, times of change of the content, which anybody may set, and of the inode,
+which nobody can: another file that gets the inode later is a different one."""
 _ELF_MAGIC: Final = b"\x7fELF"
 _indices = count(1)
 
@@ -43,6 +46,7 @@ class Binary:
         "fd",
         "identity",
         "index",
+        "is_copy",
         "is_elf",
         "kind",
         "name",
@@ -58,9 +62,11 @@ class Binary:
         """Kind of its frames: user, vdso."""
         self.build_id = ""
         self.is_elf = False
+        self.is_copy = False
+        """What is open is a copy: reading the file itself could wait for somebody."""
         self.fd = -1
         """Open for reading, -1 not now."""
-        self.identity: _Identity = (0, 0, 0, 0)
+        self.identity: _Identity = (0, 0, 0, 0, 0)
         self.owner: LiveProcess | None = None
         """Who used it last."""
         self.used_ns = 0
@@ -75,17 +81,22 @@ class Binary:
         """Leads to the open file."""
         return f"/proc/self/fd/{self.fd}"
 
-    def take(self, fd: int) -> None:
-        """Hold it by this descriptor from now on, and learn what it is now."""
+    def take(self, fd: int, which: _Identity | None = None) -> None:
+        """Hold it by this descriptor from now on, and learn what it is now.
+
+        `which`: the file that it is a copy of, in memory.
+        Raises OSError where it cannot be read (any more); then it is as before.
+        """
         found = os.fstat(fd)
-        identity = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-        self.fd = fd
+        times = found.st_mtime_ns, found.st_ctime_ns
+        identity = which or (found.st_dev, found.st_ino, found.st_size, *times)
         if identity != self.identity:
+            is_elf = os.pread(fd, 4, 0) == _ELF_MAGIC
             if self.identity[1]:
                 self.index = next(_indices)
-            self.identity = identity
-            self.is_elf = os.pread(fd, 4, 0) == _ELF_MAGIC
-            self.build_id = _native.build_id(self.path) if self.is_elf else ""
+            self.identity, self.is_elf = identity, is_elf
+            self.build_id = _native.build_id(f"/proc/self/fd/{fd}") if is_elf else ""
+        self.fd, self.is_copy = fd, which is not None
 
 
 class Binaries:
@@ -123,14 +134,19 @@ class Binaries:
         """Make sure that the file can be read. False where no way leads to it any more."""
         now_ns = time.monotonic_ns()
         if binary.fd < 0:
-            fd = self._open_mapped(process, mapping)
-            if fd is None:
+            opened = self._open_mapped(process, mapping)
+            if opened is None or not self._hold(binary, *opened):
                 return False
-            self._hold(binary, fd)
         elif binary in self._open:
             del self._open[binary]
             self._open[binary] = None
-            binary.take(binary.fd)
+            if not binary.is_copy:
+                try:
+                    binary.take(binary.fd)
+                except OSError:
+                    self._counters.files_unopened += 1
+                    self._release(binary)
+                    return False
         binary.used_ns, binary.owner = now_ns, process
         return True
 
@@ -140,7 +156,7 @@ class Binaries:
             if binary.used_ns + IDLE_NS > now_ns:
                 break
             owner = binary.owner
-            if owner is None or not owner.is_alive or os.fstat(binary.fd).st_nlink:
+            if owner is None or not owner.is_alive or _has_name(binary.fd):
                 self._release(binary)
 
     def close(self) -> None:
@@ -155,49 +171,64 @@ class Binaries:
         known = self._known.get(mapping.file)
         if known is not None and known.fd >= 0:
             return known
-        fd = self._open_mapped(process, mapping)
-        if fd is None:
-            # It may be the known one or another: better no name than a wrong one.
-            self._counters.files_unopened += 1
-            return Binary(mapping.name)
+        opened = self._open_mapped(process, mapping)
         binary = known or Binary(mapping.name)
-        self._hold(binary, fd)
+        if opened is None:
+            self._counters.files_unopened += 1
+        if opened is None or not self._hold(binary, *opened):
+            # It may be the known one or another: better no name than a wrong one.
+            return Binary(mapping.name)
         binary.owner, binary.used_ns = process, time.monotonic_ns()
         self._known.put(mapping.file, binary)
-        if self._seen is not None and binary.build_id:
-            self._seen.note(binary.build_id, mapping.path, os.fstat(binary.fd))
+        if self._seen is not None and binary.build_id and not binary.is_copy:
+            with suppress(OSError):
+                opened_as = os.fstat(binary.fd)
+                self._seen.note(binary.build_id, mapping.path, opened_as, process.pid)
         self._counters.files_evicted = self._known.evicted
         return binary
 
-    def _hold(self, binary: Binary, fd: int) -> None:
-        binary.take(fd)
+    def _hold(self, binary: Binary, fd: int, which: _Identity | None) -> bool:
+        """False where it cannot be read."""
+        try:
+            binary.take(fd, which)
+        except OSError:
+            self._counters.files_unopened += 1
+            os.close(fd)
+            return False
+        self._counters.files_copied += which is not None
         self._counters.files_opened += 1
         while len(self._open) >= self._max_open:
             # Deleted ones cannot be opened again once their process is gone.
-            still_there = (it for it in self._open if os.fstat(it.fd).st_nlink)
+            still_there = (it for it in self._open if _has_name(it.fd))
             self._release(next(still_there, next(iter(self._open))))
         self._open[binary] = None
+        return True
 
     def _release(self, binary: Binary) -> None:
         del self._open[binary]
         os.close(binary.fd)
         binary.fd, binary.owner = -1, None
 
-    def _open_mapped(self, process: LiveProcess, mapping: Mapping) -> int | None:
-        """The very file that is mapped. Its mapping leads to it while the process lives, whatever
-        became of the path; after that the path may, in the process's root, its parent's or ours.
+    def _open_mapped(
+        self, process: LiveProcess, mapping: Mapping
+    ) -> tuple[int, _Identity | None] | None:
+        """The very file that is mapped, or a copy and which file that is of.
+
+        Its mapping leads to it while the process lives, whatever became of the path; after that
+        the path may, in the process's root, its parent's or ours.
         """
         pid, path = process.pid, mapping.path
         if process.is_alive:
-            fd = procfs.open_regular(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
-            if fd is not None:
-                return fd
+            span = f"{mapping.start:x}-{mapping.end:x}"
+            found = procfs.open_stable(f"/proc/{pid}/map_files/{span}")
+            if found is not None:
+                return found.fd, found.which if found.is_copy else None
         for root in (f"/proc/{pid}/root", f"/proc/{process.ppid}/root", ""):
-            fd = procfs.open_regular(root + path)
-            if fd is not None:
-                if _is(mapping.file, os.fstat(fd)):
-                    return fd
-                os.close(fd)
+            found = procfs.open_stable(root + path, inode=mapping.file[2], who=pid)
+            if found is not None:
+                if _is(mapping.file, found):
+                    return found.fd, found.which if found.is_copy else None
+                os.close(found.fd)
         return None
 
     def _own_vdso(self, mapping: Mapping) -> Binary | None:
@@ -208,20 +239,24 @@ class Binaries:
         return self._vdso if same else None
 
 
-def _is(file: FileKey, found: os.stat_result) -> bool:
-    """Whether a file found by its path is the one that is mapped.
+def _is(file: FileKey, found: procfs.Opened) -> bool:
+    """Whether a file found by its path is the one that is mapped. Path and inode number are of its
+    maker's choice, the device is not."""
+    device, inode, *_ = found.which
+    is_there = found.is_strange or (os.major(device), os.minor(device)) == file[:2]
+    return is_there and inode == file[2]
 
-    Mappings and stat() tell different devices on some file systems (btrfs, overlayfs: major 0).
-    """
-    major, minor, inode = file
-    if found.st_ino != inode:
-        return False
-    device = os.major(found.st_dev), os.minor(found.st_dev)
-    return device == (major, minor) or not (major and device[0])
+
+def _has_name(fd: int) -> bool:
+    """Whether the file can be found again, as far as can be told."""
+    try:
+        return os.fstat(fd).st_nlink > 0
+    except OSError:
+        return True
 
 
 def _dump_vdso() -> Binary | None:
-    for line in (procfs.read_maps(os.getpid()) or b"").splitlines():
+    for line in (procfs.read_maps(os.getpid()) or b"").split(b"\n"):
         if line.endswith(b"[vdso]"):
             start, _, end = line.partition(b" ")[0].partition(b"-")
             binary = Binary("[vdso]", "vdso")

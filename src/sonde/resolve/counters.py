@@ -21,6 +21,8 @@ class Counters:
     files_opened: int = 0
     files_unopened: int = 0
     """Mapped files that could not be opened: the process was gone, or access was denied."""
+    files_copied: int = 0
+    """Mapped files read whole into memory, since reading them later might wait for a user."""
     files_evicted: int = 0
     perf_maps_refused: int = 0
     """Perf maps that belong to somebody else than their process, or are no plain file."""

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from sonde import procfs
 from sonde.model.owner import GroupNote
-from sonde.resolve.cgroup_paths import MAX_PATH
+from sonde.procfs.cgroup_paths import MAX_PATH, place_of
 from sonde.resolve.recent import Recent
 
-MAX_GROUPS: Final = 32_768
+MAX_GROUPS: Final = 16_384
+"""Those that root's services made, and as many below: the many groups that a user makes in one of
+his own put nobody else's out."""
 _RESCAN_S: Final = 5.0
 """After an unknown group, look again, at most this often."""
 _CONTROLLERS: Final = frozenset({"memory", "freezer", "pids", "blkio"})
@@ -31,40 +35,49 @@ class Hierarchies:
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self._proc = proc
         self._paths: Recent[tuple[int, int], str] = Recent(MAX_GROUPS)
+        self._delegated: Recent[tuple[int, int], str] = Recent(MAX_GROUPS)
         self._scanned_s = -_RESCAN_S
 
     def made(self, group: GroupNote) -> None:
         """The kernel told of a new one."""
-        self._paths.put((group.hierarchy, group.id), group.path)
+        self._put((group.hierarchy, group.id), group.path)
 
     def path(self, hierarchy: int, number: int) -> str | None:
         """Its path under the root of the hierarchy, None where it is not known."""
-        found = self._paths.get((hierarchy, number))
+        found = self._get((hierarchy, number))
         if found is None and time.monotonic() - self._scanned_s >= _RESCAN_S:
             self.scan()
-            found = self._paths.get((hierarchy, number))
+            found = self._get((hierarchy, number))
         return found
 
     def scan(self) -> None:
         """Look at every group of the hierarchies that notes speak of."""
         self._scanned_s = time.monotonic()
-        left = MAX_GROUPS
+        left = {False: MAX_GROUPS, True: MAX_GROUPS}
         for hierarchy, mount in self.mounts():
-            for number, path in _groups(mount):
-                self._paths.put((hierarchy, number), path)
-                left -= 1
-                if not left:
-                    return
+            for number, path, is_delegated in _groups(mount, left):
+                kept = self._delegated if is_delegated else self._paths
+                kept.put((hierarchy, number), path)
+
+    def _get(self, key: tuple[int, int]) -> str | None:
+        found = self._paths.get(key)
+        return found if found is not None else self._delegated.get(key)
+
+    def _put(self, key: tuple[int, int], path: str) -> None:
+        (self._delegated if place_of(path).is_delegated else self._paths).put(key, path)
 
     def mounts(self) -> Iterator[tuple[int, str]]:
         """(hierarchy, where its root is mounted), version 2 first."""
         numbers = {}
         try:
-            for line in (self._proc / "cgroup").read_text().splitlines():
-                number, controllers, _ = line.split(":", 2)
+            for line in procfs.read_lines(self._proc / "cgroup"):
+                number, _, rest = line.partition(":")
+                if not number:
+                    continue
+                controllers = rest.partition(":")[0]
                 for controller in controllers.split(","):
                     numbers[controller] = int(number)
-            mounted = (self._proc / "mountinfo").read_text().splitlines()
+            mounted = procfs.read_lines(self._proc / "mountinfo")
         except (OSError, ValueError):
             return
         found: dict[int, str] = {}
@@ -84,21 +97,28 @@ class Hierarchies:
         yield from sorted(found.items())
 
 
-def _groups(mount: str) -> Iterator[tuple[int, str]]:
-    """(number, path) of each group under a mount, parents first."""
+def _groups(mount: str, left: dict[bool, int]) -> Iterator[tuple[int, str, bool]]:
+    """(number, path, whether it is below a delegated one) of each group under a mount.
+
+    Parents first, and level by level, those that were delegated last. `left`: how many more, of
+    either kind.
+    """
     try:
-        yield os.stat(mount).st_ino, "/"  # noqa: PTH116
+        yield os.stat(mount).st_ino, "/", False  # noqa: PTH116
     except OSError:
         return
-    waiting = [mount]
-    while waiting:
-        folder = waiting.pop()
+    waiting = {False: deque([mount]), True: deque[str]()}
+    while waiting[is_delegated := not waiting[False]]:
         try:
-            with os.scandir(folder) as entries:
-                below = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+            with os.scandir(waiting[is_delegated].popleft()) as entries:
+                for entry in entries:
+                    if not entry.is_dir(follow_symlinks=False):
+                        continue
+                    path = entry.path[len(mount) :]
+                    below = is_delegated or place_of(path).is_delegated
+                    if left[below] > 0:
+                        left[below] -= 1
+                        yield entry.inode(), path[:MAX_PATH], below
+                        waiting[below].append(entry.path)
         except OSError:
             continue  # removed meanwhile
-        for entry in below:
-            path = entry.path[len(mount) :]
-            yield entry.inode(), path[:MAX_PATH]
-            waiting.append(entry.path)

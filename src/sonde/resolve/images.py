@@ -11,10 +11,14 @@ from itertools import islice
 from typing import Final, Literal
 
 from sonde import procfs
-from sonde.resolve.mappings import AddressSpace, FileKey, Mapping, parse_maps
+from sonde.resolve.mappings import AddressSpace, FileKey, Mapping
 
 MAX_PENDING: Final = 4096
 """Mappings told and not yet looked at, of one image."""
+MAX_PENDING_BYTES: Final = 1 << 20
+"""Of their paths."""
+AHEAD_BYTES: Final = 256 << 10
+"""Of the text of a process's mappings, read before anybody asks: 2,500 lines."""
 _MAX_DEPTH: Final = 32
 """Forks in a row without an exec before mappings are put together at once."""
 
@@ -25,13 +29,18 @@ MmapEvent = tuple[str, int, int, int, int, int, int, int, int, int, str, str]
 class Image:
     """The mappings of a process from one exec to the next, or shared with the process it forked."""
 
-    __slots__ = ("_depth", "_program", "_source", "_space", "left_out", "pending", "pid")
+    __slots__ = (
+        *("_depth", "_pending_bytes", "_program", "_source", "_space"),
+        *("left_out", "pending", "pid"),
+    )
 
     def __init__(self, pid: int, source: Literal["proc", "exec"] | Image) -> None:
         """`source`: read /proc/PID/maps; start empty; or start as another image is."""
         self.pid = pid
         self.pending: list[MmapEvent] = []
+        self._pending_bytes = 0
         self.left_out = 0
+        """Mappings that were not taken in."""
         self._program = ""
         self._source = source
         self._space: AddressSpace | None = None
@@ -39,7 +48,8 @@ class Image:
 
     def add(self, event: MmapEvent) -> None:
         """A new mapping. It is looked at when somebody asks."""
-        if len(self.pending) < MAX_PENDING:
+        self._pending_bytes += len(event[11])
+        if len(self.pending) < MAX_PENDING and self._pending_bytes <= MAX_PENDING_BYTES:
             self.pending.append(event)
         else:
             self.left_out += 1
@@ -71,10 +81,11 @@ class Image:
         space, replaced = self._space, False
         if space is None:
             space = self._space = self._start()
+            self.left_out += space.left_out
         self.program  # noqa: B018 (asked for while the events are there to tell)
         for event in self.pending:
             replaced |= space.add(_mapping(event))
-        self.pending = []
+        self.pending, self._pending_bytes = [], 0
         self._source, self._depth = "exec", 0
         return replaced
 
@@ -99,10 +110,26 @@ class Image:
             return AddressSpace()
         if parent is not None and parent.is_told:
             return parent.space().copy()
-        text = procfs.read_maps(self.pid)
-        if text is None and parent is not None:
-            return parent.space().copy()
-        return AddressSpace(parse_maps(text or b""))
+        return self._read() or (parent.space().copy() if parent is not None else AddressSpace())
+
+    def _read(self, most_bytes: int = procfs.MAX_MAPS_BYTES) -> AddressSpace | None:
+        try:
+            with procfs.MapsReader(self.pid, most_bytes) as reader:
+                return AddressSpace.read(reader)
+        except OSError:
+            return None
+
+    def read_ahead(self) -> None:
+        """Read its mappings before anybody asks, unless there are very many."""
+        if self._space is None and self._source == "proc" and not self.pending:
+            space = self._read(AHEAD_BYTES)
+            if space is not None and not space.left_out:
+                self._space, self._source, self._depth = space, "exec", 0
+
+    @property
+    def size(self) -> int:
+        """Mappings held."""
+        return len(self.pending) + (0 if self._space is None else len(self._space))
 
 
 def _mapping(event: MmapEvent) -> Mapping:

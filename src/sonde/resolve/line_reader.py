@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads DWARF in a process of its own: `python -m sonde.resolve.line_reader`.
+"""Reads DWARF in a process of its own: `sonde.resolve.line_reader`.
 
 Debug data is large and anybody may have made it: so it is read at low priority and under limits of
 memory and time, and where this dies only lines are missing. A request is a line of JSON,

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from sys import intern
 from typing import TYPE_CHECKING, Final
 
+from sonde import procfs
+
 if TYPE_CHECKING:
     from sonde.resolve.binaries import Binary
 
@@ -21,8 +23,8 @@ FileKey = tuple[int, int, int]
 _DELETED: Final = " (deleted)"
 # start-end perms offset major:minor inode path (proc_pid_maps(5))
 _LINE: Final = rb"^([0-9a-f]+)-([0-9a-f]+) (%s) ([0-9a-f]+) ([0-9a-f]+):([0-9a-f]+) (\d+) *(.*)$"
-_ANY: Final = re.compile(_LINE % rb"[r-][w-][x-][ps]", re.MULTILINE)
-_EXECUTABLE: Final = re.compile(_LINE % rb"[r-][w-]x[ps]", re.MULTILINE)
+_ANY: Final = re.compile(_LINE % rb"[r-][w-][x-][ps]", re.DOTALL)
+_EXECUTABLE: Final = re.compile(_LINE % rb"[r-][w-]x[ps]", re.DOTALL)
 
 
 class Mapping:
@@ -74,16 +76,25 @@ _NO_FILES: Final = ("/dev/zero", "/SYSV", "/anon_hugepage", "//anon", "/[aio]")
 
 
 def parse_maps(text: bytes, executable_only: bool = True) -> Iterator[Mapping]:
-    """The mappings in the text of a /proc/PID/maps, in order of address."""
+    """The mappings in whole lines of a /proc/PID/maps, in order of address."""
     pattern = _EXECUTABLE if executable_only else _ANY
-    for match in pattern.finditer(text):
+    last, decoded = b"", ""
+    for line in text.split(b"\n"):
+        # Most are no code's: told by the place of the "x", before anything is taken apart.
+        if executable_only and line[line.find(b" ") + 3 : line.find(b" ") + 4] != b"x":
+            continue
+        match = pattern.match(line)
+        if match is None:
+            continue
         start, end, prot, offset, major, minor, inode, path = match.groups()
+        if path != last:
+            last, decoded = path, path.replace(rb"\012", b"\n").decode("utf-8", "surrogateescape")
         yield Mapping(
             int(start, 16),
             int(end, 16),
             int(offset, 16),
             (int(major, 16), int(minor, 16), int(inode)),
-            path.replace(rb"\012", b"\n").decode("utf-8", "surrogateescape"),
+            decoded,
             prot.decode(),
         )
 
@@ -106,6 +117,21 @@ class AddressSpace:
         copy.mappings = self.mappings.copy()
         copy._starts = self._starts.copy()
         return copy
+
+    @classmethod
+    def read(cls, reader: procfs.MapsReader) -> AddressSpace:
+        """What a process has mapped now. Raises OSError where it is gone.
+
+        What does not fit is counted by one as `left_out`: how much it is, nobody reads.
+        """
+        space = cls()
+        for block in reader.blocks():
+            for mapping in parse_maps(block):
+                space.add(mapping)
+            if space.left_out:
+                break
+        space.left_out = int(bool(space.left_out or reader.is_cut))
+        return space
 
     def find(self, address: int) -> Mapping | None:
         """The mapping that holds an address."""

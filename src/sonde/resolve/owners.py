@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from sonde import procfs
 from sonde.model.owner import OWNER_COLUMNS, GroupNote, Owner, ProcessNote, step_of
-from sonde.resolve.cgroup_paths import Place, place_of
+from sonde.procfs.cgroup_paths import Place, place_of
 from sonde.resolve.hierarchies import Hierarchies
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.processes import STEP_KEEPER
@@ -90,6 +90,8 @@ class Owners:
     @staticmethod
     def started(process: LiveProcess, keeper: LiveProcess) -> None:
         """A keeper of Slurm's steps started a program just now: both may be gone soon."""
+        if not _is_keeper(keeper.pid):
+            return
         if keeper.step is None:
             keeper.step = _step_of_keeper(keeper.pid)
         process.step = keeper.step or step_of(
@@ -108,7 +110,7 @@ class Owners:
                 found = self._of_note(note)
             if found is None:
                 found = known or self._inherited(process, parent_of)
-            if not found.job:
+            if not (found.job or found.container or found.pod_uid):
                 found = self._with_job(process, found, parent_of)
             if known is not None and not is_told and self._in_pod(found) == known:
                 held_ns = min(2 * (process.who_until_ns - process.who_ns), FRESH_MOST_NS)
@@ -134,7 +136,7 @@ class Owners:
         if who is None or not raw or still is None or still.start_ns != process.start_ns:
             return None  # gone, or another one has its pid
         paths = []
-        for line in raw.splitlines():
+        for line in raw.split(b"\n"):
             hierarchy, _, rest = line.partition(b":")
             path = rest.partition(b":")[2]
             with suppress(ValueError):
@@ -171,7 +173,8 @@ class Owners:
             if here is None:
                 break
             step = here.step or self._steps.get(here.key)
-            if step is None and here.comm == STEP_KEEPER and here.is_alive:
+            is_named = here.comm == STEP_KEEPER and here.is_alive
+            if step is None and is_named and _is_keeper(here.pid):
                 step = here.step = _step_of_keeper(here.pid)
             if step is not None:
                 return replace(found, job=step[0], step=step[1])
@@ -209,11 +212,24 @@ def _owner_at(paths: Iterable[str], user: str) -> Owner:
         cgroup=best.path,
         runtime=best.runtime,
         container=best.container,
+        inner_container=best.inner_container,
         pod_uid=best.pod_uid,
         job=best.job,
         step=best.step,
         unit=best.unit or next((place.unit for place in places if place.unit), ""),
     )
+
+
+def _is_keeper(pid: int) -> bool:
+    """Whether it is Slurm's own: any user may give a process that name and that title.
+
+    The real user is root's even while it acts as the job's user. A set-user-id program that becomes
+    root, started through a link of that name, has another executable. In a pid namespace of its own
+    root is a container's, which speaks for no job of the machine.
+    """
+    who = procfs.read_owner(pid)
+    is_roots = who is not None and who.uids[0] == 0 and who.levels == 1
+    return is_roots and procfs.read_exe(pid) == STEP_KEEPER
 
 
 def _step_of_keeper(pid: int) -> tuple[str, str] | None:
@@ -250,7 +266,7 @@ class Users:
 
     def _entries(self) -> Iterable[tuple[int, str]]:
         raw = procfs.read_file(str(self._path), 1 << 22) or b""
-        for line in reversed(raw.splitlines()):  # of two names for a number the first one holds
+        for line in reversed(raw.split(b"\n")):  # of two names for a number the first one holds
             parts = line.split(b":")
             with suppress(ValueError, IndexError):
                 yield int(parts[2]), procfs.text(parts[0])

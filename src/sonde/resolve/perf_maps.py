@@ -90,9 +90,11 @@ class PerfMaps:
         fd = procfs.open_regular(path)
         if fd is None:
             return False
+        found = None
         try:
-            found = os.fstat(fd)
-            if found.st_uid not in owner.uids:
+            with suppress(OSError):
+                found = os.fstat(fd)
+            if found is None or found.st_uid not in owner.uids:
                 self._counters.perf_maps_refused += 1
                 return False
             if found.st_ino != known.inode or found.st_size < known.names.offset:

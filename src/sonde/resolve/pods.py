@@ -2,7 +2,9 @@
 """Pods of this node, from the kubelet's own read-only answer to GET /pods.
 
 Off unless an address is configured. Asked in a thread of its own and only when a pod turns up that
-is not known, so that neither a slow kubelet nor one that is gone holds anything up.
+is not known, so that neither a slow kubelet nor one that is gone holds anything up. The token goes
+to the configured address alone, and never in the clear beyond this machine; what an answer may cost
+is bounded before it is parsed.
 """
 
 from __future__ import annotations
@@ -11,16 +13,22 @@ import json
 import ssl
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from sonde import http_client
+from sonde.errors import UsageError
 
 MAX_PODS: Final = 4_096
-MAX_ANSWER_BYTES: Final = 64 << 20
+MAX_ANSWER_BYTES: Final = 32 << 20
+MAX_VALUES: Final = 1_000_000
+"""Objects, lists and elements of an answer: each costs some 100 bytes once it is parsed."""
 MAX_LABELS_BYTES: Final = 4_096
+MAX_NAME: Final = 253
+"""Of a Kubernetes object."""
 GAP_S: Final = 1.0
 """Between two questions."""
 GIVE_UP_S: Final = 30.0
@@ -49,7 +57,12 @@ def parse(answer: bytes) -> dict[str, Pod]:
 
     Raises ValueError for what is no PodList.
     """
-    document = json.loads(answer)
+    if sum(map(answer.count, (b"{", b"[", b","))) > MAX_VALUES:
+        raise ValueError("the answer has too many values")
+    try:
+        document = json.loads(answer)
+    except RecursionError:
+        raise ValueError("the answer is nested too deeply") from None
     items = document.get("items") if isinstance(document, dict) else None
     if not isinstance(items, list):
         raise ValueError("no list of pods")
@@ -57,17 +70,17 @@ def parse(answer: bytes) -> dict[str, Pod]:
     for item in items[:MAX_PODS]:
         meta = item.get("metadata") or {} if isinstance(item, dict) else {}
         uid = meta.get("uid")
-        if not isinstance(uid, str):
+        if not isinstance(uid, str) or len(uid) > MAX_NAME:
             continue
         status = item.get("status") or {}
         labels = json.dumps(meta.get("labels") or {}, sort_keys=True)
         pod = Pod(
             uid=uid,
-            name=str(meta.get("name", "")),
-            namespace=str(meta.get("namespace", "")),
+            name=_name(meta.get("name")),
+            namespace=_name(meta.get("namespace")),
             labels=labels if len(labels) <= MAX_LABELS_BYTES else "",
             containers={
-                str(container.get("containerID", "")).rpartition("://")[2]: container["name"]
+                _name(container.get("containerID")).rpartition("://")[2]: _name(container["name"])
                 for kind in STATUSES
                 for container in status.get(kind) or ()
                 if container.get("containerID") and container.get("name")
@@ -75,9 +88,20 @@ def parse(answer: bytes) -> dict[str, Pod]:
         )
         pods[uid] = pod
         config_hash = (meta.get("annotations") or {}).get(CONFIG_HASH)
-        if isinstance(config_hash, str):
+        if isinstance(config_hash, str) and len(config_hash) <= MAX_NAME:
             pods[config_hash] = pod
     return pods
+
+
+def _name(value: Any) -> str:
+    return value[:MAX_NAME] if isinstance(value, str) else ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Pods:
@@ -86,10 +110,23 @@ class Pods:
     def __init__(
         self, url: str, token_file: Path | None = None, ca_file: Path | None = None
     ) -> None:
+        """Raises UsageError for an address that a token must not be sent to."""
+        try:
+            parts = http_client.split_url(url)
+        except ValueError as error:
+            raise UsageError(
+                f"kubelet is {http_client.shown(url)!r}: {error}",
+                "give its address: https://127.0.0.1:10250",
+            ) from error
+        if token_file and parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+            raise UsageError(
+                f"the kubelet's token would go to {http_client.shown(url)} in the clear",
+                "use https, or leave kubelet_token_file away",
+            )
         self._url = url.rstrip("/") + "/pods"
         self._token_file = token_file
         self._tls: ssl.SSLContext | None = None
-        if url.startswith("https:"):
+        if parts.scheme == "https":
             self._tls = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
         self._pods: dict[str, Pod] = {}
         self._wanted: dict[str, float] = {}
@@ -154,12 +191,18 @@ class Pods:
                 self._lock.wait_for(lambda: self._closed, GAP_S)
 
     def _fetch(self) -> bytes:
-        request = urllib.request.Request(self._url)
+        headers = {}
         if self._token_file is not None:
             token = self._token_file.read_text().strip()  # renewed by the kubelet every hour
-            request.add_header("Authorization", f"Bearer {token}")
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=self._tls) as answer:
-            raw: bytes = answer.read(MAX_ANSWER_BYTES + 1)
-        if len(raw) > MAX_ANSWER_BYTES:
-            raise ValueError("the answer is too long")
-        return raw
+            headers["Authorization"] = f"Bearer {token}"
+        answer = http_client.request(
+            "GET",
+            self._url,
+            headers=headers,
+            deadline_s=TIMEOUT_S,
+            max_bytes=MAX_ANSWER_BYTES,
+            tls=self._tls,
+        )
+        if answer.status != 200:
+            raise ValueError(f"HTTP status {answer.status}")
+        return answer.body

@@ -26,6 +26,8 @@ SWEEP_NS: Final = 60_000_000_000
 MAX_PROCESSES: Final = 16_384
 STEP_KEEPER: Final = "slurmstepd"
 MAX_SEEN_FILES: Final = 65_536
+MAX_MAPPINGS_HELD: Final = 262_144
+"""Of all processes together: some 100 MB. A thousand common ones hold 50,000."""
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are asked about."""
 _MANY_GONE: Final = 8
@@ -75,14 +77,13 @@ class ProcessTable:
         for pid in self._live.keys() - set(pids):
             self._retire(self._live[pid], time.monotonic_ns())
         eager = _EAGER_MAPS
-        for pid in pids:
+        for pid, found in zip(pids, procfs.read_stats(pids), strict=True):
             known = self._live.get(pid)
-            found = procfs.read_stat(pid)
             if found is None or (known is not None and known.start_ns == found.start_ns):
                 continue
             process = self._from_proc(pid, found)
             if eager and process.exe:
-                process.space()
+                process.image.read_ahead()
                 eager -= 1
 
     def resync(self) -> None:
@@ -149,9 +150,33 @@ class ProcessTable:
         for process in gone:
             if there is None or process.pid in there:
                 self._return_if_alive(process)
+        self._bound_mappings()
         if now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
+
+    def _bound_mappings(self) -> None:
+        """Hold no more mappings than MAX_MAPPINGS_HELD: the process with most of them loses its
+        own, and what it runs stays unnamed until it executes something."""
+        held = 0
+        for process in self._live.values():
+            image = process.image
+            if image.left_out:
+                self._count_left_out(image)
+            held += image.size
+        if held <= MAX_MAPPINGS_HELD:
+            return
+        for process in sorted(self._live.values(), key=lambda it: it.image.size, reverse=True):
+            if held <= MAX_MAPPINGS_HELD:
+                break
+            held -= process.image.size
+            self.counters.mappings_left_out += process.image.size
+            process.image = Image(process.pid, "exec")
+            process.forget_frames()
+
+    def _count_left_out(self, image: Image) -> None:
+        self.counters.mappings_left_out += image.left_out
+        image.left_out = 0
 
     def _sweep(self, now_ns: int) -> None:
         for pid in self._live.keys() - set(procfs.pids()):
@@ -174,8 +199,7 @@ class ProcessTable:
         image = process.image
         image.add(event)
         if image.left_out:
-            self.counters.mappings_left_out += image.left_out
-            image.left_out = 0
+            self._count_left_out(image)
         file = (event[7], event[8], event[9])
         if file[2] and file not in self._seen_files:
             if len(self._seen_files) >= MAX_SEEN_FILES:

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
+import selectors
 import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from sonde import interpreter
 from sonde.procfs import printable
 from sonde.resolve.seen_files import SeenFiles
 
-READER: Final = (sys.executable, "-m", "sonde.resolve.line_reader")
+READER: Final = interpreter.command("sonde.resolve.line_reader")
 FILE_S: Final = 20.0
 """For one file; one that takes longer has no lines."""
 ALL_S: Final = 60.0
@@ -68,7 +69,7 @@ def look_up(
                 places = _ask(process, path, offsets, left_s)
                 if places is None:
                     found.failed += 1
-                    if process.poll() is not None:
+                    if process.poll() is not None or _is_given_up(process):
                         break
                     continue
                 known = zip(offsets, places, strict=False)
@@ -88,37 +89,53 @@ def _told(places: list[list[str | int]]) -> list[Place]:
 
 
 def _ask(
-    process: subprocess.Popen[str], path: Path, offsets: Sequence[int], left_s: float
+    process: subprocess.Popen[bytes], path: Path, offsets: Sequence[int], left_s: float
 ) -> list[list[list[str | int]]] | None:
     """None where there is no answer; the process is then ended, unless it gave a reason."""
-    if process.stdin is None or process.stdout is None:
-        return None
-    watchdog = threading.Timer(left_s, process.kill)
-    watchdog.start()
     answer = {}
     with suppress(OSError, ValueError):
-        process.stdin.write(json.dumps({"path": str(path), "offsets": offsets}) + "\n")
-        process.stdin.flush()
-        answer = json.loads(process.stdout.readline())
-    watchdog.cancel()
+        request = json.dumps({"path": str(path), "offsets": offsets})
+        answer = json.loads(_exchange(process, f"{request}\n".encode(), left_s))
     if not answer:
-        process.kill()
-        process.wait()
+        interpreter.give_up(process)
     places: list[list[list[str | int]]] | None = answer.get("places")
     return places
 
 
+def _is_given_up(process: subprocess.Popen[bytes]) -> bool:
+    return process.stdin is not None and process.stdin.closed
+
+
+def _exchange(process: subprocess.Popen[bytes], request: bytes, left_s: float) -> bytes:
+    """A line of answer. Never waits in a read or write: a killed child may keep its ends open."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    to, answers = process.stdin.fileno(), process.stdout.fileno()
+    os.set_blocking(to, False)
+    until_s = time.monotonic() + left_s
+    answer = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(answers, selectors.EVENT_READ)
+        selector.register(to, selectors.EVENT_WRITE)
+        while not answer.endswith(b"\n"):
+            ready = {key.fd for key, _ in selector.select(max(0.0, until_s - time.monotonic()))}
+            if answers in ready:
+                if not (more := os.read(answers, 65536)):
+                    return b""
+                answer += more
+            elif to in ready:
+                request = request[os.write(to, request) :]
+                if not request:
+                    selector.unregister(to)
+            else:
+                return b""
+    return bytes(answer)
+
+
 @contextmanager
-def _started(reader: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        list(reader),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+def _started(reader: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    process = interpreter.start(reader)
     try:
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        interpreter.give_up(process)

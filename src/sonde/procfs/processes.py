@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc says about a process that is still there. Everything may vanish at any time: None."""
+"""Which processes there are, and what /proc says of one. It may vanish at any time: None."""
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sonde.procfs.broker import BROKER
+from sonde.procfs.files import printable, read_file, read_link, text
+
 START_UNIT_NS: Final = 10_000_000
 """Starts of processes are cut to this, the unit in which /proc tells them."""
-MAX_MAPS_BYTES: Final = 16 << 20
-"""Read of one /proc/PID/maps."""
 MAX_PARENTS: Final = 64
 """Followed of one process."""
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -47,40 +47,6 @@ class Owner:
     """Pid namespaces from ours down to its own; 1: they are the same."""
 
 
-def read_file(path: str, limit: int = 1 << 16) -> bytes | None:
-    """A file's content, cut at `limit` bytes; None where it cannot be read."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    pieces = []
-    try:
-        while limit > 0:
-            piece = os.read(fd, min(limit, 1 << 18))
-            if not piece:
-                break
-            pieces.append(piece)
-            limit -= len(piece)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return b"".join(pieces)
-
-
-def text(raw: bytes) -> str:
-    """A name that the kernel or a process gave, printable whatever it holds."""
-    shown = raw.decode("utf-8", "replace")
-    return shown if shown.isprintable() else "".join(c if c.isprintable() else "?" for c in shown)
-
-
-def printable(name: str) -> str:
-    """The same for a name decoded as file names are."""
-    if name.isascii() and name.isprintable():
-        return name
-    return text(name.encode("utf-8", "surrogateescape"))
-
-
 def pids() -> list[int]:
     """Every process that /proc shows."""
     try:
@@ -91,7 +57,15 @@ def pids() -> list[int]:
 
 def read_stat(pid: int, tid: int = 0) -> Stat | None:
     """The basics of a process, or of one of its threads; None where it is gone."""
-    raw = read_file(f"/proc/{pid}/task/{tid}/stat" if tid else f"/proc/{pid}/stat")
+    return _stat(read_file(f"/proc/{pid}/task/{tid}/stat" if tid else f"/proc/{pid}/stat"))
+
+
+def read_stats(pids: Sequence[int]) -> list[Stat | None]:
+    """The basics of many processes, which costs much less than one after the other."""
+    return [_stat(raw) for raw in BROKER.each(pids, [f"/proc/{pid}/stat" for pid in pids], 4096)]
+
+
+def _stat(raw: bytes | None) -> Stat | None:
     # The name may hold anything, parentheses too.
     before, parenthesis, after = (raw or b"").rpartition(b") ")
     fields = after.split()
@@ -128,8 +102,9 @@ def family(roots: Iterable[int]) -> set[int]:
     """These processes and all that descend from them now."""
     waiting = list(roots)
     children: dict[int, list[int]] = {}
-    for pid in pids() if waiting else ():
-        if (stat := read_stat(pid)) is not None:
+    there = pids() if waiting else []
+    for pid, stat in zip(there, read_stats(there), strict=True):
+        if stat is not None:
             children.setdefault(stat.ppid, []).append(pid)
     found: set[int] = set()
     while waiting:
@@ -149,15 +124,10 @@ def read_comm(pid: int, tid: int) -> str | None:
 def read_exe(pid: int) -> str:
     """File name of the executable; '' for kernel threads and what may not be looked at."""
     try:
-        path = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115
+        path = read_link(f"/proc/{pid}/exe")
     except OSError:
         return ""
     return printable(path.removesuffix(" (deleted)").rpartition("/")[2])
-
-
-def read_maps(pid: int) -> bytes | None:
-    """The text of /proc/PID/maps; b'' for kernel threads."""
-    return read_file(f"/proc/{pid}/maps", MAX_MAPS_BYTES)
 
 
 def read_owner(pid: int) -> Owner | None:
@@ -188,24 +158,3 @@ def has_threads(pid: int) -> bool:
         return False
     states = (read_stat(pid, int(tid)) for tid in tids[:64])
     return any(found and found.state not in "ZXx" for found in states)
-
-
-def open_regular(path: str) -> int | None:
-    """A descriptor of the plain file at `path`, which others may have put there; None otherwise.
-
-    What it is is asked before it is opened: opening a pipe can block, and opening a device can set
-    something off. The last component must not be a symbolic link, except one of /proc's own.
-    """
-    own_link = "/map_files/" in path
-    try:
-        handle = os.open(path, os.O_PATH | os.O_CLOEXEC | (0 if own_link else os.O_NOFOLLOW))
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return None
-        return os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    finally:
-        os.close(handle)

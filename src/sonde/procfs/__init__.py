@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What /proc says about a process that is still there. Everything may vanish at any time: None."""
+
+from sonde.procfs.broker import BROKER, Broker, Hung
+from sonde.procfs.files import (
+    Opened,
+    identity_of,
+    open_memory,
+    open_regular,
+    open_stable,
+    printable,
+    read_file,
+    read_inode,
+    read_lines,
+    read_link,
+    text,
+)
+from sonde.procfs.held import HeldFile
+from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
+from sonde.procfs.processes import (
+    MAX_PARENTS,
+    START_UNIT_NS,
+    Owner,
+    Stat,
+    descends,
+    family,
+    has_threads,
+    parents,
+    pids,
+    read_comm,
+    read_exe,
+    read_owner,
+    read_stat,
+    read_stats,
+)
+
+__all__ = [
+    "BROKER",
+    "MAX_MAPS_BYTES",
+    "MAX_PARENTS",
+    "START_UNIT_NS",
+    "Broker",
+    "HeldFile",
+    "Hung",
+    "MapsReader",
+    "Opened",
+    "Owner",
+    "Stat",
+    "descends",
+    "family",
+    "has_threads",
+    "identity_of",
+    "open_memory",
+    "open_regular",
+    "open_stable",
+    "parents",
+    "pids",
+    "printable",
+    "read_comm",
+    "read_exe",
+    "read_file",
+    "read_inode",
+    "read_lines",
+    "read_link",
+    "read_maps",
+    "read_owner",
+    "read_stat",
+    "read_stats",
+    "text",
+]

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the path of a control group says of the processes in it.
+
+Sources: the runtimes' own naming, for both of their drivers (cgroupfs and systemd):
+
+    docker       /docker/ID                       /system.slice/docker-ID.scope
+    containerd   /k8s.io/ID, /default/ID          …/cri-containerd-ID.scope, …/cri-containerd:ID
+    CRI-O        …/crio-ID                        …/crio-ID.scope
+    podman       /libpod_parent/libpod-ID         …/libpod-ID.scope, with /container below it
+    kubelet      /kubepods/burstable/podUID/ID    …/kubepods-burstable-podU_I_D.slice/…
+    Slurm        /slurm/uid_U/job_J/step_S/task_T /system.slice/slurmstepd.scope/job_J/step_S/user/…
+    LXC, Incus   /lxc/NAME                        /lxc.payload.NAME
+    systemd      /system.slice/NAME.service       /user.slice/user-U.slice/session-N.scope
+
+A path is read from its top, component by component, down to the border of what root's services
+named: the first service or scope, the first container, the step of a Slurm job, or the first name
+that none of them gives. Below that border a user, a service or a container makes groups of any
+name, so nothing there says whose a process is. A container further down (docker in docker, kind,
+rootless podman) is kept as `inner_container`: the word of those who run there.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+from urllib.parse import unquote
+
+MAX_PATH: Final = 256
+"""Of a path that is kept: what lies deeper is cut, like in the kernel's own notes."""
+_MAX_READ: Final = 1024
+"""Of a path that is read; the border is never so deep."""
+
+_ID = r"(?P<id>[0-9a-f]{64}|[0-9a-f]{32}-[0-9]{5,20})"
+"""64 hex digits; AWS ECS names its containers by task and number."""
+_CONTAINERS = tuple(
+    (runtime, re.compile(pattern))
+    for runtime, pattern in (
+        ("docker", rf"^docker-{_ID}\.scope$"),
+        ("containerd", rf"^(?:cri-containerd|nerdctl)-{_ID}\.scope$"),
+        ("containerd", rf"^[^/]*:(?:cri-containerd|nerdctl):{_ID}$"),
+        ("crio", rf"^[^/]*:crio:{_ID}$"),
+        ("crio", rf"^crio-{_ID}(?:\.scope)?$"),
+        ("podman", rf"^libpod-(?:payload-)?{_ID}(?:\.scope)?$"),
+        ("container", rf"^[A-Za-z0-9_.]+-{_ID}\.scope$"),
+        ("container", rf"^{_ID}$"),
+    )
+)
+_CONMON = re.compile(r"^(?:libpod|crio)-conmon-[0-9a-f]{64}")
+"""The runtime's own keeper beside a container is not in it."""
+_PARENTS = {
+    "docker": ("docker", 1),
+    "buildkit": ("docker", 1),
+    "k8s.io": ("containerd", 1),
+    "default": ("containerd", 1),
+    "moby": ("container", 1),
+    "libpod_parent": ("podman", 2),
+    "garden": ("container", 1),
+    "actions_job": ("container", 1),
+    "ecs": ("container", 3),
+}
+"""Groups of daemons that run as root: the runtime, and how far below its containers may be."""
+_LXC_PARENTS = ("lxc", "lxc.payload")
+_RUNTIME_SERVICES = re.compile(
+    r"^(?:snap\.[a-z0-9-]+\.(?:daemon-)?)?"
+    r"(?:containerd|crio|cri-o|docker|dockerd|k3s|k3s-agent|kubelet|rke2-agent|rke2-server)\.service$"
+)
+"""Services below which a runtime makes groups where its driver is not the manager's own."""
+_POD = re.compile(
+    r"^(?P<above>(?:[a-z]+-)*kubepods(?:-[a-z]+)*-)?"
+    r"pod(?P<uid>[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}"
+    r"[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?P<slice>\.slice(?::.*)?)?$"
+)
+_KUBEPODS = re.compile(r"^(?:[a-z0-9]+-)*kubepods$")
+_QOS = ("besteffort", "burstable", "guaranteed")
+_SLURM = re.compile(r"^slurm(?:_[^/]*)?$|^(?:[^/]*_)?slurmstepd\.scope$")
+_SLURM_USER = re.compile(r"^uid_[0-9]+$")
+_JOB = re.compile(r"^job_(?P<job>[0-9]+)$")
+_STEP = re.compile(r"^step_(?P<step>[0-9]+|batch|extern|interactive)(?:_[0-9]+)?$")
+_UNIT = re.compile(r"\.(?:service|scope|socket|mount|swap)$")
+_MACHINE = re.compile(r"^machine-(?P<name>.+)\.scope$")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one path says."""
+
+    path: str
+    runtime: str = ""
+    container: str = ""
+    pod_uid: str = ""
+    job: str = ""
+    step: str = ""
+    unit: str = ""
+    """The first service or scope, readable."""
+    units: tuple[str, ...] = ()
+    """The manager's slices and that service or scope, outermost first, as the path has them."""
+    inner_container: str = ""
+    """The innermost one below the border, by the word of those who run there."""
+    is_delegated: bool = False
+    """The path goes on below the border."""
+
+    @property
+    def tells(self) -> int:
+        """How much: a path of a container or a job tells more than that of a unit."""
+        return (
+            4 * bool(self.container or self.job)
+            + 2 * bool(self.pod_uid)
+            + bool(self.unit)
+            + bool(self.path.strip("/"))
+        )
+
+
+def place_of(path: str) -> Place:
+    """Read a path under the root of its hierarchy. Any text is a path; nothing is raised."""
+    return _place_of(path[:_MAX_READ])
+
+
+@lru_cache(maxsize=4096)
+def _place_of(path: str) -> Place:
+    return _Walk([part for part in path.split("/") if part]).place(path[:MAX_PATH])
+
+
+class _Walk:
+    """Goes down a path; `_at` is the first component that is not read yet."""
+
+    def __init__(self, parts: list[str]) -> None:
+        self._parts = parts
+        self._at = 0
+        self._units: list[str] = []
+        self._unit = self._pod = self._job = self._step = ""
+        self._container = ("", "")
+
+    def place(self, path: str) -> Place:
+        self._to_the_border()
+        return Place(
+            path,
+            *self._container,
+            self._pod,
+            self._job,
+            self._step,
+            _readable(self._unit),
+            tuple(self._units),
+            self._inner_container(),
+            self._at < len(self._parts),
+        )
+
+    def _next(self) -> str:
+        return self._parts[self._at] if self._at < len(self._parts) else ""
+
+    def _to_the_border(self) -> None:
+        while self._next() == "..":  # seen from within a control group namespace
+            self._at += 1
+        is_beside = self._at > 0
+        self._slices()
+        part = self._next()
+        if self._pod:
+            self._border()
+        elif _SLURM.match(part):
+            self._slurm()
+        elif part in _PARENTS:
+            self._in_parent(*_PARENTS[part])
+        elif part in _LXC_PARENTS:
+            self._at += 1
+            if name := self._next():
+                self._container = "lxc", name
+                self._at += 1
+        elif not self._kubepods(is_beside):
+            self._border()
+
+    def _slices(self) -> None:
+        """The manager's slices, those of a pod among them, and the services of runtimes."""
+        while part := self._next():
+            is_runtime = not self._unit and _RUNTIME_SERVICES.match(part)
+            if not (part.endswith(".slice") or is_runtime):
+                return
+            self._note_unit(part)
+            self._at += 1
+            if (found := _POD.match(part)) and found["above"]:
+                self._pod = _dashed(found["uid"])
+                return
+
+    def _kubepods(self, is_beside: bool) -> bool:
+        """The groups of a kubelet with the driver cgroupfs."""
+        parts, at = self._parts, self._at
+        if self._next() == "kubelet":  # its own --cgroup-root
+            at += 1
+        if at < len(parts) and _KUBEPODS.match(parts[at]):
+            at += 1
+        elif not is_beside or at > self._at:
+            return False
+        if at < len(parts) and parts[at] in _QOS:
+            at += 1
+        found = _POD.match(parts[at]) if at < len(parts) else None
+        if found is None or found["slice"]:
+            return False
+        self._pod = _dashed(found["uid"])
+        self._at = at + 1
+        self._border()
+        return True
+
+    def _slurm(self) -> None:
+        if _UNIT.search(self._next()):
+            self._note_unit(self._next())
+        self._at += 1
+        if _SLURM_USER.match(self._next()):
+            self._at += 1
+        if found := _JOB.match(self._next()):
+            self._job = found["job"]
+            self._at += 1
+            if found := _STEP.match(self._next()):
+                self._step = found["step"]
+                self._at += 1
+
+    def _in_parent(self, runtime: str, depth: int) -> None:
+        self._at += 1
+        for number in range(self._at, min(self._at + depth, len(self._parts))):
+            if found := self._container_at(number):
+                self._container = (found[0] if found[0] != "container" else runtime), found[1]
+                self._at = number + 1
+                return
+
+    def _border(self) -> None:
+        """One component more: the service, scope or container that all below belongs to."""
+        part = self._next()
+        if not part:
+            return
+        if _UNIT.search(part):
+            self._note_unit(part)
+        if not self._pod and (found := _POD.match(part)) and found["slice"] and found["above"]:
+            self._pod = _dashed(found["uid"])  # SLICE:RUNTIME:ID
+        self._container = self._container_at(self._at) or ("", "")
+        if self._container[0] == "container" and self._pod:
+            # Under a pod, a bare id is what containerd and docker alike write; say no more.
+            self._container = "containerd", self._container[1]
+        self._at += 1
+
+    def _note_unit(self, part: str) -> None:
+        if self._unit:
+            return  # a runtime's service: what it makes below is a container's
+        self._units.append(part)
+        if not part.endswith(".slice"):
+            self._unit = part
+
+    def _container_at(self, number: int) -> tuple[str, str] | None:
+        part = self._parts[number]
+        if _CONMON.match(part):
+            return None
+        for runtime, pattern in _CONTAINERS:
+            if found := pattern.match(part):
+                return runtime, found["id"]
+        if part.startswith("lxc.payload."):
+            return "lxc", part.removeprefix("lxc.payload.")
+        if found := _MACHINE.match(part):
+            return "nspawn", _readable(found["name"])
+        return None
+
+    def _inner_container(self) -> str:
+        for number in range(len(self._parts) - 1, self._at - 1, -1):
+            if found := self._container_at(number):
+                return found[1]
+        return ""
+
+
+def _dashed(uid: str) -> str:
+    """A pod's uid as the API has it: systemd takes no dashes, static pods have none at all."""
+    return uid.replace("_", "-")
+
+
+def _readable(unit: str) -> str:
+    r"""systemd escapes bytes as \x2d."""
+    if "\\x" not in unit:
+        return unit
+    return unquote(unit.replace("%", "%25").replace("\\x", "%"), errors="replace")

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of /proc, and files that others put in our way: read and opened so that nothing happens.
+
+Opening is not harmless: a pipe blocks, a device starts something, and a terminal becomes that of a
+daemon without one, whose hang-up then ends it. So a path that somebody else has a hand in is first
+held by O_PATH, which opens nothing; what it leads to is checked on that handle, and the very same
+file is then opened through the handle.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from sonde.procfs.broker import BROKER
+
+QUIETLY: Final = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+"""For every opening of what others may have made."""
+
+_OF_PROCESS: Final = re.compile(r"/proc/([0-9]+)/(.*)", re.DOTALL)
+_MAX_LINES_BYTES: Final = 4 << 20
+_FREE: Final = frozenset({"cgroup", "comm", "limits", "mountinfo", "statm", "status"})
+"""Files of /proc/PID that take none of the locks that the process can hold for long
+(signal->exec_update_lock, mmap_lock)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A file, or a copy of it."""
+
+    fd: int
+    which: tuple[int, int, int, int, int]
+    """The file: device, inode, size, times of change of content and inode."""
+    is_copy: bool
+    is_strange: bool
+    """Mappings of it show another device than stat() does (btrfs, overlayfs)."""
+
+
+def whose(path: str) -> int | None:
+    """The process that may make readers of a path wait; None: none in particular, or ourselves."""
+    match = _OF_PROCESS.match(path)
+    return None if match is None or int(match[1]) == os.getpid() else int(match[1])
+
+
+def _is_free(path: str) -> bool:
+    return path.rpartition("/")[2] in _FREE
+
+
+def read_file(path: str, limit: int = 1 << 16) -> bytes | None:
+    """A file's content, cut at `limit` bytes; None where it cannot be read (in time)."""
+    pid = whose(path)
+    if pid is not None and not _is_free(path):
+        try:
+            content: bytes = BROKER.ask(pid, ("read", path, limit))
+        except OSError:
+            return None
+        return content
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    pieces = []
+    try:
+        while limit > 0:
+            piece = os.read(fd, min(limit, 1 << 18))
+            if not piece:
+                break
+            pieces.append(piece)
+            limit -= len(piece)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(pieces)
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[str]:
+    """Lines of a file of /proc, of a process its first 4 MiB at most. Raises OSError.
+
+    Only a line feed ends one. The kernel lets names of threads and control groups hold every other
+    character at which splitlines() and files opened as text begin a line: a carriage return there
+    would forge a field.
+    """
+    path = os.fspath(path)
+    pid = whose(path)
+    if pid is not None and not _is_free(path):
+        raw: bytes = BROKER.ask(pid, ("read", path, _MAX_LINES_BYTES))
+    else:
+        with open(path, "rb") as file:  # noqa: PTH123
+            raw = file.read()
+    return raw.decode("utf-8", "replace").split("\n")
+
+
+def _for_child(path: str) -> str:
+    """A path that leads the child to where it leads us."""
+    return path.replace("/proc/self/", f"/proc/{os.getpid()}/", 1) if path[:6] == "/proc/" else path
+
+
+def read_link(path: str) -> str:
+    """Where a link of /proc/PID leads to. Raises OSError."""
+    pid = whose(path)
+    if pid is None:
+        return os.readlink(path)  # noqa: PTH115
+    return os.fsdecode(BROKER.ask(pid, ("link", path)))
+
+
+def read_inode(path: str) -> int:
+    """Inode of what a link of /proc/PID leads to. Raises OSError."""
+    pid = whose(path)
+    if pid is None:
+        return os.stat(path).st_ino  # noqa: PTH116
+    inode: int = BROKER.ask(pid, ("inode", path))
+    return inode
+
+
+def identity_of(path: str, who: int | None) -> tuple[int, int, int]:
+    """Device, inode and user of the file that a path of others leads to. Raises OSError.
+
+    `who`: the process that chose the path.
+    """
+    device, inode, user = BROKER.ask_of_file(who, ("which", _for_child(path)))
+    return device, inode, user
+
+
+def text(raw: bytes) -> str:
+    """A name that the kernel or a process gave, printable whatever it holds."""
+    shown = raw.decode("utf-8", "replace")
+    return shown if shown.isprintable() else "".join(c if c.isprintable() else "?" for c in shown)
+
+
+def printable(name: str) -> str:
+    """The same for a name decoded as file names are."""
+    if name.isascii() and name.isprintable():
+        return name
+    return text(name.encode("utf-8", "surrogateescape"))
+
+
+def open_regular(path: str, *, follow: bool = False, who: int | None = None) -> int | None:
+    """A descriptor of the regular file at `path`, which others may have put there; None otherwise,
+    and where somebody can make its readers wait (`serve.py` says where that is).
+
+    The last component must not be a symbolic link, except one of /proc's own, unless `follow`.
+    `who`: the process that chose the path, where that does not begin with /proc/PID.
+    """
+    found = open_stable(path, follow=follow, may_copy=False, who=who)
+    return None if found is None else found.fd
+
+
+def open_stable(
+    path: str,
+    *,
+    follow: bool = False,
+    may_copy: bool = True,
+    inode: int = 0,
+    who: int | None = None,
+) -> Opened | None:
+    """The same; as a copy in memory where reading the file itself could wait. `inode`: that of the
+    file unless 0."""
+    pid = whose(path) or who
+    follow = follow or "/map_files/" in path
+    asked = ("open", _for_child(path), follow, pid or os.getpid(), inode, may_copy)
+    try:
+        (is_copy, which, is_strange), fd = BROKER.open(pid, (*asked, False), (*asked, True))
+    except (OSError, ValueError):
+        return None
+    return Opened(fd, which, is_copy, is_strange)
+
+
+def open_memory(path: str, size: int) -> int | None:
+    """A descriptor, for reading and writing, of the memory of memfd_create() that `path`, a link
+    of /proc, leads to; None where it leads to anything else, or to memory of another size.
+
+    Raises OSError where it may not be opened, or is gone.
+    """
+    try:
+        _, fd = BROKER.open(whose(path), ("memory", _for_child(path), _memory_device(), size))
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None
+        raise
+    return fd
+
+
+def reopen(handle: int, flags: int) -> int:
+    """The file held by an O_PATH descriptor, opened. Raises OSError."""
+    return os.open(f"/proc/self/fd/{handle}", flags | QUIETLY)
+
+
+def _memory_device() -> int:
+    """The device of the kernel's own mount for such memory: no user's file lies there."""
+    fd = os.memfd_create("sonde-device", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child that reads and opens for `procfs.broker`, one request after the other.
+
+Run by its path, without its package: it starts sooner. Standard input is a socket. A request and an
+answer are a length (4 bytes) and a marshalled tuple; an answer is (errno, content), and one that
+brings a descriptor has it attached (SCM_RIGHTS).
+
+Which files are handed out as they are: those that nobody but root can make wait. Of the file
+systems that an unprivileged user can mount (in a user namespace of his own), two wait for somebody:
+FUSE for its server, overlayfs for the file systems below it, which may be FUSE. So a file on any
+other type is handed out, one on overlayfs where the first process's mount namespace has that very
+mount's file system (container runtimes mount there), and of the rest a copy in memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import marshal
+import os
+import select
+import socket
+import stat
+import struct
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CONTROL = 0
+OPENING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+OVERLAY_MAGIC, BTRFS_MAGIC = 0x794C7630, 0x9123683E
+WAITING = {
+    0x65735546,  # FUSE waits for its server …
+    # … and files of the kernel's own, which anybody can mount in the place of another, for locks.
+    *(0x9FA0, 0x62656572, 0x27E0EB, 0x63677270, 0x64626720, 0x74726163, 0x73636673, 0xCAFE4A11),
+    *(0x42494E4D, 0xDE5E81E4, 0x62656570, 0x6165676C, 0xF97CFF8C, 0x0187, 0x6C6F6F70, 0x19800202),
+}
+"""f_type (statfs(2)) of fuse, proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs, bpf,
+binfmt_misc, efivarfs, configfs, pstore, selinuxfs, autofs, binder, mqueue."""
+SURE = {b"ext2", b"ext3", b"ext4", b"xfs", b"btrfs", b"f2fs", b"tmpfs", b"ramfs", b"rootfs"}
+SURE |= {b"squashfs", b"erofs", b"iso9660", b"vfat", b"zfs", b"devtmpfs"}
+"""Types of local file systems that wait for nobody, where the first process has them mounted."""
+MAX_COPY_BYTES = 64 << 20
+"""Of a file that is copied; a longer one is refused."""
+MAX_MOUNTS_BYTES = 4 << 20
+LINE_BYTES = 64 << 10
+LENGTH = struct.Struct("<I")
+
+
+class Mounts:
+    """Devices of the file systems that the first process's mount namespace has, by type."""
+
+    def __init__(self) -> None:
+        self.file: int | None = None
+        for pid in ("1", "self"):
+            try:
+                self.file = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+                break
+            except OSError:
+                continue
+        self.poll = select.poll()
+        if self.file is not None:
+            self.poll.register(self.file, select.POLLPRI | select.POLLERR)
+        self.known: dict[bytes, bytes] | None = None
+
+    def type_of(self, device: bytes) -> bytes:
+        """b"" of a file system that it does not have."""
+        if self.file is None:
+            return b""
+        if self.known is None or self.poll.poll(0):
+            self.known = {
+                fields[2]: fields[fields.index(b"-") + 1] for fields in lines_of(self.file)
+            }
+        return self.known.get(device, b"")
+
+
+def lines_of(fd: int) -> list[list[bytes]]:
+    os.lseek(fd, 0, os.SEEK_SET)
+    raw = b""
+    while len(raw) < MAX_MOUNTS_BYTES and (piece := os.read(fd, 1 << 18)):
+        raw += piece
+    return [line.split() for line in raw.split(b"\n") if b" - " in line]
+
+
+def file_system(fd: int) -> int:
+    """f_type of statfs(2)."""
+    import ctypes
+
+    buffer = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, buffer):
+        raise OSError(ctypes.get_errno(), "fstatfs")
+    return buffer[0] & 0xFFFFFFFF
+
+
+def device_of(fd: int, pid: int) -> bytes | None:
+    """Device of the file system that an open file lies on, by the process's mounts; else None.
+
+    stat() shows another one on overlayfs, and before Linux 6.8 mappings do.
+    """
+    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:  # noqa: PTH123
+        words = file.read().split()
+    mount = words[words.index(b"mnt_id:") + 1]
+    for who in (pid, "self", 1):
+        try:
+            mounts = os.open(f"/proc/{who}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            for fields in lines_of(mounts):
+                if fields[0] == mount:
+                    return fields[2]
+        finally:
+            os.close(mounts)
+    return None
+
+
+def is_sound(mounts: Mounts, kind: int, fd: int, pid: int) -> bool:
+    """Whether reading it waits for nobody but devices and root's servers."""
+    if kind != OVERLAY_MAGIC:
+        return kind not in WAITING
+    device = device_of(fd, pid)
+    return device is not None and mounts.type_of(device) == b"overlay"
+
+
+def is_surely_sound(mounts: Mounts, handle: int, pid: int) -> bool:
+    """The same of an O_PATH descriptor, told without asking the file system anything."""
+    device = device_of(handle, pid)
+    return device is not None and mounts.type_of(device) in SURE
+
+
+def copy_of(fd: int) -> int:
+    """All of a file in sealed memory."""
+    size = os.fstat(fd).st_size
+    if size > MAX_COPY_BYTES:
+        raise OSError(errno.EFBIG, "too long to be copied")
+    memory = os.memfd_create("sonde-copy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    at = 0
+    try:
+        while at < size and (piece := os.pread(fd, min(1 << 20, size - at), at)):
+            os.write(memory, piece)
+            at += len(piece)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory
+
+
+def open_file(
+    mounts: Mounts, path: str, follow: bool, pid: int, inode: int, may_copy: bool, sure: bool
+) -> tuple[int, bool, tuple[int, int, int, int, int], bool]:
+    """(descriptor, is a copy, which file it is, whether mappings of it show another device).
+    `inode`: what it must be, 0 any; `sure`: only what
+    a mapping leads to and nobody can make wait, not even for being looked at."""
+    flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+    if sure and not path.startswith(f"/proc/{pid}/map_files/"):
+        raise OSError(errno.ETIMEDOUT, "looking it up may wait")
+    handle = os.open(path, flags)
+    try:
+        if sure and not is_surely_sound(mounts, handle, pid):
+            raise OSError(errno.ETIMEDOUT, "it may wait")
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        if inode and found.st_ino != inode:
+            raise OSError(errno.ESTALE, "another file")
+        fd = os.open(f"/proc/self/fd/{handle}", OPENING)
+    finally:
+        os.close(handle)
+    which = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    try:
+        kind = file_system(fd)
+        is_strange = kind in (OVERLAY_MAGIC, BTRFS_MAGIC)
+        if is_sound(mounts, kind, fd, pid):
+            return fd, False, which, is_strange
+        if not may_copy:
+            raise OSError(errno.EXDEV, "somebody else can make reading it wait")
+        memory = copy_of(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return memory, True, which, is_strange
+
+
+def open_memory(path: str, device: int, size: int) -> int:
+    """A memfd's memory, for reading and writing."""
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        found = os.fstat(handle)
+        is_memory = stat.S_ISREG(found.st_mode) and found.st_dev == device
+        if not is_memory or found.st_nlink or found.st_size != size:
+            raise OSError(errno.EINVAL, "no such memory")
+        return os.open(f"/proc/self/fd/{handle}", OPENING & ~os.O_RDONLY | os.O_RDWR)
+    finally:
+        os.close(handle)
+
+
+def read_file(path: str, limit: int) -> bytes:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while limit > 0 and (piece := os.read(fd, min(limit, 1 << 18))):
+            pieces.append(piece)
+            limit -= len(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+class Server:
+    """Files that stay open between requests, and the answers."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.mounts = Mounts()
+        self.held: dict[int, int] = {}
+        self.given: list[int] = []
+        """Descriptors that came with requests."""
+
+    def write(self, pieces: list[tuple[int, bytes]]) -> None:
+        fd = self.given.pop()
+        try:
+            for at, content in pieces:
+                os.pwrite(fd, content, at)
+        finally:
+            os.close(fd)
+
+    def answer(self, number: int, content: Any, fd: int | None = None) -> None:
+        raw = marshal.dumps((number, content))
+        raw = LENGTH.pack(len(raw)) + raw
+        if fd is None:
+            self.link.sendall(raw)
+            return
+        sent = socket.send_fds(self.link, [raw], [fd])
+        os.close(fd)
+        self.link.sendall(raw[sent:])
+
+    def more(self, number: int, limit: int) -> bytes:
+        pieces = []
+        while limit > 0 and (piece := os.read(self.held[number], limit)):
+            pieces.append(piece)
+            limit -= len(piece)
+        return b"".join(pieces)
+
+    def serve(self, request: tuple[Any, ...]) -> None:
+        kind, *rest = request
+        if kind == "read":
+            self.answer(0, read_file(*rest))
+        elif kind == "each":  # an answer for each path: the asker knows where it hangs
+            paths, limit = rest
+            for path in paths:
+                try:
+                    self.answer(0, read_file(path, limit))
+                except OSError as error:
+                    self.answer(error.errno or errno.EIO, None)
+        elif kind == "link":
+            self.answer(0, os.fsencode(os.readlink(*rest)))
+        elif kind == "inode":
+            self.answer(0, os.stat(*rest).st_ino)
+        elif kind == "which":
+            found = os.stat(*rest)
+            self.answer(0, (found.st_dev, found.st_ino, found.st_uid))
+        elif kind == "write":
+            self.write(*rest)
+            self.answer(0, None)
+        elif kind == "open":
+            fd, *known = open_file(self.mounts, *rest)
+            self.answer(0, tuple(known), fd)
+        elif kind == "memory":
+            self.answer(0, None, open_memory(*rest))
+        elif kind == "begin":  # of a file that is read piece by piece
+            number, path = rest
+            self.held[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self.answer(0, None)
+        elif kind == "first":  # most files end with it: then nothing stays open
+            number, path, limit = rest
+            self.held[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            content = self.more(number, limit)
+            is_all = len(content) < limit
+            if is_all:
+                os.close(self.held.pop(number))
+            self.answer(0, (content, is_all))
+        elif kind == "more":
+            self.answer(0, self.more(*rest))
+        elif kind == "at":
+            number, size, at = rest
+            self.answer(0, os.pread(self.held[number], size, at))
+        elif kind == "end":
+            (number,) = rest
+            if number in self.held:
+                os.close(self.held.pop(number))
+
+
+def main() -> None:
+    link = socket.socket(fileno=CONTROL)
+    server = Server(link)
+    server.answer(0, None)
+    buffer = b""
+    while True:
+        while (
+            len(buffer) < LENGTH.size or len(buffer) < LENGTH.size + LENGTH.unpack_from(buffer)[0]
+        ):
+            more, fds, _, _ = socket.recv_fds(link, LINE_BYTES, 1)
+            server.given += fds
+            if not more:
+                return
+            buffer += more
+        (length,) = LENGTH.unpack_from(buffer)
+        request = marshal.loads(buffer[LENGTH.size : LENGTH.size + length])
+        buffer = buffer[LENGTH.size + length :]
+        try:
+            server.serve(request)
+        except OSError as error:
+            if request[0] != "end":
+                server.answer(error.errno or errno.EIO, None)
+        except (KeyError, ValueError, OverflowError):
+            server.answer(errno.EBADF, None)
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        main()
