@@ -16,7 +16,7 @@
 /* Every way in which something observed may fail to reach user space; index into `losses`. */
 enum sonde_loss {
 	LOSS_STACK_MAP_FULL, /* a new stack found no room: counted without its frames */
-	LOSS_COUNT_MAP_FULL, /* a new row found no room: its weight is gone */
+	LOSS_COUNT_MAP_FULL, /* a new row found no room at all: its weight is gone */
 	LOSS_TASK_STORAGE,   /* per-thread state could not be made: an event was not seen */
 	LOSS_RING_FULL,	     /* a span found no room in the ring */
 	LOSS_USER_STACK,     /* the user stack could not be read: kernel frames only */
@@ -25,6 +25,9 @@ enum sonde_loss {
 	LOSS_NOTES_FULL,     /* whose a process or what a control group was went unnoted */
 	LOSS_REQUESTS,	     /* a request to a block device found no room while it was under way */
 	LOSS_MAPPINGS,	     /* a mapping found no room: that it is unmapped goes unseen */
+	LOSS_BY_PROCESS,     /* no row of its own: counted by process, without thread and stack */
+	LOSS_TOGETHER,	     /* not even such a row: counted in one for all that is left */
+	LOSS_SHARE,	     /* beyond what one process or user may take of what all share */
 	LOSS_MAX,
 };
 
@@ -356,6 +359,8 @@ struct flow_value {
 };
 
 /* ---- system calls ---- */
+
+#define SYSCALLS_ALL 0xffffffffu /* number of those of a process that are counted together */
 
 struct syscall_key {
 	__u32 tgid;

@@ -19,6 +19,7 @@
 #define OPERATION 0xff
 
 SWAPPED_ROWS(requests, struct block_key, struct block_value, 4096)
+SPARE_ROWS(requests, struct block_key, struct block_value, 512)
 
 struct in_flight {
 	struct block_key key;
@@ -95,6 +96,7 @@ static __always_inline void end(struct request *rq)
 	const struct block_value zero = {};
 	u64 id = (u64)rq, now = bpf_ktime_get_ns(), all;
 	struct in_flight *f = bpf_map_lookup_elem(&in_flight, &id);
+	const struct block_key rest = {};
 	struct block_key key;
 	struct block_value *v;
 	u64 queue;
@@ -102,7 +104,14 @@ static __always_inline void end(struct request *rq)
 	if (!f)
 		return;
 	key = f->key;
-	v = row_of(&requests, &key, &zero);
+	v = find_row(&requests, &key, &zero);
+	if (!v) { /* by device and operation */
+		key.tgid = 0;
+		key.start_ns = 0;
+		key.cgroup = 0;
+		key.hierarchy = 0;
+		v = spare_row_of(&requests_spare, &key, &zero, &rest);
+	}
 	if (v) {
 		all = now - f->began_ns;
 		queue = f->issued_ns ? f->issued_ns - f->began_ns : 0;

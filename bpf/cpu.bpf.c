@@ -8,6 +8,7 @@
 #include "task.h"
 
 SWAPPED_ROWS(samples, struct cpu_key, struct cpu_value, 8192)
+SPARE_ROWS(samples, struct cpu_key, struct cpu_value, 1024)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -38,6 +39,7 @@ int on_sample(struct bpf_perf_event_data *ctx)
 {
 	const u32 first = 0;
 	const struct cpu_value zero = {};
+	const struct cpu_key rest = {};
 	struct task_struct *task = bpf_get_current_task_btf();
 	u64 pid_tgid = bpf_get_current_pid_tgid();
 	struct cpu_key key = {.tgid = pid_tgid >> 32, .tid = (u32)pid_tgid};
@@ -49,9 +51,14 @@ int on_sample(struct bpf_perf_event_data *ctx)
 	key.start_ns = start_of(task);
 	key.stack_id = stack_of(ctx, w, key.start_ns ^ key.tgid, !in_user_code(ctx),
 				has_user_frames(task), 0);
-	row = row_of(&samples, &key, &zero);
+	row = find_row(&samples, &key, &zero);
+	if (!row) {
+		key.tid = 0;
+		key.stack_id = 0;
+		row = spare_row_of(&samples_spare, &key, &zero, &rest);
+	}
 	if (row)
-		row->count++;
+		__sync_fetch_and_add(&row->count, 1);
 	return 0;
 }
 

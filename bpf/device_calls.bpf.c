@@ -29,6 +29,7 @@ const volatile u64 long_ns = 1000000; /* a call this long always gets a stack an
 const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this rate, per thread */
 
 SWAPPED_ROWS(device_calls, struct call_key, struct call_value, 16384)
+SPARE_ROWS(device_calls, struct call_key, struct call_value, 2048)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -320,11 +321,23 @@ static __always_inline void keep_span(const struct in_call *call, const struct c
 	bpf_ringbuf_submit(span, BPF_RB_NO_WAKEUP);
 }
 
+/* The row of a call, by process where rows ran out. There is none for all the rest: of which function? */
+static __always_inline struct call_value *call_row(struct call_key *key)
+{
+	const struct call_value zero = {};
+	struct call_value *v = find_row(&device_calls, key, &zero);
+
+	if (v)
+		return v;
+	key->tid = 0;
+	key->stack_id = 0;
+	return spare_row_of(&device_calls_spare, key, &zero, key);
+}
+
 static __always_inline int leave(struct pt_regs *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct in_call *call = bpf_task_storage_get(&in_calls, task, 0, 0);
-	const struct call_value zero = {};
 	u64 now = bpf_ktime_get_ns();
 	struct call_key key = {};
 	struct call_value *v;
@@ -355,17 +368,16 @@ static __always_inline int leave(struct pt_regs *ctx)
 		key.stack_id = take_stack(ctx, call, key.tgid);
 	if (span_due(call, now))
 		keep_span(call, &key, now);
-	v = row_of(&device_calls, &key, &zero);
+	v = call_row(&key);
 	if (v) {
-		v->count++;
-		v->nested += call->nested;
-		v->ns += now - from;
-		v->bytes += call->bytes;
-		v->weight_count += weight;
-		v->weight_ns += ns * weight;
-		v->weight_bytes += call->bytes * weight;
-		if (ns > v->max_ns)
-			v->max_ns = ns;
+		ADD_TO(v->count, 1);
+		ADD_TO(v->nested, call->nested);
+		ADD_TO(v->ns, now - from);
+		ADD_TO(v->bytes, call->bytes);
+		ADD_TO(v->weight_count, weight);
+		ADD_TO(v->weight_ns, ns * weight);
+		ADD_TO(v->weight_bytes, call->bytes * weight);
+		RAISE_TO(v->max_ns, ns);
 	}
 	call->entry_sp = 0;
 	return 0;
@@ -415,7 +427,6 @@ SEC("iter/task")
 int on_walk(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
-	const struct call_value zero = {};
 	struct call_key key = {};
 	struct call_value *v;
 	struct in_call *call;
@@ -439,10 +450,10 @@ int on_walk(struct bpf_iter__task *ctx)
 	began = call->began_ns; /* once it is ours, the thread may begin another */
 	if (__sync_val_compare_and_swap(&call->counted_ns, from, now) != from)
 		return 0;
-	v = row_of(&device_calls, &key, &zero);
+	v = call_row(&key);
 	if (!v)
 		return 0;
-	v->ns += now - from;
+	ADD_TO(v->ns, now - from);
 	if (now > began && now - began > v->max_ns)
 		v->max_ns = now - began;
 	return 0;

@@ -28,6 +28,7 @@
 #define TCP_LAST_ACK 9
 
 SWAPPED_ROWS(flows, struct flow_key, struct flow_value, 4096)
+SPARE_ROWS(flows, struct flow_key, struct flow_value, 2048)
 
 /* What has been counted of a socket so far, and whose it is. */
 struct counted {
@@ -81,6 +82,7 @@ static __always_inline void own(struct counted *c, struct task_struct *task)
 static __always_inline void take(struct sock *sk, struct counted *c, bool count, bool closed)
 {
 	const struct flow_value zero = {};
+	const struct flow_key rest = {};
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 	struct counted added = {};
 	struct flow_key key = {};
@@ -112,7 +114,12 @@ static __always_inline void take(struct sock *sk, struct counted *c, bool count,
 	else
 		bpf_core_read(key.address, sizeof(key.address),
 			      &sk->__sk_common.skc_v6_daddr.in6_u.u6_addr32);
-	v = row_of(&flows, &key, &zero);
+	v = find_row(&flows, &key, &zero);
+	if (!v) {
+		key.family = key.port = 0;
+		__builtin_memset(key.address, 0, sizeof(key.address));
+		v = spare_row_of(&flows_spare, &key, &zero, &rest);
+	}
 	if (!v)
 		return;
 	ADD(sent_bytes);

@@ -146,12 +146,21 @@ struct bpf_iter__task_file {
 	struct file *file;
 };
 
+struct user_namespace {
+	struct user_namespace *parent;
+	kuid_t owner;
+};
+
 struct cred {
 	kuid_t uid;
+	struct user_namespace *user_ns;
 };
+
+struct pid_namespace;
 
 struct upid {
 	int nr;
+	struct pid_namespace *ns;
 };
 
 struct pid {

@@ -41,10 +41,12 @@ enum {
 	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_FORCE_WAKEUP = 2,
 	BPF_RB_AVAIL_DATA = 0,
+	BPF_RB_RING_SIZE = 1,
 };
 
 enum bpf_map_type {
 	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
@@ -66,7 +68,7 @@ struct task_struct {
 	void *stack;
 	unsigned int __state;
 	unsigned int flags;
-	int on_cpu;
+	unsigned int on_cpu; /* one byte on 7.2: what is unsigned is read at any size */
 	int pid;
 	int tgid;
 	u64 start_boottime;

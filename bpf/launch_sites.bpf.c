@@ -12,8 +12,28 @@
 #include "stack.h"
 #include "task.h"
 #include "walk_scratch.h"
+#include "host_types.h"
+#include "share.h"
 
 SWAPPED_ROWS(launch_sites, struct launch_site_key, struct launch_site_value, 8192)
+
+enum shared_by { BY_PROCESS, BY_PARTY };
+
+const volatile u64 most_of_one_process = 1024;
+const volatile u64 most_of_one_party = 2048;
+
+/*
+ * Every process that maps the library can call the site, with any number. The rows and stacks of a second are
+ * shared by process and by party, so that one who fills them costs nobody else's launches.
+ */
+static __always_inline bool has_share(struct task_struct *task)
+{
+	if (within_share(task->tgid, BY_PROCESS, most_of_one_process) &&
+	    within_share(party_of(task), BY_PARTY, most_of_one_party))
+		return true;
+	count_loss(LOSS_SHARE);
+	return false;
+}
 
 SEC("uprobe")
 int on_launch_site(struct pt_regs *ctx)
@@ -24,7 +44,7 @@ int on_launch_site(struct pt_regs *ctx)
 	struct launch_site_value *row;
 	struct walk_scratch *mine;
 
-	if (!watched(key.tgid))
+	if (!watched(key.tgid) || !has_share(task))
 		return 0;
 	mine = scratch_claim();
 	if (!mine)

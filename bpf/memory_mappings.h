@@ -9,6 +9,7 @@
 #define PIECES 16 /* of one range that is unmapped */
 
 SWAPPED_ROWS(memory, struct memory_key, struct memory_value, 8192)
+SPARE_ROWS(memory, struct memory_key, struct memory_value, 2048)
 
 /* Mappings that are followed, by where they begin, and where those begin that end somewhere. */
 struct {
@@ -29,10 +30,23 @@ static __always_inline void add(const struct memory_key *key, u64 count, u64 byt
 				u64 weight_bytes)
 {
 	const struct memory_value zero = {};
-	struct memory_value *row = row_of(&memory, key, &zero);
+	struct memory_value *row = find_row(&memory, key, &zero);
 
-	if (!row)
+	if (!row) {
+		const struct memory_key rest = {};
+		struct memory_key coarser = *key;
+
+		coarser.tid = 0;
+		coarser.stack_id = 0;
+		row = spare_row_of(&memory_spare, &coarser, &zero, &rest);
+		if (!row)
+			return;
+		ADD_TO(row->count, count);
+		ADD_TO(row->bytes, bytes);
+		ADD_TO(row->weight_count, weight);
+		ADD_TO(row->weight_bytes, weight_bytes);
 		return;
+	}
 	row->count += count;
 	row->bytes += bytes;
 	row->weight_count += weight;

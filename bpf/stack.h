@@ -99,11 +99,15 @@ static __always_inline u64 mix(u64 h, u64 v)
 	return h ^ (h >> 29);
 }
 
+/* Random, the same for all objects of a loader: a user who knew it could give a stack of his the id of
+ * another process's, whose rows would then show his frames. */
+const volatile u64 stack_seed = 0;
+
 /* Hash of the frames and of the process whose addresses they are. In a deep recursion a stack may be
  * what is the tail of another: each has an entry of its own, since they are let go at other times. */
 static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 {
-	u64 h = mix(seed ^ s->next,
+	u64 h = mix(mix(stack_seed, seed) ^ s->next,
 		    (u64)s->is_tail << 48 | (u64)s->kernel_len << 32 | s->user_len << 8 | s->stop);
 
 	for (u32 i = 0; i < SONDE_KERNEL_FRAMES; i++) {

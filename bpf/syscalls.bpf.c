@@ -15,6 +15,7 @@
 #define MAX_ERRNO 4095
 
 SWAPPED_ROWS(syscalls, struct syscall_key, struct syscall_value, 16384)
+SPARE_ROWS(syscalls, struct syscall_key, struct syscall_value, 2048)
 
 struct calling {
 	u64 since_ns; /* 0: not in a call */
@@ -55,6 +56,7 @@ int BPF_PROG(on_exit, struct pt_regs *regs, long result)
 	struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
 	struct calling *c = bpf_task_storage_get(&threads, task, 0, 0);
 	const struct syscall_value zero = {};
+	const struct syscall_key rest = {};
 	struct syscall_key key = {};
 	struct syscall_value *v;
 	u64 ns;
@@ -66,7 +68,11 @@ int BPF_PROG(on_exit, struct pt_regs *regs, long result)
 	key.tgid = task->tgid;
 	key.nr = c->nr;
 	key.start_ns = c->start_ns;
-	v = row_of(&syscalls, &key, &zero);
+	v = find_row(&syscalls, &key, &zero);
+	if (!v) {
+		key.nr = SYSCALLS_ALL;
+		v = spare_row_of(&syscalls_spare, &key, &zero, &rest);
+	}
 	if (!v)
 		return 0;
 	__sync_fetch_and_add(&v->count, 1);

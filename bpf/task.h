@@ -58,8 +58,16 @@ static __always_inline u64 start_of(struct task_struct *task)
 		.values = {&name##_a},                                                             \
 	};
 
-/* The row under `key`, made with `zero` where it is new; NULL (and a loss) when there is no room. */
-static __always_inline void *row_of(void *rows_in_use, const void *key, const void *zero)
+/*
+ * Coarser rows for what found no room in `name`: the same key with what is finer left zero. User space
+ * keeps a row in them whose key is all zero, for what finds no room even here: totals are never lost,
+ * however many processes and threads somebody starts. Several CPUs add to one such row at a time.
+ */
+#define SPARE_ROWS(name, key_type, value_type, entries)                                            \
+	SWAPPED_ROWS(name##_spare, key_type, value_type, entries)
+
+/* The row under `key`, made with `zero` where it is new; NULL when there is no room. */
+static __always_inline void *find_row(void *rows_in_use, const void *key, const void *zero)
 {
 	const u32 first = 0;
 	void *rows = bpf_map_lookup_elem(rows_in_use, &first);
@@ -71,10 +79,48 @@ static __always_inline void *row_of(void *rows_in_use, const void *key, const vo
 	if (row)
 		return row;
 	bpf_map_update_elem(rows, key, zero, BPF_NOEXIST);
-	row = bpf_map_lookup_elem(rows, key);
+	return bpf_map_lookup_elem(rows, key);
+}
+
+/* The same, for rows that have no coarser ones: what finds no room is lost. */
+static __always_inline void *row_of(void *rows_in_use, const void *key, const void *zero)
+{
+	void *row = find_row(rows_in_use, key, zero);
+
 	if (!row)
 		count_loss(LOSS_COUNT_MAP_FULL);
 	return row;
 }
+
+/* The coarser row under `key`, else the one for all the rest, whose key is `rest`: all zero. */
+static __always_inline void *spare_row_of(void *spare_in_use, const void *key, const void *zero,
+					  const void *rest)
+{
+	const u32 first = 0;
+	void *row = find_row(spare_in_use, key, zero), *rows;
+
+	if (row) {
+		count_loss(LOSS_BY_PROCESS);
+		return row;
+	}
+	rows = bpf_map_lookup_elem(spare_in_use, &first);
+	row = rows ? bpf_map_lookup_elem(rows, rest) : NULL;
+	count_loss(row ? LOSS_TOGETHER : LOSS_COUNT_MAP_FULL);
+	return row;
+}
+
+/* Add to a row that other CPUs may be adding to as well. */
+#define ADD_TO(field, more)                                                                        \
+	do {                                                                                       \
+		if (more)                                                                          \
+			__sync_fetch_and_add(&(field), (more));                                    \
+	} while (0)
+
+/* A maximum of such a row: where two come at a time, one of them may go unseen. */
+#define RAISE_TO(field, value)                                                                     \
+	do {                                                                                       \
+		if ((value) > (field))                                                             \
+			(field) = (value);                                                         \
+	} while (0)
 
 #endif

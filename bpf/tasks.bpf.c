@@ -19,8 +19,10 @@
 #include "stack.h"
 #include "task.h"
 #include "host_types.h"
+#include "share.h"
 
-SWAPPED_ROWS(usage, struct usage_key, struct usage_value, 8192)
+SWAPPED_ROWS(usage, struct usage_key, struct usage_value, 16384)
+SPARE_ROWS(usage, struct usage_key, struct usage_value, 1) /* for all the rest */
 
 /* What has been counted of a thread so far. Exchanged atomically: the walk or the thread's end. */
 struct counted {
@@ -59,6 +61,13 @@ struct {
 	__uint(max_entries, 256 * 1024);
 } step_notes SEC(".maps");
 
+/* Notes a second of one user or container, from where on it has no more than what others leave. */
+enum shared_notes { PROCESS_NOTES, CGROUP_NOTES, STEP_NOTES };
+
+#define PROCESS_NOTES_OF_ONE 256
+#define CGROUP_NOTES_OF_ONE 64
+#define STEP_NOTES_OF_ONE 4
+
 /* Puts the layouts of the rings' records into the object's BTF. */
 const struct step_note *step_note_layout __attribute__((unused));
 const struct process_note *process_note_layout __attribute__((unused));
@@ -69,7 +78,10 @@ static __always_inline struct usage_value *usage_of(struct task_struct *task)
 	const struct usage_value zero = {};
 	struct usage_key key = {.tgid = task->tgid, .start_ns = start_of(task)};
 
-	return row_of(&usage, &key, &zero);
+	struct usage_value *v = find_row(&usage, &key, &zero);
+	const struct usage_key rest = {};
+
+	return v ?: spare_row_of(&usage_spare, &rest, &zero, &rest);
 }
 
 #define TAKE(field, now)                                                                           \
@@ -181,11 +193,13 @@ static __always_inline void note_cgroup(struct process_note *n, u32 slot, struct
 static __always_inline void note(struct task_struct *task, u32 kind)
 {
 	struct task_struct___owner *leader = (void *)BPF_CORE_READ(task, group_leader);
-	struct process_note *n = bpf_ringbuf_reserve(&process_notes, sizeof(*n), 0);
+	struct process_note *n = NULL;
 	struct css_set *set;
 	struct pid *pid;
 	u32 level;
 
+	if (WITHIN_SHARE_OF_RING(process_notes, task, PROCESS_NOTES, PROCESS_NOTES_OF_ONE))
+		n = bpf_ringbuf_reserve(&process_notes, sizeof(*n), 0);
 	if (!n) {
 		count_loss(LOSS_NOTES_FULL);
 		return;
@@ -219,21 +233,28 @@ static __always_inline void note(struct task_struct *task, u32 kind)
 
 /*
  * Where Slurm uses no control groups, the environment of what slurmstepd starts is all that tells the
- * step, and both may be gone before anybody could look at it.
+ * step, and both may be gone before anybody could look at it. Every user may call a process
+ * slurmstepd, but only root's may speak for a job.
  */
 static __always_inline void note_step(struct task_struct *task)
 {
 	const char keeper[] = "slurmstepd";
-	struct task_struct___owner *t = (void *)task;
+	struct task_struct___owner *t = (void *)task, *parent;
 	char comm[16] = {};
 	struct step_note *n;
 	u64 start, end, length;
 
-	bpf_core_read(comm, sizeof(comm), &t->real_parent->comm);
+	parent = (void *)BPF_CORE_READ(t, real_parent);
+	bpf_core_read(comm, sizeof(comm), &parent->comm);
 	for (u32 i = 0; i < sizeof(keeper); i++)
 		if (comm[i] != keeper[i])
 			return;
-	n = bpf_ringbuf_reserve(&step_notes, sizeof(*n), 0);
+	if (BPF_CORE_READ(parent, real_cred, uid.val))
+		return;
+	/* Root of a container can start such a keeper, too: it may not crowd out the machine's. */
+	n = within_share(party_of((void *)parent), STEP_NOTES, STEP_NOTES_OF_ONE) ?
+		    bpf_ringbuf_reserve(&step_notes, sizeof(*n), 0) :
+		    NULL;
 	if (!n) {
 		count_loss(LOSS_NOTES_FULL);
 		return;
@@ -293,9 +314,12 @@ int BPF_PROG(on_attach, struct cgroup *to, const char *path, struct task_struct 
 SEC("tp_btf/cgroup_mkdir")
 int BPF_PROG(on_mkdir, struct cgroup *made, const char *path)
 {
-	struct cgroup_note *n = bpf_ringbuf_reserve(&cgroup_notes, sizeof(*n), 0);
+	struct task_struct *task = (struct task_struct *)bpf_get_current_task_btf();
+	struct cgroup_note *n = NULL;
 	long length;
 
+	if (WITHIN_SHARE_OF_RING(cgroup_notes, task, CGROUP_NOTES, CGROUP_NOTES_OF_ONE))
+		n = bpf_ringbuf_reserve(&cgroup_notes, sizeof(*n), 0);
 	if (!n) {
 		count_loss(LOSS_NOTES_FULL);
 		return 0;

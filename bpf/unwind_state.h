@@ -19,8 +19,10 @@ struct unwind_chunk_map {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, u32);
-	__type(value, struct unwind_chunk);
+	/* Sizes, no types: up to 6.1 a map with types is not equal to one that user space makes without,
+	 * and only equal ones are let into the map of maps. */
+	__uint(key_size, sizeof(u32));
+	__uint(value_size, sizeof(struct unwind_chunk));
 };
 
 struct {

@@ -17,10 +17,10 @@ static __always_inline struct unwind_chunk *chunk_of(u32 reference)
 
 static __always_inline void *place(struct unwind_chunk *chunk, u32 reference, u32 words)
 {
-	u32 at = reference & 0xffff;
+	u64 at = reference & 0xffff;
 
+	/* clang would make "at == 65535" of this, from which verifiers before 6.8 learn no bound. */
 	OPAQUE(at);
-	at &= 0xffff;
 	if (at > UNWIND_CHUNK_WORDS - words)
 		return NULL;
 	OPAQUE(at); /* the pointer is made after the check, not before */

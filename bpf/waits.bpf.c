@@ -28,7 +28,8 @@ const volatile bool switch_has_state = false; /* sched_switch hands the state ov
 const volatile bool measure_switch = false;   /* every on_switch into unwind_cost */
 const volatile u64 span_min_ns = 10000000;    /* waits at least this long become spans */
 
-SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 16384)
+SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 32768)
+SPARE_ROWS(waits, struct wait_key, struct wait_value, 16384)
 
 /* A wait in progress; all zero while the thread runs. */
 struct waiting {
@@ -117,6 +118,40 @@ static __always_inline s32 reason_of(struct task_struct *task, u32 state, bool p
 	return entered_by(task);
 }
 
+/*
+ * Where rows ran out: of the same thread without the stack, where it has such a row; of its process; of
+ * everybody.
+ */
+static __always_inline struct wait_value *coarser_row(struct wait_key *key)
+{
+	const struct wait_value zero = {};
+	const struct wait_key rest = {};
+	const u32 first = 0;
+	struct wait_value *v = NULL;
+	void *rows;
+
+	if (key->stack_id) {
+		key->stack_id = 0;
+		rows = bpf_map_lookup_elem(&waits, &first);
+		v = rows ? bpf_map_lookup_elem(rows, key) : NULL;
+		if (v) {
+			count_loss(LOSS_STACK_MAP_FULL);
+			return v;
+		}
+	}
+	key->tid = 0;
+	return spare_row_of(&waits_spare, key, &zero, &rest);
+}
+
+/* A thread's own rows are its own, and an atomic addition costs: this is under the run-queue lock. */
+#define ADD_WAIT(field, more)                                                                      \
+	do {                                                                                       \
+		if (is_shared)                                                                     \
+			ADD_TO(v->field, more);                                                    \
+		else                                                                               \
+			v->field += (more);                                                        \
+	} while (0)
+
 /* Sum a wait up to `now`. `ended`: it is over, else it goes on. */
 static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 from, u64 now,
 				     bool ended)
@@ -132,6 +167,7 @@ static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 f
 	u64 ready = w->began_ns; /* when it stopped being blocked */
 	u64 blocked = 0, runqueue, max_blocked, max_runqueue;
 	struct wait_value *v;
+	bool is_shared;
 
 	/*
 	 * A thread that blocks is always woken. Where the wake-up is older than the switch-out the
@@ -151,12 +187,15 @@ static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 f
 		blocked = ready - from;
 	runqueue = now - (ready > from ? ready : from);
 
-	v = row_of(&waits, &key, &zero);
+	v = find_row(&waits, &key, &zero);
+	if (!v)
+		v = coarser_row(&key);
 	if (!v)
 		return;
-	v->count += ended;
-	v->blocked_ns += blocked;
-	v->runqueue_ns += runqueue;
+	is_shared = !key.tid;
+	ADD_WAIT(count, (u64)ended);
+	ADD_WAIT(blocked_ns, blocked);
+	ADD_WAIT(runqueue_ns, runqueue);
 	if (w->weight) {
 		u64 walk = w->walk_ns, hidden;
 
@@ -167,14 +206,12 @@ static __always_inline void sum_wait(struct waiting *w, u32 tgid, u32 tid, u64 f
 		hidden = walk < runqueue ? walk : runqueue;
 		runqueue -= hidden;
 		w->walk_ns = walk - hidden;
-		v->weight_count += ended ? w->weight : 0;
-		v->weight_blocked_ns += blocked * w->weight;
-		v->weight_runqueue_ns += runqueue * w->weight;
+		ADD_WAIT(weight_count, ended ? w->weight : 0);
+		ADD_WAIT(weight_blocked_ns, blocked * w->weight);
+		ADD_WAIT(weight_runqueue_ns, runqueue * w->weight);
 	}
-	if (max_blocked > v->max_blocked_ns)
-		v->max_blocked_ns = max_blocked;
-	if (max_runqueue > v->max_runqueue_ns)
-		v->max_runqueue_ns = max_runqueue;
+	RAISE_TO(v->max_blocked_ns, max_blocked);
+	RAISE_TO(v->max_runqueue_ns, max_runqueue);
 	if (!ended)
 		return;
 	v->waker_tgid = w->waker_tgid;
@@ -280,8 +317,12 @@ int on_switch(u64 *ctx)
 static __always_inline bool in_interrupt(struct task_struct *task)
 {
 	char here;
-	u64 depth = (u64)&here - (u64)task->stack;
+	u64 depth;
 
+	/* The address of the stack as a number. Verifiers before 6.8 take a number off no pointer of
+	 * theirs, but one pointer off another. */
+	asm volatile("%0 = %1\n%0 -= %2" : "=&r"(depth) : "r"(&here), "r"(task));
+	depth += bpf_get_current_task() - (u64)task->stack;
 	if (depth >= THREAD_STACK)
 		return true;
 	return !(task->flags & PF_KTHREAD) && entered_by(task) == WAIT_PAGE_FAULT;

@@ -21,6 +21,7 @@ use crate::{maps, perf};
 use links::Links;
 
 mod links;
+mod refusals;
 
 include!(concat!(env!("OUT_DIR"), "/objects.rs"));
 
@@ -39,6 +40,16 @@ struct Swapped {
     outer: RawFd,
     rows: [MapInfo; 2],
     active: usize,
+}
+
+/// Ends the name of a pair of maps with coarser rows (bpf/task.h, SPARE_ROWS).
+const SPARE: &str = "_spare";
+
+impl MapInfo {
+    /// Make the row whose key is all zero: there is room for what comes in any case.
+    fn keep_the_rest(&self) -> std::io::Result<()> {
+        maps::update(self.fd, &vec![0; self.key_size], &vec![0; self.value_size])
+    }
 }
 
 /// Counters that are read together at the most.
@@ -123,8 +134,29 @@ impl Bpf {
             .ok_or_else(|| PyKeyError::new_err(format!("no program {name}")))
     }
 
-    /// Swap a pair of row maps and empty the one that is out of use: it, its keys, its values.
+    /// The rows of a pair of maps, and of the pair with coarser ones where there is one.
     fn take_rows(&mut self, py: Python<'_>, rows: &str) -> PyResult<(&MapInfo, Vec<u8>, Vec<u8>)> {
+        let (_, mut keys, mut values) = self.take_pair(py, rows)?;
+        let spare = format!("{rows}{SPARE}");
+        if self.swapped.contains_key(&spare) {
+            let (half, more_keys, more_values) = self.take_pair(py, &spare)?;
+            half.keep_the_rest()?;
+            let (key_size, value_size) = (half.key_size, half.value_size);
+            for (key, value) in
+                more_keys.chunks_exact(key_size).zip(more_values.chunks_exact(value_size))
+            {
+                if value.iter().any(|&byte| byte != 0) {
+                    keys.extend_from_slice(key);
+                    values.extend_from_slice(value);
+                }
+            }
+        }
+        let pair = self.swapped_rows(rows)?;
+        Ok((&pair.rows[1 - pair.active], keys, values))
+    }
+
+    /// Swap a pair of row maps and empty the one that is out of use: it, its keys, its values.
+    fn take_pair(&mut self, py: Python<'_>, rows: &str) -> PyResult<(&MapInfo, Vec<u8>, Vec<u8>)> {
         let pair = self
             .swapped
             .get_mut(rows)
@@ -154,7 +186,8 @@ impl Bpf {
         skip: Vec<String>,
         most: HashMap<String, u32>,
     ) -> PyResult<Self> {
-        let failed = |e: libbpf_rs::Error| os_error(&format!("cannot load BPF object {name}"), &e);
+        refusals::take(); // what another load left
+        let failed = |e: libbpf_rs::Error| refusals::error(&name, &e);
         let (_, bytes) = OBJECTS
             .iter()
             .find(|(known, _)| *known == name)
@@ -208,6 +241,10 @@ impl Bpf {
         for outer in outers {
             let halves = (maps.remove(&format!("{outer}_a")), maps.remove(&format!("{outer}_b")));
             let (Some(a), Some(b)) = halves else { continue };
+            if outer.ends_with(SPARE) {
+                a.keep_the_rest()?;
+                b.keep_the_rest()?;
+            }
             let fd = maps[&outer].fd;
             swapped.insert(outer, Swapped { outer: fd, rows: [a, b], active: 0 });
         }
@@ -489,7 +526,7 @@ fn tracepoint_arguments(name: &str) -> Option<usize> {
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    libbpf_rs::set_print(None);
+    refusals::listen();
     module.add_function(wrap_pyfunction!(tracepoint_arguments, module)?)?;
     module.add_class::<Bpf>()
 }

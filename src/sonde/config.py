@@ -15,9 +15,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sonde.errors import UsageError
+from sonde.errors import CaptureError, UsageError
+from sonde.input_files import open_input
+from sonde.ownership import only_ours
 
 DEVICE_TIME = ("off", "allow-list", "all")
+_MOST_BYTES = 1 << 20
 DEFAULT_FILE = Path("/etc/sonde/config.toml")
 
 
@@ -77,7 +80,8 @@ class Config:
     device_time: str = "off"
     """Whose device time to take: off, allow-list, or all. Brings a library into those processes."""
     device_time_allow: tuple[str, ...] = ()
-    """Under allow-list: KIND:PATTERN with exe, unit, job, pod or user, as unit:train-*.service."""
+    """Under allow-list: KIND:PATTERN with unit, job, pod or user, as unit:train-*.service; opted-in
+    for users whose processes may ask for it themselves; exe for anybody's program of that name."""
     probe_budget: float = 0.01
     """Share of one core that probes on device calls may cost before some are taken off."""
 
@@ -136,12 +140,29 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
     if not named and not path.exists():
         return {}
     try:
-        table = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with open_input(path) as file:
+            if os.geteuid() == 0 and not only_ours(path, _trusted_writers(environ)):
+                raise UsageError(
+                    f"others than root can change the configuration {path}",
+                    "Give it and its folders to root: chown root, chmod go-w.",
+                )
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"longer than {_MOST_BYTES:,} bytes")
+        table = tomllib.loads(content.decode())
+    except CaptureError as error:
+        raise UsageError(f"the configuration {error.cause}", "name a file") from error
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
             f"cannot read the configuration {path}: {error}", "mend or remove it"
         ) from error
     return {name: _coerced(name, value, f"{path}") for name, value in table.items()}
+
+
+def _trusted_writers(environ: Mapping[str, str]) -> set[int]:
+    """Root, and who called sudo: that user chose this command and its environment."""
+    caller = environ.get("SUDO_UID", "")
+    return {0, int(caller)} if caller.isdecimal() else {0}
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

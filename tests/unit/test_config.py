@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 
 import pytest
 
@@ -99,6 +101,26 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "config.toml"
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match=r"config\.toml"):
+        load({}, {"SONDE_CONFIG": str(path)})
+
+
+def test_a_pipe_or_a_device_or_a_file_without_end_is_no_configuration(tmp_path):
+    path = tmp_path / "config.toml"
+    os.mkfifo(path)
+    signal.alarm(5)  # where it would wait for a writer
+    try:
+        with pytest.raises(UsageError, match="is a pipe"):
+            load({}, {"SONDE_CONFIG": str(path)})
+    finally:
+        signal.alarm(0)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match="is a device"):
+        load({}, {"SONDE_CONFIG": str(path)})
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(1 << 30)  # sparse
+    with pytest.raises(UsageError, match="longer than"):
         load({}, {"SONDE_CONFIG": str(path)})
 
 

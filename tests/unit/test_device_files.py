@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde import apis
+from sonde import apis, system_libraries
 from sonde.collect import discovery, libraries
 from sonde.collect.discovery import Discovery
 from sonde.collect.libraries import MappedFile, identity, installed, mapped_by, open_mapped
@@ -56,7 +56,7 @@ def opened(monkeypatch):
         return os.open("/dev/null", os.O_RDONLY)
 
     monkeypatch.setattr(discovery, "open_mapped", open_any)
-    monkeypatch.setattr(discovery, "mapped_now", lambda: iter(()))
+    monkeypatch.setattr(discovery, "mapped_now", lambda _unread: iter(()))
     return paths
 
 
@@ -85,7 +85,7 @@ def test_after_a_loss_of_events_what_is_mapped_now_is_looked_at(opened, monkeypa
     probes = FakeProbes("libOpenCL.so.1")
     found = make(probes)
     one = MappedFile(30, (8, 1, 3), A_LIBRARY, 0, 4096)
-    monkeypatch.setattr(discovery, "mapped_now", lambda: iter([one]))
+    monkeypatch.setattr(discovery, "mapped_now", lambda _unread: iter([one]))
     found.resync()
     found.tidy()
     assert list(probes.files) == [(8, 1, 3)]
@@ -168,7 +168,7 @@ def test_a_child_that_inherited_the_mapping_keeps_the_probes(used):
 def test_probes_stay_where_proc_knows_of_a_user_that_no_event_told_of(used, monkeypatch):
     found, probes = used
     one = MappedFile(30, (8, 1, 3), A_LIBRARY, 0, 4096)
-    monkeypatch.setattr(discovery, "mapped_now", lambda: iter([one]))
+    monkeypatch.setattr(discovery, "mapped_now", lambda _unread: iter([one]))
     found.hear([("exit", 0, 10, 1, 10, 1)])
     found.tidy()
     assert probes.files
@@ -252,7 +252,7 @@ def test_reads_the_linkers_cache(tmp_path, monkeypatch):
     real.touch()
     (tmp_path / "libOpenCL.so.1").symlink_to(real)
     cache = tmp_path / "ld.so.cache"
-    monkeypatch.setattr(libraries, "_CACHE", cache)
+    monkeypatch.setattr(system_libraries, "CACHE", cache)
     entries = [
         ("libOpenCL.so.1", str(tmp_path / "libOpenCL.so.1")),
         ("libOpenCL.so", str(tmp_path / "libOpenCL.so.1")),
@@ -266,7 +266,7 @@ def test_reads_the_linkers_cache(tmp_path, monkeypatch):
 def test_a_broken_cache_is_an_empty_one(tmp_path, monkeypatch, content):
     cache = tmp_path / "ld.so.cache"
     cache.write_bytes(content)
-    monkeypatch.setattr(libraries, "_CACHE", cache)
+    monkeypatch.setattr(system_libraries, "CACHE", cache)
     assert list(installed(lambda name: True)) == []
     cache.unlink()
     assert list(installed(lambda name: True)) == []
@@ -274,7 +274,7 @@ def test_a_broken_cache_is_an_empty_one(tmp_path, monkeypatch, content):
 
 def test_a_cache_cut_short_gives_what_is_whole(tmp_path, monkeypatch):
     cache = tmp_path / "ld.so.cache"
-    monkeypatch.setattr(libraries, "_CACHE", cache)
+    monkeypatch.setattr(system_libraries, "CACHE", cache)
     write_cache(cache, [(f"lib{i}.so", f"/lib/lib{i}.so") for i in range(50)])
     whole = cache.read_bytes()
     for length in (30, 60, 500, 1300, len(whole) - 5):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source in a process of its own: `python -m sonde.collect.apart MODULE:CLASS ASKING_FD`.
+"""A source in a process of its own: `sonde.collect.apart MODULE:CLASS ASKING_FD`.
 
 Both ends of it are here. The child asks its source and writes what it says to standard output, a
 message a second while there is something to say:
@@ -33,6 +33,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from sonde import interpreter
 from sonde.collect.polling import (
     RETRY_FIRST_S,
     RETRY_LAST_S,
@@ -202,12 +203,8 @@ class Apart:
         self._page[:1] = b"\0"
         self._count = self._page[-COUNT_BYTES:]
         self._buffer.clear()
-        arguments = ["-m", "sonde.collect.apart", self._source, str(self._page_fd)]
-        child = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+        child = interpreter.start(
+            interpreter.command("sonde.collect.apart", self._source, str(self._page_fd)),
             pass_fds=[self._page_fd],
         )
         assert child.stdout is not None

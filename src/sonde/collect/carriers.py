@@ -15,11 +15,11 @@ LEAST_FD: Final = 600
 def may_carry(pid: int) -> bool:
     """Does it hold a descriptor where the library puts its own? Cheap: no link is read."""
     try:
-        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+        with os.scandir(f"/proc/{pid}/fd") as entries:  # ascending: many are not read to the end
+            if any(len(it.name) >= 3 and int(it.name) >= LEAST_FD for it in entries):
+                return True
     except OSError:
         return False
-    if any(len(name) >= 3 and int(name) >= LEAST_FD for name in names):
-        return True
     limit = _most_files(pid)
     return limit is not None and limit <= LEAST_FD
 
@@ -28,7 +28,7 @@ def _most_files(pid: int) -> int | None:
     """The limit of its descriptors; None unknown."""
     try:
         with open(f"/proc/{pid}/limits", "rb") as file:  # noqa: PTH123
-            for line in file.read(8192).splitlines():
+            for line in file.read(8192).split(b"\n"):
                 if line.startswith(b"Max open files"):
                     soft = line.split()[3]
                     return None if soft == b"unlimited" else int(soft)

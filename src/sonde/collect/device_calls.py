@@ -122,7 +122,13 @@ class DeviceCalls:
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
-        return losses_of(self._bpf)
+        found = self._discovery
+        unread = {
+            "processes_unread": found.unread.processes,
+            "files_left_out": found.left_out,
+            "libraries_refused": found.refused,
+        }
+        return {**losses_of(self._bpf), **{name: lost for name, lost in unread.items() if lost}}
 
     def memory_bytes(self) -> int:
         """Kernel memory held."""

@@ -12,23 +12,25 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import random
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sonde import procfs
 from sonde.collect import inject_abi as abi
 from sonde.collect.carriers import may_carry, same_tids
 from sonde.collect.collector import Batch, ProcessKey
+from sonde.collect.device_process import DeviceProcess, Finder
 from sonde.collect.device_rows import name_of, row_of
 from sonde.collect.governor import Governor
-from sonde.collect.inject_memory import InjectMemory, Seen
+from sonde.collect.inject_memory import LIBRARY, InjectMemory, Seen
 from sonde.collect.inject_records import Ring, Run
-from sonde.collect.launch_sites import LIBRARY, LaunchSites
+from sonde.collect.launch_sites import LaunchSites
+from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
 
@@ -44,41 +46,15 @@ SILENT_NS: Final = 1_500_000_000
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
 STACKS_HELD: Final = 16_384
 """Stacks of launches whose runs have not come yet, a process."""
-MOST_STREAMS: Final = 4_096
+MOST_RINGS: Final = 256
+MOST_NOTICES: Final = 256
+LEFT_S: Final = 1.0
+"""What a program left behind over which another was executed is read as in a turn of so long."""
 TELL_S: Final = 10.0
 """How often what timing costs is told."""
 
 _LOST: Final = ("lost_ring", "lost_pool", "lost_order")
 """Counts of launches that were chosen and not timed."""
-
-
-@dataclass(slots=True)
-class _Process:
-    """One process with our library in it."""
-
-    memory: InjectMemory
-    ring: Ring
-    key: ProcessKey
-    before: dict[str, int]
-    own_tids: bool
-    """Threads have the same numbers there and here."""
-    governor: Governor
-    stacks: abi.Request
-    """Who takes the stacks of launches: the kernel (SITE), or the library by frame pointers."""
-    streams: dict[int, int] = field(default_factory=dict)
-    taken: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """Stack ids by the launch's number."""
-    told: abi.Reason = abi.Reason.OK
-    armed_ns: int = 0
-    """Since when its launches are chosen, as told last."""
-
-    def stream(self, handle: int) -> int:
-        """A small number for a stream; addresses are nobody's business."""
-        if not handle:
-            return 0
-        if handle not in self.streams and len(self.streams) >= MOST_STREAMS:
-            return 0
-        return self.streams.setdefault(handle, len(self.streams) + 1)
 
 
 class DeviceTime:
@@ -93,12 +69,12 @@ class DeviceTime:
         self._sites = sites
         self._pids = None if pids is None else frozenset(pids)
         self._budget = budget
-        self._processes: dict[int, _Process] = {}
+        self._processes: dict[int, DeviceProcess] = {}
         self._looked: dict[int, tuple[int, float]] = {}
         """By pid: start, and when (monotonic s) it was looked at last."""
         self._soon: dict[int, float] = {}
         """Processes that map the library, until (monotonic s) they are waited for to use it."""
-        self._left: list[_Process] = []
+        self._left: list[DeviceProcess] = []
         """What programs left behind over which others were executed."""
         self._hears = False
         """Told of process events, so that there is seldom need to look at processes."""
@@ -107,6 +83,12 @@ class DeviceTime:
         self._tell_s = 0.0
         """When to tell what timing costs."""
         self._losses: dict[str, int] = {}
+        self._turn_ns = time.monotonic_ns()
+        """When rings were read last."""
+        self._known_stacks: OrderedDict[int, None] = OrderedDict()
+        self._spare_s = MOST_SPARE_S
+        """Of the time of turns before, not needed there."""
+        self._finder = Finder()
         self._withheld: dict[int, tuple[ProcessKey, bool]] = {}
         """By pid: processes that carry the library and are not ours to read; True: another agent
         reads them, False: somebody wants them left alone. No event tells when that ends."""
@@ -160,15 +142,21 @@ class DeviceTime:
             return
         now_s = time.monotonic()
         self._hears = not looking
+        mapping: set[int] = set()
         for event in events:
             kind, pid = event[0], event[2]
             if kind == "mmap":
-                if LIBRARY.search(event[11]):
+                if LIBRARY.search(event[11]) and pid not in mapping:
+                    mapping.add(pid)
                     self._soon[pid] = now_s + SOON_S
-                    self._leave_if_replaced(pid)
+                    if self._finder.is_free:  # else its silence tells
+                        self._leave_if_replaced(pid)
             elif kind == "fork" and pid != event[3] and event[3] in self._processes:
                 self._soon[pid] = now_s + YOUNG_S
         for pid, until_s in list(self._soon.items()):
+            if not self._finder.is_free:
+                break  # the others have their turn next
+            self._soon[pid] = self._soon.pop(pid)
             if pid not in self._processes and self._is_wanted(pid):
                 with suppress(OSError):
                     self._open(pid)
@@ -198,11 +186,8 @@ class DeviceTime:
         alive = set(procfs.pids())  # asked first: what a process leaves behind is still read
         seen = self._seen()
         self._take_stacks(batch)  # a launch's stack is taken before it is timed
+        self._drain_all(seen, since_ns, now_ns, batch)
         for pid, told in seen.items():
-            try:
-                self._drain(self._processes[pid], told, since_ns, now_ns, batch)
-            except OSError:
-                self._drop(pid)
             if now_ns - told.counts["beat_ns"] > SILENT_NS:
                 self._leave_if_replaced(pid)
         self._tell_slowdown(now_ns, batch)
@@ -275,16 +260,56 @@ class DeviceTime:
             if len(process.taken) > STACKS_HELD:
                 process.taken.popitem(last=False)
 
-    def _drain(
-        self, process: _Process, seen: Seen, since_ns: int, now_ns: int, batch: Batch
+    def _drain_all(
+        self, seen: Mapping[int, Seen], since_ns: int, now_ns: int, batch: Batch
     ) -> None:
-        taken = process.ring.take(seen.counts["head"], now_ns)
+        """Read every ring as far as its part of the budget goes, those that want little first."""
+        elapsed_s = (now_ns - self._turn_ns) / 1e9
+        self._turn_ns = now_ns
+        turn = Turn.of(elapsed_s + self._spare_s)
+        wanted = {
+            pid: min(process.ring.waiting(seen[pid].counts["head"]), process.allowed(elapsed_s))
+            for pid in seen
+            if (process := self._processes[pid])
+        }
+        users = {pid: self._processes[pid].user for pid in seen}
+        parts = shares(wanted, users, turn.records)
+        began_s = time.thread_time()
+        for pid in sorted(parts, key=lambda it: (parts[it], random.random())):
+            process, most = self._processes[pid], parts[pid]
+            if time.thread_time() > began_s + turn.cpu_s:
+                most = 0
+            try:
+                self._drain(process, seen[pid], since_ns, now_ns, batch, most, turn)
+            except OSError:
+                self._drop(pid)
+        turn.cpu_s -= time.thread_time() - began_s
+        self._spare_s = turn.spare_s
+
+    def _drain(
+        self,
+        process: DeviceProcess,
+        seen: Seen,
+        since_ns: int,
+        now_ns: int,
+        batch: Batch,
+        most: int,
+        turn: Turn,
+    ) -> None:
+        before = process.ring.tail
+        names, stacks = turn.names_left_out, turn.stacks_left_out
+        process.head = seen.counts["head"]
+        taken = process.ring.take(process.head, now_ns, most, turn)
+        read = max(0, process.ring.tail - before - taken.skipped)
+        process.allowance.records -= read
+        turn.records -= read
         process.memory.ask(tail=process.ring.tail)
         self._count("records_wrong", taken.wrong)
-        self._count("records_overwritten", taken.skipped)
+        self._lose(process, "records_overwritten", taken.skipped, now_ns)
+        self._lose(process, "names_left_out", turn.names_left_out - names, now_ns)
         if process.governor.look(now_ns / 1e9, seen.counts, process.before):
             process.memory.ask(per_second=process.governor.per_second)
-        self._count_lost(process, seen.counts)
+        self._count_lost(process, seen.counts, now_ns)
         if seen.reason != process.told:
             process.told = seen.reason
             if seen.reason != abi.Reason.OK:
@@ -295,7 +320,8 @@ class DeviceTime:
             batch.add("event", (armed_ns, "timing", "began", *process.key, 1.0, ""))
         weights: dict[tuple[str, int, int], list[float]] = {}
         for run in taken.runs:
-            self._add_run(process, run, batch, weights)
+            self._add_run(process, run, batch, weights, turn)
+        self._lose(process, "stacks_left_out", turn.stacks_left_out - stacks, now_ns)
         pid, start_ns = process.key
         for (name, tid, stack_id), (count, ns, moved) in weights.items():
             batch.add(
@@ -304,19 +330,33 @@ class DeviceTime:
             )
         batch.seen += len(taken.runs)
 
+    def _lose(self, process: DeviceProcess, name: str, count: int, now_ns: int) -> None:
+        """Count a loss, and note now and then of which process it is."""
+        self._count(name, count)
+        if not count:
+            return
+        process.lost += count
+        if now_ns >= process.lost_told_ns + int(TELL_S * 1e9) and len(self._notices) < MOST_NOTICES:
+            process.lost_told_ns = now_ns
+            lost, process.lost = process.lost, 0
+            text = "records of its device time, names or stacks beyond what is read in a turn"
+            row = (now_ns, "notice", "device_time_lost", *process.key, float(lost), text)
+            self._notices.append(row)
+
     def _add_run(
         self,
-        process: _Process,
+        process: DeviceProcess,
         run: Run,
         batch: Batch,
         weights: dict[tuple[str, int, int], list[float]],
+        turn: Turn,
     ) -> None:
         pid, start_ns = process.key
         stack_id = process.taken.pop(run.correlation, 0)
         if stack_id:
             batch.launch_stacks[stack_id] = process.key
         else:
-            stack_id = self._stack(process.key, run.stack, batch)
+            stack_id = self._stack(process.key, run.stack, batch, turn)
         tid = run.tid if process.own_tids else pid
         name, weight = name_of(run), run.weight
         batch.threads.add((pid, start_ns, tid))
@@ -329,18 +369,32 @@ class DeviceTime:
         sums[1] += weight * (run.end_ns - run.start_ns)
         sums[2] += weight * run.bytes
 
-    def _stack(self, key: ProcessKey, addresses: tuple[int, ...], batch: Batch) -> int:
+    def _stack(self, key: ProcessKey, addresses: tuple[int, ...], batch: Batch, turn: Turn) -> int:
         if not addresses:
             return 0
         packed = b"".join(word.to_bytes(8, "little") for word in (*key, *addresses))
         stack_id = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") or 1
+        if stack_id in self._known_stacks:
+            self._known_stacks.move_to_end(stack_id)
+        elif turn.stacks <= 0:
+            turn.stacks_left_out += 1
+            return 0
+        else:
+            turn.stacks -= 1
+            self._known_stacks[stack_id] = None
+            if len(self._known_stacks) > STACKS_HELD:
+                self._known_stacks.popitem(last=False)
         batch.own_stacks[stack_id] = (key, addresses)
         return stack_id
 
-    def _count_lost(self, process: _Process, counts: dict[str, int]) -> None:
+    def _count_lost(self, process: DeviceProcess, counts: dict[str, int], now_ns: int) -> None:
         before, process.before = process.before, counts
-        for name in (*_LOST, "lost_names", "yielded_ms"):
-            self._count(name, max(0, min(counts[name] - before[name], 1 << 40)))
+        for name in (*_LOST, "lost_names", "yielded_ms", "looks_cut"):
+            count = max(0, min(counts[name] - before[name], 1 << 40))
+            if name == "lost_ring":
+                self._lose(process, name, count, now_ns)
+            else:
+                self._count(name, count)
 
     def _tell_slowdown(self, now_ns: int, batch: Batch) -> None:
         """Metrics: how much slower programs are for it, by the trials of all of them."""
@@ -361,7 +415,7 @@ class DeviceTime:
             self._losses[name] = self._losses.get(name, 0) + number
 
     @staticmethod
-    def _tell(batch: Batch, process: _Process, name: str, text: str) -> None:
+    def _tell(batch: Batch, process: DeviceProcess, name: str, text: str) -> None:
         pid, start_ns = process.key
         batch.add("event", (time.monotonic_ns(), "notice", name, pid, start_ns, 1.0, text))
         batch.threads.add((pid, start_ns, pid))
@@ -372,7 +426,7 @@ class DeviceTime:
         if process is None:
             return
         with suppress(OSError):
-            found = InjectMemory.find(pid)
+            found = self._finder.find(pid)
             if found is not None:
                 with found:
                     if os.path.sameopenfile(found.fd, process.memory.fd):
@@ -386,7 +440,10 @@ class DeviceTime:
         left, self._left = self._left, []
         for process in left:
             with suppress(OSError):
-                self._drain(process, process.memory.seen(), since_ns, now_ns, batch)
+                turn = Turn.of(LEFT_S)
+                most = process.allowed(LEFT_S)
+                self._drain(process, process.memory.seen(), since_ns, now_ns, batch, most, turn)
+            self._count("records_unread", process.ring.waiting(process.head))
             with self._closing:
                 process.memory.close()
 
@@ -394,6 +451,7 @@ class DeviceTime:
         with self._closing:
             process = self._processes.pop(pid, None)
             if process:
+                self._count("records_unread", process.ring.waiting(process.head))
                 process.memory.close()
                 if self._sites:
                     self._sites.drop(pid)
@@ -426,7 +484,7 @@ class DeviceTime:
         return self._pids is None or procfs.descends(pid, self._pids)
 
     def _open(self, pid: int) -> None:
-        memory = InjectMemory.find(pid)
+        memory = self._finder.find(pid)
         stat = procfs.read_stat(pid)
         before = self._withheld.pop(pid, None)
         if memory is None:
@@ -440,14 +498,20 @@ class DeviceTime:
             memory.close()
             self._withhold(key, before, to_other=not is_detached)
             return
+        owner = procfs.read_owner(pid)
+        user = owner.uids[0] if owner is not None else 0
+        if not self._has_place(user):
+            memory.close()
+            self._count("rings_left_out", 1)
+            return
         seen = memory.seen()
         tail = self._first_tail(memory, seen.counts["head"])
         # What was timed before we came is read too, so what was lost before counts too.
         counted = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
         governor = Governor(self._budget)
-        process = _Process(
-            memory, Ring(memory.fd, tail), key, counted, same_tids(pid), governor, stacks
+        process = DeviceProcess(
+            memory, Ring(memory.fd, tail), key, counted, same_tids(pid), governor, stacks, user=user
         )
         memory.ask(
             tail=tail,
@@ -457,6 +521,19 @@ class DeviceTime:
         memory.beat()
         self._processes[pid] = process
         self._carried.set()
+
+    def _has_place(self, user: int) -> bool:
+        """Whether one more process of this user may be read; another's makes room where it has
+        more than its part."""
+        if len(self._processes) < MOST_RINGS:
+            return True
+        held = Counter(process.user for process in self._processes.values())
+        most, count = held.most_common(1)[0]
+        if count <= held[user] + 1:
+            return False
+        self._drop(next(pid for pid, process in self._processes.items() if process.user == most))
+        self._count("rings_left_out", 1)
+        return True
 
     def _withhold(
         self, key: ProcessKey, before: tuple[ProcessKey, bool] | None, *, to_other: bool

@@ -14,10 +14,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from sonde import procfs, system_libraries
 from sonde.apis import Api
 from sonde.collect.libraries import (
     FileKey,
     MappedFile,
+    Unread,
     identity,
     installed,
     mapped_now,
@@ -31,6 +33,10 @@ EXAMINED_FOR_S = 300.0
 """After this a file is looked at again: another may have its inode by now."""
 EXAMINE_S = 0.2
 """At most this long on new files at a time; the rest waits for the next."""
+SCAN_S = 10.0
+"""The same at the start, when all there are are new: a machine of a thousand programs takes one."""
+MAX_WAITING = 16_384
+"""Files that wait to be looked at."""
 UNMAPPED_S = 30.0
 """Probes stay this long on a file that no process maps any more."""
 
@@ -55,17 +61,22 @@ class Discovery:
         self._files_of: dict[int, set[FileKey]] = {}
         self._unmapped: dict[FileKey, float] = {}
         self._dull: dict[tuple[FileKey, str], float] | None = None
+        self.unread = Unread()
+        self.left_out = 0
+        """Files that were not looked at, as too many waited for it."""
+        self.refused = 0
+        """Installed libraries that were not loaded, because others can change them."""
 
     def scan(self) -> None:
         """Look at everything that is installed or mapped now."""
         for path in installed(self._is_library):
             self._examine_installed(path)
         self.resync()
-        self._examine_waiting(float("inf"))
+        self._examine_waiting(SCAN_S)
 
     def resync(self) -> None:
         """Take in what is mapped now, whatever was heard of it."""
-        for file in mapped_now():
+        for file in mapped_now(self.unread):
             self._saw(file)
 
     def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
@@ -122,7 +133,11 @@ class Discovery:
         if self._is_examined(file.key, file.path):
             return
         is_urgent = self._is_library(file.name) or ".so" not in file.name
-        (self._urgent if is_urgent else self._others).append(file)
+        waiting = self._urgent if is_urgent else self._others
+        if len(waiting) < MAX_WAITING:
+            waiting.append(file)
+        else:
+            self.left_out += 1
 
     def _is_examined(self, key: FileKey, path: str) -> bool:
         """Whether it was looked at of late and carries no device API."""
@@ -162,14 +177,18 @@ class Discovery:
             self._examined.popitem(last=False)
 
     def _examine_installed(self, path: str) -> None:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        fd = procfs.open_regular(path, follow=True)
+        if fd is None:
             return
         key = identity(fd)
         if key is None or key in self._probes.files:
             os.close(fd)
-        elif self._examine_open(fd, key, os.path.basename(path), trusted=True):  # noqa: PTH119
+            return
+        name = os.path.basename(path)  # noqa: PTH119
+        if reason := system_libraries.why_not(path):
+            self.refused += 1
+            self._probes.tell("library_refused", 1, f"{name}: {reason}")
+        if self._examine_open(fd, key, name, trusted=not reason):
             self._users[key] = {_NOBODY}
 
     def _examine_open(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
@@ -201,7 +220,7 @@ class Discovery:
         if not due:
             return
         # Events can be lost: nobody's probes come off while /proc says otherwise.
-        for file in mapped_now():
+        for file in mapped_now(self.unread):
             if file.key in due:
                 due.discard(file.key)
                 self._used(file.key, file.pid)

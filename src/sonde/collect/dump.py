@@ -5,12 +5,13 @@ sampling clock for those that run, whose registers are in their CPU."""
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sonde import _native
+from sonde import _native, interpreter, procfs
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.kernel import Kernel, expect_fields, refusal
 from sonde.errors import KernelUnsupported
@@ -21,6 +22,8 @@ HZ: Final = 997
 LOOK_S: Final = 0.005
 """How long the sampling clock looks at a time: some five ticks of each CPU."""
 LOOKS: Final = 10
+WALK_S: Final = 5.0
+"""How long a walk over all threads may take: 10,000 of them take half a second."""
 STATES: Final = {0x0: "R", 0x1: "S", 0x2: "D", 0x4: "T", 0x8: "t", 0x10: "X", 0x20: "Z"}
 """Letters of ps(1) by the kernel's bits (include/linux/sched.h)."""
 _STATE_BITS: Final = 0x3F
@@ -52,6 +55,7 @@ class ThreadDump:
                 "Use Linux 5.18 or newer; sonde record -p works from 5.15 on.",
             ) from error
         expect_fields(self._bpf, "dumped", FIELDS)
+        self._pid = pid
         self._sampler = CpuSampler(kernel, HZ)
 
     def take(self) -> list[ThreadState]:
@@ -88,8 +92,10 @@ class ThreadDump:
     def _look(self) -> dict[int, ThreadState]:
         try:
             link = self._bpf.attach("on_dump")
-            self._bpf.walk(link)
-            self._bpf.detach(link)
+            try:
+                self._walk(link)
+            finally:
+                self._bpf.detach(link)
         except OSError as error:
             if error.errno == errno.ESRCH:
                 return {}
@@ -99,6 +105,16 @@ class ThreadDump:
             letter = "R" if on_cpu else STATES.get(_lowest(state & _STATE_BITS), "S")
             found[tid] = ThreadState(tid, _cut(start_ns), letter, stack_id)
         return found
+
+    def _walk(self, link: int) -> None:
+        """In a child, which may be given up: it reads the process's stacks, and waits where the
+        process keeps its own memory map locked, or a page of a stack is that of a file which its
+        server does not bring. What was seen until then counts. Raises OSError."""
+        status = interpreter.run_forked(lambda: self._bpf.walk(link), WALK_S)
+        if status is None:
+            procfs.BROKER.leave_alone(self._pid)
+        elif status:
+            raise OSError(status, os.strerror(status))
 
     def losses(self) -> Mapping[str, int]:
         """What was lost, by name."""

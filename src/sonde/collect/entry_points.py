@@ -6,7 +6,8 @@ driver's functions through it: the runtime does, and so everything that has the 
 and its symbols stripped. Where the functions lie in the file is learned by asking the library, in a
 process of its own: it is loaded there, not initialised, and asked for each function's address.
 
-Only for libraries that the system's own dynamic linker vouches for: to load a file is to run it.
+Only for libraries that the system's own dynamic linker would take, and that nobody else can change
+(`system_libraries`): to load a file is to run it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+
+from sonde import interpreter, procfs, system_libraries
 
 PATIENCE_S = 20.0
 
@@ -33,17 +35,10 @@ def entry_points(fd: int, functions: Iterable[str]) -> list[tuple[str, int]]:
 
     Empty where it cannot be loaded or does not know how: then its symbols are all there is.
     """
-    command = [sys.executable, "-P", "-m", __name__, str(fd)]
+    command = interpreter.command(__name__, str(fd))
     try:
-        done = subprocess.run(
-            command,
-            input="\n".join(functions),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            pass_fds=[fd],
-            check=True,
-        )
+        done = interpreter.run(command, PATIENCE_S, said="\n".join(functions), pass_fds=[fd])
+        done.check_returncode()
         return [(str(name), int(offset)) for name, offset in json.loads(done.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):
         return []
@@ -51,11 +46,12 @@ def entry_points(fd: int, functions: Iterable[str]) -> list[tuple[str, int]]:
 
 def _offset_of(address: int, inode: int) -> int | None:
     """Offset in the file of an address in its mappings."""
-    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
-        span, _, offset, _, number, *_ = line.split(maxsplit=5)
-        start, _, end = span.partition("-")
-        if int(number) == inode and int(start, 16) <= address < int(end, 16):
-            return address - int(start, 16) + int(offset, 16)
+    with procfs.MapsReader("self") as reader:
+        for line in reader.lines():
+            span, _, offset, _, number, *_ = line.split(maxsplit=5)
+            start, _, end = span.partition(b"-")
+            if int(number) == inode and int(start, 16) <= address < int(end, 16):
+                return address - int(start, 16) + int(offset, 16)
     return None
 
 
@@ -93,7 +89,7 @@ def _ask(library: ctypes.CDLL, functions: Sequence[str], inode: int) -> list[tup
 
 def _main() -> None:
     fd = int(sys.argv[1])
-    library = ctypes.CDLL(f"/proc/self/fd/{fd}", mode=os.RTLD_NOW | os.RTLD_LOCAL)
+    library = system_libraries.load_open(fd)
     functions = sys.stdin.read().split()
     with os.fdopen(1, "w") as answer:
         json.dump(_ask(library, functions, os.fstat(fd).st_ino), answer)

@@ -54,7 +54,8 @@ class FlowCollector(Walking):
             who = (pid, start_ns, pid)
             if pid:
                 batch.threads.add(who)
-            peer = _peer(family, address, port) if number < MAX_PEERS else "other"
+            named = family and number < MAX_PEERS
+            peer = _peer(family, address, port) if named else "other"
             for op, count, size in (
                 ("send", out, sent),
                 ("receive", into, received),

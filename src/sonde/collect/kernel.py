@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -23,6 +24,9 @@ LOSSES = (
     "notes_full",
     "requests",
     "mappings",
+    "by_process",
+    "together",
+    "share",
 )
 """Names of `enum sonde_loss`, in its order."""
 
@@ -59,6 +63,7 @@ class Kernel:
 
     def __init__(self, pids: Iterable[int] | None, skip_self: bool = False) -> None:
         self.stacks_most = by_cpus(STACKS)
+        self._stack_seed = secrets.randbits(64)
         self._shared: dict[str, _native.Bpf] = {}
         self._knobs: dict[str, int] = {}
         self._stacks: _native.Bpf | None = None
@@ -116,7 +121,8 @@ class Kernel:
         bounds = {"stacks": self.stacks_most, **(most or {})}
         if "filter_targets" not in self._knobs and name != "targets":
             bounds["targets"] = 1  # nobody asks it
-        bpf = self._load(name, {**self._knobs, **knobs}, skip, bounds)
+        seed = {} if own_stacks else {"stack_seed": self._stack_seed}
+        bpf = self._load(name, {**self._knobs, **seed, **knobs}, skip, bounds)
         if self._stacks is None and not own_stacks:
             self._stacks = bpf
             self._shared["stacks"] = bpf

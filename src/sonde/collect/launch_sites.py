@@ -12,16 +12,21 @@ from typing import Final
 
 from sonde import _native
 from sonde.collect.collector import ProcessKey
+from sonde.collect.inject_memory import LIBRARY
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of
 from sonde.collect.libraries import FileKey, mapped_by, open_mapped
 from sonde.procfs import START_UNIT_NS
 
 FIELDS: Final = ("tgid", "start_ns", "correlation", "stack_id")
-LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^/memfd:sonde-library ")
-"""How the library is mapped: from a file, or attached."""
 FRAMES_OF: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so$|^\[memfd:sonde-library\]$")
-"""The same, as frames name their binary."""
+"""LIBRARY, as frames name their binary."""
 SITE: Final = "sonde_inject_site"
+ROWS: Final = 32_768
+"""Of a second, where CPUs are many: eight ranks of one user have room for 1,024 launches each."""
+OF_ONE_PROCESS: Final = 8
+OF_ONE_PARTY: Final = 4
+"""What part of the rows of a second one process may have, and one user or container (bpf/share.h):
+any process may call the site."""
 CHEAP: Final = "emulated"
 """Of _native.probe_site. A site that some kernel would single-step is refused."""
 
@@ -40,7 +45,12 @@ class LaunchSites:
 
     def __init__(self, kernel: Kernel) -> None:
         """Raises HostError where the kernel does not take the program."""
-        self._bpf = kernel.load("launch_sites", {}, most={"launch_sites": by_cpus(8192)})
+        rows = by_cpus(ROWS)
+        shares = {
+            "most_of_one_process": rows // OF_ONE_PROCESS,
+            "most_of_one_party": rows // OF_ONE_PARTY,
+        }
+        self._bpf = kernel.load("launch_sites", shares, most={"launch_sites": rows})
         self._files: dict[FileKey, _Probed] = {}
         expect_fields(self._bpf, "launch_sites", FIELDS)
 

@@ -12,18 +12,26 @@ import ctypes
 import errno
 import mmap
 import os
-import stat
-import struct
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from sonde import procfs, system_libraries
 
 FileKey = tuple[int, int, int]
 """(major, minor, inode) of a file as /proc/PID/maps and mmap events give them."""
 
+MAX_FILES: Final = 4_096
+"""Executable files of one process."""
+FIRST_BYTES: Final = 256 << 10
+"""Of the mappings of a process, read before all others had their turn: 2,500 lines."""
+LONG_CPU_S: Final = 0.5
+"""CPU time for what is longer than that, of all processes together."""
+
 _DELETED = " (deleted)"
-_CACHE = Path("/etc/ld.so.cache")
-_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +52,68 @@ class MappedFile:
         return self.path.removesuffix(_DELETED).rpartition("/")[2]
 
 
-def mapped_by(pid: int) -> Iterator[MappedFile]:
-    """The executable files that a process has mapped now; nothing where it is gone."""
+@dataclass(slots=True)
+class Unread:
+    """How often not all of what a process has mapped was looked at."""
+
+    processes: int = 0
+
+
+def mapped_by(
+    pid: int, unread: Unread | None = None, most_bytes: int = procfs.MAX_MAPS_BYTES
+) -> Iterator[MappedFile]:
+    """The executable files that a process has mapped now, each once; nothing where it is gone.
+
+    `unread` counts it where there is more than was read.
+    """
+    seen: set[tuple[bytes, bytes]] = set()
     try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as lines:  # noqa: PTH123
-            for line in lines:
-                # start-end perms offset major:minor inode path
-                parts = line.split(maxsplit=5)
-                if len(parts) < 6 or "x" not in parts[1] or parts[4] == "0":
+        with procfs.MapsReader(pid, most_bytes) as reader:
+            for line in reader.lines():
+                # start-end perms offset major:minor inode path; most lines are no code's
+                at = line.find(b" ")
+                if line[at + 3 : at + 4] != b"x":
                     continue
-                start, _, end = parts[0].partition("-")
-                major, _, minor = parts[3].partition(":")
+                parts = line.split(None, 5)
+                if len(parts) < 6 or parts[4] == b"0" or (parts[3], parts[4]) in seen:
+                    continue
+                if len(seen) >= MAX_FILES:
+                    reader.is_cut = True
+                    break
+                seen.add((parts[3], parts[4]))
+                start, _, end = parts[0].partition(b"-")
+                major, _, minor = parts[3].partition(b":")
                 key = (int(major, 16), int(minor, 16), int(parts[4]))
-                path = parts[5].rstrip("\n")
+                path = os.fsdecode(parts[5])
                 yield MappedFile(pid, key, path, int(start, 16), int(end, 16))
+            if reader.is_cut and unread is not None:
+                unread.processes += 1
     except (OSError, ValueError):
         return
 
 
-def mapped_now() -> Iterator[MappedFile]:
-    """Every (process, executable file) of the machine, as far as its mount of /proc shows."""
-    for name in os.listdir("/proc"):  # noqa: PTH208 (a Path for each would double the time)
-        if name.isdecimal():
-            seen: set[FileKey] = set()
-            for file in mapped_by(int(name)):
-                if file.key not in seen:
-                    seen.add(file.key)
-                    yield file
+def mapped_now(unread: Unread | None = None) -> Iterator[MappedFile]:
+    """Every (process, executable file) of the machine, as far as its mount of /proc shows.
+
+    Processes with very many mappings come last, and share a bound on the time they take: a hostile
+    one delays nobody but its like. `unread` counts those that were not read to their end.
+    """
+    long: list[int] = []
+    for pid in procfs.pids():
+        here = Unread()
+        yield from mapped_by(pid, here, FIRST_BYTES)
+        if here.processes:
+            long.append(pid)
+    spent_s = 0.0
+    for number, pid in enumerate(long):
+        if spent_s > LONG_CPU_S:
+            if unread is not None:
+                unread.processes += len(long) - number
+            return
+        began_s = time.thread_time()
+        files = list(mapped_by(pid, unread))
+        spent_s += time.thread_time() - began_s
+        yield from files
 
 
 def open_mapped(file: MappedFile) -> int:
@@ -84,22 +127,20 @@ def open_mapped(file: MappedFile) -> int:
         f"/proc/{file.pid}/root{file.path}",
         file.path,
     ):
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
+        fd = procfs.open_regular(path, follow=True, who=file.pid)
+        if fd is None:
             continue
-        if _stat_key(fd) == file.key or identity(fd) == file.key:
-            return fd
+        with suppress(OSError):
+            if _stat_key(fd) == file.key or identity(fd) == file.key:
+                return fd
         os.close(fd)
     raise FileNotFoundError(errno.ENOENT, "no path leads to it any more", file.path)
 
 
-def _stat_key(fd: int) -> FileKey | None:
-    """What stat() says of a regular file: on most file systems that is its identity, and costs a
-    twentieth of asking for it."""
+def _stat_key(fd: int) -> FileKey:
+    """What stat() says of a file: on most file systems that is its identity, and costs a twentieth
+    of asking for it."""
     found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        return None
     return os.major(found.st_dev), os.minor(found.st_dev), found.st_ino
 
 
@@ -111,36 +152,25 @@ def identity(fd: int) -> FileKey | None:
     try:
         with mmap.mmap(fd, 1, mmap.MAP_PRIVATE) as view:
             anchor = ctypes.c_char.from_buffer(view)
-            start = f"{ctypes.addressof(anchor):x}-"
+            start = b"%x-" % ctypes.addressof(anchor)
             del anchor  # the mapping cannot be closed while it is referred to
-            maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+            with procfs.MapsReader("self") as reader:
+                for line in reader.lines():
+                    if line.startswith(start):
+                        device, inode = line.split(maxsplit=5)[3:5]
+                        major, _, minor = device.partition(b":")
+                        return int(major, 16), int(minor, 16), int(inode)
     except (OSError, ValueError):
-        return None
-    for line in maps.splitlines():
-        if line.startswith(start):
-            device, inode = line.split(maxsplit=5)[3:5]
-            major, _, minor = device.partition(":")
-            return int(major, 16), int(minor, 16), int(inode)
+        pass
     return None
 
 
 def installed(wanted: Callable[[str], bool]) -> Iterator[str]:
     """Paths of the dynamic linker's cache whose file name is wanted."""
-    try:
-        raw = _CACHE.read_bytes()
-    except OSError:
-        return
-    # glibc, sysdeps/generic/dl-cache.h, struct cache_file_new: 48 bytes, then entries of 24 bytes
-    # (flags, key, value, osversion, hwcap); offsets of the strings count from the header.
-    base = raw.find(_CACHE_MAGIC)
-    if base < 0 or len(raw) < base + 48:
-        return
-    (count,) = struct.unpack_from("<I", raw, base + len(_CACHE_MAGIC))
     seen = set()
-    for entry in range(min(count, (len(raw) - base - 48) // 24)):
-        (at,) = struct.unpack_from("<I", raw, base + 48 + 24 * entry + 8)
-        text = raw[base + at : raw.find(b"\0", base + at)].decode(errors="surrogateescape")
+    for name, text in system_libraries.in_cache():
         path = os.path.realpath(text)
-        if path not in seen and (wanted(Path(text).name) or wanted(Path(path).name)):
+        names = (name, Path(text).name, Path(path).name)
+        if path not in seen and any(map(wanted, names)):
             seen.add(path)
             yield path

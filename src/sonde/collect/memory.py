@@ -6,19 +6,23 @@ Off unless asked for: it runs on every page fault and at the end of every system
 
 from __future__ import annotations
 
+import platform
 import struct
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from sonde import procfs
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.errors import KernelUnsupported
 from sonde.procfs import START_UNIT_NS
+
+SUPPORTED_MACHINES = ("x86_64",)
+"""Whose system calls bpf/memory.bpf.c reads."""
 
 FIELDS = (
     *("tgid", "tid", "start_ns", "stack_id", "kind", "is_freed"),
@@ -40,6 +44,8 @@ KINDS: Final = {
     9: ("unmapped", ""),
 }
 """`enum memory_kind`: kind and name of a row."""
+OTHER: Final = ("other", "")
+"""Of what was counted for all processes together, whatever it was."""
 PROGRAMS: Final = (
     *("on_call", "on_user_fault", "on_kernel_fault", "on_pages", "on_end", "on_fork"),
 )
@@ -52,6 +58,10 @@ COMPARE_SHARE: Final = 0.01
 COMPARE_CREDIT_S: Final = 0.05
 """CPU time for that which can be saved up: enough for every chunk of a machine at ease."""
 
+COMPARE_MOST_S: Final = 0.5
+"""CPU time of one comparison, after which what was not read counts as mapped still."""
+_ALL: Final = 1 << 64
+
 
 class MemoryCollector(Attached):
     """Rows of `activity` (exact) and `sample` (with stacks): mapped, unmapped, faulted.
@@ -62,10 +72,19 @@ class MemoryCollector(Attached):
     name = "memory"
 
     def __init__(self, kernel: Kernel, *, stack_gap_ns: int) -> None:
+        if platform.machine() not in SUPPORTED_MACHINES:
+            raise KernelUnsupported(
+                f"memory by stack is read on x86-64 alone, and this is {platform.machine()}",
+                "leave out --memory",
+            )
         super().__init__(kernel.load("memory", {"stack_gap_ns": stack_gap_ns}))
         self._credit_s = COMPARE_CREDIT_S
         self._credited_s = time.monotonic()
         self._unfollowed = 0
+        self._unread = 0
+        """Times that not all of what a process has mapped was read."""
+        self._compare_until_s = 0.0
+        """This thread's CPU time at which a comparison reads no more."""
         self._sum: int | None = None
         expect_fields(self._bpf, "memory", FIELDS)
 
@@ -87,7 +106,7 @@ class MemoryCollector(Attached):
             self._bpf.walk(self._sum)
         for row in self._bpf.drain("memory"):
             pid, tid, start, stack_id, number, is_freed, *sums = row
-            kind, name = KINDS[number]
+            kind, name = KINDS.get(number, OTHER)
             self._add(batch, since_ns, ("unmapped" if is_freed else kind, name), *sums,
                       who=(pid, start - start % START_UNIT_NS, tid), stack_id=stack_id,
                       is_total=not is_freed)  # fmt: skip
@@ -102,6 +121,7 @@ class MemoryCollector(Attached):
         self._credited_s = now_s
         if self._credit_s > 0:
             began_s = time.thread_time()
+            self._compare_until_s = began_s + COMPARE_MOST_S
             self._compare(batch, since_ns)
             self._credit_s -= time.thread_time() - began_s
 
@@ -142,7 +162,7 @@ class MemoryCollector(Attached):
             start_ns = start - start % START_UNIT_NS
             key = (pid, start_ns)
             if key not in space:
-                space[key] = _space_of(pid, start_ns)
+                space[key] = self._space_of(pid, start_ns)
             ranges = space[key]
             pieces = [] if ranges is None else pieces_of(ranges, address, address + size)
             if pieces == [(address, address + size)]:
@@ -174,36 +194,46 @@ class MemoryCollector(Attached):
         except OSError:  # the maps are full
             self._unfollowed += 1
 
+    def _space_of(self, pid: int, start_ns: int) -> list[Range] | None:
+        """Ranges that a process has mapped, ascending; None where it is gone.
+
+        What is not in them is taken for unmapped, so what was not read is taken for mapped.
+        """
+        if time.thread_time() >= self._compare_until_s:
+            self._unread += 1
+            return [(0, _ALL)]
+        found: list[Range] = []
+        try:
+            with procfs.MapsReader(pid) as reader:
+                for line in reader.lines():
+                    begin, _, end = line.split(b" ", 1)[0].partition(b"-")
+                    since, until = int(begin, 16), int(end, 16)
+                    if found and found[-1][1] == since:
+                        since = found.pop()[0]
+                    found.append((since, until))
+                if reader.is_cut:
+                    self._unread += 1
+                    found.append((found[-1][1] if found else 0, _ALL))
+        except OSError:
+            return None
+        stat = procfs.read_stat(pid)
+        if not found or stat is None or stat.start_ns != start_ns:
+            return None
+        return found
+
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
         found = dict(super().losses())
         if self._unfollowed:
             found["mappings"] = found.get("mappings", 0) + self._unfollowed
+        if self._unread:
+            found["processes_unread"] = self._unread
         return found
 
 
 def _place(address: int, pid: int) -> bytes:
     """`struct memory_place`"""
     return struct.pack("=QII", address, pid, 0)
-
-
-def _space_of(pid: int, start_ns: int) -> list[Range] | None:
-    """Ranges that a process has mapped, ascending; None where it is gone."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_bytes()  # all of it: what is not in it is gone
-    except OSError:
-        return None
-    stat = procfs.read_stat(pid)
-    if not maps or stat is None or stat.start_ns != start_ns:
-        return None
-    found: list[Range] = []
-    for line in maps.splitlines():
-        begin, _, end = line.split(b" ", 1)[0].partition(b"-")
-        since, until = int(begin, 16), int(end, 16)
-        if found and found[-1][1] == since:
-            since = found.pop()[0]
-        found.append((since, until))
-    return found
 
 
 def pieces_of(ranges: Sequence[Range], begin: int, end: int) -> list[Range]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
@@ -10,6 +12,10 @@ from sonde.collect.reasons import reason_of
 from sonde.procfs import START_UNIT_NS
 
 FIELDS = ("tgid", "nr", "start_ns", "count", "errors", "ns", "max_ns")
+
+
+ALL_CALLS: Final = 0xFFFF_FFFF
+"""SYSCALLS_ALL: those of a process for which there were too few rows."""
 
 
 class SyscallCollector(Attached):
@@ -35,7 +41,8 @@ class SyscallCollector(Attached):
             start_ns = start - start % START_UNIT_NS
             who = (pid, start_ns, pid)
             batch.threads.add(who)
-            name = reason_of(nr)[1] or f"call {nr}"
+            together = nr == ALL_CALLS or not pid
+            name = "other" if together else reason_of(nr)[1] or f"call {nr}"
             if count > errors:
                 rest = (count - errors, ns, 0, max_ns, 0, 0)
                 batch.add("activity", (since_ns, "syscall", name, "", "", "", 0, *who, *rest))

@@ -7,9 +7,12 @@ reclaim: summed over all threads of a process, those that ended in between inclu
 
 from __future__ import annotations
 
+from typing import Final
+
+from sonde import procfs
 from sonde.collect.attached import Walking
 from sonde.collect.collector import Batch, ProcessKey
-from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.collect.kernel import Kernel, by_cpus, expect_fields, refusal
 from sonde.model.owner import GroupNote, ProcessNote, step_of
 from sonde.procfs import START_UNIT_NS
 
@@ -30,6 +33,14 @@ NOTE_KINDS = {_EXEC: "exec", 2: "moved", _EXIT: "exit"}
 NOTES_A_TICK = 4_096
 OPTIONAL = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaimed")
 """Programs without which the rest is still worth having."""
+LEAST_ROWS: Final = 4_096
+MOST_ROWS: Final = 16_384
+
+
+def _room() -> int:
+    """Processes that have a row of their own in a tick, those too that end in it; the others share
+    one."""
+    return min(max(2 * len(procfs.pids()), by_cpus(2 * LEAST_ROWS)), MOST_ROWS)
 
 
 class TaskCollector(Walking):
@@ -38,7 +49,7 @@ class TaskCollector(Walking):
     name = "tasks"
 
     def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel.load("tasks", {}, own_stacks=True))
+        super().__init__(kernel.load("tasks", {}, own_stacks=True, most={"usage": _room()}))
         expect_fields(self._bpf, "usage", FIELDS)
 
     def start(self) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import Final
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.collect.collector import Batch, TableRow
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
@@ -25,6 +26,33 @@ SWITCHES = ("on_waking", "on_new", "on_switch")
 """Programs that run at every switch or wake-up."""
 
 
+OTHER: Final = ("other", "")
+"""Reason and call of what was counted for all processes together."""
+ROWS: Final = 16_384
+MOST_ROWS: Final = 32_768
+"""More would take longer to read than a tick has."""
+ROWS_A_THREAD: Final = 2
+ROWS_A_PROCESS: Final = 4
+LEAST_SPARE: Final = 2_048
+MOST_SPARE: Final = 16_384
+
+
+def _threads() -> int:
+    """Of all processes; 0 where the machine does not say."""
+    running, _, there = (procfs.read_file("/proc/loadavg") or b"").partition(b"/")
+    return int(there.split()[0]) if running and there else 0
+
+
+def _room() -> dict[str, int]:
+    """Entries of the maps of rows, by what runs on this machine now.
+
+    Where they do not suffice, rows get coarser: by process, and at the last one for all.
+    """
+    rows = min(max(ROWS_A_THREAD * _threads(), ROWS), MOST_ROWS)
+    spare = min(max(ROWS_A_PROCESS * len(procfs.pids()), LEAST_SPARE), MOST_SPARE)
+    return {"waits": by_cpus(rows), "waits_spare": spare}
+
+
 class WaitCollector:
     """Parts the time off the CPU at the wake-up: blocked before it, in the run queue after."""
 
@@ -40,7 +68,7 @@ class WaitCollector:
                 "stack_gap_ns": stack_gap_ns,
                 "unwind_steps": WALK_STEPS,
             },
-            most={"waits": by_cpus(16_384)},
+            most=_room(),
         )
         self._links: list[int] = []
         self._switches: list[int] = []
@@ -108,7 +136,7 @@ class WaitCollector:
         for pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *rest in rows:
             weight_count, weight_blocked, weight_runqueue, max_blocked, max_runqueue, *waker = rest
             start_ns = start - start % START_UNIT_NS
-            name, call = reason_of(nr)
+            name, call = reason_of(nr) if pid else OTHER
             who = (pid, start_ns, tid)
             batch.threads.add(who)
             batch.seen += count
@@ -120,10 +148,11 @@ class WaitCollector:
                     continue
                 what = (kind, name, "", call, "", 0)
                 activity.append((since_ns, *what, *who, count, ns, 0, max_ns, *waker))
-                if stack_id:
+                if weight_count or weight_ns:  # with its stack, or one that found no room
                     weights = (float(weight_count), float(weight_ns), 0.0)
                     sample.append((since_ns, kind, name, *who, stack_id, *weights))
-                    batch.stacks[stack_id] = (pid, start_ns)
+                    if stack_id:
+                        batch.stacks[stack_id] = (pid, start_ns)
         batch.rows |= {"activity": activity} if activity else {}
         batch.rows |= {"sample": sample} if sample else {}
 

@@ -7,11 +7,10 @@ lives in the process of this source alone (`sonde.collect.apart`).
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sonde import system_libraries
 from sonde.collect.devices.identity import start_of
 from sonde.collect.devices.present import ROCM
 from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SignalLost
@@ -32,10 +31,8 @@ class AmdSmiSource:
 
     def open(self) -> None:
         """Find the devices. Raises SignalLost where there is no library, driver or device."""
-        if ROCM.is_dir() and str(ROCM) not in sys.path:
-            sys.path.append(str(ROCM))
         try:
-            self._smi = importlib.import_module("amdsmi")
+            self._smi = system_libraries.import_checked("amdsmi", "libamd_smi.so", ROCM)
         except (ImportError, OSError) as error:
             raise SignalLost(f"amdsmi cannot be loaded: {error}", whole=True) from error
         try:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sonde import procfs
 from sonde.collect.devices import present
 from sonde.collect.devices.identity import start_of
 from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SignalLost
@@ -83,9 +84,7 @@ class DrmSource:
             if not folder.name[4:].isdigit():
                 continue  # a connector: card0-HDMI-A-1
             vendor = _text(folder / "device/vendor")
-            uevent = dict(
-                line.split("=", 1) for line in _text(folder / "device/uevent").splitlines() if line
-            )
+            uevent = dict(line.split("=", 1) for line in _lines(folder / "device/uevent") if line)
             address = uevent.get("PCI_SLOT_NAME", "")
             if not address or vendor in self._spoken_for:
                 continue
@@ -213,8 +212,15 @@ def _held(told: dict[str, str]) -> int | None:
 
 
 def _pairs(path: Path) -> dict[str, str]:
-    lines = (line.partition(":") for line in _text(path).splitlines())
+    lines = (line.partition(":") for line in _lines(path))
     return {name: value.strip() for name, colon, value in lines if colon}
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return procfs.read_lines(path)
+    except OSError:
+        return []
 
 
 def _text(path: Path) -> str:

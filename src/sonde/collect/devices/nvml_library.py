@@ -26,6 +26,8 @@ from ctypes import (
 )
 from typing import Any
 
+from sonde import system_libraries
+
 LIBRARY = "libnvidia-ml.so.1"
 
 SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NO_PERMISSION = 0, 1, 2, 3, 4
@@ -54,8 +56,8 @@ NOT_AVAILABLE = 2**64 - 1
 class NvmlError(Exception):
     """A call failed; `code` is the nvmlReturn_t."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(REASONS.get(code, f"NVML error {code}"))
+    def __init__(self, code: int, reason: str = "") -> None:
+        super().__init__(reason or REASONS.get(code, f"NVML error {code}"))
         self.code = code
 
 
@@ -223,7 +225,9 @@ class Nvml:
     def __init__(self, path: str = LIBRARY) -> None:
         """Raises NvmlError where there is no library or no driver."""
         try:
-            self._library = ctypes.CDLL(path)
+            self._library = system_libraries.load(path)
+        except system_libraries.UntrustedLibraryError as error:
+            raise NvmlError(NO_PERMISSION, str(error)) from error
         except OSError as error:
             raise NvmlError(LIBRARY_NOT_FOUND) from error
         self._functions: dict[str, Callable[..., int]] = {}

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels, table
 from sonde.collect.host.pressure import stalls
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
@@ -148,7 +149,7 @@ class Groups:
 def _mounts(mountinfo: Path) -> Iterator[tuple[str, frozenset[str]]]:
     """(where it is mounted, what it controls: v2, cpu, memory)."""
     seen = set()
-    for line in mountinfo.read_text().splitlines():
+    for line in procfs.read_lines(mountinfo):
         before, _, after = line.partition(" - ")
         words, kinds = before.split(" "), after.split(" ")
         if len(words) < 5 or len(kinds) < 3 or words[3] != "/":

@@ -135,7 +135,7 @@ class Memory:
 def _meminfo(raw: bytes) -> dict[str, int]:
     """Bytes by name; lines of a node begin with its number."""
     found = {}
-    for line in raw.decode("ascii", "replace").splitlines():
+    for line in raw.decode("ascii", "replace").split("\n"):
         name, _, rest = line.partition(":")
         words = rest.split()
         if words and words[0].isdigit():

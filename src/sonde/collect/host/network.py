@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 
+from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, Unmoved, labels
 from sonde.collect.host.queues import queue_stats
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
 
 MAX_NAMESPACES = 32
+"""Namespaces that are read; how many more there are is reported."""
 MAX_INTERFACES = 256
 ALL_LIVES_S = 60.0
 """How often every process is asked which namespace it lives in."""
@@ -74,6 +77,7 @@ class Network:
         self._counters = Counters()
         self._namespaces: dict[int, _Namespace] = {}
         self._lives = _Lives()
+        self._left_out = 0
 
     def open(self) -> None:
         """Look for namespaces. Raises SignalLost."""
@@ -98,10 +102,15 @@ class Network:
             namespace.close()
         self._namespaces = {}
 
-    def _look(self, _: Points) -> None:
+    def _look(self, points: Points) -> None:
         """Find the namespaces that processes live in, with one process for each."""
         found: dict[int, _Namespace] = {}
-        for inode, pid in self._lives.namespaces():
+        there = list(self._lives.namespaces())
+        chosen = _shared(there, self._namespaces)
+        if len(there) - len(chosen) != self._left_out:
+            self._left_out = len(there) - len(chosen)
+            points.add("sonde.network.namespaces_left_out", self._left_out)
+        for inode, pid in chosen:
             known = self._namespaces.pop(inode, None)
             if known is None:
                 label = "" if not pid else str(inode)
@@ -191,6 +200,31 @@ def _wanted(heads: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
             )
 
 
+def _shared(there: Iterable[tuple[int, int]], known: Container[int]) -> list[tuple[int, int]]:
+    """MAX_NAMESPACES of (inode, pid), the agent's own first. Every user gets as many as every other
+    one, as far as they have them, and of each user those that are `known` come first: any user may
+    make namespaces."""
+    waiting: dict[int, list[tuple[int, int]]] = {}
+    chosen: list[tuple[int, int]] = []
+    for inode, pid in there:
+        if pid:
+            waiting.setdefault(_user_of(pid), []).append((inode, pid))
+        else:
+            chosen.append((inode, pid))
+    for mine in waiting.values():
+        mine.sort(key=lambda one: one[0] not in known)
+    rounds = zip_longest(*waiting.values())
+    chosen += (one for each in rounds for one in each if one is not None)
+    return chosen[:MAX_NAMESPACES]
+
+
+def _user_of(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+    except OSError:
+        return -1
+
+
 class _Lives:
     """Which namespace each process lives in. One that was there at the last two looks is not asked
     again until all are: few move, and then before they start what is to live there."""
@@ -211,11 +245,11 @@ class _Lives:
             inode, is_old = before.get(pid, (0, False))
             if not is_old:
                 try:
-                    now = os.stat(f"/proc/{pid}/ns/net").st_ino  # noqa: PTH116
+                    now = procfs.read_inode(f"/proc/{pid}/ns/net")
                 except OSError:
                     continue
                 inode, is_old = now, now == inode
             self._inodes[pid] = inode, is_old
-            if inode not in seen and len(seen) < MAX_NAMESPACES:
+            if inode not in seen:
                 seen.add(inode)
                 yield inode, 0 if pid == "self" else int(pid)

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/*
+ * What one party may take of a map or ring that all share, in about a second. Include host_types.h
+ * before it.
+ *
+ * A party is somebody who cannot make more of themselves: a user, with all the user ids and user
+ * namespaces that are theirs, or a container whose root is the machine's (by its outermost pid
+ * namespace). The machine's own root is under no limit.
+ */
+#ifndef SONDE_SHARE_H
+#define SONDE_SHARE_H
+
+#define SHARE_WINDOW_SHIFT 30 /* 1.07 s */
+#define SHARE_NAMESPACES 32   /* user namespaces are nested no deeper */
+
+struct share_key {
+	u64 party;
+	u64 what; /* is shared: the caller's number */
+};
+
+struct share {
+	u64 window;
+	u64 taken;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 2048);
+	__type(key, struct share_key);
+	__type(value, struct share);
+} shares SEC(".maps");
+
+/* Whose `task` is; 0 for the machine's root. Pointers are kernel addresses, so never a user's number. */
+static __always_inline u64 party_of(struct task_struct *task)
+{
+	struct task_struct___owner *t = (void *)task;
+	struct user_namespace *inner = BPF_CORE_READ(t, real_cred, user_ns), *outer;
+	struct pid *pid;
+	u64 at = 0;
+	u32 uid = BPF_CORE_READ(t, real_cred, uid.val);
+
+	for (u32 i = 0; i < SHARE_NAMESPACES; i++) {
+		outer = BPF_CORE_READ(inner, parent);
+		if (!outer)
+			break;
+		if (!BPF_CORE_READ(outer, parent)) { /* the outermost one: whose it is */
+			uid = BPF_CORE_READ(inner, owner.val);
+			break;
+		}
+		inner = outer;
+	}
+	if (uid)
+		return uid;
+	pid = BPF_CORE_READ(t, group_leader, thread_pid);
+	if (!BPF_CORE_READ(pid, level))
+		return 0;
+	/* pid->numbers[1]: its size is that of the running kernel. */
+	bpf_probe_read_kernel(&at, sizeof(at),
+			      (void *)((u64)__builtin_preserve_access_index(&pid->numbers[0]) +
+				       bpf_core_type_size(struct upid) +
+				       bpf_core_field_offset(struct upid, ns)));
+	return at;
+}
+
+/* Whether `party` took less than `most` of `what` in this second; then one more. 0 has no limit. */
+static __always_inline bool within_share(u64 party, u64 what, u64 most)
+{
+	const struct share_key key = {.party = party, .what = what};
+	u64 window = bpf_ktime_get_ns() >> SHARE_WINDOW_SHIFT;
+	const struct share first = {.window = window, .taken = 1};
+	struct share *it;
+
+	if (!party)
+		return true;
+	it = bpf_map_lookup_elem(&shares, &key);
+	if (!it) {
+		bpf_map_update_elem(&shares, &key, &first, BPF_ANY);
+		return true;
+	}
+	if (it->window != window) { /* two CPUs at once: a few more than its share */
+		it->taken = 0;
+		it->window = window;
+	}
+	return __sync_fetch_and_add(&it->taken, 1) < most;
+}
+
+/* The same for a ring that is shared by need: up to half of it is first come, first served. */
+#define WITHIN_SHARE_OF_RING(ring, task, what, most)                                               \
+	(within_share(party_of(task), (what), (most)) ||                                           \
+	 bpf_ringbuf_query(&(ring), BPF_RB_AVAIL_DATA) <                                           \
+		 bpf_ringbuf_query(&(ring), BPF_RB_RING_SIZE) / 2)
+
+#endif

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One user or container that floods what all share costs only its own detail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from control_groups import group
+
+from sonde.attach import library
+from sonde.collect.kernel import Kernel, by_cpus
+from sonde.collect.launch_sites import OF_ONE_PARTY, OF_ONE_PROCESS, ROWS, LaunchSites
+from sonde.collect.tasks import TaskCollector
+
+pytestmark = pytest.mark.bpf
+NOBODY, DAEMON = 65534, 1
+CALLS = """
+import ctypes, sys
+site = ctypes.CDLL(sys.argv[1]).sonde_inject_site
+print("loaded", flush=True)
+sys.stdin.readline()
+for number in range(int(sys.argv[2])):
+    site(ctypes.c_uint64(number))
+print("called", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Caller:
+    """A user's process that maps the library and calls the site with ever new numbers."""
+
+    def __init__(self, user: int, calls: int) -> None:
+        self.it = subprocess.Popen(
+            ["/usr/bin/python3", "-I", "-c", CALLS, str(library.path()), str(calls)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
+            user=user, group=user, extra_groups=[], env={"SONDE_INJECT": "off"},
+        )  # fmt: skip
+        self.pid = self.it.pid
+        assert self.it.stdout is not None
+        assert self.it.stdout.readline() == "loaded\n"
+
+    def call(self) -> None:
+        assert self.it.stdin is not None
+        assert self.it.stdout is not None
+        self.it.stdin.write("\n")
+        self.it.stdin.flush()
+        assert self.it.stdout.readline() == "called\n"
+
+    def end(self) -> None:
+        self.it.communicate("\n")
+
+
+@pytest.mark.parametrize("hostile", [1, 6])
+def test_launches_that_one_user_makes_up_leave_others_their_stacks(hostile: int):
+    sites = LaunchSites(Kernel(None))
+    callers = [Caller(NOBODY, 20_000) for _ in range(hostile)]
+    victim = Caller(DAEMON, 200)
+    for caller in (*callers, victim):
+        assert sites.add(caller.pid)
+    list(sites.drain())
+    found: Counter[int] = Counter()
+    began_s = drained_s = time.monotonic()
+    for caller in (*callers, victim):
+        caller.call()
+        if time.monotonic() - drained_s >= 1:  # as a recorder does
+            found.update(pid for (pid, _), _, _ in sites.drain())
+            drained_s = time.monotonic()
+    windows = int(time.monotonic() - began_s) + 2
+    found.update(pid for (pid, _), _, _ in sites.drain())
+    for caller in (*callers, victim):
+        caller.end()
+        sites.drop(caller.pid)
+
+    assert found[victim.pid] == 200
+    rows = by_cpus(ROWS)
+    assert max(found.values()) <= rows // OF_ONE_PROCESS * windows
+    posed = sum(found[caller.pid] for caller in callers)
+    assert posed <= rows // OF_ONE_PARTY * windows
+    assert sites.losses()["share"] == 20_000 * hostile - posed
+
+
+@pytest.fixture
+def tasks():
+    it = TaskCollector(Kernel(None))
+    it.start()
+    it.drain(0, False)
+    yield it
+    it.stop()
+
+
+def test_control_groups_that_a_user_makes_leave_others_their_notes(tasks):
+    flood = """
+import os, sys
+for number in range(3000):
+    os.mkdir(f"{sys.argv[1]}/{number % 7}")
+    os.rmdir(f"{sys.argv[1]}/{number % 7}")
+"""
+    with ExitStack() as made:
+        own = made.enter_context(group("memory", f"sonde-shares-{os.getpid()}"))
+        os.chown(own, NOBODY, NOBODY)
+        tasks.drain(0, False)
+        command = ["/usr/bin/python3", "-I", "-c", flood, str(own)]
+        subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/", check=True)
+        other = made.enter_context(group("memory", f"sonde-other-{os.getpid()}"))
+        groups = tasks.drain(0, False).groups
+
+    assert f"/{other.name}" in {it.path for it in groups}
+    assert tasks.losses()["notes_full"] > 1000
+
+
+def test_processes_that_a_user_starts_leave_others_their_notes(tasks):
+    flood = "i=0; while [ $i -lt 4000 ]; do (:); i=$((i+1)); done"
+    subprocess.run(["/bin/sh", "-c", flood], user=NOBODY, group=NOBODY, extra_groups=[], check=True)
+    with subprocess.Popen(["/bin/true"]) as other:
+        other.wait()
+    notes = tasks.drain(0, False).notes
+
+    assert other.pid in {it.pid for it in notes}
+    assert tasks.losses()["notes_full"] > 0
+
+
+def test_root_of_a_container_cannot_crowd_out_the_keepers_of_slurms_steps(tasks, tmp_path):
+    keeper = tmp_path / "slurmstepd"
+    keeper.write_bytes(Path("/bin/sh").read_bytes())
+    keeper.chmod(0o755)
+    flood = "i=0; while [ $i -lt 120 ]; do /bin/true; i=$((i+1)); done; exit 0"
+    posed = {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "PATH": "/bin", "PAD": "x" * 7000}
+    subprocess.run(["unshare", "--pid", "--fork", keeper, "-c", flood], env=posed, check=True)
+    real = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "1", "PATH": "/bin"}
+    subprocess.run([keeper, "-c", "/bin/true; exit 0"], env=real, check=True)
+    steps = Counter(it.step for it in tasks.drain(0, False).notes if it.step)
+
+    assert steps["42", "1"] == 1
+    assert steps["4711", "0"] <= 4 * 3
