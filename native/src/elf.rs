@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 pub mod file;
 pub mod functions;
+pub mod record;
 mod site;
 
 use file::{hex, ElfFile};

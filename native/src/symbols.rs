@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use crate::elf::file::{build_id_of_notes, hex, identity_of, open, ElfFile, Identity, Layout};
 
 mod index;
+mod jit_code;
 mod kernel;
 pub mod names;
 mod perf_map;
@@ -33,6 +34,13 @@ struct Kept {
     index: Index,
     layout: Arc<Layout>,
     used: u64,
+}
+
+impl Kept {
+    /// Of memory, names left out.
+    fn bytes(&self) -> usize {
+        self.index.bytes() + self.layout.bytes()
+    }
 }
 
 /// Indices of the files used last, as many as fit.
@@ -69,7 +77,8 @@ impl Files {
         let file = ElfFile::parse(file, identity)?;
         let mut index = Index::build(&file)?;
         let found = index.find(&file, offsets);
-        let size = index.bytes();
+        let kept = Kept { index, layout: file.layout(), used: self.clock };
+        let size = kept.bytes();
         while self.bytes + size > self.max_bytes || self.kept.len() >= MAX_FILES {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used);
             let Some(oldest) = oldest.map(|(identity, _)| *identity) else { break };
@@ -78,8 +87,7 @@ impl Files {
         }
         if size <= self.max_bytes {
             self.bytes += size;
-            self.name_bytes += index.name_bytes();
-            let kept = Kept { index, layout: file.layout(), used: self.clock };
+            self.name_bytes += kept.index.name_bytes();
             self.kept.insert(identity, kept);
         }
         Ok(found)
@@ -88,7 +96,7 @@ impl Files {
     fn forget(&mut self, identity: &Identity) -> bool {
         let gone = self.kept.remove(identity);
         if let Some(kept) = &gone {
-            self.bytes -= kept.index.bytes();
+            self.bytes -= kept.bytes();
             self.name_bytes -= kept.index.name_bytes();
         }
         gone.is_some()

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 
-use crate::elf::file::ElfFile;
+use crate::elf::file::{hex, open, ElfFile};
 
 mod cpython;
 mod go;
@@ -14,9 +14,11 @@ mod plain;
 mod pool;
 mod prologue;
 mod rules;
+mod saved;
 pub mod section;
 mod table;
 
+use saved::Saved;
 use table::Table;
 
 /// Make the unwind table of an ELF file at `out`: (descriptions, rows, rules, rows of unread forms,
@@ -28,8 +30,11 @@ fn build_unwind_table(
     out: PathBuf,
 ) -> PyResult<(u32, usize, usize, u32, u32)> {
     py.detach(|| {
-        let table = Table::build(&ElfFile::open(&path)?)?;
-        table.save(&out)?;
+        let file = ElfFile::open_recorded(&path)?;
+        let table = Table::build(&file)?;
+        let python = cpython::find(&file).unwrap_or(None).map(interpreter);
+        let about = serde_json::to_vec(&python).map_err(std::io::Error::other)?;
+        table.save(&out, &file.into_record()?, &about)?;
         Ok((
             table.descriptions,
             table.rows.len(),
@@ -38,6 +43,23 @@ fn build_unwind_table(
             table.analysed,
         ))
     })
+}
+
+/// Of a saved table: the digest of all that was read to make it, and the interpreter that was found.
+#[pyfunction]
+fn unwind_table_origin(py: Python<'_>, path: PathBuf) -> PyResult<(String, Option<Interpreter>)> {
+    py.detach(|| {
+        let saved = Saved::open(&path)?;
+        let python = serde_json::from_slice(&saved.about()?).map_err(std::io::Error::other)?;
+        Ok((hex(&saved.digest()?), python))
+    })
+}
+
+/// Whether a saved table is the one that would be made of the ELF file at `path`, whatever either is
+/// called: every byte that was read to make it is the same there.
+#[pyfunction]
+fn is_unwind_table_of(py: Python<'_>, table: PathBuf, path: PathBuf) -> PyResult<bool> {
+    py.detach(|| Ok(Saved::open(&table)?.made_of()?.is_of(&open(&path)?.0)?))
 }
 
 /// For each address (as linked) its rule as 16 bytes, None where the table at `path` has none.
@@ -59,15 +81,18 @@ type Interpreter = (u64, u64, u64, [u64; 4], Vec<u8>);
 /// The CPython interpreter in an ELF file, None where there is none.
 #[pyfunction]
 fn find_cpython(py: Python<'_>, path: PathBuf) -> PyResult<Option<Interpreter>> {
-    py.detach(|| {
-        let found = cpython::find(&ElfFile::open(&path)?)?;
-        Ok(found.map(|it| (it.version, it.runtime, it.thread_key, it.evaluation, it.runtime_bytes)))
-    })
+    py.detach(|| Ok(cpython::find(&ElfFile::open(&path)?)?.map(interpreter)))
+}
+
+fn interpreter(it: cpython::Interpreter) -> Interpreter {
+    (it.version, it.runtime, it.thread_key, it.evaluation, it.runtime_bytes)
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<maps::UnwindMaps>()?;
     module.add_function(wrap_pyfunction!(build_unwind_table, module)?)?;
+    module.add_function(wrap_pyfunction!(unwind_table_origin, module)?)?;
+    module.add_function(wrap_pyfunction!(is_unwind_table_of, module)?)?;
     module.add_function(wrap_pyfunction!(find_cpython, module)?)?;
     module.add_function(wrap_pyfunction!(find_unwind_rules, module)?)
 }

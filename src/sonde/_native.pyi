@@ -396,6 +396,16 @@ def build_unwind_table(path: str, out: str) -> tuple[int, int, int, int, int]:
     description that were analysed). Raises OSError, with EINVAL's kind where it is no such file.
     """
 
+def unwind_table_origin(
+    path: str,
+) -> tuple[str, tuple[int, int, int, list[int], bytes] | None]:
+    """Of a saved unwind table: the digest (hexadecimal) of all that was read to make it, and what
+    `find_cpython` found in the file."""
+
+def is_unwind_table_of(table: str, path: str) -> bool:
+    """Whether a saved unwind table is the one that would be made of the ELF file at `path`: every
+    byte that was read to make it is the same there. Raises OSError where either cannot be read."""
+
 def find_unwind_rules(path: str, addresses: Sequence[int]) -> list[bytes | None]:
     """The `struct unwind_rule` for each address as linked, from the table saved at `path`."""
 
@@ -584,16 +594,23 @@ class Attempt:
 
     outcome: str
     """done (whether it loaded, the mappings tell), passed-over (not borrowed), busy (put back, try
-    again), put-back (put back, it will not do), let-go (goes on by itself), gone (it ended)"""
+    again), put-back (put back, it will not do), let-go (goes on by itself), gone (it ended),
+    executed (it executed another program, and was let go before that ran)"""
     why: str
     stage: str
     stop_us: float
     calls: int
+    stopped: bool
+    """Whether the thread was stopped for it."""
+    inode: int
+    """Of the memfd that the library was written into; 0: it was not."""
 
 class ThreadBorrower:
     """Borrows threads of one process to load a library. Only for a process with one thread."""
 
-    def __init__(self, pid: int, landmarks: Landmarks) -> None: ...
+    def __init__(self, pid: int, landmarks: Landmarks, auxv: bytes) -> None:
+        """`auxv`: /proc/PID/auxv, read before the landmarks were."""
+
     def load(
         self,
         tid: int,
@@ -613,6 +630,9 @@ class ThreadBorrower:
 
     def filters(self, tid: int) -> list[bytes]:
         """The seccomp filters of a thread, packed `struct sock_filter`s. Needs CAP_SYS_ADMIN."""
+
+    def settle(self) -> None:
+        """Let go of threads that stopped after nobody waited for them any more."""
 
     def close(self) -> None:
         """The guardian is no longer needed."""

@@ -196,9 +196,11 @@ def test_a_program_in_another_root_is_named_also_without_map_files(
     root = tmp_path / "root"
     (root / "bin").mkdir(parents=True)
     build("named.c", root / "bin" / "named", "-static")
-    real = procfs.open_regular
+    real = procfs.open_stable
     monkeypatch.setattr(
-        procfs, "open_regular", lambda path: None if "map_files" in path else real(path)
+        procfs,
+        "open_stable",
+        lambda path, **more: None if "map_files" in path else real(path, **more),
     )
     with Talking("chroot", root, "/bin/named") as talking:
         assert _function(resolver, talking, "hidden_work") == "hidden_work"

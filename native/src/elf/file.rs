@@ -7,14 +7,17 @@
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::ops::Deref;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use object::elf;
 use object::pod;
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::Endianness;
+
+use super::record::{Finished, Record};
 
 /// Symbols are read in pieces of this many.
 const SYMBOLS_AT_ONCE: usize = 8192;
@@ -24,7 +27,10 @@ const MAX_SYMBOLS: u64 = 1 << 22;
 const SHORT_NAME_BYTES: usize = 128;
 const IDENT_BYTES: u64 = 16;
 const MAX_SECTIONS: usize = 1 << 16;
-const MAX_NOTE_BYTES: u64 = 1 << 20;
+/// Programs have some ten. Each address that is asked for is held against all of them.
+const MAX_SEGMENTS: usize = 256;
+/// Of all notes of a file together: a header may point to the same megabyte many times.
+const MAX_NOTES_BYTES: u64 = 1 << 20;
 const NT_GNU_BUILD_ID: u32 = 3;
 
 pub struct Segment {
@@ -68,7 +74,8 @@ pub struct Identity {
     device: u64,
     inode: u64,
     len: u64,
-    changed: (i64, i64),
+    /// Of the content, which anybody may set, and of the inode, which nobody can.
+    changed: [(i64, i64); 2],
 }
 
 /// What the headers of a file say.
@@ -84,6 +91,8 @@ pub struct Layout {
 pub struct ElfFile {
     file: File,
     layout: Arc<Layout>,
+    /// Of what is read, where somebody wants to know.
+    record: Option<Mutex<Record>>,
 }
 
 impl Deref for ElfFile {
@@ -98,10 +107,18 @@ fn malformed(what: &str) -> Error {
     Error::new(ErrorKind::InvalidData, format!("not a readable ELF file: {what}"))
 }
 
+fn copied(error: &Error) -> Error {
+    Error::from(error.kind())
+}
+
 /// Errors: those of the system; InvalidData where it is no plain file.
 pub fn open(path: &Path) -> Result<(File, Identity)> {
-    // Not to wait for a writer where the path leads to a pipe.
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    // What it is is asked before it is opened: a device, a pipe or a terminal would not stand it.
+    let held = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
+    identity_of(&held)?;
+    let quietly = libc::O_NONBLOCK | libc::O_NOCTTY;
+    let same = format!("/proc/self/fd/{}", held.as_raw_fd());
+    let file = File::options().read(true).custom_flags(quietly).open(same)?;
     let identity = identity_of(&file)?;
     Ok((file, identity))
 }
@@ -116,8 +133,20 @@ pub fn identity_of(file: &File) -> Result<Identity> {
         device: metadata.dev(),
         inode: metadata.ino(),
         len: metadata.len(),
-        changed: (metadata.mtime(), metadata.mtime_nsec()),
+        changed: [
+            (metadata.mtime(), metadata.mtime_nsec()),
+            (metadata.ctime(), metadata.ctime_nsec()),
+        ],
     })
+}
+
+impl Layout {
+    /// What it holds in memory.
+    pub fn bytes(&self) -> usize {
+        let tables = self.segments.capacity() * size_of::<Segment>()
+            + self.sections.capacity() * size_of::<Section>();
+        size_of::<Self>() + tables
+    }
 }
 
 impl ElfFile {
@@ -129,7 +158,26 @@ impl ElfFile {
 
     /// A file opened again whose headers are known.
     pub fn with_layout(file: File, layout: Arc<Layout>) -> Self {
-        Self { file, layout }
+        Self { file, layout, record: None }
+    }
+
+    /// Like `open`, and everything that is read from now on is noted.
+    pub fn open_recorded(path: &Path) -> Result<Self> {
+        let (file, identity) = open(path)?;
+        let record = Record::new(identity.len);
+        Self::parse_with(file, identity, Some(Mutex::new(record)))
+    }
+
+    /// What was read since `open_recorded`. InvalidData where the file changed meanwhile.
+    pub fn into_record(self) -> Result<Finished> {
+        let record = self.record.ok_or_else(|| malformed("nothing was noted"))?;
+        record.into_inner().unwrap_or_else(PoisonError::into_inner).finish()
+    }
+
+    fn note(&self, offset: u64, wanted: usize, read: &Result<&[u8]>) {
+        if let Some(record) = &self.record {
+            record.lock().unwrap_or_else(PoisonError::into_inner).note(offset, wanted, read);
+        }
     }
 
     pub fn layout(&self) -> Arc<Layout> {
@@ -137,6 +185,10 @@ impl ElfFile {
     }
 
     pub fn parse(file: File, identity: Identity) -> Result<Self> {
+        Self::parse_with(file, identity, None)
+    }
+
+    fn parse_with(file: File, identity: Identity, record: Option<Mutex<Record>>) -> Result<Self> {
         let layout = Layout {
             len: identity.len,
             endian: Endianness::Little,
@@ -145,7 +197,7 @@ impl ElfFile {
             segments: Vec::new(),
             sections: Vec::new(),
         };
-        let mut this = Self { file, layout: Arc::new(layout) };
+        let mut this = Self { file, layout: Arc::new(layout), record };
         let ident = this.read(0, IDENT_BYTES).map_err(|_| malformed("too short"))?;
         if ident[..4] != elf::ELFMAG {
             return Err(malformed("no magic number"));
@@ -167,12 +219,19 @@ impl ElfFile {
             return Err(malformed("a part lies outside of the file"));
         }
         let mut bytes = vec![0; len as usize];
-        self.file.read_exact_at(&mut bytes, offset)?;
-        Ok(bytes)
+        let read = self.file.read_exact_at(&mut bytes, offset);
+        self.note(offset, bytes.len(), &read.as_ref().map(|()| &bytes[..]).map_err(copied));
+        read.map(|()| bytes)
     }
 
     /// Up to `bytes.len()` bytes at `offset`: how many.
     pub fn read_some(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
+        let read = self.read_all(bytes, offset);
+        self.note(offset, bytes.len(), &read.as_ref().map(|&n| &bytes[..n]).map_err(copied));
+        read
+    }
+
+    fn read_all(&self, bytes: &mut [u8], offset: u64) -> Result<usize> {
         let mut done = 0;
         while done < bytes.len() {
             match self.file.read_at(&mut bytes[done..], offset + done as u64) {
@@ -219,7 +278,7 @@ impl ElfFile {
                 }
             }
         }
-        if section_count > MAX_SECTIONS || segment_count > MAX_SECTIONS {
+        if section_count > MAX_SECTIONS || segment_count > MAX_SEGMENTS {
             return Err(malformed("too many sections or segments"));
         }
         let segments = self
@@ -384,8 +443,11 @@ impl ElfFile {
         let places = segments
             .map(|it| (it.offset, it.file_size, it.align))
             .chain(sections.map(|it| (it.offset, it.size, it.align)));
+        let mut left = MAX_NOTES_BYTES;
         for (offset, size, align) in places {
-            if let Ok(notes) = self.read(offset, size.min(MAX_NOTE_BYTES)) {
+            let size = size.min(left);
+            if let Ok(notes) = self.read(offset, size) {
+                left -= size;
                 if let Some(id) = build_id_of_notes(&notes, align, self.endian) {
                     return id;
                 }

@@ -4,7 +4,7 @@
 //! Two streaming passes and no index: first the string table, to learn at which offsets a wanted
 //! name stands; then the symbols, to see which of them point there. Linkers let a name share the
 //! tail of a longer one, so a wanted name is looked for at the end of every string.
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Result;
 
 use memchr::memchr2_iter;
@@ -84,7 +84,7 @@ fn wanted_offsets(
 ) -> Result<HashMap<u32, usize>> {
     let mut found = HashMap::new();
     let size = strings.size.min(MAX_STRINGS_BYTES);
-    let mut buffer = vec![0; MAX_NAME_BYTES + PIECE_BYTES];
+    let mut buffer = vec![0; MAX_NAME_BYTES + PIECE_BYTES.min(size as usize)];
     // The end of the piece before stands before each piece, for names that span both.
     let mut at = 0;
     while at < size {
@@ -121,6 +121,7 @@ fn wanted_offsets(
 pub fn find(file: &ElfFile, names: &[String]) -> Result<Vec<Found>> {
     let endings = Endings::new(names);
     let mut found: Vec<Found> = Vec::new();
+    let mut known: HashSet<(usize, u64)> = HashSet::new();
     for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
         let Some((table, strings)) = file.symbol_table(kind) else { continue };
         let wanted = wanted_offsets(file, strings, &endings)?;
@@ -132,11 +133,11 @@ pub fn find(file: &ElfFile, names: &[String]) -> Result<Vec<Found>> {
                 return;
             }
             let Some(&name) = wanted.get(&symbol.name) else { return };
-            let known = |it: &Found| it.name == name && it.address == symbol.value;
-            if found.len() >= MAX_FOUND || found.iter().any(known) {
+            if found.len() >= MAX_FOUND || known.contains(&(name, symbol.value)) {
                 return;
             }
             if let Some(offset) = file.offset_of(symbol.value) {
+                known.insert((name, symbol.value));
                 found.push(Found { name, address: symbol.value, offset, size: symbol.size });
             }
         })?;

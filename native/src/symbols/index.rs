@@ -161,7 +161,9 @@ impl Index {
     }
 
     pub fn bytes(&self) -> usize {
-        size_of::<Self>() + self.entries.len() * (size_of::<Entry>() + size_of::<u16>())
+        let debug_file = self.debug_file.as_ref().map_or(0, |it| it.layout.bytes());
+        let entries = self.entries.len() * (size_of::<Entry>() + size_of::<u16>());
+        size_of::<Self>() + entries + debug_file
     }
 
     /// Of the names that are kept.

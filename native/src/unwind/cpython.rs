@@ -5,7 +5,10 @@
 use std::collections::HashMap;
 use std::io::Result;
 
-use gimli::{BaseAddresses, CieOrFde, EhFrame, EndianSlice, LittleEndian, UnwindSection};
+use gimli::{
+    BaseAddresses, CieOrFde, CommonInformationEntry, EhFrame, EndianSlice, LittleEndian,
+    UnwindSection,
+};
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
 };
@@ -43,6 +46,12 @@ struct Symbol {
     size: u64,
 }
 
+impl Symbol {
+    fn end(&self) -> u64 {
+        self.value.saturating_add(self.size)
+    }
+}
+
 /// The interpreter in a file, None where there is none.
 pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
     if file.machine != elf::EM_X86_64 {
@@ -56,10 +65,10 @@ pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
         found.version = section::u64_at(&file.read(version, 8)?, 0);
     }
     found.evaluation[0] = loop_.value;
-    found.evaluation[1] = loop_.value + loop_.size;
+    found.evaluation[1] = loop_.end();
     if let Some(cold) = symbol(&format!("{EVALUATE}.cold")) {
         found.evaluation[2] = cold.value;
-        found.evaluation[3] = cold.value + cold.size;
+        found.evaluation[3] = cold.end();
     } else if let Some((start, end)) = moved_away(file, loop_)? {
         (found.evaluation[2], found.evaluation[3]) = (start, end);
     }
@@ -116,6 +125,7 @@ fn each_instruction(
 /// that cannot be seen.
 fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> {
     let size = if runtime.size == 0 { MAX_RUNTIME_BYTES } else { runtime.size };
+    let end = runtime.value.saturating_add(size);
     let mut holds_runtime: Vec<Register> = Vec::new();
     let mut key = 0;
     each_instruction(file, function, |it| {
@@ -129,7 +139,7 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
             && matches!(it.op1_kind(), OpKind::Immediate32 | OpKind::Immediate32to64)
         {
             let address = u64::from(it.immediate32());
-            if address > runtime.value && address < runtime.value + size {
+            if address > runtime.value && address < end {
                 key = address;
             }
             return;
@@ -147,7 +157,7 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
         } else {
             return;
         };
-        let is_inside = address >= runtime.value && address < runtime.value + size;
+        let is_inside = address >= runtime.value && address < end;
         match it.mnemonic() {
             Mnemonic::Lea if is_inside && address == runtime.value => {
                 holds_runtime.push(to.full_register());
@@ -155,7 +165,7 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
             Mnemonic::Lea if is_inside => key = address,
             // Through the global offset table: the only variable that this function needs.
             Mnemonic::Mov if to.is_gpr64() && !is_inside => holds_runtime.push(to.full_register()),
-            Mnemonic::Mov if to == Register::EDI && is_inside => key = address - 4,
+            Mnemonic::Mov if to == Register::EDI && is_inside => key = address.saturating_sub(4),
             _ => {}
         }
     })?;
@@ -165,7 +175,7 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
 /// The part of a function that the compiler put elsewhere (".cold"), where no symbol tells: the code
 /// that jumps out of the function lead into, other than to a function's start.
 fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
-    let end = function.value + function.size;
+    let end = function.end();
     let mut targets = Vec::new();
     each_instruction(file, function, |it| {
         let is_jump = matches!(
@@ -186,12 +196,23 @@ fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
     let bases = BaseAddresses::default().set_eh_frame(found.address);
     let mut entries = section.entries(&bases);
     let mut best = (0, (0, 0));
+    // Each once: a description may be short and what it refers to long.
+    let mut known = HashMap::new();
     while let Ok(Some(entry)) = entries.next() {
         let CieOrFde::Fde(partial) = entry else { continue };
-        let Ok(fde) = partial.parse(EhFrame::cie_from_offset) else { continue };
-        let (start, end) = (fde.initial_address(), fde.end_address());
-        let inside =
-            targets.partition_point(|&it| it < end) - targets.partition_point(|&it| it <= start);
+        let parsed = partial.parse(|section, bases, offset| {
+            if let Some(cie) = known.get(&offset.0) {
+                return Ok(CommonInformationEntry::clone(cie));
+            }
+            let cie = section.cie_from_offset(bases, offset)?;
+            known.insert(offset.0, cie.clone());
+            Ok(cie)
+        });
+        let Ok(fde) = parsed else { continue };
+        let start = fde.initial_address();
+        let end = start.saturating_add(fde.len());
+        let before = |limit: u64| targets.partition_point(|&it| it < limit);
+        let inside = before(end).saturating_sub(targets.partition_point(|&it| it <= start));
         if inside > best.0 {
             best = (inside, (start, end));
         }

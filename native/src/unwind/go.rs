@@ -62,7 +62,7 @@ struct Body {
 
 impl Body {
     fn end(&self) -> u64 {
-        self.start + self.code.len() as u64
+        self.start.saturating_add(self.code.len() as u64)
     }
 
     fn instructions(&self) -> Vec<Instruction> {
@@ -198,7 +198,8 @@ fn followed(it: &Body, goroutine: Option<Rule>) -> Vec<Range> {
         };
         return vec![Range { start, end, rule: Rule { rbp: Rbp::AtCfa, ..rule } }];
     }
-    let rules = prologue::analyse(&it.code, it.start).unwrap_or_default();
+    let mut steps = prologue::MAX_STEPS;
+    let rules = prologue::analyse(&it.code, it.start, &mut steps).unwrap_or_default();
     let ends = rules.iter().skip(1).map(|it| it.0).chain([it.end()]);
     let ranges = rules.iter().zip(ends).map(|(&(start, rule), end)| {
         // extra: the goroutine's stack may lie below the thread's
@@ -229,7 +230,11 @@ pub fn find(file: &ElfFile) -> Result<Vec<Range>> {
             name if SIGNALS.contains(&name) => {
                 if it.code.starts_with(&SIGRETURN) {
                     // One before: the kernel puts its address where those of calls are.
-                    ranges.push(Range { start: it.start - 1, end: it.end(), rule: SIGNAL });
+                    ranges.push(Range {
+                        start: it.start.saturating_sub(1),
+                        end: it.end(),
+                        rule: SIGNAL,
+                    });
                 }
             }
             _ => ranges.extend(followed(it, goroutine)),

@@ -91,7 +91,7 @@ fn ranges_in(address: u64, code: &[u8]) -> Vec<Range> {
         ranges.push((restored + 3, restored + 4, at_register(RSP)));
         ranges.push((restored + 4, restored + 6, Rule { register: RCX, ..handler }));
     }
-    let at = |index: usize| address + index as u64;
+    let at = |index: usize| address.saturating_add(index as u64);
     ranges
         .into_iter()
         .map(|(from, to, rule)| Range { start: at(from), end: at(to), rule })

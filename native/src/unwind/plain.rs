@@ -3,6 +3,7 @@
 //!
 //! Symbols say where they start; in a stripped file, pointers to them do that the loader relocates
 //! (tables of functions). Only code between descriptions is looked at.
+use std::collections::HashSet;
 use std::io::Result;
 
 use object::elf;
@@ -14,6 +15,8 @@ use crate::elf::file::ElfFile;
 
 const MAX_FUNCTIONS: usize = 1 << 17;
 const MAX_CODE_BYTES: u64 = 1 << 26;
+/// Instructions followed in one file: several times those of the largest libraries of assembly code.
+const MAX_STEPS: usize = 1 << 22;
 const LEAST_BYTES: u64 = 4;
 const ALIGN: u64 = 16;
 const RELATIVE: u32 = 8; // R_X86_64_RELATIVE
@@ -27,6 +30,7 @@ pub struct Plain<'a> {
     /// (start, end), the last one first.
     functions: Vec<(u64, u64)>,
     looked_at_bytes: u64,
+    steps_left: usize,
 }
 
 /// Stretches of code that no description covers, sorted.
@@ -52,7 +56,7 @@ impl Gaps {
         }
         gaps.extend(open);
         gaps.extend(code);
-        gaps.retain(|it| it.0 + LEAST_BYTES <= it.1);
+        gaps.retain(|it| it.0.saturating_add(LEAST_BYTES) <= it.1);
         Self(gaps)
     }
 
@@ -66,7 +70,7 @@ impl Gaps {
 
 impl<'a> Plain<'a> {
     pub fn new(file: &'a ElfFile) -> Self {
-        Self { file, functions: Vec::new(), looked_at_bytes: 0 }
+        Self { file, functions: Vec::new(), looked_at_bytes: 0, steps_left: MAX_STEPS }
     }
 
     /// Find the functions of `code` outside of what is `described` (sorted by start).
@@ -115,12 +119,13 @@ impl<'a> Plain<'a> {
                 }
             })?;
             // Names are read for the few that are left, and only to leave out what begins threads.
-            for (address, name) in beginnings {
+            let begins = |name| {
                 let name = self.file.name(strings, name, 16).unwrap_or_default();
-                if BEGINNINGS.contains(&name.as_slice()) {
-                    found.retain(|it| it.0 != address);
-                }
-            }
+                BEGINNINGS.contains(&name.as_slice())
+            };
+            beginnings.retain(|it| begins(it.1));
+            let beginnings: HashSet<u64> = beginnings.iter().map(|it| it.0).collect();
+            found.retain(|it| !beginnings.contains(&it.0));
         }
         Ok(found)
     }
@@ -157,7 +162,7 @@ impl<'a> Plain<'a> {
             }
             let Some(offset) = self.file.offset_of(start) else { continue };
             let Ok(code) = self.file.read(offset, end - start) else { continue };
-            if let Some(rules) = prologue::analyse(&code, start) {
+            if let Some(rules) = prologue::analyse(&code, start, &mut self.steps_left) {
                 return Ok(Some((end, rules)));
             }
         }

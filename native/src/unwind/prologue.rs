@@ -13,7 +13,7 @@ use super::rules::{Cfa, Rbp, Rule};
 
 pub const MAX_FUNCTION_BYTES: u64 = 1 << 18;
 /// More steps than a function of that size needs to come to rest; each place changes a few times.
-const MAX_STEPS: usize = 1 << 20;
+pub const MAX_STEPS: usize = 1 << 20;
 
 const REGISTERS: usize = 16;
 const RSP: usize = 4;
@@ -233,13 +233,21 @@ impl State {
 }
 
 /// The rules of the function whose code this is, at `start` as linked: (address, rule), sorted, with
-/// `Rule::NONE` where it is never reached. None where it is too involved.
-pub fn analyse(code: &[u8], start: u64) -> Option<Vec<(u64, Rule)>> {
-    let end = start + code.len() as u64;
+/// `Rule::NONE` where it is never reached. None where it is too involved, or would take more steps
+/// than are left: `steps` goes down by those taken.
+pub fn analyse(code: &[u8], start: u64, steps: &mut usize) -> Option<Vec<(u64, Rule)>> {
+    let end = start.checked_add(code.len() as u64)?;
+    let mut left = (*steps).min(MAX_STEPS);
+    *steps -= left;
+    let rules = followed(code, start, end, &mut left);
+    *steps += left;
+    rules
+}
+
+fn followed(code: &[u8], start: u64, end: u64, left: &mut usize) -> Option<Vec<(u64, Rule)>> {
     let mut infos = InstructionInfoFactory::new();
     let mut states: BTreeMap<u64, (State, u64)> = BTreeMap::new();
     let mut open = vec![(start, State::at_entry())];
-    let mut steps = 0;
     while let Some((mut at, mut state)) = open.pop() {
         loop {
             if !(start..end).contains(&at) {
@@ -251,10 +259,7 @@ pub fn analyse(code: &[u8], start: u64) -> Option<Vec<(u64, Rule)>> {
                 }
                 state = known.clone();
             }
-            steps += 1;
-            if steps > MAX_STEPS {
-                return None;
-            }
+            *left = left.checked_sub(1)?;
             let rest = &code[(at - start) as usize..];
             let instruction = Decoder::with_ip(64, rest, at, DecoderOptions::NONE).decode();
             if instruction.is_invalid() {

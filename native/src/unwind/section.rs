@@ -7,6 +7,10 @@ use crate::elf::file::ElfFile;
 const SHF_COMPRESSED: u64 = 1 << 11;
 const ELFCLASS64: u8 = 2;
 const ELFCOMPRESS_ZLIB: u32 = 1;
+/// Of the names of all sections.
+const MAX_NAMES_BYTES: u64 = 1 << 24;
+/// Deflate makes no more out of a byte.
+const MAX_RATIO: usize = 1032;
 
 pub struct Found {
     pub address: u64,
@@ -38,12 +42,13 @@ pub fn named(file: &ElfFile, name: &str) -> Result<Option<Found>> {
     let names = usize::from(u16_at(&header, 0x3e));
     let (Some(names), false) = (file.sections.get(names), table == 0) else { return Ok(None) };
     let entries = file.read(table, ENTRY * file.sections.len() as u64)?;
-    let strings = file.read(names.offset, names.size)?;
+    let strings = file.read(names.offset, names.size.min(MAX_NAMES_BYTES))?;
     for raw in entries.chunks_exact(ENTRY as usize) {
         let Some(found) = strings.get(u32_at(raw, 0) as usize..) else { continue };
-        let found = found.split(|&byte| byte == 0).next().unwrap_or_default();
+        // Never a search for the name's end, which may be far for each of them.
+        let is_it = found.strip_prefix(name.as_bytes()).is_some_and(|it| it.first() == Some(&0));
         const NOBITS: u32 = 8;
-        if found == name.as_bytes() && u32_at(raw, 4) != NOBITS {
+        if is_it && u32_at(raw, 4) != NOBITS {
             return Ok(Some(Found {
                 address: u64_at(raw, 0x10),
                 offset: u64_at(raw, 0x18),
@@ -69,8 +74,10 @@ impl Found {
         if raw.len() < 24 || u32_at(&raw, 0) != ELFCOMPRESS_ZLIB || u64_at(&raw, 8) > most {
             return Err(too_large());
         }
-        let mut bytes = Vec::new();
-        flate2::read::ZlibDecoder::new(&raw[24..]).take(most).read_to_end(&mut bytes)?;
+        // No more than it says it holds, and room for that at once: growing would hold it twice.
+        let size = u64_at(&raw, 8);
+        let mut bytes = Vec::with_capacity(raw.len().saturating_mul(MAX_RATIO).min(size as usize));
+        flate2::read::ZlibDecoder::new(&raw[24..]).take(size).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 }

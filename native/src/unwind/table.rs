@@ -9,9 +9,7 @@
 //! only 16 bytes a description and the rows are held. Functions that lie between them and have no
 //! description (hand-written assembly) get the rules that their instructions show (plain.rs).
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{Error, ErrorKind, Read, Result, Write};
-use std::path::Path;
+use std::io::{Error, ErrorKind, Result};
 
 use gimli::{
     BaseAddresses, CieOrFde, CommonInformationEntry, DebugFrame, EhFrame, EndianSlice,
@@ -28,9 +26,7 @@ use crate::elf::file::ElfFile;
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-const MAGIC: [u8; 8] = *b"SNDUNWND";
-const VERSION: u32 = 9;
-const HEADER_BYTES: usize = 64;
+pub const HEADER_BYTES: usize = 64;
 pub const PAGE_BITS: u32 = 16;
 const MAX_PAGES: u64 = 1 << 15;
 const MAX_ROWS: usize = 1 << 25;
@@ -57,7 +53,7 @@ pub struct Table {
     pub analysed: u32,
 }
 
-fn malformed(what: &str) -> Error {
+pub fn malformed(what: &str) -> Error {
     Error::new(ErrorKind::InvalidData, what.to_owned())
 }
 
@@ -148,7 +144,7 @@ impl Builder {
                 self.pushed = rule;
                 return Ok(());
             }
-            self.put(end, self.pushed)?;
+            self.put(end.max(self.at), self.pushed)?; // ranges may overlap
             self.others.pop();
         }
         self.pushed = rule;
@@ -224,7 +220,8 @@ impl Builder {
             order.sort_unstable();
         }
         if !order.is_empty() {
-            plain.find(code, order.iter().map(|it| (it.0, it.0 + u64::from(it.2))))?;
+            plain
+                .find(code, order.iter().map(|it| (it.0, it.0.saturating_add(u64::from(it.2)))))?;
         }
         let mut initials: HashMap<usize, State> = HashMap::new();
         let mut evaluator = Evaluator {
@@ -259,7 +256,8 @@ impl Builder {
             };
             evaluator.state = evaluator.initial;
             self.table.descriptions += 1;
-            let (start, end) = (fde.initial_address(), fde.end_address());
+            let start = fde.initial_address();
+            let end = start.saturating_add(fde.len()); // not past the last address, and on from 0
             if start < self.end {
                 continue; // overlaps the one before: a second description of the same code
             }
@@ -361,40 +359,12 @@ impl Table {
         self.rules.chunks_exact(Rule::BYTES).nth(number)
     }
 
-    fn body(&self) -> Vec<u8> {
+    pub fn body(&self) -> Vec<u8> {
         let mut body = Vec::with_capacity(4 * (self.page_rows.len() + self.rows.len()) + 65536);
         body.extend(self.page_rows.iter().flat_map(|it| it.to_le_bytes()));
         body.extend(self.rows.iter().flat_map(|it| it.to_le_bytes()));
         body.extend(&self.rules);
         body
-    }
-
-    /// Write to `path`, whole or not at all: through a file beside it that is renamed.
-    pub fn save(&self, path: &Path) -> Result<()> {
-        let body = self.body();
-        let mut header = Vec::with_capacity(HEADER_BYTES);
-        header.extend(MAGIC);
-        header.extend(VERSION.to_le_bytes());
-        header.extend(crc32fast::hash(&body).to_le_bytes());
-        header.extend(self.first_page.to_le_bytes());
-        let counts = [
-            self.page_rows.len() as u32,
-            self.rows.len() as u32,
-            (self.rules.len() / Rule::BYTES) as u32,
-            self.descriptions,
-            self.unsupported,
-            self.analysed,
-        ];
-        header.extend(counts.iter().flat_map(|it| it.to_le_bytes()));
-        header.resize(HEADER_BYTES, 0);
-        let beside = path.with_extension(format!("{}.part", std::process::id()));
-        let mut file = File::create(&beside)?;
-        let written = file.write_all(&header).and_then(|()| file.write_all(&body));
-        let moved = written.and_then(|()| std::fs::rename(&beside, path));
-        if moved.is_err() {
-            drop(std::fs::remove_file(&beside));
-        }
-        moved
     }
 
     /// Where the rows of a page lie in a file that `save` wrote: (offset, rows).
@@ -405,32 +375,15 @@ impl Table {
         Some(((HEADER_BYTES + 4 * words) as u64, end.checked_sub(first)?))
     }
 
-    /// Read what `save` wrote. InvalidData where it is of another version, cut or damaged.
-    pub fn load(path: &Path) -> Result<Self> {
-        let mut raw = Vec::new();
-        File::open(path)?.take(1 << 28).read_to_end(&mut raw)?;
-        let word = |at: usize| u32::from_le_bytes(raw[at..at + 4].try_into().unwrap());
-        if raw.len() < HEADER_BYTES || raw[..8] != MAGIC || word(8) != VERSION {
-            return Err(malformed("not an unwind table of this version"));
-        }
-        let body = &raw[HEADER_BYTES..];
-        let (pages, rows, rules) = (word(24) as usize, word(28) as usize, word(32) as usize);
-        let expected = 4 * (pages + rows) + Rule::BYTES * rules;
-        if body.len() != expected || crc32fast::hash(body) != word(12) || pages == 0 {
-            return Err(malformed("a damaged unwind table"));
-        }
-        let words = |from: usize, count: usize| -> Vec<u32> {
-            let bytes = &body[4 * from..4 * (from + count)];
-            bytes.chunks_exact(4).map(|it| u32::from_le_bytes(it.try_into().unwrap())).collect()
-        };
-        Ok(Self {
-            first_page: u64::from_le_bytes(raw[16..24].try_into().unwrap()),
-            page_rows: words(0, pages),
-            rows: words(pages, rows),
-            rules: body[4 * (pages + rows)..].to_vec(),
-            descriptions: word(36),
-            unsupported: word(40),
-            analysed: word(44),
-        })
+    /// Whether everything in it leads to something in it: programs follow it without looking.
+    pub fn is_sound(&self) -> bool {
+        let rules = (self.rules.len() / Rule::BYTES) as u32;
+        self.first_page.saturating_add(self.page_rows.len() as u64) <= u64::from(u32::MAX)
+            && self.page_rows.len() as u64 <= MAX_PAGES + 2
+            && self.page_rows.is_sorted()
+            && self.page_rows.first() == Some(&0)
+            && self.page_rows.last() == Some(&(self.rows.len() as u32))
+            && rules as usize <= MAX_RULES
+            && self.rows.iter().all(|row| row & 0xffff < rules)
     }
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from sonde.errors import SondeError
@@ -19,6 +19,8 @@ from sonde.errors import SondeError
 ABSENT: Final = 0xFFFF
 OLDEST: Final = (3, 10)
 NEWEST: Final = (3, 14)
+_ADDRESS: Final = (1 << 64) - 1
+_MOST_OFFSET: Final = 4096
 _COOKIE: Final = b"xdebugpy"
 _NAMED: Final = re.compile(r"python(3)\.(\d+)(t?)")
 # struct unwind_python of abi/unwind.h
@@ -86,8 +88,8 @@ class Interpreter:
         frames = self.frames
         tsd, stride, deref = _MUSL_TSD if is_musl else _GLIBC_TSD
         return _KERNEL.pack(
-            self.thread_key + bias,
-            *(address + bias if address else 0 for address in self.evaluation),
+            self.thread_key + bias & _ADDRESS,
+            *(address + bias & _ADDRESS if address else 0 for address in self.evaluation),
             *(tsd, stride, deref),
             *(frames.of_thread, frames.of_cframe, frames.previous, frames.code),
             *(frames.instruction, int(frames.instruction_is_index)),
@@ -170,6 +172,7 @@ def _published(raw: bytes, minor: int) -> tuple[Frames, Code]:
         instructions=words[code + 9],
     )
     small = (frames.previous, frames.code, frames.instruction, frames.owner)
-    if max(small) > 104 or max(frames.of_thread, names.filename, names.instructions) > 4096:
+    others = (frames.of_thread, *(getattr(names, it.name) for it in fields(names)))
+    if max(small) > 104 or max(others) > _MOST_OFFSET:
         raise UnsupportedPythonError("this build of CPython publishes offsets that make no sense")
     return frames, names

@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from sonde.resolve.recent import Recent
 from sonde.unwind import foreseen
 from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
 from sonde.unwind.ends import ENDS
-from sonde.unwind.tables import TableCache
+from sonde.unwind.tables import TableCache, key_of
 
 UPDATE_S: Final = 0.025
 """After so long an update goes on the next time, so that the agent is not held up."""
@@ -52,8 +53,8 @@ _SKIPPED: Final = ("[uprobes]", "[vsyscall]")
 class _File:
     """One file with code, as the kernel knows it."""
 
-    name: str
-    """Of its table on disk."""
+    key: str
+    """By which its table is asked for."""
     table: int = 0
     """Number of its table in the kernel; 0: not there."""
     is_settled: bool = False
@@ -88,7 +89,7 @@ class Unwinder:
         self._files: dict[int, _File] = {}
         """By the index of their content (resolve.binaries)."""
         self._waiting: dict[str, set[int]] = {}
-        """Processes that wait for a table, by its name."""
+        """Processes that wait for a table, by the key of its file."""
         self._told: dict[int, _Told] = {}
         self._stale: set[int] = set()
         self._expected: set[int] = set()
@@ -109,6 +110,8 @@ class Unwinder:
         """Files with a CPython that is not supported."""
         self.left_out = 0
         """Times that the kernel had no room for a table or a process."""
+        self.refused: Counter[str] = Counter()
+        """Times that a process could not be prepared for another reason, by its error."""
 
     def expect(self, pids: Iterable[int]) -> None:
         """Tell these processes and their children without waiting for a walk to meet them."""
@@ -121,14 +124,16 @@ class Unwinder:
     def foresee(self, program: str) -> None:
         """Have the tables made of a program that is about to be run, and of its loader and libc."""
         for path in foreseen.files(program):
+            fd = procfs.open_regular(path, follow=True)
+            if fd is None:
+                continue
             with suppress(OSError):
-                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
                     binary = Binary(path.rpartition("/")[2])
                     binary.take(fd)
-                    name = _name_of(binary)
-                    if binary.is_elf and self._cache.find(name) is None:
-                        self._cache.request(name, fd)
+                    key = _key_of(binary)
+                    if binary.is_elf and self._cache.find(key) is None:
+                        self._cache.request(key, fd)
                 finally:
                     os.close(fd)
 
@@ -172,8 +177,8 @@ class Unwinder:
         """Tell the kernel what is new. Cheap where nothing is; call it often. Returns whether a
         process was met for the first time, or walks came to code that they were never in."""
         known = len(self._told), self._pages
-        for name in self._cache.poll():
-            self._ready |= self._waiting.pop(name, set())
+        for key in self._cache.poll():
+            self._ready |= self._waiting.pop(key, set())
         if short := self._maps.load_pages():
             self.left_out += short
             self._make_room(0, set())
@@ -197,11 +202,14 @@ class Unwinder:
             self._stale.discard(pid)
             try:
                 has_room = self._tell(pid)
-            except OSError:  # what the kernel refuses costs this process its stacks, nobody else
-                has_room = False
+            except OSError as error:  # it costs this process its stacks, nobody else
+                self.refused[errno.errorcode.get(error.errno or 0, "unknown")] += 1
+                self._put(pid, now_s)
+                continue
             if has_room:
                 self._put_off.pop(pid, None)
             else:
+                self.left_out += 1
                 self._put(pid, now_s)
         return (len(self._told), self._pages) != known
 
@@ -222,6 +230,11 @@ class Unwinder:
         """How walks ended so far, by name (unwind.ends)."""
         counts = zip(ENDS, self._maps.stops(), strict=True)
         return {end.name: count for end, count in counts if count}
+
+    def losses(self) -> dict[str, int]:
+        """Times so far that a process got no tables, by cause: no room, or an error."""
+        found = {"no_room": self.left_out} if self.left_out else {}
+        return found | {f"{name.lower()}.refused": n for name, n in self.refused.items()}
 
     def limit(self, bytes_: int) -> None:
         """Hold at most so many bytes of tables and mappings in the kernel."""
@@ -253,7 +266,6 @@ class Unwinder:
 
     def _put(self, pid: int, now_s: float) -> None:
         """Try a process again later, and later each time."""
-        self.left_out += 1
         wait_s = ROOM_AGAIN_S
         if before := self._put_off.get(pid):
             wait_s = min(2 * before.wait_s, ROOM_LATER_S)
@@ -287,7 +299,7 @@ class Unwinder:
                 ranges.append((mapping.start, mapping.end, 0, 0))
                 continue
             if not file.is_settled:
-                self._waiting.setdefault(file.name, set()).add(pid)
+                self._waiting.setdefault(file.key, set()).add(pid)
             told.files.add(index)
             ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
             if file.python is not None:
@@ -331,17 +343,17 @@ class Unwinder:
             return None, 0
         found = self._files.get(binary.index)
         if found is None:
-            found = self._files[binary.index] = _File(_name_of(binary), loads=_loads(binary.fd))
+            found = self._files[binary.index] = _File(_key_of(binary), loads=_loads(binary.fd))
         if not found.is_settled:
             self._settle(found, binary)
         return found, binary.index
 
     def _settle(self, file: _File, binary: Binary) -> None:
-        built = self._cache.find(file.name)
+        built = self._cache.find(file.key)
         if built is None:
-            file.is_settled = self._cache.has_failed(file.name)
+            file.is_settled = self._cache.has_failed(file.key)
             if not file.is_settled:
-                self._cache.request(file.name, binary.fd)
+                self._cache.request(file.key, binary.fd)
             return
         try:
             file.table = self._maps.add_table(str(built.path))
@@ -349,12 +361,12 @@ class Unwinder:
             if error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise _NoRoomError from error
             if file.was_rebuilt:
-                self._cache.refuse(file.name)
+                self._cache.refuse(file.key)
                 file.is_settled = True
                 return
             file.was_rebuilt = True
-            self._cache.forget(file.name)  # damaged, or of another version
-            self._cache.request(file.name, binary.fd)
+            self._cache.forget(file.key)  # damaged, or of another version
+            self._cache.request(file.key, binary.fd)
             return
         file.is_settled = True
         if built.python is not None:
@@ -398,11 +410,8 @@ class _PutOff:
     wait_s: float
 
 
-def _name_of(binary: Binary) -> str:
-    device, inode, size, changed_ns = binary.identity
-    if binary.build_id:
-        return f"{binary.build_id[:64]}-{size:x}"
-    return f"{device:x}-{inode:x}-{changed_ns:x}-{size:x}"
+def _key_of(binary: Binary) -> str:
+    return key_of(binary.build_id, binary.identity)
 
 
 def _loads(fd: int) -> tuple[tuple[int, int, int], ...]:

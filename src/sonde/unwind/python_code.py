@@ -20,7 +20,7 @@ from itertools import count
 from sys import intern
 from typing import Final
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve.frames import frame_id
 from sonde.resolve.live import LiveProcess
@@ -98,7 +98,7 @@ class PythonCode:
         self._held = _HeldLines(lines_bytes)
         self._places: dict[tuple[int, int], _native.Places] = {}
         """By process, by the two words of a walk; of codes that are as they were."""
-        self._memory: tuple[tuple[int, int], int] | None = None
+        self._memory: tuple[tuple[int, int], procfs.HeldFile] | None = None
         """The process that was asked last, and its memory, open."""
         self._own_pid = os.getpid()
         """Our own code stays where it is once it ran: nothing here is made at run time."""
@@ -209,11 +209,11 @@ class PythonCode:
             return known
         try:
             memory = self._memory_of(process)
-            head = os.pread(memory, python.code.linetable + 8, at)
+            head = memory.read_at(python.code.linetable + 8, at)
             if not head:  # it may run another program by now
                 self.close()
                 memory = self._memory_of(process)
-                head = os.pread(memory, python.code.linetable + 8, at)
+                head = memory.read_at(python.code.linetable + 8, at)
         except OSError:
             return known  # it ended: what was known is the best there is
         try:
@@ -227,23 +227,25 @@ class PythonCode:
         except (OSError, struct.error, UnicodeDecodeError, OverflowError):
             return known
 
-    def _memory_of(self, process: LiveProcess) -> int:
+    def _memory_of(self, process: LiveProcess) -> procfs.HeldFile:
         """A process's memory, open until `close`: one stack has many frames to be asked for."""
         if self._memory is not None and self._memory[0] == process.key:
             return self._memory[1]
         self.close()
-        memory = os.open(f"/proc/{process.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        memory = procfs.HeldFile(f"/proc/{process.pid}/mem")
         self._memory = (process.key, memory)
         return memory
 
     def close(self) -> None:
         """Let go of the memory that is open."""
         if self._memory is not None:
-            os.close(self._memory[1])
+            self._memory[1].close()
             self._memory = None
 
 
-def _read(memory: int, pid: int, python: Interpreter, head: bytes, now_ns: int) -> _CodeObject:
+def _read(
+    memory: procfs.HeldFile, pid: int, python: Interpreter, head: bytes, now_ns: int
+) -> _CodeObject:
     layout: Code = python.code
     (first_line,) = struct.unpack_from("<i", head, layout.first_line)
     filename, name = (
@@ -260,15 +262,15 @@ def _read(memory: int, pid: int, python: Interpreter, head: bytes, now_ns: int) 
     )
 
 
-def _lines_of(memory: int, head: bytes, layout: Code) -> bytes:
+def _lines_of(memory: procfs.HeldFile, head: bytes, layout: Code) -> bytes:
     (at,) = struct.unpack_from("<Q", head, layout.linetable)
-    (length,) = struct.unpack("<q", os.pread(memory, 8, at + 16))
-    return os.pread(memory, max(0, min(length, MAX_LINES_BYTES)), at + 32)
+    (length,) = struct.unpack("<q", memory.read_at(8, at + 16))
+    return memory.read_at(max(0, min(length, MAX_LINES_BYTES)), at + 32)
 
 
-def _text(memory: int, at: int, version: tuple[int, int]) -> str:
+def _text(memory: procfs.HeldFile, at: int, version: tuple[int, int]) -> str:
     """A str: PyASCIIObject or PyCompactUnicodeObject (Include/cpython/unicodeobject.h)."""
-    head = os.pread(memory, 40, at)
+    head = memory.read_at(40, at)
     length, _, state = struct.unpack_from("<qqI", head, 16)
     # interned: 2 bits; from 3.14 on a field of its own, of 16 bits at most
     shift = 2
@@ -277,9 +279,9 @@ def _text(memory: int, at: int, version: tuple[int, int]) -> str:
     kind, is_ascii = state >> shift & 7, state >> (shift + 4) & 1
     after_ascii, after_compact = _UNICODE_3_12 if version >= (3, 12) else _UNICODE_3_10
     length = max(0, min(length, MAX_TEXT))
-    raw = os.pread(memory, length * max(kind, 1), at + (after_ascii if is_ascii else after_compact))
+    raw = memory.read_at(length * max(kind, 1), at + (after_ascii if is_ascii else after_compact))
     encoding = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}.get(kind, "latin-1")
-    text = raw.decode(encoding, "replace")
+    text = raw.decode(encoding, "replace")[:length]  # a kind that there is not reads more
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -295,7 +297,7 @@ def shown(path: str, pid: int) -> str:
     if not path.startswith("/"):
         return path.removeprefix("./")
     with suppress(OSError):
-        folder = os.readlink(f"/proc/{pid}/cwd")  # noqa: PTH115
+        folder = procfs.read_link(f"/proc/{pid}/cwd")
         if folder != "/" and path.startswith(folder + "/"):
             return path.removeprefix(folder + "/")
     return "/".join(parts[-2:])

@@ -57,12 +57,17 @@ def _line(table: bytes, first_line: int, offset: int) -> int:
     return last
 
 
+_MOST_BITS = 36
+"""Of an integer; lines and columns have 32. A table that says more goes on, its value does not."""
+
+
 def _unsigned(table: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while at < len(table):
         byte = table[at]
         at += 1
-        value |= (byte & 63) << shift
+        if shift < _MOST_BITS:
+            value |= (byte & 63) << shift
         shift += 6
         if not byte & 64:
             break

@@ -1,26 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unwind tables of files: made once, kept on disk, handed out when they are ready.
 
-A table is named after the build id and size of its file (device, inode and time of change where it
-has no build id), so that one image in a hundred containers has one table.
+A file is asked for by its key: what it calls itself, then which file it is. What it calls itself
+(build id, size) is its maker's choice, and only leads to tables that may be its own: one is taken
+where every byte that was read to make it is the same in this file (`native/src/elf/record.rs`). So
+one image in a hundred containers has one table, and nobody can give another's file a table.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import subprocess
-import sys
+import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from sonde import _native, interpreter
 from sonde.unwind.cpython import Found
+from sonde.unwind.folder import default_folder
 
 MAX_CACHE_BYTES: Final = 512 << 20
 MAX_QUEUED: Final = 1024
@@ -28,25 +33,24 @@ MAX_SENT: Final = 8
 """Requests under way. They are answered in order: where the process dies, it is over the first."""
 DEADLINE_S: Final = 60.0
 """A file that takes longer has no table: it may lie where reading hangs."""
-BUILDER: Final = (sys.executable, "-P", str(Path(__file__).with_name("build.py")))
+BUILDER: Final = interpreter.command(Path(__file__).resolve().with_name("build.py"))
 """By its path, not as a module of this package, which would load all of the package with it."""
 END_S: Final = 1.0
 """How long the building process may take to end."""
 MAX_FAILED: Final = 65_536
+MAX_KNOWN: Final = 65_536
+"""Files whose table is known; one more is held against the tables on disk again."""
+_WHICH: Final = "@"
+_ENDING: Final = ".unw"
+_NAME: Final = re.compile(r"[0-9a-z-]{1,200}")
 IDLE_S: Final = 5.0
 """The building process ends when it had nothing to do for so long."""
 
 
-def default_folder() -> Path:
-    """Where tables are kept: shared by the users of the machine where we may, else one's own."""
-    shared = Path("/var/cache/sonde/unwind")
-    with suppress(OSError):
-        shared.mkdir(parents=True, exist_ok=True)
-        if os.access(shared, os.W_OK):
-            return shared
-    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sonde" / "unwind"
-    own.mkdir(parents=True, exist_ok=True)
-    return own
+def key_of(build_id: str, identity: Iterable[int]) -> str:
+    """How a file is asked for; `identity`: numbers that only this file has, until it changes."""
+    *_, size, _, _ = numbers = tuple(identity)
+    return f"{build_id[:64] or 'none'}-{size:x}{_WHICH}{'-'.join(f'{it:x}' for it in numbers)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +63,14 @@ class Built:
 
 @dataclass(slots=True)
 class _Request:
-    name: str
+    key: str
     fd: int
 
 
-def _found(told: list[Any]) -> Found:
-    version, runtime, key, evaluation, raw = told
-    return Found(version, runtime, key, tuple(evaluation), bytes.fromhex(raw))
+def _found(python: tuple[int, int, int, list[int], bytes]) -> Found:
+    version, runtime, key, evaluation, raw = python
+    first, end, moved, moved_end = evaluation
+    return Found(version, runtime, key, (first, end, moved, moved_end), bytes(raw))
 
 
 class TableCache:
@@ -80,7 +85,16 @@ class TableCache:
     ) -> None:
         self._builder = builder
         self._deadline_s = deadline_s
-        self._folder = folder or default_folder()
+        self._temporary = None
+        folder = folder or default_folder()
+        if folder is None:  # tables of this run alone
+            self._temporary = tempfile.TemporaryDirectory(
+                prefix="sonde-unwind-", ignore_cleanup_errors=True
+            )
+            folder = Path(self._temporary.name)
+        self._folder = folder.absolute()
+        self._names: dict[str, str] = {}
+        """Of tables on disk, by the key of the file that each was made of or held against."""
         self._child: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._queue: deque[_Request] = deque()
@@ -100,29 +114,28 @@ class TableCache:
         """Whether tables are being made."""
         return bool(self._sent or self._queue)
 
-    def find(self, name: str) -> Built | None:
-        """The table called `name`, None where there is none (yet)."""
-        path = self._folder / f"{name}.unw"
-        try:
-            about = json.loads((self._folder / f"{name}.unw.json").read_bytes())
-            if not path.exists():
-                return None
-            told = about["python"]
-            python = _found(told) if told else None
-        except (OSError, ValueError, KeyError, TypeError, IndexError):
+    def find(self, key: str) -> Built | None:
+        """The table of a file, None where there is none (yet)."""
+        name = self._names.get(key)
+        if name is None:
             return None
-        return Built(path, python)
+        path = self._folder / f"{name}{_ENDING}"
+        try:
+            _, python = _native.unwind_table_origin(str(path))
+        except OSError:
+            return None
+        return Built(path, _found(python) if python else None)
 
-    def has_failed(self, name: str) -> bool:
+    def has_failed(self, key: str) -> bool:
         """Whether there is no way to make it."""
-        return name in self._failed
+        return key in self._failed
 
-    def request(self, name: str, fd: int) -> None:
-        """Have the table of an open file made. The descriptor is duplicated."""
-        if name in self._waiting or name in self._failed or len(self._queue) >= MAX_QUEUED:
+    def request(self, key: str, fd: int) -> None:
+        """Have the table of an open file found or made. The descriptor is duplicated."""
+        if key in self._waiting or key in self._failed or len(self._queue) >= MAX_QUEUED:
             return
-        self._waiting.add(name)
-        self._queue.append(_Request(name, os.dup(fd)))
+        self._waiting.add(key)
+        self._queue.append(_Request(key, os.dup(fd)))
         self._send()
 
     def warm_up(self) -> None:
@@ -132,17 +145,19 @@ class TableCache:
             self._used_s = time.monotonic()
 
     def poll(self) -> list[str]:
-        """Names that were finished (or failed) since the last call."""
+        """Keys that were finished (or failed) since the last call."""
         done = []
         while self._sent and (answer := self._answer()) is not None:
             request = self._sent.popleft()
             os.close(request.fd)
-            self._waiting.discard(request.name)
-            if answer:
-                self.refuse(request.name)
+            self._waiting.discard(request.key)
+            name = answer.get("name", "")
+            if _NAME.fullmatch(name):
+                self._learn(request.key, name)
+                self.built += not answer.get("was_there", False)
             else:
-                self.built += 1
-            done.append(request.name)
+                self.refuse(request.key)
+            done.append(request.key)
             self._began_s = time.monotonic()
             if self._child is None:  # those behind it were not its fault: another process is asked
                 self._queue.extendleft(reversed(self._sent))
@@ -152,17 +167,24 @@ class TableCache:
             self.close()
         return done
 
-    def refuse(self, name: str) -> None:
-        """There will be no table of this name."""
+    def _learn(self, key: str, name: str) -> None:
+        self._names[key] = name
+        while len(self._names) > MAX_KNOWN:
+            del self._names[next(iter(self._names))]
+
+    def refuse(self, key: str) -> None:
+        """There will be no table of this file."""
         self.failed += 1
-        self._failed[name] = None
+        self._failed[key] = None
         while len(self._failed) > MAX_FAILED:
             del self._failed[next(iter(self._failed))]
 
-    def forget(self, name: str) -> None:
-        """What is on disk under this name is of no use."""
-        with suppress(OSError):
-            (self._folder / f"{name}.unw").unlink()
+    def forget(self, key: str) -> None:
+        """What is on disk for this file is of no use."""
+        name = self._names.pop(key, None)
+        if name is not None:
+            with suppress(OSError):
+                (self._folder / f"{name}{_ENDING}").unlink()
 
     def close(self) -> None:
         """End the building process; what is not made yet is not made."""
@@ -182,39 +204,35 @@ class TableCache:
                 self._began_s = self._used_s
             self._sent.append(request)
             path = f"/proc/{os.getpid()}/fd/{request.fd}"
-            line = json.dumps({"path": path, "out": str(self._folder / f"{request.name}.unw")})
+            prefix = request.key.partition(_WHICH)[0]
+            line = json.dumps({"path": path, "folder": str(self._folder), "prefix": prefix})
             assert child.stdin is not None
             with suppress(BrokenPipeError):
                 child.stdin.write(line.encode() + b"\n")
                 child.stdin.flush()
 
-    def _answer(self) -> str | None:
-        """'' done, else why not; None: not yet."""
+    def _answer(self) -> dict[str, Any] | None:
+        """{"name", "was_there"} or {"error"}; None: not yet."""
         child = self._child
         if child is None or child.stdout is None:
-            return "not running"
+            return {"error": "not running"}
         while b"\n" not in self._heard:
             if not self._selector.select(0):
                 if time.monotonic() - self._began_s < self._deadline_s:
                     return None
                 self._end_child()
-                return "it took too long"
+                return {"error": "it took too long"}
             more = os.read(child.stdout.fileno(), 65536)
             if not more:
                 self._end_child()
-                return "the process that reads it ended"
+                return {"error": "the process that reads it ended"}
             self._heard += more
         line, _, self._heard = self._heard.partition(b"\n")
-        return str(json.loads(line).get("error", ""))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def _start_child(self) -> subprocess.Popen[bytes]:
-        self._child = subprocess.Popen(
-            self._builder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._child = interpreter.start(self._builder, own_session=True)
         assert self._child.stdout is not None
         self._selector.register(self._child.stdout, selectors.EVENT_READ)
         self._heard = b""
