@@ -4,8 +4,11 @@
 import pyarrow as pa
 import pytest
 
-from captures import START_NS, Writer, chunk, file_header, filled, meta, scene
-from sonde.query.capture import read
+from captures import SECOND_NS, START_NS, Writer, chunk, file_header, filled, meta, scene
+from sonde.limits import Budget
+from sonde.query.capture import _Merge, read
+from sonde.query.framing import CHUNK_HEADER
+from sonde.query.sound import ROW_BYTES
 
 
 @pytest.fixture
@@ -89,3 +92,44 @@ def test_progress_is_told_up_to_the_end(tmp_path):
     read(path, lambda done, whole: told.append((done, whole)))
     assert told[-1] == (path.stat().st_size, path.stat().st_size)
     assert len(told) == 2
+
+
+def test_the_end_is_clean_only_where_the_last_chunk_is_the_last(tmp_path):
+    for lasts, clean in (((False, True), True), ((True, False), False)):
+        chunks = [chunk({}, **meta(seq, last=last)) for seq, last in enumerate(lasts)]
+        assert read(write(tmp_path / "a.sonde", *chunks)).info.clean_end is clean
+
+
+def test_pauses_are_left_out_of_the_length_and_there_are_none_where_none_is_said(tmp_path):
+    first = chunk({}, **meta(0, START_NS, 5.0, paused_ns=2 * SECOND_NS))
+    second = chunk({}, **meta(1, START_NS + 5 * SECOND_NS, 5.0))
+    info = read(write(tmp_path / "a.sonde", first, second)).info
+    assert (info.paused_ns, info.duration_ns) == (2 * SECOND_NS, 8 * SECOND_NS)
+    assert read(write(tmp_path / "a.sonde", second)).info.duration_ns == 5 * SECOND_NS
+
+
+@pytest.mark.parametrize("told", [0, -1, 1 << 31, 4.0, "4", None])
+def test_a_number_of_cpus_that_no_machine_has_is_unknown(tmp_path, told):
+    capture = {"host": {"cpus": told, "hz": (1 << 31) - 1}}
+    info = read(write(tmp_path / "a.sonde", chunk({}, **meta(0, capture=capture)))).info
+    assert (info.cpus, info.hz) == (0, (1 << 31) - 1)
+
+
+def test_what_makes_no_sense_is_counted_by_its_bytes(tmp_path):
+    broken = chunk({}, **meta(1, raw_len=-1))
+    info = read(write(tmp_path / "a.sonde", chunk({}, **meta(0)), broken)).info
+    assert (info.chunks_damaged, info.damaged_bytes) == (1, len(broken) - CHUNK_HEADER.size)
+
+
+def test_of_a_process_that_every_chunk_names_one_row_is_held(monkeypatch):
+    monkeypatch.setattr("sonde.query.capture._COMPACT_ROWS", 10)
+    table = filled("process", [{"pid": pid, "start_ns": 1} for pid in range(4)])
+    merge = _Merge(Budget("a", 1, 1 << 40))
+    held = []
+    for _ in range(9):
+        merge.add("process", table)
+        held.append(merge.budget.held_bytes // ROW_BYTES["process"])
+    # 4 more each time, and 4 in all once more than 10 were added to those that are left.
+    assert held == [4, 8, 4, 8, 12, 16, 4, 8, 12]
+    assert merge.budget.held_bytes == 12 * ROW_BYTES["process"]
+    assert merge.tables()["process"].num_rows == 4

@@ -69,3 +69,22 @@ def test_a_stretch_in_which_chosen_launches_were_lost_is_no_window():
     assert windows_ns(kept, window[window != APART], *times_of(kept)) == [
         (10 * MS, 201 * MS), (320 * MS, 591 * MS),
     ]  # fmt: skip
+
+
+def test_a_stretch_is_a_window_from_100_ms_and_8_runs_on():
+    def between(count, last_ms):
+        table = runs(
+            *((0, 20.0, 7, 0), (1000, 20.0, 7, 0)),
+            *((100 + n, 1.0, 7, 0) for n in range(count - 1)),
+            *((100 + last_ms, 1.0, 7, 0),),
+        )
+        return window_of(table)[2]
+
+    assert between(8, 99) > 0
+    assert between(8, 98) == APART
+    assert between(7, 99) == APART
+
+
+def test_a_single_window_has_its_begin_and_end():
+    table = runs((5, 9.0, 7, 1), (2, 9.0, 7, 1), (9, 9.0, 7, 1))
+    assert windows_ns(table, window_of(table), *times_of(table)) == [(2 * MS, 10 * MS)]

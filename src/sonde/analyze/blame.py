@@ -24,9 +24,10 @@ from sonde.analyze import delays
 from sonde.analyze import intervals as sets
 from sonde.analyze.causes import CLAIMS, NUMBER
 from sonde.analyze.device_waits import ENQUEUES, RESULT_BYTES, asked_for, device_waits
-from sonde.analyze.idle import Stalls, State, stalls_of
+from sonde.analyze.idle import Stalls, State, devices_of, stalls_of
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.rivals import without_gaps_hidden
+from sonde.model.name_parts import matching
 from sonde.model.timeline import F64, I32, I64, U8, DeviceKind, Mask, Timeline, Way, is_one_of
 
 SHORT_NS = 20_000
@@ -52,6 +53,8 @@ class Blame:
     """Row of `stalls.events` that ended it, -1 none."""
     delayed_ns: I64
     """A time in the earlier wait that is to blame for it; -1: the cause lies in the stall."""
+    threads_left: int = 0
+    """Threads that were late and were not looked into, as too many others were for longer."""
 
     def total_ns(self, key: str) -> int:
         """Summed length of the stalls with this cause."""
@@ -62,6 +65,8 @@ FEW_NS = 100_000_000
 """Samples of this weight, ten at 99 Hz, tell no more than those of all intervals together."""
 _WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
 """Samples in these say nothing of what kept the thread from launching."""
+MOST_THREADS, LEAST_THREADS = 256, 2
+"""That are looked into for all devices together, and for each; a program has some ten a device."""
 SHARED = 0.02
 """Rivals that had a device to themselves for this share of the time also interrupted kernels."""
 
@@ -115,10 +120,27 @@ def blame(timeline: Timeline, stalls: Stalls) -> Blame:
     delayed = np.full(count, -1, np.int64)
     late = np.flatnonzero(idle & known & ~queued)
     del call, exact, known, at, duration, idle, queued, late_start, reading  # they come in millions
-    for one in np.unique(lane[late]):
+    lanes, threads_left = _latest(timeline, lane[late], (end - start)[late])
+    for one in lanes:
         rows = late[lane[late] == one]
-        cause[rows], delayed[rows] = _of_thread(timeline, stalls, int(one), rows, begin, done, op)
-    return Blame(stalls, cause, lane, np.minimum(np.maximum(begin, start), end), op, delayed)
+        cause[rows], delayed[rows] = _of_thread(timeline, stalls, one, rows, begin, done, op)
+    launched = np.minimum(np.maximum(begin, start), end)
+    return Blame(stalls, cause, lane, launched, op, delayed, threads_left)
+
+
+def _latest(timeline: Timeline, lane: I32, late_ns: I64) -> tuple[list[int], int]:
+    """The threads to look into, those late for longest, and how many are left.
+
+    Each is looked for in all that the timeline holds, so that of any number of them would take the
+    square of its size.
+    """
+    lanes, inverse = np.unique(lane, return_inverse=True)
+    most = max(LEAST_THREADS, MOST_THREADS // max(1, len(devices_of(timeline))))
+    if len(lanes) <= most:
+        return lanes.tolist(), 0
+    whole = np.bincount(inverse.reshape(-1), late_ns)
+    chosen: list[int] = np.sort(lanes[np.argsort(-whole, kind="stable")[:most]]).tolist()
+    return chosen, len(lanes) - most
 
 
 def _small_d2h(stalls: Stalls) -> Mask:
@@ -286,9 +308,9 @@ def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64 | N
     those hold few samples, the share is drawn to that of all the intervals together.
     """
     samples = timeline.samples
-    waits = np.array([bool(_WAITING.search(name)) for name in timeline.names] or [False])
-    rows = (samples.lane == lane) & ~waits[samples.name]
-    if not rows.any():
+    rows = np.flatnonzero(samples.lane == lane)
+    rows = rows[~matching(timeline.names, samples.name[rows], _WAITING)]
+    if not len(rows):
         return None
     order = np.argsort(samples.time_ns[rows], kind="stable")
     time = samples.time_ns[rows][order]

@@ -106,6 +106,7 @@ def verdict_of(
         kernel_classes=classes,
         evidence=[
             *_evidence(stalls, computing, idle, causes, classes, underfilled, bounds),
+            *_left(blamed),
             *_throttled(throttling),
         ],
         advice=_advice(causes, bounds, throttling),
@@ -197,6 +198,15 @@ def _evidence(
             f"than half of the device, over {underfilled[1]} streams"
         )
     return lines
+
+
+def _left(blamed: Blame) -> list[str]:
+    if not blamed.threads_left:
+        return []
+    return [
+        f"{blamed.threads_left:,} more threads were late for a shorter time each; why is not "
+        "looked into, and counts as not known"
+    ]
 
 
 def _times(count: int) -> str:

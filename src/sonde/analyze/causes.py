@@ -15,7 +15,9 @@ import numpy as np
 
 from sonde.analyze import intervals as sets
 from sonde.analyze.intervals import Intervals
+from sonde.model.name_parts import matching, named
 from sonde.model.timeline import (
+    I64,
     CallKind,
     Events,
     Hold,
@@ -91,16 +93,15 @@ Claim = Callable[[Timeline, int], Intervals]
 """The time of a thread (its lane) that a cause claims."""
 
 
-def _rows(events: Events, rows: Mask) -> Intervals:
+def _rows(events: Events, rows: Mask | I64) -> Intervals:
     return sets.union(events.start_ns[rows], events.end_ns[rows])
 
 
 def _named(timeline: Timeline, lane: int, pattern: re.Pattern[str]) -> Intervals:
     """Where the thread was in a Python function or a range whose name matches."""
-    wanted = np.array([bool(pattern.search(name)) for name in timeline.names] or [False])
     host = timeline.host
-    rows = (host.lane == lane) & wanted[host.name] & (host.kind != HostKind.OPERATOR)
-    return _rows(host, rows)
+    rows = np.flatnonzero((host.lane == lane) & (host.kind != HostKind.OPERATOR))
+    return _rows(host, rows[matching(timeline.names, host.name[rows], pattern)])
 
 
 def _calls(timeline: Timeline, lane: int, *kinds: CallKind) -> Intervals:
@@ -111,12 +112,12 @@ def _calls(timeline: Timeline, lane: int, *kinds: CallKind) -> Intervals:
 def _blocked(
     timeline: Timeline, lane: int, reasons: set[str], hold: Hold | None = None
 ) -> Intervals:
-    wanted = np.array([name in reasons for name in timeline.names] or [False])
     states = timeline.states
-    rows = (states.lane == lane) & (states.kind == StateKind.BLOCKED) & wanted[states.name]
+    mine = (states.lane == lane) & (states.kind == StateKind.BLOCKED)
     if hold is not None:
-        rows &= states.detail == hold
-    return _rows(states, rows)
+        mine &= states.detail == hold
+    rows = np.flatnonzero(mine)
+    return _rows(states, rows[named(timeline.names, states.name[rows], reasons.__contains__)])
 
 
 def stopped(timeline: Timeline, lane: int) -> Intervals:
@@ -135,12 +136,14 @@ def input_pipeline(timeline: Timeline, lane: int) -> Intervals:
 
     Where only the machine was watched: blocked until a thread whose name says that it loads.
     """
-    named = _named(timeline, lane, _INPUT)
+    loading = _named(timeline, lane, _INPUT)
     fed = any(
         one.lane == lane and one.name == "futex" and LOADER.search(one.waker)
         for one in timeline.totals
     )
-    return sets.joined(named, _blocked(timeline, lane, {"futex"}, Hold.NONE)) if fed else named
+    if not fed:
+        return loading
+    return sets.joined(loading, _blocked(timeline, lane, {"futex"}, Hold.NONE))
 
 
 def allocation(timeline: Timeline, lane: int) -> Intervals:

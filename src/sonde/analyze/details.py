@@ -13,6 +13,8 @@ from sonde.model.timeline import DeviceKind, Memory, StateKind, Timeline, Way, i
 
 SMALL_BYTES = 65_536
 """Below this a copy is mostly the cost of asking for it."""
+MOST_TOGETHER = 64
+"""Devices of one machine that are compared by who comes last to a collective."""
 QUOTA_WAIT_NS = 12_000_000
 """Rivals take turns of some milliseconds; a spent quota lasts to the end of its period."""
 
@@ -90,8 +92,10 @@ def collective(timeline: Timeline, blame: Blame) -> Detail:
     low, high = np.percentile(mine.duration_ns, (10, 90)) / 1e3
     facts = [f"{len(mine):,} collectives, p10 {low:,.0f} µs, p90 {high:,.0f} µs"]
     whole = timeline.device.take(timeline.device.kind == DeviceKind.COLLECTIVE)
-    device_of = np.array([lane.device for lane in timeline.lanes], np.int32)[whole.lane]
+    device_of = timeline.device_of_lane[whole.lane]
     devices = np.unique(device_of)
+    if len(devices) > MOST_TOGETHER:
+        return "", facts
     begins = [whole.start_ns[device_of == one] for one in devices.tolist()]
     names = [whole.name[device_of == one] for one in devices.tolist()]
     if len(devices) > 1 and all(np.array_equal(names[0], other) for other in names):

@@ -12,6 +12,7 @@ from sonde.analyze.causes import WAITS
 from sonde.analyze.delays import STAGED_NS, DeviceWaits
 from sonde.analyze.idle import Stalls, State
 from sonde.analyze.intervals import Coverage, Intervals
+from sonde.model.name_parts import matching
 from sonde.model.timeline import I64, CallKind, Events, Mask, Memory, Timeline, is_one_of
 
 RESULT_BYTES = 4096
@@ -36,8 +37,8 @@ def device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> DeviceWaits:
     kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
     rows = np.flatnonzero((calls.lane == lane) & is_one_of(calls.kind, *kinds))
     waits, moves = _waits(timeline, stalls.events, rows)
-    wanted = np.array([bool(WAITS.search(name)) for name in timeline.names] or [False])
-    named = (host.lane == lane) & wanted[host.name] if len(host) else np.zeros(0, bool)
+    named = np.flatnonzero(host.lane == lane)
+    named = named[matching(timeline.names, host.name[named], WAITS)]
     begin = np.concatenate([calls.start_ns[rows[waits]], host.start_ns[named]])
     end = np.concatenate([calls.end_ns[rows[waits]], host.end_ns[named]])
     order = np.argsort(begin, kind="stable")
@@ -71,8 +72,7 @@ def _waits(timeline: Timeline, events: Events, rows: I64) -> tuple[Mask, Mask]:
     staging buffers. Where what it asked for is not known, where it took long.
     """
     calls = timeline.calls
-    asks_only = np.array([bool(_NO_WAIT.search(name)) for name in timeline.names] or [False])
-    waits = ~asks_only[calls.name[rows]]
+    waits = ~matching(timeline.names, calls.name[rows], _NO_WAIT)
     moves = np.zeros(len(rows), bool)
     at = np.flatnonzero((calls.kind[rows] == CallKind.COPY) & (calls.duration_ns[rows] > WAITED_NS))
     if not len(at):

@@ -57,7 +57,8 @@ class Stalls:
 def devices_of(timeline: Timeline) -> list[int]:
     """The devices that ran something."""
     lanes = np.flatnonzero(np.bincount(timeline.device.lane, minlength=1))
-    return sorted({timeline.lanes[lane].device for lane in lanes.tolist()})
+    devices: list[int] = np.unique(timeline.device_of_lane[lanes]).tolist()
+    return devices
 
 
 STRETCHED = 4
@@ -80,10 +81,9 @@ def stalls_of(
     `shared`: other processes are known to take turns on it, so that a kernel that takes far longer
     than it usually does was interrupted; what it took beyond is a stall.
     """
-    device_of_lane = np.array([lane.device for lane in timeline.lanes] or [-1], np.int32)
     events = timeline.device
     if len(devices_of(timeline)) > 1:
-        events = events.take(device_of_lane[events.lane] == device)
+        events = events.take(timeline.device_of_lane[events.lane] == device)
     window = _window(timeline, events)
     if start_ns is not None and end_ns is not None:
         chosen = Intervals(np.array([start_ns], np.int64), np.array([end_ns], np.int64))

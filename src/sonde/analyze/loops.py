@@ -65,7 +65,11 @@ def _numbers(timeline: Timeline, name: I32) -> I64:
     known: dict[str, int] = {}
     values, inverse = np.unique(name, return_inverse=True)
     same = [
-        known.setdefault(_NUMBERED.sub("", timeline.names[value]), value)
-        for value in values.tolist()
+        known.setdefault(_without_number(timeline.names[value]), value) for value in values.tolist()
     ]
     return np.array(same or [0], np.int64)[inverse]
+
+
+def _without_number(name: str) -> str:
+    """The name without a number at its end; only there is it looked for, as names may be long."""
+    return name[:-64] + _NUMBERED.sub("", name[-64:])

@@ -173,8 +173,8 @@ def with_interpreter_lock(timeline: Timeline) -> Timeline:
     states = timeline.states
     if not len(states):
         return timeline
-    futex = np.array([name == "futex" for name in timeline.names] or [False])[states.name]
-    futex &= states.kind == StateKind.BLOCKED
+    number = next((n for n, name in enumerate(timeline.names) if name == "futex"), -1)
+    futex = (states.name == number) & (states.kind == StateKind.BLOCKED)
     length: I64 = states.duration_ns
     low, high = _GIL_WAIT_NS
     ticks = futex & (length >= low) & (length <= high)

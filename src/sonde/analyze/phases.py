@@ -53,14 +53,17 @@ def phases_of(
         np.array([one[2] for one in stretches], np.int64),
     )
     usual = sets.subtract(stalls.window, others)
-    found = [_phase(timeline, blamed, "steps", usual, judge)]
+    classes = classes_of(timeline, stalls)
+    found = [_phase(blamed, "steps", usual, classes, judge)]
     for name, start, stop in stretches:
         part = Intervals(np.array([start], np.int64), np.array([stop], np.int64))
-        found.append(_phase(timeline, blamed, name, sets.intersect(stalls.window, part), judge))
+        found.append(_phase(blamed, name, sets.intersect(stalls.window, part), classes, judge))
     return sorted((one for one in found if one.window_ns), key=lambda one: one.start_ns)
 
 
-def _phase(timeline: Timeline, blamed: Blame, name: str, part: Intervals, judge: Judge) -> Phase:
+def _phase(
+    blamed: Blame, name: str, part: Intervals, classes: list[KernelShare], judge: Judge
+) -> Phase:
     stalls = blamed.stalls
     window = part.total
     within = Coverage(part).within(stalls.start, stalls.end)
@@ -77,5 +80,5 @@ def _phase(timeline: Timeline, blamed: Blame, name: str, part: Intervals, judge:
         end_ns=int(part.end[-1]) if len(part) else 0,
         window_ns=window,
         computing=float(computing),
-        bounds=judge(causes, classes_of(timeline, stalls), float(computing)),
+        bounds=judge(causes, classes, float(computing)),
     )

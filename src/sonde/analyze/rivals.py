@@ -88,7 +88,8 @@ def _hidden(timeline: Timeline, blamed: Blame, turns: I64) -> F64:
         rows = known[low:high]
         if segment[low] < 0:
             continue
-        mine = np.flatnonzero(of_turn == segment[low])
+        # Turns come in the order of time.
+        mine = slice(*np.searchsorted(of_turn, [segment[low], segment[low] + 1]).tolist())
         whole = int((stalls.end[turns[mine]] - stalls.start[turns[mine]]).sum())
         if not whole:
             continue

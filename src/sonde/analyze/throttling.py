@@ -17,6 +17,8 @@ from sonde.analyze.intervals import Coverage
 from sonde.model.timeline import F64, I64, Counter, Timeline
 
 CLOCK, LIMIT, THROTTLED = "sonde.gpu.clock", "sonde.gpu.clock.limit", "sonde.gpu.throttled"
+MOST_REASONS = 32
+"""Drivers know some ten."""
 _HEAT = ("thermal", "hardware_slowdown")
 
 
@@ -43,7 +45,7 @@ class Throttling:
 def throttling_of(timeline: Timeline, stalls: Stalls) -> Throttling | None:
     """None where nothing tells, or nothing was held down."""
     mine = [one for one in timeline.counters if one.device == stalls.device and len(one.time_ns)]
-    flags = [one for one in mine if one.name == THROTTLED]
+    flags = [one for one in mine if one.name == THROTTLED][:MOST_REASONS]
     clocks = [one for one in mine if (one.name, one.which) == (CLOCK, "sm")]
     limits = [one for one in mine if (one.name, one.which) == (LIMIT, "sm")]
     if not flags or not clocks or not len(stalls.window):

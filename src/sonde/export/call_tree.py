@@ -9,7 +9,7 @@ are folded into one child of their nearest heavier ancestor, which keeps every s
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sonde.export.picture import tip
@@ -20,6 +20,9 @@ LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
 """Stands for the frames that were folded."""
 
 _ROOT = 0
+NODE_BYTES = 256
+"""What a node takes while the tree grows."""
+_NODES_AT_ONCE = 4_096
 
 
 @dataclass(slots=True)
@@ -63,9 +66,14 @@ class CallTree:
     """Nodes that were too light to keep."""
 
 
-def build(profiles: Sequence[Profile], max_nodes: int) -> CallTree:
-    """Build the tree of several profiles of one capture; at most 2 × `max_nodes` nodes."""
-    growing = _Growing()
+def build(
+    profiles: Sequence[Profile], max_nodes: int, hold: Callable[[int], None] = lambda _: None
+) -> CallTree:
+    """Build the tree of several profiles of one capture; at most 2 × `max_nodes` nodes.
+
+    `hold` is called with the memory that the tree is about to take before it is folded.
+    """
+    growing = _Growing(hold)
     ends = [growing.add(profile) for profile in profiles]
     place, folded = growing.fold(_shares(growing.parent, profiles, ends), max_nodes)
     kinds = {
@@ -78,7 +86,8 @@ def build(profiles: Sequence[Profile], max_nodes: int) -> CallTree:
 class _Growing:
     """A tree while stacks are added to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold: Callable[[int], None]) -> None:
+        self._hold = hold
         self.functions: list[Function] = []
         self.parent = array("i", [-1])
         self.function = array("i", [-1])
@@ -122,6 +131,8 @@ class _Growing:
         child = self._children.get(key)
         if child is None:
             child = self._children[key] = len(self.parent)
+            if not child % _NODES_AT_ONCE:
+                self._hold(_NODES_AT_ONCE * NODE_BYTES)
             self.parent.append(node)
             self.function.append(function)
         return child

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
+from sonde.export import strict_json
 from sonde.export.perfetto import Cause
 from sonde.export.tracks import tracks_of
 from sonde.model.timeline import Timeline
@@ -21,7 +21,7 @@ def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> in
     out.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
     for event in _events(timeline, causes):
         out.write(b",\n" if count else b"\n")
-        out.write(json.dumps(event, separators=(",", ":")).encode())
+        out.write(strict_json.dumps(event, separators=(",", ":")).encode())
         count += 1
     out.write(b"\n]}\n")
     return count

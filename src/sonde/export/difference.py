@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from sonde.export.layout import columns, duration
+from sonde.export import strict_json
+from sonde.export.layout import columns, duration, one_line
 
 FORMAT = 1
 ROWS = 20
@@ -56,6 +56,14 @@ def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
     return "\n".join(lines)
 
 
+def worse(per: str, failed: Sequence[Changed]) -> list[str]:
+    """A line for each that got worse by more than allowed."""
+    return [
+        one_line(f"worse by {100 * one.weight:.1f} % of a {per}: {one.kind} {one.name}")
+        for one in failed
+    ]
+
+
 def to_json(
     per: str, changes: Sequence[Changed], failed: Sequence[Changed], above: float | None
 ) -> str:
@@ -67,7 +75,7 @@ def to_json(
         "fail_above": above,
         "failed": [_row(one) for one in failed],
     }
-    return json.dumps(document, indent=1)
+    return strict_json.dumps(document, indent=1)
 
 
 def _row(one: Changed) -> dict[str, Any]:

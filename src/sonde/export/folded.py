@@ -11,17 +11,19 @@ https://github.com/brendangregg/FlameGraph#2-fold-stacks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import BinaryIO
 
+from sonde.errors import CaptureTooLarge
 from sonde.export.layout import one_line
-from sonde.export.picture import frames_root_first, tip
+from sonde.export.picture import check_amount, frames_root_first, tip
 from sonde.model.code import Frame
 from sonde.model.profile import KINDS, MEMORY
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
+MOST_CHARS = 1 << 30
 _ANNOTATIONS = {"kernel": "_[k]", "jit": "_[j]", "inlined": "_[i]"}
 
 
@@ -32,30 +34,81 @@ def write(
     where: Where = EVERYTHING,
 ) -> None:
     """Write one line a stack, heaviest first. Several kinds are told apart by a first frame."""
-    written: dict[Frame, str] = {}
-
-    def text(frame: Frame) -> str:
-        if frame not in written:
-            written[frame] = _safe(frame.name) + _ANNOTATIONS.get(frame.kind, "")
-        return written[frame]
-
+    texts = _Texts()
     for kind in kinds:
         profile = questions.profile(session, kind, where)
-        weights: dict[str, int] = {}
+        check_amount(profile)
+        paths: dict[tuple[int, ...], tuple[int, ...]] = {}
+        of_stack: dict[int, tuple[int, ...]] = {}
+        # Lines by the numbers of their texts: as text they would take many times the capture's
+        # memory.
+        weights: dict[tuple[int, tuple[int, ...], int], int] = {}
         for row in profile:
-            process = profile.threads[row.thread].process
-            parts = [_safe(process.name), *map(text, frames_root_first(profile.stacks, row.stack))]
-            if len(kinds) > 1:
-                parts.insert(0, kind)
-            if end := tip(profile, row):
-                parts.append(_safe(end))
-            line = ";".join(parts)
+            path = of_stack.get(row.stack)
+            if path is None:
+                frames = frames_root_first(profile.stacks, row.stack)
+                path = tuple(map(texts.of_frame, frames))
+                path = of_stack[row.stack] = paths.setdefault(path, path)
+            process = texts.number(_safe(profile.threads[row.thread].process.name))
+            end = tip(profile, row)
+            key = (process, path, texts.number(_safe(end)) if end else -1)
             weight = row.events if kind == "cpu" else row.bytes if kind in MEMORY else row.ns
-            weights[line] = weights.get(line, 0) + weight
+            weights[key] = weights.get(key, 0) + weight
+        _check_size(texts, weights)
         unit = 1 if kind == "cpu" or kind in MEMORY else 1000
-        for line, weight in sorted(weights.items(), key=lambda item: -item[1]):
+        before = f"{kind};" if len(kinds) > 1 else ""
+        for key, weight in sorted(weights.items(), key=lambda item: -item[1]):
             if rounded := round(weight / unit):
-                out.write(f"{line} {rounded}\n".encode(errors="replace"))
+                line = ";".join(map(texts.listed.__getitem__, _numbers(key)))
+                out.write(f"{before}{line} {rounded}\n".encode(errors="replace"))
+
+
+class _Texts:
+    """Numbers for the texts of lines."""
+
+    def __init__(self) -> None:
+        self.listed: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self._frames: dict[tuple[str, str], int] = {}
+
+    def number(self, text: str) -> int:
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = len(self.listed)
+            self.listed.append(text)
+        return number
+
+    def of_frame(self, frame: Frame) -> int:
+        key = (frame.name, frame.kind)
+        number = self._frames.get(key)
+        if number is None:
+            text = _safe(frame.name) + _ANNOTATIONS.get(frame.kind, "")
+            number = self._frames[key] = self.number(text)
+        return number
+
+
+def _numbers(key: tuple[int, tuple[int, ...], int]) -> Iterator[int]:
+    process, path, end = key
+    yield process
+    yield from path
+    if end >= 0:
+        yield end
+
+
+def _check_size(texts: _Texts, keys: Iterable[tuple[int, tuple[int, ...], int]]) -> None:
+    """Raise CaptureTooLarge where lines would have no end: a name may come in any of them."""
+    length = [len(text) for text in texts.listed]
+    of_path: dict[int, int] = {}
+    size = 0
+    for process, path, end in keys:
+        if id(path) not in of_path:
+            of_path[id(path)] = sum(map(length.__getitem__, path))
+        size += length[process] + of_path[id(path)] + (length[end] if end >= 0 else 0)
+    if size > MOST_CHARS:
+        raise CaptureTooLarge(
+            f"the folded stacks of this capture have {size:,} characters",
+            "choose a process (--pid) or a part of the time (--from, --to), or use --format html",
+        )
 
 
 def _safe(name: str) -> str:

@@ -12,12 +12,12 @@ import base64
 import gzip
 import hashlib
 import html
-import json
+import io
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, BinaryIO
 
-from sonde.export import call_tree, json_report, signals
+from sonde.export import call_tree, json_report, signals, strict_json
 from sonde.export.call_tree import CallTree
 from sonde.export.summary import directions
 from sonde.model.profile import KERNEL, KINDS
@@ -47,13 +47,12 @@ def write(
         "default-src 'none'; base-uri 'none'; form-action 'none'; "
         f"script-src {_hash(script)}; style-src {_hash(style)}; require-trusted-types-for 'script'"
     )
-    data = json.dumps(_document(session, kinds, where), separators=(",", ":"))
-    packed = gzip.compress(data.encode(errors="replace"), compresslevel=6, mtime=0)
-    parts = {
+    document = _document(session, kinds, where)
+    parts: dict[str, str | dict[str, Any]] = {
         "@policy@": policy,
         "@title@": html.escape(f"{session.info.path.name} · Sonde"),
         "@style@": style,
-        "@data@": base64.b64encode(packed).decode(),
+        "@data@": document,
         "@script@": script,
     }
     # Split rather than replaced one by one: a value may contain another's mark.
@@ -62,9 +61,43 @@ def write(
         before, found, rest = page.partition(mark)
         if not found:
             raise ValueError(f"page.html has no {mark}, or not in this order")
-        out.write(before.encode() + value.encode(errors="replace"))
+        out.write(before.encode())
+        if isinstance(value, str):
+            out.write(value.encode(errors="replace"))
+        else:
+            _write_packed(value, out)
         page = rest
     out.write(page.encode())
+
+
+def _write_packed(document: dict[str, Any], out: BinaryIO) -> None:
+    """Write a document as base64 of gzipped JSON, in pieces."""
+    base64_writer = _Base64(out)
+    with gzip.GzipFile("", "wb", 6, base64_writer, mtime=0) as packed:
+        strict_json.write_compact(packed.write, document)
+    base64_writer.finish()
+
+
+class _Base64(io.RawIOBase):
+    """Writes bytes as base64, three by three."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._rest = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        whole = self._rest + bytes(data)
+        end = len(whole) - len(whole) % 3
+        self._out.write(base64.b64encode(whole[:end]))
+        self._rest = whole[end:]
+        return len(data)
+
+    def finish(self) -> None:
+        """Write what is left of the last three."""
+        self._out.write(base64.b64encode(self._rest))
 
 
 def _asset(name: str) -> str:
@@ -77,7 +110,7 @@ def _hash(text: str) -> str:
 
 def _document(session: Session, kinds: Sequence[str], where: Where) -> dict[str, Any]:
     profiles = [questions.profile(session, kind, where) for kind in kinds]
-    tree = call_tree.build(profiles, MAX_NODES)
+    tree = call_tree.build(profiles, MAX_NODES, session.hold)
     idle = questions.idle_threads(session)
     numbers = {process: number for number, process in enumerate(session.processes)}
     return {

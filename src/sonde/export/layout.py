@@ -74,13 +74,21 @@ def fit(text: str, width: int) -> str:
     text = one_line(text)
     if width_of(text) > width:
         if not text.isascii():
-            while width_of(text) >= width:
-                text = text[:-1]
-            text += "…"
+            text = _beginning(text, width - 1) + "…"
         else:
             tail = (width - 1) // 3
             text = text[: width - 1 - tail] + "…" + text[len(text) - tail :]
     return text + " " * (width - width_of(text))
+
+
+def _beginning(text: str, width: int) -> str:
+    """As much of a text as fits."""
+    taken = 0
+    for number, char in enumerate(text[: 4 * width]):  # marks that combine take no cell
+        taken += width_of(char)
+        if taken > width:
+            return text[:number]
+    return text[: 4 * width]
 
 
 def columns(rows: Sequence[Sequence[str]], widths: Sequence[int], gap: int = 2) -> list[str]:

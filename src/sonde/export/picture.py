@@ -5,8 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sonde.errors import CaptureTooLarge
 from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.model.profile import KERNEL, Profile, ProfileRow
+
+MOST_FRAMES = 100_000_000
+"""In all stacks of a profile together, each as often as it comes. Those of an hour on a large
+machine have some ten million."""
+
+
+def check_amount(profile: Profile) -> None:
+    """Raise CaptureTooLarge where a profile written stack by stack would have no end.
+
+    One deep stack, which costs the capture little, may be that of any number of rows.
+    """
+    stacks = profile.stacks
+    depth = [stacks.offsets[row + 1] - stacks.offsets[row] for row in set(profile.row_stack)]
+    if len(profile) * max(depth, default=0) <= MOST_FRAMES:
+        return
+    offsets = stacks.offsets
+    if sum(offsets[row + 1] - offsets[row] for row in profile.row_stack) > MOST_FRAMES:
+        raise CaptureTooLarge(
+            f"the stacks of this capture have more than {MOST_FRAMES:,} frames in all",
+            "choose a process (--pid), a metric, or a part of the time (--from, --to); or use "
+            "--format html, which writes what stacks share once",
+        )
 
 
 def tip(profile: Profile, row: ProfileRow) -> str:

@@ -10,12 +10,13 @@ public https://github.com/google/pprof/blob/main/proto/profile.proto. Look at on
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, BinaryIO
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from sonde.export.picture import check_amount
 from sonde.model.code import NO_STACK, Frame
 from sonde.model.profile import KINDS, MEMORY, Profile
 from sonde.query import questions
@@ -100,6 +101,9 @@ _MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
         ("start_line", 5, "int64"),
     ),
 }
+_MOST_PENDING = 1 << 18
+_SAMPLE_WEIGHT = 16
+"""What is written at once, in frames of stacks; a sample without them is as large as some."""
 _PACKAGE = "perftools.profiles"
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -139,19 +143,26 @@ def write(
     where: Where = EVERYTHING,
 ) -> None:
     """Write one gzipped profile; the time of the first kind is what pprof shows unless asked."""
-    builder = _Builder(session, kinds)
-    for kind in kinds:
-        builder.add(questions.profile(session, kind, where))
-    out.write(gzip.compress(builder.message.SerializeToString(), compresslevel=6, mtime=0))
+    with gzip.GzipFile("", "wb", 6, out, mtime=0) as packed:
+        builder = _Builder(session, kinds, packed.write)
+        for kind in kinds:
+            builder.add(questions.profile(session, kind, where))
+        builder.finish()
 
 
 class _Builder:
     """A profile under construction."""
 
-    def __init__(self, session: Session, kinds: Sequence[str]) -> None:
+    def __init__(
+        self, session: Session, kinds: Sequence[str], write: Callable[[bytes], object]
+    ) -> None:
+        self._write = write
+        self._pending = 0
         self.message = message = profile_class()()
         self._strings: dict[str, int] = {}
         self._text("")  # The format wants '' first.
+        self._mapping_class = type(message.mapping.add())
+        del message.mapping[:]
         self._mappings: dict[tuple[str, str], Any] = {}
         self._functions: dict[tuple[str, str, str], int] = {}
         self._locations: dict[int, int] = {}
@@ -179,6 +190,8 @@ class _Builder:
         at = self._value_at[profile.kind]
         with_bytes = len(SAMPLE_TYPES[profile.kind]) == 3
         name_key = self._text(_LABELS.get(profile.kind, ""))
+        check_amount(profile)
+        stacks: dict[int, list[int]] = {}
         pid_key, tid_key = self._text("pid"), self._text("tid")
         process_key, thread_key = self._text("process"), self._text("thread")
         for row in profile:
@@ -189,18 +202,37 @@ class _Builder:
                 values[at + 2] = row.bytes
             sample = self.message.sample.add()
             sample.value.extend(values)
-            sample.location_id.extend(self._stack(profile, row.stack))
+            stack = stacks.get(row.stack)
+            if stack is None:
+                stack = stacks[row.stack] = self._stack(profile, row.stack)
+            sample.location_id.extend(stack)
             sample.label.add(key=pid_key, num=thread.process.pid)
             sample.label.add(key=tid_key, num=thread.tid)
             sample.label.add(key=process_key, str=self._text(thread.process.name))
             sample.label.add(key=thread_key, str=self._text(thread.name))
             if row.name:
                 sample.label.add(key=name_key, str=self._text(row.name))
+            self._pending += len(stack) + _SAMPLE_WEIGHT
+            if self._pending > _MOST_PENDING:
+                self._flush()
+
+    def finish(self) -> None:
+        """Write what is left, and the mappings, whose lengths are known now."""
+        for mapping in self._mappings.values():
+            self.message.mapping.append(mapping)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Write what there is so far: messages one after another are one message."""
+        self._write(self.message.SerializeToString())
+        self.message.Clear()
+        self._pending = 0
 
     def _text(self, text: str) -> int:
         if text not in self._strings:
             self._strings[text] = len(self._strings)
             self.message.string_table.append(text.encode(errors="replace").decode())
+            self._pending += len(text) // 8
         return self._strings[text]
 
     def _stack(self, profile: Profile, stack: int) -> list[int]:
@@ -225,7 +257,7 @@ class _Builder:
         if key not in self._mappings:
             # Addresses are offsets in the file, so each mapping starts at 0 and is as long as the
             # greatest of them needs. Names are resolved already: pprof need not look for files.
-            self._mappings[key] = self.message.mapping.add(
+            self._mappings[key] = self._mapping_class(
                 id=len(self._mappings) + 1,
                 filename=self._text(frame.binary),
                 build_id=self._text(frame.build_id),

@@ -7,7 +7,6 @@ nothing was told stays empty: that is a gap, not a zero.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ from sonde.export.layout import columns, size, three_digits
 from sonde.metrics import Metric, catalogue
 from sonde.model.answers import MetricSeries
 from sonde.query import questions
+from sonde.query.labels import attributes_of
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
@@ -74,8 +74,12 @@ def signals(
 def _devices(session: Session) -> dict[str, str]:
     """What people call each device: by the index that nvidia-smi has, too."""
     infos = questions.metric_series(session, ["sonde.gpu.info"])
-    known = [json.loads(one.labels) for one in infos]
-    return {one["hw.id"]: f"gpu {one['sonde.gpu.index']}" for one in known}
+    known = [attributes_of(one.labels) for one in infos]
+    return {
+        one["hw.id"]: f"gpu {one['sonde.gpu.index']}"
+        for one in known
+        if "hw.id" in one and "sonde.gpu.index" in one
+    }
 
 
 def _signal(
@@ -102,7 +106,7 @@ def _signal(
         counts[cell] += 1
     means = [total / count if count else None for total, count in zip(sums, counts, strict=True)]
     values = [value for _, value in points]
-    attributes = json.loads(one.labels or "{}")
+    attributes = attributes_of(one.labels)
     device = attributes.pop("hw.id", "")
     attributes.pop("hw.type", None)
     attributes.pop("sonde.process.start", None)

@@ -7,11 +7,11 @@ Source: https://www.speedscope.app/file-format-schema.json
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from sonde.export.picture import frames_root_first, tip
+from sonde.export import strict_json
+from sonde.export.picture import check_amount, frames_root_first, tip
 from sonde.model.profile import KINDS, MEMORY, Profile
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
@@ -44,10 +44,11 @@ def write(
         "exporter": f"sonde@{session.info.version}",
         "name": session.info.path.name,
         "activeProfileIndex": 0,
-        "profiles": [_profile(profile, frames) for profile in seen],
+        "profiles": tuple(_profile(profile, frames) for profile in seen),
+        # Behind the profiles, whose samples find out which frames there are.
         "shared": {"frames": frames.listed},
     }
-    out.write(json.dumps(document, separators=(",", ":")).encode(errors="replace"))
+    strict_json.write_compact(out.write, document)
 
 
 class _Frames:
@@ -72,28 +73,32 @@ class _Frames:
 
 def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
     is_memory = profile.kind in MEMORY
-    stacks = profile.stacks
-    known: dict[int, list[int]] = {}
-    samples: list[list[int]] = []
-    weights: list[int] = []
-    for row in profile:
-        if row.stack not in known:
-            known[row.stack] = [
-                shared.number(frame.name, frame.file or frame.binary, frame.line)
-                for frame in frames_root_first(stacks, row.stack)
-            ]
-        process = profile.threads[row.thread].process
-        sample = [shared.number(process.label), *known[row.stack]]
-        if end := tip(profile, row):
-            sample.append(shared.number(end))
-        samples.append(sample)
-        weights.append(row.bytes if is_memory else row.ns)
+    check_amount(profile)
+    weights = profile.row_bytes if is_memory else profile.row_ns
     return {
         "type": "sampled",
         "name": _TITLES[profile.kind],
         "unit": "bytes" if is_memory else "nanoseconds",
         "startValue": 0,
         "endValue": sum(weights),
-        "samples": samples,
-        "weights": weights,
+        "samples": strict_json.Fragments(_samples(profile, shared)),
+        "weights": list(weights),
     }
+
+
+def _samples(profile: Profile, shared: _Frames) -> Iterator[str]:
+    """The frames of each row as JSON, by their numbers; those of a stack are spelled out once."""
+    stacks = profile.stacks
+    known: dict[int, str] = {}
+    for row in profile:
+        text = known.get(row.stack)
+        if text is None:
+            numbers = [
+                str(shared.number(frame.name, frame.file or frame.binary, frame.line))
+                for frame in frames_root_first(stacks, row.stack)
+            ]
+            text = known[row.stack] = ",".join(numbers)
+        process = profile.threads[row.thread].process
+        end = tip(profile, row)
+        behind = f",{shared.number(end)}" if end else ""
+        yield f"[{shared.number(process.label)},{text}{behind}]"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sonde.export import signals
-from sonde.export.layout import columns, duration, fit, loss_line, percent, size
+from sonde.export.layout import columns, duration, fit, loss_line, one_line, percent, size
 from sonde.model.answers import (
     DeviceCalls,
     DeviceRuns,
@@ -70,7 +70,7 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
         lines += ["", *held]
     lines += ["", _lost(info, questions.losses(session))]
     lines += _stack_ends(questions.stack_ends(session))
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def write(

@@ -49,8 +49,11 @@ def write(
     if ends := list(_stack_ends(session)):
         sections.append(iter(ends))
     sections.append(_losses(session))
-    text = "\n\n".join("\n".join(lines) for lines in sections)
-    out.write(f"{text}\n".encode(errors="replace"))
+    for number, lines in enumerate(sections):
+        if number:
+            out.write(b"\n")
+        for line in lines:
+            out.write(f"{one_line(line)}\n".encode(errors="replace"))
 
 
 def _capture(session: Session) -> Iterator[str]:

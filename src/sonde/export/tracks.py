@@ -16,6 +16,8 @@ import numpy as np
 from sonde.model.timeline import Events, Timeline
 
 TABLES = ("device", "calls", "host", "states")
+MOST_LEVELS = 32
+"""Tracks of one lane for what overlaps; coroutines need some ten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,12 @@ def tracks_of(timeline: Timeline) -> Iterator[Track]:
         for lane, rows in zip(lanes.tolist(), parts, strict=True):
             here = timeline.lanes[lane]
             parent = f"GPU{here.device}" if here.kind == "stream" else here.process or "process"
-            for level, slices in enumerate(_nested(events.take(rows))):
+            levels, left_out = _nested(events.take(rows))
+            for level, slices in enumerate(levels):
                 number += 1
                 more = f" #{level + 1}" if level else ""
+                if left_out and level + 1 == len(levels):
+                    more += f", {left_out:,} that overlap with all of these left out"
                 yield Track(
                     number, f"{_title(table, here.label)}{more}", table, lane, parent,
                     here.pid, here.number, slices,
@@ -62,8 +67,10 @@ def _title(table: str, label: str) -> str:
     return {"calls": f"{label} device calls", "states": f"{label} off CPU"}.get(table, label)
 
 
-def _nested(events: Events) -> list[list[tuple[int, int, int, int]]]:
-    """The rows, spread over levels within each of which intervals nest."""
+def _nested(events: Events) -> tuple[list[list[tuple[int, int, int, int]]], int]:
+    """The rows, spread over levels within each of which intervals nest, and how many found no
+    room on any."""
+    left_out = 0
     levels: list[list[tuple[int, int, int, int]]] = []
     open_ends: list[list[int]] = []
     for start, end, name, flow in zip(
@@ -74,12 +81,15 @@ def _nested(events: Events) -> list[list[tuple[int, int, int, int]]]:
         strict=True,
     ):
         level = _level_of(open_ends, start, end)
+        if level == MOST_LEVELS:
+            left_out += 1
+            continue
         if level == len(levels):
             levels.append([])
             open_ends.append([])
         levels[level].append((start, end, name, flow))
         open_ends[level].append(end)
-    return levels
+    return levels, left_out
 
 
 def _level_of(open_ends: list[list[int]], start: int, end: int) -> int:

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sonde.export import strict_json
 from sonde.export.layout import columns, duration, one_line
 from sonde.model.verdict import CauseShare, Explanation, PathPart, Sampling, Verdict
 
@@ -16,7 +16,8 @@ FORMAT = 1
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
 CAUSE_ROWS = 6
-_FUNCTOR = re.compile(r"\w*(?:[Ff]unctor|_kernel_cuda|launch_)\w*")
+_WORD = re.compile(r"\w+")
+_FUNCTOR = re.compile(r"[Ff]unctor|_kernel_cuda|launch_")
 BOUNDS = {
     "compute": "arithmetic",
     "memory": "device memory",
@@ -50,7 +51,7 @@ def render(explanation: Explanation, steps: int = 0) -> str:
         lines += of_verdict(verdict, steps)
     for note in explanation.notes:
         lines.append(f"note: {note}")
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def headline(explanation: Explanation) -> str:
@@ -58,7 +59,8 @@ def headline(explanation: Explanation) -> str:
     if not explanation.verdicts:
         return ""
     lines = of_verdict(explanation.verdicts[0])
-    return "\n".join([f"VERDICT  {lines[0]}", *(line for line in lines if "  next: " in line)])
+    said = [f"VERDICT  {lines[0]}", *(line for line in lines if "  next: " in line)]
+    return "\n".join(map(one_line, said))
 
 
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
@@ -145,7 +147,7 @@ def _short(name: str) -> str:
     """A kernel's name without its types, but for the one that says what it computes."""
     template, _, types = name.partition("<")
     text = one_line(template.removeprefix("void ").removeprefix("at::native::").strip() or name)
-    does = _FUNCTOR.findall(types)
+    does = [word for word in _WORD.findall(types) if _FUNCTOR.search(word)]
     if does:
         text = f"{text.split('::')[-1].removesuffix('_kernel')}: {does[-1]}"
     return text if len(text) <= 48 else text[:47] + "…"
@@ -181,4 +183,4 @@ def document(explanation: Explanation) -> dict[str, Any]:
 
 def to_json(explanation: Explanation) -> str:
     """The document as text."""
-    return json.dumps(document(explanation), indent=1)
+    return strict_json.dumps(document(explanation), indent=1)

@@ -9,7 +9,6 @@ in `CaptureInfo`, never passed over in silence.
 from __future__ import annotations
 
 import json
-import stat
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,14 +17,22 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from sonde.errors import CaptureError, CaptureTruncated
-from sonde.query import framing
+from sonde.input_files import open_input
+from sonde.limits import Budget, is_plausible
+from sonde.query import framing, messages, sound
 from sonde.query.schema import TABLES, conform
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
 
-_MAX_RAW_BYTES = 2 << 30
+_MAX_RAW_BYTES = 512 << 20
 """A chunk holds seconds of one machine; one that claims more than this is damaged or hostile."""
+_MOST_TABLES = 256
+_ENGINE_BYTES = 1 << 30
+_FIXED_BYTES = 56 << 20
+"""What buffers of Arrow, the engine and writers take however small a capture is."""
+_COMPACT_ROWS = 20_000
+"""So many rows of a dictionary are held twice before the older ones are let go of."""
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "stack": ("stack_id",),
@@ -64,6 +71,10 @@ class CaptureInfo:
     """Bytes after the last readable chunk: a chunk that was being written."""
     clean_end: bool
     """The recorder closed the file; it was not killed."""
+    rows_refused: int = 0
+    """Rows with numbers that no recorder writes (NaN, infinite, beyond all time), left out."""
+    names_cut: int = 0
+    """Texts that were longer than `limits.MOST_NAME_CHARS`."""
 
     @property
     def duration_ns(self) -> int:
@@ -87,6 +98,8 @@ class Capture:
 
     info: CaptureInfo
     tables: dict[str, pa.Table]
+    budget: Budget | None = None
+    """What reading it has taken so far, for those who make something large of it."""
 
 
 class _DamagedError(Exception):
@@ -97,15 +110,30 @@ class _DamagedError(Exception):
 class _Merge:
     """Tables of the chunks read so far."""
 
+    budget: Budget
     parts: dict[str, list[pa.Table]] = field(default_factory=lambda: {n: [] for n in TABLES})
     seen: dict[str, set[Hashable]] = field(default_factory=lambda: {n: set() for n in _KEYS})
+    kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED_BY_EXEC, 0))
+    """Rows left when the parts of a table were last made one."""
+    pending: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED_BY_EXEC, 0))
+    """Rows added since."""
 
     def add(self, name: str, table: pa.Table) -> None:
         keys = _KEYS.get(name)
         if keys and name not in _RENAMED_BY_EXEC:
             table = self._unseen(name, keys[0], table)
-        if table.num_rows:
-            self.parts[name].append(table)
+        if not table.num_rows:
+            return
+        self.budget.hold(table.num_rows * sound.ROW_BYTES[name] + sound.text_bytes(table))
+        if name == "metric":
+            self.budget.hold(sound.LABELS_BYTES * sound.label_sets(table))
+        if name == "stack":
+            self.budget.hold(sound.FRAME_BYTES * sound.frames(table))
+        self.parts[name].append(table)
+        if name in _RENAMED_BY_EXEC:
+            self.pending[name] += table.num_rows
+            if self.pending[name] > self.kept[name] + _COMPACT_ROWS:
+                self._compact(name)
 
     def _unseen(self, name: str, key: str, table: pa.Table) -> pa.Table:
         seen = self.seen[name]
@@ -118,6 +146,16 @@ class _Merge:
             return table
         # The copy lets go of the chunk it was read from.
         return table.take(pa.array(fresh, pa.int64()))
+
+    def _compact(self, name: str) -> None:
+        """Of a process that every chunk tells of, one row is enough."""
+        former = pa.concat_tables(self.parts[name])
+        table = _last_of_each(name, former)
+        let_go = former.num_rows - table.num_rows
+        text_bytes = sound.text_bytes(former) - sound.text_bytes(table)
+        self.budget.hold(-let_go * sound.ROW_BYTES[name] - text_bytes)
+        self.parts[name] = [table]
+        self.kept[name], self.pending[name] = table.num_rows, 0
 
     def tables(self) -> dict[str, pa.Table]:
         merged = {}
@@ -141,10 +179,12 @@ def read(path: Path, on_progress: Progress | None = None) -> Capture:
     damage that leaves something readable is told in the result's `info`.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            kind = "a directory" if path.is_dir() else "not a regular file"
-            raise CaptureError(f"{path} is {kind}", "give a file that `sonde record` wrote")
-        with path.open("rb") as file:
+        with open_input(path) as file:
+            if not file.seekable():
+                raise CaptureError(
+                    f"{path} is a pipe, and a recording is read from its end, too",
+                    "write it to a file first, and give that",
+                )
             return _read(file, path, on_progress)
     except FileNotFoundError:
         raise CaptureError(
@@ -164,13 +204,20 @@ def read(path: Path, on_progress: Progress | None = None) -> Capture:
         raise CaptureError(f"{str(path)!r} is no path: {error}", "check the path") from error
 
 
+def engine_bytes(limit_bytes: int) -> int:
+    """The part of a file's memory that is the SQL engine's; beyond it the engine uses the disk."""
+    return min(_ENGINE_BYTES, limit_bytes // 4)
+
+
 def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
     size_bytes = file.seek(0, 2)
     file.seek(0)
     framing.check_file_header(file.read(framing.FILE_HEADER.size), str(path))
-    merge = _Merge()
+    budget = Budget(str(path), size_bytes)
+    budget.hold(engine_bytes(budget.limit_bytes) + min(_FIXED_BYTES, budget.limit_bytes // 4))
+    merge = _Merge(budget)
     metas: list[dict[str, Any]] = []
-    damaged = damaged_bytes = tail_bytes = 0
+    damaged = damaged_bytes = tail_bytes = rows_refused = names_cut = 0
     for chunk in framing.chunks(file, size_bytes):
         if isinstance(chunk, framing.BadChunk):
             if chunk.at_end:
@@ -180,12 +227,14 @@ def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
                 damaged_bytes += chunk.size_bytes
             continue
         try:
-            meta, tables = _decode(chunk)
+            meta, tables, refused, cut = _decode(chunk, budget)
         except _DamagedError:
             damaged += 1
             damaged_bytes += len(chunk.meta) + len(chunk.payload)
             continue
         metas.append(meta)
+        rows_refused += refused
+        names_cut += cut
         for name, table in tables.items():
             merge.add(name, table)
         if on_progress:
@@ -214,8 +263,10 @@ def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
         damaged_bytes=damaged_bytes,
         tail_bytes=tail_bytes,
         clean_end=bool(metas[-1].get("last")) and not tail_bytes,
+        rows_refused=rows_refused,
+        names_cut=names_cut,
     )
-    return Capture(info, merge.tables())
+    return Capture(info, merge.tables(), budget)
 
 
 def _gaps(numbers: list[int]) -> int:
@@ -223,35 +274,56 @@ def _gaps(numbers: list[int]) -> int:
     return max(numbers) + 1 - len(set(numbers))
 
 
-def _decode(chunk: framing.RawChunk) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+def _decode(
+    chunk: framing.RawChunk, budget: Budget
+) -> tuple[dict[str, Any], dict[str, pa.Table], int, int]:
+    """What a chunk holds, how many rows of it make no sense, and how many names were cut.
+
+    Raises _DamagedError; CaptureTooLarge where the file is used up its budget.
+    """
     meta = _meta(chunk.meta)
+    if not is_plausible(meta["raw_len"], len(chunk.payload)):
+        raise _DamagedError("it unpacks to more than it can hold")
+    budget.unpack(meta["raw_len"])
     try:
         raw = pa.decompress(chunk.payload, decompressed_size=meta["raw_len"], codec="zstd")
         tables = {}
+        refused = names_cut = 0
         for entry in meta["tables"]:
             name, offset, length = entry["name"], entry["offset"], entry["length"]
             if name not in TABLES or not length:
                 continue
+            if name in tables:
+                raise _DamagedError(f"table {name} comes twice")
             if not 0 <= offset <= offset + length <= raw.size:
                 raise _DamagedError(f"table {name} lies outside its payload")
-            table = pa.ipc.open_stream(raw.slice(offset, length)).read_all()
-            # A checksum proves that these are the writer's bytes, not that it was a friend.
-            table.validate(full=True)
-            tables[name] = conform(name, table)
+            part = raw.slice(offset, length)
+            table = messages.read_table(part, TABLES[name].names, budget.hold)
+            sound.check(name, table)
+            budget.hold(sound.casting_bytes(name, table))
+            table, cut = sound.cut(table)
+            budget.hold(sound.repeated_bytes(table))
+            tables[name], left_out = sound.rows(name, conform(name, table))
+            refused += left_out
+            names_cut += cut
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise _DamagedError(str(error)) from error
-    return meta, tables
+    return meta, tables, refused, names_cut
 
 
 def _meta(raw: bytes) -> dict[str, Any]:
     try:
-        meta: dict[str, Any] = json.loads(raw)
+        meta: dict[str, Any] = json.loads(raw, parse_constant=_no_number)
         numbers = [meta[k] for k in ("seq", "start_ns", "end_ns", "wall_offset_ns", "raw_len")]
         numbers.append(meta.get("paused_ns", 0))
         capture = meta["capture"]
         sound = (
-            all(type(number) is int and abs(number) < 1 << 63 for number in numbers)
+            all(type(number) is int and abs(number) < 1 << 62 for number in numbers)
             and 0 <= meta["seq"] < 1 << 40
+            and min(meta["start_ns"], meta["end_ns"], numbers[-1]) >= 0
+            and meta["end_ns"] + meta["wall_offset_ns"] >= 0
+            and meta["start_ns"] + meta["wall_offset_ns"] >= 0
+            and len(meta["tables"]) <= _MOST_TABLES
             and 0 <= meta["raw_len"] <= _MAX_RAW_BYTES
             and isinstance(meta["tables"], list)
             and isinstance(capture.get("host"), dict)
@@ -263,5 +335,9 @@ def _meta(raw: bytes) -> dict[str, Any]:
     return meta
 
 
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
 def _whole(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+    return value if isinstance(value, int) and 0 < value < 1 << 31 else 0

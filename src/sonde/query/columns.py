@@ -23,6 +23,9 @@ class Lanes:
             (row["pid"], row["tid"]): row["comm"]
             for row in tables["thread"].select(["pid", "tid", "comm"]).to_pylist()
         }
+        self._comm_of_tid: dict[int, str] = {}
+        for (_, tid), comm in self._comm.items():
+            self._comm_of_tid.setdefault(tid, comm)
         self._process = {
             row["pid"]: row["comm"] or row["exe"]
             for row in tables["process"].select(["pid", "comm", "exe"]).to_pylist()
@@ -32,8 +35,7 @@ class Lanes:
         """Name and id of a thread, '' for none."""
         if not tid:
             return ""
-        name = next((comm for (_, one), comm in self._comm.items() if one == tid), "")
-        return f"{name or 'tid'} ({tid})"
+        return f"{self._comm_of_tid.get(tid) or 'tid'} ({tid})"
 
     def of(self, table: pa.Table, prefix: str = "") -> I32:
         """The lane of each row by its pid and tid, columns that begin with `prefix`."""
@@ -114,6 +116,13 @@ def whole(rows: pa.Table, column: str) -> I64:
     return np.asarray(rows.column(column).to_numpy(), np.int64)
 
 
+def texts_of(rows: pa.Table, column: str) -> list[str]:
+    """The texts of a column of a dictionary; equal ones are one object."""
+    texts = rows.column(column).combine_chunks()
+    known = texts.dictionary.to_pylist()
+    return [known[number] for number in texts.indices.to_pylist()]
+
+
 def names_of(naming: Naming, rows: pa.Table, column: str) -> I32:
     texts = rows.column(column).combine_chunks()
     known = [naming.name(text) for text in texts.dictionary.to_pylist()]
@@ -130,7 +139,7 @@ def coded(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
 
 def blocks_of(rows: pa.Table) -> I32:
     """Thread blocks of each kernel; 0 unknown."""
-    grids = rows.column("grid").cast(pa.string()).to_pylist()
+    grids = texts_of(rows, "grid")
     known: dict[str, int] = {}
     for grid in set(grids):
         try:

@@ -4,7 +4,6 @@ which GPUs its processes use."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 
 import numpy as np
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import Counter
+from sonde.query.labels import attributes_of, index_of
 
 SERIES = {
     "sonde.gpu.clock": "sonde.gpu.clock.domain",
@@ -35,7 +35,7 @@ def device_counters(metric: pa.Table) -> list[Counter]:
     points: dict[tuple[str, str], list[int]] = {}
     for row, key in enumerate(zip(names, labels, strict=True)):
         points.setdefault(key, []).append(row)
-    told = {text: json.loads(text or "{}") for text in set(labels)}
+    told = {text: attributes_of(text) for text in set(labels)}
     numbers = _numbers(told[text] for name, text in points if name == _INFO)
     found = []
     for (name, text), chosen in sorted(points.items()):
@@ -60,12 +60,12 @@ def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
             strict=True,
         )
     }
-    told = [(name, json.loads(text or "{}")) for name, text in pairs]
+    told = [(name, attributes_of(text)) for name, text in pairs]
     numbers = _numbers(labels for name, labels in told if name == _INFO)
     found: dict[int, set[int]] = {}
     for name, labels in told:
-        number, pid = numbers.get(labels.get("hw.id", ""), -1), str(labels.get("process.pid", ""))
-        if name == _HELD and number >= 0 and pid.isdecimal():
+        number, pid = numbers.get(labels.get("hw.id", ""), -1), labels.get("process.pid", "")
+        if name == _HELD and number >= 0 and pid.isdecimal() and len(pid) < 11:
             found.setdefault(int(pid), set()).add(number)
     return {pid: sorted(gpus) for pid, gpus in found.items()}
 
@@ -75,11 +75,11 @@ def device_ids(metric: pa.Table) -> dict[int, tuple[str, ...]]:
     rows = _rows_of(metric, [_INFO])
     found: dict[int, set[str]] = {}
     for text in set(rows.column("labels").cast(pa.string()).to_pylist()):
-        told = json.loads(text or "{}")
-        index = str(told.get("sonde.gpu.index", ""))
-        if index.isdecimal():
+        told = attributes_of(text)
+        index = index_of(told.get("sonde.gpu.index", ""))
+        if index >= 0:
             ids = (told.get("hw.id", ""), told.get("sonde.gpu.pci.address", ""))
-            found.setdefault(int(index), set()).update(str(one) for one in ids if one)
+            found.setdefault(index, set()).update(str(one) for one in ids if one)
     return {index: tuple(sorted(ids)) for index, ids in found.items()}
 
 
@@ -87,7 +87,6 @@ def _rows_of(metric: pa.Table, series: list[str]) -> pa.Table:
     return metric.filter(pc.is_in(metric.column("series").cast(pa.string()), pa.array(series)))
 
 
-def _numbers(infos: Iterable[dict[str, object]]) -> dict[object, int]:
+def _numbers(infos: Iterable[dict[str, str]]) -> dict[str, int]:
     """Index of each device by its id; -1 for what has none of its own, as a part of a GPU."""
-    indices = {told.get("hw.id", ""): str(told.get("sonde.gpu.index", "")) for told in infos}
-    return {name: int(index) if index.isdecimal() else -1 for name, index in indices.items()}
+    return {told.get("hw.id", ""): index_of(told.get("sonde.gpu.index", "")) for told in infos}

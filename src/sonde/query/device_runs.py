@@ -53,7 +53,9 @@ def device_runs(session: Session, where: Where = EVERYTHING) -> list[DeviceRuns]
         " count(DISTINCT device) AS devices, count(DISTINCT stream) AS streams"
         " FROM run GROUP BY process, kind, name) "
         "SELECT t.process, t.kind, t.name, t.sources, t.timed, t.n, t.ns,"
-        " sqrt(s.own + s.n * s.between_windows), t.p50, t.p99, t.bytes, t.devices, t.streams "
+        # A weight below 1, which no recorder writes, would make it negative.
+        " sqrt(greatest(0, s.own + s.n * s.between_windows)),"
+        " t.p50, t.p99, t.bytes, t.devices, t.streams "
         "FROM total t JOIN spread s"
         " ON t.process = s.process AND t.kind = s.kind AND t.name = s.name "
         "ORDER BY t.ns DESC, t.process, t.kind, t.name",

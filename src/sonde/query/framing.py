@@ -16,6 +16,8 @@ wrong. Either costs that chunk alone: the reader looks for the next header whose
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import zlib
 from collections.abc import Iterator
@@ -31,6 +33,12 @@ CHUNK_HEADER = struct.Struct("<4sHHIIQII")
 VERSION = 1
 
 _SCAN_BYTES = 1 << 20
+_MOST_META_BYTES = 1 << 20
+"""Of a chunk's description; ours have some 2 KB."""
+_MOST_PAYLOAD_BYTES = 512 << 20
+_MOST_WASTED = 2
+"""So many times the file's size is read for chunks that turn out damaged, then no more: headers
+can be laid so that each claims the rest of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +104,7 @@ def chunks(file: BinaryIO, size_bytes: int) -> Iterator[RawChunk | BadChunk]:
     `file` must be seekable; `size_bytes` is its length. Never raises for what the file holds.
     """
     position = FILE_HEADER.size
+    wasted_bytes = 0
     while position < size_bytes:
         header = _header_at(file, position)
         chunk = _chunk_at(file, position, header, size_bytes) if header else None
@@ -103,6 +112,10 @@ def chunks(file: BinaryIO, size_bytes: int) -> Iterator[RawChunk | BadChunk]:
             yield chunk
             position = chunk.end
             continue
+        wasted_bytes += header.size_bytes if header else 0
+        if wasted_bytes > _MOST_WASTED * size_bytes:
+            yield BadChunk(offset=position, size_bytes=size_bytes - position, at_end=False)
+            return
         following = _after_damage(file, position, header, size_bytes)
         at_end = following is None
         end = size_bytes if following is None else following
@@ -128,6 +141,8 @@ def _chunk_at(file: BinaryIO, position: int, header: _Header, size_bytes: int) -
     end = position + header.size_bytes
     if header.version != VERSION or end > size_bytes:
         return None
+    if header.meta_len > _MOST_META_BYTES or header.payload_len > _MOST_PAYLOAD_BYTES:
+        return None
     meta = file.read(header.meta_len)
     payload = file.read(header.payload_len)
     if len(meta) + len(payload) != end - position - CHUNK_HEADER.size:
@@ -150,6 +165,7 @@ def _after_damage(
             return end
     scan = position + 1
     while scan < size_bytes:
+        scan = _past_hole(file, scan, size_bytes)
         file.seek(scan)
         block = file.read(_SCAN_BYTES)
         if not block:
@@ -161,3 +177,13 @@ def _after_damage(
             found = block.find(CHUNK_MAGIC, found + 1)
         scan += max(1, len(block) - len(CHUNK_MAGIC) + 1)
     return None
+
+
+def _past_hole(file: BinaryIO, position: int, size_bytes: int) -> int:
+    """Where the next written byte may lie: a terabyte that was never written costs no time."""
+    try:
+        return max(position, file.seek(position, os.SEEK_DATA))
+    except OSError as error:  # no more data, or a file system without holes
+        return size_bytes if error.errno == errno.ENXIO else position
+    except ValueError:  # no file
+        return position

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from sonde.model.answers import MemoryGrowth, MemoryUse
-from sonde.model.code import Frame, Stacks
+from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.query.questions import EVERYTHING, RUNTIME_LIBRARIES, Where
 from sonde.query.session import Session
 
@@ -75,9 +75,10 @@ def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
     )
     ways: dict[tuple[int, tuple[Frame, ...]], _Way] = defaultdict(_Way)
     known: dict[int, tuple[Frame, ...]] = {}
+    placeless = _Placeless(session.stacks)
     for process, stack, time_ns, mapped, unmapped in rows:
         if stack not in known:
-            known[stack] = _frames(session.stacks, stack)
+            known[stack] = placeless.frames(stack)
         ways[process, known[stack]].add(time_ns, mapped, unmapped)
     seen = _seen(session, where)
     found = []
@@ -129,14 +130,28 @@ def _judge(way: _Way, first_ns: int, last_ns: int, ticks: int) -> tuple[int, int
     return grew, windows, is_suspect
 
 
-def _frames(stacks: Stacks, stack: int) -> tuple[Frame, ...]:
-    """User frames of a stack, inner first, without their places: calls from several lines of a
+class _Placeless:
+    """User frames of stacks, inner first, without their places: calls from several lines of a
     function are one way through the code."""
-    return tuple(
-        Frame(frame.kind, frame.name, frame.binary, file=frame.file)
-        for frame in stacks[stack]
-        if frame.kind != "kernel"
-    )
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
+        self._made: dict[Frame, Frame] = {}
+        self._of: dict[int, Frame | None] = {}
+
+    def frames(self, stack: int) -> tuple[Frame, ...]:
+        """Of one stack; `NO_STACK` alone where none was taken."""
+        indices = self._stacks.indices(stack)
+        found = (self._frame(index) for index in indices)
+        return tuple(frame for frame in found if frame) if len(indices) else (NO_STACK,)
+
+    def _frame(self, index: int) -> Frame | None:
+        if index not in self._of:
+            one = self._stacks.frames[index]
+            made = Frame(one.kind, one.name, one.binary, file=one.file)
+            made = self._made.setdefault(made, made)
+            self._of[index] = None if one.kind == "kernel" else made
+        return self._of[index]
 
 
 def _told(frames: tuple[Frame, ...]) -> tuple[str, ...]:

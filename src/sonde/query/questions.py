@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any
 
+from sonde.limits import MOST_NAME_CHARS
 from sonde.model.answers import (
     DeviceCalls,
     FunctionUse,
@@ -38,6 +39,8 @@ RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", 
 LOSS_TEXT = {
     "stack_map_full": "stacks that found no room; their weight is kept, their frames are not",
     "count_map_full": "rows that found no room; their weight is gone",
+    "by_process": "events that found no row of their own; counted by process, without their stack",
+    "together": "events that found no row even by process; counted in one row for all the rest",
     "task_storage": "events of threads that could not be followed",
     "ring_full": "single waits or calls not kept one by one; totals hold them",
     "user_stack": "user stacks that could not be read; kernel frames only",
@@ -47,6 +50,8 @@ LOSS_TEXT = {
     "lost_ring": "device runs that found no room on their way out of their process",
     "yielded_ms": "milliseconds in which another profiler traced a process's device calls, so that"
     " nothing of ours was put between them",
+    "looks_cut": "looks for calls into device libraries that ended before all data of a process was"
+    " read; the next ones go on, and device runs called through the rest go unseen until then",
     "lost_pool": "device runs that were chosen while too many others were; the rest weigh more",
     "lost_order": "device runs that were chosen and could not be timed; the rest weigh more",
     "lost_names": "names of device runs that found no room",
@@ -55,6 +60,14 @@ LOSS_TEXT = {
     "targets_full": "children of watched processes that could not be watched",
     "requests": "requests to block devices that could not be followed",
     "mappings": "mappings that could not be followed; that they are unmapped goes unseen",
+    "share": "launches beyond what one process or user may have of the room for their stacks;"
+    " counted without one",
+    "libraries_refused": "libraries of drivers that were not loaded, because others than root could"
+    " change them; their functions are found by symbols alone",
+    "no_room": "times that the kernel had no room for a process or a table to walk its stacks by;"
+    " they were walked by frame pointers meanwhile",
+    "refused": "times that a process could not be prepared for walking its stacks, for the error"
+    " named; they were walked by frame pointers meanwhile",
     "notes_full": "processes and control groups whose owner went unnoted; /proc was asked instead",
 }
 
@@ -334,6 +347,12 @@ def losses(session: Session) -> list[Loss]:
         found.append(Loss("chunks damaged", info.chunks_damaged, text))
     if info.chunks_missing:
         found.append(Loss("chunks missing", info.chunks_missing, "they never reached the file"))
+    if info.rows_refused:
+        text = "with numbers that no recorder writes (NaN, infinite, beyond all time)"
+        found.append(Loss("rows refused", info.rows_refused, text))
+    if info.names_cut:
+        text = f"texts longer than {MOST_NAME_CHARS:,} characters; their beginning is kept"
+        found.append(Loss("names cut", info.names_cut, text))
     if info.tail_bytes:
         found.append(Loss("bytes cut", info.tail_bytes, "of an unfinished chunk at the end"))
     return found

@@ -10,8 +10,11 @@ SQL is kept to what DuckDB and Spark both speak.
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
@@ -21,13 +24,17 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.errors import CaptureError, CaptureTooLarge
+from sonde.limits import most_bytes
 from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.model.owner import OWNER_COLUMNS, Owner
 from sonde.model.process import Process, Thread
-from sonde.query.capture import Capture, CaptureInfo
+from sonde.query.capture import Capture, CaptureInfo, engine_bytes
 from sonde.query.probe_frames import without_probe_frames
 
 _UNKNOWN_FRAME = Frame(kind="unknown", function="", binary="[unknown]")
+
+_ROWS_AT_ONCE = 2_048
 
 FunctionKey = tuple[str, str, str]
 """(name, binary, source file)"""
@@ -37,17 +44,36 @@ def _function_key(frame: Frame) -> FunctionKey:
     return (frame.name, frame.binary, frame.file)
 
 
+def _answer_bytes(columns: int) -> int:
+    """What a row of an answer takes, and what is made of it."""
+    return 128 + 48 * columns
+
+
+def _sharing(row: tuple[Any, ...], at: Sequence[int], texts: dict[str, str]) -> tuple[Any, ...]:
+    """A row with each of its texts (at these places) as the same object wherever it occurs."""
+    values = list(row)
+    for number in at:
+        text = values[number]
+        values[number] = texts.setdefault(text, text)
+    return tuple(values)
+
+
 class Session:
     """Answers SQL about one capture. Not safe to share between threads."""
 
     def __init__(self, capture: Capture) -> None:
         self.info: CaptureInfo = capture.info
+        self._budget = capture.budget
         tables = capture.tables
+        # What it spills there has foreseeable names: never into a directory that others may write.
+        spill = tempfile.mkdtemp(prefix="sonde-query-")
+        self._removed = weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
         # Nothing is fetched and no extension is loaded: a report works without a network.
         self._connection = duckdb.connect(
             config={
-                "memory_limit": "1GB",  # beyond it the engine spills to the disk
-                "temp_directory": tempfile.gettempdir(),
+                # Beyond it the engine spills to the disk.
+                "memory_limit": f"{engine_bytes(most_bytes()) >> 10}KiB",
+                "temp_directory": spill,
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
             }
@@ -66,12 +92,50 @@ class Session:
         self._functions_indexed = False
 
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query and return its rows as tuples."""
-        return self._connection.execute(sql, parameters).fetchall()
+        """Run a query and return its rows as tuples. Raises CaptureError as `arrow` does."""
+        found: list[tuple[Any, ...]] = []
+        # The engine makes a new text for each row; one of each is enough.
+        texts: dict[str, str] = {}
+        with self._numbers():
+            answer = self._connection.execute(sql, parameters)
+            at = [number for number, one in enumerate(answer.description) if one[1] == "STRING"]
+            while batch := answer.fetchmany(_ROWS_AT_ONCE):
+                self.hold(len(batch) * _answer_bytes(len(answer.description)))
+                if at:
+                    batch = [_sharing(row, at, texts) for row in batch]
+                found += batch
+        return found
 
     def arrow(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        """Run a query and return its rows as columns."""
-        return self._connection.sql(sql, params=parameters).to_arrow_table()
+        """Run a query and return its rows as columns.
+
+        Raises CaptureError where the capture holds numbers that add up to more than any machine's.
+        """
+        with self._numbers():
+            table = self._connection.sql(sql, params=parameters).to_arrow_table()
+        self.hold(table.nbytes + table.num_rows * _answer_bytes(table.num_columns))
+        return table
+
+    def hold(self, count_bytes: int) -> None:
+        """Account for memory about to be taken for an answer. Raises CaptureTooLarge."""
+        if self._budget is not None:
+            self._budget.hold(count_bytes)
+
+    @contextlib.contextmanager
+    def _numbers(self) -> Iterator[None]:
+        try:
+            yield
+        except (duckdb.OutOfRangeException, duckdb.ConversionException) as error:
+            raise CaptureError(
+                f"{self.info.path} holds numbers that no machine gives: "
+                f"{str(error).splitlines()[0][:120]}",
+                "get it from whoever recorded it, or record again",
+            ) from error
+        except duckdb.OutOfMemoryException as error:
+            raise CaptureTooLarge(
+                f"{self.info.path} takes more memory and disk to read than there is",
+                f"free some space in {tempfile.gettempdir()}, or record for a shorter time",
+            ) from error
 
     @cached_property
     def functions(self) -> Sequence[FunctionKey]:

@@ -38,18 +38,35 @@ def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Window
     start = run.column("start_time_ns").to_numpy().astype(np.int64)
     end = run.column("end_time_ns").to_numpy().astype(np.int64)
     alone = np.isin(pid, np.unique(pid[heavy])) & (window <= 0)
-    for since, until in lossy_ns:
-        heavy |= alone & (start > since) & (start <= until)
-    for one in np.unique(pid[heavy]):
-        rows = np.flatnonzero((pid == one) & (window <= 0))
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        stretch = np.cumsum(heavy[rows])
-        for number in np.unique(stretch):
-            within = rows[(stretch == number) & ~heavy[rows]]
-            lasts = len(within) >= LEAST_RUNS and end[within].max() - start[within[0]] >= LEAST_NS
-            window[within] = _BETWEEN + number if lasts else APART
+    heavy |= alone & _inside(start, lossy_ns)
+    rows = np.flatnonzero(alone)
+    rows = rows[np.lexsort((start[rows], pid[rows]))]
+    first = np.flatnonzero(np.diff(pid[rows].astype(np.int64), prepend=-1))
+    # Stretches are numbered from 0 on within each process, by the heavy runs before them.
+    number = np.cumsum(heavy[rows])
+    number -= np.repeat(number[first] - heavy[rows[first]], np.diff([*first, len(rows)]))
+    light = ~heavy[rows]
+    rows, number = rows[light], number[light]
+    if len(rows):
+        first = np.flatnonzero((np.diff(pid[rows].astype(np.int64), prepend=-1) != 0)
+                               | (np.diff(number, prepend=-1) != 0))  # fmt: skip
+        length = np.diff([*first, len(rows)])
+        lasts = np.maximum.reduceat(end[rows], first) - start[rows[first]] >= LEAST_NS
+        lasts &= length >= LEAST_RUNS
+        window[rows] = np.where(np.repeat(lasts, length), _BETWEEN + number, APART)
     window[heavy] = APART
     return window
+
+
+def _inside(times: Windows, stretches: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Whether each time lies behind the begin of a stretch and not behind its end."""
+    if not stretches:
+        return np.zeros(len(times), bool)
+    since, until = np.array(sorted(stretches), np.int64).T
+    at = np.searchsorted(since, times, "left") - 1
+    reach = np.maximum.accumulate(until)
+    found: npt.NDArray[np.bool_] = (at >= 0) & (times <= reach[np.maximum(at, 0)])
+    return found
 
 
 def windows_ns(

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import CallKind, Total, Way
-from sonde.query.columns import Frames, Lanes, blocks_of, coded, whole
+from sonde.query.columns import Frames, Lanes, blocks_of, coded, texts_of, whole
 
 WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
 CALLS = {
@@ -87,8 +86,7 @@ def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
     weight = rows.column("weight").to_numpy()
     length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
     moved, blocks = whole(rows, "bytes"), blocks_of(rows)
-    names = rows.column("name").cast(pa.string()).to_pylist()
-    kinds = rows.column("kind").cast(pa.string()).to_pylist()
+    names, kinds = texts_of(rows, "name"), texts_of(rows, "kind")
     ways = coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}).tolist()
     groups: dict[tuple[int, str, str, int], list[int]] = {}
     for row, key in enumerate(zip(lanes.of(rows).tolist(), kinds, names, ways, strict=True)):
@@ -129,8 +127,10 @@ def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
     about = np.select([full, frames.in_files(stacks, _LOADERS), fault], [1, 2, 3], 0)
     keys = lane.astype(np.int64) * 4 + about
     made = []
-    for key in np.unique(keys[about > 0]).tolist():
-        ns = int(weight[keys == key].sum())
+    different, inverse = np.unique(keys[about > 0], return_inverse=True)
+    sums = np.zeros(len(different), np.int64)
+    np.add.at(sums, inverse.reshape(-1), weight[about > 0])
+    for key, ns in zip(different.tolist(), sums.tolist(), strict=True):
         name = ("", "full queue", "input", "page fault")[key % 4]
         made.append(Total(key // 4, "sampled", name, CallKind.OTHER, ns, 0))
     return made
@@ -140,29 +140,32 @@ def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[T
     activity, within = tables["activity"], _within(lanes, frames, tables["sample"])
     keys = ["pid", "tid", "kind", "name", "op", "direction", "waker_tid"]
     plain = activity.select([*keys, "ns", "count", "bytes"])
-    for name in ("kind", "name", "op", "direction"):
-        at = plain.schema.get_field_index(name)
-        plain = plain.set_column(at, name, plain.column(name).cast(pa.string()))
+    texts = {}
+    for name in ("kind", "name", "op", "direction"):  # by their numbers: a text may be long
+        column = plain.column(name).combine_chunks()
+        texts[name] = column.dictionary.to_pylist()
+        plain = plain.set_column(plain.schema.get_field_index(name), name, column.indices)
     rows = plain.group_by(keys).aggregate([("ns", "sum"), ("count", "sum"), ("bytes", "sum")])
-    lane = lanes.of(rows).tolist() if rows.num_rows else []
-    parts: dict[tuple[int, str, str, str, str], list[dict[str, Any]]] = {}
-    for number, row in zip(lane, rows.to_pylist(), strict=True):
-        key = (number, row["kind"], row["name"], row["op"], row["direction"])
-        parts.setdefault(key, []).append(row)
+    if not rows.num_rows:
+        return []
+    keyed = (map(known.__getitem__, rows.column(name).to_pylist()) for name, known in texts.items())
+    figures = ("ns_sum", "waker_tid", "count_sum", "bytes_sum")
+    figured = (rows.column(name).to_pylist() for name in figures)
+    parts: dict[tuple[int, str, str, str, str], list[tuple[int, ...]]] = {}
+    for number, kind, name, op, direction, *sums in zip(
+        lanes.of(rows).tolist(), *keyed, *figured, strict=True
+    ):
+        parts.setdefault((number, kind, name, op, direction), []).append(tuple(sums))
     totals: list[Total] = []
     for (number, kind, name, op, direction), group in parts.items():
         call = CallKind.OTHER
         if kind == "device":
             call = CallKind.EVENT if "StreamWaitEvent" in name else CALLS.get(op, call)
-        longest = max(group, key=lambda row: (row["ns_sum"], row["waker_tid"]))
-        ns, count, moved = (
-            sum(row[f"{column}_sum"] for row in group) for column in ("ns", "count", "bytes")
-        )
+        longest = max(group)
+        ns, count, moved = (sum(row[at] for row in group) for at in (0, 2, 3))
         way = WAYS.get(direction, Way.UNKNOWN)
-        waker = lanes.comm(longest["waker_tid"])
-        total = Total(
-            number, kind, name, call, ns, count, waker, longest["ns_sum"], bytes=moved, way=way
-        )
+        waker = lanes.comm(longest[1])
+        total = Total(number, kind, name, call, ns, count, waker, longest[0], bytes=moved, way=way)
         totals += _parted(total, within.get((number, name), {}) if kind == "blocked" else {})
     return totals
 
@@ -185,7 +188,7 @@ def _within(
     rows = sample.filter(pc.equal(sample.column("kind"), "blocked"))
     stacks = rows.column("stack_id")
     weight = whole(rows, "weight_ns")
-    names = rows.column("name").cast(pa.string()).to_pylist()
+    names = texts_of(rows, "name")
     held = frames.holding(stacks, GIL_FRAMES)
     about = np.select([frames.in_files(stacks, _LOADERS), held], [1, 2], 0).tolist()
     sums: dict[tuple[int, str], list[int]] = {}

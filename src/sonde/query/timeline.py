@@ -24,7 +24,7 @@ from sonde.model.timeline import (
     events,
     no_events,
 )
-from sonde.query.capture import Capture
+from sonde.query.capture import Capture, engine_bytes
 from sonde.query.columns import Frames, Lanes, blocks_of, coded, names_of, whole
 from sonde.query.device_counters import (
     device_counters,
@@ -32,6 +32,7 @@ from sonde.query.device_counters import (
     gpus_of_processes,
 )
 from sonde.query.device_layout import laid_out
+from sonde.query.sound import frames as frames_in
 from sonde.query.stretches import APART, window_of, windows_ns
 from sonde.query.thread_totals import (
     ASKED,
@@ -43,12 +44,23 @@ from sonde.query.thread_totals import (
 )
 
 _DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
+_ROW_BYTES = {"sample": 448, "activity": 512, "span": 320, "device_run": 512, "metric": 256}
+"""What a row takes from here to the verdict."""
+_FRAME_BYTES = 64
+"""The same of a frame in a stack."""
 _TICK_NS = 1_000_000_000
 _LOST = ("device_time.lost_ring", "device_time.lost_pool", "device_time.lost_order")
 
 
 def of_capture(capture: Capture) -> Timeline:
     """The timeline of a capture, on its own clock (CLOCK_MONOTONIC)."""
+    if capture.budget is not None:
+        # No SQL is asked here.
+        capture.budget.hold(-engine_bytes(capture.budget.limit_bytes))
+        capture.budget.hold(_FRAME_BYTES * frames_in(capture.tables["stack"]))
+        capture.budget.hold(
+            sum(size * capture.tables[name].num_rows for name, size in _ROW_BYTES.items())
+        )
     naming = Naming()
     tables = capture.tables
     lanes = Lanes(naming, tables)
@@ -104,10 +116,10 @@ def _device(
         return no_events(), no_events()
     keys = np.stack([whole(rows, name) for name in ("pid", "device", "stream")], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
-    index = {
-        pid: index_of(gpus.get(pid, ()), different[different[:, 0] == pid, 1].tolist())
-        for pid in np.unique(different[:, 0]).tolist()
-    }
+    ordinals: dict[int, list[int]] = {}
+    for pid, one, _ in different.tolist():
+        ordinals.setdefault(pid, []).append(one)
+    index = {pid: index_of(gpus.get(pid, ()), used) for pid, used in ordinals.items()}
     lane = np.array(
         [naming.stream(index[pid][one], stream, pid) for pid, one, stream in different.tolist()],
         np.int32,

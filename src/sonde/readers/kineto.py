@@ -19,7 +19,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from sonde.errors import NotACapture
+from sonde.errors import CaptureTooLarge, NotACapture
+from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
 from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     CallKind,
@@ -33,13 +34,34 @@ from sonde.model.timeline import (
     events,
 )
 from sonde.readers.calls import call_kind
+from sonde.readers.json_list import END, values_of_list
 from sonde.readers.text import opened_text
 
-_PIECE = 4 << 20
+_PIECE = 1 << 20
 _HEAD_LIMIT = 16 << 20
 """The list of events begins within this, or the file is something else."""
 
-_SPACE = re.compile(r"[\s,]*")
+_MOST_EVENT = 1 << 20
+"""Of one event; those of torch.profiler with shapes and stacks have some 100 kB."""
+_ROW_BYTES = 200
+_LANE_BYTES = 700
+_COLUMN_BYTES = 256
+"""What a name, a thread or stream, and an event take in memory, from reading to the verdict."""
+_EVENTS_AT_ONCE = 4_096
+_PIECES_BYTES = 48 << 20
+"""What the text of the file takes while it is read: pieces of it, and one event decoded."""
+_MOST_LANES = 1 << 20
+_MOST_LOST = 1_000_000
+_MOST_DEVICES = (1 << 16) - 1
+_MOST_TRACED = 256
+"""In one trace; a host has some sixteen."""
+_MOST_CALLS = 100_000
+_MOST_CORRELATION = (1 << 48) - 1
+"""CUPTI's have 32 bits."""
+_MOST_BYTES = 1 << 50
+_LAST_NS = 1 << 62
+_LONGEST_NS = 1 << 53
+
 _COPY = re.compile(r"Memcpy (\w+?)(?: \((\w+) -> (\w+)\))?$")
 _WAYS = {"HtoD": Way.H2D, "DtoH": Way.D2H, "DtoD": Way.D2D, "HtoH": Way.H2H, "PtoP": Way.P2P}
 _MEMORY = {"Pageable": Memory.PAGEABLE, "Pinned": Memory.PINNED}
@@ -82,6 +104,7 @@ class _Columns:
         way: int = 0,
         detail: int = 0,
     ) -> None:
+        """Append a row. Whatever does not fit its column is refused by `_number` before."""
         self.start.append(start)
         self.end.append(end)
         self.kind.append(kind)
@@ -111,10 +134,13 @@ class _Columns:
 class _Reader:
     """Sorts events into tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
         self.naming = Naming()
         self.device, self.calls, self.host = _Columns(), _Columns(), _Columns()
         self.lost: Counter[str] = Counter()
+        self.names_cut = 0
+        self._devices: set[int] = set()
         self.threads: dict[tuple[int, int], str] = {}
         self.processes: dict[int, str] = {}
         self._call_kinds: dict[str, int] = {}
@@ -141,85 +167,167 @@ class _Reader:
             sort = self._sorters.get(event.get("cat", ""))
             if sort is None:
                 return
-            start_us, length_us = event["ts"], event.get("dur", 0)
-            start_ns = round(float(start_us) * 1e3)
+            start_ns = _nanoseconds(event["ts"])
+            length_ns = max(0, _nanoseconds(event.get("dur", 0)))
             if start_ns <= 0:
                 self.lost["without a time"] += 1
                 return
-            sort(event, start_ns, start_ns + max(0, round(float(length_us) * 1e3)))
+            if start_ns > _LAST_NS or length_ns > _LONGEST_NS:
+                raise ValueError("beyond all time")
+            sort(event, start_ns, start_ns + length_ns)
         elif phase == "M":
             self._meta(event)
 
     def _meta(self, event: dict[str, Any]) -> None:
-        name = str(event.get("args", {}).get("name", ""))
+        if event.get("name") not in ("thread_name", "process_name"):
+            return
+        name = self._text(_args(event).get("name", ""))
         pid, tid = event.get("pid"), event.get("tid")
-        if event.get("name") == "thread_name" and isinstance(pid, int) and isinstance(tid, int):
-            self.threads[pid, tid] = re.sub(r"^thread \d+ \((.*)\)$", r"\1", name)
-        elif event.get("name") == "process_name" and isinstance(pid, int):
+        if type(pid) is not int:
+            return  # Kineto's own tracks
+        if event["name"] == "process_name":
             self.processes[pid] = name
+        elif type(tid) is int:
+            self.threads[pid, tid] = re.sub(r"^thread \d+ \((.*)\)$", r"\1", name)
+        self.budget.hold(_ROW_BYTES + text_bytes(name))
+
+    def _name(self, text: str) -> int:
+        before = len(self.naming.names)
+        number = self.naming.name(text)
+        if len(self.naming.names) > before:
+            self.budget.hold(_ROW_BYTES + text_bytes(text))
+        return number
+
+    def _text(self, value: object) -> str:
+        """A name, cut where it is too long; half of a character (JSON may escape a lone surrogate)
+        is replaced."""
+        if not isinstance(value, str):
+            raise TypeError("a name")
+        if len(value) > MOST_NAME_CHARS:
+            self.names_cut += 1
+            value = shortened(value)
+        return value if value.isascii() else value.encode(errors="replace").decode()
 
     def _thread(self, event: dict[str, Any]) -> int:
-        return self.naming.thread(int(event["pid"]), int(event["tid"]))
+        before = len(self.naming.lanes)
+        lane = self.naming.thread(_number(event["pid"]), _number(event["tid"]))
+        return self._lane(lane, before)
 
     def _stream(self, args: dict[str, Any], event: dict[str, Any]) -> int:
-        device = args.get("device", event["pid"])
-        return self.naming.stream(int(device), int(args.get("stream", event["tid"])))
+        device = _number(args.get("device", event["pid"]), _MOST_DEVICES)
+        self._devices.add(device)
+        if len(self._devices) > _MOST_TRACED:
+            raise CaptureTooLarge(
+                f"{self.budget.name} has more than {_MOST_TRACED} devices",
+                "trace fewer of them",
+            )
+        before = len(self.naming.lanes)
+        lane = self.naming.stream(device, _number(args.get("stream", event["tid"])))
+        return self._lane(lane, before)
+
+    def _lane(self, lane: int, before: int) -> int:
+        if lane >= before:
+            self.budget.hold(_LANE_BYTES)
+        if lane >= _MOST_LANES:
+            raise CaptureTooLarge(
+                f"{self.budget.name} has more than {_MOST_LANES:,} threads and streams",
+                "trace for a shorter time",
+            )
+        return lane
 
     def _kernel(self, event: dict[str, Any], start: int, end: int) -> None:
-        args = event.get("args", {})
-        name = event["name"]
+        args = _args(event)
+        name = self._text(event["name"])
         kind = DeviceKind.COLLECTIVE if is_collective(name) else DeviceKind.KERNEL
         blocks = 1
-        for axis in args.get("grid", (0,)):
-            blocks *= int(axis)
-        self.device.add(
-            start, end, kind, self.naming.name(name), self._stream(args, event),
-            int(args.get("correlation", 0)), 0, min(blocks, (1 << 31) - 1),
-        )  # fmt: skip
+        for axis in args.get("grid") or (0,):
+            blocks = min(blocks * _number(axis), (1 << 31) - 1)
+        correlation, lane = _correlation(args), self._stream(args, event)
+        self.device.add(start, end, kind, self._name(name), lane, correlation, 0, blocks)
 
     def _copy(self, event: dict[str, Any], start: int, end: int) -> None:
-        args = event.get("args", {})
-        told = _COPY.match(event["name"])
+        args = _args(event)
+        name = self._text(event["name"])
+        told = _COPY.match(name)
         way = _WAYS.get(told[1], Way.UNKNOWN) if told else Way.UNKNOWN
         memory = Memory.UNKNOWN
         if told and way in (Way.H2D, Way.D2H):
             memory = _MEMORY.get(told[2 if way == Way.H2D else 3] or "", Memory.UNKNOWN)
+        correlation, size = _correlation(args), _size(args)
+        lane = self._stream(args, event)
         self.device.add(
-            start, end, DeviceKind.COPY, self.naming.name(event["name"]),
-            self._stream(args, event), int(args.get("correlation", 0)),
-            int(args.get("bytes", 0)), 0, way, memory,
-        )  # fmt: skip
+            start, end, DeviceKind.COPY, self._name(name), lane, correlation, size, 0, way, memory
+        )
 
     def _set(self, event: dict[str, Any], start: int, end: int) -> None:
-        args = event.get("args", {})
-        self.device.add(
-            start, end, DeviceKind.SET, self.naming.name(event["name"]),
-            self._stream(args, event), int(args.get("correlation", 0)), int(args.get("bytes", 0)),
-        )  # fmt: skip
+        args = _args(event)
+        name, correlation, size = self._text(event["name"]), _correlation(args), _size(args)
+        lane = self._stream(args, event)
+        self.device.add(start, end, DeviceKind.SET, self._name(name), lane, correlation, size)
 
     def _call(self, event: dict[str, Any], start: int, end: int) -> None:
-        name = event["name"]
+        name = self._text(event["name"])
         kind = self._call_kinds.get(name)
         if kind is None:
-            kind = self._call_kinds[name] = call_kind(name)
+            kind = call_kind(name)
+            if len(self._call_kinds) < _MOST_CALLS:
+                self.budget.hold(_ROW_BYTES + text_bytes(name))
+                self._call_kinds[name] = kind
         if kind == CallKind.OTHER:
             return
-        self.calls.add(
-            start, end, kind, self.naming.name(name), self._thread(event),
-            int(event.get("args", {}).get("correlation", 0)),
-        )  # fmt: skip
+        correlation, lane = _correlation(_args(event)), self._thread(event)
+        self.calls.add(start, end, kind, self._name(name), lane, correlation)
 
     def _operator(self, event: dict[str, Any], start: int, end: int) -> None:
-        name = self.naming.name(event["name"])
-        self.host.add(start, end, HostKind.OPERATOR, name, self._thread(event))
+        self._on_host(HostKind.OPERATOR, self._text(event["name"]), event, start, end)
 
     def _python(self, event: dict[str, Any], start: int, end: int) -> None:
-        name = self.naming.name(without_path(event["name"]))
-        self.host.add(start, end, HostKind.PYTHON, name, self._thread(event))
+        self._on_host(HostKind.PYTHON, without_path(self._text(event["name"])), event, start, end)
 
     def _range(self, event: dict[str, Any], start: int, end: int) -> None:
-        name = self.naming.name(event["name"])
-        self.host.add(start, end, HostKind.RANGE, name, self._thread(event))
+        self._on_host(HostKind.RANGE, self._text(event["name"]), event, start, end)
+
+    def _on_host(
+        self, kind: HostKind, name: str, event: dict[str, Any], start: int, end: int
+    ) -> None:
+        lane = self._thread(event)
+        self.host.add(start, end, kind, self._name(name), lane)
+
+
+def _args(event: dict[str, Any]) -> dict[str, Any]:
+    args = event.get("args") or {}
+    if not isinstance(args, dict):
+        raise TypeError("args")
+    return args
+
+
+def _number(value: object, most: int = (1 << 62) - 1) -> int:
+    """A whole number that is not negative; also as text, or as a float without a fraction."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError("a number")
+    return value
+
+
+def _correlation(args: dict[str, Any]) -> int:
+    """Joins a call with its run; 0 none. A wrong one would join what does not belong together."""
+    value = args.get("correlation")
+    return 0 if value is None else _number(value, _MOST_CORRELATION)
+
+
+def _size(args: dict[str, Any]) -> int:
+    value = args.get("bytes")
+    return 0 if value is None else _number(value, _MOST_BYTES)
+
+
+def _nanoseconds(value: object) -> int:
+    """Microseconds, as the format has them, or as text. Raises for what is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError("a time")
+    return round(float(value) * 1e3)
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -246,23 +354,34 @@ def without_path(name: str) -> str:
 
 def read(path: Path, on_progress: Progress | None = None) -> Timeline:
     """Read a trace. Raises CaptureError; NotACapture if it is none of torch.profiler's."""
-    reader = _Reader()
+    budget = Budget(str(path), 1)
+    budget.hold(min(_PIECES_BYTES, budget.limit_bytes // 4))
+    reader = _Reader(budget)
     head: dict[str, Any] = {}
     tail: list[str] = []
     complete = False
     count = 0
     with opened_text(path) as text:
-        for item in _events(text, str(path), head, tail):
-            if item is None:
+        for item in _events(text, budget, head, tail):
+            if item is END:
                 complete = True
                 break
             try:
+                if not isinstance(item, dict):
+                    raise TypeError("no event")
                 reader.add(item)
             except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
                 reader.lost["not understood"] += 1
+                if reader.lost["not understood"] > _MOST_LOST:
+                    raise NotACapture(
+                        f"{path} holds more than {_MOST_LOST:,} things that are no events",
+                        "give what torch.profiler wrote",
+                    ) from None
             count += 1
-            if on_progress and not count % 100_000:
-                on_progress(count)
+            if not count % _EVENTS_AT_ONCE:
+                budget.hold(_EVENTS_AT_ONCE * _COLUMN_BYTES)
+                if on_progress:
+                    on_progress(count)
         if complete:
             tail.append(text.read(_PIECE))
     device = reader.device.events()
@@ -287,9 +406,14 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
     devices = {
         one["id"]: one
         for one in (listed if isinstance(listed, list) else [])
-        if isinstance(one, dict) and isinstance(one.get("id"), int)
+        if isinstance(one, dict) and _is_small(one.get("id"))
     }
     notes = [f"{amount:,} events {what}" for what, amount in reader.lost.items()]
+    if reader.names_cut:
+        notes.append(
+            f"{reader.names_cut:,} names were longer than {MOST_NAME_CHARS:,} characters; their "
+            "beginning is used"
+        )
     if not complete:
         notes.append("the file ends early; what came before is used")
     return Timeline(
@@ -302,42 +426,46 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
         devices={number: str(one.get("name", "")) for number, one in devices.items()},
         device_ids={number: ids for number, one in devices.items() if (ids := _ids(one))},
         multiprocessors={
-            number: one["numSms"]
-            for number, one in devices.items()
-            if isinstance(one.get("numSms"), int)
+            number: one["numSms"] for number, one in devices.items() if _is_small(one.get("numSms"))
         },
         sources=("torch.profiler",),
         notes=notes,
     )
 
 
+def _is_small(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 16
+
+
 def _ids(device: dict[str, Any]) -> list[str]:
     """UUID and PCI address of a device, where the profiler wrote them (older ones do not)."""
-    found = [str(device[key]) for key in ("uuid", "UUID") if device.get(key)]
-    bus, slot = device.get("pciBusID"), device.get("pciDeviceID", 0)
-    if isinstance(bus, int) and isinstance(slot, int):
-        found.append(f"{int(device.get('pciDomainID', 0)):04x}:{bus:02x}:{slot:02x}.0")
+    found = [str(device[key])[:256] for key in ("uuid", "UUID") if device.get(key)]
+    domain, bus = device.get("pciDomainID", 0), device.get("pciBusID")
+    slot = device.get("pciDeviceID", 0)
+    if _is_small(domain) and _is_small(bus) and _is_small(slot):
+        found.append(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
     return found
 
 
 def _wall_offset(head: dict[str, Any], tail: str) -> int:
     value = head.get("baseTimeNanoseconds")
-    if value is None and (told := re.search(r'"baseTimeNanoseconds"\s*:\s*(\d+)', tail)):
+    if value is None and (told := re.search(r'"baseTimeNanoseconds"\s*:\s*([0-9]{1,19})\b', tail)):
         value = told[1]
     try:
-        return int(value or 0)
-    except (TypeError, ValueError):
+        return _number(value or 0)
+    except ValueError:
         return 0
 
 
 def _events(
-    text: TextIO, path: str, head: dict[str, Any], tail: list[str]
-) -> Iterator[dict[str, Any] | None]:
-    """Every event of the file; None at the end of a list that was closed.
+    text: TextIO, budget: Budget, head: dict[str, Any], tail: list[str]
+) -> Iterator[object]:
+    """Every value in the list of events; END at the end of a list that was closed.
 
-    What stands before the list goes into `head`, what was read behind it into `tail`.
+    What stands before the list goes into `head`, what was read behind it into `tail`. A value that
+    is no JSON, too deep or too large comes as `json_list.NOT_READ`.
     """
-    piece = text.read(_PIECE)
+    piece = text.read(_PIECE).removeprefix("\ufeff")
     at = -1
     if piece.lstrip().startswith("["):
         at = piece.index("[") + 1
@@ -346,33 +474,16 @@ def _events(
             more = text.read(_PIECE) if len(piece) < _HEAD_LIMIT else ""
             if not more:
                 break
+            budget.hold(2 * text_bytes(more))
             piece += more
         if told:
             at = told.end()
             try:
                 head.update(json.loads(piece[: told.start()].rstrip().rstrip(",") + "}"))
-            except ValueError:
+            except (ValueError, RecursionError):
                 head.clear()
     if at < 0:
-        raise NotACapture(f"{path} is no trace in Chrome's JSON", "give what torch.profiler wrote")
-    decode = json.JSONDecoder().raw_decode
-    while True:
-        space = _SPACE.match(piece, at)
-        at = space.end() if space else at
-        if at < len(piece) and piece[at] == "]":
-            tail.append(piece[at:])
-            yield None
-            return
-        try:
-            if at >= len(piece):
-                raise ValueError
-            event, at = decode(piece, at)
-        except ValueError:
-            # Either the piece ends within this event, or the file does.
-            more = text.read(_PIECE)
-            if not more:
-                return
-            piece, at = piece[at:] + more, 0
-            continue
-        if isinstance(event, dict):
-            yield event
+        raise NotACapture(
+            f"{budget.name} is no trace in Chrome's JSON", "give what torch.profiler wrote"
+        )
+    yield from values_of_list(text.read, piece, at, tail, _MOST_EVENT)

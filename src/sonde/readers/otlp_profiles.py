@@ -8,6 +8,7 @@ version that parses to nothing is refused. Each on-CPU sample type becomes sampl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,17 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import MissingDependency, NotACapture
+from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
 from sonde.model.timeline import Naming, Samples, Timeline
 from sonde.readers.text import opened
 
 SCHEMA = "opentelemetry-proto 1.45, profiles/v1development"
-_LIMIT_BYTES = 1 << 30
+_OBJECT_BYTES = 48
+"""What a byte of a message may take as objects: an empty message is two bytes long."""
+_TEXT_BYTES = 200
+_SAMPLE_BYTES = 240
+_MOST_NS = 10**15
+"""Of one sample: eleven days."""
 _CPU = {"cpu", "samples", "on-cpu", "on_cpu", "sample"}
 _NS_OF = {"nanoseconds": 1, "ns": 1, "microseconds": 1_000, "us": 1_000, "milliseconds": 1_000_000}
 _USUAL_NS = 1_000_000_000 // 99
@@ -42,19 +49,26 @@ def read(path: Path) -> Timeline:
             f"the Python package {error.name} is not installed", "pip install opentelemetry-proto"
         ) from error
     data: Any = profiles_pb2.ProfilesData()
+    budget = Budget(str(path), 1)
     with opened(path) as file:
-        raw = file.read(_LIMIT_BYTES)
+        raw = file.read(budget.limit_bytes // _OBJECT_BYTES + 1)
+    budget.hold(_OBJECT_BYTES * len(raw))
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
         if raw.lstrip().startswith(b"{"):
             json_format.Parse(raw, data, ignore_unknown_fields=True)
         else:
             data.ParseFromString(raw)
-    except (message.DecodeError, json_format.ParseError, UnicodeDecodeError) as error:
+    except (
+        *(message.DecodeError, json_format.ParseError, RecursionError),
+        *(ValueError, TypeError, AttributeError),
+    ) as error:
+        why = next(iter(str(error).splitlines()), "damaged")
         raise NotACapture(
-            f"{path} is no profile by {SCHEMA}: {str(error).splitlines()[0][:120]}",
+            f"{path} is no profile by {SCHEMA}: {why[:120]}",
             "export it with that version of the schema",
         ) from error
-    reader = _Reader(data.dictionary)
+    reader = _Reader(data.dictionary, budget)
     for resource in data.resource_profiles:
         pid = reader.number(resource.resource.attributes, "process.pid")
         name = reader.text_of(resource.resource.attributes, "process.executable.name")
@@ -72,7 +86,7 @@ def read(path: Path) -> Timeline:
 class _Reader:
     """Collects samples; indices that point nowhere make a sample unnamed, never an error."""
 
-    def __init__(self, dictionary: Any) -> None:
+    def __init__(self, dictionary: Any, budget: Budget) -> None:
         self._dictionary = dictionary
         self._strings: Sequence[str] = dictionary.string_table
         self.naming = Naming()
@@ -81,13 +95,30 @@ class _Reader:
         self._weight: list[int] = []
         self._name: list[int] = []
         self._left_out: set[str] = set()
+        self._lost: Counter[str] = Counter()
         self._function_of: dict[int, int] = {}
+        self._location_of: dict[int, str] = {}
+        self._budget = budget
+        self._text_of: dict[int, str] = {}
+        self._names_cut = 0
 
     def text(self, index: int) -> str:
-        return self._strings[index] if 0 <= index < len(self._strings) else ""
+        """One of the table's. Each is made once: any number of places may name the same."""
+        known = self._text_of.get(index)
+        if known is None:
+            known = self._strings[index] if 0 <= index < len(self._strings) else ""
+            known = self._text_of[index] = self._short(known)
+        return known
+
+    def _short(self, text: str) -> str:
+        if len(text) > MOST_NAME_CHARS:
+            self._names_cut += 1
+            text = shortened(text)
+        self._budget.hold(_TEXT_BYTES + text_bytes(text))
+        return text
 
     def text_of(self, attributes: Any, key: str) -> str:
-        return next((a.value.string_value for a in attributes if a.key == key), "")
+        return self._short(next((a.value.string_value for a in attributes if a.key == key), ""))
 
     def number(self, attributes: Any, key: str) -> int:
         return next((a.value.int_value for a in attributes if a.key == key), 0)
@@ -106,7 +137,7 @@ class _Reader:
             self._left_out.add(kind)
             return
         scale = _NS_OF.get(unit, 0)
-        period = int(profile.period) if profile.period else _USUAL_NS
+        period = int(profile.period) if profile.period > 0 else _USUAL_NS
         for sample in profile.samples:
             own = self._attribute(sample.attribute_indices, "process.pid") or pid
             tid = self._attribute(sample.attribute_indices, "thread.id") or own
@@ -120,12 +151,18 @@ class _Reader:
                 whole = sum(values) if values else len(times)
                 values = [0] * len(times)
                 values[0] = whole
+            self._budget.hold(_SAMPLE_BYTES * len(times))
             for time_ns, value in zip(times, values, strict=True):
-                if time_ns >= 1 << 63:
+                weight = value * (scale or period)
+                if time_ns >= 1 << 62:
+                    self._lost["beyond all time"] += 1
+                    continue
+                if not 0 <= weight <= _MOST_NS:
+                    self._lost["of no possible length"] += 1
                     continue
                 self.time.append(time_ns)
                 self._lane.append(lane)
-                self._weight.append(min(value * (scale or period), 1 << 62))
+                self._weight.append(weight)
                 self._name.append(name)
 
     def _function(self, stack_index: int) -> int:
@@ -137,17 +174,28 @@ class _Reader:
         tables = self._dictionary
         if 0 <= stack_index < len(tables.stack_table):
             for at in tables.stack_table[stack_index].location_indices:
-                if not 0 <= at < len(tables.location_table):
-                    continue
-                for line in tables.location_table[at].lines:
-                    if 0 <= line.function_index < len(tables.function_table):
-                        found = self.text(tables.function_table[line.function_index].name_strindex)
-                        if found:
-                            break
+                found = self._of_location(at)
                 if found:
                     break
         number = self._function_of[stack_index] = self.naming.name(found)
         return number
+
+    def _of_location(self, at: int) -> str:
+        """The name of the innermost function there with one; looked for once, since any number of
+        stacks may name the same location, any number of times."""
+        known = self._location_of.get(at)
+        if known is not None:
+            return known
+        tables = self._dictionary
+        found = ""
+        if 0 <= at < len(tables.location_table):
+            for line in tables.location_table[at].lines:
+                if 0 <= line.function_index < len(tables.function_table):
+                    found = self.text(tables.function_table[line.function_index].name_strindex)
+                    if found:
+                        break
+        self._location_of[at] = found
+        return found
 
     def timeline(self) -> Timeline:
         count = len(self.time)
@@ -163,5 +211,9 @@ class _Reader:
             ),
             tick_ns=_USUAL_NS,
             sources=("OTLP profiles",),
-            notes=[f"profiles of {kind} are left out" for kind in sorted(self._left_out)],
+            notes=[
+                *(f"profiles of {kind[:80]} are left out" for kind in sorted(self._left_out)),
+                *(f"{count:,} samples {what}" for what, count in self._lost.items()),
+                *([f"{self._names_cut:,} names were cut"] if self._names_cut else []),
+            ],
         )

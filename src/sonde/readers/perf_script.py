@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sonde.errors import NotACapture
+from sonde.limits import Budget, text_bytes
 from sonde.model.timeline import (
     Naming,
     Samples,
@@ -27,18 +28,30 @@ from sonde.model.timeline import (
 from sonde.readers.text import opened_text
 
 _HEAD = re.compile(
-    r"^(?P<comm>\S.*?)\s+(?P<pid>-?\d+)(?:/(?P<tid>-?\d+))?\s+(?:\[(?P<cpu>\d+)\]\s+)?"
-    r"(?P<seconds>\d+)\.(?P<fraction>\d+):\s+(?:(?P<period>\d+)\s+)?"
-    r"(?P<event>[^\s:][^\s]*?):(?:\s+(?P<rest>.*))?$"
+    # As long a command as may be: it is 15 bytes of anything, also what looks like the rest.
+    r"^(?P<comm>\S.{0,15})\s{1,32}(?P<pid>-?\d{1,10})(?:/(?P<tid>-?\d{1,10}))?\s{1,8}"
+    r"(?:\[(?P<cpu>\d{1,6})\]\s{1,8})?(?P<seconds>\d{1,10})\.(?P<fraction>\d{1,9}):\s{1,32}"
+    r"(?:(?P<period>\d{1,18})\s{1,8})?(?P<event>[^\s:]\S{0,250}?):(?:\s+(?P<rest>.*))?$",
+    re.ASCII,
 )
 _FRAME = re.compile(
-    r"^\s+(?P<address>[0-9a-f]+)\s+(?P<symbol>.*?)(?:\+0x[0-9a-f]+)?\s+\((?P<file>.*)\)$"
+    r"^\s{1,64}(?P<address>[0-9a-f]{1,16})\s(?P<symbol>.*?)(?:\+0x[0-9a-f]{1,16})?\s"
+    r"\((?P<file>.*)\)$",
+    re.ASCII,
 )
 _SWITCH = re.compile(
-    r"prev_comm=.*? prev_pid=(?P<prev>\d+) prev_prio=-?\d+ prev_state=(?P<state>\S+) ==> "
-    r"next_comm=.*? next_pid=(?P<next>\d+)"
+    r"prev_comm=.{0,64}? prev_pid=(?P<prev>\d{1,10}) prev_prio=-?\d{1,6} "
+    r"prev_state=(?P<state>\S{1,16}) ==> next_comm=.{0,64}? next_pid=(?P<next>\d{1,10})",
+    re.ASCII,
 )
-_WAKE = re.compile(r"comm=.*? pid=(?P<pid>\d+) ")
+_WAKE = re.compile(r"comm=.{0,64}? pid=(?P<pid>\d{1,10}) ", re.ASCII)
+_LONGEST_LINE = 16 << 10
+"""Of a sample's line and of a frame's; a kernel's mangled name may have 10 kB."""
+_LAST_S = (1 << 62) // 1_000_000_000
+_LONGEST_PERIOD_NS = 10**15
+_SAMPLE_BYTES = 400
+_NAME_BYTES = 200
+_FRAMES = 4_096
 _CLOCKS = ("cpu-clock", "task-clock")
 _FAULTS = {"exc_page_fault", "asm_exc_page_fault", "handle_mm_fault", "do_user_addr_fault"}
 _USUAL_NS = 1_000_000_000 // 99
@@ -52,7 +65,8 @@ def looks_like(head: str) -> bool:
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
         self.naming = Naming()
         self.time: list[int] = []
         self.lane: list[int] = []
@@ -66,19 +80,21 @@ class _Reader:
         self.states: list[tuple[int, int, StateKind, int]] = []
         self.pid_of: dict[int, int] = {}
         self.lost: Counter[str] = Counter()
-        self._frames: list[tuple[str, str]] | None = None
+        self._stack: _Stack | None = None
 
     def line(self, line: str) -> None:
         if not line.strip():
             self.end_stack()
             return
         if line[0] in " \t":
-            frame = _FRAME.match(line)
+            frame = _FRAME.match(line) if line[-1] == ")" else None
             if frame is not None:
-                if self._frames is not None:
-                    self._frames.append((frame["symbol"], frame["file"]))
+                if self._stack is not None:
+                    self._stack.add(frame["symbol"], frame["file"])
                 return
-        head = _HEAD.match(line.strip() if line[0] == " " else line)
+            if line[0] == "\t":
+                return  # a frame without a file
+        head = _HEAD.match(line.strip())  # commands are set to the right where no stacks are
         if head is None:
             if not line.startswith("#"):
                 self.lost["lines not understood"] += 1
@@ -88,6 +104,10 @@ class _Reader:
 
     def _event(self, head: re.Match[str]) -> None:
         fraction = (head["fraction"] + "000000000")[:9]
+        if int(head["seconds"]) > _LAST_S or int(head["period"] or 0) > _LONGEST_PERIOD_NS:
+            self.lost["events beyond all time"] += 1
+            return
+        self.budget.hold(_SAMPLE_BYTES)
         time_ns = int(head["seconds"]) * 1_000_000_000 + int(fraction)
         tid = int(head["tid"] or head["pid"])
         pid = int(head["pid"])
@@ -101,16 +121,24 @@ class _Reader:
             if told := _WAKE.search(head["rest"] or ""):
                 self.woken[int(told["pid"])] = time_ns
             return
-        lane = self.naming.thread(self.pid_of.get(tid, pid), tid, head["comm"], head["comm"])
+        comm = head["comm"].rstrip()
+        lane = self.naming.thread(self.pid_of.get(tid, pid), tid, comm, comm)
         clock = event.split(":")[0] in _CLOCKS
         self.time.append(time_ns)
         self.lane.append(lane)
         self.weight.append(int(head["period"]) if clock and head["period"] else 0)
         self.clocks.append(bool(clock and head["period"]))
-        self.name.append(self.naming.name(""))
+        self.name.append(self._name(""))
         self.fault.append(False)
         self.cpu_times[head["cpu"] or ""].append(time_ns)
-        self._frames = []
+        self._stack = _Stack()
+
+    def _name(self, text: str) -> int:
+        before = len(self.naming.names)
+        number = self.naming.name(text)
+        if len(self.naming.names) > before:
+            self.budget.hold(_NAME_BYTES + text_bytes(text))
+        return number
 
     def _switch(self, time_ns: int, rest: str) -> None:
         told = _SWITCH.search(rest)
@@ -134,21 +162,44 @@ class _Reader:
 
     def end_stack(self) -> None:
         """Name the sample after its innermost named frame that is not the kernel's."""
-        frames, self._frames = self._frames, None
-        if not frames or not self.name:
+        stack, self._stack = self._stack, None
+        if stack is None or not stack.depth or not self.name:
             return
-        user = [s for s, file in frames if s not in ("", "[unknown]") and not file.startswith("[")]
-        every = [s for s, _ in frames if s not in ("", "[unknown]")]
-        self.name[-1] = self.naming.name((user or every or [""])[0])
-        self.fault[-1] = any(symbol in _FAULTS for symbol, _ in frames)
+        self.name[-1] = self._name(stack.user or stack.first)
+        self.fault[-1] = stack.is_fault
+
+
+class _Stack:
+    """What is kept of the frames of a sample, which come innermost first."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.user = self.first = ""
+        """The innermost named frame that is not the kernel's, and of all."""
+        self.is_fault = False
+
+    def add(self, symbol: str, file: str) -> None:
+        if self.depth >= _FRAMES:
+            return
+        self.depth += 1
+        self.is_fault |= symbol in _FAULTS
+        if symbol in ("", "[unknown]"):
+            return
+        self.first = self.first or symbol
+        if not file.startswith("["):
+            self.user = self.user or symbol
 
 
 def read(path: Path) -> Timeline:
     """Read the output of `perf script`. Raises CaptureError; NotACapture for anything else."""
-    reader = _Reader()
+    reader = _Reader(Budget(str(path), 1))
     with opened_text(path) as text:
-        for line in text:
-            reader.line(line.rstrip("\n"))
+        while line := text.readline(_LONGEST_LINE):
+            whole = line[-1] == "\n" or len(line) < _LONGEST_LINE
+            reader.line(line.rstrip("\n").removeprefix("\ufeff") if whole else "?")
+            while not whole:  # what is longer is passed over piece by piece
+                more = text.readline(_LONGEST_LINE)
+                whole = not more or more[-1] == "\n"
     reader.end_stack()
     if not reader.time and not reader.states:
         raise NotACapture(

@@ -13,6 +13,7 @@ import os
 import struct
 from pathlib import Path
 
+from sonde import private_files
 from sonde.errors import SinkError
 
 HEADER = struct.pack("<8sH6x", b"SONDE\r\n\x1a", 1)
@@ -22,24 +23,19 @@ class CaptureFile:
     """Appends whole chunks. A chunk that does not fit is taken back, so the file stays whole."""
 
     def __init__(self, path: Path, force: bool = False) -> None:
-        """Make the file; `force`: in place of one that is there. Raises SinkError."""
+        """Make the file, mode 0600; `force`: in place of one that is there. Raises SinkError.
+
+        A pipe or a device is written as it comes: what it took cannot be taken back.
+        """
         self.path = path
         self.written_bytes = 0
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        flags |= os.O_TRUNC if force else os.O_EXCL
-        try:
-            self._fd = os.open(path, flags, 0o644)
-        except FileExistsError as error:
-            raise SinkError(f"{path} exists", "choose another name with -o, or --force") from error
-        except OSError as error:
-            raise SinkError(
-                f"cannot write {path}: {error.strerror}", "choose another place with -o"
-            ) from error
+        opened = private_files.create(path, force)
+        self._fd, self.is_stream = opened.fd, opened.is_stream
+        self._made = os.fstat(self._fd)
         try:
             self.write(HEADER)
         except SinkError:
-            self.close()
-            path.unlink(missing_ok=True)
+            self.discard()
             raise
 
     @property
@@ -54,8 +50,9 @@ class CaptureFile:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError as error:
-            os.ftruncate(self._fd, self.written_bytes)
-            os.lseek(self._fd, self.written_bytes, os.SEEK_SET)
+            if not self.is_stream:
+                os.ftruncate(self._fd, self.written_bytes)
+                os.lseek(self._fd, self.written_bytes, os.SEEK_SET)
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             raise SinkError(
                 f"cannot write {self.path}: {error.strerror}",
@@ -70,3 +67,9 @@ class CaptureFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def discard(self) -> None:
+        """Close the file and remove it, unless its name stands for something else by now."""
+        self.close()
+        if not self.is_stream:
+            private_files.remove(self.path, self._made)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON that every parser takes: what is no number becomes null, never NaN or Infinity.
+
+Documents are written in pieces. A text takes up to six times its size as JSON, so a document of all
+that a capture holds would take many times the memory of the capture.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+_AT_ONCE = 256
+"""Items of a list that are encoded together."""
+_PIECE_CHARS = 1 << 18
+
+Write = Callable[[bytes], object]
+
+
+class Fragments:
+    """A list whose items come as JSON."""
+
+    def __init__(self, items: Iterable[str]) -> None:
+        self.items = items
+
+
+def dumps(document: Any, **options: Any) -> str:
+    """As `json.dumps`, by RFC 8259."""
+    try:
+        return json.dumps(document, allow_nan=False, **options)
+    except ValueError:  # rare, so the document is gone through only now
+        return json.dumps(_finite(document), allow_nan=False, **options)
+
+
+def write_compact(write: Write, document: dict[str, Any]) -> None:
+    """Write a document without any space.
+
+    A list is encoded some items at a time, what a tuple, an iterator or `Fragments` holds item by
+    item.
+    """
+    _write(write, _compact(document))
+
+
+def write_indented(write: Write, document: dict[str, Any]) -> None:
+    """Write a document as `json.dumps(…, indent=1)` has it; lists in it may be iterators."""
+    _write(write, _indented(document, "\n"))
+
+
+def _write(write: Write, texts: Iterable[str]) -> None:
+    pieces: list[str] = []
+    size = 0
+    for text in texts:
+        pieces.append(text)
+        size += len(text)
+        if size >= _PIECE_CHARS:
+            write("".join(pieces).encode())
+            pieces.clear()
+            size = 0
+    write("".join(pieces).encode())
+
+
+def _compact(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        comma = "{"
+        for key, one in value.items():
+            yield f"{comma}{encode_basestring_ascii(key)}:"
+            yield from _compact(one)
+            comma = ","
+        yield "}" if value else "{}"
+    elif isinstance(value, list):
+        yield "["
+        for at in range(0, len(value), _AT_ONCE):
+            text = dumps(value[at : at + _AT_ONCE], separators=(",", ":"))
+            yield f",{text[1:-1]}" if at else text[1:-1]
+        yield "]"
+    elif isinstance(value, tuple | Iterator | Fragments):
+        texts = value.items if isinstance(value, Fragments) else map(_compact, value)
+        comma = ""
+        yield "["
+        for item in texts:
+            yield comma
+            yield from (item,) if isinstance(item, str) else item
+            comma = ","
+        yield "]"
+    else:
+        yield dumps(value)
+
+
+def _indented(value: Any, line: str) -> Iterator[str]:
+    """`line`: the line break and the indent that the value stands behind."""
+    if isinstance(value, dict):
+        comma, inner = "{", f"{line} "
+        for key, one in value.items():
+            before = f"{comma}{inner}{encode_basestring_ascii(key)}: "
+            if isinstance(one, str):
+                yield before + encode_basestring_ascii(one)
+            else:
+                yield before
+                yield from _indented(one, inner)
+            comma = ","
+        yield f"{line}}}" if value else "{}"
+    elif isinstance(value, list | tuple | Iterator):
+        comma, inner = "[", f"{line} "
+        for one in value:
+            yield comma + inner
+            yield from _indented(one, inner)
+            comma = ","
+        yield "[]" if comma == "[" else f"{line}]"
+    else:
+        yield dumps(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that a user names for Sonde to read, which lie where other users may put things.
+
+A pipe there would make root wait without end, and opening a terminal or a device does something. So
+a path is held, looked at, and opened through that handle: only regular files are read. A pipe that
+the user chose is one that this process already has open: /dev/stdin, or /dev/fd/N as a shell's
+<(…) makes it. Those are read as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from sonde.errors import CaptureError
+from sonde.procfs.files import reopen
+
+_OWN_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,9})")
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device or terminal"),
+    (stat.S_ISBLK, "a disk"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
+
+def open_input(path: Path) -> BinaryIO:
+    """The file at `path`, for reading. Raises CaptureError for what is no file, and OSError."""
+    own = own_descriptor(path)
+    if own is not None and not stat.S_ISREG(os.fstat(own).st_mode):
+        return os.fdopen(os.dup(own), "rb")
+    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode):
+            kind = next((name for is_it, name in _KINDS if is_it(mode)), "not a regular file")
+            remedy = "give a file"
+            if stat.S_ISFIFO(mode):
+                remedy = "give a file, or what comes through a pipe as /dev/stdin or by <(command)"
+            raise CaptureError(f"{path} is {kind}", remedy)
+        return os.fdopen(reopen(handle, os.O_RDONLY), "rb")
+    finally:
+        os.close(handle)
+
+
+def own_descriptor(path: Path) -> int | None:
+    """The descriptor of this process that a path such as /dev/stdin or /dev/fd/63 stands for."""
+    text = str(path)
+    if text == "/dev/stdin":
+        return 0
+    found = _OWN_DESCRIPTOR.fullmatch(text)
+    return int(found[1]) if found else None
+
+
+def is_stream(path: Path) -> bool:
+    """Whether a path is a pipe of the user's choice, which can be read only once.
+
+    Raises OSError where there is no such descriptor.
+    """
+    own = own_descriptor(path)
+    return own is not None and not stat.S_ISREG(os.fstat(own).st_mode)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of a long JSON list, read piece by piece, in time that grows with the text alone.
+
+A value that ends beyond the piece is looked for its end first and decoded once: to try again with
+each piece would take the square of its length. One that is too large or no JSON is stepped over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+PIECE: Final = 1 << 20
+NOT_READ: Final = "not read"
+END: Final = object()
+
+_SPACE = re.compile(r"[\s,]*+")
+_PLAIN = re.compile(r"[^\"\[\]{}]*+")
+_OPENING = re.compile(r"[\[{]++")
+_CLOSING = re.compile(r"[\]}]++")
+_IN_STRING = re.compile(r"(?:[^\"\\]++|\\.)*+", re.DOTALL)
+_GARBAGE = re.compile(r"[^,\[\]{}\"]*+")
+
+
+def values_of_list(
+    read: Callable[[int], str], piece: str, at: int, tail: list[str], most: int
+) -> Iterator[object]:
+    """Every value from `at` on, behind the opening bracket; END at the closing one.
+
+    `most`: characters of one value; what is longer, or no JSON, comes as NOT_READ. What was read
+    behind the list goes into `tail`.
+    """
+    decode = json.JSONDecoder().raw_decode
+    while True:
+        space = _SPACE.match(piece, at)
+        at = space.end() if space else at
+        if at >= len(piece):
+            piece, at = read(PIECE), 0
+            if not piece:
+                return
+            continue
+        if piece[at] == "]":
+            tail.append(piece[at:])
+            yield END
+            return
+        try:
+            value, end = decode(piece, at)
+            if end == len(piece) and piece[-1] not in ']}"':
+                raise ValueError("a number that may go on")
+        except (ValueError, RecursionError):
+            scanner = _Scanner(read, piece, at, most)
+            text = scanner.value()
+            if text is None:
+                return
+            piece, at = scanner.piece, scanner.at
+            try:
+                yield decode(text)[0] if text else NOT_READ
+            except (ValueError, RecursionError):
+                yield NOT_READ
+            continue
+        at = end
+        yield value
+
+
+class _Scanner:
+    """Finds where a value ends, across pieces, without decoding it."""
+
+    def __init__(self, read: Callable[[int], str], piece: str, at: int, most: int) -> None:
+        self.piece, self.at = piece, at
+        self._read = read
+        self._most = most
+        self._kept: list[str] = []
+        self._size = 0
+        self._from = at
+
+    def value(self) -> str | None:
+        """The text of the value, '' if it is too long; None where the file ends within it."""
+        if self.piece[self.at] not in '[{"':
+            return self._garbage()
+        depth = 0
+        in_string = False
+        while True:
+            if self.at >= len(self.piece):
+                if not self._more():
+                    return None
+                continue
+            if in_string:
+                self.at = _end(_IN_STRING, self.piece, self.at)
+                if self.at == len(self.piece) - 1 and self.piece[-1] == "\\":
+                    if not self._more():
+                        return None
+                    continue
+                if self.at < len(self.piece):
+                    self.at += 1
+                    in_string = False
+            elif self.piece[self.at] == '"':
+                self.at += 1
+                in_string = True
+                continue
+            elif self.piece[self.at] in "[{":
+                end = _end(_OPENING, self.piece, self.at)
+                depth += end - self.at
+                self.at = end
+                continue
+            elif self.piece[self.at] in "]}":
+                end = _end(_CLOSING, self.piece, self.at)
+                closed = min(depth, end - self.at)
+                depth -= closed
+                self.at += closed
+            else:
+                self.at = _end(_PLAIN, self.piece, self.at)
+                continue
+            if not depth and not in_string:
+                return self._text()
+
+    def _garbage(self) -> str | None:
+        """What begins no value goes on to where another may begin."""
+        while True:
+            self.at = _end(_GARBAGE, self.piece, self.at)
+            if self.at < len(self.piece):
+                if self.piece[self.at] == "}":  # closes nothing
+                    self.at += 1
+                return self._text()
+            if not self._more():
+                return None
+
+    def _more(self) -> bool:
+        """Read on, at the same place; False at the end."""
+        rest = self.piece[self.at :]  # a lone backslash, or nothing
+        self._keep(self.piece[self._from : self.at])
+        more = self._read(PIECE)
+        self.piece, self.at, self._from = rest + more, 0, 0
+        return bool(more)
+
+    def _keep(self, text: str) -> None:
+        self._size += len(text)
+        if self._size <= self._most:
+            self._kept.append(text)
+        else:
+            self._kept.clear()
+
+    def _text(self) -> str:
+        self._keep(self.piece[self._from : self.at])
+        return "".join(self._kept) if self._size <= self._most else ""
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found else at
