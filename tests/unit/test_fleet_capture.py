@@ -49,6 +49,7 @@ def test_runs_that_were_sampled_stand_for_more_than_themselves(tmp_path):
         ("gemm", 30_000_000),
         ("softmax", 10_000_000),
     ]
+    assert records[0].start_ns == START_NS, "the second begins where the clock's does"
 
 
 def test_rows_of_a_second_fill_it_in_proportion():
@@ -59,6 +60,10 @@ def test_rows_of_a_second_fill_it_in_proportion():
         ns[use.name, use.start_ns >= SECOND_NS] += use.duration_ns
     assert ns == {("a", False): 750_000_000, ("b", False): 250_000_000, ("a", True): 200_000_000}
     assert max(u.start_ns + u.duration_ns for u in uses[:2]) <= SECOND_NS
+
+
+def test_a_second_whose_weights_come_to_nothing_holds_nothing():
+    assert _laid_out([(0, "a", 5e8), (0, "b", -6e8), (SECOND_NS, "a", 0.0)], 2 * SECOND_NS) == []
 
 
 def test_nothing_in_a_page_can_become_markup():

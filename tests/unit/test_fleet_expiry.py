@@ -74,7 +74,7 @@ def test_a_report_that_nobody_remembers_is_refused_by_its_age(fleet, clock):
         fleet.now_s = began_s
     assert fleet.send(report) == ["late"]
     answer = fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
-    assert decode_replies(answer) == [Reply(None, "late")]
+    assert decode_replies(answer, 1) == [Reply(None, "late")]
     assert set(rows(fleet.helper.store).values()) == {0}
     assert fleet.raw() == [0] * 16
 
@@ -129,10 +129,10 @@ def test_a_job_of_which_nothing_can_be_taken_leaves_nothing_behind(fleet):
     before = rows(fleet.helper.store)
     for at in (0, 2**64 - 1):  # times that no batch of a database has
         odd = replace(report, time_s=at)
-        reply = decode_replies(fleet.helper.job(encode_job(os.urandom(16), [Item.of(odd, b"")])))
+        reply = decode_replies(fleet.helper.job(encode_job(os.urandom(16), [Item.of(odd, b"")])), 1)
         assert reply[0].reason in ("late", "early")
     again = fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
-    assert decode_replies(again) == [Reply(None, "replayed")]
+    assert decode_replies(again, 1) == [Reply(None, "replayed")]
     assert rows(fleet.helper.store) == before
 
 
@@ -154,7 +154,7 @@ def test_nothing_is_added_to_a_batch_while_it_is_released(fleet):
     fleet.helper.store.batch = meanwhile
     fleet.collect()
     threads[0].join()
-    assert [decode_replies(answer) for answer in answers] == [[Reply(None, "late")]]
+    assert [decode_replies(answer, 1) for answer in answers] == [[Reply(None, "late")]]
     assert set(rows(fleet.helper.store).values()) == {0}
 
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from aiohttp import web
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from leader import listening
 from sonde._native import signed_by, unfit_keys
 from sonde.cli import fleet_collect
 from sonde.cli.main import main
@@ -24,7 +24,7 @@ from sonde.fleet.aggregator import HelperAway
 from sonde.fleet.population import Population
 from sonde.fleet.rehearsal import START_S, Rehearsal, small_task
 from sonde.fleet.roster import Identity, Roster
-from sonde.fleet.service import HelperClient, Service
+from sonde.fleet.service import HelperClient
 from sonde.fleet.verdicts import Attack
 from sonde.fleet.wire import Malformed, lp, split_lp
 
@@ -135,24 +135,51 @@ def fleet(tmp_path):
     made.close()
 
 
-class Bundle:
-    token = operator_token = "secret"
+def test_uploads_that_send_nothing_keep_no_relay_out(fleet):
+    path = f"POST /tasks/{fleet.task.id.hex()}/reports/batch HTTP/1.1\r\nHost: x\r\n"
+    body = lp(fleet.report(0, [1]).encode())
+
+    async def send():
+        runner, port = await listening(fleet.leader)
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(60)]
+        for _, writer in silent:
+            writer.write(f"{path}Content-Length: 2000\r\n\r\n".encode())
+        await asyncio.sleep(0.2)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{path}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        status = await asyncio.wait_for(reader.readline(), 5)
+        for _, one in (*silent, (None, writer)):
+            one.close()
+        await runner.cleanup()
+        return status
+
+    assert asyncio.run(send()).startswith(b"HTTP/1.1 200 ")
 
 
-async def listening(fleet):
-    """(runner, port) of the leader without TLS, which is OpenSSL's to test."""
-    runner = service.runner_of(Service(fleet.leader, Bundle()))
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    return runner, runner.addresses[0][1]
+def test_a_batch_that_comes_too_slowly_loses_its_place(fleet, monkeypatch):
+    monkeypatch.setattr(service, "_PACE_S", 0.2)
+
+    async def send():
+        runner, port = await listening(fleet.leader)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = (
+            f"POST /tasks/{fleet.task.id.hex()}/reports/batch HTTP/1.1\r\nHost: x\r\n"
+            f"Content-Length: {1 << 20}\r\n\r\n"
+        )
+        writer.write(head.encode() + bytes(service._FIRST_BYTES))
+        status = await asyncio.wait_for(reader.readline(), 5)
+        writer.close()
+        await runner.cleanup()
+        return status
+
+    assert asyncio.run(send()).startswith(b"HTTP/1.1 408 ")
 
 
 def test_what_a_stranger_has_packed_is_not_unpacked(fleet):
     body = gzip.compress(fleet.report(0, [1]).encode())
 
     async def send():
-        runner, port = await listening(fleet)
+        runner, port = await listening(fleet.leader)
         head = (
             f"POST /tasks/{fleet.task.id.hex()}/reports HTTP/1.1\r\nHost: x\r\n"
             f"Content-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -173,7 +200,7 @@ def test_who_connects_and_asks_nothing_is_hung_up_on(fleet, monkeypatch, said):
     monkeypatch.setattr(service, "_IDLE_S", 0.2)
 
     async def idle():
-        runner, port = await listening(fleet)
+        runner, port = await listening(fleet.leader)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(said)
         async with asyncio.timeout(20):  # an hour, if it were left to the library

@@ -10,7 +10,16 @@ import pytest
 from sonde.errors import UsageError
 from sonde.fleet import attacks, audit, verdicts
 from sonde.fleet.aggregator import Aggregator
-from sonde.fleet.budget import YEAR_S, BudgetSpent, Entry, entry_for, epsilon, permit, worst_year
+from sonde.fleet.budget import (
+    YEAR_S,
+    BudgetSpent,
+    Entry,
+    entry_for,
+    epsilon,
+    permit,
+    releases_a_year,
+    worst_year,
+)
 from sonde.fleet.noise import (
     Mechanism,
     discovery_threshold,
@@ -55,6 +64,39 @@ def test_error_bars_hold_the_noise_of_both_parties_in_95_percent(kind):
     assert 0.935 < inside < 0.965
 
 
+def test_beyond_all_measure_the_textbook_bound_is_stated_and_up_to_there_the_tighter_one():
+    def textbook(rho):
+        return rho + 2 * math.sqrt(rho * math.log(1e6))
+
+    assert textbook(1e4) <= epsilon_of_rho(1e4, 1e-6) <= textbook(1e4) * (1 + 1e-9)
+    assert epsilon_of_rho(1000.0, 1e-6) < textbook(1000.0) - 1
+
+
+def test_an_interval_of_gaussian_noise_has_the_width_of_the_normal_distribution():
+    one = Mechanism("gaussian", 20.0)
+    assert one.half_width(0.95, parties=1) == pytest.approx(20 * 1.959964)
+    assert one.half_width(0.95) == pytest.approx(20 * 1.959964 * math.sqrt(2))
+
+
+def test_the_mechanism_of_least_variance_is_chosen():
+    chosen = set()
+    for releases in (1, 2, 3, 4, 5, 6, 8, 12, 24, 52):
+        both = [plan(40, 8.0, 1e-6, releases, kind) for kind in ("laplace", "gaussian")]
+        least = min(both, key=Mechanism.deviation)
+        assert plan(40, 8.0, 1e-6, releases) == least
+        chosen.add(least.kind)
+    assert chosen == {"laplace", "gaussian"}
+
+
+def test_no_more_noise_than_the_promise_needs():
+    for sensitivity in (1, 3, 7, 168):
+        for releases in (1, 2, 7, 53):
+            laplace = plan(sensitivity, 1.0, 1e-6, releases, "laplace")
+            rho = rho_of_epsilon(1.0, 1e-6) / releases
+            pure = max(1.0 / releases, math.sqrt(2 * rho))
+            assert laplace.scale == pytest.approx(sensitivity / pure, rel=1e-6)
+
+
 def test_losses_compose_over_releases():
     task = small_task(scale=2.0)
     entries = [entry_for(task, day * 86_400) for day in range(10)]
@@ -76,6 +118,14 @@ def test_the_year_slides():
     assert worst_year(entries, "gpu", 1e-6) == epsilon_of_rho(2.0, 1e-6)
 
 
+def test_a_year_is_365_days_of_86400_seconds():
+    assert [releases_a_year(seconds) for seconds in (86_400, 86_399, 7 * 86_400)] == [365, 366, 53]
+    year = [Entry(start, 1.0, None, None, None) for start in (0, 31_535_999)]
+    assert worst_year(year, "gpu", 1e-6) == epsilon_of_rho(2.0, 1e-6)
+    apart = [Entry(start, 1.0, None, None, None) for start in (0, 31_536_000)]
+    assert worst_year(apart, "gpu", 1e-6) == epsilon_of_rho(1.0, 1e-6)
+
+
 def test_a_release_beyond_the_budget_is_refused():
     task = small_task(scale=1.0, budget=2.5)
     ledger = [entry_for(task, 0), entry_for(task, 3600)]
@@ -85,8 +135,9 @@ def test_a_release_beyond_the_budget_is_refused():
 
 
 def test_reports_without_proof_promise_nothing():
-    with pytest.raises(BudgetSpent, match="nothing bounds"):
+    with pytest.raises(BudgetSpent, match="nothing bounds") as caught:
         permit(small_task(kind="plain"), [], 0)
+    assert "proofs" in caught.value.remedy
 
 
 def test_unknown_keys_show_only_above_the_threshold():
@@ -96,9 +147,20 @@ def test_unknown_keys_show_only_above_the_threshold():
     assert set(shown) == {"common"}
 
 
-def test_senseless_privacy_is_refused():
+@pytest.mark.parametrize(
+    "senseless",
+    [
+        (1, -1.0, 1e-6),
+        (1, 0.0, 1e-6),
+        (1, 1.0, 0.0),
+        (1, 1.0, 1.0),
+        (1, 1.0, 1e-6, 0),
+        (0, 1.0, 1e-6),
+    ],
+)
+def test_senseless_privacy_is_refused(senseless):
     with pytest.raises(UsageError):
-        plan(1, -1.0, 1e-6)
+        plan(*senseless)
 
 
 def test_half_the_noise_is_caught_by_every_audit_and_the_stated_one_holds():

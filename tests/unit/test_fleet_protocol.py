@@ -105,7 +105,7 @@ def test_the_helper_does_not_take_the_leaders_word_for_a_report(fleet):
         report.signature,
         b"",
     )
-    reply = decode_replies(fleet.helper.job(encode_job(bytes(16), [item])))
+    reply = decode_replies(fleet.helper.job(encode_job(bytes(16), [item])), 1)
     assert reply == [Reply(None, "forged")]
     assert fleet.helper.store.counts() == {}
 
@@ -139,7 +139,7 @@ def test_the_helper_refuses_replays_in_another_job(fleet):
         report.signature,
         b"",
     )
-    assert decode_replies(fleet.helper.job(encode_job(b"j" * 16, [item]))) == [
+    assert decode_replies(fleet.helper.job(encode_job(b"j" * 16, [item])), 1) == [
         Reply(None, "replayed")
     ]
 
@@ -286,7 +286,7 @@ def test_messages_survive_their_encoding_and_nothing_else_does(fleet):
     with pytest.raises(Malformed):
         decode_job(bytes(17))
     replies = [Reply(b"yes"), Reply(None, "forged")]
-    assert decode_replies(encode_replies(replies)) == replies
+    assert decode_replies(encode_replies(replies), len(replies)) == replies
 
 
 def test_samples_that_fit_no_report_are_refused_at_the_node(fleet):

@@ -4,12 +4,14 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from sonde.errors import UsageError
 from sonde.fleet.buckets import BucketSpace
 from sonde.fleet.classify import IDLE, OTHER, Classes
+from sonde.fleet.rehearsal import small_task
 from sonde.fleet.sampling import KernelRecord, Sampler, read_records
 
 CLASSES = Classes.shipped()
@@ -89,6 +91,32 @@ def test_activity_is_cut_into_levels():
     )
     assert space.index(2, 3, 1.0) == space.index(2, 3, 0.8)
     assert space.index(99, 99) == space.index(OTHER, OTHER)
+
+
+def test_a_grid_has_64_classes_each_way_unless_the_task_says_otherwise():
+    assert (BucketSpace().size, BucketSpace().index(63, 63)) == (4096, 4095)
+    assert BucketSpace().label(0)[2] == ""
+    task = small_task(24)
+    assert BucketSpace.of_task(replace(task, space={})) == BucketSpace(24, 1, 1)
+    grid = {"applications": 2, "kernels": 3, "levels": 4}
+    assert BucketSpace.of_task(replace(task, space=grid)) == BucketSpace(2, 3, 4)
+    for wrong in ({"levels": 5}, {"levels": 0}, {"kernels": -3}, {"kernels": 3.0}, {"rows": 1}):
+        with pytest.raises(UsageError):
+            BucketSpace.of_task(replace(task, space={**grid, **wrong}))
+    # A single class each way, of which one is as large as the task.
+    whole = {"applications": 1, "kernels": 24, "levels": 1}
+    assert BucketSpace.of_task(replace(task, space=whole)).size == 24
+
+
+@pytest.mark.parametrize(("busy_ns", "idle"), [(4, True), (5, False), (30, False)])
+def test_a_device_busy_for_less_than_a_twentieth_has_no_application(busy_ns, idle):
+    space = BucketSpace()
+    sampler = Sampler(space, 0, 100, 50, random.Random(3))
+    sampler.see(KernelRecord("gemm", 0, busy_ns))
+    mine = [space.label(bucket) for bucket in sampler.buckets()]
+    idle_name = CLASSES.application_name(IDLE)
+    assert any(kernel == "gemm" for _, kernel, _ in mine)
+    assert {name == idle_name for name, kernel, _ in mine if kernel == "gemm"} == {idle}
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])

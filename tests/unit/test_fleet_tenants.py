@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cap of a tenant's nodes, from sizes that are public anyway."""
 
+import math
+
 import numpy as np
 import pytest
 
 from sonde.errors import UsageError
 from sonde.fleet import accuracy
+from sonde.fleet.noise import plan
 from sonde.fleet.population import Population
 from sonde.fleet.tenants import CAPS, choose_cap, expected_error
 
@@ -42,3 +45,12 @@ def test_the_chosen_cap_keeps_ten_percent_where_the_docs_say_so():
     fleet = Population.draw(100_000, 64, 5000, rng, 0.0)
     assert mix.cap in CAPS
     assert mix.cap <= np.bincount(fleet.tenant).max()
+
+
+def test_noise_and_bias_of_three_tenants_are_those_reckoned_by_hand():
+    # Kept of 4, 1, 1: 2, 1, 1. Their shares move by -1/6, 1/12, 1/12, whose squares add up to 1/24.
+    noise, bias = expected_error([4, 1, 1], 2, 4, 3, 1.0, DELTA)
+    assert noise == pytest.approx(plan(6, 1.0, DELTA).deviation() / (3 * 4) * 8)
+    assert bias == pytest.approx(math.sqrt(0.3**2 / 24 + 1 / 4 - 1 / 6))
+    _, bias = expected_error([4, 1, 1], 2, 9, 3, 1.0, DELTA, loyalty=1.0)
+    assert bias == pytest.approx(math.sqrt((1 / 24 + 1 / 12) * 2))

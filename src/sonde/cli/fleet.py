@@ -7,16 +7,17 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sonde.cli import fleet_collect, fleet_simulate
+from sonde.cli import fleet_clock, fleet_collect, fleet_simulate
 from sonde.errors import MissingDependency, SinkError, SondeError, UsageError
+from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
+    from sonde.fleet.clock import PartyClock
     from sonde.fleet.sampling import Period
 
 EXAMPLES = """\
@@ -27,6 +28,7 @@ examples:
   sonde fleet report --node trial/nodes/0000 training.sonde
   sonde fleet collect --state trial/collector -o totals.html
   sonde fleet budget --state trial/leader          what the releases have cost so far
+  sonde fleet clock --state trial/leader           the time it goes by, and --accept
   sonde fleet simulate --nodes 10000 --attacks     the whole protocol in one process, attacked
 """
 
@@ -47,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_collect(commands)
     _add_discover(commands)
     _add_budget(commands)
+    _add_clock(commands)
     _add_simulate(commands)
 
 
@@ -167,6 +170,16 @@ def _add_budget(commands: Any) -> None:
     parser.add_argument("--json", action="store_true")
 
 
+def _add_clock(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "clock",
+        "The time that a party or node goes by, and the operator's word that a new one is right.",
+        "clock --state trial/leader --accept",
+    )
+    fleet_clock.add_clock(parser)
+
+
 def _add_simulate(commands: Any) -> None:
     parser = _command(
         commands,
@@ -190,12 +203,14 @@ def run(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from sonde.fleet import node, provision
     from sonde.fleet.buckets import BucketSpace
+    from sonde.fleet.clock import PartyClock
     from sonde.fleet.discovery import NOTHING_NEW, bucket_of, is_discovery
     from sonde.fleet.sampling import Sampler
     from sonde.fleet.task import Task
 
     task, identity = Task.load(args.node / "task.json"), provision.load_node(args.node)
-    space, period = BucketSpace.of_task(task), _period(args)
+    clock = PartyClock(args.node, must_keep=False)
+    space, period = BucketSpace.of_task(task), _period(args, clock)
     sampler = Sampler(space, period.start_ns, period.duration_ns, task.max_samples)
     for record in period.records:
         sampler.see(record)
@@ -222,22 +237,31 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
-def _period(args: argparse.Namespace) -> Period:
+def _period(args: argparse.Namespace, clock: PartyClock) -> Period:
     """What ran, from a recording or from a file of kernel records."""
     if args.capture is not None:
+        from sonde.fleet.clock import SKEW_S, duration
         from sonde.fleet.from_capture import period_of
 
         period = period_of(args.capture, args.source)
-        print(f"{args.capture.name}: {_SOURCES[period.source]}", file=sys.stderr)
+        print(f"{one_line(args.capture.name)}: {_SOURCES[period.source]}", file=sys.stderr)
+        fleet_clock.warn_of_step(clock)
+        if (ahead_s := period.time_s - clock()) > SKEW_S:
+            raise UsageError(
+                f"{args.capture.name} ends {duration(ahead_s)} after now: this machine's clock "
+                "was wrong when it was recorded",
+                "record again",
+            )
         return period
     from sonde.fleet.sampling import Period, read_records
 
     if args.source is not None:
         raise UsageError("--source is for recordings", "leave it away with --kernels")
+    fleet_clock.warn_of_step(clock)
     records = list(read_records(args.kernels))
     start_ns = min((r.start_ns for r in records), default=0)
     end_ns = max((r.start_ns + r.duration_ns for r in records), default=0)
-    return Period(records, start_ns, max(1, end_ns - start_ns), int(time.time()), "kernel")
+    return Period(records, start_ns, max(1, end_ns - start_ns), int(clock()), "kernel")
 
 
 def _aggregate(args: argparse.Namespace) -> int:
@@ -259,8 +283,9 @@ def _aggregate(args: argparse.Namespace) -> int:
 
 
 def _new_trial(args: argparse.Namespace) -> int:
+    from sonde.fleet.budget import releases_a_year
     from sonde.fleet.discovery import SPACE, threshold_of
-    from sonde.fleet.noise import MechanismKind, plan
+    from sonde.fleet.noise import MechanismKind, plan, stated
     from sonde.fleet.provision import provision
     from sonde.fleet.task import Privacy, Task
     from sonde.fleet.tenants import choose_cap
@@ -279,7 +304,7 @@ def _new_trial(args: argparse.Namespace) -> int:
         raise UsageError("a batch holds at least one report")
     release_s = int(args.release_hours) * 3600
     tags = [f"tenant-{n % args.tenants}" for n in range(args.nodes)]
-    releases = max(1, 365 * 86_400 // release_s)
+    releases = releases_a_year(release_s)
     if args.unit == "tenant" and args.tenant_cap is None:
         sizes = Counter(tags).values()
         args.tenant_cap = choose_cap(
@@ -312,7 +337,7 @@ def _new_trial(args: argparse.Namespace) -> int:
     provision(args.new, task, tags)
     print(f"{args.nodes} nodes, leader, helper and collector in {args.new}")
     print(
-        f"{releases} releases a year at ε = {args.epsilon:g} per {args.unit}: "
+        f"{releases} releases a year at ε = {stated(args.epsilon)} per {args.unit}: "
         f"{mechanism.kind} noise of scale {mechanism.scale:.1f} by each aggregator, "
         f"± {mechanism.half_width():.0f} samples (95 %)"
     )
@@ -330,6 +355,7 @@ def _new_trial(args: argparse.Namespace) -> int:
 
 def _budget(args: argparse.Namespace) -> int:
     from sonde.fleet.budget import entry_for, worst_year
+    from sonde.fleet.noise import stated
     from sonde.fleet.store import Store
     from sonde.fleet.task import Task, Unit
 
@@ -364,15 +390,18 @@ def _budget(args: argparse.Namespace) -> int:
         )
         return 0
     print(
-        f"{task.name}: {len(ledger)} releases; budget ε = {task.privacy.budget:g} a year "
-        f"per {task.privacy.unit} at δ = {delta:g}"
+        f"{task.name}: {len(ledger)} releases; budget ε = {stated(task.privacy.budget)} a year "
+        f"per {task.privacy.unit} at δ = {stated(delta)}"
     )
     for unit in units:
         each, sum_ = single[unit], spent[unit]
         if each is None or sum_ is None:
             print(f"  per {unit:<7} not bounded: no promise")
         else:
-            print(f"  per {unit:<7} ε = {each:.3g} a release, {sum_:.3g} in the worst year so far")
+            print(
+                f"  per {unit:<7} ε = {stated(each)} a release, "
+                f"{stated(sum_)} in the worst year so far"
+            )
     for reason, count in refused.items():
         print(f"  refused: {reason:<14} {count}")
     return 0
@@ -398,5 +427,6 @@ _RUN = {
     "collect": fleet_collect.collect,
     "discover": fleet_collect.discover,
     "budget": _budget,
+    "clock": fleet_clock.clock,
     "simulate": fleet_simulate.simulate,
 }

@@ -7,19 +7,26 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sonde.cli import fleet_clock
 from sonde.errors import SinkError, UsageError
+from sonde.export.layout import one_line
+from sonde.input_files import open_input
+from sonde.private_files import make_folder, replacing
 
 if TYPE_CHECKING:
+    from sonde.fleet.clock import PartyClock
     from sonde.fleet.result import Result
     from sonde.fleet.task import Task
 
 FORMATS = ("table", "json", "csv", "html", "parquet")
 _RETRY_S = 30.0
+_LOOK_S = 60.0  # at the clock, which the operator may accept meanwhile
 
 
 def add_collect(parser: argparse.ArgumentParser) -> None:
@@ -76,12 +83,13 @@ def collect(args: argparse.Namespace) -> int:
     from sonde.fleet.task import Task
 
     task = Task.load(args.state / "task.json")
+    clock = _clock(args)
     if args.schedule:
-        _schedule(args, task)
+        _schedule(args, task, clock())
         return 0
     if args.follow:
-        return _follow(args, task)
-    release = collector.collect(args.state, batch_start(task, args.batch))
+        return _follow(args, task, clock)
+    release = collector.collect(args.state, batch_start(task, args.batch, clock()))
     _show(args, task, release, args.output)
     return 0
 
@@ -98,11 +106,13 @@ def discover(args: argparse.Namespace) -> int:
             "make a task with 'sonde fleet aggregate --new DIR --discovery'",
         )
     try:
-        names = [line.strip() for line in args.names.read_text().splitlines() if line.strip()]
+        with open_input(args.names) as file:
+            lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError as error:
         raise UsageError(f"cannot read {args.names}: {error.strerror}") from error
+    names = [line.strip() for line in lines if line.strip()]
     least = discovery.threshold_of(task)
-    release = collector.collect(args.state, batch_start(task, args.batch))
+    release = collector.collect(args.state, batch_start(task, args.batch, _clock(args)()))
     found = discovery.discover(task, release, names)
     if args.json:
         answer = {"privacy": release.promise(), "least": least, "found": [asdict(f) for f in found]}
@@ -118,10 +128,19 @@ def discover(args: argparse.Namespace) -> int:
     return 0
 
 
-def batch_start(task: Task, text: str | None) -> int:
+def _clock(args: argparse.Namespace) -> PartyClock:
+    """The collector's; says so where it does not go by the machine's."""
+    from sonde.fleet.clock import PartyClock
+
+    clock = PartyClock(args.state, must_keep=False)
+    fleet_clock.warn_of_step(clock)
+    return clock
+
+
+def batch_start(task: Task, text: str | None, now_s: float) -> int:
     """Start of the batch that a user's words name. Raises UsageError."""
     if text is None:
-        return task.last_due(time.time())
+        return task.last_due(now_s)
     try:
         if text.isdigit():
             return task.batch_of(int(text))
@@ -138,8 +157,7 @@ def due_batches(task: Task, now_s: float) -> list[int]:
     return list(range(last, open_ + 2 * task.release_s, task.release_s))
 
 
-def _schedule(args: argparse.Namespace, task: Task) -> None:
-    now_s = time.time()
+def _schedule(args: argparse.Namespace, task: Task, now_s: float) -> None:
     rows: list[dict[str, Any]] = [
         {"batch": start_s, "until": start_s + task.release_s, "due": task.due_s(start_s)}
         for start_s in due_batches(task, now_s)
@@ -156,7 +174,7 @@ def _schedule(args: argparse.Namespace, task: Task) -> None:
         print(f"  batch {_utc(row['batch'])} to {_utc(row['until'])}: {_utc(row['due'])} ({state})")
 
 
-def _follow(args: argparse.Namespace, task: Task) -> int:
+def _follow(args: argparse.Namespace, task: Task, clock: PartyClock) -> int:
     """One file a release. A batch that is refused is told and passed over."""
     from sonde.fleet import collector
 
@@ -165,32 +183,30 @@ def _follow(args: argparse.Namespace, task: Task) -> int:
     ending = args.format or "html"
     if ending == "table":
         raise UsageError("--follow writes files", "choose --format html, parquet, csv or json")
-    try:
-        args.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SinkError(f"cannot make {args.output}: {error.strerror}") from error
-    start_s = task.last_due(time.time()) if args.batch is None else batch_start(task, args.batch)
+    make_folder(args.output)
+    start_s = batch_start(task, args.batch, clock())
     done = 0
     while not args.releases or done < args.releases:
-        wait_s = task.due_s(start_s) - time.time()
-        if wait_s > 0:
+        if clock() < task.due_s(start_s):
             print(f"batch {_utc(start_s)} is due {_utc(task.due_s(start_s))}", flush=True)
-            time.sleep(wait_s)
+        while (wait_s := task.due_s(start_s) - clock()) > 0:
+            time.sleep(min(wait_s, _LOOK_S))
         path = args.output / f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%dT%H%M%S}.{ending}"
         try:
             release = collector.collect(args.state, start_s)
         except collector.Denied as refused:
-            print(f"batch {_utc(start_s)} is not released: {refused}", file=sys.stderr, flush=True)
+            why = one_line(str(refused))
+            print(f"batch {_utc(start_s)} is not released: {why}", file=sys.stderr, flush=True)
             if refused.reason == "still open":  # their clocks, or checks that are not done
                 time.sleep(min(_RETRY_S, task.release_s))
                 continue
         except SinkError as away:
-            print(f"{away}; trying again", file=sys.stderr, flush=True)
+            print(f"{one_line(str(away))}; trying again", file=sys.stderr, flush=True)
             time.sleep(min(_RETRY_S, task.release_s))
             continue
         else:
             _write(ending, args.state, task, release, path)
-            print(f"{path}: {release.promise()}", flush=True)
+            print(f"{one_line(str(path))}: {release.promise()}", flush=True)
         done += 1
         start_s += task.release_s
     return 0
@@ -218,23 +234,20 @@ def _show(args: argparse.Namespace, task: Task, release: Result, output: Path | 
 def _write(kind: str, state: Path, task: Task, release: Result, path: Path) -> None:
     from sonde.fleet import result
 
-    texts = {
-        "html": lambda: _page(state, task, release),
-        "json": lambda: json.dumps({**asdict(release), "privacy": release.promise()}),
-        "csv": lambda: result.to_csv(release),
-        "table": lambda: result.to_table(release) + "\n",
+    contents: dict[str, Callable[[], bytes]] = {
+        "html": lambda: _page(state, task, release).encode(),
+        "json": lambda: json.dumps({**asdict(release), "privacy": release.promise()}).encode(),
+        "csv": lambda: result.to_csv(release).encode(),
+        "table": lambda: f"{result.to_table(release)}\n".encode(),
+        "parquet": lambda: result.to_parquet(release),
     }
-    if kind == "parquet":
-        result.write_parquet(release, path)
-        return
-    if kind not in texts:
+    if kind not in contents:
         raise UsageError(
             f"unknown kind of file: {path.name}", "end it in .html, .parquet, .csv or .json"
         )
-    try:
-        path.write_text(texts[kind](), encoding="utf-8")
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+    content = contents[kind]()
+    with replacing(path) as out:
+        out.write(content)
 
 
 def _page(state: Path, task: Task, release: Result) -> str:

@@ -21,8 +21,10 @@ from sonde.fleet.roster import Roster
 from sonde.fleet.store import Batch, Store
 from sonde.fleet.task import Task
 from sonde.fleet.wire import (
+    JOB_REPORTS,
     Item,
     Malformed,
+    OtherCount,
     Reply,
     Report,
     aggregate_binding,
@@ -152,7 +154,7 @@ class Leader(Aggregator):
     """Takes reports, drives the proof check, answers the collector."""
 
     role = seal.LEADER
-    job_size = 256
+    job_size = JOB_REPORTS
 
     def __init__(
         self,
@@ -191,6 +193,18 @@ class Leader(Aggregator):
             reasons[at] = reason
         return reasons
 
+    def is_of_a_node(self, body: bytes | memoryview) -> bool:
+        """Whether an enrolled node has made this report, whenever that was."""
+        try:
+            report = Report.decode(body)
+        except Malformed:
+            return False
+        return (
+            report.task == self.task.id
+            and signed_by(report.node, report.signature, report.signed())
+            and report.node in self.roster
+        )
+
     def _refuse(self, report: Report) -> str:
         """Nothing is told about a node but to who has its key: who is enrolled is no one else's."""
         if report.task != self.task.id:
@@ -222,11 +236,12 @@ class Leader(Aggregator):
 
     def _do(self, job: bytes, reports: list[Report]) -> None:
         def exchange(items: list[Item]) -> list[Reply]:
-            replies = decode_replies(self._post("jobs", encode_job(job, items)))
-            if len(replies) != len(items):
+            answer = self._post("jobs", encode_job(job, items))
+            try:
+                return decode_replies(answer, len(items))
+            except OtherCount as error:
                 # The helper answers a job as it did before, when this party's disk had all of it.
-                raise Refused("mismatch", "an answer that does not fit the job")
-            return replies
+                raise Refused("mismatch", "an answer that does not fit the job") from error
 
         try:
             block = lead(self.task, self.keys, reports, exchange, self.threads)

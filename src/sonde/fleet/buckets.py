@@ -49,7 +49,10 @@ class BucketSpace:
         try:
             space = BucketSpace(**task.space)
         except TypeError as error:
-            raise UsageError(f"not a bucket grid: {task.space}") from error
+            raise UsageError("not a bucket grid", "put task.json back as it was made") from error
+        sizes = (space.applications, space.kernels, space.levels)
+        if not all(type(size) is int and 0 < size <= task.buckets for size in sizes):
+            raise UsageError("not a bucket grid", "give whole numbers from 1 on, in task.json")
         if space.size != task.buckets:
             raise UsageError(f"the grid has {space.size} buckets, the task {task.buckets}")
         return space

@@ -3,7 +3,8 @@
 
 A GPU (or tenant) takes part in every release, so losses compose. They are added up as zCDP and,
 where every release was pure, as pure epsilon too; the smaller of the two holds. The yearly budget
-must hold in *every* window of 365 days, not only in calendar years.
+must hold in *every* window of 365 days, not only in calendar years. A release lies in the window
+that holds the start of its batch. Sums are exact, and every figure is rounded up.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sonde.errors import SondeError
-from sonde.fleet.noise import epsilon_of_rho
+from sonde.fleet.noise import composed_epsilon, exact_loss, stated
 from sonde.fleet.task import Task, Unit
 
 YEAR_S = 365 * 86_400
+
+
+def releases_a_year(release_s: int) -> int:
+    """The most batches of this length that begin within any 365 days: 53 weeks, not 52."""
+    return -(-YEAR_S // release_s)
 
 
 class BudgetSpent(SondeError):
@@ -56,7 +62,7 @@ class Ledger:
 def ledger_of(task: Task, starts_s: Sequence[int]) -> Ledger:
     """The ledger of the releases whose batches begin at these times."""
     privacy = task.privacy
-    yearly = max(1, YEAR_S // task.release_s)
+    yearly = releases_a_year(task.release_s)
     taken = [entry_for(task, start_s) for start_s in sorted(set(starts_s))]
     one = entry_for(task, 0)
     year = [replace(one, start_s=number * task.release_s) for number in range(yearly)]
@@ -88,34 +94,30 @@ def entry_for(task: Task, start_s: int) -> Entry:
 def epsilon(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
     """The composed epsilon at delta; None if some release left the unit unbounded."""
     losses = [entry.loss(unit) for entry in entries]
-    rhos = [rho for rho, _ in losses if rho is not None]
+    rhos = [exact_loss(rho) for rho, _ in losses if rho is not None]
     if len(rhos) < len(losses):
         return None
-    pure = [e for _, e in losses if e is not None]
-    return _compose(sum(rhos), sum(pure) if len(pure) == len(losses) else None, delta)
+    pure = [exact_loss(e) for _, e in losses if e is not None]
+    return composed_epsilon(sum(rhos), sum(pure) if len(pure) == len(losses) else None, delta)
 
 
 def worst_year(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
     """The composed epsilon of the costliest 365 days; None if unbounded, 0 without releases."""
     ordered = sorted(entries, key=lambda entry: entry.start_s)
-    most_rho = most_pure = rho = pure = 0.0
-    all_pure, first = True, 0
+    most_rho = most_pure = rho = pure = first = 0
+    all_pure = True
     for entry in ordered:
         more_rho, more_pure = entry.loss(unit)
         if more_rho is None:
             return None
         all_pure = all_pure and more_pure is not None
-        rho, pure = rho + more_rho, pure + (more_pure or 0.0)
+        rho, pure = rho + exact_loss(more_rho), pure + exact_loss(more_pure or 0.0)
         while ordered[first].start_s <= entry.start_s - YEAR_S:
             old_rho, old_pure = ordered[first].loss(unit)
-            rho, pure, first = rho - (old_rho or 0.0), pure - (old_pure or 0.0), first + 1
+            rho, pure = rho - exact_loss(old_rho or 0.0), pure - exact_loss(old_pure or 0.0)
+            first += 1
         most_rho, most_pure = max(most_rho, rho), max(most_pure, pure)
-    return _compose(most_rho, most_pure if all_pure else None, delta)
-
-
-def _compose(rho: float, pure: float | None, delta: float) -> float:
-    composed = epsilon_of_rho(rho, delta)
-    return composed if pure is None else min(composed, pure)
+    return composed_epsilon(most_rho, most_pure if all_pure else None, delta)
 
 
 def permit(task: Task, ledger: Sequence[Entry], start_s: int) -> Entry:
@@ -128,9 +130,9 @@ def permit(task: Task, ledger: Sequence[Entry], start_s: int) -> Entry:
             f"nothing bounds what one {privacy.unit} adds to this task",
             "use a task with proofs" if task.kind == "plain" else "set a tenant cap",
         )
-    if cost > privacy.budget * (1 + 1e-9):
+    if cost > privacy.budget:
         raise BudgetSpent(
-            f"the release would bring the year to epsilon {cost:.3f} per {privacy.unit}, "
+            f"the release would bring the year to epsilon {stated(cost, 4)} per {privacy.unit}, "
             f"above the budget of {privacy.budget:g}",
             "wait until older releases are a year old",
         )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,14 +10,21 @@ from urllib.parse import urlsplit
 from sonde.errors import SinkError, UsageError
 from sonde.fleet import seal
 from sonde.fleet.aggregator import Refused
-from sonde.fleet.asking import ask
+from sonde.fleet.asking import ask, most_of_release
 from sonde.fleet.budget import entry_for, epsilon
+from sonde.fleet.party_files import read_text
 from sonde.fleet.provision import Bundle
 from sonde.fleet.result import Result, make_result
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed, Reader, aggregate_binding
+from sonde.http_client import Connection
+from sonde.private_files import replacing
 
 _COLLECTED = "releases.json"
+_COLLECTED_BYTES = 16 << 20  # hourly releases of more than a hundred years
+ANSWER_S = 120.0
+"""For a whole release: the leader asks the helper meanwhile."""
+_WORDS_BYTES = 500  # of a refusal
 _SENSE = 1 << 53
 """No honest sum comes near it; two shares that do not belong together nearly always lie above."""
 
@@ -72,10 +78,10 @@ def collect(directory: Path, start_s: int) -> Result:
 def collected(directory: Path) -> list[int]:
     """Starts of the batches that this collector holds or held releases of."""
     try:
-        return sorted(int(start) for start in json.loads((directory / _COLLECTED).read_text()))
+        return sorted(map(int, json.loads(read_text(directory / _COLLECTED, _COLLECTED_BYTES))))
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"not a list of releases: {directory / _COLLECTED}: {error}") from error
 
 
@@ -83,12 +89,8 @@ def _remember(directory: Path, start_s: int) -> None:
     known = set(collected(directory))
     if start_s in known:
         return
-    new = directory / f"{_COLLECTED}.new"
-    try:
-        new.write_text(json.dumps(sorted({*known, start_s})))
-        new.replace(directory / _COLLECTED)
-    except OSError as error:
-        raise SinkError(f"cannot write {new}: {error.strerror}") from error
+    with replacing(directory / _COLLECTED, for_folders_owner=True) as out:
+        out.write(json.dumps(sorted({*known, start_s})).encode())
 
 
 def join(task: Task, start_s: int, shares: list[bytes]) -> Result:
@@ -125,16 +127,24 @@ def _request(task: Task, bundle: Bundle, start_s: int) -> tuple[bytes, bytes]:
 
 def post(task: Task, bundle: Bundle, host: str, port: int | None, path: str, body: bytes) -> bytes:
     """One authorised request to an aggregator; raises Refused or SinkError."""
-    connection = http.client.HTTPSConnection(host, port, context=bundle.client_tls(), timeout=120)
+    connection = Connection(host, port, bundle.client_tls())
     try:
-        status, answer = ask(connection, task, bundle.token, path, body)
-    except (OSError, http.client.HTTPException) as error:
+        status, answer = ask(
+            connection,
+            task,
+            bundle.token,
+            path,
+            body,
+            deadline_s=ANSWER_S,
+            most_bytes=most_of_release(task),
+        )
+    except OSError as error:
         raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
     finally:
         connection.close()
     if status == 200:
         return answer
-    reason, _, detail = answer.decode("utf-8", "replace").partition(": ")
+    reason, _, detail = answer[:_WORDS_BYTES].decode("utf-8", "replace").partition(": ")
     if status >= 500:
         raise SinkError(f"the leader failed: {reason}", "try again later")
     raise Refused(reason, detail)

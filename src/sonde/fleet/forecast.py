@@ -14,7 +14,7 @@ import numpy as np
 from sonde.errors import UsageError
 from sonde.fleet.accuracy import DELTA, DRAWS, errors, noised, rank_in_tenant
 from sonde.fleet.budget import entry_for, epsilon
-from sonde.fleet.noise import Mechanism, plan
+from sonde.fleet.noise import Mechanism, plan, stated
 from sonde.fleet.population import Population
 from sonde.fleet.task import Task
 from sonde.fleet.tenants import choose_cap
@@ -56,7 +56,7 @@ class Forecast:
             verdict = f"within {WORTH:.0%} only {most}"
         else:
             verdict = f"NOT within {WORTH:.0%}"
-        promise = "no ε" if self.epsilon is None else f"ε = {self.epsilon:.3g}"
+        promise = "no ε" if self.epsilon is None else f"ε = {stated(self.epsilon)}"
         return (
             f"per tenant, {promise} for a release of {self.hours:g} h: "
             f"{self.nodes:,} nodes of {self.tenants:,} tenants (the largest has "

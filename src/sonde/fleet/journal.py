@@ -7,7 +7,9 @@ of what was forgotten stays readable.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import SinkError
+from sonde.fleet.party_files import STATE_FLAGS, hold_state
+from sonde.private_files import is_ours
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS refusal (
@@ -35,8 +39,7 @@ class Journal:
         self._noted: Counter[str] = Counter()
         self._untidy = True  # what a crash has left in the log
         try:
-            path.touch(mode=0o600)
-            path.chmod(0o600)  # what a party holds is nobody else's to read
+            _claim(path)
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
@@ -122,6 +125,30 @@ class Journal:
             stored = Counter(dict(self._db.execute("SELECT reason, count FROM refusal")))
             with self._noting:
                 return dict(sorted((stored + self._noted).items()))
+
+
+def _claim(path: Path) -> None:
+    """Makes the file, or takes the one that is there, for our eyes only; SQLite opens it and those
+    beside it by name, so nobody else may be able to put anything there. Raises OSError, UsageError.
+    """
+    folder = hold_state(path.parent)
+    try:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            made = os.O_CREAT if not suffix else 0
+            try:
+                file = os.open(
+                    f"{path.name}{suffix}", os.O_RDWR | made | STATE_FLAGS, 0o600, dir_fd=folder
+                )
+            except FileNotFoundError:
+                continue
+            try:
+                if not stat.S_ISREG(os.fstat(file).st_mode) or not is_ours(file):
+                    raise OSError(f"{path.name}{suffix} is no file of this party's own")
+                os.fchmod(file, 0o600)  # what a party holds is nobody else's to read
+            finally:
+                os.close(file)
+    finally:
+        os.close(folder)
 
 
 def mark(db: sqlite3.Connection, name: str) -> Any:

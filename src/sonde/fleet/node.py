@@ -6,7 +6,6 @@ Nothing but the indices is ever encoded, and neither aggregator can open the oth
 
 from __future__ import annotations
 
-import http.client
 import os
 import ssl
 import time
@@ -19,6 +18,7 @@ from sonde.fleet import seal
 from sonde.fleet.roster import Identity
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Report
+from sonde.http_client import Connection
 
 _ANSWER_BYTES = 1 << 20
 
@@ -71,15 +71,15 @@ def make_report(task: Task, node: Identity, samples: Sequence[int], time_s: int)
 class Uplink:
     """A connection to the leader that stays open: for a node, or for a relay of many nodes.
 
-    A relay holds no key: every report is sealed and signed by its own node.
+    A relay holds no key: every report is sealed and signed by its own node. A request, with all of
+    its answer, takes at most `timeout_s`.
     """
 
     def __init__(self, task: Task, tls: ssl.SSLContext, timeout_s: float = 30) -> None:
         url = urlsplit(task.leader_url)
         self._path = f"/tasks/{task.id.hex()}/reports"
-        self._connection = http.client.HTTPSConnection(
-            url.hostname or "", url.port, context=tls, timeout=timeout_s
-        )
+        self._connection = Connection(url.hostname or "", url.port, tls)
+        self._timeout_s = timeout_s
 
     def __enter__(self) -> Uplink:
         return self
@@ -106,17 +106,17 @@ class Uplink:
 
     def _post(self, path: str, body: bytes | memoryview) -> tuple[int, str]:
         try:
-            self._connection.request(
-                "POST", self._path + path, body, {"Content-Type": "application/octet-stream"}
+            answer = self._connection.ask(
+                "POST",
+                self._path + path,
+                body,
+                {"Content-Type": "application/octet-stream"},
+                deadline_s=self._timeout_s,
+                max_bytes=_ANSWER_BYTES,
             )
-            response = self._connection.getresponse()
-            answer = response.read(_ANSWER_BYTES)
-            if not response.isclosed():
-                raise http.client.HTTPException("an answer too long")
-            return response.status, answer.decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
+        except OSError as error:
             raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
+        return answer.status, answer.body.decode("utf-8", "replace")
 
 
 def upload(task: Task, report: bytes, tls: ssl.SSLContext, timeout_s: float = 30) -> Receipt:

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context, Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -12,6 +14,9 @@ from sonde.errors import MissingDependency, UsageError
 
 MechanismKind = Literal["laplace", "gaussian"]
 
+
+_ROUND_UP = 1 + 2**-48
+"""More than the rounding errors of the few operations before it."""
 
 _BEYOND_RHO = 1000.0
 """No protection at all; Bun and Steinke 2016, proposition 1.3, gives a bound there."""
@@ -85,18 +90,54 @@ def _measurement(kind: MechanismKind, scale: float) -> Any:
     return dp.m.make_gaussian(domain, dp.l2_distance(T="f64"), scale=scale)
 
 
+@lru_cache(maxsize=1024)
 def epsilon_of_rho(rho: float, delta: float) -> float:
-    """The epsilon of rho-zCDP at delta, by the library's conversion.
+    """The epsilon of rho-zCDP at delta, by the library's conversion; rounded up, never down.
 
     A Gaussian of scale sqrt(1/2) costs d² at distance d, so distance sqrt(rho) carries any rho.
+    The root of 1/2 and that of rho are rounded, so the distance is raised by more than both errors.
     """
     if rho <= 0:
         return 0.0
     if rho > _BEYOND_RHO:  # where the curve overflows; a bound that always holds instead
-        return rho + 2 * math.sqrt(rho * math.log(1 / delta))
+        return (rho + 2 * math.sqrt(rho * math.log(1 / delta))) * _ROUND_UP
     dp = _opendp()
     curve = dp.c.make_zCDP_to_approxDP(_measurement("gaussian", math.sqrt(0.5)))
-    return float(curve.map(math.sqrt(rho)).epsilon(delta))
+    return float(curve.map(math.sqrt(rho) * _ROUND_UP).epsilon(delta))
+
+
+_UNIT = 1 << 100
+"""Losses are added up as whole multiples of 1/_UNIT: exactly, in any order."""
+
+
+@lru_cache(maxsize=1024)
+def exact_loss(loss: float) -> int:
+    """A loss as a whole number that can be added and taken away without error; rounded up."""
+    return math.ceil(Fraction(loss) * _UNIT)
+
+
+def loss_of(exact: int) -> float:
+    """The smallest float that is not below a sum of exact losses."""
+    nearest = exact / _UNIT
+    return nearest if Fraction(nearest) * _UNIT >= exact else math.nextafter(nearest, math.inf)
+
+
+def composed_epsilon(rho: int, pure: int | None, delta: float) -> float:
+    """The epsilon at delta of releases whose exact losses add up to these; the smaller holds.
+    `pure` is None where not every release has a pure epsilon.
+    """
+    composed = epsilon_of_rho(loss_of(rho), delta)
+    return composed if pure is None else min(composed, loss_of(pure))
+
+
+def stated(value: float, digits: int = 3) -> str:
+    """A privacy loss or budget for people, to so many digits, rounded up: what is stated is never
+    less than what is spent.
+    """
+    if not math.isfinite(value):
+        return str(value)
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
+    return f"{float(rounded):.{digits}g}"
 
 
 def rho_of_epsilon(epsilon: float, delta: float) -> float:
@@ -125,8 +166,20 @@ def plan(
         )
     rho = rho_of_epsilon(epsilon, delta) / releases
     pure = max(epsilon / releases, math.sqrt(2 * rho))
-    laplace = Mechanism("laplace", sensitivity / pure)
-    gaussian = Mechanism("gaussian", sensitivity / math.sqrt(2 * rho))
+
+    def within(mechanism: Mechanism) -> Mechanism:
+        """With the least more noise at which the releases' composed loss, as the ledger adds it up,
+        is no more than promised: scales are rounded as well.
+        """
+        while True:
+            cost = mechanism.cost(sensitivity)
+            whole = None if cost.epsilon is None else releases * exact_loss(cost.epsilon)
+            if composed_epsilon(releases * exact_loss(cost.rho), whole, delta) <= epsilon:
+                return mechanism
+            mechanism = replace(mechanism, scale=mechanism.scale * (1 + 2**-40))
+
+    laplace = within(Mechanism("laplace", sensitivity / pure))
+    gaussian = within(Mechanism("gaussian", sensitivity / math.sqrt(2 * rho)))
     if kind is not None:
         return laplace if kind == "laplace" else gaussian
     return laplace if math.sqrt(2) * laplace.scale <= gaussian.scale else gaussian

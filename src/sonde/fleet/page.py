@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 
 from sonde.fleet.budget import Ledger
+from sonde.fleet.noise import stated
 from sonde.fleet.result import CONFIDENCE, Result, Row
 
 TOP_ROWS = 50
@@ -62,12 +63,12 @@ def _ledger(ledger: Ledger) -> str:
         rows.append(f"<tr><th scope=row>per {_text(unit)}{own}</th>{cells}</tr>")
     return (
         "<h2>What it cost</h2><table id=ledger><thead><tr><th>ε at δ = "
-        f"{ledger.delta:g}</th><th class=number>this release</th>"
+        f"{stated(ledger.delta)}</th><th class=number>this release</th>"
         f"<th class=number>the {ledger.releases} collected here, worst year</th>"
         f"<th class=number>a full year of {ledger.yearly:,} releases</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
-        f"<p class=note>The budget is ε = {ledger.budget:g} a year per {_text(ledger.unit)}; the "
-        "aggregators refuse a release beyond it.</p>"
+        f"<p class=note>The budget is ε = {stated(ledger.budget)} a year per "
+        f"{_text(ledger.unit)}; the aggregators refuse a release beyond it.</p>"
     )
 
 
@@ -148,7 +149,7 @@ def _doubt(count: float, error: float) -> str:
 
 
 def _epsilon(value: float | None) -> str:
-    return "not bounded" if value is None else f"{value:.3g}"
+    return "not bounded" if value is None else stated(value)
 
 
 def _text(value: object) -> str:

@@ -17,11 +17,10 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import json
-import os
 import secrets
 import ssl
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,11 +28,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sonde.errors import SinkError, UsageError
+from sonde.errors import UsageError
 from sonde.fleet import seal
+from sonde.fleet.party_files import AGREED_BYTES, hold_secret, read_secret, read_text
 from sonde.fleet.roster import Identity, Roster
 from sonde.fleet.task import Task
 from sonde.fleet.work import Keys
+from sonde.private_files import Folder, secret_folder
 
 Role = Literal["leader", "helper", "collector"]
 
@@ -44,11 +45,13 @@ class Bundle:
 
     directory: Path
     role: Role
-    hpke_private: str
-    verify_key: str = ""
-    token: str = ""  # what this party demands
-    helper_token: str = ""  # what the leader shows to the helper
-    operator_token: str = ""  # opens the exact counts: never the collector's
+    hpke_private: str = field(repr=False)
+    verify_key: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)  # what this party demands
+    helper_token: str = field(default="", repr=False)  # what the leader shows to the helper
+    operator_token: str = field(
+        default="", repr=False
+    )  # opens the exact counts: never the collector's
 
     @property
     def keys(self) -> Keys:
@@ -58,7 +61,15 @@ class Bundle:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         try:
-            context.load_cert_chain(self.directory / "tls.crt", self.directory / "tls.key")
+            with (
+                hold_secret(self.directory / "tls.crt") as certificate,
+                hold_secret(self.directory / "tls.key") as key,
+            ):
+                context.load_cert_chain(
+                    f"/proc/self/fd/{certificate.fileno()}",
+                    f"/proc/self/fd/{key.fileno()}",
+                    password="",  # or a key that has one would ask the terminal for it
+                )
         except OSError as error:
             raise UsageError(
                 f"no certificate and key at {self.directory}: {error.strerror or error}",
@@ -69,14 +80,14 @@ class Bundle:
     def client_tls(self) -> ssl.SSLContext:
         return client_tls(self.directory)
 
-    def save(self) -> None:
+    def save(self, into: Folder) -> None:
         fields = {k: v for k, v in asdict(self).items() if k != "directory"}
-        write_secret(self.directory / "keys.json", json.dumps(fields).encode())
+        into.write("keys.json", json.dumps(fields).encode())
 
     @staticmethod
     def load(directory: Path) -> Bundle:
         try:
-            bundle = Bundle(directory, **json.loads((directory / "keys.json").read_text()))
+            bundle = Bundle(directory, **json.loads(read_secret(directory / "keys.json")))
             for key in (bundle.hpke_private, bundle.verify_key):
                 if key and len(bytes.fromhex(key)) != 32:
                     raise ValueError("a key of another length than 32 bytes")
@@ -86,7 +97,7 @@ class Bundle:
                 f"no fleet party at {directory}: {error.strerror}",
                 "make one with 'sonde fleet aggregate --new DIR'",
             ) from error
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise UsageError(
                 f"not a fleet party: {directory}: {error}", "put its keys.json back as it was made"
             ) from error
@@ -95,24 +106,17 @@ class Bundle:
 def client_tls(directory: Path) -> ssl.SSLContext:
     """Trusts the authority in `directory` and nobody else."""
     try:
-        context = ssl.create_default_context(cafile=str(directory / "ca.crt"))
-    except OSError as error:
+        authority = read_text(directory / "ca.crt", AGREED_BYTES)
+        if not authority or not authority.isascii():  # without any, the system's are trusted
+            raise ValueError("no certificate")
+        context = ssl.create_default_context(cadata=authority)
+    except (OSError, ValueError) as error:
         raise UsageError(
             f"no certificate authority at {directory / 'ca.crt'}",
             "put the certificate there that the aggregators' are signed by",
         ) from error
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     return context
-
-
-def write_secret(path: Path, content: bytes) -> None:
-    """Readable by its owner alone, from its first byte on."""
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)  # also where the file was there before
-            file.write(content)
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror}") from error
 
 
 def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
@@ -150,31 +154,29 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
     nodes = [Identity() for _ in tenants]
     roster = Roster({node.public: tag for node, tag in zip(nodes, tenants, strict=True)})
     authority = _Authority()
-    try:
+    with secret_folder(directory) as fleet:
         for bundle in bundles:
-            bundle.directory.mkdir(parents=True, mode=0o700)
-            bundle.save()
-            (bundle.directory / "task.json").write_text(task.to_json())
-            (bundle.directory / "ca.crt").write_bytes(authority.certificate)
-            if bundle.role != "collector":
-                roster.save(bundle.directory / "roster.json")
-                certificate, key = authority.issue(bundle.role)
-                (bundle.directory / "tls.crt").write_bytes(certificate)
-                write_secret(bundle.directory / "tls.key", key)
-        for number, node in enumerate(nodes):
-            home = directory / "nodes" / f"{number:04}"
-            home.mkdir(parents=True, mode=0o700)
-            write_secret(home / "node.key", node.private().hex().encode())
-            (home / "task.json").write_text(task.to_json())
-            (home / "ca.crt").write_bytes(authority.certificate)
-    except OSError as error:
-        raise SinkError(f"cannot write {directory}: {error.strerror}") from error
+            with fleet.make(bundle.role) as home:
+                bundle.save(home)
+                home.write("task.json", task.to_json().encode())
+                home.write("ca.crt", authority.certificate)
+                if bundle.role != "collector":
+                    home.write("roster.json", roster.to_json().encode())
+                    certificate, key = authority.issue(bundle.role)
+                    home.write("tls.crt", certificate)
+                    home.write("tls.key", key)
+        with fleet.make("nodes") as homes:
+            for number, node in enumerate(nodes):
+                with homes.make(f"{number:04}") as home:
+                    home.write("node.key", node.private().hex().encode())
+                    home.write("task.json", task.to_json().encode())
+                    home.write("ca.crt", authority.certificate)
     return task
 
 
 def load_node(directory: Path) -> Identity:
     try:
-        return Identity(bytes.fromhex((directory / "node.key").read_text().strip()))
+        return Identity(bytes.fromhex(read_secret(directory / "node.key").strip()))
     except OSError as error:
         raise UsageError(
             f"no node at {directory}: {error.strerror}",

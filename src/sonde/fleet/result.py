@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from sonde.errors import SinkError, UsageError
+from sonde.errors import UsageError
 from sonde.fleet.buckets import BucketSpace
+from sonde.fleet.noise import stated
 from sonde.fleet.task import Task
+from sonde.private_files import replacing
 
 CONFIDENCE = 0.95
 
@@ -55,10 +57,12 @@ class Result:
 
         def one(unit: str) -> str:
             epsilon = self.epsilon[unit]
-            return f"ε = {epsilon:.3g} per {unit}" if epsilon is not None else f"no ε per {unit}"
+            return (
+                f"ε = {stated(epsilon)} per {unit}" if epsilon is not None else f"no ε per {unit}"
+            )
 
         units = sorted(self.epsilon, key=lambda unit: unit != self.unit)
-        return f"{', '.join(one(unit) for unit in units)} (δ = {self.delta:g})"
+        return f"{', '.join(one(unit) for unit in units)} (δ = {stated(self.delta)})"
 
 
 def make_result(
@@ -120,19 +124,15 @@ def to_csv(result: Result) -> str:
 
 
 def write(result: Result, path: Path) -> None:
-    """Writes Parquet or CSV, by the file's ending; `page` makes the HTML."""
-    try:
-        if path.suffix == ".csv":
-            path.write_text(to_csv(result))
-        elif path.suffix == ".parquet":
-            write_parquet(result, path)
-        else:
-            raise UsageError(f"unknown kind of file: {path.name}", "end it in .csv or .parquet")
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror}") from error
+    """Writes Parquet or CSV, by the file's ending; `page` makes the HTML. Raises SinkError."""
+    if path.suffix not in (".csv", ".parquet"):
+        raise UsageError(f"unknown kind of file: {path.name}", "end it in .csv or .parquet")
+    content = to_csv(result).encode() if path.suffix == ".csv" else to_parquet(result)
+    with replacing(path) as out:
+        out.write(content)
 
 
-def write_parquet(result: Result, path: Path) -> None:
+def to_parquet(result: Result) -> bytes:
     """Every bucket; the promise stands in the file's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -146,4 +146,6 @@ def write_parquet(result: Result, path: Path) -> None:
             "sonde.fleet.privacy": result.promise(),
         }
     )
-    pq.write_table(table, path)
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    return out.getvalue()

@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sonde._native import unfit_keys
 from sonde.errors import UsageError
+from sonde.fleet.party_files import ROSTER_BYTES, read_text
+from sonde.private_files import replacing
 
 
 class Identity:
@@ -81,7 +83,12 @@ class Roster:
         return node in self._chosen[key]
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps({node.hex(): tag for node, tag in self._tag_of.items()}))
+        """Raises SinkError."""
+        with replacing(path) as out:
+            out.write(self.to_json().encode())
+
+    def to_json(self) -> str:
+        return json.dumps({node.hex(): tag for node, tag in self._tag_of.items()})
 
     @staticmethod
     def load(path: Path) -> Roster:
@@ -89,14 +96,14 @@ class Roster:
         curve, or one of small order, under which whoever likes can sign.
         """
         try:
-            entries = json.loads(path.read_text())
+            entries = json.loads(read_text(path, ROSTER_BYTES))
             tenants = {bytes.fromhex(node): str(tag) for node, tag in entries.items()}
             unfit = unfit_keys(list(tenants))
         except OSError as error:
             raise UsageError(
                 f"no roster at {path}: {error.strerror}", "both aggregators need the same one there"
             ) from error
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise UsageError(
                 f"not a roster: {path}: {error}",
                 "write public keys, each with its tenant's tag",

@@ -8,6 +8,7 @@ shares of device time without bias; sampling the nodes instead would lose most o
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import random
@@ -20,6 +21,7 @@ from pathlib import Path
 from sonde.errors import UsageError
 from sonde.fleet.buckets import BucketSpace
 from sonde.fleet.classify import IDLE, OTHER, Classes
+from sonde.input_files import open_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def read_records(path: Path) -> Iterator[KernelRecord]:
     Columns: name, start_ns, duration_ns and, if known, activity. Raises UsageError.
     """
     try:
-        with path.open(newline="") as file:
+        with io.TextIOWrapper(open_input(path), "utf-8", newline="") as file:
             rows: Iterable[dict[str, str]] = (
                 csv.DictReader(file)
                 if path.suffix == ".csv"
@@ -124,7 +126,14 @@ def read_records(path: Path) -> Iterator[KernelRecord]:
                 )
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise UsageError(
             f"{path} holds no kernel records: {error!r}",
             "give CSV or JSON lines with name, start_ns and duration_ns",

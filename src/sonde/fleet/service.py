@@ -17,28 +17,31 @@ from __future__ import annotations
 import asyncio
 import gc
 import hmac
-import http.client
 import logging
-import queue
 import signal
-import ssl
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from sonde._native import keep_memory, release_memory
 from sonde.errors import UsageError
 from sonde.fleet.aggregator import Aggregator, Helper, HelperAway, Leader, Refused
-from sonde.fleet.asking import ask
+from sonde.fleet.clock import PartyClock
+from sonde.fleet.connections import Connections
+from sonde.fleet.helper_client import HelperClient
+from sonde.fleet.places import NoPlace, Place, Places
 from sonde.fleet.provision import Bundle
 from sonde.fleet.roster import Roster
 from sonde.fleet.task import Task
-from sonde.fleet.wire import Malformed, lp, split_lp
+from sonde.fleet.wire import Malformed, first_lp, first_lp_bytes, lp, split_lp
 
 _log = logging.getLogger(__name__)
 _COMMIT_LIMIT = 256
@@ -46,61 +49,24 @@ _BACKLOG = 2048  # reports waiting for the proof check; above it uploads wait fo
 _BATCH_BYTES = 8 << 20
 _SINGLES = 1024
 _BODY_S = 30  # for the body of an upload: who sends slower holds a place that others need
+_FIRST_BYTES = 64 << 10  # of a batch, or all of it, before it gets a place
+_PACE_BYTES = 64 << 10  # at least so much of a batch comes in each _PACE_S, or its place is lost
+_PACE_S = 2.0
+_FIRST_REPORT_BYTES = 256 << 10  # or as much as that of it, if its first report is larger
 _BATCHES = 24  # read at a time: what uploads may hold of memory
-_CONNECTIONS = 2
+_PLACES_BYTES = 192 << 20  # of all batches that are being read, and of all single reports
+_FEWEST = 8  # places, however large a report is
 _DRIVERS = 4  # one waits for the helper, others check, store, count
-_JOB_BYTES = 256 << 20
-_WORDS_BYTES = 500  # of a refusal
+_MOST_JOB_BYTES = 256 << 20
+_JOBS = _DRIVERS  # whose bodies are held at a time: a leader has no more under way
+_JOB_S = 120.0  # for the body of a job, from the leader alone
+_RELEASE_BYTES = 256  # a request is 56 bytes
 _IDLE_S = 30  # of a connection that asks nothing, or is not done with asking
 _TOGETHER = 1024  # reports in one request
 _SWEEP_S = 60  # between two looks at what has expired
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_T = TypeVar("_T")
 _Upload = tuple[Sequence[bytes | memoryview], asyncio.Future[list[str]]]
-
-
-class HelperClient:
-    """The leader's connections to the helper, kept open: while it works on one request, the next
-    is on its way, so that it need not wait for the leader.
-    """
-
-    def __init__(self, task: Task, token: str, tls: ssl.SSLContext, timeout_s: float = 60) -> None:
-        url = urlsplit(task.helper_url)
-        self._task, self._token = task, token
-        self._idle: queue.SimpleQueue[http.client.HTTPSConnection] = queue.SimpleQueue()
-        for _ in range(_CONNECTIONS):
-            self._idle.put(
-                http.client.HTTPSConnection(
-                    url.hostname or "", url.port, context=tls, timeout=timeout_s
-                )
-            )
-
-    def post(self, path: str, body: bytes) -> bytes:
-        connection = self._idle.get()
-        try:
-            status, answer = self._ask(connection, path, body)
-        finally:
-            self._idle.put(connection)
-        if status == 200:
-            return answer
-        if status >= 500 or status in (401, 404):  # to be mended, not dropped
-            raise HelperAway(f"status {status}")
-        reason, _, detail = answer[:_WORDS_BYTES].decode("utf-8", "replace").partition(": ")
-        raise Refused(reason, detail)
-
-    def _ask(
-        self, connection: http.client.HTTPSConnection, path: str, body: bytes
-    ) -> tuple[int, bytes]:
-        """(status, answer). A connection that was open may be none any more: who idles is hung up
-        on. Then it is asked again on a new one; the helper does nothing twice.
-        """
-        while True:
-            kept = connection.sock is not None
-            try:
-                return ask(connection, self._task, self._token, path, body)
-            except (OSError, http.client.HTTPException) as error:
-                connection.close()  # the next request opens it anew
-                if not (kept and isinstance(error, (ConnectionError, ssl.SSLEOFError))):
-                    raise HelperAway(str(error)) from error
 
 
 class Service:
@@ -111,13 +77,18 @@ class Service:
         self._bundle = bundle
         self._task = aggregator.task
         self._uploads: asyncio.Queue[_Upload] = asyncio.Queue(4096)
-        self._batches = asyncio.Semaphore(_BATCHES)
+        self._batches = Places(_fitting(_BATCHES, self._batch_bytes))
         self._work_came = asyncio.Event()
         self._work_went = asyncio.Event()
-        self._singles = asyncio.Semaphore(_SINGLES)
+        self._singles = Places(_fitting(_SINGLES, self._task.max_report_bytes))
+        self._jobs = asyncio.Semaphore(_JOBS)
+        # Of each its own threads: what waits for the other party must not stop what takes reports.
+        self._working = ThreadPoolExecutor(1, "sonde-working")  # uploads, or jobs
+        self._driving = ThreadPoolExecutor(_DRIVERS, "sonde-driving")
+        self._releasing = ThreadPoolExecutor(1, "sonde-releasing")
 
     def app(self) -> web.Application:
-        limit = _JOB_BYTES if isinstance(self._aggregator, Helper) else self._batch_bytes
+        limit = self._job_bytes if isinstance(self._aggregator, Helper) else self._batch_bytes
 
         @web.middleware
         async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -143,8 +114,8 @@ class Service:
     # --- requests ----------------------------------------------------------------------------
 
     async def _upload(self, request: web.Request) -> web.Response:
-        async with self._singles:
-            body = await _read(request, self._task.max_report_bytes)
+        async with self._singles.take() as place:
+            body = await _read(request, self._task.max_report_bytes, place=place)
             (reason,) = await self._admit([body])
         if reason:
             raise Refused(reason)
@@ -156,8 +127,14 @@ class Service:
 
     async def _upload_batch(self, request: web.Request) -> web.Response:
         """Many nodes' reports from one relay, each judged for itself."""
-        async with self._batches:
-            bodies = split_lp(await _read(request, self._batch_bytes), _TOGETHER)
+        assert isinstance(self._aggregator, Leader)
+        first = await _first(request)  # a client that sends nothing takes no place from others
+        is_known = self._aggregator.is_of_a_node(first_lp(first))
+        async with self._batches.take(is_known) as place:
+            body = await _read(
+                request, self._batch_bytes, first=first, pace_bytes=_PACE_BYTES, place=place
+            )
+            bodies = split_lp(body, _TOGETHER)
             if not bodies:
                 raise Malformed("no report")
             return web.Response(text="\n".join(await self._admit(bodies)))
@@ -167,21 +144,26 @@ class Service:
         await self._uploads.put((bodies, done))
         return await done
 
+    @property
+    def _job_bytes(self) -> int:
+        return min(_MOST_JOB_BYTES, self._task.max_job_bytes)
+
     async def _job(self, request: web.Request) -> web.Response:
-        body = await request.read()
         assert isinstance(self._aggregator, Helper)
-        return web.Response(body=await asyncio.to_thread(self._aggregator.job, body))
+        async with self._jobs:
+            body = await _read(request, self._job_bytes, _JOB_S)
+            return web.Response(body=await _in(self._working, self._aggregator.job, body))
 
     async def _release(self, request: web.Request) -> web.Response:
-        body = await request.read()
+        body = await _read(request, _RELEASE_BYTES)
         aggregator = self._aggregator
         if isinstance(aggregator, Helper):
-            return web.Response(body=await asyncio.to_thread(aggregator.release, body))
+            return web.Response(body=await _in(self._releasing, aggregator.release, body))
         assert isinstance(aggregator, Leader)
         if len(body) != 16:
             raise Refused("malformed")
         start_s, duration_s = int.from_bytes(body[:8], "big"), int.from_bytes(body[8:], "big")
-        own, theirs = await asyncio.to_thread(aggregator.release, start_s, duration_s)
+        own, theirs = await _in(self._releasing, aggregator.release, start_s, duration_s)
         return web.Response(body=lp(own) + lp(theirs))
 
     async def _status(self, _: web.Request) -> web.Response:
@@ -210,8 +192,12 @@ class Service:
             return web.Response(status=refused.status, text=text)
         except Malformed:
             return web.Response(status=400, text="malformed")
+        except NoPlace:
+            return self._turn_away("busy", 503)
         except HelperAway:
             return web.Response(status=503, text="the helper is away, try again")
+        except (ConnectionError, web.RequestPayloadError):  # gone in the middle of its body
+            return self._turn_away("hung up", 400)
         except web.HTTPNotFound:
             return web.Response(status=404, text="unknown task")
         except web.HTTPUnauthorized as stranger:
@@ -227,6 +213,22 @@ class Service:
         response.force_close()  # the rest of the body is not read
         return response
 
+    def http_log(self) -> logging.Logger:
+        """For the HTTP library: requests that are none are counted, not logged with a traceback
+        each, or a stranger could fill the disk and hide what the operator should read.
+        """
+        log = logging.Logger("sonde.fleet.http")
+        log.parent = _log
+
+        def is_worth_it(record: logging.LogRecord) -> bool:
+            cause = record.exc_info[1] if record.exc_info else None
+            if isinstance(cause, HttpProcessingError):
+                self._aggregator.store.note_refusals(Counter({"bad request": 1}))
+            return not isinstance(cause, HttpProcessingError)
+
+        log.addFilter(is_worth_it)
+        return log
+
     # --- the pumps -----------------------------------------------------------------------
 
     async def _pumps(self, _: web.Application) -> Any:
@@ -238,6 +240,8 @@ class Service:
         for pump in pumps:
             pump.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
+        for pool in (self._working, self._driving, self._releasing):
+            await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
     async def _sweep(self) -> None:
         """Lets batches expire that nobody has collected in time, and goes of the memory that rush
@@ -267,7 +271,7 @@ class Service:
                 self._work_went.clear()
                 await self._work_went.wait()
             try:
-                reasons = await asyncio.to_thread(self._aggregator.admit, bodies)
+                reasons = await _in(self._working, self._aggregator.admit, bodies)
             except Exception:
                 _log.exception("admission failed")
                 for _, done in group:
@@ -287,7 +291,7 @@ class Service:
         pause_s = 0.1
         while True:
             try:
-                count = await asyncio.to_thread(self._aggregator.step)
+                count = await _in(self._driving, self._aggregator.step)
                 self._work_went.set()
                 pause_s = 0.1
             except Exception as error:  # the helper, or this party's disk: the job is still there
@@ -307,20 +311,69 @@ class Service:
                     pass
 
 
-async def _read(request: web.Request, limit_bytes: int) -> bytes:
-    """A body of at most so many bytes, whatever its header says of it, in good time."""
-    if (request.content_length or 0) > limit_bytes:
-        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
-    parts, size = [], 0
+async def _in(pool: Executor, do: Callable[..., _T], *args: Any) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(pool, do, *args)
+
+
+async def _first(request: web.Request) -> bytes:
+    """The beginning of a batch with its first report, or all of it; in good time."""
+    parts, wanted = bytearray(), _FIRST_BYTES
     try:
         async with asyncio.timeout(_BODY_S):
+            while len(parts) < wanted and (part := await request.content.readany()):
+                parts += part
+                wanted = max(_FIRST_BYTES, min(_FIRST_REPORT_BYTES, first_lp_bytes(parts)))
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    return bytes(parts)
+
+
+def _fitting(count: int, each_bytes: int) -> int:
+    """So many places, or fewer where all of them would hold too much."""
+    return max(_FEWEST, min(count, _PLACES_BYTES // each_bytes))
+
+
+async def _read(
+    request: web.Request,
+    limit_bytes: int,
+    limit_s: float = _BODY_S,
+    *,
+    first: bytes = b"",
+    pace_bytes: int = 0,
+    place: Place | None = None,
+) -> bytes:
+    """A body of at most so many bytes, whatever its header says of it, in good time.
+
+    `first`: what was read of it before; `pace_bytes`: who sends less in _PACE_S is turned away;
+    `place`: what it is read in, and turned away with when that is lost.
+    """
+    if (request.content_length or 0) > limit_bytes:
+        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
+    parts, size = [first], len(first)
+    now_s = asyncio.get_running_loop().time
+    ends_s, due_bytes = now_s() + limit_s, size + pace_bytes
+    try:
+        async with asyncio.timeout_at(min(ends_s, now_s() + _PACE_S) if pace_bytes else ends_s) as (
+            deadline
+        ):
+            if place is not None:
+                place.until(deadline)
             async for part in request.content.iter_any():
                 size += len(part)
+                if place is not None:
+                    place.size += len(part)
+                    if place.is_lost:
+                        raise TimeoutError
+                if pace_bytes and size >= due_bytes:
+                    due_bytes = size + pace_bytes
+                    deadline.reschedule(min(ends_s, now_s() + _PACE_S))
                 if size > limit_bytes:
                     raise web.HTTPRequestEntityTooLarge(limit_bytes, size)
                 parts.append(part)
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
+    if place is not None:
+        place.whole()
     return b"".join(parts)
 
 
@@ -337,6 +390,7 @@ def status_of(aggregator: Aggregator) -> dict[str, Any]:
         "verified": {str(start): count for start, count in store.counts().items()},
         "refused": store.refusals(),
         "latency_s": store.latencies(),
+        "clock_step_s": getattr(aggregator.clock, "step_s", 0.0),
     }
 
 
@@ -349,22 +403,28 @@ def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Bundle]:
             "name the leader's or the helper's directory",
         )
     task, roster = Task.load(state / "task.json"), Roster.load(state / "roster.json")
+    clock = PartyClock(state)  # before the state is opened, which lets expire what is old
     path = state / "state.sqlite"
     if bundle.role == "helper":
-        return Helper(task, bundle.keys, roster, path, threads), bundle
+        return Helper(task, bundle.keys, roster, path, threads, clock), bundle
     client = HelperClient(task, bundle.helper_token, bundle.client_tls())
-    return Leader(task, bundle.keys, roster, path, client.post, threads), bundle
+    return Leader(task, bundle.keys, roster, path, client.post, threads, clock), bundle
 
 
 def runner_of(service: Service) -> web.AppRunner:
     """What strangers send is unpacked for nobody, and who asks nothing is hung up on."""
     return web.AppRunner(
-        service.app(), access_log=None, keepalive_timeout=_IDLE_S, auto_decompress=False
+        service.app(),
+        access_log=None,
+        logger=service.http_log(),
+        keepalive_timeout=_IDLE_S,
+        auto_decompress=False,
     )
 
 
 def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Runs the aggregator of a state directory until SIGINT or SIGTERM."""
+    """Runs the aggregator of a state directory until SIGINT or SIGTERM; SIGHUP is ignored."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keep_memory()  # a report's 70 kB are taken and freed some six times: each page zeroed anew
     aggregator, bundle = open_aggregator(state, threads)
     url = aggregator.task.leader_url if bundle.role == "leader" else aggregator.task.helper_url
@@ -377,16 +437,24 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
         service = Service(aggregator, bundle)
         front = runner_of(service)
         await front.setup()
-        site = web.TCPSite(
-            front, parts.hostname, parts.port, ssl_context=bundle.server_tls(), backlog=1024
-        )
-        await site.start()
+        assert front.server is not None
+        listeners = [
+            socket.create_server(address[:2], family=family, backlog=1024)
+            for family, _, _, _, address in socket.getaddrinfo(
+                parts.hostname, parts.port or 443, type=socket.SOCK_STREAM
+            )
+        ]
+        connections = Connections(front.server, bundle.server_tls(), aggregator.store.note_refusals)
+        accepting = [asyncio.create_task(connections.accept(one)) for one in listeners]
         ready(url)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         await stop.wait()
+        for task in accepting:
+            task.cancel()
+        await asyncio.gather(*accepting, return_exceptions=True)
         await front.cleanup()
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

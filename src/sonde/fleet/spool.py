@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sonde.errors import SinkError
+from sonde.fleet.party_files import STATE_FLAGS
+from sonde.private_files import is_ours
 
 SEGMENT_BYTES = 64 << 20
 _TOGETHER = 512  # below the kernel's limit of pieces in one write
@@ -54,7 +56,9 @@ class Spool:
         """
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            self._owned = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
+            self._owned = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | STATE_FLAGS)
+            if not is_ours(self._owned):
+                raise OSError("others could change what is in it")
             fcntl.flock(self._owned, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._held = Counter(held())
             old = [int(path.stem) for path in self._directory.glob("*.reports")]
@@ -91,8 +95,11 @@ class Spool:
             return places
 
     def read(self, place: Place) -> bytes:
-        with self._path(place.segment).open("rb") as file:
-            return os.pread(file.fileno(), place.size, place.offset)
+        file = os.open(self._path(place.segment), os.O_RDONLY | STATE_FLAGS)
+        try:
+            return os.pread(file, place.size, place.offset)
+        finally:
+            os.close(file)
 
     def drop(self, segments: Counter[int]) -> None:
         """So many bodies of each segment are done with; a segment without any goes."""

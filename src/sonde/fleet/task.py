@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 from sonde._native import Aggregation
 from sonde.errors import UsageError
 from sonde.fleet.noise import Mechanism, MechanismKind
+from sonde.fleet.party_files import AGREED_BYTES, read_text
+from sonde.fleet.wire import JOB_HEAD_BYTES, JOB_REPORTS
 
 Kind = Literal["histogram", "l1boundsum", "sumvec", "plain"]
 Unit = Literal["gpu", "tenant"]
@@ -71,6 +73,11 @@ def _demand(holds: bool, name: str, value: object, wanted: str) -> None:
         raise UsageError(f"a task with {name} = {value!r}", f"write a number {wanted}")
 
 
+_MOST_BUCKETS = 1 << 20
+_MOST_SAMPLES = 1 << 16
+"""A task file comes from another party: what it makes us take memory and time for is bounded."""
+
+
 @dataclass(frozen=True)
 class Task:
     """The agreement. Times in seconds since the epoch; keys are hexadecimal.
@@ -103,8 +110,15 @@ class Task:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise UsageError(f"no such aggregation: {self.kind}", f"use one of {get_args(Kind)}")
+        if not (isinstance(self.name, str) and self.name.isprintable() and len(self.name) <= 200):
+            raise UsageError(
+                "a task's name is one line of at most 200 printable characters",
+                "give the task another name",
+            )
         for name in ("buckets", "max_samples", "period_s", "release_s", "min_batch", "keep_s"):
             _demand(_whole(value := getattr(self, name)) and value > 0, name, value, "from 1 on")
+        for name, most in (("buckets", _MOST_BUCKETS), ("max_samples", _MOST_SAMPLES)):
+            _demand((value := getattr(self, name)) <= most, name, value, f"up to {most:,}")
         _demand(_whole(self.grace_s) and self.grace_s >= 0, "grace_s", self.grace_s, "from 0 on")
         if self.release_s % self.period_s:
             raise UsageError("a release must hold whole periods")
@@ -184,6 +198,16 @@ class Task:
         elements = self.buckets * bits + 16 * math.isqrt(self.buckets * bits) + 256
         return 16 * elements + 4096
 
+    @property
+    def max_job_bytes(self) -> int:
+        """Upper bound of a job: an item is shorter than its report, whose larger part it lacks."""
+        return JOB_HEAD_BYTES + JOB_REPORTS * self.max_report_bytes
+
+    @property
+    def max_sealed_bytes(self) -> int:
+        """Upper bound of a noised share that is sealed for the collector."""
+        return 16 * self.buckets + 1024
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
@@ -192,7 +216,7 @@ class Task:
         try:
             fields = json.loads(text)
             return Task(**{**fields, "privacy": Privacy(**fields["privacy"])})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise UsageError(
                 f"not a fleet task: {error}", "put task.json back as it was made"
             ) from error
@@ -200,7 +224,7 @@ class Task:
     @staticmethod
     def load(path: Path) -> Task:
         try:
-            return Task.from_json(path.read_text())
+            return Task.from_json(read_text(path, AGREED_BYTES))
         except OSError as error:
             raise UsageError(
                 f"no task at {path}: {error.strerror}",

@@ -26,10 +26,17 @@ _HEAD = struct.Struct(">32s16sQ32s")
 _ITEM = struct.Struct(">16sQ32s32s")
 _LENGTH = struct.Struct(">I")
 SIGNATURE_BYTES = 64
+JOB_REPORTS = 256
+"""In one job, at most."""
+JOB_HEAD_BYTES = 16 + _LENGTH.size
 
 
 class Malformed(Exception):
     """Bytes that are no such message."""
+
+
+class OtherCount(Malformed):
+    """A message of another number of parts than was asked for: refused before it is taken apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +143,12 @@ def encode_job(job: bytes, items: Iterable[Item]) -> bytes:
 
 
 def decode_job(data: bytes) -> tuple[bytes, list[Item]]:
+    """(job, items). Raises OtherCount where there are more than a job holds."""
     reader = Reader(data)
     job = reader.take(16)
     (count,) = reader.unpack(_LENGTH)
+    if count > JOB_REPORTS:
+        raise OtherCount(f"{count} reports in a job")
     items = []
     for _ in range(count):
         id_, time_s, node, digest = reader.unpack(_ITEM)
@@ -167,9 +177,12 @@ def encode_replies(replies: Iterable[Reply]) -> bytes:
     return _LENGTH.pack(len(parts)) + b"".join(parts)
 
 
-def decode_replies(data: bytes) -> list[Reply]:
+def decode_replies(data: bytes, expected: int) -> list[Reply]:
+    """As many replies as the job had items. Raises OtherCount where there are more or fewer."""
     reader = Reader(data)
     (count,) = reader.unpack(_LENGTH)
+    if count != expected:
+        raise OtherCount(f"{count} replies to {expected} reports")
     replies = []
     for _ in range(count):
         accepted, body = reader.take(1), reader.lp()
@@ -202,6 +215,19 @@ def split_lp(data: bytes, most: int) -> list[memoryview]:
         if len(parts) > most:
             raise Malformed("too many reports")
     return parts
+
+
+def first_lp_bytes(data: bytes | bytearray) -> int:
+    """How much of a request of `lp` parts its first takes, as its first bytes say."""
+    return _LENGTH.size + _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else 0
+
+
+def first_lp(data: bytes) -> memoryview:
+    """The first part; empty where it is not all there."""
+    end = first_lp_bytes(data)
+    return (
+        memoryview(data)[_LENGTH.size : end] if _LENGTH.size < end <= len(data) else memoryview(b"")
+    )
 
 
 class Reader:
