@@ -7,7 +7,9 @@ import random
 
 import pytest
 
+from sonde.agent.whose import attributes
 from sonde.metrics import labels
+from sonde.model.owner import Owner
 from sonde.sinks import series
 from sonde.sinks.series import OTHER, PROGRAM, Board
 
@@ -124,3 +126,80 @@ def test_random_rows_never_break_it(clock):
         if chance.random() < 0.01:
             board.families()
     assert len(board) < 20
+
+
+def test_the_names_of_one_user_cost_no_other_users_counters(clock):
+    board = Board(clock=clock)
+    for number in range(600):
+        mallory = {PROGRAM: f"n{number}", "process.owner": "mallory"}
+        board.count_owned(mallory, [("process.cpu.time", {}, 1.0)])
+    victim = {PROGRAM: "train", "process.owner": "ada"}
+    board.count_owned(victim, [("process.cpu.time", {}, 5.0)])
+
+    found = values(board, "process.cpu.time")
+    assert found[("process.executable.name", "train"), ("process.owner", "ada")] == 5.0
+    rest = found[("process.executable.name", OTHER), ("process.owner", "mallory")]
+    assert rest == 600 - series.MAX_OF_ONE
+    assert sum(found.values()) == 605
+    assert board.folded == rest
+
+
+def test_where_many_owners_hold_all_room_an_owner_keeps_its_total(clock):
+    board = Board(clock=clock)
+    for number in range(600):
+        user = {PROGRAM: f"n{number}", "process.owner": f"user{number % 8}"}
+        board.count_owned(user, [("process.cpu.time", {}, 1.0)])
+    board.count_owned({PROGRAM: "a", "process.owner": "ada"}, [("process.cpu.time", {}, 5.0)])
+    board.count_owned({PROGRAM: "b", "process.owner": "ada"}, [("process.cpu.time", {}, 2.0)])
+
+    found = values(board, "process.cpu.time")
+    assert found[("process.executable.name", OTHER), ("process.owner", "ada")] == 7.0
+    assert len(found) <= series.MAX_OWNED + series.MAX_RESTS + 1
+
+
+POSES = {
+    "sessions": lambda n: Owner(
+        user="mallory", unit=f"session-{n}.scope",
+        cgroup=f"/user.slice/user-7.slice/session-{n}.scope",
+    ),
+    "subordinate users": lambda n: Owner(
+        user=str(100_000 + n), unit="user@7.service",
+        cgroup=f"/user.slice/user-7.slice/user@7.service/app.slice/a{n}.service",
+    ),
+    "steps": lambda n: Owner(user="mallory", job="4", step=str(n)),
+    "jobs": lambda n: Owner(user="mallory", job=str(n), step="batch"),
+    "users of a container": lambda n: Owner(user=str(n), runtime="docker", container="c0de" * 16),
+    "containers of a pod": lambda n: Owner(
+        user=str(n), pod_uid="u", pod="p", namespace="n", container=f"{n:064}",
+        container_name=f"c{n}",
+    ),
+    "cron": lambda n: Owner(user="mallory", unit=f"cron-{n}.service"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pose", POSES.values(), ids=POSES)
+def test_however_many_owners_one_party_poses_as_the_others_keep_their_series(clock, pose):
+    board = Board(clock=clock)
+    for number in range(1000):
+        board.count_owned(attributes("spin", pose(number)), [("process.cpu.time", {}, 1.0)])
+    for number in range(10):
+        ada = attributes(f"train{number}", Owner(user="ada", job="9", step="0"))
+        board.count_owned(ada, [("process.cpu.time", {}, 5.0)])
+
+    found = values(board, "process.cpu.time")
+    adas = {key: value for key, value in found.items() if ("process.owner", "ada") in key}
+    assert list(adas.values()) == [5.0] * 10
+    assert sum(found.values()) == 1050
+    assert len(found) <= series.MAX_OF_ONE + series.MAX_RESTS_OF_ONE + 1 + 10
+
+
+def test_counters_of_processes_that_are_gone_give_their_room_back(clock):
+    board = Board(clock=clock)
+    for number in range(600):
+        mallory = {PROGRAM: f"n{number}", "process.owner": "mallory"}
+        board.count_owned(mallory, [("process.cpu.time", {}, 1.0)])
+    clock.now_ns += int(1.5 * series.COUNTERS_FORGOTTEN_AFTER_S * SECOND)
+
+    assert not values(board, "process.cpu.time")
+    board.count_owned({PROGRAM: "n", "process.owner": "mallory"}, [("process.cpu.time", {}, 1.0)])
+    assert list(values(board, "process.cpu.time").values()) == [1.0]

@@ -2,33 +2,44 @@
 """Series pushed to an OpenTelemetry collector: OTLP over HTTP, in its JSON encoding.
 
 Off unless a URL is given: then, and only then, do metrics leave the machine on their own. A push
-that fails is dropped and counted; the next one carries the newer values anyway.
+that fails is dropped and counted; the next one carries the newer values anyway. Nothing that the
+other side does makes a push take longer than `PUSH_S` or hold more than a small answer.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import urlsplit
 
 from sonde.errors import UsageError
 from sonde.metrics import Metric
 from sonde.sinks.series import Series
 
 PATH = "/v1/metrics"
-ANSWER_S = 5.0
+PUSH_S = 5.0
+"""For a whole push, from the name lookup to the last byte of the answer."""
+ANSWER_BYTES = 64 << 10
+"""Nothing of an answer is used but its status."""
 CUMULATIVE = 2
 """AGGREGATION_TEMPORALITY_CUMULATIVE"""
 
 
 def endpoint_of(url: str) -> str:
     """The URL to post to: with OTLP's path where none is given. Raises UsageError."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is no URL", "write http://HOST:4318, as of a collector")
+    # Only where this is on: it brings TLS along, a few MB.
+    from sonde import http_client
+
+    try:
+        parts = http_client.split_url(url)
+    except ValueError as error:
+        raise UsageError(
+            f"{http_client.shown(url)!r} is no URL to push to: {error}",
+            "write http://HOST:4318, as of a collector",
+        ) from error
     return url if parts.path.strip("/") else url.rstrip("/") + PATH
 
 
@@ -46,7 +57,7 @@ def request(
                 "attributes": _attributes(one.attributes),
                 "startTimeUnixNano": str(started_ns),
                 "timeUnixNano": str(now_ns),
-                "asDouble": one.value,
+                "asDouble": _double(one.value),
             }
             for one in series
         ]
@@ -73,6 +84,13 @@ def request(
             }
         ]
     }
+
+
+def _double(value: float) -> float | str:
+    """As JSON of protocol buffers has it: what is no number is a string."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _attributes(attributes: Mapping[str, str]) -> list[dict[str, object]]:
@@ -109,31 +127,35 @@ class OtlpPusher:
         self._thread.start()
 
     def close(self) -> None:
-        """Push once more, then stop; waits no longer than one answer may take."""
+        """Push once more, then stop; waits no longer than one push may take."""
         self._ended.set()
         if self._thread.is_alive():
-            self._thread.join(ANSWER_S)
+            self._thread.join(PUSH_S + 1)
 
     def push(self) -> None:
         """One push. Counts a failure instead of raising."""
-        # Only where this is on: they bring TLS along, a few MB.
-        import urllib.error
-        import urllib.request
+        from sonde import http_client
 
         body = request(self._families(), self._resource, self._started_ns, time.time_ns())
-        post = urllib.request.Request(
-            self._url,
-            data=gzip.compress(json.dumps(body).encode(), 1),
-            headers={"Content-Type": "application/json", "Content-Encoding": "gzip"},
-        )
         try:
-            with urllib.request.urlopen(post, timeout=ANSWER_S) as answer:
-                answer.read()
-            self.pushed += 1
-            self.error = ""
+            answer = http_client.request(
+                "POST",
+                self._url,
+                body=gzip.compress(json.dumps(body).encode(), 1),
+                headers={"Content-Type": "application/json", "Content-Encoding": "gzip"},
+                deadline_s=PUSH_S,
+                max_bytes=ANSWER_BYTES,
+            )
         except (OSError, ValueError) as error:
             self.failed += 1
             self.error = str(error)
+            return
+        if 200 <= answer.status < 300:
+            self.pushed += 1
+            self.error = ""
+        else:
+            self.failed += 1
+            self.error = f"HTTP status {answer.status}"
 
     def _run(self) -> None:
         while not self._ended.wait(self._period_s):

@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP requests to endpoints that may be hostile: bounded in time, in bytes and in where they go.
+
+Every outgoing request of this program is made here. One deadline covers all of it: name lookup,
+connecting, TLS, sending, and the whole answer, however slowly it drips. An answer beyond its limit
+is refused, never held. No redirect is followed and no proxy of the environment is used, so that
+what is sent, and the credential with it, reaches the named host or nobody. Answers are never
+unpacked.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+HEAD_BYTES: Final = 64 << 10
+"""Of an answer before its body."""
+_PIECE: Final = 64 << 10
+_FRAMING: Final = 8
+"""Bytes on the wire for one of the body, at most: what tiny chunks may cost."""
+_ADDRESSES: Final = 4
+"""Of a name that are tried."""
+_LOOKUPS: Final = 4
+"""Name lookups that may hang at a time."""
+_TARGET: Final = re.compile(r"[!-~]+")
+_VALUE: Final = re.compile(r"[!-~]([ -~]*[!-~])?|")
+_NAME: Final = re.compile(r"[A-Za-z0-9-]+")
+
+
+class RequestError(OSError):
+    """No answer that could be taken."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status and body, whole."""
+
+    status: int
+    body: bytes
+
+
+def split_url(url: str) -> SplitResult:
+    """A URL that may be asked. Raises ValueError, whose text shows no secret."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError("no address: write http://HOST:PORT or https://HOST:PORT")
+    if "@" in parts.netloc:
+        raise ValueError("a name and password in a URL are shown in logs and process lists")
+    if not _TARGET.fullmatch(url):
+        raise ValueError("blanks, control or other characters that no URL holds")
+    return parts
+
+
+def shown(url: str) -> str:
+    """A URL for messages: without name and password, query and what is unprintable."""
+    scheme, mark, rest = url.partition("://")
+    address = re.split(r"[?#]", rest if mark else scheme, maxsplit=1)[0]
+    host, slash, path = address.partition("/")
+    text = (f"{scheme}{mark}" if mark else "") + host.rpartition("@")[2] + slash + path
+    return "".join(c if "!" <= c <= "~" else "?" for c in text[:200])
+
+
+def request(
+    method: str,
+    url: str,
+    *,
+    deadline_s: float,
+    max_bytes: int,
+    body: bytes = b"",
+    headers: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Answer:
+    """One request on a connection of its own. Raises OSError, or ValueError for a bad URL.
+
+    `tls` is for https alone; without one the system's authorities are trusted.
+    """
+    parts = split_url(url)
+    secure = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+    connection = Connection(parts.hostname or "", parts.port, secure)
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    try:
+        return connection.ask(
+            method, target, body, headers or {}, deadline_s=deadline_s, max_bytes=max_bytes
+        )
+    finally:
+        connection.close()
+
+
+class Connection:
+    """A connection that is kept for the next request. For one thread at a time."""
+
+    def __init__(self, host: str, port: int | None, tls: ssl.SSLContext | None) -> None:
+        """`tls` None: in the clear."""
+        self._host, self._tls = host, tls
+        self._port = port or (443 if tls else 80)
+        self._sock: socket.socket | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the next request finds it open, as far as is known."""
+        return self._sock is not None
+
+    def close(self) -> None:
+        """The next request opens it again."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes | memoryview = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        deadline_s: float,
+        max_bytes: int,
+    ) -> Answer:
+        """Sends a request and reads its answer. Raises OSError; then it is closed.
+
+        ConnectionError where the other side hung up, TimeoutError at the deadline.
+        """
+        head = self._head(method, target, len(body), headers or {})
+        end_s = time.monotonic() + deadline_s
+        try:
+            if self._sock is None:
+                self._sock = self._connect(end_s)
+            _send(self._sock, head, end_s)
+            _send(self._sock, body, end_s)
+            answer, keep = _read(self._sock, method, end_s, max_bytes)
+        except (http.client.HTTPException, ValueError) as error:
+            self.close()
+            if isinstance(error, OSError):  # hung up; or a certificate, which is both
+                raise
+            raise RequestError(f"no HTTP answer: {type(error).__name__}") from error
+        except TimeoutError as error:
+            self.close()
+            raise TimeoutError(f"took longer than {deadline_s:g} s") from error
+        except BaseException:
+            self.close()
+            raise
+        if not keep:
+            self.close()
+        return answer
+
+    def _head(self, method: str, target: str, size: int, headers: Mapping[str, str]) -> bytes:
+        """Nothing of it may begin a line of its own. Raises RequestError, which shows no value."""
+        if not _TARGET.fullmatch(target):
+            raise RequestError("a path with characters that no URL holds")
+        name = f"[{self._host}]" if ":" in self._host else self._host
+        lines = {
+            "Host": f"{name}:{self._port}",
+            "User-Agent": "sonde",
+            "Accept-Encoding": "identity",
+            **headers,
+            "Content-Length": str(size),
+        }
+        for key, value in lines.items():
+            if not _NAME.fullmatch(key) or not _VALUE.fullmatch(value):
+                raise RequestError(f"a header {key!r} with characters that no header holds")
+        text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
+        return f"{method} {target} HTTP/1.1\r\n{text}\r\n".encode("ascii")
+
+    def _connect(self, end_s: float) -> socket.socket:
+        addresses = _look_up(self._host, self._port, end_s)[:_ADDRESSES]
+        failed: OSError = RequestError(f"no address of {self._host}")
+        for number, (family, kind, protocol, _, address) in enumerate(addresses):
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.settimeout(_left(end_s) / (len(addresses) - number))
+                sock.connect(address)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is None:
+                    return sock
+                sock.settimeout(_left(end_s))
+                return self._tls.wrap_socket(sock, server_hostname=self._host)
+            except OSError as error:
+                sock.close()
+                failed = error
+            except BaseException:
+                sock.close()
+                raise
+        raise failed
+
+
+def _left(end_s: float) -> float:
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("took too long")
+    return left_s
+
+
+_looking: list[threading.Thread] = []
+_looking_lock = threading.Lock()
+
+
+def _look_up(host: str, port: int, end_s: float) -> list[Any]:
+    """Addresses of a host. A resolver knows no deadline, so a name is looked up in a thread that
+    can be left behind; few may hang at a time.
+    """
+    kind = socket.SOCK_STREAM
+    try:
+        return socket.getaddrinfo(host, port, type=kind, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        pass
+    found: list[list[Any]] = []
+    failed: list[Exception] = []
+
+    def look() -> None:
+        try:
+            found.append(socket.getaddrinfo(host, port, type=kind))
+        except (OSError, ValueError) as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=look, name="sonde-lookup", daemon=True)
+    with _looking_lock:
+        _looking[:] = [one for one in _looking if one.is_alive()]
+        if len(_looking) >= _LOOKUPS:
+            raise RequestError("name lookups hang")
+        _looking.append(thread)
+        thread.start()
+    thread.join(_left(end_s))
+    if failed:
+        raise RequestError(f"no address of {host}: {failed[0]}") from failed[0]
+    if not found:
+        raise TimeoutError(f"looking up {host} took too long")
+    return found[0]
+
+
+def _send(sock: socket.socket, data: bytes | memoryview, end_s: float) -> None:
+    view = memoryview(data)
+    while view:
+        sock.settimeout(_left(end_s))
+        view = view[sock.send(view) :]
+
+
+class _Wire(io.RawIOBase):
+    """What comes from a socket until a time, and no more than `room` bytes of it."""
+
+    def __init__(self, sock: socket.socket, end_s: float, room: int) -> None:
+        self._sock, self._end_s, self.room = sock, end_s, room
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self.room <= 0:
+            raise RequestError("an answer too long")
+        self._sock.settimeout(_left(self._end_s))
+        count = self._sock.recv_into(memoryview(buffer)[: self.room])
+        self.room -= count
+        return count
+
+
+class _Source:
+    """Stands for the socket where the library asks it for a file."""
+
+    def __init__(self, wire: _Wire) -> None:
+        self._wire = wire
+
+    def makefile(self, _mode: str) -> io.BufferedIOBase:
+        return io.BufferedReader(self._wire, _PIECE)
+
+
+def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tuple[Answer, bool]:
+    """The answer, and whether the connection is good for another."""
+    wire = _Wire(sock, end_s, HEAD_BYTES)
+    source: Any = _Source(wire)
+    response = http.client.HTTPResponse(source, method=method)
+    response.begin()
+    told = response.length
+    if (told or 0) > max_bytes:
+        raise RequestError("an answer too long")
+    if response.getheader("Content-Encoding", "identity").strip().lower() != "identity":
+        raise RequestError("a packed answer, which was not asked for")
+    wire.room = _FRAMING * max_bytes + HEAD_BYTES
+    parts, size = [], 0
+    while part := response.read(min(_PIECE, max_bytes - size + 1)):
+        parts.append(part)
+        size += len(part)
+        if size > max_bytes:
+            raise RequestError("an answer too long")
+    if told is not None and size < told:
+        raise RequestError("an answer cut short")
+    return Answer(response.status, b"".join(parts)), not response.will_close
