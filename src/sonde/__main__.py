@@ -1,5 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m sonde`."""
+"""`python -m sonde`.
+
+With -m the interpreter looks for modules in the working directory first, which may be anybody's:
+that ends here, before anything else is imported. A `sonde` that lies there would have been run
+instead of this one; `python -P -m sonde` and the program `sonde` look there for nothing.
+"""
+
+import sys
+
+if not sys.flags.safe_path and sys.path and not __file__.startswith(f"{sys.path[0]}/sonde/"):
+    del sys.path[0]
 
 from sonde.cli.main import run
 

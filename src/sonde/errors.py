@@ -12,8 +12,10 @@ SondeError                    cause + remedy + exit code
 ├── CaptureError              exit 1: a capture cannot be read
 │   ├── NotACapture           foreign file
 │   ├── CaptureTruncated      nothing readable is left (a cut tail alone is a warning, not an error)
-│   └── CaptureTooNew         written by a newer version
+│   ├── CaptureTooNew         written by a newer version
+│   └── CaptureTooLarge       takes more memory than is allowed: damaged, hostile, or very long
 ├── AttachFailed              exit 1: it was tried, and did not work; the process is unharmed
+│   ├── TracerFailed          the attaching process does not work, whatever the target
 │   └── ProcessGone           the process ended meanwhile
 ├── SinkError                 exit 1: output cannot be written (disk full, no permission)
 └── InternalError             exit 1: a bug of ours, reported as such
@@ -75,6 +77,10 @@ class AttachFailed(SondeError):
     """It was tried, and did not work."""
 
 
+class TracerFailed(AttachFailed):
+    """The attaching process itself does not work, whatever the target."""
+
+
 class ProcessGone(AttachFailed):
     """The process ended meanwhile."""
 
@@ -93,6 +99,10 @@ class CaptureTruncated(CaptureError):
 
 class CaptureTooNew(CaptureError):
     """A newer Sonde wrote the file."""
+
+
+class CaptureTooLarge(CaptureError):
+    """A file takes more memory to read than is allowed."""
 
 
 class SinkError(SondeError):

@@ -89,13 +89,13 @@ class Record:
 
     @contextmanager
     def __call__(
-        self, *flags: str, path: Path | None = None, **settings: Any
+        self, *flags: str, path: Path | None = None, device: bool = False, **settings: Any
     ) -> Iterator[Recorder]:
         """Settings are those of the configuration: `tick_s=5`. It has ended when the block ends."""
         self._count += 1
         path = path or self._folder / f"{self._count}.sonde"
         environment = {f"SONDE_{name.upper()}": str(value) for name, value in settings.items()}
-        recorder = Recorder(path, ["--no-device", *flags], environment)
+        recorder = Recorder(path, [*([] if device else ["--no-device"]), *flags], environment)
         try:
             recorder.wait_until_attached()
             yield recorder

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,8 @@ def test_launched_before_the_recorder(copies):
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_python_program_with_the_loader_of_its_wheel(when):
-    pytest.importorskip("pyopencl")
+    if find_spec("pyopencl") is None:  # not imported: this process would then use a device
+        pytest.skip("needs pyopencl")
     command = (sys.executable, PROGRAMS / "opencl/copies.py", MANY, "hold")
     if when == "before":
         program = Told(*command, env=VENDORS)

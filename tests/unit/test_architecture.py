@@ -21,27 +21,40 @@ PACKAGE = ROOT / "src" / "sonde"
 # nothing imports `cli`. docs/architecture.md says why; change both together.
 DOORS: dict[str, set[str]] = {
     "errors": set(),
-    "procfs": set(),
-    "attach": {"errors", "procfs", "_native"},
+    "http_client": set(),
+    "ownership": set(),
+    "private_files": {"errors", "ownership"},
+    "start_module": set(),
+    "system_libraries": {"ownership"},
+    "interpreter": {"ownership"},
+    "procfs": {"interpreter"},
+    "attach": {"errors", "interpreter", "procfs", "_native"},
     "model": set(),
     "apis": {"errors"},
-    "config": {"errors"},
+    "config": {"errors", "input_files", "ownership"},
+    "limits": {"errors"},
     "host": {"errors", "_native"},
     "metrics": {"errors"},
-    "collect": {"apis", "config", "errors", "metrics", "model", "procfs", "_native"},
-    "resolve": {"errors", "model", "procfs", "_native"},
-    "health": {"collect", "errors", "metrics"},
-    "sinks": {"errors", "metrics", "model", "_native"},
-    "unwind": {"errors", "model", "procfs", "resolve", "_native"},
+    "collect": {
+        *("apis", "config", "errors", "interpreter", "metrics", "model", "procfs"),
+        *("system_libraries", "_native"),
+    },
+    "resolve": {"errors", "http_client", "interpreter", "model", "ownership", "procfs", "_native"},
+    "health": {"collect", "errors", "interpreter", "metrics", "system_libraries"},
+    "sinks": {"errors", "http_client", "metrics", "model", "private_files", "_native"},
+    "unwind": {
+        *("errors", "interpreter", "model", "ownership", "procfs", "resolve", "_native"),
+    },
     "agent": {
         *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
         *("procfs", "resolve", "sinks", "unwind", "_native"),
     },
-    "query": {"errors", "model"},
-    "readers": {"apis", "errors", "model"},
+    "input_files": {"errors", "procfs"},
+    "query": {"errors", "input_files", "limits", "model"},
+    "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
-    "fleet": {"errors", "query", "_native"},
+    "fleet": {"errors", "http_client", "input_files", "private_files", "query", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
@@ -50,6 +63,9 @@ HEAVY = {
     "duckdb": {"query"},
     "numpy": {"analyze", "export", "fleet", "model", "query", "readers"},
 }
+
+# Those that read what other users' processes and control groups are called.
+READS_OTHERS = {"agent", "attach", "collect", "health", "host", "procfs", "resolve", "unwind"}
 
 FORBIDDEN_NAMES = {"utils", "util", "common", "support", "helpers", "helper", "misc"}
 BUILT = re.compile(r"\.(o|so|a|d|whl|pyc|min\.js|map|sonde)$|(^|/)(node_modules|target|dist)/")
@@ -154,6 +170,8 @@ def test_only_the_command_line_prints_and_exits() -> None:
         # A module that is run as a process of its own answers its parent on standard output.
         child = 'if __name__ == "__main__":' in text
         allowed = {("sys", "stdout")} if child else set()
+        if path == PACKAGE / "interpreter.py":
+            allowed = {("os", "_exit")}  # of a copy of this process, which must not go on
         for node in ast.walk(ast.parse(text)):
             where = f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -162,6 +180,96 @@ def test_only_the_command_line_prints_and_exits() -> None:
                 assert (node.value.id, node.attr) not in attributes - allowed, where
             if isinstance(node, ast.Name):
                 assert node.id != "SystemExit", where
+
+
+# Who writes, makes, links or changes a file by other means than `private_files`, and why it may.
+WRITERS: dict[str, str] = {
+    "private_files.py": "the one writer",
+    "attach/lock.py": "a lock, empty, not through links; in a folder of the caller's own",
+    "attach/library.py": "a library that its targets must read; into a folder it has checked",
+    "cli/main.py": "/dev/null takes the place of a closed pipe",
+    "collect/apart.py": "/dev/null as a child's standard output",
+    "fleet/clock.py": "a new file (O_EXCL) of the party's, synced before it takes its name",
+    "fleet/journal.py": "SQLite opens its file by name, in the party's own directory",
+    "fleet/result.py": "Parquet into memory",
+    "fleet/spool.py": "new segments (O_EXCL) in the party's own directory, written at offsets",
+    "procfs/serve.py": "memory of memfd_create() that was held and checked, for writing",
+    "resolve/seen_files.py": "links, no files, in a private folder of the run",
+}
+_WRITING_CALLS = {
+    *("write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "symlink", "link"),
+    *("chmod", "chown", "lchown", "mkfifo", "mknod", "mkstemp", "NamedTemporaryFile"),
+    *("write_table", "copyfile", "copy2", "copytree", "truncate", "FileIO"),
+}
+_WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC", "O_APPEND", "O_TMPFILE"}
+
+
+def writes_in(tree: ast.AST) -> list[tuple[int, str]]:
+    """(line, what) of everything that may write to a file by its name."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in _WRITING_FLAGS:
+            found.append((node.lineno, node.attr))
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = getattr(called, "attr", getattr(called, "id", ""))
+        owner = getattr(getattr(called, "value", None), "id", "")
+        if name in _WRITING_CALLS or (owner, name) in (("sqlite3", "connect"), ("np", "save")):
+            found.append((node.lineno, name))
+        if name == "open" and owner != "os":
+            given = [*node.args, *(word.value for word in node.keywords if word.arg == "mode")]
+            modes = [it.value for it in given if isinstance(it, ast.Constant)]
+            if any(
+                isinstance(it, str) and re.fullmatch("[rwaxbt+U]*[wax+][rwaxbt+U]*", it)
+                for it in modes
+            ):
+                found.append((node.lineno, f"open for writing: {modes}"))
+    return found
+
+
+def test_only_the_one_writer_writes_files() -> None:
+    others = {
+        str(path.relative_to(PACKAGE)): found
+        for path in modules()
+        if (found := writes_in(ast.parse(path.read_text())))
+    }
+
+    assert {path: found for path, found in others.items() if path not in WRITERS} == {}
+    assert set(WRITERS) <= set(others), "an exception that is none any more"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *('open("a", "w")', 'Path("a").open(mode="ab")', 'p.write_text("")', "p.write_bytes(b'')"),
+        *("pq.write_table(table, path)", "os.open(p, os.O_CREAT)", "sqlite3.connect(p)"),
+    ],
+)
+def test_every_way_to_write_a_file_is_seen(code: str) -> None:
+    assert writes_in(ast.parse(code))
+
+
+def test_what_root_reads_of_others_is_split_at_line_feeds_alone() -> None:
+    """splitlines() and text files also end a line at a carriage return and the like, which names of
+    threads and control groups may hold: a user who chooses such a name would forge a line."""
+    wrong = []
+    for path in (path for path in code_files() if path.startswith("src/sonde/")):
+        room, *rest = Path(path).parts[2:]
+        if room not in READS_OTHERS and [room, *rest] != ["cli", "dump.py"]:
+            continue
+        tree = ast.parse((ROOT / path).read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        for call in calls:
+            if not isinstance(call.func, ast.Attribute):
+                continue
+            taken, at = call.func.value, f"{path}:{call.lineno}"
+            if call.func.attr == "splitlines":
+                wrong.append(f"{at}: splitlines()")
+            is_text = isinstance(taken, ast.Call) and getattr(taken.func, "attr", "") == "read_text"
+            if is_text and call.func.attr in ("split", "partition") and call.args:
+                wrong.append(f"{at}: lines of read_text()")
+    assert wrong == []
 
 
 def test_no_file_grows_past_one_sitting() -> None:

@@ -55,6 +55,24 @@ def test_the_first_signal_asks_and_the_second_aborts(number: signal.Signals) -> 
     assert signal.getsignal(number) is former
 
 
+def test_a_hang_up_asks_once_and_never_aborts() -> None:
+    with Ending() as ending:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert ending.due()
+        assert ending.reason == "asked to end"
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Ending() as ending:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not ending.due()
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
 def test_with_a_command_the_end_is_the_commands_and_a_signal_is_passed_on() -> None:
     child = Child(["sh", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.02; done"])
     with Ending(child=child) as ending:

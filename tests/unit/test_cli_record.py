@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -287,3 +288,71 @@ def test_on_a_terminal_counts_are_live_and_ctrl_c_ends(tmp_path: Path) -> None:
     assert "\r\033[K" in text
     assert "device calls" in text
     assert "Whole machine" in text
+
+
+# ---- signals ----
+
+
+@pytest.mark.bpf
+def test_no_signal_to_pause_ends_a_recorder_however_early_or_often_it_comes(tmp_path: Path) -> None:
+    capture = tmp_path / "c.sonde"
+    process = subprocess.Popen(
+        [*SONDE, "record", "-d", "1", "--json", "-o", str(capture)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    # Not before Python itself stands: until then it is as every program.
+    while process.poll() is None and not _catches(process.pid, signal.SIGUSR1):
+        time.sleep(0.001)
+    while process.poll() is None:
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(signal.SIGUSR2)
+        time.sleep(0.005)
+
+    assert process.returncode == 0, process.stderr
+    assert read(capture).info is not None
+
+
+@pytest.mark.bpf
+def test_a_pause_asked_for_before_the_start_holds_from_the_start(tmp_path: Path) -> None:
+    capture = tmp_path / "c.sonde"
+    process = subprocess.Popen(
+        [*SONDE, "record", "-d", "2", "--json", "-o", str(capture)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    spinner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    while not _catches(process.pid, signal.SIGUSR1):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGUSR1)
+    said, complaints = process.communicate(timeout=60)
+    spinner.kill()
+    spinner.wait()
+
+    assert process.returncode == 0, complaints
+    outcome = json.loads(said)
+    # Some CPU was busy all the time; the pause begins once everything stands.
+    assert outcome["samples"] < 100 * outcome["elapsed_s"] / 2
+
+
+@pytest.mark.bpf
+def test_the_program_has_every_signal_as_without_us(tmp_path: Path) -> None:
+    shown = "import signal; print(*(int(signal.getsignal(n) == 0) for n in (10, 12)))"
+    status = "grep -E 'Sig(Ign|Blk|Cgt)' /proc/self/status"
+    bare = subprocess.run(["sh", "-c", status], capture_output=True, text=True).stdout
+
+    done = record(tmp_path, "-q", "--no-device", "-o", "c.sonde", "--", "sh", "-c", status)
+    assert done.stdout == bare, done.stderr
+    done = record(tmp_path, "-q", "-o", "d.sonde", "--", sys.executable, "-c", shown)
+    assert done.stdout == "1 1\n", done.stderr
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    mask = int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16)
+    return bool(mask >> (number - 1) & 1)

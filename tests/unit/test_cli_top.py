@@ -26,7 +26,7 @@ def top(*words):
 
 
 def test_launches_and_busy_time_of_a_process(tmp_path):
-    library = tmp_path / "libsonde_inject.so"
+    library = tmp_path / "sonde-inject-0.so"
     library.write_bytes(_native.inject_library())
     process = start(build(tmp_path) / "launches", library, 8)
     memory = find(process.pid)

@@ -57,6 +57,12 @@ WALKING = ("cpu", "waits", "device_calls")
 COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
 """What is counted apart for those who look on; the collectors not named here are of the host."""
 LOST_EVENTS = "processes.events"
+HUNG = ("processes.hung", "files.hung")
+"""Losses of what makes its readers wait: `procfs.broker`."""
+STUCK = "agent.seconds_stuck"
+"""Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
+LATE_S = 3.0
+"""A tick that comes so much later than meant was held up."""
 GC_THRESHOLDS = (10_000, 20, 20)
 """A tick makes thousands of rows, none of which is part of a cycle."""
 REHEARSED = 2_000
@@ -103,6 +109,10 @@ class Agent:
         self._seq = 0
         self._started_ns = 0
         self._tick_ns = 0
+        self._turned_s = time.monotonic()
+        """When the loop last did."""
+        self._stuck_s = 0.0
+        """How long nothing was read out, beyond what was meant."""
         self._gc_before = gc.get_threshold()
         self._pause_asked = False
         self._paused_ns = 0  # before the chunk in the making
@@ -167,7 +177,10 @@ class Agent:
         from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
 
         fresh = self._demand.ask if self._demand is not None else lambda: None
-        return Outlets(config, self._whose, fresh)
+        return Outlets(config, self._whose, fresh, self._loop_age_s)
+
+    def _loop_age_s(self) -> float:
+        return time.monotonic() - self._turned_s
 
     def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
         return whose.attributes(*self._resolver.program(pid, start_ns))
@@ -208,6 +221,7 @@ class Agent:
 
     def _begin(self) -> None:
         self._started_ns = self._tick_ns = time.monotonic_ns()
+        self._turned_s = time.monotonic()
         self._listening.begin()
         self._chunk = ChunkBuilder(self._started_ns)
 
@@ -223,6 +237,7 @@ class Agent:
         `until_s` (CLOCK_MONOTONIC).
         """
         while not stop():
+            self._turned_s = time.monotonic()
             tick_s = self._tick_ns / 1e9 + self._pace.tick_s
             self._listening.sleep_until(min(tick_s, until_s), lambda: stop() or self._pause_asked)
             if self._pause_asked:
@@ -253,6 +268,7 @@ class Agent:
         self._tick(chunk_ends=True)
         self._flush(last=False)
         while self._pause_asked and not stop():
+            self._turned_s = time.monotonic()
             self._listening.hear_paused()
         if self._pause_asked:
             return  # ended in its pause
@@ -310,7 +326,8 @@ class Agent:
         self._rehearse()
         self._dictionary.begin()
         self._unwinding.begin(self._dictionary.tails_dropped)
-        self._unkept = self._losses()
+        # What hung while it was looked at for the first time is missing from now on.
+        self._unkept = {n: lost for n, lost in self._losses().items() if n not in HUNG}
 
     def _rehearse(self) -> None:
         """A chunk that nobody gets. The first one asks whose every process is and makes the memory
@@ -323,6 +340,9 @@ class Agent:
     def _tick(self, chunk_ends: bool) -> None:
         self._listening.hear()  # before the time is taken, up to which the rows are read
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
+        late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
+        if late_s > LATE_S:
+            self._stuck_s += late_s
         batches = [collector.drain(since_ns, chunk_ends) for collector in self._collectors]
         # Whom the rows speak of may have come and gone since: hear of them before they are named.
         self._listening.take_in()
@@ -378,8 +398,13 @@ class Agent:
             for name, count in collector.losses().items()
         }
         now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
+        now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
         now[LOST_EVENTS] = self._listening.lost
+        hung = procfs.BROKER.processes_hung, procfs.BROKER.files_hung
+        now |= zip(HUNG, hung, strict=True)
+        now[STUCK] = round(self._stuck_s)
+        now["processes.mappings"] = self._resolver.counters.mappings_left_out
         if self._attacher is not None:
             now["attach.queue_full"] = self._attacher.left_out
         return now

@@ -11,7 +11,7 @@ from sonde import _native
 from sonde.agent.attaching import DEVICE_LIBRARY
 from sonde.agent.quiet import NoEvents
 from sonde.collect.device_calls import DeviceCalls
-from sonde.collect.launch_sites import LIBRARY
+from sonde.collect.inject_memory import LIBRARY
 from sonde.collect.metrics import DRIVER_LIBRARY
 
 

@@ -35,6 +35,43 @@ CALM_AFTER_S = 3.0
 """Without any, a load is steady: then it is looked at every tick alone. Each waking costs some 0.2
 ms, most of it for memory that has gone from the caches."""
 PAUSED_WAIT_MS = 250
+RESYNC_LEAST_S = 0.5
+RESYNC_MOST_S = 30.0
+RESYNC_CALM_S = 30.0
+"""After so long without losses the next one is looked into at once again."""
+RESYNC_SHARE = 0.05
+"""Of a CPU, for looking at everything again."""
+
+
+class Resyncs:
+    """When to look at everything again, after events were lost.
+
+    At once, the first time. A process that maps in a loop loses events all the time, and each look
+    costs as much as a second of recording: while losses go on, looks become rare.
+    """
+
+    def __init__(self) -> None:
+        self._is_wanted = False
+        self._not_before_s = 0.0
+        self._gap_s = 0.0
+
+    def lost(self) -> None:
+        """Events were lost."""
+        self._is_wanted = True
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether to look now."""
+        return self._is_wanted and now_s >= self._not_before_s
+
+    def done(self, now_s: float, cost_s: float) -> None:
+        """A look has just ended, and cost so much CPU time."""
+        self._is_wanted = False
+        if now_s > self._not_before_s + RESYNC_CALM_S:
+            self._gap_s = 0.0
+        self._gap_s = min(
+            RESYNC_MOST_S, max(2 * self._gap_s, RESYNC_LEAST_S, cost_s / RESYNC_SHARE)
+        )
+        self._not_before_s = now_s + self._gap_s
 
 
 class Listening:
@@ -67,6 +104,7 @@ class Listening:
         if not keeps_rows and config.device_time == "off":
             self._gap_s = STACKLESS_EVENT_GAP_S
         self._lost_heard = 0
+        self._resyncs = Resyncs()
         self._news_s = 0.0
         """When a process did something last, or a walk asked for something."""
         self._follow_chosen()
@@ -122,7 +160,11 @@ class Listening:
         events = self._events.drain()
         if self._device_time is not None:
             self._device_time.hear(events, looking=isinstance(self._events, NoEvents))
-        if not events and self._events.lost == self._lost_heard:
+        if (
+            not events
+            and self._events.lost == self._lost_heard
+            and not self._resyncs.is_due(time.monotonic())
+        ):
             return
         self._news_s = time.monotonic()
         self._resolver.feed(events)
@@ -138,12 +180,20 @@ class Listening:
         if self._events.lost > self._lost_heard:
             self._lost_heard = self._events.lost
             self._follow_chosen()
-            self._resolver.resync()
-            self._unwinding.resync()
-            if self._calls is not None:
-                self._calls.resync()
-            if self._device_time is not None:
-                self._device_time.resync()
+            self._resyncs.lost()
+        if self._resyncs.is_due(time.monotonic()):
+            began_s = time.thread_time()
+            self._resync()
+            self._resyncs.done(time.monotonic(), time.thread_time() - began_s)
+
+    def _resync(self) -> None:
+        """Take in what is there now, whatever was heard of it."""
+        self._resolver.resync()
+        self._unwinding.resync()
+        if self._calls is not None:
+            self._calls.resync()
+        if self._device_time is not None:
+            self._device_time.resync()
 
     def _follow_chosen(self) -> None:
         """Before any event is read, and where some were lost, births among them."""

@@ -20,7 +20,7 @@ from sonde.config import Config
 from sonde.metrics import Metric, MetricRow, labels, labels_of
 from sonde.sinks import exposition
 from sonde.sinks.otlp import OtlpPusher
-from sonde.sinks.prometheus import PrometheusServer
+from sonde.sinks.prometheus import NothingNewError, PrometheusServer
 from sonde.sinks.series import Board, Series, Whose
 
 _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
@@ -31,6 +31,10 @@ HEALTH_S = 30.0
 SETTLES_S = 5.0
 """Before that, devices may not have said all."""
 
+STUCK_S = 30.0
+STUCK_INTERVALS = 3
+LOOP_AGE = "sonde.agent.loop_age_seconds"
+
 Families = list[tuple[Metric, list[Series]]]
 
 
@@ -38,13 +42,21 @@ class Outlets:
     """Everything that lets metrics out of this process."""
 
     def __init__(
-        self, config: Config, whose: Whose, fresh: Callable[[], None] = lambda: None
+        self,
+        config: Config,
+        whose: Whose,
+        fresh: Callable[[], None] = lambda: None,
+        loop_age_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`fresh` returns when what is new was taken, or soon anyway; it is called from threads of
-        outlets. Raises UsageError for a bad address, SinkError where it cannot be listened on."""
+        """`fresh` returns when what is new was taken, or soon anyway; `loop_age_s` says how long
+        ago who takes it last did. Both are called from threads of outlets. Raises UsageError for a
+        bad address, SinkError where it cannot be listened on."""
         self.board = Board(whose)
         self._runs = RunMetrics(self.board)
         self._fresh = fresh
+        self._loop_age_s = loop_age_s
+        self._stuck_s = max(STUCK_S, STUCK_INTERVALS * max(config.tick_s, config.rest_s))
+        """A loop that did not turn for so long is stuck."""
         self._whose = whose
         self._dcgm_names = config.dcgm_names
         self._host = platform.node()
@@ -56,7 +68,11 @@ class Outlets:
             "host.arch": platform.machine(),
             "os.type": "linux",
         }
-        self.server = PrometheusServer(config.prometheus, self.page) if config.prometheus else None
+        self.server = (
+            PrometheusServer(config.prometheus, self.page, self.take_loss)
+            if config.prometheus
+            else None
+        )
         self.pusher = (
             OtlpPusher(config.otlp, config.otlp_period_s, self.families, self.resource)
             if config.otlp
@@ -95,7 +111,13 @@ class Outlets:
         self.board.count("sonde.agent.lost", {"sonde.loss": name}, count)
 
     def families(self) -> Families:
-        """What there is now."""
+        """What there is now; of a loop that is stuck, how long it has been so, alone."""
+        if self._is_stuck():
+            return [
+                (metric, series)
+                for metric, series in self._board_with_age()
+                if metric.name == LOOP_AGE
+            ]
         self._fresh()
         if self.pusher is not None:
             now_ns = time.monotonic_ns()
@@ -104,7 +126,7 @@ class Outlets:
                 (now_ns, "sonde.otlp.pushes", labels(sonde__outcome=outcome), count)
                 for outcome, count in (("done", done), ("failed", failed))
             )
-        found = self.board.families()
+        found = self._board_with_age()
         if time.monotonic() - self._examined_s > HEALTH_S:
             self._examined_s = time.monotonic()
             self.board.take(_health(found))
@@ -112,10 +134,22 @@ class Outlets:
         return found
 
     def page(self) -> str:
-        """The page for Prometheus."""
+        """The page for Prometheus. Raises NothingNewError where the loop is stuck."""
+        if self._is_stuck():
+            raise NothingNewError(
+                f"the agent has observed nothing for {self._loop_age_s():.0f} s: "
+                "its main loop is stuck"
+            )
         families = self.families()
         text = exposition.render(families, self.resource)
         return text + exposition.render_dcgm(families, self._host) if self._dcgm_names else text
+
+    def _is_stuck(self) -> bool:
+        return self._loop_age_s() > self._stuck_s
+
+    def _board_with_age(self) -> Families:
+        self.board.take([(time.monotonic_ns(), LOOP_AGE, "", self._loop_age_s())])
+        return self.board.families()
 
     def _take_calls(self, row: TableRow) -> None:
         _, _, _, api, op, direction, status, *_, count, ns, size, _max, _pid, _tid = row

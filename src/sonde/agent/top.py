@@ -142,11 +142,11 @@ def _by_process(batch: Batch) -> Mapping[int, _Sums]:
 
 def _processes(pids: Collection[int] | None) -> dict[int, _Seen]:
     wanted = procfs.pids() if pids is None else pids
-    return {pid: seen for pid in wanted if (seen := _process(pid)) is not None}
+    stats = zip(wanted, procfs.read_stats(list(wanted)), strict=True)
+    return {pid: seen for pid, stat in stats if (seen := _process(pid, stat)) is not None}
 
 
-def _process(pid: int) -> _Seen | None:
-    stat = procfs.read_stat(pid)
+def _process(pid: int, stat: procfs.Stat | None) -> _Seen | None:
     try:
         user = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 (a Path for each doubles the time)
     except OSError:

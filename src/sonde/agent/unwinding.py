@@ -90,6 +90,10 @@ class Unwinding:
         """How walks ended so far, by name."""
         return self._unwinder.stops() if self._unwinder is not None else {}
 
+    def losses(self) -> Mapping[str, int]:
+        """Times so far that a process got no tables to be walked by, by cause."""
+        return self._unwinder.losses() if self._unwinder is not None else {}
+
     def begin(self, tails_dropped: int) -> None:
         """Walks up to now count for nothing; `tails_dropped`: those that were, up to now."""
         self._ends = {**self.stops(), "tail_dropped": tails_dropped}
@@ -114,6 +118,8 @@ class Unwinding:
             return
         for name, value in self._unwinder.usage().items():
             yield now_ns, f"sonde.unwind.{name}", "", float(value)
+        for error, times in self._unwinder.refused.items():
+            yield now_ns, "sonde.unwind.refused", labels(error__type=error), float(times)
         for end, walks in self._ends.items():
             yield now_ns, "sonde.unwind.walks", labels(sonde__stack__end=end), float(walks)
 

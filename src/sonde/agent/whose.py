@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from sonde.model.owner import Owner
+from sonde.sinks.parties import unit_of
 from sonde.sinks.series import PROGRAM
 
 OWNERS_KEPT = 1_024
@@ -17,7 +18,8 @@ def attributes(program: str, owner: Owner) -> Mapping[str, str]:
     object for all that are alike."""
     job = owner.job, owner.step
     pod = owner.pod_uid, owner.namespace, owner.pod, owner.container_name
-    return _attributes(program, owner.user, job, pod, owner.container, owner.unit)
+    unit = unit_of(owner.cgroup, owner.unit)
+    return _attributes(program, owner.user, job, pod, owner.container, unit)
 
 
 @lru_cache(maxsize=OWNERS_KEPT)

@@ -21,7 +21,7 @@ examples:
   sudo sonde agent --prometheus :9400 --dcgm-names also under the names of dcgm-exporter
   sudo sonde agent --otlp http://127.0.0.1:4318    push to an OpenTelemetry collector
 
-Ends with SIGTERM or Ctrl-C. Nothing leaves this machine unless an address says so.
+Ends with SIGTERM or Ctrl-C; ignores SIGHUP. Nothing leaves this machine unless an address says so.
 """
 
 
@@ -49,19 +49,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Watch until told to end. Raises SondeError for whatever stands in the way."""
+    from sonde.cli.at_once import EndsAtOnce
+
+    with EndsAtOnce():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from sonde import procfs
     from sonde.cli.record import require_host
 
+    # A daemon has no terminal, and systemd would take an end by this for a clean one. Helper
+    # processes inherit it.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    procfs.BROKER.warm_up()
     config = _config(args)
     if not (config.prometheus or config.otlp or args.output):
         raise UsageError("nobody would hear the agent", "Give --prometheus, --otlp or -o.")
     require_host()
     from sonde.agent import Agent
 
-    sink = _sink(args)
-    agent = Agent(config, sink)
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: ended.append(number))
+    # A daemon has no terminal, so none that hangs up is its own.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    sink = _sink(args)
+    agent = Agent(config, sink)
     agent.start()
     _say(config, agent.serves_at)
     agent.run(lambda: bool(ended), _nothing)

@@ -21,11 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sonde import procfs
+from sonde.cli import at_once, pausing
 from sonde.errors import UsageError
 
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _NOT_STARTED = 127
+_DEFAULT = (
+    *(signal.SIGINT, signal.SIGTERM, *pausing.SIGNALS),
+    *(signal.SIGPIPE, signal.SIGXFSZ),  # which Python ignores
+)
 
 
 class Child:
@@ -122,8 +127,9 @@ class Child:
         """In the child: wait for the word, turn into the user, execute. Never returns."""
         try:
             # The terminal's Ctrl-C belongs to the recorder alone until there is a command.
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+            for number in _DEFAULT:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {*pausing.SIGNALS, *at_once.ENDING})
             if not os.read(gate, 1):
                 os._exit(_NOT_STARTED)  # the recorder gave up, or died
             if self._user is not None:
@@ -163,8 +169,10 @@ def environment_before_sudo(
         try:
             if (ancestor / "comm").read_text().strip() != "sudo":
                 continue
-            raw = (ancestor / "environ").read_bytes()
         except OSError:
+            continue
+        raw = procfs.read_file(f"{ancestor}/environ", 1 << 22)
+        if raw is None:
             continue
         pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
         return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}

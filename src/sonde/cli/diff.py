@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
         print(text.to_json(found.per, found.changes, failed, above))
     else:
         print(text.render(found.per, found.changes))
-        for one in failed:
-            print(f"worse by {100 * one.weight:.1f} % of a {found.per}: {one.kind} {one.name}")
+        for line in text.worse(found.per, failed):
+            print(line)
         if above is not None and not failed:
             print(f"nothing got worse by more than {100 * above:g} %")
     return 1 if failed else 0

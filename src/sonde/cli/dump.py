@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sonde import procfs
+from sonde.cli import left_alone
 from sonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,8 +65,18 @@ def _pid(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Take the stacks and print them."""
-    from sonde.agent.dump import dump
+    from sonde.cli.at_once import EndsAtOnce
 
+    with EndsAtOnce():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    procfs.BROKER.warm_up()
+    from sonde.agent.dump import dump
+    from sonde.host import namespaces
+
+    namespaces.require_host_pids()
     comm = _require(args.pid)
     threads = dump(args.pid)
     hidden = {"kernel"} if args.no_kernel else set()
@@ -75,9 +87,12 @@ def run(args: argparse.Namespace) -> int:
             {**asdict(it), "frames": [one._asdict() for one in it.frames if one.kind not in hidden]}
             for it in threads
         ]
-        print(json.dumps({"pid": args.pid, "name": comm, "threads": said}, indent=2))
+        whole = {"pid": args.pid, "name": comm, "threads": said, "left_out": left_alone.counts()}
+        print(json.dumps(whole, indent=2))
     else:
         print(text(args.pid, comm, threads, hidden))
+        if note := left_alone.line():
+            print(f"\n{note}")
     return 0
 
 
@@ -85,10 +100,10 @@ def _require(pid: int) -> str:
     """The name of a process that user code runs in. Raises UsageError."""
     folder = Path(f"/proc/{pid}")
     try:
-        status = (folder / "status").read_text()
+        status = procfs.read_lines(folder / "status")
     except OSError as error:
         raise UsageError(f"there is no process {pid}", "Look it up: ps -e") from error
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
     group = int(fields["Tgid"])
     if group != pid:
         raise UsageError(f"{pid} is a thread of process {group}", f"Ask for it: sonde dump {group}")

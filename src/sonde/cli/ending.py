@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a recording ends: its time is up, its command or processes are gone, or someone asked.
 
-The first Ctrl-C or SIGTERM asks for the end. With a command running, the end is the command's:
+The first Ctrl-C or SIGTERM asks for the end, and so does a terminal that hangs up (SIGHUP), unless
+that is ignored, as nohup has it. With a command running, the end is the command's:
 the terminal sent it the Ctrl-C too (and what did not come from a terminal is passed on), and how it
 shuts down is part of what is recorded. A second one aborts.
 """
@@ -59,7 +60,8 @@ class Ending:
     def __enter__(self) -> Self:
         self._former = {
             number: signal.signal(number, self._on_signal)
-            for number in (signal.SIGINT, signal.SIGTERM)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         }
         return self
 
@@ -103,6 +105,8 @@ class Ending:
         return bool(self._alive)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP and self.asked:
+            return  # a hang-up is sent once, and by several; it never aborts
         self.asked += 1
         if self.asked > 1:
             raise KeyboardInterrupt

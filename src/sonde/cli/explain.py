@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonde.errors import CaptureError, MissingDependency, SinkError, UsageError
+from sonde.errors import CaptureError, MissingDependency, UsageError
 
 if TYPE_CHECKING:
     from sonde.model.timeline import Timeline
@@ -104,11 +104,7 @@ def _export(timeline: Timeline, path: Path, module: str) -> None:
             f"the Python package {error.name} is not installed", "pip install perfetto"
         ) from error
     from sonde.analyze.bound import causes_of
+    from sonde.private_files import replacing
 
-    try:
-        with path.open("wb") as out:
-            exporter.write(timeline, out, causes_of(timeline))
-    except OSError as error:
-        raise SinkError(
-            f"cannot write {path}: {error.strerror or error}", "choose another place"
-        ) from error
+    with replacing(path) as out:
+        exporter.write(timeline, out, causes_of(timeline))

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from sonde import __version__
+from sonde.cli import pausing
 from sonde.errors import SondeError
+from sonde.export.layout import one_line
 
 COMMANDS = {
     "doctor": "what this machine can observe, what is missing, and what mends it",
@@ -57,10 +59,18 @@ def build_outline() -> argparse.ArgumentParser:
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Those of the commands are of this class, too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Names that a shell put in for a pattern may hold what a terminal obeys."""
+        super().error(one_line(message))
+
+
 def _parser() -> tuple[
     argparse.ArgumentParser, argparse._SubParsersAction[argparse.ArgumentParser]
 ]:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="sonde",
         description="Why is my GPU waiting? Ask the running job.",
         epilog=EXAMPLES,
@@ -74,11 +84,13 @@ def _parser() -> tuple[
 def run() -> NoReturn:
     """The program `sonde`.
 
-    A Ctrl-C that comes when all is done changes nothing: the interpreter, on its way out, would
-    die of it after it has let go of its handlers.
+    A Ctrl-C that comes when all is done changes nothing, and neither does what pauses a recorder:
+    the interpreter, on its way out, would die of it after it has let go of its handlers.
     """
+    pausing.catch_early()
     code = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, *pausing.SIGNALS):
+        signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
 
@@ -120,9 +132,9 @@ def _print_traceback(error: BaseException) -> None:
 
 def complain(error: SondeError) -> None:
     """Cause and remedy, one line each."""
-    print(f"sonde: {error.cause}", file=sys.stderr)
+    print(f"sonde: {one_line(error.cause)}", file=sys.stderr)
     if error.remedy:
-        print(f"  remedy: {error.remedy}", file=sys.stderr)
+        print(f"  remedy: {one_line(error.remedy)}", file=sys.stderr)
     if error.__cause__ is not None and os.environ.get("SONDE_DEBUG"):
         _print_traceback(error)
 
@@ -134,7 +146,9 @@ def _defect(error: Exception) -> int:
     if os.environ.get("SONDE_DEBUG"):
         _print_traceback(error)
     kind = type(error).__name__
-    print(f"sonde: a defect in Sonde {__version__}: {kind}: {error}", file=sys.stderr)
+    print(
+        f"sonde: a defect in Sonde {__version__}: {kind}: {one_line(str(error))}", file=sys.stderr
+    )
     print(
         "  remedy: Report it (CONTRIBUTING.md says where) with what the same command prints under "
         f"SONDE_DEBUG=1 (Python {platform.python_version()}, Linux {platform.release()}).",

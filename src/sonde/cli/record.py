@@ -7,11 +7,8 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +19,14 @@ from sonde.errors import (
     SinkError,
     UsageError,
 )
+from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.agent import Agent, Live
+    from sonde.cli.at_once import EndsAtOnce
     from sonde.cli.child import Child
     from sonde.cli.ending import Ending
+    from sonde.cli.pausing import Pausing
     from sonde.cli.progress import Progress
     from sonde.config import Config
 
@@ -95,19 +95,32 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Record, then say what was seen. Raises SondeError for whatever stands in the way."""
-    from sonde.cli.ending import Ending
+    from sonde.cli.at_once import EndsAtOnce
+    from sonde.cli.pausing import Pausing
 
+    with Pausing() as pausing, EndsAtOnce() as at_once:
+        return _run(args, pausing, at_once)
+
+
+def _run(args: argparse.Namespace, pausing: Pausing, at_once: EndsAtOnce) -> int:
+    from sonde import procfs
+    from sonde.cli.ending import Ending
+    from sonde.host import namespaces
+
+    procfs.BROKER.warm_up()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
     privileged = _privileged(args, command)
+    namespaces.require_matching_proc()
     path = args.output or Path(time.strftime("sonde-%Y%m%d-%H%M%S.sonde"))
+    at_once.last_words = f"; what was written until then is in {path}"
     child = _make_child(command, args)
     try:
         watched = [child.pid] if child is not None else args.pids
         with Ending(args.duration, args.pids, child) as ending:
             config = _config(args, watched)
-            return _record(args, config, path, child, ending, privileged=privileged)
+            return _record(args, config, path, child, ending, pausing, privileged=privileged)
     finally:
         if child is not None:
             child.abandon()
@@ -140,17 +153,19 @@ def _gives_library(args: argparse.Namespace) -> bool:
 
 def require_host() -> None:
     """Raise HostError when this machine, or this user on it, cannot record at all."""
-    from sonde.host import Status, capabilities, kernel, machine
+    from sonde.host import Status, capabilities, kernel, machine, namespaces
 
     for finding, error in (
         (machine.architecture(), KernelUnsupported),
         (machine.native_module(), MissingDependency),
         (kernel.btf(), KernelUnsupported),
         (kernel.lockdown(), KernelUnsupported),
+        *((finding, KernelUnsupported) for finding in kernel.bpf_programs()),
     ):
         if finding.status is Status.FAIL:
             raise error(f"{finding.name}: {finding.detail}", finding.remedy)
     capabilities.require()
+    namespaces.require_host_pids()
 
 
 def _make_child(command: list[str], args: argparse.Namespace) -> Child | None:
@@ -164,7 +179,7 @@ def _make_child(command: list[str], args: argparse.Namespace) -> Child | None:
     try:
         path = library.path()
     except (MissingDependency, SinkError) as error:
-        print(f"sonde: no device time: {error.cause}", file=sys.stderr)
+        print(f"sonde: no device time: {one_line(error.cause)}", file=sys.stderr)
         return Child(command)
     return Child(command, more=lambda environ: launch.variables(environ, path))
 
@@ -201,6 +216,7 @@ def _record(
     path: Path,
     child: Child | None,
     ending: Ending,
+    pausing: Pausing,
     *,
     privileged: bool,
 ) -> int:
@@ -210,14 +226,12 @@ def _record(
 
     sink = CaptureFile(path, force=args.force)
     try:
-        _give_to_invoking_user(path)
         agent = Agent(config, sink, privileged=privileged)
         agent.start(child.program if child is not None else "")
         if child is not None:
             child.start()
     except BaseException:
-        sink.close()
-        path.unlink(missing_ok=True)  # nothing was recorded
+        sink.discard()  # nothing was recorded
         raise
 
     # A command owns the terminal; a line of ours that is rewritten would fight with its output.
@@ -226,8 +240,8 @@ def _record(
     failure: SinkError | None = None
     try:
         ending.begin()
-        with _pausable(agent):
-            failure = _observe(agent, ending, progress)
+        pausing.begin(agent)
+        failure = _observe(agent, ending, progress)
     except KeyboardInterrupt:
         progress.clear()
         sink.close()
@@ -235,25 +249,14 @@ def _record(
         return ABORTED
     progress.clear()
     if failure is not None and not sink.holds_chunks:
-        path.unlink(missing_ok=True)
+        sink.discard()
         raise failure
     _note(args, _ended(ending, child))
-    _tell(args, path, agent.live(), child)
+    if not sink.is_stream:  # whose reader has it, and whose output is no place for words
+        _tell(args, path, agent.live(), child)
     if failure is not None:
         raise failure
     return 0
-
-
-@contextlib.contextmanager
-def _pausable(agent: Agent) -> Iterator[None]:
-    """SIGUSR1 pauses, SIGUSR2 goes on."""
-    pause = signal.signal(signal.SIGUSR1, lambda *_: agent.pause())
-    resume = signal.signal(signal.SIGUSR2, lambda *_: agent.resume())
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, pause)
-        signal.signal(signal.SIGUSR2, resume)
 
 
 def _observe(agent: Agent, ending: Ending, progress: Progress) -> SinkError | None:
@@ -322,13 +325,3 @@ def _verdict(path: Path) -> str:
     except ModuleNotFoundError:
         return ""  # an installation that only records
     return verdict.headline(explain(open_timeline([path])))
-
-
-def _give_to_invoking_user(path: Path) -> None:
-    """Under sudo the capture belongs to who called it, who otherwise could not delete it."""
-    from sonde.cli.child import invoking_user
-
-    user = invoking_user(os.environ)
-    if user is not None:
-        with contextlib.suppress(OSError):
-            os.chown(path, user.pw_uid, user.pw_gid)

@@ -7,16 +7,16 @@ import argparse
 import contextlib
 import dataclasses
 import importlib
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from sonde.errors import MissingDependency, SinkError, UsageError
+from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.query.capture import Capture
@@ -147,9 +147,11 @@ def run(args: argparse.Namespace) -> int:
     if output is None:
         _to_standard_output(write)
         return 0
-    with _replacing(output) as out:
+    from sonde.private_files import replacing
+
+    with replacing(output) as out:
         write(out=out)
-    print(f"{output}", file=sys.stderr)
+    print(one_line(str(output)), file=sys.stderr)
     return 0
 
 
@@ -239,34 +241,6 @@ def _to_standard_output(write: Callable[..., None]) -> None:
     except OSError as error:
         raise SinkError(
             f"cannot write to standard output: {error.strerror or error}", "write to a file with -o"
-        ) from error
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A stream whose content takes the place of `path` once it is whole. Raises SinkError."""
-    try:
-        if path.exists() and not path.is_file():
-            with path.open("wb") as out:
-                yield out
-            return
-        import tempfile  # costs `--help` more than all the rest of this file
-
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                yield out
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise SinkError(
-            f"cannot write {path}: {error.strerror or error}",
-            "choose another place with -o, or free some space",
         ) from error
 
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import codecs
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,9 +29,33 @@ def open_timeline(paths: Sequence[Path]) -> Timeline:
             f"the Python package {error.name} is not installed",
             "install Sonde with its dependencies: pip install sonde",
         ) from error
-    parts = [_open(path) for path in paths]
+    with ExitStack() as kept:
+        parts = [_open(_seekable(path, kept)) for path in paths]
     parts.sort(key=lambda part: not len(part.device))
     return with_interpreter_lock(merged(*parts))
+
+
+def _seekable(path: Path, kept: ExitStack) -> Path:
+    """The path; for a pipe that the user chose, that of a nameless copy: a file is read twice, to
+    find out what it is. Raises CaptureError.
+    """
+    from sonde.input_files import is_stream
+    from sonde.limits import Budget
+    from sonde.readers.text import opened
+
+    try:
+        if not is_stream(path):
+            return path
+    except OSError:  # no such descriptor: who opens it reports that
+        return path
+    copy = kept.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`kept` closes it)
+    budget = Budget(str(path), 1)
+    with opened(path) as pipe:
+        while piece := pipe.read(1 << 20):
+            budget.hold(len(piece))
+            copy.write(piece)
+    copy.flush()
+    return Path(f"/proc/self/fd/{copy.fileno()}")
 
 
 def _open(path: Path) -> Timeline:
@@ -36,7 +63,7 @@ def _open(path: Path) -> Timeline:
     from sonde.readers.text import opened
 
     with opened(path) as file:
-        head = file.read(_HEAD_BYTES)
+        head = file.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8)
     if head.startswith(b"SONDE"):
         from sonde.query.capture import read
         from sonde.query.timeline import of_capture

@@ -11,6 +11,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
+from sonde import procfs
+from sonde.cli import left_alone
 from sonde.errors import UsageError
 from sonde.export.layout import size
 
@@ -31,7 +33,7 @@ the time that passed, from the runs that were timed: an estimate.
 """
 BUDGET: Final = 0.01
 CLEAR: Final = "\033[H\033[J"
-SPARE_LINES: Final = 4
+SPARE_LINES: Final = 5
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,6 +66,17 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Look and print until told to stop."""
+    from sonde.cli.at_once import EndsAtOnce
+
+    try:
+        with EndsAtOnce():
+            return _run(args)
+    except KeyboardInterrupt:
+        return 0  # how it is meant to end
+
+
+def _run(args: argparse.Namespace) -> int:
+    procfs.BROKER.warm_up()
     from sonde.agent.top import Top
 
     top = Top(args.pid, BUDGET)
@@ -76,8 +89,6 @@ def run(args: argparse.Namespace) -> int:
             _show(top, args)
             if args.once:
                 return 0
-    except KeyboardInterrupt:
-        return 0  # how it is meant to end
     finally:
         top.close()
 
@@ -85,16 +96,17 @@ def run(args: argparse.Namespace) -> int:
 def _show(top: Top, args: argparse.Namespace) -> None:
     found = top.look()
     if args.json:
-        print(json.dumps({"processes": [asdict(one) for one in found]}), flush=True)
+        said = {"processes": [asdict(one) for one in found], "left_out": left_alone.counts()}
+        print(json.dumps(said), flush=True)
         return
     columns, rows = shutil.get_terminal_size((100, 40))
     lines = args.lines or max(1, rows - SPARE_LINES)
-    screen = table(found, lines, columns)
+    screen = table(found, lines, columns, left_alone.line())
     print((CLEAR if sys.stdout.isatty() and not args.once else "") + screen, flush=True)
 
 
-def table(found: Sequence[Usage], lines: int, width: int) -> str:
-    """The busiest processes, and what they sum up to."""
+def table(found: Sequence[Usage], lines: int, width: int, note: str = "") -> str:
+    """The busiest processes, what they sum up to, and a line for what is missing."""
     devices = [one.device for one in found if one.device is not None]
     cpus = sum(one.cpu for one in found)
     text = [
@@ -115,4 +127,6 @@ def table(found: Sequence[Usage], lines: int, width: int) -> str:
             f"{one.pid:>8} {one.user[:10]:<10} {one.cpu * 100:7.1f} {memory:>9} "
             f"{on_device}  {one.name}"
         )
+    if note:
+        text.append(note)
     return "\n".join(line[:width] for line in text)

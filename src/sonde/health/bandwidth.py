@@ -14,6 +14,7 @@ import sys
 import time
 from itertools import pairwise
 
+from sonde import interpreter, system_libraries
 from sonde.errors import HostError, UsageError
 from sonde.health.facts import Facts, is_part
 
@@ -37,9 +38,9 @@ def measure(facts: Facts) -> dict[str, float]:
             )
     if not wanted:
         return {}
-    command = [sys.executable, "-m", "sonde.health.bandwidth", *(d.uuid for d in wanted)]
+    command = interpreter.command("sonde.health.bandwidth", *(d.uuid for d in wanted))
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+        done = interpreter.run(command, DEADLINE_S)
     except subprocess.TimeoutExpired as error:
         raise HostError("copies to the device hang", "Look for XIDs with dmesg.") from error
     if done.returncode:
@@ -53,7 +54,7 @@ def measure(facts: Facts) -> dict[str, float]:
 
 class _Cuda:
     def __init__(self) -> None:
-        self._library = ctypes.CDLL(LIBRARY)
+        self._library = system_libraries.load(LIBRARY)
         self("cuInit", 0)
 
     def __call__(self, name: str, *arguments: object) -> None:

@@ -51,7 +51,7 @@ def with_files(
         on_the_bus=_on_the_bus(root),
         module_version=_module_version(root),
         installed=_installed(root),
-        xids=_xids(_read(kernel_log).splitlines()) if kernel_log else _LOG.xids(),
+        xids=_xids(_read(kernel_log).split("\n")) if kernel_log else _LOG.xids(),
         ports=_ports(root),
     )
     facts.memory_corrected, facts.memory_uncorrected = _edac(root)

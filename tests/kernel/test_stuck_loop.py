@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A main loop that really hangs: in a read of /proc that never ends. The page says so, and two
+signals end the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from fuse_tenants import tenant
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes a device and acts as other users")
+
+STUCK = """
+import sys
+from sonde.agent import listening, outlets, top
+outlets.STUCK_S = 2.0
+
+def hang(*_):
+    if len(sys.argv) > 2:
+        open("/proc/%s/stat" % sys.argv[1]).read()
+
+for name in ("hear", "_look"):
+    setattr(listening.Listening, name, hang)
+top.Top.look = hang
+from sonde.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def _started(kid: int, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", STUCK, str(kid), *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd="/tmp"
+    )
+
+
+def _end(process: subprocess.Popen[str], *numbers: int) -> int | None:
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.3)
+    try:
+        return process.wait(2)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def test_the_page_of_an_agent_whose_loop_hangs_says_so() -> None:
+    with tenant("exec") as hostile:
+        agent = _started(hostile.kid, "agent", "--prometheus", "127.0.0.1:0", "--no-device")
+        try:
+            assert agent.stderr is not None
+            url = agent.stderr.readline().split()[-1]
+            until_s = time.monotonic() + 30
+            said = None
+            while said is None and time.monotonic() < until_s:
+                try:
+                    with urllib.request.urlopen(url, timeout=5) as page:
+                        text = page.read().decode()
+                        assert "sonde_agent_loop_age_seconds" in text
+                except urllib.error.HTTPError as error:
+                    said = error.code, error.read().decode()
+                time.sleep(0.5)
+            assert said is not None
+            assert said[0] == 503
+            assert "main loop is stuck" in said[1]
+            assert said[1].count("\n") == 1
+            assert _end(agent, signal.SIGTERM) is None, "it hangs"
+            assert _end(agent, signal.SIGTERM) == 128 + signal.SIGTERM
+        finally:
+            agent.kill()
+            agent.wait()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "command"),
+    [
+        ((signal.SIGINT, signal.SIGINT), ["record", "-o", "/dev/null", "-f", "--no-device"]),
+        ((signal.SIGINT, signal.SIGTERM), ["record", "-o", "/dev/null", "-f", "--no-device"]),
+        ((signal.SIGINT, signal.SIGINT), ["top"]),
+    ],
+)
+def test_a_second_signal_ends_what_hangs(numbers: list[int], command: list[str]) -> None:
+    with tenant("exec") as hostile:
+        process = _started(hostile.kid, *command)
+        try:
+            time.sleep(6)
+            assert process.poll() is None
+            assert _end(process, numbers[0]) is None, "it hangs"
+            assert _end(process, numbers[1]) == 128 + numbers[1]
+            assert process.stderr is not None
+            assert "ended at once" in process.stderr.read()
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_the_first_signal_ends_what_does_not_hang() -> None:
+    for command in (["top"], ["record", "-o", "/dev/null", "-f", "--no-device"]):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sonde", *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(4)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 0
