@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench stacks bundle clean distclean
+.PHONY: help setup demo test check bench stacks fuzz mutants bundle clean distclean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,6 +33,16 @@ stacks:  ## share of whole stacks, beside perf, py-spy and OpenTelemetry's profi
 	@$(PY) -m bench.stacks
 	@$(PY) -m bench.stacks.truth
 	@$(PY) -m bench.stacks.limits
+
+SECONDS ?= 30
+fuzz:  ## fuzz every reader of what others wrote, each for SECONDS (30)
+	@scripts/setup build fuzz
+	@$(PY) -m fuzz --seconds $(SECONDS)
+
+MINUTES ?= 60
+mutants:  ## change the code at random places, see whether a test fails; goes on for MINUTES (60)
+	@scripts/setup build demo test mutation
+	@nice $(PY) -m bench.mutation --minutes $(MINUTES)
 
 bundle:  ## wheel and dependencies for a host without a network, in dist/bundle
 	@scripts/setup build

@@ -15,7 +15,7 @@ from sonde.collect.inject_memory import InjectMemory
 
 PROGRAMS = Path(__file__).parent / "programs/inject"
 REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:1000"
-NAMES = ("launches", "contexts", "traced")
+NAMES = ("launches", "contexts", "traced", "cancel")
 
 
 def build(where, *flags):
