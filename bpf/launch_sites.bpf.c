@@ -15,7 +15,7 @@
 #include "host_types.h"
 #include "share.h"
 
-SWAPPED_ROWS(launch_sites, struct launch_site_key, struct launch_site_value, 8192)
+SWAPPED_ROWS(launch_sites, struct launch_site_key, struct launch_site_value, 32768)
 
 enum shared_by { BY_PROCESS, BY_PARTY };
 

@@ -33,13 +33,17 @@ def hostile(request: pytest.FixtureRequest) -> Iterator[Tenant]:
 
 @pytest.fixture
 def broker() -> Iterator[procfs.Broker]:
-    """That of this process, as new."""
-    procfs.BROKER._hung.clear()
-    procfs.BROKER._patience.clear()
+    """That of this process, as new; as new afterwards, too: agents in this process count its losses."""
+    _forget_all(procfs.BROKER)
     yield procfs.BROKER
     procfs.BROKER.close()
-    procfs.BROKER._hung.clear()
-    procfs.BROKER._patience.clear()
+    _forget_all(procfs.BROKER)
+
+
+def _forget_all(broker: procfs.Broker) -> None:
+    broker._hung.clear()
+    broker._patience.clear()
+    broker.processes_hung = broker.files_hung = 0
 
 
 def _sonde(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections import Counter
@@ -83,6 +84,17 @@ def test_launches_that_one_user_makes_up_leave_others_their_stacks(hostile: int)
     posed = sum(found[caller.pid] for caller in callers)
     assert posed <= rows // OF_ONE_PARTY * windows
     assert sites.losses()["share"] == 20_000 * hostile - posed
+
+
+def test_the_rows_of_launches_are_as_many_as_their_shares_are_parts_of():
+    sites = LaunchSites(Kernel(None))
+    sizes = [
+        int(re.search(r"max_entries:\t(\d+)", entry.read_text())[1])
+        for entry in Path("/proc/self/fdinfo").iterdir()
+        if entry.exists() and "map_type:\t1\nkey_size:\t24\nvalue_size:\t8\n" in entry.read_text()
+    ]
+    assert sizes.count(by_cpus(ROWS)) == 2  # one is filled while the other is read
+    del sites
 
 
 @pytest.fixture
