@@ -25,7 +25,15 @@ def pytest_configure() -> None:
     compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 
+OBSERVES_THE_MACHINE = ("kernel", "integration")
+"""Folders of tests that observe the whole machine by its clock. What others do on it at that moment
+is in the result, so one that fails is run again; the summary names each (RERUN)."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name in OBSERVES_THE_MACHINE:
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     if os.geteuid() == 0 and Path("/sys/kernel/btf/vmlinux").exists():
         return
     reason = "needs root and a kernel with BTF"
