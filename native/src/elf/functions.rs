@@ -17,6 +17,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const MAX_NAME_BYTES: usize = 4096;
 /// More than the largest programs have; the rest of a larger table is not looked at.
 const MAX_STRINGS_BYTES: u64 = 1 << 28;
+/// The same in strings: a hole in a file is nothing but ends of empty ones.
+const MAX_STRINGS: usize = 1 << 23;
 
 /// Linkers write a name once or, in other names, a few times.
 const MAX_PLACES: usize = 1 << 16;
@@ -87,7 +89,8 @@ fn wanted_offsets(
     let mut buffer = vec![0; MAX_NAME_BYTES + PIECE_BYTES.min(size as usize)];
     // The end of the piece before stands before each piece, for names that span both.
     let mut at = 0;
-    while at < size {
+    let mut left = MAX_STRINGS;
+    while at < size && left > 0 {
         let want = PIECE_BYTES.min((size - at) as usize);
         let piece = &mut buffer[MAX_NAME_BYTES..MAX_NAME_BYTES + want];
         let read = file.read_some(piece, strings.offset.saturating_add(at))?;
@@ -96,7 +99,8 @@ fn wanted_offsets(
         }
         let end = MAX_NAME_BYTES + read;
         // A name ends with its string, or where a version follows: name@VERSION, name@@VERSION.
-        for stop in memchr2_iter(0, b'@', &buffer[MAX_NAME_BYTES..end]) {
+        for stop in memchr2_iter(0, b'@', &buffer[MAX_NAME_BYTES..end]).take(left) {
+            left -= 1;
             let text = &buffer[stop..MAX_NAME_BYTES + stop];
             if text.last() == Some(&0) {
                 continue;
