@@ -65,3 +65,10 @@ def test_of_two_users_files_that_claim_one_build_id_neither_is_believed(seen, fi
     assert seen.find(BUILD_ID) is None
     note(seen, first)
     assert seen.find(BUILD_ID) is None
+
+
+def test_nobody_else_can_list_whose_program_lies_where(seen, file_of, tmp_path):
+    folder = tmp_path / "links"
+    folder.mkdir(mode=0o755)  # as an earlier version made it
+    note(seen, file_of(65534, "program"))
+    assert folder.stat().st_mode & 0o777 == 0o711

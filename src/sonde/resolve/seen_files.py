@@ -18,6 +18,9 @@ from sonde.ownership import only_ours
 
 MAX_FILES: Final = 8_192
 """Links kept; the oldest go first."""
+FOLDER_MODE: Final = 0o711
+"""Who knows a build id, from a capture of theirs, finds its file; nobody else can list whose program
+lies where."""
 _BUILD_ID: Final = re.compile(r"[0-9a-f]{8,64}\Z")
 _DISPUTED: Final = "/dev/null"
 """Root's, and no file: what a link leads to where two users' files claim one build id."""
@@ -104,6 +107,7 @@ class SeenFiles:
                 return
         if not self._is_ready:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.chmod(FOLDER_MODE)
             self._shrink()
             self._is_ready = True
         part = self._folder / f"{build_id}.{os.getpid()}"

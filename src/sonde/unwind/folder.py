@@ -43,8 +43,12 @@ def _make(folder: Path) -> bool:
     """Make a folder, unless somebody else could have it made elsewhere. Raises OSError."""
     if not is_private(next(it for it in (folder, *folder.parents) if it.exists())):
         return False
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    return is_private(folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not is_private(folder):
+        return False
+    with suppress(PermissionError):  # root's, and we are not
+        folder.chmod(0o700)  # names are build ids, by which resolve.seen_files knows a path
+    return True
 
 
 def _candidates() -> Iterator[Path]:
