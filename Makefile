@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench stacks fuzz mutants bundle clean distclean
+.PHONY: help setup demo test check docs bench stacks fuzz mutants bundle clean distclean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,11 @@ test:  ## the whole test suite (root: kernel tests too)
 check:  ## lint, types, format, room rules
 	@scripts/setup build check
 	@scripts/check
+
+docs:  ## the site in build/site, manual pages in build/man, completions in build/completions
+	@scripts/setup build docs
+	@$(PY) scripts/cli_docs.py --into build
+	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build -q
 
 bench:  ## overhead and accuracy, beside perf and py-spy
 	@scripts/setup build demo bench
