@@ -7,13 +7,16 @@ Later sources win: the file (SONDE_CONFIG, else /etc/sonde/config.toml), the env
 
 from __future__ import annotations
 
+import functools
 import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from sonde.errors import CaptureError, UsageError
 from sonde.input_files import open_input
@@ -156,7 +159,7 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
         raise UsageError(
             f"cannot read the configuration {path}: {error}", "mend or remove it"
         ) from error
-    return {name: _coerced(name, value, f"{path}") for name, value in table.items()}
+    return {name: _of_file(name, value, path) for name, value in table.items()}
 
 
 def _trusted_writers(environ: Mapping[str, str]) -> set[int]:
@@ -170,7 +173,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for field in fields(Config):
         text = environ.get(f"SONDE_{field.name.upper()}")
         if text is not None:
-            found[field.name] = _coerced(field.name, text, f"SONDE_{field.name.upper()}")
+            found[field.name] = _of_environment(field.name, text)
     return found
 
 
@@ -178,25 +181,46 @@ _SWITCH = {"1": True, "true": True, "yes": True, "on": True}
 _SWITCH |= {"0": False, "false": False, "no": False, "off": False}
 
 
-def _coerced(name: str, value: Any, source: str) -> Any:
-    """`value` as the type of the field `name`; unknown names pass (and are refused later)."""
-    defaults = {field.name: field.default for field in fields(Config)}
-    default = defaults.get(name)
+def _of_file(name: str, value: object, path: Path) -> object:
+    """A value of the file, which must be of the setting's own type: 99.7 is no rate in whole Hz."""
     try:
-        if name == "pids":
-            parts = value.split(",") if isinstance(value, str) else value
-            return frozenset(int(part) for part in parts)
-        if isinstance(default, tuple):
-            parts = value.split(",") if isinstance(value, str) else value
-            return tuple(str(part).strip() for part in parts)
-        if isinstance(default, bool):
-            return _SWITCH[str(value).lower()]
-        if isinstance(default, int):
-            return int(value)
-        if isinstance(default, float):
-            return float(value)
-    except (KeyError, TypeError, ValueError) as error:
+        return _converted(name, value, strict=True)
+    except msgspec.ValidationError as error:
         raise UsageError(
-            f"{source} sets {name} to {value!r}", "give it a value of its kind"
+            f"{path} sets {name} to {value!r}: {error}", "give it a value of its type"
         ) from error
-    return value
+
+
+def _of_environment(name: str, text: str) -> object:
+    """A value of the environment, where all is text: lists are parted by commas, switches words."""
+    annotation = _types()[name]
+    try:
+        if annotation is bool:
+            return _SWITCH[text.lower()]
+        is_text = annotation is str
+        value = text if is_text or annotation in (int, float) else _parts(text)
+        return _converted(name, value, strict=False)
+    except (KeyError, msgspec.ValidationError) as error:
+        raise UsageError(
+            f"SONDE_{name.upper()} sets {name} to {text!r}", "give it a value of its type"
+        ) from error
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def _converted(name: str, value: object, *, strict: bool) -> object:
+    """`value` as the type of the field `name`. An unknown name passes: `load` refuses it.
+
+    Raises msgspec.ValidationError.
+    """
+    annotation = _types().get(name)
+    if annotation is None:
+        return value
+    return msgspec.convert(value, annotation, strict=strict)
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(Config)

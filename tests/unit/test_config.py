@@ -79,6 +79,11 @@ def test_values_out_of_range_are_refused_by_name(file, name, value):
         ("pids = 5", "pids"),
         ("hz = ", "config.toml"),
         ("hz = [1]", "hz"),
+        ("hz = 99.7", "hz"),
+        ("hz = true", "hz"),
+        ("prometheus = 9400", "prometheus"),
+        ("device_time_allow = 'user:me'", "device_time_allow"),
+        ("off_cpu = 1", "off_cpu"),
     ],
 )
 def test_a_bad_file_is_refused_with_what_is_bad(file, text, named):

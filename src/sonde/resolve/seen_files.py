@@ -19,8 +19,7 @@ from sonde.ownership import only_ours
 MAX_FILES: Final = 8_192
 """Links kept; the oldest go first."""
 FOLDER_MODE: Final = 0o711
-"""Who knows a build id, from a capture of theirs, finds its file; nobody else can list whose program
-lies where."""
+"""A user who knows a build id, from their own capture, finds its file; only root can list them."""
 _BUILD_ID: Final = re.compile(r"[0-9a-f]{8,64}\Z")
 _DISPUTED: Final = "/dev/null"
 """Root's, and no file: what a link leads to where two users' files claim one build id."""
