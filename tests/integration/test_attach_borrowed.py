@@ -441,7 +441,10 @@ def test_a_thread_that_was_let_go_is_seen_home_too(begin: Begin, bin_: Path, how
     assert say_and_hear(it) == WHOLE
 
 
-def test_the_guardian_leaves_alone_a_thread_that_is_home(begin: Begin, bin_: Path) -> None:
+@pytest.mark.parametrize("where", ["b", "B"], ids=["below", "far below"])
+def test_the_guardian_leaves_alone_a_thread_that_is_home(
+    begin: Begin, bin_: Path, where: str
+) -> None:
     """Which waits for the loader's lock for a reason of its own, from below where its frame lay."""
     it, tracer = begin()
     inside(it, tracer)
@@ -451,7 +454,7 @@ def test_the_guardian_leaves_alone_a_thread_that_is_home(begin: Begin, bin_: Pat
     wait_for(lambda: it.call_of(it.tid) == str(RECVFROM), "the thread's return")
     it.tell(f"a {bin_ / 'holding.so'}")
     assert it.hear() == "constructor"
-    it.tell(f"b {bin_ / 'other.so'}")
+    it.tell(f"{where} {bin_ / 'other.so'}")
     wait_for(lambda: it.call_of(it.tid) == str(FUTEX), "the loader's lock")
     tracer.signal_guardian(signal.SIGCONT)
     wait_for(tracer.guardian_is_gone, "the guardian's end")

@@ -18,7 +18,8 @@
 //   l   that constructor: take the lock of open files for a moment, then return
 //   r   that constructor: return
 //   s   the thread: end its wait, and say what became of it
-//   b   the thread: end its wait, call dlopen() from far below on its stack, then wait as before
+//   b   the thread: end its wait, call dlopen() from below on its stack, then wait as before
+//   B   the same from further below than a load reaches, with every signal blocked
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -198,12 +199,21 @@ static long wait_once(char *to, int *spoilt)
 	return r;
 }
 
-__attribute__((noinline)) static void load_from_below(void)
+__attribute__((noinline)) static void load_from_below(size_t depth)
 {
-	volatile char far[128 * 1024];
+	volatile char *far = __builtin_alloca(depth);
 	far[0] = 1;
 	say(dlopen(deep, RTLD_NOW) ? "loaded below\n" : "not loaded below\n");
-	far[sizeof far - 1] = far[0];
+	far[depth - 1] = far[0];
+}
+
+// With every signal blocked, as in the load.
+static void load_from_far_below(void)
+{
+	uint64_t all = UINT64_MAX, before;
+	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &all, &before, sizeof all);
+	load_from_below(512 * 1024);
+	syscall(SYS_rt_sigprocmask, SIG_SETMASK, &before, NULL, sizeof before);
 }
 
 static void *waits(void *arg)
@@ -221,8 +231,8 @@ static void *waits(void *arg)
 		char said[2] = {0};
 		int spoilt = 0;
 		long result = wait_once(said, &spoilt);
-		if (said[0] == 'b') {
-			load_from_below();
+		if (said[0] == 'b' || said[0] == 'B') {
+			said[0] == 'b' ? load_from_below(128 * 1024) : load_from_far_below();
 			continue;
 		}
 		sigaltstack(NULL, &now);
@@ -237,7 +247,8 @@ static void *flips(void *arg)
 	const struct timespec brief = {0, 20000};
 	*(atomic_int *)arg = gettid();
 	for (;;) {
-		syscall(SYS_nanosleep, &brief, NULL);
+		// As many arguments as the futex has, so that the stack pointer is the same.
+		syscall(SYS_nanosleep, &brief, NULL, 0, 0, 0, 0);
 		in_futex = 1;
 		syscall(SYS_futex, &word, FUTEX_WAIT, 0, &brief, NULL, 0);
 		in_futex = 0;
@@ -298,6 +309,7 @@ int main(int argc, char **argv)
 			send_to(holder_fd[1], line, 1);
 			break;
 		case 'b':
+		case 'B':
 			strcpy(deep, line + 2);
 			send_to(wait_fd[1], line, 1);
 			break;
