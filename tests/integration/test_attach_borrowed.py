@@ -229,15 +229,20 @@ Begin = Callable[..., tuple[Borrowed, Tracer]]
 HOOK = {"dlopen": "hook"}
 
 
+def run_first(tid: int, priority: int) -> None:
+    """Before all that have none; in order of it among those that have one."""
+    try:
+        os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(priority))
+    except PermissionError:
+        pytest.skip("may not decide who runs first")
+
+
 def on_one_cpu(it: Borrowed, tracer: Tracer) -> None:
     """The thread runs only where the tracer waits: it is always late for one that waits no time."""
     cpu = min(os.sched_getaffinity(0))
-    os.sched_setaffinity(it.tid, {cpu})
-    os.sched_setaffinity(tracer.process.pid, {cpu})
-    try:
-        os.sched_setscheduler(tracer.process.pid, os.SCHED_FIFO, os.sched_param(1))
-    except PermissionError:
-        pytest.skip("may not decide who runs first")
+    for tid, priority in ((it.tid, 1), (tracer.process.pid, 2)):
+        os.sched_setaffinity(tid, {cpu})
+        run_first(tid, priority)
 
 
 def die(tracer: Tracer) -> None:
@@ -332,6 +337,41 @@ def test_a_thread_that_took_the_fork_guard_late_gives_it_back(begin: Begin, bin_
     assert it.hear() == "constructor"
     it.tell("l")
     assert it.hear() == "loaded", "the lock of open files is free"
+
+
+SPINS = """
+import time
+print("here", flush=True)
+input()
+until = time.monotonic() + 0.4
+while time.monotonic() < until:
+    pass
+"""
+
+
+def test_a_thread_that_stops_late_is_let_go_and_borrowed_again(begin: Begin) -> None:
+    """Its CPU is somebody else's, for longer than its stop is waited for."""
+    it, tracer = begin(dlopen="mark")
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("one CPU")
+    os.sched_setaffinity(it.tid, {cpus[0]})
+    os.sched_setaffinity(tracer.process.pid, {cpus[1]})
+    run_first(tracer.process.pid, 1)
+    spins = Conversation(sys.executable, "-c", SPINS)
+    try:
+        assert spins.hear() == "here"
+        os.sched_setaffinity(spins.process.pid, {cpus[0]})
+        run_first(spins.process.pid, 1)
+        spins.tell("")
+        late = tracer.ask(f"load({RECVFROM}, 60)")
+        assert spins.process.wait(PATIENCE_S) == 0
+    finally:
+        spins.kill()
+
+    assert late == ["passed-over", "it did not stop", "borrow", True]
+    wait_for(lambda: tracer.ask(f"load({RECVFROM}, 60)")[0] == "done", "a load")
+    assert say_and_hear(it) == WHOLE
 
 
 def test_a_thread_whose_call_would_answer_a_part_is_not_borrowed(begin: Begin) -> None:

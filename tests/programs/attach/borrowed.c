@@ -38,7 +38,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int wait_fd[2], hook_fd[2], holder_fd[2];
+static int wait_fd[2], hook_fd[2], holder_fd[2], told;
 static const char *mode;
 static atomic_uint word, marked, in_futex, borrowed_in_futex;
 static char holding[4096], deep[4096];
@@ -260,7 +260,7 @@ static void *flips(void *arg)
 static int read_line(char *to, size_t most)
 {
 	size_t length = 0;
-	while (length < most - 1 && read(0, to + length, 1) == 1 && to[length] != '\n')
+	while (length < most - 1 && read(told, to + length, 1) == 1 && to[length] != '\n')
 		length++;
 	to[length] = 0;
 	return length > 0;
@@ -281,6 +281,8 @@ int main(int argc, char **argv)
 	*(void **)&list_lock = dlsym(RTLD_DEFAULT, "_IO_list_lock");
 	if (socketpair(AF_UNIX, SOCK_STREAM, 0, wait_fd) || pipe(hook_fd) || pipe(holder_fd))
 		return 1;
+	told = dup(0);
+	close(0); // so that a memfd is number 0, which is as good as any
 	if (!strcmp(mode, "partial"))
 		send_to(wait_fd[1], "s", 1);
 	pthread_create(&thread, NULL, holder, NULL);
