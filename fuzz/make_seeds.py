@@ -150,6 +150,49 @@ def of_go(folder: Path) -> None:
     save("go", "runtime", b"".join(parts) + part(b"\0") + bytes(frames))
 
 
+MODULE_BASE = 0x2000_0000_0C00
+"""Where fuzz_targets/modules.rs has its module."""
+
+
+def module(table: str) -> bytes:
+    """A loaded module: program headers, then dynamic section, symbols, names, a hash table of the
+    kind `table`, an import that is not bound, and words that lead to a device library."""
+    names = b"\0f\0cuA\0"
+    symbols = bytes(24)
+    symbols += struct.pack("<IBBHQQ", 1, 0x12, 0, 5, 0x40, 16)  # f, defined
+    symbols += struct.pack("<IBBHQQ", 3, 0x12, 0, 0, 0, 0)  # cuA, imported
+    hashed = 5381 * 33 + ord("f") & 0xFFFFFFFF
+    tables = {
+        # Buckets, first symbol, words of a filter, shift; filter; bucket; chain, ended by a bit.
+        "gnu": struct.pack("<4IQII", 1, 1, 1, 0, 0, 1, hashed | 1),
+        "sysv": struct.pack("<2I2I3I", 1, 3, 1, 0, 0, 0, 0),
+    }
+    at, parts = 0x100, {}
+    slot = 0x200
+    plt = struct.pack("<QQq", slot, 2 << 32 | 7, 0)  # JUMP_SLOT of symbol 2
+    for name, raw in (("sym", symbols), ("str", names), ("hash", tables[table]), ("plt", plt)):
+        parts[name] = (at, raw)
+        at += len(raw) + 7 & ~7
+    tag = 0x6FFFFEF5 if table == "gnu" else 4
+    dynamic = ((5, "str"), (6, "sym"), (tag, "hash"), (23, "plt"))
+    entries = b"".join(struct.pack("<QQ", number, parts[name][0]) for number, name in dynamic)
+    entries += struct.pack("<QQQQ", 2, len(plt), 0, 0)
+    memory = bytearray(0x440)
+    memory[: len(entries)] = entries
+    for start, raw in parts.values():
+        memory[start : start + len(raw)] = raw
+    unbound, real = MODULE_BASE + 0x80, 0x3000_0000_1000
+    struct.pack_into("<QQQ", memory, slot, unbound, real, real + 0x1000)
+    struct.pack_into("<Q", memory, 0x400, real)
+    headers = (
+        struct.pack("<BBHHxx", 0, 5, 0, slot),
+        struct.pack("<BBHHxx", 0, 6, slot, 0x240),
+        struct.pack("<BBHHxx", 1, 6, 0, len(entries)),
+        struct.pack("<BBHHxx", 2, 4, 0x400, 0x40),
+    )
+    return bytes([len(headers)]) + b"".join(headers) + bytes(memory)
+
+
 def main() -> None:
     """Write all of them."""
     shutil.rmtree(SEEDS, ignore_errors=True)
@@ -158,6 +201,8 @@ def main() -> None:
         of_go(Path(folder))
     for number, name in enumerate(NAMES):
         save("names", str(number), name.encode())
+    for table in ("gnu", "sysv"):
+        save("modules", table, module(table))
     for number, text in enumerate(PERF_MAP):
         save("perf_map", str(number), text)
     save(

@@ -19,7 +19,7 @@ TIMEOUT_S: Final = 5
 RSS_MB: Final = 512
 _NATIVE: Final = (
     *("elf", "eh_frame", "go", "cpython", "prologue", "unwind_table", "perf_map", "lines"),
-    "names",
+    *("names", "modules"),
 )
 _PYTHON: Final = (
     *("ring", "python_code", "chunks", "questions", "kineto", "perf_script", "otlp_profiles"),

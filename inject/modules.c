@@ -25,6 +25,44 @@ const char *base_name(const char *path)
 	return slash ? slash + 1 : path;
 }
 
+// How many bytes there are from here to the end of a segment of the module with these rights. What its
+// tables say is the module's own word: one that was packed or stripped by force may say anything, and the
+// dynamic linker looks at few of them.
+static size_t bytes_at(const struct dl_phdr_info *i, const void *at, uint32_t rights)
+{
+	uintptr_t address = (uintptr_t)at - i->dlpi_addr;
+	for (int k = 0; k < i->dlpi_phnum; k++) {
+		const ElfW(Phdr) *p = &i->dlpi_phdr[k];
+		uintptr_t offset = address - p->p_vaddr;
+		if (p->p_type == PT_LOAD && (p->p_flags & rights) == rights && offset < p->p_memsz)
+			return p->p_memsz - offset;
+	}
+	return 0;
+}
+
+bool module_holds(const struct dl_phdr_info *i, const void *at, size_t bytes, uint32_t rights)
+{
+	return bytes_at(i, at, rights) >= bytes;
+}
+
+static bool holds(const struct dl_phdr_info *i, const void *at, size_t bytes)
+{
+	return module_holds(i, at, bytes, PF_R);
+}
+
+static const ElfW(Sym) * symbol(const struct dl_phdr_info *i, const struct dynamic *d, uint32_t n)
+{
+	const ElfW(Sym) *s = (void *)((uintptr_t)d->symbols + n * sizeof *s);
+	return holds(i, s, sizeof *s) ? s : NULL;
+}
+
+const char *symbol_name(const struct dl_phdr_info *i, const struct dynamic *d, uint32_t n)
+{
+	const ElfW(Sym) *s = symbol(i, d, n);
+	const char *name = s ? (void *)((uintptr_t)d->strings + s->st_name) : NULL;
+	return name && memchr(name, 0, bytes_at(i, name, PF_R)) ? name : NULL;
+}
+
 bool read_dynamic(const struct dl_phdr_info *i, struct dynamic *to)
 {
 	const ElfW(Dyn) *d = NULL;
@@ -32,7 +70,7 @@ bool read_dynamic(const struct dl_phdr_info *i, struct dynamic *to)
 	for (int k = 0; k < i->dlpi_phnum; k++)
 		if (i->dlpi_phdr[k].p_type == PT_DYNAMIC)
 			d = (void *)(i->dlpi_addr + i->dlpi_phdr[k].p_vaddr);
-	for (; d && d->d_tag; d++) {
+	for (; holds(i, d, sizeof *d) && d->d_tag; d++) {
 		// The dynamic linker has made these addresses absolute, but for the vdso's.
 		const void *at = (const void *)d->d_un.d_ptr;
 		switch (d->d_tag) {
@@ -68,44 +106,59 @@ bool read_dynamic(const struct dl_phdr_info *i, struct dynamic *to)
 static void *symbol_at(const struct dl_phdr_info *i, const struct dynamic *d, uint32_t n,
 		       const char *name)
 {
-	const ElfW(Sym) *s = &d->symbols[n];
-	if (s->st_shndx == SHN_UNDEF || ELF64_ST_TYPE(s->st_info) != STT_FUNC ||
-	    strcmp(d->strings + s->st_name, name))
+	const ElfW(Sym) *s = symbol(i, d, n);
+	const char *here = symbol_name(i, d, n);
+	if (!here || s->st_shndx == SHN_UNDEF || ELF64_ST_TYPE(s->st_info) != STT_FUNC ||
+	    strcmp(here, name))
 		return NULL;
 	return (void *)(i->dlpi_addr + s->st_value);
+}
+
+// A word of a hash table; false: the module has none there.
+static bool read_hash(const struct dl_phdr_info *i, const uint32_t *table, uint64_t index,
+		      uint32_t *to)
+{
+	const uint32_t *at = (void *)((uintptr_t)table + index * sizeof *at);
+	if (!holds(i, at, sizeof *at))
+		return false;
+	*to = *at;
+	return true;
 }
 
 static void *find_by_gnu_hash(const struct dl_phdr_info *i, const struct dynamic *d,
 			      const char *name)
 {
-	uint32_t h = 5381;
+	uint32_t h = 5381, buckets, first, words, n, here;
 	for (const char *c = name; *c; c++)
 		h = h * 33 + (uint8_t)*c;
-	uint32_t buckets = d->gnu_hash[0], first = d->gnu_hash[1], words = d->gnu_hash[2];
-	const uint32_t *bucket = d->gnu_hash + 4 + words * (sizeof(ElfW(Addr)) / 4);
-	const uint32_t *chain = bucket + buckets;
-	uint32_t n = buckets ? bucket[h % buckets] : 0;
-	if (n < first)
+	if (!read_hash(i, d->gnu_hash, 0, &buckets) || !read_hash(i, d->gnu_hash, 1, &first) ||
+	    !read_hash(i, d->gnu_hash, 2, &words) || !buckets)
 		return NULL;
-	for (;; n++) {
-		uint32_t here = chain[n - first];
+	uint64_t bucket = 4 + words * (sizeof(ElfW(Addr)) / 4), chain = bucket + buckets;
+	if (!read_hash(i, d->gnu_hash, bucket + h % buckets, &n) || n < first)
+		return NULL;
+	for (; read_hash(i, d->gnu_hash, chain + (n - first), &here); n++) {
 		void *found;
 		if ((here | 1) == (h | 1) && (found = symbol_at(i, d, n, name)))
 			return found;
 		if (here & 1)
 			return NULL;
 	}
+	return NULL;
 }
 
 static void *find_symbol(const struct dl_phdr_info *i, const char *name)
 {
 	struct dynamic d;
 	void *found = NULL;
+	uint32_t count;
 	if (!read_dynamic(i, &d))
 		return NULL;
 	if (d.gnu_hash)
 		return find_by_gnu_hash(i, &d, name);
-	for (uint32_t n = 0; d.hash && n < d.hash[1] && !found; n++)
+	if (!d.hash || !read_hash(i, d.hash, 1, &count))
+		return NULL;
+	for (uint32_t n = 0; n < count && symbol(i, &d, n) && !found; n++)
 		found = symbol_at(i, &d, n, name);
 	return found;
 }

@@ -19,6 +19,10 @@ struct dynamic {
 	size_t plt_count, rela_count;
 };
 bool read_dynamic(const struct dl_phdr_info *i, struct dynamic *to);
+/* Whether all of these bytes lie in a segment of the module with these rights (PF_…). */
+bool module_holds(const struct dl_phdr_info *i, const void *at, size_t bytes, uint32_t rights);
+/* Of its symbol number `n`; NULL where it has none. */
+const char *symbol_name(const struct dl_phdr_info *i, const struct dynamic *d, uint32_t n);
 
 #pragma GCC visibility pop
 #endif

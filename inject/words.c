@@ -312,14 +312,17 @@ static void bind_imports(struct dl_phdr_info *i, const struct dynamic *d, struct
 {
 	for (size_t k = 0; k < d->plt_count; k++) {
 		const ElfW(Rela) *r = &d->plt[k];
-		if (ELF64_R_TYPE(r->r_info) != R_X86_64_JUMP_SLOT)
-			continue;
-		const char *name = d->strings + d->symbols[ELF64_R_SYM(r->r_info)].st_name;
+		if (!module_holds(i, r, sizeof *r, PF_R))
+			return;
 		void **word = (void **)(i->dlpi_addr + r->r_offset);
+		if (ELF64_R_TYPE(r->r_info) != R_X86_64_JUMP_SLOT || (uintptr_t)word % 8 ||
+		    !module_holds(i, word, sizeof *word, PF_R | PF_W))
+			continue;
 		uintptr_t value = (uintptr_t)__atomic_load_n(word, __ATOMIC_RELAXED);
 		if (value < low || value >= high) // bound, be it to somebody else's: theirs
 			continue;
-		for (unsigned n = 0; n < c->hooks->count; n++) {
+		const char *name = symbol_name(i, d, ELF64_R_SYM(r->r_info));
+		for (unsigned n = 0; name && n < c->hooks->count; n++) {
 			const struct hook *h = &c->hooks->table[n];
 			if (*h->real && !strcmp(h->name, name)) {
 				store_word(word, (void *)value, h->ours,

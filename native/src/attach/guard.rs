@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A second process that outlives the tracer's violent death. A borrowed thread needs no help to
 //! come back, except where it waits for the loader's lock in a ring of locks: there it is sent on to
-//! the unlock.
+//! the unlock. The same for a thread that was let go in the load.
 use std::io::{Error, Result as IoResult};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +15,12 @@ use super::trace::{Stuck, Thread};
 use super::Landmarks;
 
 pub const LOCK_BOUND: Duration = Duration::from_millis(10);
+/// The signal by which the C library has every thread change its user or group (nptl, SIGSETXID).
+pub const SETXID: u64 = 1 << (33 - 1);
+const NEVER_BLOCKED: u64 = 1 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1);
 const TRIES: usize = 100;
+/// Nothing hurries here, and a busy machine may be late.
+const STOP_BOUND: Duration = Duration::from_secs(1);
 
 /// What the guardian must know; in memory that both processes map.
 pub struct Shared {
@@ -71,6 +76,14 @@ pub fn to_the_unlock(regs: &user_regs_struct, frame: u64, at: &Landmarks) -> use
     r
 }
 
+/// Whether a thread is still in the load: on the stack below its frame, and with every signal
+/// blocked. It may be as far down on its own account when it is home, but then its mask is its own.
+fn is_in_the_load(regs: &user_regs_struct, mask: u64, frame: u64) -> bool {
+    regs.rsp < frame
+        && regs.rsp > frame - STACK_ROOM_BYTES
+        && mask | SETXID | NEVER_BLOCKED == u64::MAX
+}
+
 impl Guardian {
     pub fn start(pid: pid_t, auxv: &[u8], at: &Landmarks) -> IoResult<Self> {
         let mut ends = [0; 2];
@@ -115,17 +128,23 @@ impl Guardian {
         shared.tid.store(tid, Ordering::SeqCst);
     }
 
-    /// No longer needed.
+    /// No longer needed by us. Where it watches over a thread that was let go, it sees that one home
+    /// as if we had been killed.
     pub fn dismiss(&mut self) {
         if self.pipe < 0 {
             return;
         }
-        self.watch(0, 0, 0);
+        // SAFETY: mapped until the end of the process.
+        let watches = unsafe { &*self.shared }.tid.load(Ordering::SeqCst) != 0;
         // SAFETY: our own descriptor and child.
         unsafe {
-            libc::write(self.pipe, c"d".as_ptr().cast(), 1);
+            if !watches {
+                libc::write(self.pipe, c"d".as_ptr().cast(), 1);
+            }
             libc::close(self.pipe);
-            libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+            if !watches {
+                libc::waitpid(self.pid, std::ptr::null_mut(), 0);
+            }
         }
         self.pipe = -1;
     }
@@ -137,8 +156,8 @@ impl Drop for Guardian {
     }
 }
 
-/// Wait for the tracer's end; if it was a violent one, see the thread home. Allocates little, and
-/// nothing that another thread could hold: this process never had a second one.
+/// Wait for the tracer's end; if it was a violent one or it let a thread go, see the thread home.
+/// Allocates little, and nothing that another thread could hold: this process never had a second one.
 fn guard(pipe: i32, shared: &Shared, pid: pid_t, auxv: &[u8], at: &Landmarks) {
     let mut said = 0u8;
     // SAFETY: one byte into `said`.
@@ -153,21 +172,25 @@ fn guard(pipe: i32, shared: &Shared, pid: pid_t, auxv: &[u8], at: &Landmarks) {
         let frame = shared.frame.load(Ordering::SeqCst);
         std::thread::sleep(LOCK_BOUND);
         let thread = Thread { tid, pid };
-        if thread.seize().is_err() {
-            return;
+        match thread.seize() {
+            Ok(()) => {}
+            // The tracer, or the kernel after its end, has not let go of it yet.
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => continue,
+            Err(_) => return,
         }
-        let stopped = thread.to_event_stop(false, Instant::now() + Duration::from_millis(50));
+        let stopped = thread.to_event_stop(false, Instant::now() + STOP_BOUND);
         let mut ours = true;
         if matches!(stopped, Err(Stuck::Exec | Stuck::Gone)) {
             return;
         }
         if stopped.is_ok() {
-            if let (Ok(regs), Ok(memory)) = (thread.regs(), Memory::of(thread, auxv)) {
+            let found = (thread.regs(), thread.mask(), Memory::of(thread, auxv));
+            if let (Ok(regs), Ok(mask), Ok(memory)) = found {
                 let Some(memory) = memory else {
                     thread.let_go(); // another program, which is none of ours
                     return;
                 };
-                ours = regs.rsp < frame && regs.rsp > frame - STACK_ROOM_BYTES;
+                ours = is_in_the_load(&regs, mask, frame);
                 let inner_tid = shared.inner_tid.load(Ordering::SeqCst);
                 if ours && waits_empty_handed(&memory, inner_tid, &regs, at) {
                     let _ = thread.set_regs(&to_the_unlock(&regs, frame, at));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libc::{pid_t, user_regs_struct};
 
 use super::borrow::{Borrowed, Passed, Program};
-use super::guard::{to_the_unlock, waits_empty_handed, Guardian, LOCK_BOUND};
+use super::guard::{to_the_unlock, waits_empty_handed, Guardian, LOCK_BOUND, SETXID};
 use super::memfd::write_library;
 use super::restart::unnoticed;
 use super::trace::{block_sigchld, Step, Stuck, Thread};
@@ -19,8 +19,6 @@ const RTLD_NOW: u64 = 2;
 const MFD_CLOEXEC_SEALING: u64 = 3;
 const MFD_EXEC: u64 = 0x10; // known since Linux 6.3
 const SETTLE: Duration = Duration::from_millis(100);
-/// The signal by which the C library has every thread change its user or group (nptl, SIGSETXID).
-const SETXID: u64 = 1 << (33 - 1);
 
 /// How an attempt ended; `Attempt` tells it to Python.
 pub struct Ended {
@@ -46,8 +44,9 @@ pub struct Borrower {
 /// What went wrong, and whether the load had begun by then.
 enum Trouble {
     Stuck(Stuck),
-    /// Nothing of the program is held: the thread can be put back.
+    /// Nothing of the program is held, and it stands in the signal path: it can be put back.
     Busy(String),
+    /// Nothing of the program is held, and it stands at a call.
     Refused(String),
 }
 
@@ -181,7 +180,7 @@ impl Load<'_> {
                 }
             }
         }
-        self.it.thread.to_syscall(self.until)?;
+        self.it.thread.to_syscall(Instant::now() + SETTLE)?; // a call that never waits
         if self.it.memory.write(below, &self.at.ret.to_le_bytes()) {
             Ok(())
         } else {
@@ -250,16 +249,21 @@ impl Load<'_> {
     }
 
     /// Undo what can be undone. Before the load nothing is held and the thread is put back; in it,
-    /// the thread finishes by itself.
+    /// and where it may hold the fork guard, the thread finishes by itself.
     fn recover(&mut self, trouble: Trouble) -> Ended {
         let thread = self.it.thread;
+        let stands = matches!(trouble, Trouble::Busy(_));
+        // At any other stop than one in the signal path the interrupt alone does not stop it.
+        let resume = matches!(trouble, Trouble::Refused(_));
         let (outcome, why) = match trouble {
             Trouble::Stuck(Stuck::Gone) => {
                 thread.let_go();
                 return self.ended("gone", "the thread ended");
             }
             Trouble::Stuck(Stuck::Exec) => return self.executed(),
-            Trouble::Stuck(Stuck::Late) if matches!(self.stage, "dlopen" | "abort" | "close") => {
+            Trouble::Stuck(Stuck::Late)
+                if matches!(self.stage, "fork guard" | "dlopen" | "abort" | "close") =>
+            {
                 let why = "the load took too long; the thread was let go and finishes by itself";
                 if let Err(Stuck::Exec) = thread.to_event_stop(false, Instant::now() + SETTLE) {
                     return self.executed();
@@ -271,9 +275,6 @@ impl Load<'_> {
             Trouble::Busy(why) => ("busy", why),
             Trouble::Refused(why) => ("put-back", why),
         };
-        // At any other stop than one in the signal path the interrupt alone does not stop it.
-        let resume = outcome == "put-back";
-        let stands = self.stage == "fork guard" && outcome == "busy";
         let back =
             if stands { Ok(()) } else { thread.to_event_stop(resume, Instant::now() + SETTLE) };
         match back.and_then(|()| self.it.put_back()) {
