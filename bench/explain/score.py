@@ -21,6 +21,7 @@ from bench.explain import truth as truths
 from bench.explain.expected import EXPECTED, MATTERS, PARTS, PLANTED, planted, right_bound
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
+from sonde.model.causes import Bound
 from sonde.model.verdict import Verdict
 
 CORES = range(8, 16)
@@ -88,7 +89,7 @@ def score(folder: Path, with_waits: bool = True) -> Score:
     parts = PARTS.get(kind, (planted(kind),))
     share = sum(cause.share for cause in verdict.causes if cause.bound in parts)
     said = next((cause for cause in verdict.causes if cause.bound == EXPECTED[kind][0]), None)
-    texts = [said.detail, *(place.function for place in said.places)] if said else []
+    texts = [said.key, said.detail, *(one.function for one in said.locations)] if said else []
     stalled = sum(cause.ns for cause in verdict.causes)
     expected_ns = verdict.window_ns * (1 - verdict.computing)
     steps = verdict.steps
@@ -136,7 +137,7 @@ class Measured:
 def measured(folder: Path, known: dict[str, Any], true: truths.Truth) -> Measured:
     """`true`: of the trace with the cause."""
     on_s, off_s = known["step_on_s"], known["step_off_s"]
-    if not off_s or EXPECTED[known["kind"]][0] == "serial":
+    if not off_s or EXPECTED[known["kind"]][0] == Bound.SMALL_KERNELS:
         return Measured(None, None, 0.0)
     clock = 1 - off_s / on_s
     path = _file(folder, "off.json")

@@ -290,8 +290,8 @@ def test_a_hostile_line_of_perf_script(tmp_path, line):
 def test_a_command_that_looks_like_the_rest_of_its_line(tmp_path, comm):
     path = tmp_path / "perf.txt"
     path.write_text(HEAD.replace("python3", comm[:15]) + "\n\n")
-    lane = perf_script.read(path).lanes[0]
-    assert (lane.pid, lane.number, lane.name) == (4211, 4215, comm[:15].strip())
+    track = perf_script.read(path).tracks[0]
+    assert (track.pid, track.number, track.name) == (4211, 4215, comm[:15].strip())
 
 
 def test_commands_set_to_the_right_are_read(tmp_path):

@@ -24,13 +24,14 @@ from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
 from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     CallKind,
+    CopyDirection,
     DeviceKind,
     Events,
     HostKind,
+    Interner,
     Memory,
-    Naming,
     Timeline,
-    Way,
+    TrackKind,
     events,
 )
 from sonde.readers.calls import call_kind
@@ -44,13 +45,13 @@ _HEAD_LIMIT = 16 << 20
 _MOST_EVENT = 1 << 20
 """Of one event; those of torch.profiler with shapes and stacks have some 100 kB."""
 _ROW_BYTES = 200
-_LANE_BYTES = 700
+_TRACK_BYTES = 700
 _COLUMN_BYTES = 256
 """What a name, a thread or stream, and an event take in memory, from reading to the verdict."""
 _EVENTS_AT_ONCE = 4_096
 _PIECES_BYTES = 48 << 20
 """What the text of the file takes while it is read: pieces of it, and one event decoded."""
-_MOST_LANES = 1 << 20
+_MOST_TRACKS = 1 << 20
 _MOST_LOST = 1_000_000
 _MOST_DEVICES = (1 << 16) - 1
 _MOST_TRACED = 256
@@ -63,7 +64,13 @@ _LAST_NS = 1 << 62
 _LONGEST_NS = 1 << 53
 
 _COPY = re.compile(r"Memcpy (\w+?)(?: \((\w+) -> (\w+)\))?$")
-_WAYS = {"HtoD": Way.H2D, "DtoH": Way.D2H, "DtoD": Way.D2D, "HtoH": Way.H2H, "PtoP": Way.P2P}
+_WAYS = {
+    "HtoD": CopyDirection.H2D,
+    "DtoH": CopyDirection.D2H,
+    "DtoD": CopyDirection.D2D,
+    "HtoH": CopyDirection.H2H,
+    "PtoP": CopyDirection.P2P,
+}
 _MEMORY = {"Pageable": Memory.PAGEABLE, "Pinned": Memory.PINNED}
 
 Progress = Callable[[int], None]
@@ -84,12 +91,12 @@ class _Columns:
     end: array[int] = field(default_factory=lambda: array("q"))
     kind: array[int] = field(default_factory=lambda: array("B"))
     name: array[int] = field(default_factory=lambda: array("i"))
-    lane: array[int] = field(default_factory=lambda: array("i"))
+    track: array[int] = field(default_factory=lambda: array("i"))
     correlation: array[int] = field(default_factory=lambda: array("q"))
     size: array[int] = field(default_factory=lambda: array("q"))
     blocks: array[int] = field(default_factory=lambda: array("i"))
-    way: array[int] = field(default_factory=lambda: array("B"))
-    detail: array[int] = field(default_factory=lambda: array("B"))
+    direction: array[int] = field(default_factory=lambda: array("B"))
+    memory: array[int] = field(default_factory=lambda: array("B"))
 
     def add(
         self,
@@ -97,24 +104,24 @@ class _Columns:
         end: int,
         kind: int,
         name: int,
-        lane: int,
+        track: int,
         correlation: int = 0,
         size: int = 0,
         blocks: int = 0,
-        way: int = 0,
-        detail: int = 0,
+        direction: int = 0,
+        memory: int = 0,
     ) -> None:
         """Append a row. Whatever does not fit its column is refused by `_number` before."""
         self.start.append(start)
         self.end.append(end)
         self.kind.append(kind)
         self.name.append(name)
-        self.lane.append(lane)
+        self.track.append(track)
         self.correlation.append(correlation)
         self.size.append(size)
         self.blocks.append(blocks)
-        self.way.append(way)
-        self.detail.append(detail)
+        self.direction.append(direction)
+        self.memory.append(memory)
 
     def events(self) -> Events:
         return events(
@@ -122,12 +129,12 @@ class _Columns:
             end_ns=np.frombuffer(self.end, np.int64),
             kind=np.frombuffer(self.kind, np.uint8),
             name=np.frombuffer(self.name, np.int32),
-            lane=np.frombuffer(self.lane, np.int32),
+            track=np.frombuffer(self.track, np.int32),
             correlation=np.frombuffer(self.correlation, np.int64),
             bytes=np.frombuffer(self.size, np.int64),
             blocks=np.frombuffer(self.blocks, np.int32),
-            way=np.frombuffer(self.way, np.uint8),
-            detail=np.frombuffer(self.detail, np.uint8),
+            direction=np.frombuffer(self.direction, np.uint8),
+            memory=np.frombuffer(self.memory, np.uint8),
         )
 
 
@@ -136,7 +143,7 @@ class _Reader:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.naming = Naming()
+        self.interner = Interner()
         self.device, self.calls, self.host = _Columns(), _Columns(), _Columns()
         self.lost: Counter[str] = Counter()
         self.names_cut = 0
@@ -192,9 +199,9 @@ class _Reader:
         self.budget.hold(_ROW_BYTES + text_bytes(name))
 
     def _name(self, text: str) -> int:
-        before = len(self.naming.names)
-        number = self.naming.name(text)
-        if len(self.naming.names) > before:
+        before = len(self.interner.names)
+        number = self.interner.name(text)
+        if len(self.interner.names) > before:
             self.budget.hold(_ROW_BYTES + text_bytes(text))
         return number
 
@@ -209,9 +216,9 @@ class _Reader:
         return value if value.isascii() else value.encode(errors="replace").decode()
 
     def _thread(self, event: dict[str, Any]) -> int:
-        before = len(self.naming.lanes)
-        lane = self.naming.thread(_number(event["pid"]), _number(event["tid"]))
-        return self._lane(lane, before)
+        before = len(self.interner.tracks)
+        track = self.interner.thread(_number(event["pid"]), _number(event["tid"]))
+        return self._track(track, before)
 
     def _stream(self, args: dict[str, Any], event: dict[str, Any]) -> int:
         device = _number(args.get("device", event["pid"]), _MOST_DEVICES)
@@ -221,19 +228,19 @@ class _Reader:
                 f"{self.budget.name} has more than {_MOST_TRACED} devices",
                 "trace fewer of them",
             )
-        before = len(self.naming.lanes)
-        lane = self.naming.stream(device, _number(args.get("stream", event["tid"])))
-        return self._lane(lane, before)
+        before = len(self.interner.tracks)
+        track = self.interner.stream(device, _number(args.get("stream", event["tid"])))
+        return self._track(track, before)
 
-    def _lane(self, lane: int, before: int) -> int:
-        if lane >= before:
-            self.budget.hold(_LANE_BYTES)
-        if lane >= _MOST_LANES:
+    def _track(self, track: int, before: int) -> int:
+        if track >= before:
+            self.budget.hold(_TRACK_BYTES)
+        if track >= _MOST_TRACKS:
             raise CaptureTooLarge(
-                f"{self.budget.name} has more than {_MOST_LANES:,} threads and streams",
+                f"{self.budget.name} has more than {_MOST_TRACKS:,} threads and streams",
                 "trace for a shorter time",
             )
-        return lane
+        return track
 
     def _kernel(self, event: dict[str, Any], start: int, end: int) -> None:
         args = _args(event)
@@ -242,28 +249,28 @@ class _Reader:
         blocks = 1
         for axis in args.get("grid") or (0,):
             blocks = min(blocks * _number(axis), (1 << 31) - 1)
-        correlation, lane = _correlation(args), self._stream(args, event)
-        self.device.add(start, end, kind, self._name(name), lane, correlation, 0, blocks)
+        correlation, track = _correlation(args), self._stream(args, event)
+        self.device.add(start, end, kind, self._name(name), track, correlation, 0, blocks)
 
     def _copy(self, event: dict[str, Any], start: int, end: int) -> None:
         args = _args(event)
         name = self._text(event["name"])
         told = _COPY.match(name)
-        way = _WAYS.get(told[1], Way.UNKNOWN) if told else Way.UNKNOWN
+        way = _WAYS.get(told[1], CopyDirection.UNKNOWN) if told else CopyDirection.UNKNOWN
         memory = Memory.UNKNOWN
-        if told and way in (Way.H2D, Way.D2H):
-            memory = _MEMORY.get(told[2 if way == Way.H2D else 3] or "", Memory.UNKNOWN)
+        if told and way in (CopyDirection.H2D, CopyDirection.D2H):
+            memory = _MEMORY.get(told[2 if way == CopyDirection.H2D else 3] or "", Memory.UNKNOWN)
         correlation, size = _correlation(args), _size(args)
-        lane = self._stream(args, event)
+        track = self._stream(args, event)
         self.device.add(
-            start, end, DeviceKind.COPY, self._name(name), lane, correlation, size, 0, way, memory
+            start, end, DeviceKind.COPY, self._name(name), track, correlation, size, 0, way, memory
         )
 
     def _set(self, event: dict[str, Any], start: int, end: int) -> None:
         args = _args(event)
         name, correlation, size = self._text(event["name"]), _correlation(args), _size(args)
-        lane = self._stream(args, event)
-        self.device.add(start, end, DeviceKind.SET, self._name(name), lane, correlation, size)
+        track = self._stream(args, event)
+        self.device.add(start, end, DeviceKind.SET, self._name(name), track, correlation, size)
 
     def _call(self, event: dict[str, Any], start: int, end: int) -> None:
         name = self._text(event["name"])
@@ -275,8 +282,8 @@ class _Reader:
                 self._call_kinds[name] = kind
         if kind == CallKind.OTHER:
             return
-        correlation, lane = _correlation(_args(event)), self._thread(event)
-        self.calls.add(start, end, kind, self._name(name), lane, correlation)
+        correlation, track = _correlation(_args(event)), self._thread(event)
+        self.calls.add(start, end, kind, self._name(name), track, correlation)
 
     def _operator(self, event: dict[str, Any], start: int, end: int) -> None:
         self._on_host(HostKind.OPERATOR, self._text(event["name"]), event, start, end)
@@ -290,8 +297,8 @@ class _Reader:
     def _on_host(
         self, kind: HostKind, name: str, event: dict[str, Any], start: int, end: int
     ) -> None:
-        lane = self._thread(event)
-        self.host.add(start, end, kind, self._name(name), lane)
+        track = self._thread(event)
+        self.host.add(start, end, kind, self._name(name), track)
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:
@@ -394,13 +401,13 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
             + (f" with a time ({lost:,} without one)" if lost else ""),
             "export it with torch.profiler's export_chrome_trace, before the next session begins",
         )
-    naming = reader.naming
-    for number, lane in enumerate(naming.lanes):
-        if lane.kind == "thread":
-            name = reader.threads.get((lane.pid, lane.number), "")
-            process = reader.processes.get(lane.pid, "")
-            naming.lanes[number] = type(lane)(
-                "thread", lane.pid, lane.number, name or process, -1, process
+    interner = reader.interner
+    for number, track in enumerate(interner.tracks):
+        if track.kind == TrackKind.THREAD:
+            name = reader.threads.get((track.pid, track.number), "")
+            process = reader.processes.get(track.pid, "")
+            interner.tracks[number] = type(track)(
+                TrackKind.THREAD, track.pid, track.number, name or process, -1, process
             )
     listed = head.get("deviceProperties", [])
     devices = {
@@ -417,8 +424,8 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
     if not complete:
         notes.append("the file ends early; what came before is used")
     return Timeline(
-        names=naming.names,
-        lanes=naming.lanes,
+        names=interner.names,
+        tracks=interner.tracks,
         device=device,
         calls=calls,
         host=host,

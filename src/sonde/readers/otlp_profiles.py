@@ -17,7 +17,7 @@ import numpy as np
 
 from sonde.errors import MissingDependency, NotACapture
 from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
-from sonde.model.timeline import Naming, Samples, Timeline
+from sonde.model.timeline import Interner, Samples, Timeline
 from sonde.readers.text import opened
 
 SCHEMA = "opentelemetry-proto 1.45, profiles/v1development"
@@ -89,9 +89,9 @@ class _Reader:
     def __init__(self, dictionary: Any, budget: Budget) -> None:
         self._dictionary = dictionary
         self._strings: Sequence[str] = dictionary.string_table
-        self.naming = Naming()
+        self.interner = Interner()
         self.time: list[int] = []
-        self._lane: list[int] = []
+        self._track: list[int] = []
         self._weight: list[int] = []
         self._name: list[int] = []
         self._left_out: set[str] = set()
@@ -141,7 +141,7 @@ class _Reader:
         for sample in profile.samples:
             own = self._attribute(sample.attribute_indices, "process.pid") or pid
             tid = self._attribute(sample.attribute_indices, "thread.id") or own
-            lane = self.naming.thread(own, tid, process, process)
+            track = self.interner.thread(own, tid, process, process)
             name = self._function(sample.stack_index)
             times = list(sample.timestamps_unix_nano)
             values = list(sample.values)
@@ -161,7 +161,7 @@ class _Reader:
                     self._lost["of no possible length"] += 1
                     continue
                 self.time.append(time_ns)
-                self._lane.append(lane)
+                self._track.append(track)
                 self._weight.append(weight)
                 self._name.append(name)
 
@@ -177,7 +177,7 @@ class _Reader:
                 found = self._of_location(at)
                 if found:
                     break
-        number = self._function_of[stack_index] = self.naming.name(found)
+        number = self._function_of[stack_index] = self.interner.name(found)
         return number
 
     def _of_location(self, at: int) -> str:
@@ -200,11 +200,11 @@ class _Reader:
     def timeline(self) -> Timeline:
         count = len(self.time)
         return Timeline(
-            names=self.naming.names,
-            lanes=self.naming.lanes,
+            names=self.interner.names,
+            tracks=self.interner.tracks,
             samples=Samples(
                 np.array(self.time, np.int64),
-                np.array(self._lane, np.int32),
+                np.array(self._track, np.int32),
                 np.array(self._weight, np.int64),
                 np.array(self._name, np.int32),
                 np.zeros(count, bool),

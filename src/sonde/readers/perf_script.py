@@ -18,7 +18,7 @@ import numpy as np
 from sonde.errors import NotACapture
 from sonde.limits import Budget, text_bytes
 from sonde.model.timeline import (
-    Naming,
+    Interner,
     Samples,
     StateKind,
     Timeline,
@@ -67,9 +67,9 @@ def looks_like(head: str) -> bool:
 class _Reader:
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.naming = Naming()
+        self.interner = Interner()
         self.time: list[int] = []
-        self.lane: list[int] = []
+        self.track: list[int] = []
         self.weight: list[int] = []
         self.name: list[int] = []
         self.fault: list[bool] = []
@@ -122,10 +122,10 @@ class _Reader:
                 self.woken[int(told["pid"])] = time_ns
             return
         comm = head["comm"].rstrip()
-        lane = self.naming.thread(self.pid_of.get(tid, pid), tid, comm, comm)
+        track = self.interner.thread(self.pid_of.get(tid, pid), tid, comm, comm)
         clock = event.split(":")[0] in _CLOCKS
         self.time.append(time_ns)
-        self.lane.append(lane)
+        self.track.append(track)
         self.weight.append(int(head["period"]) if clock and head["period"] else 0)
         self.clocks.append(bool(clock and head["period"]))
         self.name.append(self._name(""))
@@ -134,9 +134,9 @@ class _Reader:
         self._stack = _Stack()
 
     def _name(self, text: str) -> int:
-        before = len(self.naming.names)
-        number = self.naming.name(text)
-        if len(self.naming.names) > before:
+        before = len(self.interner.names)
+        number = self.interner.name(text)
+        if len(self.interner.names) > before:
             self.budget.hold(_NAME_BYTES + text_bytes(text))
         return number
 
@@ -205,8 +205,8 @@ def read(path: Path) -> Timeline:
         raise NotACapture(
             f"{path} holds no event that perf script prints", "give what `perf script` printed"
         )
-    naming = reader.naming
-    lanes = {tid: naming.thread(reader.pid_of.get(tid, tid), tid) for *_, tid in reader.states}
+    interner = reader.interner
+    tracks = {tid: interner.thread(reader.pid_of.get(tid, tid), tid) for *_, tid in reader.states}
     distance = _distance(reader.cpu_times)
     weight = [
         w if clock else distance for w, clock in zip(reader.weight, reader.clocks, strict=True)
@@ -215,20 +215,20 @@ def read(path: Path) -> Timeline:
     if reader.states:
         begin, end, kind, tids = zip(*reader.states, strict=True)
         named = {
-            StateKind.BLOCKED: naming.name("blocked"),
-            StateKind.RUNQUEUE: naming.name("preempted"),
+            StateKind.BLOCKED: interner.name("blocked"),
+            StateKind.RUNQUEUE: interner.name("preempted"),
         }
         states = events(
             start_ns=begin, end_ns=end, kind=kind, name=[named[k] for k in kind],
-            lane=[lanes[tid] for tid in tids],
+            track=[tracks[tid] for tid in tids],
         )  # fmt: skip
     return Timeline(
-        names=naming.names,
-        lanes=naming.lanes,
+        names=interner.names,
+        tracks=interner.tracks,
         states=states,
         samples=Samples(
             np.array(reader.time, np.int64),
-            np.array(reader.lane, np.int32),
+            np.array(reader.track, np.int32),
             np.array(weight, np.int64),
             np.array(reader.name, np.int32),
             np.array(reader.fault, bool),
