@@ -112,7 +112,7 @@ def test_a_cut_file_is_read_up_to_there(tmp_path):
     timeline = kineto.read(written(tmp_path, whole[: len(whole) - 300]))
 
     assert 40 < len(timeline.device) < 51
-    assert "ends early" in timeline.notes[0]
+    assert "truncated" in timeline.notes[0]
 
 
 def test_events_without_a_time_are_counted(tmp_path):
