@@ -2,7 +2,7 @@
 """Programs with known causes, recorded on an H200, and what explain makes of them here.
 
 Each is a few steps of a run that the rules were made with (seeds 0 and 1 of bench/explain), as
-torch.profiler and Sonde recorded it. Accuracy on runs not looked at is in docs/design/explain.md.
+torch.profiler and Sonde recorded it. Accuracy on unseen runs is in docs/lab/explain.md.
 """
 
 from __future__ import annotations
