@@ -147,9 +147,9 @@ def table(scores: list[RankScore]) -> str:
         )
     near = sum(abs(one.share - one.truth) <= WITHIN for one in scores)
     skewed = [one for one in scores if one.round != "balanced"]
-    told = sum(one.straggler and one.named for one in skewed)
+    named = sum(one.straggler and one.named for one in skewed)
     lines.append(f"in collectives within {WITHIN:g} points: {near} of {len(scores)}")
-    lines.append(f"straggler named: {told} of {sum(one.straggler for one in skewed)}")
+    lines.append(f"straggler named: {named} of {sum(one.straggler for one in skewed)}")
     return "\n".join(lines)
 
 

@@ -124,7 +124,7 @@ def compiled_pointwise(rng: random.Random) -> Work:
 
 @kind()
 def compiled_item(rng: random.Random) -> Work:
-    # Launching anew takes the host 0.1 to 0.25 ms under a profiler, the kernel 1.5 µs a million.
+    # Launching again takes the host 0.1 to 0.25 ms under a profiler, the kernel 1.5 µs a million.
     x = torch.randn(rng.randint(250, 350) * 1_000_000, device="cuda")
 
     @torch.compile

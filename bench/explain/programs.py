@@ -40,7 +40,7 @@ class Work:
     before_on: Step = lambda: None
     close: Step = lambda: None
     disturb: bool = False
-    """Whether the harness's rival, stopper or the like is on while `on` runs."""
+    """Whether the disturber of the harness is active while `on` runs."""
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,14 @@ def score(folder: Path, with_waits: bool = True) -> Score:
     windowed = explain(replace(timeline, windows_ns=windows)).verdicts[0]
     parts = PARTS.get(kind, (planted(kind),))
     share = sum(cause.share for cause in verdict.causes if cause.bound in parts)
-    said = next((cause for cause in verdict.causes if cause.bound == EXPECTED[kind][0]), None)
-    texts = [said.key, said.detail, *(one.function for one in said.locations)] if said else []
+    found_cause = next(
+        (cause for cause in verdict.causes if cause.bound == EXPECTED[kind][0]), None
+    )
+    texts = (
+        [found_cause.key, found_cause.detail, *(one.function for one in found_cause.locations)]
+        if found_cause
+        else []
+    )
     stalled = sum(cause.ns for cause in verdict.causes)
     expected_ns = verdict.window_ns * (1 - verdict.computing)
     steps = verdict.steps
@@ -106,7 +112,7 @@ def score(folder: Path, with_waits: bool = True) -> Score:
         rest=100 * rest,
         right=verdict.bounds[0].key == expected,
         by_name=verdict.bounds[0].key == EXPECTED[kind][0],
-        detail=said.detail if said else "",
+        detail=found_cause.detail if found_cause else "",
         detail_right=not details or any(word in text for word in details for text in texts),
         sum_error=abs(stalled - expected_ns) / max(1.0, expected_ns),
         idle=100 * verdict.idle,
@@ -127,7 +133,7 @@ class Measured:
 
     cost: float | None
     """Of the planted cause, in parts of the step: by the device's begin with each step in both
-    traces, or by the clock around both loops where not every step is told."""
+    traces, or by the clock around both loops where not every step is known."""
     clock: float | None
     """By the clock."""
     rest: float

@@ -190,8 +190,8 @@ def main() -> int:
             seen[name] += 1
             right[name] += good
         if not good and "-v" in sys.argv:
-            said = found and (length / truth, found.operations, found.regularity)
-            print(seed, sorted(features), said)
+            result = found and (length / truth, found.operations, found.regularity)
+            print(seed, sorted(features), result)
     for name, total in sorted(seen.items()):
         share = 100 * right[name] / total
         print(f"{name:14s} {right[name]:4} of {total:4} within 1 %: {share:.1f} %")
