@@ -11,7 +11,7 @@ import numpy as np
 from sonde.analyze import intervals as sets
 from sonde.analyze.stalls import Stalls
 from sonde.model.causes import Bound
-from sonde.model.name_parts import telling_part
+from sonde.model.name_parts import both_ends
 from sonde.model.timeline import DeviceKind, Timeline
 from sonde.model.verdict import KernelClassShare, KernelShare
 
@@ -43,7 +43,7 @@ ALONE = 1.3
 
 def class_of(name: str) -> Bound:
     """What limits a kernel, by its name; `Bound.KERNELS` where the name does not say."""
-    name = telling_part(name).lower()
+    name = both_ends(name).lower()
     if _MULTIPLIES.search(name):
         return Bound.COMPUTE
     return Bound.MEMORY if _STREAMS.search(name) else Bound.KERNELS
