@@ -7,17 +7,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sonde.analyze.blame import blame_device
-from sonde.analyze.causes import KEYS
+from sonde.analyze.causes import CAUSES
 from sonde.analyze.merge import with_interpreter_lock
+from sonde.model.causes import Cause
 from sonde.model.timeline import (
     CallKind,
+    CopyDirection,
     DeviceKind,
     HostKind,
+    Interner,
     Memory,
-    Naming,
     StateKind,
     Timeline,
-    Way,
     events,
     no_events,
 )
@@ -31,19 +32,19 @@ STEPS = 20
 class Scene:
     """Collects events; `timeline()` makes a timeline of them."""
 
-    naming: Naming = field(default_factory=Naming)
+    interner: Interner = field(default_factory=Interner)
     rows: dict[str, list[dict[str, Any]]] = field(
         default_factory=lambda: {"device": [], "calls": [], "host": [], "states": []}
     )
     correlation: int = 0
 
     def _add(self, table: str, begin: float, end: float, **columns: Any) -> None:
-        columns["name"] = self.naming.name(columns["name"])
+        columns["name"] = self.interner.name(columns["name"])
         row = {"start_ns": round(begin * 1000), "end_ns": round(end * 1000), **columns}
         self.rows[table].append(row)
 
     def thread(self, tid: int = PID) -> int:
-        return self.naming.thread(PID, tid, "python", "python")
+        return self.interner.thread(PID, tid, "python", "python")
 
     def kernel(
         self, begin: float, end: float, launched: float | None = None, *,
@@ -55,54 +56,55 @@ class Scene:
         launched = begin - LAUNCH_US if launched is None else launched
         self._add(
             "calls", launched, launched + 4, name="cudaLaunchKernel", kind=CallKind.LAUNCH,
-            lane=self.thread(tid), correlation=self.correlation,
+            track=self.thread(tid), correlation=self.correlation,
         )  # fmt: skip
         self._add(
-            "device", begin, end, name=name, kind=kind, lane=self.naming.stream(device, stream),
+            "device", begin, end, name=name, kind=kind, track=self.interner.stream(device, stream),
             correlation=self.correlation, blocks=blocks,
         )  # fmt: skip
 
     def copy(
         self, begin: float, end: float, size: int, *, called: float | None = None,
-        way: Way = Way.H2D, memory: Memory = Memory.PAGEABLE, stream: int = 7,
+        direction: CopyDirection = CopyDirection.H2D, memory: Memory = Memory.PAGEABLE,
+        stream: int = 7,
     ) -> None:  # fmt: skip
         """A copy and the call that asked for it."""
         self.correlation += 1
         called = begin - LAUNCH_US if called is None else called
         self._add(
             "calls", called, called + 4, name="cudaMemcpyAsync", kind=CallKind.COPY,
-            lane=self.thread(), correlation=self.correlation,
+            track=self.thread(), correlation=self.correlation,
         )  # fmt: skip
         self._add(
-            "device", begin, end, name=f"Memcpy {way.name}", kind=DeviceKind.COPY,
-            lane=self.naming.stream(0, stream), correlation=self.correlation, bytes=size,
-            way=way, detail=memory,
+            "device", begin, end, name=f"Memcpy {direction.name}", kind=DeviceKind.COPY,
+            track=self.interner.stream(0, stream), correlation=self.correlation, bytes=size,
+            direction=direction, memory=memory,
         )  # fmt: skip
 
     def call(self, begin: float, end: float, name: str, kind: CallKind, tid: int = PID) -> None:
-        self._add("calls", begin, end, name=name, kind=kind, lane=self.thread(tid))
+        self._add("calls", begin, end, name=name, kind=kind, track=self.thread(tid))
 
     def sync(self, begin: float, end: float) -> None:
         self.call(begin, end, "cudaStreamSynchronize", CallKind.SYNC)
 
     def python(self, begin: float, end: float, name: str, tid: int = PID) -> None:
-        self._add("host", begin, end, name=name, kind=HostKind.PYTHON, lane=self.thread(tid))
+        self._add("host", begin, end, name=name, kind=HostKind.PYTHON, track=self.thread(tid))
 
     def range(self, begin: float, end: float, name: str) -> None:
-        self._add("host", begin, end, name=name, kind=HostKind.RANGE, lane=self.thread())
+        self._add("host", begin, end, name=name, kind=HostKind.RANGE, track=self.thread())
 
     def blocked(
         self, begin: float, end: float, reason: str, tid: int = PID, waker: int = 0
     ) -> None:
         """Off its CPU; `waker`: the thread that ended it."""
         self._add(
-            "states", begin, end, name=reason, kind=StateKind.BLOCKED, lane=self.thread(tid),
-            correlation=self.thread(waker) + 1 if waker else 0,
+            "states", begin, end, name=reason, kind=StateKind.BLOCKED, track=self.thread(tid),
+            waker=self.thread(waker) + 1 if waker else 0,
         )  # fmt: skip
 
     def runqueue(self, begin: float, end: float) -> None:
         kind = StateKind.RUNQUEUE
-        self._add("states", begin, end, name="preempted", kind=kind, lane=self.thread())
+        self._add("states", begin, end, name="preempted", kind=kind, track=self.thread())
 
     def timeline(self, **more: Any) -> Timeline:
         tables = {}
@@ -114,7 +116,10 @@ class Scene:
             made = {column: [row.get(column, 0) for row in rows] for column in columns}
             tables[name] = events(**made)
         whole = Timeline(
-            names=self.naming.names, lanes=self.naming.lanes, multiprocessors={0: 132}, **tables
+            names=self.interner.names,
+            tracks=self.interner.tracks,
+            multiprocessors={0: 132},
+            **tables,
         )
         return replace(whole, **more)
 
@@ -126,8 +131,8 @@ def repeated(scene: Scene, step, length: float = 10_000) -> Scene:
     return scene
 
 
-def shares(scene: Scene, **more) -> dict[str, float]:
-    """Of the time in which the first device is looked at, by the cause to blame."""
+def shares(scene: Scene, **more) -> dict[Cause, float]:
+    """The share of each cause in the traced time of the first device."""
     found = blame_device(with_interpreter_lock(scene.timeline(**more)), 0)
     window = found.stalls.window_ns
-    return {key: found.total_ns(key) / window for key in KEYS if found.total_ns(key)}
+    return {one: found.total_ns(one) / window for one in CAUSES if found.total_ns(one)}

@@ -83,7 +83,7 @@ def main() -> int:
 
         run(wanted)
         again = [one for one in wanted if f"{one[0]}-{one[1]}" in failed]
-        for kind, seed in again:  # that it was not measured says nothing of the verdict
+        for kind, seed in again:  # a failed measurement is no wrong verdict
             print(f"measured again: {kind}-{seed}: {failed[f'{kind}-{seed}']}", flush=True)
         run(again)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 """`python -m bench.explain.again DIR...`: score kept runs again, where there is no GPU.
 
 `DIR`: where `python -m bench.explain OUT --keep DIR` put its archives, or where they were unpacked.
-Runs whose capture of the machine's waits is missing are scored without, if the trace alone can tell
-their cause, and named if not.
+Runs without their capture of the machine's waits are scored if the trace alone shows their cause,
+and listed if not.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from typing import Any
 from bench.explain.truth import NothingRanError
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
+from sonde.model.causes import Bound
 
 STEPS, SIZE, PRODUCTS = 60, 4096, 12
 WITHIN = 5.0
@@ -122,7 +123,7 @@ def judge(folder: Path) -> list[RankScore]:
         for number in range(count):
             path = folder / f"{name}-rank{number}.json"
             (verdict, *_) = explain(open_timeline([path])).verdicts
-            share = sum(one.share for one in verdict.causes if one.bound == "communication")
+            share = sum(one.share for one in verdict.causes if one.bound == Bound.COMMUNICATION)
             truth = only_nccl(path)
             usual = only_nccl(folder / f"balanced-rank{number}.json")
             mine, balanced = took[number][name], took[number]["balanced"]
@@ -146,9 +147,9 @@ def table(scores: list[RankScore]) -> str:
         )
     near = sum(abs(one.share - one.truth) <= WITHIN for one in scores)
     skewed = [one for one in scores if one.round != "balanced"]
-    told = sum(one.straggler and one.named for one in skewed)
+    named = sum(one.straggler and one.named for one in skewed)
     lines.append(f"in collectives within {WITHIN:g} points: {near} of {len(scores)}")
-    lines.append(f"straggler named: {told} of {sum(one.straggler for one in skewed)}")
+    lines.append(f"straggler named: {named} of {sum(one.straggler for one in skewed)}")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ import torch
 from bench.explain.programs import Work, graph_of, kind, matrices
 
 
-@kind("memory")
+@kind()
 def memory_bound(rng: random.Random) -> Work:
     x = torch.randn(rng.randint(200, 600) * 1_000_000, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn_like(x)
@@ -31,7 +31,7 @@ def memory_bound(rng: random.Random) -> Work:
     return Work(step, None, 250, {"how": how, "elements": x.numel()})
 
 
-@kind("compute")
+@kind()
 def compute_bound(rng: random.Random) -> Work:
     size = rng.choice([6144, 8192])
     a, b = matrices(size)
@@ -42,7 +42,7 @@ def compute_bound(rng: random.Random) -> Work:
     return Work(step, None, 120, {"size": size})
 
 
-@kind("compute")
+@kind()
 def transformer(rng: random.Random) -> Work:
     width, tokens = rng.choice([1024, 2048]), rng.choice([8192, 16384])
     layer = torch.nn.TransformerEncoderLayer(
@@ -59,7 +59,7 @@ def transformer(rng: random.Random) -> Work:
     return Work(step, graph_of(step), 60, {"width": width, "tokens": tokens})
 
 
-@kind("serial")
+@kind()
 def serialised_streams(rng: random.Random) -> Work:
     streams = [torch.cuda.Stream() for _ in range(rng.randint(3, 6))]
     cycles = rng.randint(300_000, 900_000)
@@ -79,7 +79,7 @@ def serialised_streams(rng: random.Random) -> Work:
     )
 
 
-@kind("memory")
+@kind()
 def graph_replay(rng: random.Random) -> Work:
     x = torch.randn(rng.randint(40, 120) * 1_000_000, device="cuda")
     layers = rng.randint(8, 20)
@@ -92,7 +92,7 @@ def graph_replay(rng: random.Random) -> Work:
     return Work(graph_of(step), None, 2400 // layers, {"layers": layers, "elements": x.numel()})
 
 
-@kind("launch")
+@kind()
 def triton_small(rng: random.Random) -> Work:
     from bench.explain.triton_kernels import add_one
 
@@ -107,7 +107,7 @@ def triton_small(rng: random.Random) -> Work:
     return Work(step, graph_of(step), 4000 // count, {"kernels": count})
 
 
-@kind("memory")
+@kind()
 def compiled_pointwise(rng: random.Random) -> Work:
     x = torch.randn(rng.randint(100, 300) * 1_000_000, device="cuda")
     shift = rng.random()
@@ -122,9 +122,9 @@ def compiled_pointwise(rng: random.Random) -> Work:
     return Work(step, None, 400, {"elements": x.numel(), "shift": shift})
 
 
-@kind("synchronisation")
+@kind()
 def compiled_item(rng: random.Random) -> Work:
-    # Launching anew takes the host 0.1 to 0.25 ms under a profiler, the kernel 1.5 µs a million.
+    # Launching again takes the host 0.1 to 0.25 ms under a profiler, the kernel 1.5 µs a million.
     x = torch.randn(rng.randint(250, 350) * 1_000_000, device="cuda")
 
     @torch.compile
@@ -141,7 +141,7 @@ def compiled_item(rng: random.Random) -> Work:
     return Work(on, off, 300, {"elements": x.numel()})
 
 
-@kind("compute")
+@kind()
 def jax_products(rng: random.Random) -> Work:
     import jax
     import jax.numpy as jnp
@@ -157,7 +157,7 @@ def jax_products(rng: random.Random) -> Work:
     return Work(step, None, 120, {"size": size})
 
 
-@kind("synchronisation")
+@kind()
 def jax_float(rng: random.Random) -> Work:
     import jax
     import jax.numpy as jnp

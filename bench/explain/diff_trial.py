@@ -43,10 +43,10 @@ def recorded(folder: Path, name: str, program: Path, seconds: float) -> Path:
 def failed(before: Path, after: Path) -> list[tuple[str, str]]:
     """(kind, name) of what got worse."""
     command = [sys.executable, "-m", "sonde", "diff", str(before), str(after), "--json"]
-    said = subprocess.run([*command, "--fail-above", ABOVE], capture_output=True, text=True)
-    if said.returncode not in (0, 1):
-        raise RuntimeError(said.stderr)
-    return [(one["kind"], one["name"]) for one in json.loads(said.stdout)["failed"]]
+    result = subprocess.run([*command, "--fail-above", ABOVE], capture_output=True, text=True)
+    if result.returncode not in (0, 1):
+        raise RuntimeError(result.stderr)
+    return [(one["kind"], one["name"]) for one in json.loads(result.stdout)["failed"]]
 
 
 def main() -> int:

@@ -1,75 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What explain must say of each program: bound, words one of which a detail has, needs OS.
+"""The right verdict on each program: bound, expected words, and whether it needs a capture.
 
-Apart from `programs`, which needs PyTorch, so that recorded runs are scored anywhere. `needs OS`:
-the device's trace alone cannot tell; it takes the machine's waits.
+Separate from `programs`, which needs PyTorch, so that recorded runs are scored on any machine.
 
-A program is *bound by* what costs it the most, if all that it waits for costs at least `MATTERS` of
-its step; else by what its kernels are limited by. What a cause costs is measured by running the
-step without it, and what the program waits for without it is measured then, too (`right_bound`). So
-a draw of parameters in which the planted cause hardly costs anything is held against what is true
-of it, and not against its name.
+A program is bound by what costs it the most, if all of its stalls cost at least `MATTERS` of a
+step; otherwise by what limits its kernels. The cost of a cause is measured by running the step
+without it; the stalls that remain without it are measured in the same run (`right_bound`). So if
+the drawn parameters make the planted cause cheap, the expected verdict follows the measurement, not
+the name of the program.
 """
 
 from __future__ import annotations
 
-MATTERS = 0.15
+from sonde.model.causes import Bound
 
-EXPECTED: dict[str, tuple[str, tuple[str, ...], bool]] = {
-    "small_kernels": ("launch", (), False),
-    "item_every_step": ("synchronisation", ("item",), False),
-    "pageable_copy": ("copy", ("pageable",), False),
-    "copy_bound": ("copy", ("bandwidth",), False),
-    "small_copies": ("copy", ("small",), False),
-    "slow_loader": ("input", ("__getitem__",), False),
-    "one_worker": ("input", (), False),
-    "gil_bound": ("lock", ("gil",), True),
-    "lock_held": ("lock", ("lock",), True),
-    "cpu_rival": ("cpu", ("rival",), True),
-    "cpu_quota": ("cpu", ("quota",), True),
-    "stopped": ("stopped", (), True),
-    "rival_tenant": ("rival", (), False),
-    "page_faults": ("page fault", (), True),
-    "allocator_churn": ("allocation", (), False),
-    "memory_bound": ("memory", (), False),
-    "compute_bound": ("compute", (), False),
-    "transformer": ("compute", (), False),
-    "serialised_streams": ("serial", (), False),
-    "graph_replay": ("memory", (), False),
-    "triton_small": ("launch", (), False),
-    "compiled_pointwise": ("memory", (), False),
-    "compiled_item": ("synchronisation", ("item",), False),
-    "jax_products": ("compute", (), False),
-    "jax_float": ("synchronisation", (), False),
-    "host_python": ("host", ("tokenize",), False),
-    "checkpoint_fsync": ("io", (), False),
+MATTERS = 0.15
+"""Share of a step from which on stalls are the bound."""
+
+EXPECTED: dict[str, tuple[Bound, tuple[str, ...], bool]] = {
+    "small_kernels": (Bound.LAUNCH, (), False),
+    "item_every_step": (Bound.SYNCHRONIZATION, ("item",), False),
+    "pageable_copy": (Bound.COPY, ("pageable",), False),
+    "copy_bound": (Bound.COPY, ("bandwidth",), False),
+    "small_copies": (Bound.COPY, ("small",), False),
+    "slow_loader": (Bound.INPUT, ("__getitem__",), False),
+    "one_worker": (Bound.INPUT, (), False),
+    "gil_bound": (Bound.LOCK, ("gil",), True),
+    "lock_held": (Bound.LOCK, ("lock",), True),
+    "cpu_rival": (Bound.CPU_CONTENTION, ("preempted",), True),
+    "cpu_quota": (Bound.CPU_CONTENTION, ("quota",), True),
+    "stopped": (Bound.STOPPED, (), True),
+    "rival_tenant": (Bound.GPU_CONTENTION, (), False),
+    "page_faults": (Bound.PAGE_FAULT, (), True),
+    "allocator_churn": (Bound.ALLOCATION, (), False),
+    "memory_bound": (Bound.MEMORY, (), False),
+    "compute_bound": (Bound.COMPUTE, (), False),
+    "transformer": (Bound.COMPUTE, (), False),
+    "serialised_streams": (Bound.SMALL_KERNELS, (), False),
+    "graph_replay": (Bound.MEMORY, (), False),
+    "triton_small": (Bound.LAUNCH, (), False),
+    "compiled_pointwise": (Bound.MEMORY, (), False),
+    "compiled_item": (Bound.SYNCHRONIZATION, ("item",), False),
+    "jax_products": (Bound.COMPUTE, (), False),
+    "jax_float": (Bound.SYNCHRONIZATION, (), False),
+    "host_python": (Bound.HOST, ("tokenize",), False),
+    "checkpoint_fsync": (Bound.IO, (), False),
 }
 
-PLANTED = {"transformer": "launch"}
-"""The cause that is measured, where that is another than the bound of the usual draw: the same step
-replayed as a graph is what it is without the host."""
-PARTS = {"transformer": ("launch", "host", "cpu")}
-"""What a measured cause is made of, where that is not one bound alone: a graph takes away launches,
-the code between them, and the hand-over from thread to thread."""
-WITHOUT = {"compiled_item": "memory"}
-"""What the kernels of a program are limited by, where that is not their arithmetic."""
-REST = dict.fromkeys(("lock_held", "cpu_rival", "cpu_quota", "stopped"), "synchronisation")
-"""What a program waits for without its cause, where that is not its launches."""
+PLANTED = {"transformer": Bound.LAUNCH}
+"""The measured bound, where it differs from the bound with typical parameters: the same step
+replayed as a CUDA graph is the step without host time."""
+PARTS = {"transformer": (Bound.LAUNCH, Bound.HOST, Bound.CPU_CONTENTION)}
+"""The bounds that a measured cause consists of, where there are several: a CUDA graph removes
+launches, the code between them, and switches between threads."""
+WITHOUT = {"compiled_item": Bound.MEMORY}
+"""What limits the kernels of a program, where it is not arithmetic."""
+REST = dict.fromkeys(("lock_held", "cpu_rival", "cpu_quota", "stopped"), Bound.SYNCHRONIZATION)
+"""The bound without the planted cause, where it is not launches."""
 
 
-def planted(kind: str) -> str:
-    """The bound that the measured cause makes."""
+def planted(kind: str) -> Bound:
+    """The bound of the measured cause."""
     return PLANTED.get(kind, EXPECTED[kind][0])
 
 
-def right_bound(kind: str, cost: float | None, rest: float) -> str:
-    """What a run is bound by.
+def right_bound(kind: str, cost: float | None, rest: float) -> Bound:
+    """The right bound of a run.
 
-    `cost`: of the planted cause, in parts of the step, by the clock; None where there is no step
-    without it. `rest`: what the device waits for without it, in parts of the step with it.
+    `cost`: of the planted cause, as a share of the step, measured; None without a step that lacks
+    the cause. `rest`: stalls that remain without it, as a share of the step with it.
     """
     if cost is None:
         return EXPECTED[kind][0]
     if cost + rest < MATTERS:
-        return WITHOUT.get(kind, "compute")
-    return planted(kind) if cost >= rest else REST.get(kind, "launch")
+        return WITHOUT.get(kind, Bound.COMPUTE)
+    return planted(kind) if cost >= rest else REST.get(kind, Bound.LAUNCH)

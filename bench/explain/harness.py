@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,12 @@ from typing import Any
 LIMIT_S = 60.0
 TRACED_S = 0.6
 LEAST_STEPS = 10
-"""However long they take: a period is not told from three."""
+"""However long they take: three steps do not show a period."""
 SETTINGS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-"""Of the programs. JAX would take three quarters of the device's memory, and those beside it, and
-the profiler's own records, would have none."""
+"""Environment of the programs. By default JAX takes three quarters of the device memory, too much
+for programs beside it and for the profiler."""
 CORES = range(8)
-"""Of the programs; what analyses their traces meanwhile keeps to others."""
+"""CPUs of the programs. The analysis of their traces runs on others meanwhile."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ def batch(runs: list[tuple[str, int]], folder: Path) -> list[dict[str, Any]]:
         sonde = record(capture, {"SONDE_WAIT_SPAN_MS": "0.1", "SONDE_TICK_S": "0.1"}, "--no-device")
         stack.callback(finish, sonde)
         deadline = time.monotonic() + LIMIT_S
-        waiting = [child for child in children if _hear(child, deadline) == b"r"]
+        waiting = [child for child in children if _receive(child, deadline) == b"r"]
         for child in waiting:
             with contextlib.suppress(OSError):
                 _converse(child)
@@ -105,7 +105,7 @@ def _reap(child: Child) -> None:
 
 
 def record(capture: Path, settings: Mapping[str, str], *options: str) -> subprocess.Popen[bytes]:
-    """`sonde record` into a file, what it says beside that."""
+    """`sonde record` into a file, with its output in a log beside it."""
     command = [sys.executable, "-m", "sonde", "record", *options, "-q", "-f", "-o", str(capture)]
     with capture.with_suffix(".log").open("wb") as log:
         return subprocess.Popen(command, env={**os.environ, **settings}, stdout=log, stderr=log)
@@ -120,8 +120,8 @@ def finish(recorder: subprocess.Popen[bytes]) -> None:
         recorder.wait()
 
 
-def _hear(child: Child, deadline: float) -> bytes:
-    """The child's next word, b'' if it died or took too long; disturbs meanwhile."""
+def _receive(child: Child, deadline: float) -> bytes:
+    """The next message of the child, b'' if it died or took too long. Disturbs meanwhile."""
     os.set_blocking(child.inward, False)
     while time.monotonic() < deadline:
         try:
@@ -135,8 +135,8 @@ def _converse(child: Child) -> None:
     """Through its measurement: '+' disturb from now, '-' no more, 'e' end."""
     deadline = time.monotonic() + LIMIT_S
     os.write(child.outward, b"k")
-    while (word := _hear(child, deadline)) in (b"+", b"-"):
-        if word == b"+":
+    while (message := _receive(child, deadline)) in (b"+", b"-"):
+        if message == b"+":
             child.disturber.on(child.pid)
         else:
             child.disturber.off(child.pid)
@@ -145,7 +145,7 @@ def _converse(child: Child) -> None:
 
 
 class Nothing:
-    """Disturbs nobody."""
+    """A disturber that does nothing; the base class of the others."""
 
     def tick(self, child: int) -> None:
         time.sleep(0.001)
@@ -157,37 +157,37 @@ class Nothing:
     def close(self) -> None: ...
 
 
-class CpuRival(Nothing):
+class CpuCompetitor(Nothing):
     """Busy processes on the child's one core."""
 
     def __init__(self, count: int = 3) -> None:
-        self.rivals = []
+        self.competitors = []
         core = max(CORES)
         for _ in range(count):
-            rival = os.fork()
-            if not rival:
+            competitor = os.fork()
+            if not competitor:
                 os.sched_setaffinity(0, {core})
                 os.kill(os.getpid(), signal.SIGSTOP)
                 while True:
                     sum(range(10_000))
-            self.rivals.append(rival)
+            self.competitors.append(competitor)
         self.core = core
 
     def on(self, child: int) -> None:
         for task in Path(f"/proc/{child}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(task.name), {self.core})
-        for rival in self.rivals:
-            os.kill(rival, signal.SIGCONT)
+        for competitor in self.competitors:
+            os.kill(competitor, signal.SIGCONT)
 
     def off(self, child: int) -> None:
-        for rival in self.rivals:
-            os.kill(rival, signal.SIGSTOP)
+        for competitor in self.competitors:
+            os.kill(competitor, signal.SIGSTOP)
 
     def close(self) -> None:
-        for rival in self.rivals:
-            os.kill(rival, signal.SIGKILL)
-            os.waitpid(rival, 0)
+        for competitor in self.competitors:
+            os.kill(competitor, signal.SIGKILL)
+            os.waitpid(competitor, 0)
 
 
 class Quota(Nothing):
@@ -251,12 +251,12 @@ class Stopper(Nothing):
         self.active = False
 
 
-class GpuRival(Nothing):
+class GpuCompetitor(Nothing):
     """Another process that keeps the same GPU busy."""
 
     def __init__(self) -> None:
-        self.rival = os.fork()
-        if not self.rival:
+        self.competitor = os.fork()
+        if not self.competitor:
             import torch
 
             a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -269,17 +269,23 @@ class GpuRival(Nothing):
                 torch.cuda.synchronize()
 
     def on(self, child: int) -> None:
-        os.kill(self.rival, signal.SIGCONT)
+        os.kill(self.competitor, signal.SIGCONT)
 
     def off(self, child: int) -> None:
-        os.kill(self.rival, signal.SIGSTOP)
+        os.kill(self.competitor, signal.SIGSTOP)
 
     def close(self) -> None:
-        os.kill(self.rival, signal.SIGKILL)
-        os.waitpid(self.rival, 0)
+        os.kill(self.competitor, signal.SIGKILL)
+        os.waitpid(self.competitor, 0)
 
 
-_DISTURBERS = {"": Nothing, "cpu": CpuRival, "gpu": GpuRival, "stop": Stopper, "quota": Quota}
+_DISTURBERS = {
+    "": Nothing,
+    "cpu": CpuCompetitor,
+    "gpu": GpuCompetitor,
+    "stop": Stopper,
+    "quota": Quota,
+}
 
 
 @contextlib.contextmanager
@@ -299,12 +305,12 @@ def _child(kind: str, seed: int, folder: Path, inward: int, outward: int) -> Non
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, set(CORES) & os.sched_getaffinity(0))
 
-    def say(message: bytes) -> None:
+    def send(message: bytes) -> None:
         os.write(outward, message)
         os.read(inward, 1)
 
     try:
-        truth = _measure(kind, seed, folder, say)
+        truth = _measure(kind, seed, folder, send)
     except BaseException:
         traceback.print_exc()
         truth = {"error": traceback.format_exc(limit=3)}
@@ -314,7 +320,7 @@ def _child(kind: str, seed: int, folder: Path, inward: int, outward: int) -> Non
     os._exit(code)
 
 
-def _measure(kind: str, seed: int, folder: Path, say: Any) -> dict[str, Any]:
+def _measure(kind: str, seed: int, folder: Path, send: Callable[[bytes], None]) -> dict[str, Any]:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -349,14 +355,14 @@ def _measure(kind: str, seed: int, folder: Path, say: Any) -> dict[str, Any]:
             work.on()
             torch.cuda.synchronize()
         marks.append(("warm", time.monotonic()))
-        say(b"r")
+        send(b"r")
         work.before_on()
         if work.disturb:
-            say(b"+")
+            send(b"+")
         with profile(activities=threads, with_stack=True) as profiler:
             on_s, stamps = timed(work.on, work.steps)
         if work.disturb:
-            say(b"-")
+            send(b"-")
         marks.append(("on", time.monotonic()))
         # Before any later session: it takes the records of this one away.
         profiler.export_chrome_trace(str(folder / "trace.json"))

@@ -6,7 +6,7 @@ with the budget that is its default and, if asked to, with one that lets it time
 The truth is the program's own: its step with and without the cause, while nobody watches. After
 the recording torch.profiler traces all of the same process while it goes on with the same steps
 (not at once: Sonde stands back while another profiler traces), with stacks, beside a recorder of
-the machine's waits, as a device's trace tells neither locks nor quotas. About 30 s a program.
+the machine's waits, because a device's trace has neither locks nor quotas. About 30 s a program.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def watch(program: Program, recordings: Mapping[str, str]) -> None:
     disturber = program.disturber
 
     def run(name: str, command: bytes, meanwhile: Callable[[], bool]) -> None:
-        """`command` in the program for as long as `meanwhile` says."""
-        program.say(command)
+        """`command` in the program while `meanwhile` returns true."""
+        program.send(command)
         if command != b"f":
             disturber.on(program.pid)
         until = time.monotonic() + LIMIT_S
@@ -115,7 +115,7 @@ def watch(program: Program, recordings: Mapping[str, str]) -> None:
         until = time.monotonic() + length
         return lambda: time.monotonic() < until
 
-    program.hear(LIMIT_S)
+    program.wait(LIMIT_S)
     run("free", b"n", seconds(FREE_S))
     for name, budget in recordings.items():
         recorder = _record(program.pid, budget, program.folder / f"{name}.sonde")
@@ -129,7 +129,7 @@ def watch(program: Program, recordings: Mapping[str, str]) -> None:
         stack.callback(harness.finish, watcher)
         stack.callback(watcher.send_signal, signal.SIGINT)
         time.sleep(WATCHING_S)
-        run("traced", b"t", lambda: not program.heard())
+        run("traced", b"t", lambda: not program.answered())
     run("off", b"f", seconds(FREE_S))
     known = {"kind": program.kind, "seed": program.seed, "pid": program.pid, "phases": phases}
     (program.folder / "truth.json").write_text(json.dumps(known))
@@ -142,7 +142,7 @@ def _record(pid: int, budget: str, capture: Path) -> subprocess.Popen[bytes]:
 
 
 class Program:
-    """A forked process with one program, which runs a phase until it is told to end it."""
+    """A forked process with one program, which runs a phase until a command ends the phase."""
 
     def __init__(self, kind: str, seed: int, folder: Path, disturber: harness.Nothing) -> None:
         self.kind, self.seed, self.folder, self.disturber = kind, seed, folder, disturber
@@ -162,7 +162,7 @@ class Program:
         os.close(to_parent)
         os.set_blocking(self._inward, False)
 
-    def say(self, command: bytes) -> None:
+    def send(self, command: bytes) -> None:
         """Begin a phase."""
         self._end[0] = 0
         os.write(self._outward, command)
@@ -170,17 +170,17 @@ class Program:
     def end_phase(self) -> None:
         """End it, and wait until it has. Raises RuntimeError if the program died or hangs."""
         self._end[0] = 1
-        self.hear(LIMIT_S)
+        self.wait(LIMIT_S)
 
-    def hear(self, limit_s: float) -> None:
+    def wait(self, limit_s: float) -> None:
         """Wait for the program's word. Raises RuntimeError without one."""
         until = time.monotonic() + limit_s
-        while not self.heard():
+        while not self.answered():
             if time.monotonic() > until:
                 raise RuntimeError("the program takes too long")
             time.sleep(0.001)
 
-    def heard(self) -> bool:
+    def answered(self) -> bool:
         """Whether there is a word of the program's. Raises RuntimeError if it died."""
         try:
             if not os.read(self._inward, 1):

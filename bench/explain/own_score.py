@@ -40,7 +40,7 @@ class OwnScore:
     mean_weight: float
     """How many each stands for."""
     share: float
-    """Of the time, in points: the planted cause's."""
+    """Of the time, in points: of the planted cause."""
     truth: float | None
     """The same by the step times with and without the cause, nobody watching."""
     slower: float
@@ -181,12 +181,12 @@ def table(scores: list[OwnScore]) -> str:
         lines.append(f"  the full trace's verdict: {proportion(same, len(mine))}")
         right = sum(one.full == one.expected for one in mine)
         lines.append(f"  right itself: {proportion(right, len(mine))}")
-        told = [(abs(one.busy - one.busy_truth), one.busy_half or 0.0) for one in mine
+        known = [(abs(one.busy - one.busy_truth), one.busy_half or 0.0) for one in mine
                 if one.busy is not None]  # fmt: skip
         slower = sorted(one.slower for one in mine)[len(mine) // 2]
         lines.append(
-            f"  busy within a point of torch.profiler's: {sum(off <= 1 for off, _ in told)} of "
-            f"{len(told)}; within a point and its own interval "
-            f"{sum(off <= 1 + half for off, half in told)}; recorded {slower:.2f} points slower"
+            f"  busy within a point of torch.profiler's: {sum(off <= 1 for off, _ in known)} of "
+            f"{len(known)}; within a point and its own interval "
+            f"{sum(off <= 1 + half for off, half in known)}; recorded {slower:.2f} points slower"
         )
     return "\n".join(lines)

@@ -5,7 +5,7 @@ A program is a step with the cause (`on`) and the same step without it (`off`), 
 what the cause costs is measured, not assumed: the difference of their step times. Parameters are
 drawn from a seeded generator, in ranges where the program without its cause keeps its device (or
 the host that it is about) busy, and where the cause is to cost a fifth of the step or more: a
-program has one cause, and it is worth naming. Whether a draw does so is measured, too.
+program has one cause, and it is worth interner. Whether a draw does so is measured, too.
 """
 
 from __future__ import annotations
@@ -40,31 +40,30 @@ class Work:
     before_on: Step = lambda: None
     close: Step = lambda: None
     disturb: bool = False
-    """Whether the harness's rival, stopper or the like is on while `on` runs."""
+    """Whether the disturber of the harness is active while `on` runs."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A known cause: the bound that explain must name, and the details of which one must occur."""
+    """A program with a known cause. `expected` holds the right verdict on it."""
 
     build: Callable[[random.Random], Work]
-    bound: str
-    details: tuple[str, ...] = ()
     disturber: str = ""
-    """'' none; 'cpu', 'gpu' or 'stop': what the harness runs beside it."""
-    needs_os: bool = False
-    """Cannot be told from the device's trace alone: needs the capture of waits."""
+    """What the harness runs beside it: '' nothing; 'cpu', 'gpu', 'quota' or 'stop'."""
 
 
 KINDS: dict[str, Kind] = {}
+"""All programs by name."""
 
 
-def kind(bound: str, *details: str, disturber: str = "", needs_os: bool = False) -> Callable:
-    def keep(build: Callable[[random.Random], Work]) -> Callable[[random.Random], Work]:
-        KINDS[build.__name__] = Kind(build, bound, details, disturber, needs_os)
+def kind(disturber: str = "") -> Callable:
+    """Registers the decorated function as a program."""
+
+    def register(build: Callable[[random.Random], Work]) -> Callable[[random.Random], Work]:
+        KINDS[build.__name__] = Kind(build, disturber)
         return build
 
-    return keep
+    return register
 
 
 def matrices(size: int, count: int = 2) -> list[torch.Tensor]:
@@ -96,7 +95,7 @@ def graph_of(step: Step) -> Step:
     return graph.replay
 
 
-@kind("launch")
+@kind()
 def small_kernels(rng: random.Random) -> Work:
     count = rng.randint(60, 200)
     tensors = [torch.randn(rng.choice([1024, 4096, 16384]), device="cuda") for _ in range(4)]
@@ -112,7 +111,7 @@ def small_kernels(rng: random.Random) -> Work:
     return Work(step, graph_of(step), 4000 // count, {"kernels": count})
 
 
-@kind("synchronisation")
+@kind()
 def item_every_step(rng: random.Random) -> Work:
     # A wait costs some 26 µs: three products of 3072 take ten times as long.
     size, products = rng.choice([(2560, 1), (2560, 2), (3072, 1), (3584, 1)])
@@ -131,7 +130,7 @@ def item_every_step(rng: random.Random) -> Work:
     return Work(on, off, 400, {"size": size, "products": products})
 
 
-@kind("copy", "pageable")
+@kind()
 def pageable_copy(rng: random.Random) -> Work:
     forward, parameters = model(rng)
     megabytes = rng.randint(20, 80)
@@ -150,7 +149,7 @@ def pageable_copy(rng: random.Random) -> Work:
     return Work(on, off, 60, {"megabytes": megabytes, **parameters})
 
 
-@kind("copy", "bandwidth", "serial")
+@kind()
 def copy_bound(rng: random.Random) -> Work:
     forward, parameters = model(rng, 1)
     megabytes = rng.randint(80, 320)
@@ -169,7 +168,7 @@ def copy_bound(rng: random.Random) -> Work:
     return Work(on, off, 80, {"megabytes": megabytes, **parameters})
 
 
-@kind("copy", "small")
+@kind()
 def small_copies(rng: random.Random) -> Work:
     forward, parameters = model(rng)
     count, length = rng.randint(60, 200), rng.choice([1, 64, 1024])
@@ -234,17 +233,17 @@ def fed(rng: random.Random, workers: int, cost_ms: float) -> Work:
     )
 
 
-@kind("input")
+@kind()
 def slow_loader(rng: random.Random) -> Work:
     return fed(rng, 0, rng.uniform(3, 12))
 
 
-@kind("input")
+@kind()
 def one_worker(rng: random.Random) -> Work:
     return fed(rng, 1, rng.uniform(5, 15))
 
 
-@kind("lock", "gil", needs_os=True)
+@kind()
 def gil_bound(rng: random.Random) -> Work:
     size = rng.choice([1024, 2048])
     a, b = matrices(size)
@@ -273,7 +272,7 @@ def gil_bound(rng: random.Random) -> Work:
     )  # fmt: skip
 
 
-@kind("lock", "lock")
+@kind()
 def lock_held(rng: random.Random) -> Work:
     forward, parameters = model(rng)
     lock, go, end = threading.Lock(), threading.Event(), threading.Event()
@@ -317,25 +316,25 @@ def chatty(rng: random.Random) -> tuple[Step, dict[str, Any]]:
     return step, {"size": size}
 
 
-@kind("cpu", "rival", disturber="cpu", needs_os=True)
+@kind(disturber="cpu")
 def cpu_rival(rng: random.Random) -> Work:
     step, parameters = chatty(rng)
     return Work(step, step, 1500, parameters, disturb=True)
 
 
-@kind("cpu", "quota", disturber="quota", needs_os=True)
+@kind(disturber="quota")
 def cpu_quota(rng: random.Random) -> Work:
     step, parameters = chatty(rng)
     return Work(step, step, 1500, parameters, disturb=True)
 
 
-@kind("stopped", disturber="stop", needs_os=True)
+@kind(disturber="stop")
 def stopped(rng: random.Random) -> Work:
     step, parameters = chatty(rng)
     return Work(step, step, 1500, parameters, disturb=True)
 
 
-@kind("rival", disturber="gpu")
+@kind(disturber="gpu")
 def rival_tenant(rng: random.Random) -> Work:
     size = rng.choice([2048, 2560, 3072])  # with 1024 the host cannot launch as fast as that
     a, b = matrices(size)
@@ -349,7 +348,7 @@ def rival_tenant(rng: random.Random) -> Work:
     return Work(step, step, 25, {"size": size}, disturb=True)
 
 
-@kind("page fault", needs_os=True)
+@kind()
 def page_faults(rng: random.Random) -> Work:
     forward, parameters = model(rng, 2)
     megabytes = rng.randint(40, 120)
@@ -368,7 +367,7 @@ def page_faults(rng: random.Random) -> Work:
     return Work(on, forward, 30, {"megabytes": megabytes, **parameters})
 
 
-@kind("allocation")
+@kind()
 def allocator_churn(rng: random.Random) -> Work:
     forward, parameters = model(rng, 2)
     megabytes = [rng.randint(64, 512) for _ in range(rng.randint(3, 6))]
@@ -385,7 +384,7 @@ def allocator_churn(rng: random.Random) -> Work:
     return Work(on, off, 40, {"megabytes": megabytes, **parameters})
 
 
-@kind("host", "tokenize")
+@kind()
 def host_python(rng: random.Random) -> Work:
     forward, parameters = model(rng, 2)
     words = rng.randint(15_000, 50_000)
@@ -405,7 +404,7 @@ def host_python(rng: random.Random) -> Work:
     return Work(on, forward, 40, {"words": words, **parameters})
 
 
-@kind("io", "fsync")
+@kind()
 def checkpoint_fsync(rng: random.Random) -> Work:
     forward, parameters = model(rng, 2)
     kilobytes = rng.choice([1024, 4096])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m bench.explain.scale [MILLIONS]`: time and memory to explain ten minutes of events.
 
-A recorded trace (tests/data/explain) laid end to end until there are so many rows; a process of its
-own, so that its peak is that of explaining and not of laying out.
+A recorded trace (tests/data/explain) is repeated to that many rows. A separate process explains it,
+so that its peak memory excludes the repetition.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LENGTH_NS = 600_000_000_000
 
 
 def tiled(timeline: Timeline, rows: int) -> Timeline:
-    """The timeline repeated, ten minutes long, with about so many rows."""
+    """The timeline repeated, ten minutes long, with about `rows` rows."""
     tables = {name: getattr(timeline, name) for name in ("device", "calls", "host", "states")}
     have = sum(map(len, tables.values()))
     times = max(1, rows // have)

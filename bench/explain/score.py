@@ -21,6 +21,7 @@ from bench.explain import truth as truths
 from bench.explain.expected import EXPECTED, MATTERS, PARTS, PLANTED, planted, right_bound
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
+from sonde.model.causes import Bound
 from sonde.model.verdict import Verdict
 
 CORES = range(8, 16)
@@ -87,8 +88,14 @@ def score(folder: Path, with_waits: bool = True) -> Score:
     windowed = explain(replace(timeline, windows_ns=windows)).verdicts[0]
     parts = PARTS.get(kind, (planted(kind),))
     share = sum(cause.share for cause in verdict.causes if cause.bound in parts)
-    said = next((cause for cause in verdict.causes if cause.bound == EXPECTED[kind][0]), None)
-    texts = [said.detail, *(place.function for place in said.places)] if said else []
+    found_cause = next(
+        (cause for cause in verdict.causes if cause.bound == EXPECTED[kind][0]), None
+    )
+    texts = (
+        [found_cause.key, found_cause.detail, *(one.function for one in found_cause.locations)]
+        if found_cause
+        else []
+    )
     stalled = sum(cause.ns for cause in verdict.causes)
     expected_ns = verdict.window_ns * (1 - verdict.computing)
     steps = verdict.steps
@@ -105,7 +112,7 @@ def score(folder: Path, with_waits: bool = True) -> Score:
         rest=100 * rest,
         right=verdict.bounds[0].key == expected,
         by_name=verdict.bounds[0].key == EXPECTED[kind][0],
-        detail=said.detail if said else "",
+        detail=found_cause.detail if found_cause else "",
         detail_right=not details or any(word in text for word in details for text in texts),
         sum_error=abs(stalled - expected_ns) / max(1.0, expected_ns),
         idle=100 * verdict.idle,
@@ -126,7 +133,7 @@ class Measured:
 
     cost: float | None
     """Of the planted cause, in parts of the step: by the device's begin with each step in both
-    traces, or by the clock around both loops where not every step is told."""
+    traces, or by the clock around both loops where not every step is known."""
     clock: float | None
     """By the clock."""
     rest: float
@@ -136,7 +143,7 @@ class Measured:
 def measured(folder: Path, known: dict[str, Any], true: truths.Truth) -> Measured:
     """`true`: of the trace with the cause."""
     on_s, off_s = known["step_on_s"], known["step_off_s"]
-    if not off_s or EXPECTED[known["kind"]][0] == "serial":
+    if not off_s or EXPECTED[known["kind"]][0] == Bound.SMALL_KERNELS:
         return Measured(None, None, 0.0)
     clock = 1 - off_s / on_s
     path = _file(folder, "off.json")

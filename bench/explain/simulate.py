@@ -18,9 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from sonde.analyze.idle import stalls_of
+from sonde.analyze.stalls import stalls_of
 from sonde.analyze.steps import steps_of
-from sonde.model.timeline import CallKind, DeviceKind, HostKind, Naming, Timeline, Way, events
+from sonde.model.timeline import (
+    CallKind,
+    CopyDirection,
+    DeviceKind,
+    HostKind,
+    Interner,
+    Timeline,
+    events,
+)
 
 WITHIN = 0.01
 UNSEEN = 10_000
@@ -57,16 +65,16 @@ class _Run:
 
     def __init__(self, program: Program) -> None:
         self.program, self.rng = program, program.rng
-        self.naming = Naming()
+        self.interner = Interner()
         self.rows: dict[str, list[dict[str, Any]]] = {"device": [], "calls": [], "host": []}
-        self.thread = self.naming.thread(100, 100, "python", "python")
-        self.stream = self.naming.stream(0, 7)
+        self.thread = self.interner.thread(100, 100, "python", "python")
+        self.stream = self.interner.stream(0, 7)
         self.host, self.device, self.ids = 1e6, 1e6, 0
         self.lost = 0.002 if "lost" in program.features else 0.0
 
     def add(self, table: str, begin: float, end: float, name: str, **columns: Any) -> None:
         row = {"start_ns": round(begin * 1e3), "end_ns": round(end * 1e3), **columns}
-        self.rows[table].append(row | {"name": self.naming.name(name)})
+        self.rows[table].append(row | {"name": self.interner.name(name)})
 
     def ask(self, name: str, length: float, call: CallKind, kind: DeviceKind, **more: Any) -> float:
         """A launch or a copy; returns when the device began with it."""
@@ -75,9 +83,9 @@ class _Run:
         begin = max(self.device + 1, self.host + 5)
         self.device = begin + length * self.rng.uniform(0.7, 1.3)
         if self.rng.random() >= self.lost:
-            at = {"lane": self.thread, "kind": call, "correlation": self.ids}
+            at = {"track": self.thread, "kind": call, "correlation": self.ids}
             self.add("calls", self.host, self.host + 3, f"cuda{call.name}", **at)
-            at = {"lane": self.stream, "kind": kind, "correlation": self.ids}
+            at = {"track": self.stream, "kind": kind, "correlation": self.ids}
             self.add("device", begin, self.device, name, **at, **more)
         self.host = max(self.host + 3, self.device - 20_000)  # its queue is not endless
         return begin
@@ -86,10 +94,12 @@ class _Run:
         return self.ask(name, self.program.length, CallKind.LAUNCH, DeviceKind.KERNEL)
 
     def read(self) -> None:
-        self.ask("Memcpy DtoH", 2, CallKind.COPY, DeviceKind.COPY, way=Way.D2H, bytes=4)
+        self.ask(
+            "Memcpy DtoH", 2, CallKind.COPY, DeviceKind.COPY, direction=CopyDirection.D2H, bytes=4
+        )
         end = max(self.host + 2, self.device + 2)
         self.add(
-            "calls", self.host, end, "cudaStreamSynchronize", lane=self.thread, kind=CallKind.SYNC
+            "calls", self.host, end, "cudaStreamSynchronize", track=self.thread, kind=CallKind.SYNC
         )
         self.host = end
 
@@ -102,7 +112,12 @@ class _Run:
         suffix = rng.choice(["", "_tail"]) if "shapes" in program.features else ""
         if "copy" in program.features:
             first = self.ask(
-                "Memcpy HtoD", 20, CallKind.COPY, DeviceKind.COPY, way=Way.H2D, bytes=1 << 20
+                "Memcpy HtoD",
+                20,
+                CallKind.COPY,
+                DeviceKind.COPY,
+                direction=CopyDirection.H2D,
+                bytes=1 << 20,
             )
         for _ in range(program.layers):
             inner = self.host
@@ -124,7 +139,7 @@ class _Run:
 
     def function(self, began: float, name: str) -> None:
         if "functions" in self.program.features:
-            at = {"lane": self.thread, "kind": HostKind.PYTHON}
+            at = {"track": self.thread, "kind": HostKind.PYTHON}
             self.add("host", began + 0.1, self.host, f"train.py({len(name)}): {name}", **at)
 
     def timeline(self) -> Timeline:
@@ -134,7 +149,7 @@ class _Run:
             made = {column: [row.get(column, 0) for row in rows] for column in columns}
             if rows:
                 tables[name] = events(**made)
-        return Timeline(names=self.naming.names, lanes=self.naming.lanes, **tables)
+        return Timeline(names=self.interner.names, tracks=self.interner.tracks, **tables)
 
 
 def simulated(seed: int) -> tuple[Timeline, float, set[str]]:
@@ -175,8 +190,8 @@ def main() -> int:
             seen[name] += 1
             right[name] += good
         if not good and "-v" in sys.argv:
-            said = found and (length / truth, found.operations, found.regularity)
-            print(seed, sorted(features), said)
+            result = found and (length / truth, found.operations, found.regularity)
+            print(seed, sorted(features), result)
     for name, total in sorted(seen.items()):
         share = 100 * right[name] / total
         print(f"{name:14s} {right[name]:4} of {total:4} within 1 %: {share:.1f} %")

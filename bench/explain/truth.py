@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is true of a run, from its raw trace and the program's own clock.
+"""The truth about a run, from its raw trace and the program's own clock.
 
-Nothing here comes from Sonde: the trace is read as plain JSON, intervals are swept one by one, and
-a step begins where the program says. So its readers, its timeline and its steps are held against
-something that does not share their mistakes.
+Nothing here is shared with Sonde: the trace is read as plain JSON, intervals are swept one by one,
+and a step begins at the times that the program recorded. So mistakes in Sonde's readers, timelines
+and steps show up in the comparison.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Truth:
     """When the device began with each step of the program, on the trace's clock."""
 
     def step_ns(self, steps: int) -> float | None:
-        """Mean length of the program's steps on the device; None unless all `steps` are told.
+        """Mean length of the program's steps on the device; None unless all `steps` are known.
 
         From the first one's begin to the last one's: the ends of the loop are no part of a step.
         """
@@ -79,7 +79,7 @@ class Truth:
 
 def of_trace(path: Path, stamps_ns: list[int] | None = None) -> Truth:
     """Read a trace. `stamps_ns`: when the program began each step and ended the last (time since
-    1970); without, the calls of the measuring loop in the trace tell; none: no steps.
+    1970); without, the calls of the measuring loop in the trace; none: no steps.
 
     Raises NothingRanError for a trace without an operation of a device.
     """

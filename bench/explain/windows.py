@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench.explain.windows RUN...`: what short windows of a trace tell of all of it.
+"""`python -m bench.explain.windows RUN...`: whether short windows of a trace give its verdict.
 
 `RUN`: folders of unpacked runs (`trace.json.gz`, `truth.json`). Of each, as many windows as a
 recording could afford are cut from its trace, one at random in each part of the time, and explained
@@ -52,8 +52,8 @@ def agreements(folder: Path) -> tuple[str, Found]:
                 starts = [whole.start_ns + i * part + rng.randrange(part - ns)
                           for i in range(number)]  # fmt: skip
                 cut = replace(timeline, windows_ns=[(start, start + ns) for start in starts])
-                told = explain(cut).verdicts[0]
-                found[length, number].append(told.bounds[0].key == whole.bounds[0].key)
+                verdict = explain(cut).verdicts[0]
+                found[length, number].append(verdict.bounds[0].key == whole.bounds[0].key)
     return known["kind"], found
 
 

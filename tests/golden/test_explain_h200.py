@@ -2,7 +2,7 @@
 """Programs with known causes, recorded on an H200, and what explain makes of them here.
 
 Each is a few steps of a run that the rules were made with (seeds 0 and 1 of bench/explain), as
-torch.profiler and Sonde recorded it. Accuracy on runs not looked at is in docs/design/explain.md.
+torch.profiler and Sonde recorded it. Accuracy on unseen runs is in docs/lab/explain.md.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
 from sonde.export import verdict as text
+from sonde.model.causes import Bound, CauseDetail
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "data" / "explain"
@@ -41,7 +42,9 @@ def test_the_cause_is_named(kind):
 
     assert verdict.bounds[0].key == bound, verdict.evidence
     said = [cause for cause in verdict.causes if cause.bound == bound]
-    texts = [t for one in said for t in (one.detail, *(place.function for place in one.places))]
+    texts = [
+        t for one in said for t in (one.key, one.detail, *(at.function for at in one.locations))
+    ]
     assert not words or any(word in told for word in words for told in texts), texts
 
 
@@ -109,11 +112,11 @@ CUT_WITHIN_STEPS = {
 @pytest.mark.parametrize(
     ("cost", "rest", "bound"),
     [
-        (0.3, 0.0, "synchronisation"),
-        (0.1, 0.0, "compute"),  # all it waits for is too little to be its bound
-        (0.1, 0.08, "synchronisation"),
-        (0.1, 0.3, "launch"),
-        (None, 0.0, "synchronisation"),
+        (0.3, 0.0, Bound.SYNCHRONIZATION),
+        (0.1, 0.0, Bound.COMPUTE),  # all it waits for is too little to be its bound
+        (0.1, 0.08, Bound.SYNCHRONIZATION),
+        (0.1, 0.3, Bound.LAUNCH),
+        (None, 0.0, Bound.SYNCHRONIZATION),
     ],
 )
 def test_what_is_right_follows_from_what_was_measured(cost, rest, bound):
@@ -130,21 +133,21 @@ def test_a_quota_that_is_spent_within_a_launch_is_not_launch_overhead():
     """Of 63 ms, 44 passed in one call of cuLaunchKernelEx whose thread had no CPU."""
     (verdict,) = explained("delays/cpu_quota").verdicts
 
-    assert verdict.bounds[0].key == "cpu"
-    (waited,) = [cause for cause in verdict.causes if cause.bound == "cpu"]
+    assert verdict.bounds[0].key == Bound.CPU_CONTENTION
+    (waited,) = [cause for cause in verdict.causes if cause.bound == Bound.CPU_CONTENTION]
     assert waited.share == pytest.approx(0.70, abs=0.02)
-    assert waited.detail == "quota"
-    assert sum(cause.share for cause in verdict.causes if cause.bound == "launch") < 0.02
+    assert waited.detail == CauseDetail.QUOTA
+    assert sum(cause.share for cause in verdict.causes if cause.bound == Bound.LAUNCH) < 0.02
 
 
 def test_a_checkpoint_that_is_written_beside_the_devices_work_has_the_gaps_behind_it():
     """fsync ends before the device is done; without it the next launches would be early enough."""
     (verdict,) = explained("delays/checkpoint_fsync", with_waits=False).verdicts
 
-    assert verdict.bounds[0].key == "io"
-    (waited,) = [cause for cause in verdict.causes if cause.bound == "io"]
+    assert verdict.bounds[0].key == Bound.IO
+    (waited,) = [cause for cause in verdict.causes if cause.bound == Bound.IO]
     assert waited.share == pytest.approx(0.15, abs=0.01)
-    assert waited.places[0].function.startswith("fsync() in on ")
+    assert waited.locations[0].function.startswith("fsync() in on ")
 
 
 def test_a_trace_of_a_run_without_a_device_says_so(tmp_path):
@@ -165,7 +168,7 @@ def test_a_step_of_the_truth_is_from_one_begin_on_the_device_to_the_next():
 def test_it_says_it_on_one_screen():
     said = text.render(explained("slow_loader"))
 
-    assert said.splitlines()[0] == "GPU0 (NVIDIA H200) is bound by the input pipeline"
+    assert said.splitlines()[0] == "GPU0 (NVIDIA H200) — input-bound: input pipeline"
     assert "__getitem__" in said
     assert "next: prepare batches ahead" in said
     assert len(said.splitlines()) <= 12

@@ -74,9 +74,9 @@ def test_all_that_was_written_is_shown(kind, chromium, origin):
             "select t.name name, p.name parent from track t left join track p on t.parent_id = p.id"
         )
     }
-    for lane in timeline.lanes:
-        if lane.kind == "stream":
-            assert parents[lane.label] == f"GPU{lane.device}"
+    for track in timeline.tracks:
+        if track.kind == "stream":
+            assert parents[track.label] == f"GPU{track.device}"
     assert parents["why it waited"] == "GPU0"
 
 

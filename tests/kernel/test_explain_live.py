@@ -14,6 +14,7 @@ import pytest
 
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
+from sonde.model.causes import Bound, Cause
 from sonde.query import questions
 from sonde.query.capture import read
 from sonde.query.session import Session
@@ -22,7 +23,9 @@ pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "opencl" / "known_cause.py"
 WATCHED_S = 2
-BOUNDS = {"device": "device", "loader": "input", "sleep": "host", "host": "host"}
+BOUNDS = {
+    "device": Bound.DEVICE, "loader": Bound.INPUT, "sleep": Bound.HOST, "host": Bound.HOST,
+}  # fmt: skip
 
 
 def explained(cause: str, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -48,15 +51,15 @@ def test_what_holds_up_the_thread_that_feeds_the_device(cause):
     verdict = json.loads(said.stdout)["verdicts"][0]
     assert verdict["bounds"][0]["key"] == BOUNDS[cause], verdict["evidence"]
     if cause == "sleep":
-        assert verdict["causes"][0]["key"] == "sleep"
+        assert verdict["causes"][0]["key"] == Cause.SLEEP
 
 
 DEVICE_BOUNDS = {
-    "device": {"kernels"},
+    "device": {Bound.KERNELS},
     # The loader names itself after its birth; whether that was heard decides.
-    "loader": {"input", "lock"},
-    "sleep": {"host"},
-    "host": {"host"},
+    "loader": {Bound.INPUT, Bound.LOCK},
+    "sleep": {Bound.HOST},
+    "host": {Bound.HOST},
 }
 
 

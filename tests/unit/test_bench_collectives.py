@@ -12,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.explain.collectives import ROUNDS, judge, only_nccl, table
 
+from sonde.model.causes import Bound
+
 WORK_US, REDUCE_US, GAP_US, STEPS = 1_000, 100, 30, 40
 
 
@@ -57,7 +59,7 @@ def test_waiting_for_the_slowest_rank_is_told_within_points_of_the_truth(run):
     assert all(abs(one.share - one.truth) < 1 for one in scores), table(scores)
     assert all(abs(one.clock - one.truth) < 1 for one in scores), table(scores)
     waiting = [one for one in scores if one.round.endswith("x2") and not one.straggler]
-    assert {one.verdict for one in waiting} == {"communication"}
+    assert {one.verdict for one in waiting} == {Bound.COMMUNICATION}
 
 
 def test_the_straggler_is_the_rank_that_was_given_more(run):

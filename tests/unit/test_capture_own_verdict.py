@@ -10,6 +10,7 @@ import pytest
 from captures import START_NS, Writer
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
+from sonde.model.causes import Bound, Cause
 
 MS = 1_000_000
 LOADER = ("fetch", "[python]", "torch/utils/data/_utils/fetch.py", 49, "python")
@@ -62,10 +63,10 @@ def test_what_sondes_own_thread_does_in_a_process_is_not_the_programs(writer, ke
     verdict = told()
 
     assert "train (42)" in verdict.device_name
-    assert set(shares(verdict)) == {"host"}
+    assert set(shares(verdict)) == {Cause.HOST}
 
 
-@pytest.mark.parametrize(("weight", "bound"), [(4000.0, "launch"), (20.0, "host")])
+@pytest.mark.parametrize(("weight", "bound"), [(4000.0, Bound.LAUNCH), (20.0, Bound.HOST)])
 def test_code_is_launch_overhead_where_there_is_little_between_launches(
     writer, key, told, weight, bound
 ):
@@ -82,7 +83,7 @@ def test_a_sleep_in_the_loader_is_input(writer, key, told):
     on_cpu(writer, key, 1.0, LOADER, "decode")
     verdict = told()
 
-    assert verdict.bound == "input"
+    assert verdict.bound == Bound.INPUT
     assert verdict.bounds[0].share == pytest.approx(0.9, abs=0.01)
 
 
@@ -91,7 +92,7 @@ def test_a_read_that_a_worker_ends_is_input(writer, key, told):
     writer.wait(key, 42, "read", 4.0, count=100, waker=(43, 44))
     runs(writer, key, 0.01)
 
-    assert told().bound == "input"
+    assert told().bound == Bound.INPUT
 
 
 def test_waits_for_the_interpreters_lock_are_told_by_their_stacks(writer, key, told):
@@ -99,7 +100,7 @@ def test_waits_for_the_interpreters_lock_are_told_by_their_stacks(writer, key, t
     writer.wait(key, 42, "futex", 1.0, count=600, stack=writer.stack("main", "mutex"))
     runs(writer, key, 0.01)
 
-    assert shares(told()) == pytest.approx({"gil": 0.6, "lock": 0.2}, abs=0.01)
+    assert shares(told()) == pytest.approx({Cause.GIL: 0.6, Cause.LOCK: 0.2}, abs=0.01)
 
 
 def test_who_is_throttled_while_it_waits_was_throttled(writer, key, told):
@@ -108,11 +109,13 @@ def test_who_is_throttled_while_it_waits_was_throttled(writer, key, told):
     writer.wait(key, 42, "preempted", 3.25, count=50, kind="runqueue")
     verdict = told()
 
-    assert [one.key for one in verdict.bounds] == ["cpu"]
+    assert [one.key for one in verdict.bounds] == [Bound.CPU_CONTENTION]
     assert verdict.computing == pytest.approx(0.35, abs=0.01)
 
 
-@pytest.mark.parametrize(("direction", "bound"), [("h2d", "copy"), ("d2h", "synchronisation")])
+@pytest.mark.parametrize(
+    ("direction", "bound"), [("h2d", Bound.COPY), ("d2h", Bound.SYNCHRONIZATION)]
+)
 def test_waits_behind_copies_to_the_device_are_the_copies(writer, key, told, direction, bound):
     """To the device it is data on its way, from it a result that is read."""
     copies = {"count": 9000, "moved": 36_000, "direction": direction}
@@ -135,8 +138,8 @@ def test_copies_are_told_by_what_all_moved_and_how_fast_some_were(writer, key, t
     on_cpu(writer, key, 4.9, "step", "cuLaunchKernel", "sched_yield")
     verdict = told()
 
-    assert verdict.bound == "copy"
-    assert shares(verdict)["copy"] == pytest.approx(0.96, abs=0.03)
+    assert verdict.bound == Bound.COPY
+    assert shares(verdict)[Cause.COPY] == pytest.approx(0.96, abs=0.03)
 
 
 def counted(writer: Writer, pid: int, **shares_of: float) -> None:
@@ -174,10 +177,10 @@ def test_counters_at_zero_of_a_program_that_only_copies(writer, key, told):
     counted(writer, 42, dram=0.0, tensor=0.0)
     on_cpu(writer, key, 4.9, "step")
 
-    assert told().bound in ("copy", "host", "launch")
+    assert told().bound in (Bound.COPY, Bound.HOST, Bound.LAUNCH)
 
 
-@pytest.mark.parametrize(("most", "bound"), [(4.5, "synchronisation"), (2.0, "lock")])
+@pytest.mark.parametrize(("most", "bound"), [(4.5, Bound.SYNCHRONIZATION), (2.0, Bound.LOCK)])
 def test_a_futex_that_the_drivers_thread_ends_is_a_wait_for_the_device(writer, told, most, bound):
     """From thread to thread, as in XLA; where others end more of it, it is a lock."""
     names = {42: "train", 43: "callback", 44: "cuda-EvtHandlr", 45: "holder", 46: "holder"}
@@ -199,13 +202,14 @@ def test_kernels_that_take_far_longer_than_usual_were_interrupted(writer, key, t
     runs(writer, key, [2.05 if number % 10 == 0 else 0.05 for number in range(100)], weight=200.0)
     verdict = told()
 
-    assert verdict.bound == "rival"
-    assert shares(verdict)["rival"] == pytest.approx(0.8, abs=0.01)
+    assert verdict.bound == Bound.GPU_CONTENTION
+    assert shares(verdict)[Cause.GPU_CONTENTION] == pytest.approx(0.8, abs=0.01)
     assert "about 20 %" in verdict.evidence[1]
 
 
 @pytest.mark.parametrize(("blocks", "weight", "bound"), [
-    ("1,1,1", 95.0, "serial"), ("1,1,1", 400.0, "compute"), ("512,1,1", 95.0, "compute"),
+    ("1,1,1", 95.0, Bound.SMALL_KERNELS), ("1,1,1", 400.0, Bound.COMPUTE),
+    ("512,1,1", 95.0, Bound.COMPUTE),
 ])  # fmt: skip
 def test_small_kernels_one_after_another_are_serial(writer, key, told, blocks, weight, bound):
     """Four at a time are not, nor are those that fill the device."""
@@ -226,7 +230,7 @@ def test_short_waits_within_a_window_are_parted_as_the_totals_are(writer, key, t
     verdict = told()
 
     assert verdict.device == 0
-    assert verdict.bound == "lock"
-    assert shares(verdict)["gil"] == pytest.approx(0.89, abs=0.02)
+    assert verdict.bound == Bound.LOCK
+    assert shares(verdict)[Cause.GIL] == pytest.approx(0.89, abs=0.02)
     stalled = verdict.window_ns * (1 - verdict.computing)
     assert sum(one.ns for one in verdict.causes) == pytest.approx(stalled, abs=2)

@@ -13,8 +13,9 @@ from sonde.analyze.bound import explain
 from sonde.analyze.merge import merged
 from sonde.cli.timelines import open_timeline
 from sonde.export import verdict as text
+from sonde.model.causes import Bound, Cause
 from sonde.model.devices import index_of
-from sonde.model.timeline import DeviceKind, StateKind, Way
+from sonde.model.timeline import CopyDirection, DeviceKind, StateKind, TrackKind
 from timelines import PID, Scene
 
 MS = 1_000_000
@@ -50,8 +51,8 @@ def test_waits_and_samples(writer, tmp_path):
     timeline = opened(writer, tmp_path)
 
     assert timeline.states.kind.tolist() == [StateKind.BLOCKED, StateKind.RUNQUEUE]
-    assert timeline.states.detail.tolist() == [1, 0]
-    assert timeline.lanes[timeline.states.lane[0]].label == "train (42)"
+    assert timeline.states.wait_detail.tolist() == [1, 0]
+    assert timeline.tracks[timeline.states.track[0]].label == "train (42)"
     assert timeline.samples.fault.tolist() == [True]
     assert timeline.names[timeline.samples.name[0]] == "step"
     assert timeline.end_ns - timeline.start_ns == 5_000_000_000
@@ -72,7 +73,7 @@ def test_windows_of_device_time_are_explained(writer, tmp_path):
     assert timeline.device.blocks[0] == 32
     assert verdict.window_ns == pytest.approx(3 * 95 * MS)
     assert verdict.computing == pytest.approx(150 / 285, abs=0.001)
-    assert verdict.bound == "lock"
+    assert verdict.bound == Bound.LOCK
     assert verdict.causes[0].thread == "train (42)"
 
 
@@ -83,10 +84,10 @@ def test_copies_on_the_device_keep_their_way_and_size(writer, tmp_path):
     device = opened(writer, tmp_path).device
 
     assert device.kind.tolist() == [DeviceKind.COPY, DeviceKind.KERNEL]
-    assert (device.way[0], device.bytes[0]) == (Way.H2D, 1 << 20)
+    assert (device.direction[0], device.bytes[0]) == (CopyDirection.H2D, 1 << 20)
 
 
-@pytest.mark.parametrize(("weight", "bound"), [(95.0, "compute"), (20.0, "input")])
+@pytest.mark.parametrize(("weight", "bound"), [(95.0, Bound.COMPUTE), (20.0, Bound.INPUT)])
 def test_runs_timed_singly_give_totals_but_no_gaps(writer, tmp_path, weight, bound):
     """50 runs of 1 ms of 5 s: with a weight of 95 the device computed for 95 % of the time."""
     key = writer.process(42, "train")
@@ -111,7 +112,7 @@ def test_how_busy_a_device_was_counts_from_when_it_was_watched(writer, tmp_path)
     writer.calls(key, 42, "cuLaunchKernel", count=5000, seconds=0.3, op="launch")
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
-    assert verdict.bound == "compute"
+    assert verdict.bound == Bound.COMPUTE
     assert "about 96 %" in verdict.evidence[1]
 
 
@@ -125,7 +126,7 @@ def test_a_device_that_idles_while_its_thread_waits_for_it_again_and_again(write
     writer.on_cpu(key, 42, writer.stack("main", "step"), 130)
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
-    assert verdict.bound == "synchronisation"
+    assert verdict.bound == Bound.SYNCHRONIZATION
 
 
 def test_threads_that_wait_for_one_another_are_told_of_together(writer, tmp_path):
@@ -137,7 +138,7 @@ def test_threads_that_wait_for_one_another_are_told_of_together(writer, tmp_path
         writer.wait(key, tid, "futex", 2.4, count=100, waker=(42, other))
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
-    assert verdict.bound == "launch"
+    assert verdict.bound == Bound.LAUNCH
     assert verdict.bounds[0].share == pytest.approx(0.8, abs=0.01)
 
 
@@ -182,10 +183,10 @@ def test_a_device_that_waits_in_collectives_is_bound_by_communication(writer, tm
             run(writer, key, at + 5 + late, at + 9.9, device=device, name=NCCL, stream=9)
     first, second = explain(opened(writer, tmp_path)).verdicts
 
-    assert first.bound == "communication"
+    assert first.bound == Bound.COMMUNICATION
     assert first.causes[0].share == pytest.approx(0.49, abs=0.01)
     assert "GPU1 came last to 100 % of them" in first.causes[0].facts
-    assert second.bounds[0].key == "compute"
+    assert second.bounds[0].key == Bound.COMPUTE
 
 
 def test_a_collective_under_kernels_is_no_stall(writer, tmp_path):
@@ -195,8 +196,8 @@ def test_a_collective_under_kernels_is_no_stall(writer, tmp_path):
         run(writer, key, 10 * step + 1, 10 * step + 9, name=NCCL, stream=9)
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
-    assert verdict.bound == "compute"
-    assert "collective" not in {cause.key for cause in verdict.causes}
+    assert verdict.bound == Bound.COMPUTE
+    assert Cause.COLLECTIVE not in {cause.key for cause in verdict.causes}
 
 
 def clocks(writer: Writer, reason: str, mhz: float, gpu: int = 0) -> None:
@@ -221,7 +222,7 @@ def clocks(writer: Writer, reason: str, mhz: float, gpu: int = 0) -> None:
 
 @pytest.mark.parametrize(
     ("reason", "next_step"),
-    [("software_power_cap", "power limit"), ("hardware_thermal", "cool it")],
+    [("software_power_cap", "power limit"), ("hardware_thermal", "cool the GPU")],
 )
 def test_a_device_whose_clocks_are_held_down_is_throttled(reason, next_step, writer, tmp_path):
     """Made by hand, with the series that NVML's readings have."""
@@ -231,7 +232,7 @@ def test_a_device_whose_clocks_are_held_down_is_throttled(reason, next_step, wri
     clocks(writer, reason, 1200)
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
-    assert verdict.bound == "throttled"
+    assert verdict.bound == Bound.THROTTLED
     assert verdict.bounds[0].share == pytest.approx(0.99 * (1 - 1200 / 1980), abs=0.01)
     assert next_step in verdict.advice[0].text
     assert any("1,200 of 1,980 MHz" in line for line in verdict.evidence)
@@ -252,8 +253,8 @@ def test_clocks_that_cost_little_are_no_verdict(reason, mhz, kernel, writer, tmp
     clocks(writer, reason, mhz)
     (verdict,) = explain(opened(writer, tmp_path)).verdicts
 
-    assert verdict.bound in ("compute", "memory")
-    assert any("held down" in line for line in verdict.evidence) == bool(reason)
+    assert verdict.bound in (Bound.COMPUTE, Bound.MEMORY)
+    assert any("clocks throttled" in line for line in verdict.evidence) == bool(reason)
 
 
 def holds(writer: Writer, gpu: int, pid: int) -> None:
@@ -277,14 +278,13 @@ def test_processes_that_each_see_one_gpu_are_no_rivals(writer, tmp_path):
     timeline = opened(writer, tmp_path)
     verdicts = explain(timeline).verdicts
 
-    assert sorted((lane.device, lane.pid) for lane in timeline.lanes if lane.kind == "stream") == [
-        (0, 42), (1, 43),
-    ]  # fmt: skip
+    streams = [one for one in timeline.tracks if one.kind == TrackKind.STREAM]
+    assert sorted((one.device, one.pid) for one in streams) == [(0, 42), (1, 43)]
     assert len(verdicts) == 2
-    assert not any(cause.key == "rival" for one in verdicts for cause in one.causes)
+    assert not any(cause.key == Cause.GPU_CONTENTION for one in verdicts for cause in one.causes)
 
 
-@pytest.mark.parametrize(("held_down", "bound"), [(0, "compute"), (1, "throttled")])
+@pytest.mark.parametrize(("held_down", "bound"), [(0, Bound.COMPUTE), (1, Bound.THROTTLED)])
 def test_the_clocks_of_the_gpu_that_a_process_uses_are_its(held_down, bound, writer, tmp_path):
     key = writer.process(42, "train")
     holds(writer, 1, 42)
@@ -299,11 +299,11 @@ def test_the_clocks_of_the_gpu_that_a_process_uses_are_its(held_down, bound, wri
 @pytest.mark.parametrize(
     ("held_down", "ids", "holder", "bound", "assumed"),
     [
-        (3, {0: ["0000:1B:00.0"]}, 0, "throttled", False),  # both name its PCI address
+        (3, {0: ["0000:1B:00.0"]}, 0, Bound.THROTTLED, False),  # both name its PCI address
         (0, {0: ["0000:1B:00.0"]}, 0, "compute", False),
-        (3, {}, PID, "throttled", False),  # the capture knows which GPU holds its memory
+        (3, {}, PID, Bound.THROTTLED, False),  # the capture knows which GPU holds its memory
         (0, {}, PID, "compute", False),
-        (0, {}, 0, "throttled", True),  # nothing tells: equal numbers, and it says so
+        (0, {}, 0, Bound.THROTTLED, True),  # nothing tells: equal numbers, and it says so
         (3, {}, 0, "compute", True),
     ],
 )
@@ -353,8 +353,8 @@ def test_waits_name_who_ended_them(writer, tmp_path):
     span(writer, key, 41, 51, "blocked", "read")
     timeline = opened(writer, tmp_path)
 
-    first, second = timeline.states.correlation.tolist()
-    assert timeline.lanes[first - 1].number == 77
+    first, second = timeline.states.waker.tolist()
+    assert timeline.tracks[first - 1].number == 77
     assert second == 0
 
 
@@ -374,12 +374,14 @@ def test_a_verdict_from_windows_says_how_sure_it_is_and_what_it_cannot_say(write
 
     assert (sampling.windows, sampling.whole_ns) == (20, 5_000_000_000)
     # Uniform over 0.4: a deviation of 0.115, over 20 windows, with Student's 2.09.
-    assert sampling.half_width["lock"] == pytest.approx(2.09 * 0.115 / 20**0.5, rel=0.35)
-    assert sampling.half_width["computing"] == pytest.approx(sampling.half_width["lock"], rel=0.1)
+    assert sampling.half_width[Bound.LOCK] == pytest.approx(2.09 * 0.115 / 20**0.5, rel=0.35)
+    assert sampling.half_width["computing"] == pytest.approx(
+        sampling.half_width[Bound.LOCK], rel=0.1
+    )
     assert "every 250 ms" in sampling.cannot[0]
     said = text.render(explanation)
     assert "seen in 20 windows, 38 % of 5.00 s: computed ±" in said
-    assert "when the host asked for work is not known" in said
+    assert "launch times are not known" in said
     assert json.loads(text.to_json(explanation))["verdicts"][0]["sampling"]["windows"] == 20
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from captures import START_NS, Writer, filled
 from sonde.cli.timelines import open_timeline
+from sonde.model.timeline import TotalKind, WaitDetail
 from sonde.query.device_counters import device_counters, device_ids, gpus_of_processes
 
 US = 1_000
@@ -29,7 +30,12 @@ def totals(tmp_path):
             times = {"start_time_ns": start, "end_time_ns": start + length, "grid": grid}
             writer.rows["device_run"].append({**key, **row, **times, **more})
         timeline = open_timeline([writer.write(tmp_path / "a.sonde")])
-        return {one.name: (one.ns, one.count) for one in timeline.totals if one.kind == "run"}
+        kinds = (TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED)
+        return {
+            one.name if one.kind == TotalKind.RUN else one.kind: (one.ns, one.count)
+            for one in timeline.totals
+            if one.kind in kinds
+        }
 
     return made
 
@@ -41,7 +47,7 @@ def test_a_run_counts_for_as_many_as_its_weight_says(totals):
 @pytest.mark.parametrize(("blocks", "few"), [(1, True), (16, True), (17, False)])
 def test_kernels_of_few_blocks_leave_most_of_a_device_idle(totals, blocks, few):
     found = totals([50 * US] * 30, grid=f"{blocks},1,1")
-    assert found.get("underfilled") == ((30 * 10 * 50 * US, 0) if few else None)
+    assert found.get(TotalKind.UNDERFILLED) == ((30 * 10 * 50 * US, 0) if few else None)
 
 
 def test_a_grid_that_is_not_known_is_not_small(totals):
@@ -53,18 +59,18 @@ def test_a_kernel_was_held_up_where_it_takes_a_turn_more_than_usual(totals):
     usual = [50 * US] * 36
     assert set(totals([*usual, 50 * US + TURN_NS])) == {"gemm"}
     found = totals([*usual, 50 * US + TURN_NS + 1])
-    assert found["rival"] == (10 * (TURN_NS + 1), 0)
+    assert found[TotalKind.INTERRUPTED] == (10 * (TURN_NS + 1), 0)
     assert found["gemm"] == (37 * 10 * 50 * US, 370)
 
 
-def test_four_times_the_usual_is_no_rival_and_more_is(totals):
+def test_four_times_the_usual_is_usual_and_more_is_contention(totals):
     usual = [1000 * US] * 36
     assert set(totals([*usual, 4000 * US])) == {"gemm"}
-    assert totals([*usual, 4001 * US])["rival"] == (10 * 3001 * US, 0)
+    assert totals([*usual, 4001 * US])[TotalKind.INTERRUPTED] == (10 * 3001 * US, 0)
 
 
 def test_what_is_often_so_is_usual(totals):
-    assert "rival" in totals([50 * US] * 32 + [5000 * US] * 8)
+    assert TotalKind.INTERRUPTED in totals([50 * US] * 32 + [5000 * US] * 8)
     assert set(totals([50 * US] * 31 + [5000 * US] * 9)) == {"gemm"}
     assert set(totals([50 * US] * 18 + [5000 * US])) == {"gemm"}, "too few to tell"
 
@@ -75,9 +81,11 @@ def test_a_wait_is_parted_by_what_its_stacks_were_in(tmp_path):
     writer.wait(key, 42, "futex", 3.0, count=600, stack=writer.stack("main", "take_gil"))
     writer.wait(key, 42, "futex", 1.0, count=200, stack=writer.stack("main", "lock"))
     timeline = open_timeline([writer.write(tmp_path / "a.sonde")])
-    found = {one.within: (one.ns, one.count) for one in timeline.totals if one.kind == "blocked"}
-    assert found["gil"] == (3_000_000_000, 600)
-    assert found[""] == (1_000_000_000, 200)
+    found = {
+        one.wait_detail: (one.ns, one.count) for one in timeline.totals if one.kind == "blocked"
+    }
+    assert found[WaitDetail.GIL] == (3_000_000_000, 600)
+    assert found[WaitDetail.NONE] == (1_000_000_000, 200)
 
 
 # ---- devices and the processes that use them ----

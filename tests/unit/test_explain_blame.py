@@ -11,8 +11,9 @@ import pytest
 
 from sonde.analyze.blame import blame_device
 from sonde.analyze.bound import explain
-from sonde.analyze.causes import KEYS
-from sonde.model.timeline import CallKind, DeviceKind, Memory, Samples, Way
+from sonde.analyze.causes import CAUSES
+from sonde.model.causes import Bound, Cause
+from sonde.model.timeline import CallKind, CopyDirection, DeviceKind, Memory, Samples
 from timelines import Scene, repeated, shares
 
 
@@ -27,16 +28,16 @@ def late(what):
 
 
 HOLD_UPS = {
-    "stopped": lambda s, a, b: s.blocked(a, b, "stopped"),
-    "run queue": lambda s, a, b: s.runqueue(a, b),
-    "input": lambda s, a, b: s.range(a, b, "enumerate(DataLoader)#_SingleProcess.__next__"),
-    "allocation": lambda s, a, b: s.call(a, b, "cudaMalloc", CallKind.ALLOC),
-    "build": lambda s, a, b: s.call(a, b, "cuModuleLoadData", CallKind.BUILD),
-    "page fault": lambda s, a, b: s.blocked(a, b, "page fault"),
-    "lock": lambda s, a, b: s.blocked(a, b, "futex"),
-    "io": lambda s, a, b: s.blocked(a, b, "sync to disk"),
-    "sleep": lambda s, a, b: s.blocked(a, b, "sleep"),
-    "host": lambda s, a, b: s.python(a, b, "train.py(12): tokenize"),
+    Cause.STOPPED: lambda s, a, b: s.blocked(a, b, "stopped"),
+    Cause.RUN_QUEUE: lambda s, a, b: s.runqueue(a, b),
+    Cause.INPUT: lambda s, a, b: s.range(a, b, "enumerate(DataLoader)#_SingleProcess.__next__"),
+    Cause.ALLOCATION: lambda s, a, b: s.call(a, b, "cudaMalloc", CallKind.ALLOC),
+    Cause.BUILD: lambda s, a, b: s.call(a, b, "cuModuleLoadData", CallKind.BUILD),
+    Cause.PAGE_FAULT: lambda s, a, b: s.blocked(a, b, "page fault"),
+    Cause.LOCK: lambda s, a, b: s.blocked(a, b, "futex"),
+    Cause.IO: lambda s, a, b: s.blocked(a, b, "sync to disk"),
+    Cause.SLEEP: lambda s, a, b: s.blocked(a, b, "sleep"),
+    Cause.HOST: lambda s, a, b: s.python(a, b, "train.py(12): tokenize"),
 }
 
 
@@ -53,7 +54,7 @@ def test_a_copy_alone_on_the_device_is_in_the_way():
         scene.copy(t, t + 8000, 64 << 20)
         scene.kernel(t + 8010, t + 9990)
 
-    assert shares(repeated(Scene(), step))["copy"] == pytest.approx(0.8, abs=0.01)
+    assert shares(repeated(Scene(), step))[Cause.COPY] == pytest.approx(0.8, abs=0.01)
 
 
 def test_a_copy_beside_a_kernel_is_not():
@@ -61,7 +62,7 @@ def test_a_copy_beside_a_kernel_is_not():
         scene.copy(t, t + 8000, 64 << 20, stream=8)
         scene.kernel(t, t + 9990)
 
-    assert "copy" not in shares(repeated(Scene(), step))
+    assert Cause.COPY not in shares(repeated(Scene(), step))
 
 
 def test_a_collective_alone_is_waiting_for_other_devices():
@@ -69,7 +70,7 @@ def test_a_collective_alone_is_waiting_for_other_devices():
         scene.kernel(t, t + 4000)
         scene.kernel(t + 4001, t + 9990, name="ncclKernel", kind=DeviceKind.COLLECTIVE)
 
-    assert shares(repeated(Scene(), step))["collective"] == pytest.approx(0.6, abs=0.01)
+    assert shares(repeated(Scene(), step))[Cause.COLLECTIVE] == pytest.approx(0.6, abs=0.01)
 
 
 def test_a_wait_for_the_device_is_to_blame_up_to_its_own_length():
@@ -84,14 +85,14 @@ def test_a_wait_for_the_device_is_to_blame_up_to_its_own_length():
         scene.sync(t, t + 1000)
         scene.python(t + 1000, t + 9950, "train.py(3): slow")
 
-    assert set(shares(repeated(Scene(), short))) == {"synchronisation"}
+    assert set(shares(repeated(Scene(), short))) == {Cause.SYNCHRONIZATION}
     found = shares(repeated(Scene(), long))
-    assert found["host"] == pytest.approx(0.8, abs=0.02)
-    assert found["synchronisation"] == pytest.approx(0.1, abs=0.02)
+    assert found[Cause.HOST] == pytest.approx(0.8, abs=0.02)
+    assert found[Cause.SYNCHRONIZATION] == pytest.approx(0.1, abs=0.02)
 
 
 @pytest.mark.parametrize(
-    ("cause", "reason"), [("run queue", ""), ("stopped", "stopped"), ("io", "read")]
+    ("cause", "reason"), [(Cause.RUN_QUEUE, ""), (Cause.STOPPED, "stopped"), (Cause.IO, "read")]
 )
 def test_a_thread_may_be_kept_from_running_within_the_call_that_launches(cause, reason):
     """A quota that is spent in the middle of a launch is no launch overhead."""
@@ -114,17 +115,21 @@ def test_a_thread_may_be_kept_from_running_within_the_call_that_launches(cause, 
 def test_reading_a_result_back_belongs_to_the_wait():
     def step(scene: Scene, t: float) -> None:
         scene.kernel(t, t + 5000, launched=t - 50)
-        scene.copy(t + 5002, t + 5004, 4, called=t, way=Way.D2H, memory=Memory.PINNED)
+        scene.copy(
+            t + 5002, t + 5004, 4, called=t, direction=CopyDirection.D2H, memory=Memory.PINNED
+        )
         scene.sync(t + 10, t + 5010)
 
-    assert set(shares(repeated(Scene(), step, 5200))) == {"synchronisation"}
+    assert set(shares(repeated(Scene(), step, 5200))) == {Cause.SYNCHRONIZATION}
 
 
 def test_work_that_was_there_and_not_begun_tells_of_a_rival():
     def step(scene: Scene, t: float) -> None:
         scene.kernel(t, t + 1000, launched=t - 9000)
 
-    assert shares(repeated(Scene(), step, 3000))["rival"] == pytest.approx(0.67, abs=0.03)
+    assert shares(repeated(Scene(), step, 3000))[Cause.GPU_CONTENTION] == pytest.approx(
+        0.67, abs=0.03
+    )
 
 
 def test_kernels_that_a_rival_interrupted_count_as_long_as_they_usually_are():
@@ -135,7 +140,7 @@ def test_kernels_that_a_rival_interrupted_count_as_long_as_they_usually_are():
         scene.kernel(t + 4000, t + 8049, launched=t - 9000)  # of which 4 ms were another's turn
 
     found = shares(repeated(Scene(), step))
-    assert found["rival"] == pytest.approx(0.85, abs=0.03)
+    assert found[Cause.GPU_CONTENTION] == pytest.approx(0.85, abs=0.03)
 
 
 def test_launches_that_cannot_keep_up():
@@ -144,7 +149,7 @@ def test_launches_that_cannot_keep_up():
         t = 1_000_000 + number * 30
         scene.kernel(t, t + 3, launched=t - 6)
 
-    assert shares(scene)["launch"] == pytest.approx(0.9, abs=0.02)
+    assert shares(scene)[Cause.LAUNCH] == pytest.approx(0.9, abs=0.02)
 
 
 def test_latency_between_queued_kernels_is_short():
@@ -153,7 +158,7 @@ def test_latency_between_queued_kernels_is_short():
         t = 1_000_000 + number * 10
         scene.kernel(t, t + 8, launched=t - 5000)
 
-    assert set(shares(scene)) == {"short"}
+    assert set(shares(scene)) == {Cause.KERNEL_GAP}
 
 
 def test_the_interpreter_lock_is_told_by_the_switch_interval():
@@ -163,24 +168,24 @@ def test_the_interpreter_lock_is_told_by_the_switch_interval():
             scene.blocked(t + 150 + number * 5000, t + 5100 + number * 5000, "futex")
 
     found = shares(repeated(Scene(), step, 10_400))
-    assert max(found, key=found.get) == "gil"
+    assert max(found, key=found.get) == Cause.GIL
 
 
 def test_faults_that_take_cpu_are_told_by_samples():
     scene = repeated(Scene(), lambda s, t: s.kernel(t, t + 500))
-    lane = scene.thread()
+    track = scene.thread()
     times = np.arange(900_000_000, 1_300_000_000, 50_000_000)
     count = len(times)
     samples = Samples(
         time_ns=times,
-        lane=np.full(count, lane, np.int32),
+        track=np.full(count, track, np.int32),
         weight_ns=np.full(count, 10_000_000),
         name=np.zeros(count, np.int32),
         fault=np.arange(count) % 5 > 0,
     )
 
-    assert shares(scene, samples=samples, tick_ns=50_000_000)["page fault"] > 0.7
-    assert "page fault" not in shares(scene)
+    assert shares(scene, samples=samples, tick_ns=50_000_000)[Cause.PAGE_FAULT] > 0.7
+    assert Cause.PAGE_FAULT not in shares(scene)
 
 
 def test_blame_sums_to_the_stalls_exactly():
@@ -204,7 +209,7 @@ def test_blame_sums_to_the_stalls_exactly():
 
     assert (stalls.start[1:] >= stalls.end[:-1]).all()
     assert stalls.duration_ns.min() > 0
-    assert sum(found.total_ns(key) for key in KEYS) == stalls.window_ns - stalls.computing.total
+    assert sum(found.total_ns(key) for key in CAUSES) == stalls.window_ns - stalls.computing.total
 
 
 def test_what_lies_outside_the_traced_windows_is_not_idle():
@@ -234,7 +239,7 @@ def test_each_device_has_its_own_verdict():
         scene.blocked(t + 1200, t + 9900, "futex", tid=101)
     verdicts = explain(scene.timeline()).verdicts
 
-    assert [one.bound for one in verdicts] == ["compute", "lock"]
+    assert [one.bound for one in verdicts] == [Bound.COMPUTE, Bound.LOCK]
 
 
 def test_no_timeline_however_odd_is_a_defect():
@@ -305,7 +310,7 @@ def test_a_rivals_share_is_what_the_work_would_gain_without_it(kernel, pace):
     scene, together = shared_with_a_rival(kernel, pace, rival=True)
     _, alone = shared_with_a_rival(kernel, pace, rival=False)
 
-    assert shares(scene)["rival"] == pytest.approx(1 - alone / together, abs=0.02)
+    assert shares(scene)[Cause.GPU_CONTENTION] == pytest.approx(1 - alone / together, abs=0.02)
 
 
 def test_the_few_samples_of_a_tick_are_drawn_to_those_of_all_stalls():
@@ -314,12 +319,12 @@ def test_the_few_samples_of_a_tick_are_drawn_to_those_of_all_stalls():
     for step in range(20):
         t = 1_000_000.0 + step * 50_000
         scene.kernel(t, t + 1000)
-    lane = scene.thread()
+    track = scene.thread()
     time = np.arange(1_000_000_000, 2_000_000_000, 10_000_000, dtype=np.int64)
     fault = np.arange(len(time)) % 5 < 3
     samples = Samples(
-        time, np.full(len(time), lane, np.int32), np.full(len(time), 10_000_000),
+        time, np.full(len(time), track, np.int32), np.full(len(time), 10_000_000),
         np.zeros(len(time), np.int32), fault,
     )  # fmt: skip
 
-    assert shares(scene, samples=samples, tick_ns=10_000_000)["page fault"] > 0.9
+    assert shares(scene, samples=samples, tick_ns=10_000_000)[Cause.PAGE_FAULT] > 0.9

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from sonde.model.timeline import CallKind, DeviceKind, Hold, Memory, Way
+from sonde.model.causes import Cause
+from sonde.model.timeline import CallKind, CopyDirection, DeviceKind, Memory, WaitDetail
 from timelines import Scene, repeated, shares
 
 
@@ -21,8 +22,8 @@ def test_what_delayed_a_thread_while_the_device_had_work_is_to_blame_for_the_gap
         scene.kernel(t, t + 5000)
         scene.python(t + 500, t + 6990, "train.py(3): forward")
 
-    assert set(shares(repeated(Scene(), step, 7000))) == {"io"}
-    assert set(shares(repeated(Scene(), without, 7000))) == {"host"}
+    assert set(shares(repeated(Scene(), step, 7000))) == {Cause.IO}
+    assert set(shares(repeated(Scene(), without, 7000))) == {Cause.HOST}
 
 
 def test_a_delay_excuses_no_more_than_its_length():
@@ -34,8 +35,8 @@ def test_a_delay_excuses_no_more_than_its_length():
         scene.python(t + 1500, t + 5990, "train.py(3): tokenize")
 
     found = shares(repeated(Scene(), step, 6000))
-    assert found["io"] == pytest.approx(1 / 6, abs=0.02)
-    assert found["host"] == pytest.approx(3 / 6, abs=0.03)
+    assert found[Cause.IO] == pytest.approx(1 / 6, abs=0.02)
+    assert found[Cause.HOST] == pytest.approx(3 / 6, abs=0.03)
 
 
 def test_who_is_stopped_while_it_waits_for_the_device_would_have_waited_anyway():
@@ -44,7 +45,7 @@ def test_who_is_stopped_while_it_waits_for_the_device_would_have_waited_anyway()
         scene.sync(t, t + 5002)
         scene.blocked(t + 100, t + 4900, "stopped")
 
-    assert set(shares(repeated(Scene(), step, 5100))) == {"synchronisation"}
+    assert set(shares(repeated(Scene(), step, 5100))) == {Cause.SYNCHRONIZATION}
 
 
 def test_a_wait_for_the_device_settles_what_was_owed_before_it():
@@ -55,7 +56,7 @@ def test_a_wait_for_the_device_settles_what_was_owed_before_it():
         scene.blocked(t + 100, t + 2000, "sync to disk")
         scene.sync(t + 2100, t + 5002)
 
-    assert set(shares(repeated(Scene(), step, 5100))) == {"synchronisation"}
+    assert set(shares(repeated(Scene(), step, 5100))) == {Cause.SYNCHRONIZATION}
 
 
 def test_a_thread_that_waits_for_one_that_launches_owes_nothing():
@@ -71,8 +72,8 @@ def test_a_thread_that_waits_for_one_that_launches_owes_nothing():
             scene.kernel(begin, begin + 30)
 
     found = shares(repeated(Scene(), step, 8000))
-    assert found["launch"] > 0.3
-    assert "lock" not in found
+    assert found[Cause.LAUNCH] > 0.3
+    assert Cause.LOCK not in found
 
 
 @pytest.mark.parametrize("reason", ["futex", "gil"])
@@ -82,14 +83,14 @@ def test_nor_for_the_interpreter_lock(reason):
     def step(scene: Scene, t: float) -> None:
         scene.blocked(t + 50, t + 3690, "futex")
         if reason == "gil":
-            scene.rows["states"][-1]["detail"] = Hold.GIL
+            scene.rows["states"][-1]["wait_detail"] = WaitDetail.GIL
         for number in range(80):
             begin = t + 100 + 45 * number
             scene.kernel(begin, begin + 80, tid=7)
         scene.python(t + 3690, t + 7990, "train.py(3): tokenize")
 
-    assert "host" in shares(repeated(Scene(), step, 8000))
-    assert not {"lock", "gil"} & set(shares(repeated(Scene(), step, 8000)))
+    assert Cause.HOST in shares(repeated(Scene(), step, 8000))
+    assert not {Cause.LOCK, Cause.GIL} & set(shares(repeated(Scene(), step, 8000)))
 
 
 def blocking_copy(scene: Scene, begin: float, end: float) -> None:
@@ -109,8 +110,8 @@ def test_a_blocking_copy_costs_what_it_takes_and_no_more():
         scene.kernel(t + 9910, t + 9990)
 
     found = shares(repeated(Scene(), step))
-    assert found["copy"] == pytest.approx(0.5, abs=0.01)
-    assert found["host"] == pytest.approx(0.49, abs=0.01)
+    assert found[Cause.COPY] == pytest.approx(0.5, abs=0.01)
+    assert found[Cause.HOST] == pytest.approx(0.49, abs=0.01)
 
 
 @pytest.mark.parametrize("kind", [DeviceKind.COPY, DeviceKind.COLLECTIVE])
@@ -124,10 +125,10 @@ def test_a_wait_for_a_copy_or_for_others_is_not_owed_beyond_them(kind):
         scene.kernel(t + 9010, t + 9980)
 
     found = shares(repeated(Scene(), step))
-    assert found["copy" if kind == DeviceKind.COPY else "collective"] == pytest.approx(
+    assert found[Cause.COPY if kind == DeviceKind.COPY else Cause.COLLECTIVE] == pytest.approx(
         0.5, abs=0.01
     )
-    assert found["host"] == pytest.approx(0.4, abs=0.01)
+    assert found[Cause.HOST] == pytest.approx(0.4, abs=0.01)
 
 
 def test_parts_of_stalls_are_dealt_out_by_their_lengths():
@@ -142,8 +143,8 @@ def test_parts_of_stalls_are_dealt_out_by_their_lengths():
         t += 1000 + stall
 
     found = shares(scene)
-    assert found["io"] == pytest.approx(2.5 / 7, abs=0.005)
-    assert found["host"] == pytest.approx(2.5 / 7, abs=0.01)
+    assert found[Cause.IO] == pytest.approx(2.5 / 7, abs=0.005)
+    assert found[Cause.HOST] == pytest.approx(2.5 / 7, abs=0.01)
 
 
 def test_several_causes_that_owe_a_stall_have_it_by_their_parts():
@@ -156,9 +157,9 @@ def test_several_causes_that_owe_a_stall_have_it_by_their_parts():
         scene.python(t + 3500, t + 6990, "train.py(3): forward")
 
     found = shares(repeated(Scene(), step, 7000))
-    assert found["io"] == pytest.approx(2 / 7, abs=0.03)
-    assert found["lock"] == pytest.approx(1 / 7, abs=0.03)
-    assert found.get("host", 0.0) < 0.03
+    assert found[Cause.IO] == pytest.approx(2 / 7, abs=0.03)
+    assert found[Cause.LOCK] == pytest.approx(1 / 7, abs=0.03)
+    assert found.get(Cause.HOST, 0.0) < 0.03
 
 
 def prepared_while_computing(scene: Scene, t: float, then) -> None:
@@ -184,7 +185,7 @@ def test_a_copy_that_is_only_asked_for_settles_nothing():
         found = shares(
             repeated(Scene(), lambda s, t, n=then: prepared_while_computing(s, t, n), 7500)
         )
-        assert found["io"] == pytest.approx(2.5 / 7.5, abs=0.02)
+        assert found[Cause.IO] == pytest.approx(2.5 / 7.5, abs=0.02)
 
 
 def test_one_that_waits_for_its_result_settles_it():
@@ -193,12 +194,12 @@ def test_one_that_waits_for_its_result_settles_it():
     def step(scene: Scene, t: float) -> None:
         scene.kernel(t, t + 5000, launched=t - 20)
         scene.blocked(t + 100, t + 4100, "sync to disk")
-        scene.copy(t + 5002, t + 5010, 1 << 20, called=t + 4150, way=Way.D2H)
+        scene.copy(t + 5002, t + 5010, 1 << 20, called=t + 4150, direction=CopyDirection.D2H)
         scene.rows["calls"][-1]["end_ns"] = round((t + 5012) * 1000)
         scene.python(t + 5012, t + 7470, "train.py(3): forward")
 
     found = shares(repeated(Scene(), step, 7500))
-    assert "io" not in found
+    assert Cause.IO not in found
 
 
 def test_a_launch_that_finds_the_queue_full_settles_what_was_owed():
@@ -226,7 +227,7 @@ def test_a_launch_that_finds_the_queue_full_settles_what_was_owed():
         scene.python(host, host + 14_000, "train.py(3): tokenize")
         host += 14_000
 
-    assert set(shares(scene)) == {"host"}
+    assert set(shares(scene)) == {Cause.HOST}
 
 
 def test_delays_before_the_first_kernel_owe_nothing():
@@ -236,4 +237,4 @@ def test_delays_before_the_first_kernel_owe_nothing():
         t = 1_000_000 + number * 30
         scene.kernel(t, t + 3, launched=t - 6)
 
-    assert "io" not in shares(scene)
+    assert Cause.IO not in shares(scene)

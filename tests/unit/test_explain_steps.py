@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from sonde.analyze.bound import explain
-from sonde.analyze.idle import stalls_of
+from sonde.analyze.stalls import stalls_of
 from sonde.analyze.steps import steps_of as find
-from sonde.model.timeline import Memory, Way
+from sonde.model.timeline import CopyDirection, Memory
 from timelines import Scene
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from bench.explain.simulate import simulated
+
+from sonde.model.causes import Bound
 
 
 def steps_of(scene: Scene):
@@ -82,7 +84,7 @@ def test_an_evaluation_phase_between_training_steps():
         for name in ["fwd"] * 4 + ["loss"] + ["bwd"] * 4 + ["sgd"]:
             scene.kernel(t, t + 100, launched=t - 300, name=f"{name}")
             t += 101
-        scene.copy(t, t + 2, 4, way=Way.D2H, memory=Memory.PINNED, called=t - 50)
+        scene.copy(t, t + 2, 4, direction=CopyDirection.D2H, memory=Memory.PINNED, called=t - 50)
         scene.sync(t - 40, t + 3)
         t += 20
         if number % 20 == 19:
@@ -176,7 +178,9 @@ def test_an_evaluation_with_more_batches_than_there_are_steps_between():
             for name in [*names, *(["bwd"] * 4 if number % 10 else []), "end"]:
                 scene.kernel(t, t + 100, launched=t - 300, name=name)
                 t += 101
-            scene.copy(t, t + 2, 4, way=Way.D2H, memory=Memory.PINNED, called=t - 50)
+            scene.copy(
+                t, t + 2, 4, direction=CopyDirection.D2H, memory=Memory.PINNED, called=t - 50
+            )
             t += 20
     found = steps_of(scene)
 
@@ -278,8 +282,8 @@ def test_a_phase_of_its_own_gets_a_verdict_of_its_own():
 
     assert [phase.name for phase in verdict.phases] == ["steps", "between steps"]
     steps, evaluation = verdict.phases
-    assert steps.bounds[0].key == "compute"
-    assert evaluation.bounds[0].key == "input"
+    assert steps.bounds[0].key == Bound.COMPUTE
+    assert evaluation.bounds[0].key == Bound.INPUT
     assert evaluation.window_ns == pytest.approx(210_000_000, rel=0.05)
     assert steps.window_ns + evaluation.window_ns == verdict.window_ns
 

@@ -120,8 +120,8 @@ def test_everything_is_there_by_an_independent_reading(kind):
     assert both == joined - {0}
     titles = {name for name, _ in seen.tracks.values()}
     assert {"GPU0", "why it waited"} <= titles
-    for lane in timeline.lanes:
-        assert any(lane.label in title for title in titles)
+    for track in timeline.tracks:
+        assert any(track.label in title for title in titles)
 
 
 def test_every_packet_is_valid_by_the_schema():

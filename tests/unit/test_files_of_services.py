@@ -284,7 +284,7 @@ def test_a_trace_that_comes_through_a_pipe_is_explained():
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr
-    assert "GPU0 is bound by" in done.stdout
+    assert "GPU0 — " in done.stdout
 
 
 def test_a_trace_of_more_devices_than_a_host_has_is_refused(tmp_path):

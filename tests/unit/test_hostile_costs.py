@@ -132,7 +132,7 @@ def test_late_threads_that_are_not_looked_into_are_counted(tmp_path, capsys):
     path = str(trace(tmp_path / "a.json.gz", "threads", 1000))
     assert cli.main(["explain", path, "--json"]) == 0
     evidence = json.loads(capsys.readouterr().out)["verdicts"][0]["evidence"]
-    assert any("743 more threads were late" in line or "744 more" in line for line in evidence)
+    assert any("743 more threads launched late" in line or "744 more" in line for line in evidence)
 
 
 def test_slices_that_overlap_beyond_measure_are_counted_in_a_picture(tmp_path):

@@ -130,7 +130,7 @@ def test_events_that_are_no_events_are_counted(tmp_path):
     timeline = checked(kineto.read(written(tmp_path, text)))
     assert len(timeline.device) == len(timeline.calls) == 1
     assert "not understood" in timeline.notes[0]
-    assert "ends early" not in "".join(timeline.notes)
+    assert "truncated" not in "".join(timeline.notes)
 
 
 def test_of_keys_that_come_twice_the_last_counts(tmp_path):
@@ -176,7 +176,7 @@ def test_a_long_string_that_never_ends(tmp_path):
     text = '{"traceEvents": [' + json.dumps(KERNEL) + ', {"name": "' + "x" * 25_000_000
     began = time.monotonic()
     timeline = kineto.read(written(tmp_path, text))
-    assert "ends early" in timeline.notes[0]
+    assert "truncated" in timeline.notes[0]
     assert time.monotonic() - began < 8
 
 
@@ -290,8 +290,8 @@ def test_a_hostile_line_of_perf_script(tmp_path, line):
 def test_a_command_that_looks_like_the_rest_of_its_line(tmp_path, comm):
     path = tmp_path / "perf.txt"
     path.write_text(HEAD.replace("python3", comm[:15]) + "\n\n")
-    lane = perf_script.read(path).lanes[0]
-    assert (lane.pid, lane.number, lane.name) == (4211, 4215, comm[:15].strip())
+    track = perf_script.read(path).tracks[0]
+    assert (track.pid, track.number, track.name) == (4211, 4215, comm[:15].strip())
 
 
 def test_commands_set_to_the_right_are_read(tmp_path):
@@ -343,7 +343,7 @@ class TestProfiles:
         sample.values[0] = value
         timeline = self.read(tmp_path, data)
         assert timeline.samples.weight_ns.tolist() == [7_000_000]
-        assert timeline.notes == ["1 samples of no possible length"]
+        assert timeline.notes == ["1 samples with an impossible weight"]
 
     def test_times_that_cannot_be_are_counted(self, tmp_path):
         data = profiles()
@@ -351,7 +351,7 @@ class TestProfiles:
         sample.timestamps_unix_nano[0] = 2**64 - 1
         timeline = self.read(tmp_path, data)
         assert len(timeline.samples) == 1
-        assert timeline.notes == ["1 samples beyond all time"]
+        assert timeline.notes == ["1 samples with a time out of range"]
 
     def test_a_period_that_is_negative_is_none(self, tmp_path):
         data = profiles()

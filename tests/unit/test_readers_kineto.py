@@ -12,8 +12,9 @@ import pytest
 
 from sonde.cli import main as cli
 from sonde.errors import CaptureError, NotACapture
+from sonde.model.causes import Bound
 from sonde.model.collectives import is_collective
-from sonde.model.timeline import CallKind, DeviceKind, HostKind, Memory, Way
+from sonde.model.timeline import CallKind, CopyDirection, DeviceKind, HostKind, Memory
 from sonde.readers import kineto
 from sonde.readers.calls import call_kind
 
@@ -62,11 +63,15 @@ def test_a_trace_is_read(tmp_path, name):
     assert kernel.kind[0] == DeviceKind.KERNEL
     assert kernel.blocks[0] == 24
     assert timeline.names[kernel.name[0]] == "gemm"
-    assert (copy.way[0], copy.detail[0], copy.bytes[0]) == (Way.H2D, Memory.PAGEABLE, 4096)
+    assert (copy.direction[0], copy.memory[0], copy.bytes[0]) == (
+        CopyDirection.H2D,
+        Memory.PAGEABLE,
+        4096,
+    )
     assert timeline.calls.kind[0] == CallKind.LAUNCH
     assert timeline.calls.correlation[0] == kernel.correlation[0] == 5
     assert timeline.host.kind[0] == HostKind.PYTHON
-    assert timeline.lanes[timeline.calls.lane[0]].label == "pt (10)"
+    assert timeline.tracks[timeline.calls.track[0]].label == "pt (10)"
     assert timeline.wall_offset_ns == 1_790_000_000_000_000_000
     assert timeline.devices == {0: "NVIDIA H200"}
     assert timeline.multiprocessors == {0: 132}
@@ -107,7 +112,7 @@ def test_a_cut_file_is_read_up_to_there(tmp_path):
     timeline = kineto.read(written(tmp_path, whole[: len(whole) - 300]))
 
     assert 40 < len(timeline.device) < 51
-    assert "ends early" in timeline.notes[0]
+    assert "truncated" in timeline.notes[0]
 
 
 def test_events_without_a_time_are_counted(tmp_path):
@@ -207,11 +212,11 @@ class TestCommand:
 
         assert cli.main(["explain", path]) == 0
         said = capsys.readouterr().out
-        assert "is bound by host code" in said
+        assert "host-bound: Python/C++ code between launches" in said
         assert "step train.py:8" in said
         assert cli.main(["explain", path, "--json"]) == 0
         (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
-        assert verdict["bound"] == "host"
+        assert verdict["bound"] == Bound.HOST
         assert verdict["steps"]["median_ns"] == 1_000_000
         assert cli.main(["explain", path, "--steps", "3"]) == 0
         assert "…" in capsys.readouterr().out  # fmt: skip

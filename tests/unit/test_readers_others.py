@@ -47,7 +47,7 @@ class TestPerfScript:
         assert [timeline.names[i] for i in samples.name] == ["decode_row", "fill"]
         assert samples.weight_ns.tolist() == [10101010, 10101010]
         assert samples.fault.tolist() == [False, True]
-        assert [timeline.lanes[i].number for i in samples.lane] == [4215, 4211]
+        assert [timeline.tracks[i].number for i in samples.track] == [4215, 4211]
         states = timeline.states
         assert states.kind.tolist() == [StateKind.BLOCKED, StateKind.RUNQUEUE]
         assert states.duration_ns.tolist() == [30_000_000, 5_000_000]
@@ -121,8 +121,8 @@ class TestOtlpProfiles:
         assert timeline.sources == ("OTLP profiles",)
         assert timeline.samples.weight_ns.tolist() == [5_000_000, 7_000_000]
         assert {timeline.names[i] for i in timeline.samples.name} == {"decode"}
-        lane = timeline.lanes[timeline.samples.lane[0]]
-        assert (lane.pid, lane.number) == (42, 77)
+        track = timeline.tracks[timeline.samples.track[0]]
+        assert (track.pid, track.number) == (42, 77)
 
     def test_damage_is_refused_or_read_but_never_a_defect(self, tmp_path):
         raw, path = profiles().SerializeToString(), tmp_path / "p"

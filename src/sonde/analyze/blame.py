@@ -1,89 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wait-state engine: each stall of a device gets one cause, so that blame sums to the stalls.
+"""Attributes each stall of a device to one cause, so that blame sums to the stalls exactly.
 
-For a stall [a, b) that ended with an operation whose launch call ran [ls, le) on thread T:
+A stall [a, b) ends with an operation whose launch call ran [ls, le) on thread T:
 
-- copies or collectives alone on the device are their own cause;
-- le <= a: the work was there and the device did not take it. Short: latency between kernels; long:
-  somebody else had the device;
-- else the host was late, and the question is what T did until the launch returned or the device
-  began: the causes of `sonde.analyze.causes` claim that time; of the rest, what lies before ls is
-  the code that T ran, and [ls, b) the launch. The cause with the largest part has the stall.
-- **A wait is a cause beyond its own length**: what delayed T while the device still had work is to
-  blame for the stalls that follow, as long as it lasted (`sonde.analyze.delays`).
+- If only copies or collectives ran in it, they are the cause.
+- If le <= a, the work had been launched and the device did not start it. A short stall is latency
+  between kernels; in a long one another process had the device.
+- Otherwise T launched late. The causes of `sonde.analyze.causes` claim the time of T up to the end
+  of the launch or the start of the operation. Of the rest, time before ls is code of T, and [ls, b)
+  is the launch. The cause with the largest part gets the stall.
+- A wait of T while the device still had work causes stalls later, up to the length of the wait
+  (`sonde.analyze.deferred_waits`).
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.analyze import delays
+from sonde.analyze import deferred_waits
 from sonde.analyze import intervals as sets
-from sonde.analyze.causes import CLAIMS, NUMBER
+from sonde.analyze.blamed_stalls import BlamedStalls
+from sonde.analyze.causes import CLAIMS, CODE
+from sonde.analyze.contention import without_hidden_gaps
 from sonde.analyze.device_waits import ENQUEUES, RESULT_BYTES, asked_for, device_waits
-from sonde.analyze.idle import Stalls, State, devices_of, stalls_of
 from sonde.analyze.intervals import Coverage, Intervals
-from sonde.analyze.rivals import without_gaps_hidden
+from sonde.analyze.stalls import DeviceState, Stalls, devices_of, stalls_of
+from sonde.model.causes import Cause
 from sonde.model.name_parts import matching
-from sonde.model.timeline import F64, I32, I64, U8, DeviceKind, Mask, Timeline, Way, is_one_of
+from sonde.model.timeline import (
+    F64,
+    I32,
+    I64,
+    U8,
+    CopyDirection,
+    DeviceKind,
+    Mask,
+    Timeline,
+    is_one_of,
+)
 
 SHORT_NS = 20_000
-"""Below this an interval between kernels that were all there is the device's own latency."""
+"""A stall before an operation that was already launched is the device's own latency below this."""
 LATENCY_NS = 30_000
-"""From a launch call's end to its kernel's start on a device that is free."""
+"""Longest time from the end of a launch call to the kernel's start on a device that is free."""
 LAUNCH_PATH_NS = 200_000
-"""Host code that takes longer than this from one launch to the next is more than a way to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """One cause for each of `stalls`."""
-
-    stalls: Stalls
-    cause: U8
-    """Index into `causes.KEYS`."""
-    lane: I32
-    """The thread that was late, or that launched what came next; -1 unknown."""
-    launch_ns: I64
-    """When the launch began that ended the stall; its end where none is known."""
-    op: I64
-    """Row of `stalls.events` that ended it, -1 none."""
-    delayed_ns: I64
-    """A time in the earlier wait that is to blame for it; -1: the cause lies in the stall."""
-    threads_left: int = 0
-    """Threads that were late and were not looked into, as too many others were for longer."""
-
-    def total_ns(self, key: str) -> int:
-        """Summed length of the stalls with this cause."""
-        return int(self.stalls.duration_ns[self.cause == NUMBER[key]].sum())
+"""Host code between two launches up to this length counts as launch overhead."""
 
 
 FEW_NS = 100_000_000
-"""Samples of this weight, ten at 99 Hz, tell no more than those of all intervals together."""
+"""Weight of the overall share of page faults in the share of one interval: ten samples at 99 Hz."""
+_DEFERRABLE = (Cause.LAUNCH, Cause.HOST, Cause.SYNCHRONIZATION, Cause.COPY)
+"""Stalls of these causes may be caused by an earlier wait."""
+_OF_COPIES = (Cause.LAUNCH, Cause.SYNCHRONIZATION, Cause.COPY)
+"""Stalls of these causes that end with a copy to the device are the copy's."""
 _WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
-"""Samples in these say nothing of what kept the thread from launching."""
+"""Functions that wait for the device. Samples in them do not show why the thread launched late."""
 MOST_THREADS, LEAST_THREADS = 256, 2
-"""That are looked into for all devices together, and for each; a program has some ten a device."""
+"""Threads analysed for all devices together, and at least for each; programs have about ten."""
 SHARED = 0.02
-"""Rivals that had a device to themselves for this share of the time also interrupted kernels."""
+"""If other processes had the device for this share of the time, they also interrupted kernels."""
 
 
 def blame_device(
     timeline: Timeline, device: int, start_ns: int | None = None, end_ns: int | None = None
-) -> Blame:
-    """The stalls of a device and their causes, between two instants if given."""
-    found = blame(timeline, stalls_of(timeline, device, start_ns, end_ns))
-    if found.total_ns("rival") < SHARED * found.stalls.window_ns:
+) -> BlamedStalls:
+    """The stalls of a device and their causes, between two times if given."""
+    found = blame_stalls(timeline, stalls_of(timeline, device, start_ns, end_ns))
+    if found.total_ns(Cause.GPU_CONTENTION) < SHARED * found.stalls.window_ns:
         return found
-    shared = blame(timeline, stalls_of(timeline, device, start_ns, end_ns, shared=True))
-    return without_gaps_hidden(timeline, shared)
+    shared = blame_stalls(timeline, stalls_of(timeline, device, start_ns, end_ns, shared=True))
+    return without_hidden_gaps(timeline, shared)
 
 
-def blame(timeline: Timeline, stalls: Stalls) -> Blame:
-    """Find the cause of each stall."""
+def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
+    """Finds the cause of each stall."""
     count = len(stalls)
     start, end = stalls.start, stalls.end
     events, calls = stalls.events, timeline.calls
@@ -92,67 +84,78 @@ def blame(timeline: Timeline, stalls: Stalls) -> Blame:
     call, exact = _calls_of(timeline, stalls, op)
     known = call >= 0
     at = np.maximum(call, 0)
-    lane = np.where(known, calls.lane[at], -1) if len(calls) else np.full(count, -1)
-    lane = lane.astype(np.int32)
+    track = np.where(known, calls.track[at], -1) if len(calls) else np.full(count, -1)
+    track = track.astype(np.int32)
     begin = np.where(exact, calls.start_ns[at], end) if len(calls) else end
     done = np.where(exact, calls.end_ns[at], end) if len(calls) else end
     begin, done = begin + timeline.clock_error_ns, done + timeline.clock_error_ns
     duration = end - start
 
-    cause = np.full(count, NUMBER["unknown"], np.uint8)
-    idle = stalls.state == State.IDLE
-    cause[stalls.state == State.COPYING] = NUMBER["copy"]
-    cause[stalls.state == State.COLLECTIVE] = NUMBER["collective"]
-    cause[stalls.state == State.TAKEN] = NUMBER["rival"]
+    cause = np.full(count, CODE[Cause.UNKNOWN], np.uint8)
+    idle = stalls.state == DeviceState.IDLE
+    cause[stalls.state == DeviceState.COPYING] = CODE[Cause.COPY]
+    cause[stalls.state == DeviceState.COLLECTIVE] = CODE[Cause.COLLECTIVE]
+    cause[stalls.state == DeviceState.PREEMPTED] = CODE[Cause.GPU_CONTENTION]
     queued = idle & known & (done <= start)
-    cause[queued & (duration < SHORT_NS)] = NUMBER["short"]
+    cause[queued & (duration < SHORT_NS)] = CODE[Cause.KERNEL_GAP]
     late_start = queued & (duration >= SHORT_NS)
-    cause[late_start & (end - done <= LATENCY_NS)] = NUMBER["launch"]
-    cause[late_start & (end - done > LATENCY_NS)] = NUMBER["rival"]
-    cause[idle & ~known & (duration < SHORT_NS)] = NUMBER["short"]
+    cause[late_start & (end - done <= LATENCY_NS)] = CODE[Cause.LAUNCH]
+    cause[late_start & (end - done > LATENCY_NS)] = CODE[Cause.GPU_CONTENTION]
+    cause[idle & ~known & (duration < SHORT_NS)] = CODE[Cause.KERNEL_GAP]
 
-    # A small copy to the host is a result being read: it and what delays it are part of that wait.
+    # A small copy to the host reads a result: the copy, and a gap before it, belong to that wait.
     reading = _reads_back(stalls, op)
-    cause[(reading & queued & (duration < SHORT_NS)) | _copies_back(stalls)] = NUMBER[
-        "synchronisation"
+    cause[(reading & queued & (duration < SHORT_NS)) | _copies_back(stalls)] = CODE[
+        Cause.SYNCHRONIZATION
     ]
 
-    delayed = np.full(count, -1, np.int64)
+    earlier_wait = np.full(count, -1, np.int64)
     late = np.flatnonzero(idle & known & ~queued)
-    del call, exact, known, at, duration, idle, queued, late_start, reading  # they come in millions
-    lanes, threads_left = _latest(timeline, lane[late], (end - start)[late])
-    for one in lanes:
-        rows = late[lane[late] == one]
-        cause[rows], delayed[rows] = _of_thread(timeline, stalls, one, rows, begin, done, op)
+    del (
+        call,
+        exact,
+        known,
+        at,
+        duration,
+        idle,
+        queued,
+        late_start,
+        reading,
+    )  # each has millions of rows
+    tracks, threads_left = _latest(timeline, track[late], (end - start)[late])
+    for one in tracks:
+        rows = late[track[late] == one]
+        cause[rows], earlier_wait[rows] = _of_thread(timeline, stalls, one, rows, begin, done, op)
     launched = np.minimum(np.maximum(begin, start), end)
-    return Blame(stalls, cause, lane, launched, op, delayed, threads_left)
+    return BlamedStalls(stalls, cause, track, launched, op, earlier_wait, threads_left)
 
 
-def _latest(timeline: Timeline, lane: I32, late_ns: I64) -> tuple[list[int], int]:
-    """The threads to look into, those late for longest, and how many are left.
+def _latest(timeline: Timeline, track: I32, late_ns: I64) -> tuple[list[int], int]:
+    """(tracks of the threads to analyse, those late for longest; how many others there are).
 
-    Each is looked for in all that the timeline holds, so that of any number of them would take the
-    square of its size.
+    Each thread costs a pass over the whole timeline, so the number is bounded.
     """
-    lanes, inverse = np.unique(lane, return_inverse=True)
+    tracks, inverse = np.unique(track, return_inverse=True)
     most = max(LEAST_THREADS, MOST_THREADS // max(1, len(devices_of(timeline))))
-    if len(lanes) <= most:
-        return lanes.tolist(), 0
+    if len(tracks) <= most:
+        return tracks.tolist(), 0
     whole = np.bincount(inverse.reshape(-1), late_ns)
-    chosen: list[int] = np.sort(lanes[np.argsort(-whole, kind="stable")[:most]]).tolist()
-    return chosen, len(lanes) - most
+    chosen: list[int] = np.sort(tracks[np.argsort(-whole, kind="stable")[:most]]).tolist()
+    return chosen, len(tracks) - most
 
 
 def _small_d2h(stalls: Stalls) -> Mask:
     events = stalls.events
     small: Mask = (
-        (events.kind == DeviceKind.COPY) & (events.way == Way.D2H) & (events.bytes <= RESULT_BYTES)
+        (events.kind == DeviceKind.COPY)
+        & (events.direction == CopyDirection.D2H)
+        & (events.bytes <= RESULT_BYTES)
     )
     return small
 
 
 def _reads_back(stalls: Stalls, op: I64) -> Mask:
-    """Stalls that end with a result being read."""
+    """Whether each stall ends with a copy that reads a result."""
     small = _small_d2h(stalls)
     found: Mask = op >= 0
     if len(small):
@@ -161,11 +164,11 @@ def _reads_back(stalls: Stalls, op: I64) -> Mask:
 
 
 def _copies_back(stalls: Stalls) -> Mask:
-    """Stalls in which just that goes on."""
+    """Whether only such a copy runs in each stall."""
     events = stalls.events
     if not len(events):
         return np.zeros(len(stalls), bool)
-    found: Mask = stalls.state == State.COPYING
+    found: Mask = stalls.state == DeviceState.COPYING
     rows = np.flatnonzero(found)
     at = np.searchsorted(events.start_ns, stalls.start[rows], "right") - 1
     small = _small_d2h(stalls)[np.maximum(at, 0)]
@@ -174,9 +177,10 @@ def _copies_back(stalls: Stalls) -> Mask:
 
 
 def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
-    """The row of the call that launched each operation, -1 unknown, and whether it is that one.
+    """(row of the call that launched each operation, -1 unknown; whether the row is exact).
 
-    Without a correlation id it is the last launch before the operation: the thread, not the time.
+    Without a correlation id it is the last launch before the operation, which gives the thread but
+    not the time.
     """
     calls = timeline.calls
     found = np.full(len(op), -1, np.int64)
@@ -196,69 +200,69 @@ def _calls_of(timeline: Timeline, stalls: Stalls, op: I64) -> tuple[I64, Mask]:
 
 
 def _of_thread(
-    timeline: Timeline, stalls: Stalls, lane: int, rows: I64, begin: I64, done: I64, op: I64
+    timeline: Timeline, stalls: Stalls, track: int, rows: I64, begin: I64, done: I64, op: I64
 ) -> tuple[U8, I64]:
-    """Causes of the stalls (rows) in which one thread was late, and `Blame.delayed_ns`."""
+    """Causes of the stalls (rows) of one late thread, and their `BlamedStalls.earlier_wait_ns`."""
     start, end = stalls.start[rows], stalls.end[rows]
     held = np.minimum(np.maximum(done[rows], start), end)
     launch = np.minimum(np.maximum(begin[rows], start), end)
-    cause, claimed = _claimed(timeline, lane, start, end, launch, held)
+    cause, claimed = _claimed(timeline, track, start, end, launch, held)
     del launch
-    ways = [NUMBER[key] for key in ("launch", "host", "synchronisation", "copy")]
-    open_to = is_one_of(cause, *ways)
-    device = device_waits(timeline, stalls, lane)
+    deferrable = is_one_of(cause, *(CODE[one] for one in _DEFERRABLE))
+    device = device_waits(timeline, stalls, track)
     calls = timeline.calls
-    others = is_one_of(calls.kind, *ENQUEUES) & (calls.lane != lane)
-    seen = [(key, sets.intersect(mine, stalls.window)) for key, mine in claimed]
+    others = is_one_of(calls.kind, *ENQUEUES) & (calls.track != track)
+    traced = [(one, sets.intersect(mine, stalls.window)) for one, mine in claimed]
     del claimed
-    owed = delays.debts(seen, device, calls.start_ns[others])
-    del seen, others
-    paid = delays.paid(owed, device.settled, held, end - start)
-    del owed, device, held
-    delayed = np.full(len(rows), -1, np.int64)
-    if paid is not None:
-        due = np.flatnonzero(open_to)
-        owing, within = delays.dealt(paid, due, end - start)
-        owes = owing != NUMBER["unknown"]
-        cause[due[owes]] = owing[owes]
-        delayed[due[owes]] = within[owes]
+    waits = deferred_waits.deferred(traced, device, calls.start_ns[others])
+    del traced, others
+    attributed = deferred_waits.attribute(waits, device.cleared, held, end - start)
+    del waits, device, held
+    earlier_wait = np.full(len(rows), -1, np.int64)
+    if attributed is not None:
+        at = np.flatnonzero(deferrable)
+        deferred_cause, wait_ns = deferred_waits.assign_causes(attributed, at, end - start)
+        found = deferred_cause != CODE[Cause.UNKNOWN]
+        cause[at[found]] = deferred_cause[found]
+        earlier_wait[at[found]] = wait_ns[found]
     next_op = np.maximum(op[rows], 0)
     to_device = (stalls.events.kind[next_op] == DeviceKind.COPY) & (
-        stalls.events.way[next_op] == Way.H2D
+        stalls.events.direction[next_op] == CopyDirection.H2D
     )
-    small = is_one_of(cause, *(NUMBER[key] for key in ("launch", "synchronisation", "copy")))
-    copied = small & to_device & (op[rows] >= 0)
-    cause[copied] = NUMBER["copy"]
-    delayed[copied] = -1
-    return cause, delayed
+    replaced = is_one_of(cause, *(CODE[one] for one in _OF_COPIES))
+    copied = replaced & to_device & (op[rows] >= 0)
+    cause[copied] = CODE[Cause.COPY]
+    earlier_wait[copied] = -1
+    return cause, earlier_wait
 
 
 def _claimed(
-    timeline: Timeline, lane: int, start: I64, end: I64, launch: I64, held: I64
-) -> tuple[U8, list[tuple[str, Intervals]]]:
-    """The cause with the largest part of each stall, and the thread's time by cause.
+    timeline: Timeline, track: int, start: I64, end: I64, launch: I64, held: I64
+) -> tuple[U8, list[tuple[Cause, Intervals]]]:
+    """(the cause with the largest part of each stall; the thread's time by cause, disjoint).
 
-    `launch`, `held`: begin and end of the call that launched what ended it, within the stall.
+    `launch`, `held`: begin and end of the call that launched the operation after the stall, clipped
+    to the stall.
     """
-    claimed: list[tuple[str, Intervals]] = []
+    claimed: list[tuple[Cause, Intervals]] = []
     taken = sets.none()
-    for key, claim in CLAIMS:
-        mine = sets.subtract(claim(timeline, lane), taken)
+    for one, claim in CLAIMS:
+        mine = sets.subtract(claim(timeline, track), taken)
         if len(mine):
-            claimed.append((key, mine))
+            claimed.append((one, mine))
             taken = sets.joined(taken, mine)
     del taken
-    coverages = [(key, Coverage(mine)) for key, mine in claimed]
-    faults = _fault_share(timeline, lane, start, launch)
+    coverages = [(one, Coverage(mine)) for one, mine in claimed]
+    faults = _fault_share(timeline, track, start, launch)
     cause = np.empty(len(start), np.uint8)
-    for part in sets.in_parts(len(start)):  # stalls come in millions
+    for part in sets.in_parts(len(start)):  # there are millions of stalls
         columns = (start[part], end[part], launch[part], held[part])
         cause[part] = _largest(coverages, *columns, faults[part] if faults is not None else None)
     return cause, claimed
 
 
 def _largest(
-    claimed: list[tuple[str, Coverage]],
+    claimed: list[tuple[Cause, Coverage]],
     start: I64,
     end: I64,
     launch: I64,
@@ -267,48 +271,48 @@ def _largest(
 ) -> U8:
     """The cause with the largest part of each stall. `faults`: the share of page faults."""
     best = np.zeros(len(start), np.int64)
-    cause = np.full(len(start), NUMBER["launch"], np.uint8)
+    cause = np.full(len(start), CODE[Cause.LAUNCH], np.uint8)
 
-    def claim_for(key: str, amount: I64) -> None:
+    def claim_for(claiming: Cause, amount: I64) -> None:
         better = amount > best
         np.copyto(best, amount, where=better)
-        cause[better] = NUMBER[key]
+        cause[better] = CODE[claiming]
 
-    # A thread that is kept from running may be so within the call that launches.
+    # A thread may lose its CPU, or fault, also within the launch call.
     rest, calling = launch - start, end - launch
     faulted = np.zeros(len(start), np.int64)
-    for key, coverage in claimed:
+    for one, coverage in claimed:
         amount = coverage.within(start, launch)
         rest -= amount
-        if key != "copy":  # which is the call itself
+        if one != Cause.COPY:  # a copy is the launch call itself
             inside = coverage.within(launch, held)
             calling -= inside
             amount += inside
-        if key == "page fault":
+        if one == Cause.PAGE_FAULT:
             faulted = amount
         else:
-            claim_for(key, amount)
-    path = rest <= LAUNCH_PATH_NS
-    late = np.where(path, 0, rest)
-    moved = np.zeros_like(late) if faults is None else (late * faults).astype(np.int64)
-    claim_for("page fault", moved + faulted)
-    claim_for("host", late - moved)
-    # Once launched, work on a free device starts soon, or the device is not free.
-    kept = np.minimum(np.maximum(end - held - LATENCY_NS, 0), calling)
-    claim_for("rival", kept)
-    claim_for("launch", calling - kept + np.where(path, rest, 0))
+            claim_for(one, amount)
+    on_launch_path = rest <= LAUNCH_PATH_NS
+    code = np.where(on_launch_path, 0, rest)
+    faults_ns = np.zeros_like(code) if faults is None else (code * faults).astype(np.int64)
+    claim_for(Cause.PAGE_FAULT, faults_ns + faulted)
+    claim_for(Cause.HOST, code - faults_ns)
+    # Launched work starts within LATENCY_NS on a free device; else the device is not free.
+    not_free = np.minimum(np.maximum(end - held - LATENCY_NS, 0), calling)
+    claim_for(Cause.GPU_CONTENTION, not_free)
+    claim_for(Cause.LAUNCH, calling - not_free + np.where(on_launch_path, rest, 0))
     return cause
 
 
-def _fault_share(timeline: Timeline, lane: int, start: I64, end: I64) -> F64 | None:
-    """Share of the thread's samples, in and around each interval, that served page faults; None
-    without samples.
+def _fault_share(timeline: Timeline, track: int, start: I64, end: I64) -> F64 | None:
+    """The share of the thread's on-CPU samples in each interval that served page faults.
 
-    Statistical: samples are summed over ticks, so the ticks that touch the interval count, and as
-    those hold few samples, the share is drawn to that of all the intervals together.
+    None without samples. Statistical: samples sum up intervals of `Timeline.tick_ns`, so those that
+    overlap the interval count. They are few, so the share is shrunk towards that of all intervals
+    together, which has the weight `FEW_NS`.
     """
     samples = timeline.samples
-    rows = np.flatnonzero(samples.lane == lane)
+    rows = np.flatnonzero(samples.track == track)
     rows = rows[~matching(timeline.names, samples.name[rows], _WAITING)]
     if not len(rows):
         return None

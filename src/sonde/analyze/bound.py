@@ -7,62 +7,69 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sonde.analyze.advice import next_step
-from sonde.analyze.blame import Blame, blame_device
-from sonde.analyze.causes import CAUSES, KEYS
+from sonde.analyze.advice import next_step, next_step_of_bound
+from sonde.analyze.blame import blame_device
+from sonde.analyze.blamed_stalls import BlamedStalls
+from sonde.analyze.causes import CAUSES
+from sonde.analyze.code_locations import code_locations_of
 from sonde.analyze.critical_path import critical_path
 from sonde.analyze.details import detail_of
-from sonde.analyze.host_view import host_verdicts, with_short_waits
-from sonde.analyze.idle import Stalls, State, devices_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
 from sonde.analyze.phases import phases_of
-from sonde.analyze.places import places_of
 from sonde.analyze.ranking import STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
 from sonde.analyze.sampling import sampling_of
+from sonde.analyze.stalls import DeviceState, Stalls, devices_of
 from sonde.analyze.steps import steps_of
+from sonde.analyze.thread_verdicts import thread_verdicts, with_short_waits
 from sonde.analyze.throttling import Throttling, throttling_of
+from sonde.model.causes import Bound, CauseDetail
 from sonde.model.timeline import Timeline
 from sonde.model.verdict import (
     Advice,
-    Bound,
+    BoundShare,
     CauseShare,
     Explanation,
-    KernelShare,
+    KernelClassShare,
     Verdict,
 )
 
 KNOWN_GAIN = 0.05
-"""A stall that takes this share of the time is the next step also where kernels are the bound."""
-HELD_DOWN = 0.15
-"""Time lost to clocks that were held down, from which on they are the bound."""
+"""A cause with this share of the time is the next step also where kernels are the bound."""
+THROTTLED = 0.15
+"""From this share of lost time, throttled clocks are the bound."""
 _KERNELS = {
-    "compute": "products",
-    "memory": "kernels that stream through memory",
-    "kernels": "other kernels",
+    Bound.COMPUTE: "compute-bound kernels",
+    Bound.MEMORY: "memory-bound kernels",
+    Bound.KERNELS: "other kernels",
 }
 
 
-_WITHOUT_STREAMS = (
-    "no device activity in it: nothing to explain",
-    "no device time in it: this is what the threads that call the device waited for",
-    "single runs of the device were timed: how busy it was is known, not when it waited; this is "
-    "what the threads that call it did meanwhile",
+_OF_KERNELS = (Bound.COMPUTE, Bound.MEMORY, Bound.KERNELS, Bound.SMALL_KERNELS)
+"""Bounds of a device that is rarely stalled."""
+_NO_DEVICE_ACTIVITY = "no device activity in the record: nothing to explain"
+_NO_DEVICE_TIME = "no device time in the record: the verdict is on the threads that launch work"
+_SINGLE_RUNS = (
+    "only single runs of the device were timed: its busy time is known, its stalls are not; the "
+    "verdict is on the threads that launch work"
 )
 
 
 def explain(timeline: Timeline) -> Explanation:
-    """A verdict for each device of the timeline."""
+    """A verdict for each device of the timeline; without device streams, for launching threads."""
     verdicts = [verdict_of(timeline, device) for device in devices_of(timeline)]
     notes = list(timeline.notes)
     if tuple(timeline.sources) == ("sonde",):
         verdicts = with_short_waits(timeline, verdicts)
     if not verdicts:
-        verdicts = host_verdicts(timeline)
-        notes.append(_WITHOUT_STREAMS[bool(verdicts) + bool(verdicts and timeline.timed_ns)])
+        verdicts = thread_verdicts(timeline)
+        if not verdicts:
+            notes.append(_NO_DEVICE_ACTIVITY)
+        else:
+            notes.append(_SINGLE_RUNS if timeline.timed_ns else _NO_DEVICE_TIME)
     elif not len(timeline.states):
         notes.append(
-            "without the machine's waits (a capture by `sonde record` beside it) locks, rivals for "
-            "a CPU, quotas and page faults show as host code"
+            "without a capture of the same time (`sonde record`), locks, CPU contention, quotas "
+            "and page faults show as host-bound"
         )
     return Explanation(verdicts, timeline.sources, notes)
 
@@ -70,7 +77,7 @@ def explain(timeline: Timeline) -> Explanation:
 def verdict_of(
     timeline: Timeline, device: int, start_ns: int | None = None, end_ns: int | None = None
 ) -> Verdict:
-    """The verdict on one device, between two instants if given."""
+    """The verdict on one device, between two times if given."""
     blamed = blame_device(timeline, device, start_ns, end_ns)
     stalls = blamed.stalls
     causes = _causes(timeline, blamed)
@@ -78,20 +85,19 @@ def verdict_of(
     window = max(1, stalls.window_ns)
     computing = stalls.computing.total / window
     underfilled = underfilled_share(timeline, stalls)
-
     throttling = throttling_of(timeline, stalls)
 
     def judge(
-        causes: list[CauseShare], classes: list[KernelShare], computing: float
-    ) -> list[Bound]:
+        causes: list[CauseShare], classes: list[KernelClassShare], computing: float
+    ) -> list[BoundShare]:
         found = _bounds(causes, classes, computing, underfilled[0])
         lost = throttling.lost if throttling else 0.0
-        device = found[0].key in ("compute", "kernels", "serial")
-        return [Bound("throttled", lost)] if lost >= HELD_DOWN and device else found
+        by_clock = found[0].key in (Bound.COMPUTE, Bound.KERNELS, Bound.SMALL_KERNELS)
+        return [BoundShare(Bound.THROTTLED, lost)] if lost >= THROTTLED and by_clock else found
 
     bounds = judge(causes, classes, computing)
     steps = steps_of(timeline, stalls)
-    idle = int(stalls.duration_ns[stalls.state == State.IDLE].sum()) / window
+    idle = int(stalls.duration_ns[stalls.state == DeviceState.IDLE].sum()) / window
     return Verdict(
         device=device,
         device_name=timeline.devices.get(device, ""),
@@ -117,55 +123,56 @@ def verdict_of(
     )
 
 
-def _causes(timeline: Timeline, blamed: Blame) -> list[CauseShare]:
+def _causes(timeline: Timeline, blamed: BlamedStalls) -> list[CauseShare]:
     stalls = blamed.stalls
     duration = stalls.duration_ns
     window = max(1, stalls.window_ns)
-    ns = np.bincount(blamed.cause, duration, len(KEYS)).astype(np.int64)
+    ns = np.bincount(blamed.cause, duration, len(CAUSES)).astype(np.int64)
     found = []
     for number in np.argsort(-ns, kind="stable").tolist():
         if not ns[number]:
             continue
-        cause = CAUSES[KEYS[number]]
+        cause = CAUSES[number]
         rows = blamed.cause == number
-        lanes, weight = _by_lane(blamed, rows)
-        lane = int(lanes[weight.argmax()]) if len(lanes) else -1
+        tracks, weight = _by_track(blamed, rows)
+        track = int(tracks[weight.argmax()]) if len(tracks) else -1
         large = ns[number] >= 0.01 * window
-        detail, facts = detail_of(cause.key, timeline, blamed) if large else ("", [])
+        detail, facts = detail_of(cause, timeline, blamed) if large else (CauseDetail.NONE, [])
         found.append(
             CauseShare(
-                key=cause.key,
-                title=cause.title,
+                key=cause,
+                title=cause.description,
                 bound=cause.bound,
                 detail=detail,
                 ns=int(ns[number]),
                 share=float(ns[number] / window),
                 count=int(rows.sum()),
                 longest_ns=int(duration[rows].max()),
-                thread=timeline.lanes[lane].label if lane >= 0 else "",
-                places=places_of(timeline, blamed, cause.key, lane) if large else [],
+                thread=timeline.tracks[track].label if track >= 0 else "",
+                locations=code_locations_of(timeline, blamed, cause, track) if large else [],
                 facts=facts,
             )
         )
     return found
 
 
-def _by_lane(blamed: Blame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    known = rows & (blamed.lane >= 0)
-    lanes, inverse = np.unique(blamed.lane[known], return_inverse=True)
-    return lanes, np.bincount(inverse, blamed.stalls.duration_ns[known], len(lanes))
+def _by_track(blamed: BlamedStalls, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    known = rows & (blamed.track >= 0)
+    tracks, inverse = np.unique(blamed.track[known], return_inverse=True)
+    return tracks, np.bincount(inverse, blamed.stalls.duration_ns[known], len(tracks))
 
 
 def _bounds(
-    causes: list[CauseShare], classes: list[KernelShare], computing: float, underfilled: float
-) -> list[Bound]:
-    unknown = [Bound("unknown", 0.0)]
+    causes: list[CauseShare], classes: list[KernelClassShare], computing: float, underfilled: float
+) -> list[BoundShare]:
+    unknown = [BoundShare(Bound.UNKNOWN, 0.0)]
     if sum(cause.share for cause in causes) >= STALLED or computing <= 0:
         return ranked_bounds((cause.bound, cause.share) for cause in causes) or unknown
     if underfilled >= UNDERFILLED_BOUND:
-        return [Bound("serial", computing)]
+        return [BoundShare(Bound.SMALL_KERNELS, computing)]
     kernels = max(1, sum(one.ns for one in classes))
-    return mixed([Bound(one.name, computing * one.ns / kernels) for one in classes]) or unknown
+    shares = [BoundShare(one.bound, computing * one.ns / kernels) for one in classes]
+    return mixed(shares) or unknown
 
 
 def _evidence(
@@ -173,9 +180,9 @@ def _evidence(
     computing: float,
     idle: float,
     causes: list[CauseShare],
-    classes: list[KernelShare],
+    classes: list[KernelClassShare],
     underfilled: tuple[float, int],
-    bounds: list[Bound],
+    bounds: list[BoundShare],
 ) -> list[str]:
     lines = [
         f"kernels ran for {100 * computing:.1f} % of {stalls.window_ns / 1e6:,.1f} ms, "
@@ -189,23 +196,23 @@ def _evidence(
                 f"{cause.longest_ns / 1e6:.2f} ms" + "".join(f"; {fact}" for fact in cause.facts)
             )
     for one in classes:
-        if one.name in keys and one.ns:
-            what = _KERNELS[one.name]
+        if one.bound in keys and one.ns:
+            what = _KERNELS[one.bound]
             lines.append(f"{what}: {100 * one.share:.1f} % of the time, {one.count:,} kernels")
-    if "serial" in keys:
+    if Bound.SMALL_KERNELS in keys:
         lines.append(
-            f"{100 * underfilled[0]:.0f} % of the kernel time one kernel ran alone that fills less "
-            f"than half of the device, over {underfilled[1]} streams"
+            f"{100 * underfilled[0]:.0f} % of the kernel time, one kernel ran alone that fills "
+            f"less than half of the device; streams: {underfilled[1]}"
         )
     return lines
 
 
-def _left(blamed: Blame) -> list[str]:
+def _left(blamed: BlamedStalls) -> list[str]:
     if not blamed.threads_left:
         return []
     return [
-        f"{blamed.threads_left:,} more threads were late for a shorter time each; why is not "
-        "looked into, and counts as not known"
+        f"{blamed.threads_left:,} more threads launched late, for a shorter time each; their "
+        "stalls were not analysed and count as unknown"
     ]
 
 
@@ -217,14 +224,14 @@ def _throttled(found: Throttling | None) -> list[str]:
     if found is None:
         return []
     return [
-        f"clocks were held down for {100 * found.share:.0f} % of the time "
+        f"clocks throttled for {100 * found.share:.0f} % of the time "
         f"({found.reason.replace('_', ' ')}): {found.clock_hz / 1e6:,.0f} of "
         f"{found.highest_hz / 1e6:,.0f} MHz, {100 * found.lost:.1f} % of the time lost at most"
     ]
 
 
 def _advice(
-    causes: list[CauseShare], bounds: list[Bound], throttling: Throttling | None
+    causes: list[CauseShare], bounds: list[BoundShare], throttling: Throttling | None
 ) -> list[Advice]:
     found = [
         Advice(next_step(cause.key, cause.detail), cause.share)
@@ -232,26 +239,25 @@ def _advice(
         if cause.share >= 0.02
     ]
     device = [
-        Advice(next_step(bound.key), 0.0)
-        for bound in bounds
-        if bound.key in ("compute", "memory", "kernels", "serial")
+        Advice(next_step_of_bound(bound.key), 0.0) for bound in bounds if bound.key in _OF_KERNELS
     ]
-    if not device and bounds[0].key != "throttled":
+    if not device and bounds[0].key != Bound.THROTTLED:
         return found
-    # What can be had for certain goes before what may make kernels faster by nobody knows how much.
+    # Steps with a known gain go before faster kernels, whose gain is not known.
     known = [one for one in found if one.gain >= KNOWN_GAIN]
     rest = [one for one in found if one.gain < KNOWN_GAIN]
-    if throttling is not None and bounds[0].key == "throttled":
-        device.insert(0, Advice(next_step("throttled", throttling.kind), throttling.lost))
+    if throttling is not None and bounds[0].key == Bound.THROTTLED:
+        text = next_step_of_bound(Bound.THROTTLED, throttling.detail)
+        device.insert(0, Advice(text, throttling.lost))
         return [*device, *known, *rest]
     return [*known, *device, *rest]
 
 
 def causes_of(timeline: Timeline) -> Iterator[tuple[int, int, int, str]]:
-    """(device, start_ns, end_ns, title of its cause) of every stall of every device."""
+    """(device, start_ns, end_ns, title of the cause) of every stall of every device."""
     for device in devices_of(timeline):
         blamed = blame_device(timeline, device)
         stalls = blamed.stalls
         columns = (stalls.start.tolist(), stalls.end.tolist(), blamed.cause.tolist())
         for start, end, cause in zip(*columns, strict=True):
-            yield device, start, end, CAUSES[KEYS[cause]].title
+            yield device, start, end, CAUSES[cause].description

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kind of a cause it is, and the figures that bear it out."""
+"""Which form of a cause it is (`CauseDetail`), and the figures that support it."""
 
 from __future__ import annotations
 
@@ -7,95 +7,93 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from sonde.analyze.blame import Blame
-from sonde.analyze.causes import NUMBER
-from sonde.model.timeline import DeviceKind, Memory, StateKind, Timeline, Way, is_one_of
+from sonde.analyze.blamed_stalls import BlamedStalls
+from sonde.analyze.causes import CODE
+from sonde.model.causes import Cause, CauseDetail
+from sonde.model.timeline import CopyDirection, DeviceKind, Memory, StateKind, Timeline, is_one_of
 
 SMALL_BYTES = 65_536
-"""Below this a copy is mostly the cost of asking for it."""
+"""A smaller copy is mostly the cost of its call."""
 MOST_TOGETHER = 64
-"""Devices of one machine that are compared by who comes last to a collective."""
+"""Up to this many devices are compared to find the last one in each collective."""
 QUOTA_WAIT_NS = 12_000_000
-"""Rivals take turns of some milliseconds; a spent quota lasts to the end of its period."""
+"""Longer waits are for a quota: time slices last milliseconds, a spent quota to its period end."""
 
-Detail = tuple[str, list[str]]
+Detail = tuple[CauseDetail, list[str]]
+"""The form of the cause, and facts for people."""
 
 
-def copy(timeline: Timeline, blame: Blame) -> Detail:
-    """small, pageable, or bandwidth; from the copies that the device ran."""
+def copy(timeline: Timeline, blame: BlamedStalls) -> Detail:
+    """Small, pageable or bandwidth, by the copies that the device ran."""
     events = blame.stalls.events
-    rows = (events.kind == DeviceKind.COPY) & is_one_of(events.way, Way.H2D, Way.D2H, Way.UNKNOWN)
+    rows = (events.kind == DeviceKind.COPY) & is_one_of(
+        events.direction, CopyDirection.H2D, CopyDirection.D2H, CopyDirection.UNKNOWN
+    )
     if not rows.any():
-        return "", []
+        return CauseDetail.NONE, []
     size, ns = events.bytes[rows], np.maximum(events.duration_ns[rows], 1)
-    pageable = float(ns[events.detail[rows] == Memory.PAGEABLE].sum() / ns.sum())
+    pageable = float(ns[events.memory[rows] == Memory.PAGEABLE].sum() / ns.sum())
     large = size >= SMALL_BYTES
     facts = [f"{len(size):,} copies, {float(np.median(size)):,.0f} bytes in the median"]
     in_large = float(ns[large].sum()) if large.any() else 0.0
-    if in_large < 0.5 * blame.total_ns("copy") and in_large < 0.5 * ns.sum() + 1:
-        return "small", facts
-    if in_large < 0.25 * blame.total_ns("copy"):
-        return "small", facts
+    if in_large < 0.5 * blame.total_ns(Cause.COPY) and in_large < 0.5 * ns.sum() + 1:
+        return CauseDetail.SMALL, facts
+    if in_large < 0.25 * blame.total_ns(Cause.COPY):
+        return CauseDetail.SMALL, facts
     rate = float(size[large].sum() / ns[large].sum())
     facts.append(f"{rate:.1f} GB/s achieved")
     if pageable > 0.5:
-        return "pageable", [*facts, f"{100 * pageable:.0f} % of their time from pageable memory"]
-    return "bandwidth", facts
+        fact = f"{100 * pageable:.0f} % of their time from pageable memory"
+        return CauseDetail.PAGEABLE, [*facts, fact]
+    return CauseDetail.BANDWIDTH, facts
 
 
-def run_queue(timeline: Timeline, blame: Blame) -> Detail:
-    """quota or rival: how long the waits for a CPU were."""
+def run_queue(timeline: Timeline, blame: BlamedStalls) -> Detail:
+    """A spent quota or preemption, by the lengths of the waits for a CPU."""
     states = timeline.states
-    lanes = np.unique(blame.lane[blame.cause == NUMBER["run queue"]])
-    rows = (states.kind == StateKind.RUNQUEUE) & np.isin(states.lane, lanes)
+    tracks = np.unique(blame.track[blame.cause == CODE[Cause.RUN_QUEUE]])
+    rows = (states.kind == StateKind.RUNQUEUE) & np.isin(states.track, tracks)
     length = states.duration_ns[rows]
     length = length[length >= 100_000]
     if not len(length):
-        return "", []
+        return CauseDetail.NONE, []
     long_ns = float(length[length >= QUOTA_WAIT_NS].sum())
     waits = f"{len(length):,} waits" if len(length) > 1 else "one wait"
     facts = [f"{waits}, {float(np.median(length)) / 1e6:.1f} ms in the median"]
-    return ("quota" if long_ns > 0.6 * length.sum() else "rival"), facts
+    by_quota = long_ns > 0.6 * length.sum()
+    return (CauseDetail.QUOTA if by_quota else CauseDetail.PREEMPTED), facts
 
 
-def gil(timeline: Timeline, blame: Blame) -> Detail:
-    """Always gil."""
-    return "gil", []
-
-
-def lock(timeline: Timeline, blame: Blame) -> Detail:
-    """Always lock."""
-    return "lock", []
-
-
-def launch(timeline: Timeline, blame: Blame) -> Detail:
-    """How many kernels there are, and how short they are."""
+def launch(timeline: Timeline, blame: BlamedStalls) -> Detail:
+    """Kernels per second and their mean length."""
     events = blame.stalls.events
     rows = events.kind == DeviceKind.KERNEL
     seconds = max(blame.stalls.window_ns, 1) / 1e9
     mean = float(events.duration_ns[rows].mean()) / 1e3 if rows.any() else 0.0
-    return "", [f"{rows.sum() / seconds:,.0f} kernels/s, {mean:.1f} µs each"]
+    return CauseDetail.NONE, [f"{rows.sum() / seconds:,.0f} kernels/s, {mean:.1f} µs each"]
 
 
-def synchronisation(timeline: Timeline, blame: Blame) -> Detail:
-    """How often."""
-    count = int((blame.cause == NUMBER["synchronisation"]).sum())
-    return "", [f"{count:,} times the device ran dry while a thread waited for it"]
+def synchronization(timeline: Timeline, blame: BlamedStalls) -> Detail:
+    """How often the device had no work while a thread waited for it."""
+    count = int((blame.cause == CODE[Cause.SYNCHRONIZATION]).sum())
+    return CauseDetail.NONE, [
+        f"{count:,} times the device had no work queued while a thread waited for it"
+    ]
 
 
-def collective(timeline: Timeline, blame: Blame) -> Detail:
-    """How many, how long, and which device comes last to those that several take part in."""
+def collective(timeline: Timeline, blame: BlamedStalls) -> Detail:
+    """Their number and lengths; of several devices, the one that most often begins last."""
     events = blame.stalls.events
     mine = events.take(events.kind == DeviceKind.COLLECTIVE)
     if not len(mine):
-        return "", []
+        return CauseDetail.NONE, []
     low, high = np.percentile(mine.duration_ns, (10, 90)) / 1e3
     facts = [f"{len(mine):,} collectives, p10 {low:,.0f} µs, p90 {high:,.0f} µs"]
     whole = timeline.device.take(timeline.device.kind == DeviceKind.COLLECTIVE)
-    device_of = timeline.device_of_lane[whole.lane]
+    device_of = timeline.device_of_track[whole.track]
     devices = np.unique(device_of)
     if len(devices) > MOST_TOGETHER:
-        return "", facts
+        return CauseDetail.NONE, facts
     begins = [whole.start_ns[device_of == one] for one in devices.tolist()]
     names = [whole.name[device_of == one] for one in devices.tolist()]
     if len(devices) > 1 and all(np.array_equal(names[0], other) for other in names):
@@ -103,21 +101,19 @@ def collective(timeline: Timeline, blame: Blame) -> Detail:
         often = np.bincount(last, minlength=len(devices))
         share = 100 * often.max() / len(last)
         facts.append(f"GPU{devices[often.argmax()]} came last to {share:.0f} % of them")
-    return "", facts
+    return CauseDetail.NONE, facts
 
 
-DETAILS: Mapping[str, Callable[[Timeline, Blame], Detail]] = {
-    "copy": copy,
-    "run queue": run_queue,
-    "gil": gil,
-    "lock": lock,
-    "collective": collective,
-    "launch": launch,
-    "synchronisation": synchronisation,
+DETAILS: Mapping[Cause, Callable[[Timeline, BlamedStalls], Detail]] = {
+    Cause.COPY: copy,
+    Cause.RUN_QUEUE: run_queue,
+    Cause.COLLECTIVE: collective,
+    Cause.LAUNCH: launch,
+    Cause.SYNCHRONIZATION: synchronization,
 }
 
 
-def detail_of(key: str, timeline: Timeline, blame: Blame) -> Detail:
-    """The detail of a cause and its figures; ('', []) where there is nothing to tell."""
-    found = DETAILS.get(key)
-    return found(timeline, blame) if found else ("", [])
+def detail_of(cause: Cause, timeline: Timeline, blame: BlamedStalls) -> Detail:
+    """The form of a cause and its facts; (NONE, []) where there is one form and no fact."""
+    found = DETAILS.get(cause)
+    return found(timeline, blame) if found else (CauseDetail.NONE, [])

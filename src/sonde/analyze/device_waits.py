@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a thread waited for a device: in calls that do, and where it had launched too far ahead."""
+"""When a thread waited for a device: in calls that wait, and in launches into a full queue."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ import numpy as np
 
 from sonde.analyze import intervals as sets
 from sonde.analyze.causes import WAITS
-from sonde.analyze.delays import STAGED_NS, DeviceWaits
-from sonde.analyze.idle import Stalls, State
+from sonde.analyze.deferred_waits import STAGED_NS, DeviceWaits
 from sonde.analyze.intervals import Coverage, Intervals
+from sonde.analyze.stalls import DeviceState, Stalls
 from sonde.model.name_parts import matching
 from sonde.model.timeline import I64, CallKind, Events, Mask, Memory, Timeline, is_one_of
 
 RESULT_BYTES = 4096
-"""A copy to the host up to this size is a result that a program looks at: a loss, a flag."""
+"""A copy to the host up to this size reads a result: a loss, a flag."""
 ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET)
 WAITED_NS = 2_000
-"""A call that saw the device busy for less did not wait for it."""
+"""A call in which the device was busy for less did not wait for it."""
 FULL_QUEUE = 500
-"""Launches that the device has yet to begin; a queue of CUDA's holds about twice as many (1,020 on
-an H200), and who finds it full waits for the device in the call that launches."""
+"""Launches ahead of the device from which on a slow launch waits for it. A CUDA queue holds about
+twice as many (1,020 on an H200); a launch into a full queue waits in the call."""
 BLOCKED_NS = 10_000
-"""A launch call that takes longer, with so many ahead of it, was held up by them."""
+"""A launch call with `FULL_QUEUE` launches ahead that takes longer than this waited for them."""
 _NO_WAIT = re.compile(r"Async|^clEnqueue|^urEnqueue")
-"""Calls that only ask for a copy, or to free memory, by their names."""
+"""Names of asynchronous calls that copy or free memory."""
 
 
-def device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> DeviceWaits:
-    """Of one thread, within the traced windows."""
-    idle = stalls.state == State.IDLE
+def device_waits(timeline: Timeline, stalls: Stalls, track: int) -> DeviceWaits:
+    """The waits of one thread for the device, within the traced windows."""
+    idle = stalls.state == DeviceState.IDLE
     busy = sets.subtract(stalls.window, sets.union(stalls.start[idle], stalls.end[idle]))
     calls, host = timeline.calls, timeline.host
     kinds = (CallKind.SYNC, CallKind.COPY, CallKind.FREE)
-    rows = np.flatnonzero((calls.lane == lane) & is_one_of(calls.kind, *kinds))
+    rows = np.flatnonzero((calls.track == track) & is_one_of(calls.kind, *kinds))
     waits, moves = _waits(timeline, stalls.events, rows)
-    named = np.flatnonzero(host.lane == lane)
+    named = np.flatnonzero(host.track == track)
     named = named[matching(timeline.names, host.name[named], WAITS)]
     begin = np.concatenate([calls.start_ns[rows[waits]], host.start_ns[named]])
     end = np.concatenate([calls.end_ns[rows[waits]], host.end_ns[named]])
@@ -45,17 +45,17 @@ def device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> DeviceWaits:
     waited = sets.intersect(sets.union(begin[order], end[order]), stalls.window)
     long = Coverage(busy).within(waited.start, waited.end) >= WAITED_NS
     waited = Intervals(waited.start[long], waited.end[long])
-    full = _full_queue(timeline, stalls, lane)
-    # One behind another with nothing launched between is the same wait, going on.
-    asks = (calls.lane == lane) & is_one_of(calls.kind, *ENQUEUES)
+    full = _full_queue(timeline, stalls, track)
+    # Waits with no launch between them are one wait.
+    asks = (calls.track == track) & is_one_of(calls.kind, *ENQUEUES)
     asks[rows[waits]] = False
     asked = calls.start_ns[asks]
     since = np.searchsorted(asked, np.append(0, waited.end[:-1])) if len(waited) else 0
-    anew = np.searchsorted(asked, waited.start) > since
+    new_wait = np.searchsorted(asked, waited.start) > since
     copying = sets.union(calls.start_ns[rows[moves]], calls.end_ns[rows[moves]])
     return DeviceWaits(
         waits=waited,
-        settled=np.concatenate([waited.start[anew], full.start]),
+        cleared=np.concatenate([waited.start[new_wait], full.start]),
         copying=sets.intersect(copying, stalls.window),
         full=full,
         busy=busy,
@@ -64,12 +64,11 @@ def device_waits(timeline: Timeline, stalls: Stalls, lane: int) -> DeviceWaits:
 
 
 def _waits(timeline: Timeline, events: Events, rows: I64) -> tuple[Mask, Mask]:
-    """Which of these calls wait for the device, as far as can be told; which of those for a copy
-    that is no mere result.
+    """(which of these calls wait for the device; which of those copy more than a result).
 
-    One that is asynchronous by its name does where memory that is not pinned is copied and the copy
-    was done before the call returned, or was going on and the call took long: it is passed through
-    staging buffers. Where what it asked for is not known, where it took long.
+    A call that is asynchronous by its name waits if it copies memory that is not pinned, and the
+    copy was done before the call returned, or was running and the call took long: such copies go
+    through staging buffers. If its copy is unknown, it waits if it took long.
     """
     calls = timeline.calls
     waits = ~matching(timeline.names, calls.name[rows], _NO_WAIT)
@@ -84,19 +83,19 @@ def _waits(timeline: Timeline, events: Events, rows: I64) -> tuple[Mask, Mask]:
     long, at, asks, op = long[op >= 0], at[op >= 0], asks[op >= 0], op[op >= 0]
     returned = calls.end_ns[rows[at]] + timeline.clock_error_ns
     begun, done = events.start_ns[op] <= returned, events.end_ns[op] <= returned
-    staged = (done | (begun & long)) & (events.detail[op] != Memory.PINNED)
+    staged = (done | (begun & long)) & (events.memory[op] != Memory.PINNED)
     waits[at[asks]] = staged[asks]
     moves[at] = waits[at] & (events.bytes[op] > RESULT_BYTES)
     return waits, moves
 
 
 def asked_for(numbers: I64, wanted: I64) -> I64:
-    """The first row with each of these numbers, which join calls and operations; -1 for none."""
+    """The first row with each wanted correlation id; -1 for none."""
     found = np.full(len(wanted), -1, np.int64)
     highest = int(numbers.max(initial=0))
     if not len(wanted) or not highest:
         return found
-    if highest <= 8 * len(numbers) + 1_000_000 and numbers.min() >= 0:  # they count up, mostly
+    if highest <= 8 * len(numbers) + 1_000_000 and numbers.min() >= 0:  # ids mostly count up
         table = np.full(highest + 1, -1, np.int32)
         table[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1, dtype=np.int32)
         table[0] = -1
@@ -111,16 +110,16 @@ def asked_for(numbers: I64, wanted: I64) -> I64:
     return found
 
 
-def _full_queue(timeline: Timeline, stalls: Stalls, lane: int) -> Intervals:
-    """The launches of a thread that had to wait for room in the device's queue."""
+def _full_queue(timeline: Timeline, stalls: Stalls, track: int) -> Intervals:
+    """The launches of a thread that waited for room in the device's queue."""
     calls, events = timeline.calls, stalls.events
-    slow = (calls.lane == lane) & (calls.duration_ns >= BLOCKED_NS)
+    slow = (calls.track == track) & (calls.duration_ns >= BLOCKED_NS)
     rows = np.flatnonzero(slow & is_one_of(calls.kind, *ENQUEUES))
     op = asked_for(events.correlation, calls.correlation[rows])
     rows, op = rows[op >= 0], op[op >= 0]
     if not len(rows):
         return sets.none()
-    # What begins between the call's end and its own operation was ahead of it; a graph counts once.
+    # Operations that begin between the call's end and its own operation were ahead; a graph is one.
     another = np.cumsum(np.diff(events.correlation, prepend=-1) != 0, dtype=np.int32)
     now = np.maximum(np.searchsorted(events.start_ns, calls.end_ns[rows]) - 1, 0)
     rows = rows[another[op] - another[now] >= FULL_QUEUE]

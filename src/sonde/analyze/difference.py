@@ -1,56 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
 """What changed between two records of the same work: steps, kernels, causes, functions.
 
-Times are per step where both have steps that were traced for half of the time; else, where both
-count the same call that waits for the device, from one such call to the next, without the start-up
-before the first; else per second. A change counts as certain when the 95 % intervals of the two
-medians (order statistics) lie apart; for causes, when it is larger than what parts of the time
-differ by; for functions and counts of calls, than what chance makes of so many.
+Times are per step if both records have steps and device tracing for half of the time. Otherwise,
+if both count the same call that waits for the device, they are per call, without the start-up
+before the first call; otherwise per second. A change is certain if the 95 % intervals of the two
+medians (order statistics) do not overlap; for causes, if it exceeds the variation between parts of
+the time; for functions and counts of calls, if it exceeds the Poisson error.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import NormalDist
 
 import numpy as np
 
 from sonde.analyze.blame import blame_device
 from sonde.analyze.bound import verdict_of
-from sonde.analyze.causes import CAUSES, KEYS
-from sonde.analyze.idle import devices_of, stalls_of
+from sonde.analyze.causes import CAUSES
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.sampling import half_width
-from sonde.model.timeline import F64, I64, CallKind, DeviceKind, Timeline
+from sonde.analyze.stalls import devices_of, stalls_of
+from sonde.model.timeline import F64, I64, CallKind, DeviceKind, Timeline, TotalKind
 from sonde.model.verdict import Verdict
 
 LEAST_SHARE = 0.01
-"""Of the whole, in either: what is smaller is not told."""
+"""Smaller shares of the whole, in both records, are not compared."""
 FEW_CALLS = 20
-"""Fewer calls tell no pace."""
+"""Fewer calls give no rate."""
 _Z = 1.96
+"""Of a 95 % interval of the normal distribution."""
 BLOCKS = 20
-"""Parts of the time; how they differ tells how far the share of a cause may be off."""
+"""Parts of the time; their variance gives the interval of a cause's share."""
+
+
+class ChangeKind(StrEnum):
+    """What a change is about."""
+
+    STEP = "step"
+    """The length of a step, or the time from one call to the next."""
+    KERNEL = "kernel"
+    CAUSE = "cause"
+    FUNCTION = "function"
+
+
+class Unit(StrEnum):
+    """What times in a difference are relative to."""
+
+    STEP = "step"
+    CALL = "call"
+    SECOND = "second"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One figure in both."""
+    """One figure in both records."""
 
-    kind: str
-    """step | kernel | cause | function"""
+    kind: ChangeKind
     name: str
     before: float
-    """ns per step, or per second."""
+    """ns per unit."""
     after: float
     weight: float
-    """The change as a share of the whole (of a step, of a second): what it costs."""
+    """The change as a share of the whole unit before: what it costs."""
     certain: bool
 
     @property
     def relative(self) -> float:
-        """The change as a share of what it was; infinite where it was nothing."""
+        """The change as a share of the figure before; infinite where that was 0."""
         if not self.before:
             return math.inf if self.after else 0.0
         return self.after / self.before - 1
@@ -60,17 +79,16 @@ class Change:
 class Difference:
     """All changes, the costliest first."""
 
-    per: str
-    """step | call | second"""
+    per: Unit
     before_ns: float
-    """Length of a step, or of a second."""
+    """The length of one unit."""
     after_ns: float
     changes: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One of the two, in figures per step or second."""
+    """One of the two records, in figures per unit."""
 
     unit_ns: float
     steps: F64
@@ -83,8 +101,8 @@ class _Side:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pace:
-    """How often a thread made a call, by exact totals, from its first to its last."""
+class _Rate:
+    """How often a thread made a call, from its first to its last, by exact totals."""
 
     call: str
     count: int
@@ -97,15 +115,15 @@ def compare(before: Timeline, after: Timeline) -> Difference:
     sides = (before, after)
     verdicts = [_verdict(one) for one in sides]
     stepwise = all(_stepwise(one, v) for one, v in zip(sides, verdicts, strict=True))
-    paces = None if stepwise else _paces(*sides)
+    rates = None if stepwise else _rates(*sides)
     a, b = (
-        _side(one, verdict, stepwise, paces[number] if paces else None)
+        _side(one, verdict, stepwise, rates[number] if rates else None)
         for number, (one, verdict) in enumerate(zip(sides, verdicts, strict=True))
     )
-    whole = [*_steps(a, b, stepwise), *(_pace_change(a, b, *paces) if paces else [])]
+    whole = [*_steps(a, b, stepwise), *(_rate_change(a, b, *rates) if rates else [])]
     changes = [*whole, *_kernels(a, b), *_causes(a, b), *_functions(a, b)]
-    changes.sort(key=lambda one: (one.kind != "step", -abs(one.weight)))
-    per = "step" if stepwise else "call" if paces else "second"
+    changes.sort(key=lambda one: (one.kind != ChangeKind.STEP, -abs(one.weight)))
+    per = Unit.STEP if stepwise else Unit.CALL if rates else Unit.SECOND
     return Difference(per, a.unit_ns, b.unit_ns, tuple(changes))
 
 
@@ -117,12 +135,12 @@ def _verdict(timeline: Timeline) -> Verdict | None:
 def _stepwise(timeline: Timeline, verdict: Verdict | None) -> bool:
     if verdict is None or verdict.steps is None:
         return False
-    # Where only some runs were timed, steps of those few are no fair sample of all.
+    # If only some runs were timed, the steps in them are not representative.
     return verdict.window_ns >= 0.5 * (timeline.end_ns - timeline.start_ns) or not timeline.totals
 
 
-def _paces(before: Timeline, after: Timeline) -> tuple[_Pace, _Pace] | None:
-    """Of the same call in both: the commonest that waits, of the thread that makes most calls."""
+def _rates(before: Timeline, after: Timeline) -> tuple[_Rate, _Rate] | None:
+    """Rates of the same call in both: the most frequent one that waits, in the busiest threads."""
     counted = [_calls_of_busiest(one) for one in (before, after)]
     both = counted[0].keys() & counted[1].keys()
     if not both:
@@ -132,34 +150,34 @@ def _paces(before: Timeline, after: Timeline) -> tuple[_Pace, _Pace] | None:
     return (one, two) if min(one.count, two.count) >= FEW_CALLS else None
 
 
-def _calls_of_busiest(timeline: Timeline) -> dict[str, _Pace]:
-    device = [one for one in timeline.totals if one.kind == "device"]
+def _calls_of_busiest(timeline: Timeline) -> dict[str, _Rate]:
+    device = [one for one in timeline.totals if one.kind == TotalKind.CALL]
     counts: dict[int, int] = {}
     for one in device:
-        counts[one.lane] = counts.get(one.lane, 0) + one.count
+        counts[one.track] = counts.get(one.track, 0) + one.count
     if not counts:
         return {}
-    lane = max(counts, key=lambda number: counts[number])
-    times = timeline.calls.start_ns[timeline.calls.lane == lane]
+    track = max(counts, key=lambda number: counts[number])
+    times = timeline.calls.start_ns[timeline.calls.track == track]
     if len(times) < 2:
         return {}
     start, end = int(times.min()), int(times.max())
-    found: dict[str, _Pace] = {}
+    found: dict[str, _Rate] = {}
     for one in device:
-        if one.lane == lane and one.call == CallKind.SYNC:
+        if one.track == track and one.call == CallKind.SYNC:
             count = one.count + (found[one.name].count if one.name in found else 0)
-            found[one.name] = _Pace(one.name, count, start, end)
+            found[one.name] = _Rate(one.name, count, start, end)
     return found
 
 
-def _pace_change(a: _Side, b: _Side, before: _Pace, after: _Pace) -> list[Change]:
+def _rate_change(a: _Side, b: _Side, before: _Rate, after: _Rate) -> list[Change]:
     weight = b.unit_ns / a.unit_ns - 1
     spread = math.sqrt(1 / before.count + 1 / after.count)
     name = f"from one {before.call} to the next"
-    return [Change("step", name, a.unit_ns, b.unit_ns, weight, abs(weight) > _Z * spread)]
+    return [Change(ChangeKind.STEP, name, a.unit_ns, b.unit_ns, weight, abs(weight) > _Z * spread)]
 
 
-def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, pace: _Pace | None) -> _Side:
+def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, rate: _Rate | None) -> _Side:
     steps = np.zeros(0)
     kernels: dict[str, tuple[float, tuple[float, float]]] = {}
     causes: dict[str, tuple[float, float]] = {}
@@ -167,10 +185,10 @@ def _side(timeline: Timeline, verdict: Verdict | None, stepwise: bool, pace: _Pa
     units = max(1e-9, (timeline.end_ns - timeline.start_ns) / 1e9)
     samples = timeline.samples
     rows = np.ones(len(samples), bool)
-    if pace is not None:
-        unit_ns = max(1.0, (pace.end_ns - pace.start_ns) / pace.count)
-        units = float(pace.count)
-        rows = (samples.time_ns >= pace.start_ns) & (samples.time_ns < pace.end_ns)
+    if rate is not None:
+        unit_ns = max(1.0, (rate.end_ns - rate.start_ns) / rate.count)
+        units = float(rate.count)
+        rows = (samples.time_ns >= rate.start_ns) & (samples.time_ns < rate.end_ns)
     elif verdict is not None:
         units = max(1e-9, verdict.window_ns / 1e9)
         if stepwise and verdict.steps is not None:
@@ -209,20 +227,20 @@ def _kernel_times(
 def _cause_times(
     timeline: Timeline, verdict: Verdict, units: float
 ) -> dict[str, tuple[float, float]]:
-    """ns per unit of each cause; how far that may be off, by how parts of the time differ."""
+    """By title of the cause: (ns per unit, half the width of its 95 % interval)."""
     blamed = blame_device(timeline, verdict.device)
     window = blamed.stalls.window
     edges = np.linspace(window.start[0], window.end[-1], BLOCKS + 1).astype(np.int64)
     length = Coverage(window).within(edges[:-1], edges[1:])
     found = {}
-    for number, key in enumerate(KEYS):
+    for number, cause in enumerate(CAUSES):
         rows = blamed.cause == number
         if not rows.any():
             continue
         stalled = Intervals(blamed.stalls.start[rows], blamed.stalls.end[rows])
         part = Coverage(stalled).within(edges[:-1], edges[1:])
         half = half_width(part[length > 0], length[length > 0]) * float(length.sum())
-        found[CAUSES[key].title] = (float(part.sum()) / units, half / units)
+        found[cause.description] = (float(part.sum()) / units, half / units)
     return found
 
 
@@ -246,7 +264,7 @@ def _steps(a: _Side, b: _Side, stepwise: bool) -> list[Change]:
         return []
     intervals = [median_interval(np.sort(side.steps)) for side in (a, b)]
     weight = b.unit_ns / a.unit_ns - 1 if a.unit_ns else 0.0
-    return [Change("step", "step time", a.unit_ns, b.unit_ns, weight, _apart(*intervals))]
+    return [Change(ChangeKind.STEP, "step time", a.unit_ns, b.unit_ns, weight, _apart(*intervals))]
 
 
 def _kernels(a: _Side, b: _Side) -> list[Change]:
@@ -257,7 +275,7 @@ def _kernels(a: _Side, b: _Side) -> list[Change]:
         after, now = b.kernels.get(name, nothing)
         if max(before / a.unit_ns, after / b.unit_ns) >= LEAST_SHARE:
             weight = (after - before) / a.unit_ns
-            changes.append(Change("kernel", name, before, after, weight, _apart(was, now)))
+            changes.append(Change(ChangeKind.KERNEL, name, before, after, weight, _apart(was, now)))
     return changes
 
 
@@ -269,7 +287,7 @@ def _causes(a: _Side, b: _Side) -> list[Change]:
         if max(before / a.unit_ns, after / b.unit_ns) >= LEAST_SHARE:
             weight = (after - before) / a.unit_ns
             certain = abs(after - before) > math.hypot(spread, spread_after)
-            changes.append(Change("cause", name, before, after, weight, certain))
+            changes.append(Change(ChangeKind.CAUSE, name, before, after, weight, certain))
     return changes
 
 
@@ -282,22 +300,24 @@ def _functions(a: _Side, b: _Side) -> list[Change]:
         for name in a.functions.keys() | b.functions.keys()
         if max(side.functions.get(name, nothing)[0] for side in (a, b)) >= LEAST_SHARE * whole
     ]
-    # So many at once: one in twenty comparisons of all, not of each, may be wrong (Bonferroni).
+    # An error of 5 % for all comparisons together (Bonferroni).
     least = NormalDist().inv_cdf(1 - 0.025 / max(1, len(compared)))
     for name in compared:
         before, few = a.functions.get(name, nothing)
         after, many = b.functions.get(name, nothing)
-        # Samples are counts: their standard deviation is the root of them.
+        # Numbers of samples are Poisson: the standard deviation is the square root.
         spread = math.hypot(
             before / math.sqrt(few) if few else 0.0, after / math.sqrt(many) if many else 0.0
         )
         certain = abs(after - before) > least * spread
-        changes.append(Change("function", name, before, after, (after - before) / whole, certain))
+        changes.append(
+            Change(ChangeKind.FUNCTION, name, before, after, (after - before) / whole, certain)
+        )
     return changes
 
 
 def regressions(difference: Difference, above: float) -> list[Change]:
-    """Certain changes for the worse that cost more than `above` (0.03: 3 %) of the whole."""
+    """Certain changes that cost more than `above` of the whole (0.03: 3 %)."""
     return [
         one for one in difference.changes if one.certain and one.weight > above and one.after > 0
     ]

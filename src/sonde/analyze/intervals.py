@@ -13,7 +13,7 @@ from sonde.model.timeline import I64
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Disjoint and sorted; none is empty."""
+    """Disjoint, sorted, none of them empty."""
 
     start: I64
     end: I64
@@ -33,11 +33,11 @@ def none() -> Intervals:
 
 
 def union(start: I64, end: I64) -> Intervals:
-    """The union of any intervals that are sorted by start."""
+    """The set from intervals that are sorted by start and may overlap."""
     if not len(start):
         return none()
     if (start[1:] > end[:-1]).all() and (end > start).all():
-        return Intervals(start, end)  # as most are: calls of one thread, kernels of one stream
+        return Intervals(start, end)  # the usual case: calls of one thread, kernels of one stream
     reach = np.maximum.accumulate(end)
     first = np.ones(len(start), bool)
     first[1:] = start[1:] > reach[:-1]
@@ -48,7 +48,7 @@ def union(start: I64, end: I64) -> Intervals:
 
 
 def joined(*sets: Intervals) -> Intervals:
-    """The union of sets."""
+    """The union of several sets."""
     sets = tuple(one for one in sets if len(one)) or (none(),)
     if len(sets) == 1:
         return sets[0]
@@ -59,49 +59,50 @@ def joined(*sets: Intervals) -> Intervals:
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in both."""
+    """The intersection of two sets."""
     if not len(a) or not len(b):
         return none()
     if len(b) > len(a):
         a, b = b, a
     if len(b) == 1:
         return _clipped(a, int(b.start[0]), int(b.end[0]))
-    return _met(b, a)
+    return _overlaps(b, a)
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in `a` and not in `b`."""
+    """The part of `a` outside of `b`."""
     if not len(a) or not len(b):
         return a
     ends = np.iinfo(np.int64)
     start = np.concatenate([[ends.min], b.end])
     end = np.concatenate([b.start, [ends.max]])
     gaps = Intervals(start, end)
-    return _met(gaps, a) if len(gaps) < len(a) else _met(a, gaps)
+    return _overlaps(gaps, a) if len(gaps) < len(a) else _overlaps(a, gaps)
 
 
-def _met(few: Intervals, many: Intervals) -> Intervals:
-    """What lies in both: each of the few by all that it meets of the many, which are looked up."""
+def _overlaps(few: Intervals, many: Intervals) -> Intervals:
+    """The intersection: the overlaps of each of `few` with `many`, found by binary search."""
     parts = [
-        _met_by(Intervals(few.start[part], few.end[part]), many) for part in in_parts(len(few))
+        _overlap_columns(Intervals(few.start[part], few.end[part]), many)
+        for part in in_parts(len(few))
     ]
     return union(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 _AT_ONCE = 1 << 16
-"""So many that what is made of them on the way stays in the CPU's caches."""
+"""Rows processed at once, so that temporary columns stay in the CPU caches."""
 
 
 def in_parts(count: int) -> Iterator[slice]:
-    """All rows, some at a time."""
+    """Slices of `_AT_ONCE` rows that cover all rows."""
     for low in range(0, count, _AT_ONCE):
         yield slice(low, low + _AT_ONCE)
 
 
-def _met_by(few: Intervals, many: Intervals) -> tuple[I64, I64]:
+def _overlap_columns(few: Intervals, many: Intervals) -> tuple[I64, I64]:
     first = np.searchsorted(many.end, few.start, "right")
     count = np.searchsorted(many.start, few.end, "left") - first
-    np.maximum(count, 0, out=count)  # an empty gap meets none
+    np.maximum(count, 0, out=count)  # an empty gap has no overlap
     before = np.cumsum(count) - count
     at = np.arange(int(count.sum())) - np.repeat(before - first, count)
     start = np.maximum(np.repeat(few.start, count), many.start[at])
@@ -118,14 +119,14 @@ def _clipped(a: Intervals, low: int, high: int) -> Intervals:
 
 
 class Coverage:
-    """How much of a set lies before any time; so, how much lies in any interval."""
+    """Looks up how much of a set lies before a time, or within an interval."""
 
     def __init__(self, of: Intervals) -> None:
         self._of = of
         self._before = np.concatenate([[0], np.cumsum(of.end - of.start)]).astype(np.int64)
 
     def before(self, times: I64) -> I64:
-        """Length of the set before each time."""
+        """The length of the set before each time."""
         if not len(self._of):
             return np.zeros(len(times), np.int64)
         covered = np.empty(len(times), np.int64)
@@ -137,7 +138,7 @@ class Coverage:
         return covered
 
     def within(self, start: I64, end: I64) -> I64:
-        """Length of the set within each interval; 0 for one that ends before it starts."""
+        """The length of the set within each interval; 0 if it ends before it starts."""
         inside = self.before(end)
         inside -= self.before(start)
         inside[end <= start] = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What kernels are limited by, told from their names, and how full they leave the device."""
+"""What limits kernels, by their names or by counters, and how well they fill the device."""
 
 from __future__ import annotations
 
@@ -9,56 +9,60 @@ from collections.abc import Mapping
 import numpy as np
 
 from sonde.analyze import intervals as sets
-from sonde.analyze.idle import Stalls
-from sonde.model.name_parts import telling_part
+from sonde.analyze.stalls import Stalls
+from sonde.model.causes import Bound
+from sonde.model.name_parts import both_ends
 from sonde.model.timeline import DeviceKind, Timeline
-from sonde.model.verdict import KernelShare
+from sonde.model.verdict import KernelClassShare, KernelShare
 
 _MULTIPLIES = re.compile(
     r"gemm|nvjet|cutlass|cublas|xmma|conv(?!ert)|flash|fmha|attention|mma_|wgrad|dgrad|winograd"
     r"|matmul|_bmm|triton_tem|dot_general|_dot_|\bdot_kernel|hgemv_|spin_kernel"
 )
-"""Products: arithmetic bound at the sizes that matter. In small letters, as `_STREAMS`: a search
-that ignores case takes five times as long."""
+"""Matrix products and the like: compute-bound at relevant sizes. Lower case, as `_STREAMS`: a
+search that ignores case takes five times as long."""
 _STREAMS = re.compile(
     r"elementwise|pointwise|reduce|norm|softmax|copy|fill|cat_?array|concat|index|scan|gather"
     r"|scatter|embedding|transpose|permute|pool|dropout|activation|relu|gelu|tanh|sort|topk|adam"
     r"|sgd|multi_tensor|triton_(poi|red|per)_|fusion|cast|convert|add|mul|sum|axpy|stream|memset"
 )
-"""Few operations a byte: these stream through memory."""
+"""Few operations per byte: memory-bound."""
 
-CLASSES = ("compute", "memory", "kernels")
+CLASSES = (Bound.COMPUTE, Bound.MEMORY, Bound.KERNELS)
+"""What may limit a kernel; `Bound.KERNELS`: not known."""
 
 ACTIVE = 0.5
-"""What works for so much of the time is what limits kernels: streaming kernels use 0.7 to 0.9 of
-an H200's peak bandwidth, large products keep its tensor cores at work for 0.8 to 0.9."""
+"""A unit that is active for this share of the time limits the kernels: streaming kernels use 0.7 to
+0.9 of the peak bandwidth of an H200, large products its tensor cores for 0.8 to 0.9."""
 
 UNDERFILLED = 0.5
-"""A kernel with fewer thread blocks than this share of the multiprocessors leaves most idle."""
+"""A kernel with fewer thread blocks than this share of the multiprocessors is small."""
 ALONE = 1.3
-"""Mean number of kernels at a time, up to which they run one after another."""
+"""Up to this mean number of kernels at a time, they run one after another."""
 
 
-def class_of(name: str) -> str:
-    """compute, memory, or kernels: those whose name tells neither."""
-    name = telling_part(name).lower()
+def class_of(name: str) -> Bound:
+    """What limits a kernel, by its name; `Bound.KERNELS` where the name does not say."""
+    name = both_ends(name).lower()
     if _MULTIPLIES.search(name):
-        return "compute"
-    return "memory" if _STREAMS.search(name) else "kernels"
+        return Bound.COMPUTE
+    return Bound.MEMORY if _STREAMS.search(name) else Bound.KERNELS
 
 
-def class_by_counters(active: Mapping[str, float]) -> str:
-    """The same by what the device's own counters say of the time in which it computed, '' for
-    nothing: `active`, shares of that time in which memory ("dram") and tensor cores ("tensor")
-    worked at their most."""
-    name, share = max(active.items(), key=lambda item: item[1], default=("", 0.0))
-    if share < ACTIVE:
-        return ""
-    return "memory" if name == "dram" else "compute"
+def class_by_counters(active: Mapping[Bound, float]) -> Bound | None:
+    """What limits kernels, by hardware counters; None where they do not say.
+
+    `active`: shares of the computing time in which memory (`Bound.MEMORY`) and tensor cores
+    (`Bound.COMPUTE`) were active.
+    """
+    if not active:
+        return None
+    bound, share = max(active.items(), key=lambda item: item[1])
+    return bound if share >= ACTIVE else None
 
 
-def classes_of(timeline: Timeline, stalls: Stalls) -> list[KernelShare]:
-    """Kernel time by class, largest first."""
+def classes_of(timeline: Timeline, stalls: Stalls) -> list[KernelClassShare]:
+    """Kernel time by what limits the kernels, largest first."""
     events = stalls.events
     rows = events.kind == DeviceKind.KERNEL
     used = np.flatnonzero(np.bincount(events.name[rows], minlength=1))
@@ -69,15 +73,15 @@ def classes_of(timeline: Timeline, stalls: Stalls) -> list[KernelShare]:
     duration = events.duration_ns[rows]
     window = max(1, stalls.window_ns)
     found = []
-    for number, name in enumerate(CLASSES):
+    for number, bound in enumerate(CLASSES):
         of = mine == number
         ns = int(duration[of].sum())
-        found.append(KernelShare(name, ns, ns / window, int(of.sum())))
+        found.append(KernelClassShare(bound, ns, ns / window, int(of.sum())))
     return sorted(found, key=lambda one: -one.ns)
 
 
 def top_kernels(timeline: Timeline, stalls: Stalls, limit: int = 5) -> list[KernelShare]:
-    """The kernels with the most time."""
+    """The kernels with the most time, by name, largest first."""
     events = stalls.events
     rows = events.kind == DeviceKind.KERNEL
     count = len(timeline.names)
@@ -92,7 +96,7 @@ def top_kernels(timeline: Timeline, stalls: Stalls, limit: int = 5) -> list[Kern
 
 
 def underfilled_share(timeline: Timeline, stalls: Stalls) -> tuple[float, int]:
-    """(share of the kernel time with one small kernel alone on the device, streams they use)."""
+    """(share of the kernel time in which one small kernel ran alone, number of their streams)."""
     events = stalls.events
     processors = timeline.multiprocessors.get(stalls.device, 0)
     kernels = events.kind == DeviceKind.KERNEL
@@ -103,4 +107,4 @@ def underfilled_share(timeline: Timeline, stalls: Stalls) -> tuple[float, int]:
     together = float(events.duration_ns[small].sum()) / max(1, busy.total)
     if together > ALONE:
         return 0.0, 0
-    return busy.total / stalls.computing.total, len(np.unique(events.lane[small]))
+    return busy.total / stalls.computing.total, len(np.unique(events.track[small]))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a program called again and again, from its own functions and named ranges.
+"""Loops of a program, by its own functions and named ranges.
 
-Traces with Python functions know the loop that its author wrote. A function that is still running
-is no repetition, so it is looked through, level by level, from the outside: at each level the
-functions that nothing else at this level encloses, as owners of what was asked of devices in them.
+Traces with Python functions show the loop of the program. A function that encloses all others does
+not repeat, so functions are examined level by level from the outside: at each level, those that no
+other function of the level encloses, as owners of the device work requested in them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 from sonde.model.timeline import I32, I64, HostKind, Timeline, is_one_of
 
 DEPTH = 64
-"""Levels looked through."""
+"""Levels examined."""
 _NUMBERED = re.compile(r"[#\s_:.-]*\d+$")
-"""Ranges that count: ProfilerStep#12."""
+"""The number at the end of a range: ProfilerStep#12."""
 
 
 def levels(timeline: Timeline, asked: I64) -> Iterator[tuple[I64, I64]]:
-    """(owner of each request, -1 none; a number for its name, -1 none), from the outside inwards.
+    """(owner of each request, -1 none; number of the owner's name, -1 none), from the outside in.
 
-    `asked`: when each request was made, in order. The functions are those of the thread that
-    launches most of those that have any; what others launch meanwhile (a backward pass) counts as
-    asked by what that thread was in.
+    `asked`: the time of each request, ascending. The functions are those of the thread with
+    functions that launches most. Launches of other threads (a backward pass) belong to the function
+    that this thread was in meanwhile.
     """
     host, rows = timeline.host, _functions(timeline)
     before = np.searchsorted(asked, host.start_ns[rows], "left")
@@ -51,17 +51,17 @@ def levels(timeline: Timeline, asked: I64) -> Iterator[tuple[I64, I64]]:
 def _functions(timeline: Timeline) -> I64:
     """Rows of `host` that are functions or ranges of the thread that launches most."""
     host = timeline.host
-    told = is_one_of(host.kind, HostKind.PYTHON, HostKind.RANGE)
-    count = len(timeline.lanes) + 1
-    launches = np.bincount(timeline.calls.lane, minlength=count)
-    launches[np.bincount(host.lane[told], minlength=count) == 0] = 0
+    functions = is_one_of(host.kind, HostKind.PYTHON, HostKind.RANGE)
+    count = len(timeline.tracks) + 1
+    launches = np.bincount(timeline.calls.track, minlength=count)
+    launches[np.bincount(host.track[functions], minlength=count) == 0] = 0
     if not launches.any():
         return np.zeros(0, np.int64)
-    return np.flatnonzero(told & (host.lane == int(launches.argmax())))
+    return np.flatnonzero(functions & (host.track == int(launches.argmax())))
 
 
 def _numbers(timeline: Timeline, name: I32) -> I64:
-    """A number for each name, the same for ranges that differ by a count at their end alone."""
+    """A number for each name; ranges that differ only by a number at their end have the same."""
     known: dict[str, int] = {}
     values, inverse = np.unique(name, return_inverse=True)
     same = [
@@ -71,5 +71,5 @@ def _numbers(timeline: Timeline, name: I32) -> I64:
 
 
 def _without_number(name: str) -> str:
-    """The name without a number at its end; only there is it looked for, as names may be long."""
+    """The name without a number at its end. Only 64 characters are searched: names may be long."""
     return name[:-64] + _NUMBERED.sub("", name[-64:])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several records of one time as one timeline.
+"""Merges several records of the same time into one timeline.
 
-A profiler's trace knows the device and the program's own view, a capture of the machine knows why
-threads were off their CPU. Joined by the time of day, threads by their ids.
+A profiler's trace has the device and the program's functions; a capture of the machine shows why
+threads were off-CPU. They are joined by wall-clock time, threads by their ids.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ from sonde.model.timeline import (
     I32,
     I64,
     Events,
-    Hold,
-    Naming,
+    Interner,
     Samples,
     StateKind,
     Timeline,
+    TrackKind,
+    WaitDetail,
     events,
 )
 
 _GIL_WAIT_NS = (4_900_000, 5_450_000)
-"""A thread that wants Python's interpreter lock waits for at most its switch interval, 5 ms by
-default, and then asks for it: such waits tell the lock even where their stacks do not."""
+"""A thread that waits for Python's interpreter lock requests it after the switch interval, 5 ms by
+default. Waits of this length are for that lock, also where their stacks do not show it."""
 _GIL_SHARE = 0.2
+"""Of the longer futex waits of a thread: from this share on, such waits are no coincidence."""
 _MARGIN_NS = 20_000_000
+"""Rows of other records are kept up to this long before and after the first one."""
 
 
 def merged(first: Timeline, *others: Timeline) -> Timeline:
-    """`first`, with the rows of the others that concern its processes and its time."""
+    """`first` with the rows of the others that belong to its processes and its time."""
     result = first
     for other in others:
         result = _merged(result, other)
@@ -40,61 +43,60 @@ def merged(first: Timeline, *others: Timeline) -> Timeline:
 
 
 def _merged(one: Timeline, two: Timeline) -> Timeline:
-    naming = Naming()
+    interner = Interner()
     for name in one.names:
-        naming.name(name)
-    for lane in one.lanes:
-        if lane.kind == "thread":
-            naming.thread(lane.pid, lane.number, lane.name, lane.process)
+        interner.name(name)
+    for track in one.tracks:
+        if track.kind == TrackKind.THREAD:
+            interner.thread(track.pid, track.number, track.name, track.process)
         else:
-            naming.stream(lane.device, lane.number, lane.pid)
-    pids = {lane.pid for lane in one.lanes if lane.kind == "thread"}
-    ours = np.array([lane.pid in pids for lane in two.lanes] or [False])
+            interner.stream(track.device, track.number, track.pid)
+    pids = {track.pid for track in one.tracks if track.kind == TrackKind.THREAD}
+    ours = np.array([track.pid in pids for track in two.tracks] or [False])
     shift = two.wall_offset_ns - one.wall_offset_ns
     low, high = one.start_ns - _MARGIN_NS - shift, one.end_ns + _MARGIN_NS - shift
     names: dict[int, int] = {}
-    lanes: dict[int, int] = {}
+    tracks: dict[int, int] = {}
 
-    def number(column: I32, known: dict[int, int], lane: bool) -> I32:
+    def number(column: I32, known: dict[int, int], is_track: bool) -> I32:
         values, inverse = np.unique(column, return_inverse=True)
         for value in values.tolist():
             if value not in known:
-                if lane:
-                    here = two.lanes[value]
+                if is_track:
+                    here = two.tracks[value]
                     known[value] = (
-                        naming.thread(here.pid, here.number, here.name, here.process)
-                        if here.kind == "thread"
-                        else naming.stream(here.device, here.number, here.pid)
+                        interner.thread(here.pid, here.number, here.name, here.process)
+                        if here.kind == TrackKind.THREAD
+                        else interner.stream(here.device, here.number, here.pid)
                     )
                 else:
-                    known[value] = naming.name(two.names[value])
+                    known[value] = interner.name(two.names[value])
         return np.array([known[value] for value in values.tolist()] or [0], np.int32)[inverse]
 
-    def wakers(column: I64) -> I64:
+    def wakers(column: I32) -> I32:
         column, known = column.copy(), column > 0
-        column[known] = number((column[known] - 1).astype(np.int32), lanes, True) + 1
+        column[known] = number(column[known] - 1, tracks, True) + 1
         return column
 
     def moved(table: Events) -> Events:
         if not len(table):
             return table
-        waits = table is two.states
-        table = table.take(ours[table.lane] & (table.end_ns > low) & (table.start_ns < high))
+        table = table.take(ours[table.track] & (table.end_ns > low) & (table.start_ns < high))
         return replace(
             table,
-            # What lasts far beyond that time would make a picture of it nearly empty.
+            # Longer rows are clipped: a picture of their whole length would be nearly empty.
             start_ns=np.maximum(table.start_ns, low) + shift,
             end_ns=np.minimum(table.end_ns, high) + shift,
             name=number(table.name, names, False),
-            lane=number(table.lane, lanes, True),
-            correlation=wakers(table.correlation) if waits else table.correlation,
+            track=number(table.track, tracks, True),
+            waker=wakers(table.waker),
         )
 
     samples = two.samples
-    rows = ours[samples.lane] & (samples.time_ns > low - two.tick_ns) & (samples.time_ns < high)
+    rows = ours[samples.track] & (samples.time_ns > low - two.tick_ns) & (samples.time_ns < high)
     joined_samples = Samples(
         time_ns=np.concatenate([one.samples.time_ns, samples.time_ns[rows] + shift]),
-        lane=np.concatenate([one.samples.lane, number(samples.lane[rows], lanes, True)]),
+        track=np.concatenate([one.samples.track, number(samples.track[rows], tracks, True)]),
         weight_ns=np.concatenate([one.samples.weight_ns, samples.weight_ns[rows]]),
         name=np.concatenate([one.samples.name, number(samples.name[rows], names, False)]),
         fault=np.concatenate([one.samples.fault, samples.fault[rows]]),
@@ -115,8 +117,8 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         one,
         extent_ns=None,
         totals=(),
-        names=naming.names,
-        lanes=naming.lanes,
+        names=interner.names,
+        tracks=interner.tracks,
         device=device,
         calls=calls,
         host=_joined(one.host, moved(two.host)),
@@ -130,24 +132,24 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
 
 
 def _devices(one: Timeline, two: Timeline) -> tuple[dict[int, int], list[str]]:
-    """(number in `one` of each device of `two`, what had to be assumed).
+    """(number in `one` of each device of `two`; notes on assumptions).
 
-    By ids that both name; else by which GPUs hold memory of the processes of `one`; else numbers
-    are taken for equal, and that is said where there is another to mistake it for. No numbers:
-    nothing to join.
+    Devices are matched by ids that both records have, else by the GPUs that hold memory of the
+    processes of `one`, else by equal numbers, with a note if there are several. Without devices in
+    one of the records the result is empty.
     """
     theirs = sorted({counter.device for counter in two.counters if counter.device >= 0})
-    ours = sorted({lane.device for lane in one.lanes if lane.device >= 0})
+    ours = sorted({track.device for track in one.tracks if track.device >= 0})
     if not theirs or not ours:
         return {}, []
     if known := same_devices(one.device_ids, two.device_ids):
         return known, []
-    pids = {lane.pid for lane in one.lanes if lane.kind == "thread"}
+    pids = {track.pid for track in one.tracks if track.kind == TrackKind.THREAD}
     held = sorted({gpu for pid in pids for gpu in two.gpus_of.get(pid, ())})
     if held or len(theirs) == 1:
         return {gpu: number for number, gpu in index_of(held or theirs, ours).items()}, []
     same = {number: number for number in theirs}
-    text = "which GPU of the machine is which of the trace is assumed: by their numbers"
+    text = "assumed: GPUs of the machine and of the trace have the same numbers"
     return same, [text]
 
 
@@ -165,10 +167,10 @@ def _joined(one: Events, two: Events) -> Events:
 
 
 def with_interpreter_lock(timeline: Timeline) -> Timeline:
-    """The timeline with waits for Python's lock told apart from those for other locks.
+    """The timeline with waits for Python's interpreter lock marked (`WaitDetail.GIL`).
 
-    By their stacks where those were whole; else by the switch interval: a thread of which a fifth
-    of the longer futex waits end after just that long waits for the interpreter.
+    Waits with whole stacks are marked already. The others are marked by the switch interval: if
+    `_GIL_SHARE` of the longer futex waits of a thread last just that long, they are for the lock.
     """
     states = timeline.states
     if not len(states):
@@ -178,9 +180,9 @@ def with_interpreter_lock(timeline: Timeline) -> Timeline:
     length: I64 = states.duration_ns
     low, high = _GIL_WAIT_NS
     ticks = futex & (length >= low) & (length <= high)
-    detail = states.detail.copy()
-    for lane in np.unique(states.lane[ticks]):
-        mine = futex & (states.lane == lane) & (length >= 100_000)
+    detail = states.wait_detail.copy()
+    for track in np.unique(states.track[ticks]):
+        mine = futex & (states.track == track) & (length >= 100_000)
         if (ticks & mine).sum() >= max(3, _GIL_SHARE * mine.sum()):
-            detail[mine & (length <= high)] = Hold.GIL
-    return replace(timeline, states=replace(states, detail=detail))
+            detail[mine & (length <= high)] = WaitDetail.GIL
+    return replace(timeline, states=replace(states, wait_detail=detail))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How sure a verdict is that comes from windows of the time, and what it cannot say.
+"""Confidence intervals of a verdict from sampled windows, and what windows cannot show.
 
 A share is the ratio of two sums over windows; its interval comes from how windows differ (Cochran,
 Sampling Techniques, 3rd ed., section 6.4), with Student's quantile, as windows are few.
@@ -11,22 +11,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sonde.analyze.blame import Blame
-from sonde.analyze.causes import CAUSES, KEYS
+from sonde.analyze.blamed_stalls import BlamedStalls
+from sonde.analyze.causes import CAUSES
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.model.timeline import I64, Timeline
-from sonde.model.verdict import Bound, Sampling, StepTable
+from sonde.model.verdict import BoundShare, Sampling, StepTable
 
 ALL = 0.95
-"""From this share of the time on, a record is whole."""
+"""From this share of traced time on, a record counts as complete."""
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _NORMAL = 1.96
 
 
 def sampling_of(
-    timeline: Timeline, blamed: Blame, bounds: Sequence[Bound], steps: StepTable | None
+    timeline: Timeline, blamed: BlamedStalls, bounds: Sequence[BoundShare], steps: StepTable | None
 ) -> Sampling | None:
-    """None where all of the time was traced."""
+    """The sampling error of the verdict; None where all of the time was traced."""
     stalls = blamed.stalls
     window = stalls.window
     extent = timeline.extent_ns
@@ -39,7 +39,7 @@ def sampling_of(
     computing = Coverage(stalls.computing).within(window.start, window.end)
     half = {"computing": half_width(computing, length)}
     for bound in bounds:
-        ours = np.array([CAUSES[key].bound == bound.key for key in KEYS])[blamed.cause]
+        ours = np.array([cause.bound == bound.key for cause in CAUSES])[blamed.cause]
         stalled = Intervals(stalls.start[ours], stalls.end[ours])
         if len(stalled):
             half[bound.key] = half_width(Coverage(stalled).within(window.start, window.end), length)
@@ -53,7 +53,7 @@ def sampling_of(
 
 
 def half_width(part: I64, length: I64) -> float:
-    """Of the 95 % interval of the share that `part` has of `length`, 1 where one window is all."""
+    """Half width of the 95 % interval of sum(part) / sum(length) over windows; 1 for one window."""
     count = len(length)
     if count < 2:
         return 1.0
@@ -72,13 +72,13 @@ def _cannot(
         "between the windows"
     ]
     if steps is None or steps.median_ns > 0.5e6 * length:
-        found.append(f"steps longer than half a window ({length / 2:,.0f} ms) are not seen")
+        found.append(f"steps longer than half a window ({length / 2:,.0f} ms) cannot be found")
     calls = timeline.calls
     asked = calls.correlation != 0
-    # Stand-ins for calls begin with the runs that they asked for.
+    # Without launch times, calls begin with their runs.
     if asked.any() and np.array_equal(np.sort(calls.start_ns[asked]), timeline.device.start_ns):
         found.append(
-            "when the host asked for work is not known, so launch overhead and host code are told "
-            "apart by how long a stall is"
+            "launch times are not known, so launch overhead and host code are distinguished by the "
+            "length of each stall"
         )
     return found

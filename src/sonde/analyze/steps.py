@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The period of the work, from what threads asked of the device; no instrumentation.
+"""Finds the repeating steps of the work from the requests to the device, without instrumentation.
 
-The sequence is that of launches, copies and waits for the device, runs of the same one drawn
-together. A step begins with an operation (the anchor) that each step has once. Any operation cuts
-the sequence into pieces, and so do the long stalls; for a true anchor nearly all pieces hold the
-same operations, whatever their timing, and most of the device's work. Layers repeat within a step,
-steps within an epoch, so several cuts qualify: the shortest whose pieces take something in or out
-(a copy from or to the host, a wait for the device) is the step. Where none does, the device's
-requests alone cannot tell a step from a loop within it; then what the program called does, where
-that is known (`sonde.analyze.loops`), else it is the longest cut whose pieces still repeat often.
-Where the same request is all there is, each is a step.
+The sequence consists of launches, copies and waits for the device; runs of equal requests count as
+one. A step begins with an operation (the anchor) that each step has once. Any operation cuts the
+sequence into pieces, and so do long stalls. For a true anchor nearly all pieces hold the same
+operations, whatever their timing, and most of the device's work. Layers repeat within a step, and
+steps within an epoch, so several cuts qualify. The step is the shortest whose pieces exchange data
+with the host (a copy from or to it, a wait for the device). Without such a cut, the requests cannot
+distinguish a step from a loop within it; then the program's own calls do, if they are known
+(`sonde.analyze.loops`), else the step is the longest cut that still repeats often. If all requests
+are equal, each is a step.
 
-A step follows a step. Where the pieces of an operation take turns (two products a step, the second
-one followed by the next batch's copy), the usual piece and those up to the next usual one are the
-step.
+Steps follow one another. If pieces of an operation alternate (two matrix products in a step, the
+second followed by the copy of the next batch), a step is a typical piece and those up to the next
+typical one.
 """
 
 from __future__ import annotations
@@ -23,56 +23,67 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sonde.analyze import loops
-from sonde.analyze.idle import Stalls
 from sonde.analyze.intervals import Coverage
-from sonde.model.timeline import I32, I64, CallKind, DeviceKind, Mask, Timeline, Way, is_one_of
+from sonde.analyze.stalls import Stalls
+from sonde.model.timeline import (
+    I32,
+    I64,
+    CallKind,
+    CopyDirection,
+    DeviceKind,
+    Mask,
+    Timeline,
+    is_one_of,
+)
 from sonde.model.verdict import StepTable
 
 LEAST = 4
-"""Fewer pieces are no period."""
+"""Fewer pieces do not show a period."""
 REGULAR = 0.7
-"""Share of the operations that must lie in pieces like the usual one."""
+"""Share of the operations that must lie in pieces like the typical one."""
 WORK = 0.5
-"""Share of the device's work that must."""
+"""Share of the device's work that must lie in them."""
 CHAIN = 0.5
-"""Share of the usual pieces that another usual one must follow."""
+"""Share of the typical pieces that another typical one must follow."""
 MOST = 0.75
-"""Share of the work that a loop within the step does not have."""
+"""Share of the work that steps hold, and a loop within the step does not."""
 WHOLE = 0.9
-"""Share of the requests and of the work that calls must hold to tell steps."""
+"""Share of the requests and of the work that calls of the program must hold to be steps."""
 CANDIDATES = 256
+"""At most this many frequencies of requests are tried."""
 LONG_NS = 100_000
-"""A stall that may part steps."""
+"""A stall of this length may separate steps."""
 _LOOSE = 0.15
+"""Pieces whose numbers of operations differ by less are alike, where shapes vary."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """What the device was asked for, in order."""
+    """The requests to the device, in order."""
 
     token: I64
     """Equal for equal requests."""
     start: I64
-    """When the device began with it, or with the next one."""
+    """When the device began with the request, or with the next one."""
     work: I64
-    """How long it took the device."""
+    """Device time, in ns."""
     operations: I32
-    """How many."""
+    """Number of device operations."""
     exchange: Mask
-    """With the host."""
+    """Whether the request exchanges data with the host."""
     name: I32
     """Index into the timeline's names."""
     asked: I64
-    """When a thread asked for it; empty where nothing tells."""
+    """When a thread made the request; empty where unknown."""
     called: bool = False
-    """Whether these are calls of the program rather than requests."""
+    """Whether the entries are calls of the program, not single requests."""
 
     def __len__(self) -> int:
         return len(self.token)
 
     def grouped(self, first: I64, token: I64, name: I32, called: bool = False) -> _Sequence:
-        """The sequence with the requests from each of `first` to the next as one request."""
-        if len(first) == len(self):  # they come in millions, and are what they were
+        """The sequence with all requests from each of `first` up to the next as one request."""
+        if len(first) == len(self):  # nothing to group, and there are millions
             return replace(self, token=token, name=name, called=called)
         return _Sequence(
             token=token,
@@ -91,16 +102,19 @@ class _Cut:
     """The sequence cut into pieces."""
 
     name: int
+    """The anchor, an index into the timeline's names."""
     at: I64
     """When pieces begin, and when the last one ends."""
     like: Mask
-    """Which pieces are like the usual one."""
+    """Whether each piece is like the typical one."""
     operations: int
+    """Of a typical piece."""
     covered: float
-    """Share of the requests in pieces like the usual one."""
+    """Share of the requests in pieces like the typical one."""
     work: float
     """Share of the work of all pieces in them."""
     exchanges: bool
+    """Whether the typical piece exchanges data with the host."""
 
 
 def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
@@ -111,15 +125,15 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
     drawn = _runs(single)
     cuts = _cuts(drawn)
     called = _by_calls(timeline, single)
-    # Stalls also part what one call of the program asks for (a thread that must wait for a lock).
+    # Stalls may also split the requests of one call of the program (it waits for a lock).
     least = called.operations if called is not None else 0
     exact = cuts if called is None else [called, *cuts]
-    parted = [one for one in _at_stalls(stalls, single) if one.operations >= least]
-    cuts += [_as_exact(one, exact) for one in parted]
+    separated = [one for one in _at_stalls(stalls, single) if one.operations >= least]
+    cuts += [_as_exact(one, exact) for one in separated]
     if called is not None and called.exchanges:
         cuts.append(called)
     exchanging = [one for one in cuts if one.exchanges]
-    # A loop within the step (copies one by one) holds a part of the work, the step most of it.
+    # A loop within the step (single copies) holds a part of the work, the step most of it.
     cut = _shortest([one for one in exchanging if one.work >= MOST] or exchanging)
     if cut is None:
         cut = called or _longest(cuts) or _same(single)
@@ -127,7 +141,7 @@ def steps_of(timeline: Timeline, stalls: Stalls) -> StepTable | None:
         return None
     begin, end = cut.at[:-1], cut.at[1:]
     like = cut.like
-    if len(stalls.window) > 1:  # a piece that no window holds whole is none
+    if len(stalls.window) > 1:  # keep only pieces that lie within a window
         whole = Coverage(stalls.window).within(begin, end) == end - begin
         begin, end, like = begin[whole], end[whole], like[whole]
         if like.sum() < LEAST:
@@ -162,8 +176,8 @@ def _sequence(timeline: Timeline, stalls: Stalls) -> _Sequence:
     number = np.bincount(inverse, minlength=len(ids))
     at = np.minimum(np.searchsorted(ids, calls.correlation), len(ids) - 1)
     asks = (ids[at] == calls.correlation) & (calls.correlation != 0)
-    launching = np.unique(calls.lane[asks])
-    waits = (calls.kind == CallKind.SYNC) & np.isin(calls.lane, launching) & ~asks
+    launching = np.unique(calls.track[asks])
+    waits = (calls.kind == CallKind.SYNC) & np.isin(calls.track, launching) & ~asks
     rows = np.flatnonzero(asks | waits)
     if not len(rows):
         return _of_device(stalls)
@@ -174,7 +188,9 @@ def _sequence(timeline: Timeline, stalls: Stalls) -> _Sequence:
     start = np.where(asked, events.start_ns[op], np.iinfo(np.int64).max)
     start = np.minimum.accumulate(start[::-1])[::-1]
     start = np.where(start == np.iinfo(np.int64).max, events.end_ns.max(), start)
-    copied = (events.kind[op] == DeviceKind.COPY) & is_one_of(events.way[op], Way.H2D, Way.D2H)
+    copied = (events.kind[op] == DeviceKind.COPY) & is_one_of(
+        events.direction[op], CopyDirection.H2D, CopyDirection.D2H
+    )
     return _Sequence(
         token=(name.astype(np.int64) << 24) ^ (np.minimum(count, 1 << 20) << 1) ^ ~asked,
         start=np.maximum.accumulate(start),
@@ -187,10 +203,12 @@ def _sequence(timeline: Timeline, stalls: Stalls) -> _Sequence:
 
 
 def _of_device(stalls: Stalls) -> _Sequence:
-    """What the device ran, where nothing tells who asked for it."""
+    """The sequence of device operations, where correlation ids are missing."""
     events = stalls.events
     name = events.name
-    copied = (events.kind == DeviceKind.COPY) & is_one_of(events.way, Way.H2D, Way.D2H)
+    copied = (events.kind == DeviceKind.COPY) & is_one_of(
+        events.direction, CopyDirection.H2D, CopyDirection.D2H
+    )
     return _Sequence(
         name.astype(np.int64) << 24,
         events.start_ns,
@@ -212,12 +230,12 @@ def _runs(single: _Sequence) -> _Sequence:
 
 
 def _numbered(tokens: I64) -> I32:
-    """Equal numbers for equal tokens, from 0 on. They come in millions, of few kinds mostly."""
+    """Equal numbers for equal tokens, from 0 on."""
     return np.searchsorted(np.unique(tokens), tokens).astype(np.int32)
 
 
 def _cuts(sequence: _Sequence) -> list[_Cut]:
-    """One cut for each number of times that some request occurs."""
+    """Cuts at requests that occur equally often, one for each frequency."""
     kinds = _numbered(sequence.token)
     counts = np.bincount(kinds)
     first = np.empty(len(counts), np.int64)
@@ -236,7 +254,7 @@ def _cuts(sequence: _Sequence) -> list[_Cut]:
 
 
 def _at_stalls(stalls: Stalls, sequence: _Sequence) -> list[_Cut]:
-    """The cut at what follows each long stall, where that is regular."""
+    """The cut at the request after each long stall, if the pieces are regular."""
     duration = stalls.duration_ns
     long = duration >= LONG_NS
     if long.sum() <= LEAST:
@@ -250,30 +268,30 @@ def _at_stalls(stalls: Stalls, sequence: _Sequence) -> list[_Cut]:
     return [replace(cut, exchanges=True)] if cut is not None and cut.covered >= WHOLE else []
 
 
-def _as_exact(parted: _Cut, exact: list[_Cut]) -> _Cut:
-    """The cut that calls or requests make into steps of this size, where one is as regular.
+def _as_exact(at_stalls: _Cut, exact: list[_Cut]) -> _Cut:
+    """A cut at calls or requests into steps of the same size, if one is as regular.
 
-    Stalls tell how large a step is; but one may be missing, or come twice in a slow step.
+    Stalls show the size of a step, but one may be missing, and a slow step may have two.
     """
     for one in exact:
-        if one.operations == parted.operations and one.covered >= parted.covered:
+        if one.operations == at_stalls.operations and one.covered >= at_stalls.covered:
             return replace(one, exchanges=True)
-    return parted
+    return at_stalls
 
 
 def _same(single: _Sequence) -> _Cut | None:
-    """Each request by itself, where nearly all are the same."""
-    cut = _cut(_Sums(single), np.arange(len(single)), turns=False)
+    """Each request as a piece, if nearly all are equal."""
+    cut = _cut(_Sums(single), np.arange(len(single)), alternating=False)
     return cut if cut is not None and cut.covered >= WHOLE else None
 
 
 def _by_calls(timeline: Timeline, single: _Sequence) -> _Cut | None:
-    """By what the program called again and again: the outermost that holds nearly all."""
+    """The cut at repeated calls of the program: the outermost that hold nearly all requests."""
     if not len(single.asked):
         return None
     for owner, named in loops.levels(timeline, single.asked):
         if (owner >= 0).mean() < WORK:
-            return None  # what is called within asks for even less
+            return None  # inner calls hold even fewer requests
         first = np.ones(len(single), bool)
         first[1:] = (owner[1:] != owner[:-1]) | (owner[1:] < 0)
         rows = np.flatnonzero(first)
@@ -289,7 +307,7 @@ def _by_calls(timeline: Timeline, single: _Sequence) -> _Cut | None:
 
 
 def _of_size(called: _Sequence, cut: _Cut) -> _Cut:
-    """The cut with only those pieces alike that ask for about as much: their names say no more."""
+    """The cut with only those pieces alike that have about as many operations."""
     edges = np.searchsorted(called.start, cut.at, "left")
     number = np.diff(_running(called.operations)[edges])
     like = cut.like & (np.abs(number - cut.operations) <= _LOOSE * cut.operations + 1)
@@ -297,12 +315,12 @@ def _of_size(called: _Sequence, cut: _Cut) -> _Cut:
 
 
 class _Sums:
-    """Running sums over a sequence, so that any piece of it is summed at once."""
+    """Running sums over a sequence, for the sums of any piece."""
 
     def __init__(self, sequence: _Sequence, number: I32 | None = None) -> None:
-        """`number`: equal for equal requests, from 0 on, where that is known."""
+        """`number`: equal for equal requests, from 0 on; computed if left out."""
         self.of = sequence
-        # Random codes: pieces of equal sums hold the same requests. They wrap around, as hashes do.
+        # Random codes: pieces with equal sums hold the same requests. Sums wrap around like hashes.
         if number is None:
             number = _numbered(sequence.token)
         codes = np.random.default_rng(1).integers(1, 1 << 62, int(number.max(initial=0)) + 1)
@@ -318,11 +336,11 @@ def _running(values: np.ndarray) -> I64:
     return sums
 
 
-def _cut(sums: _Sums, at: I64, turns: bool = True) -> _Cut | None:
+def _cut(sums: _Sums, at: I64, alternating: bool = True) -> _Cut | None:
     length = np.diff(at)
     inner = int(length.sum())
     if inner < 0.5 * len(sums.of) or len(length) < LEAST:
-        return None  # what lies outside of all pieces is no small rest
+        return None  # too much lies outside of all pieces
     inverse = np.unique(np.diff(sums.code[at]), return_inverse=True)[1]
     work = np.diff(sums.work[at])
     exchanging = np.diff(sums.exchange[at]) > 0
@@ -330,12 +348,12 @@ def _cut(sums: _Sums, at: I64, turns: bool = True) -> _Cut | None:
     regular = like | _repeated(inverse, exchanging | sums.of.called)
     covered = float(length[regular].sum()) / inner
     if (like[1:] & like[:-1]).sum() < CHAIN * like[:-1].sum():
-        # Pieces take turns: a step is from one of the usual kind to the next.
-        merged = _cut(sums, at[:-1][like], turns=False) if turns else None
+        # Pieces alternate: a step is from one typical piece to the next.
+        merged = _cut(sums, at[:-1][like], alternating=False) if alternating else None
         if merged is not None or covered >= REGULAR:
             return merged
     if covered < REGULAR:
-        # Shapes may differ from step to step; then their number must be about the same.
+        # Shapes may differ from step to step; then the number of requests must be similar.
         middle = float(np.median(length))
         like = regular = np.abs(length - middle) <= _LOOSE * middle
         covered = 0.99 * float(length[like].sum()) / inner if middle >= 8 else 0.0
@@ -354,7 +372,7 @@ def _cut(sums: _Sums, at: I64, turns: bool = True) -> _Cut | None:
 
 
 def _repeated(kind: I64, exchanging: Mask) -> Mask:
-    """Pieces that repeat one after another and deal with the host, or were called: steps of
+    """Pieces that repeat one after another and exchange data with the host or were called: steps of
     training, of an evaluation."""
     number = np.bincount(kind)
     after = np.bincount(kind[1:][kind[1:] == kind[:-1]], minlength=len(number))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde explain`: what the work is bound by, where the device waited and why, what to do."""
+"""`sonde explain`: what limits the work, why the device stalled, and the next step."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 EXAMPLE = """\
 examples:
   sudo sonde explain --pid 4121               a running process, for ten seconds
-  sonde explain trace.json.gz                 what torch.profiler exported
-  sonde explain trace.json.gz run.sonde       the same, with the machine's waits at that time
+  sonde explain trace.json.gz                 a trace of torch.profiler
+  sonde explain trace.json.gz run.sonde       the same, joined with a capture of that time
   sonde explain run.sonde --json | jq '.verdicts[0].bounds'
-  sonde explain trace.json --steps 20         the first 20 steps too
+  sonde explain trace.json --steps 20         also list the first 20 steps
   sonde explain trace.json run.sonde --perfetto out.pftrace
 """
 
@@ -27,41 +27,51 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `explain` to the commands."""
     parser = subparsers.add_parser(
         "explain",
-        help="what the work is bound by, what the GPU waited for, and one next step",
-        description="Give a verdict on recorded work: what limits it, and what each idle moment "
-        "of the device was spent on. Files of one time are joined.",
+        help="what limits the work, why the GPU stalled, and one next step",
+        description="Give a verdict on recorded work: what limits it, and the cause of each stall "
+        "of the device. Files of the same time are joined.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="*",
-        help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), what `perf script` "
-        "printed, OTLP profiles",
+        help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), output of "
+        "`perf script`, OTLP profiles",
     )  # fmt: skip
     parser.add_argument(
-        "--pid", type=int, metavar="PID", help="watch this running process now, and explain that"
+        "--pid",
+        type=int,
+        metavar="PID",
+        help="record this running process now, and explain the recording",
     )
     parser.add_argument(
-        "-d", "--duration", type=float, default=10.0, metavar="S", help="for so long (default: 10)"
+        "-d",
+        "--duration",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="length of the recording (default: 10)",
     )
     parser.add_argument(
         "--perfetto", type=Path, metavar="OUT",
         help="write the timeline, with a track of causes, for ui.perfetto.dev",
     )  # fmt: skip
     parser.add_argument("--chrome", type=Path, metavar="OUT", help="the same as Chrome's JSON")
-    parser.add_argument("--json", action="store_true", help="for scripts: ns, and shares of 1")
+    parser.add_argument(
+        "--json", action="store_true", help="JSON for scripts: times in ns, shares from 0 to 1"
+    )
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="list N steps")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain the files, or a running process. Raises SondeError."""
+    """Explains files, or a running process. Raises SondeError."""
     if bool(args.files) == (args.pid is not None):
         raise UsageError("give files or --pid, one of them", "sonde explain --help shows both")
     from sonde.cli.timelines import open_timeline
 
     if args.pid is not None:
-        timeline = _watched(args.pid, args.duration)
+        timeline = _recorded(args.pid, args.duration)
     else:
         timeline = open_timeline(args.files)
     from sonde.analyze.bound import explain
@@ -75,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _watched(pid: int, seconds: float) -> Timeline:
-    """What a recording of a process, made now, holds."""
+def _recorded(pid: int, seconds: float) -> Timeline:
+    """The timeline of a new recording of a process. Raises SondeError."""
     import tempfile
 
     from sonde.cli import main
@@ -87,12 +97,12 @@ def _watched(pid: int, seconds: float) -> Timeline:
         command = ["record", "-p", str(pid), "-d", str(seconds), "-o", capture, "--quiet"]
         recording = main.build_parser().parse_args(command)
         if recording.run(recording) != 0:
-            raise CaptureError("the recording was ended before it was whole", "try again")
+            raise CaptureError("the recording was interrupted", "try again")
         return open_timeline([Path(capture)])
 
 
 def _export(timeline: Timeline, path: Path, module: str) -> None:
-    """Write the timeline and its causes. Raises SinkError, MissingDependency."""
+    """Writes the timeline with a track of causes. Raises SinkError, MissingDependency."""
     import importlib
 
     try:

@@ -20,7 +20,7 @@ COMMANDS = {
     "doctor": "what this machine can observe, what is missing, and what mends it",
     "record": "capture where time goes: on-CPU, waits, device calls",
     "report": "a capture as flame graph, tables, pprof, speedscope, JSON",
-    "explain": "what the work is bound by, what the GPU waited for, and one next step",
+    "explain": "what limits the work, why the GPU stalled, and one next step",
     "diff": "what changed between two records: steps, kernels, causes, functions",
     "attach": "bring the library for device time into a running process",
     "detach": "end device time in a process",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of any kind that `explain` and `diff` are given, as one timeline."""
+"""Opens files of any supported format as one timeline, for `explain` and `diff`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEAD_BYTES = 4096
 
 
 def open_timeline(paths: Sequence[Path]) -> Timeline:
-    """The files as one timeline: the first that knows a device leads. Raises CaptureError."""
+    """The files as one timeline, joined to the first with device activity. Raises CaptureError."""
     try:
         from sonde.analyze.merge import merged, with_interpreter_lock
     except ModuleNotFoundError as error:
@@ -36,8 +36,9 @@ def open_timeline(paths: Sequence[Path]) -> Timeline:
 
 
 def _seekable(path: Path, kept: ExitStack) -> Path:
-    """The path; for a pipe that the user chose, that of a nameless copy: a file is read twice, to
-    find out what it is. Raises CaptureError.
+    """The path, or for a pipe that of an unnamed copy. Raises CaptureError.
+
+    A file is opened twice: first to detect its format.
     """
     from sonde.input_files import is_stream
     from sonde.limits import Budget
@@ -46,7 +47,7 @@ def _seekable(path: Path, kept: ExitStack) -> Path:
     try:
         if not is_stream(path):
             return path
-    except OSError:  # no such descriptor: who opens it reports that
+    except OSError:  # no such descriptor: reported when it is opened
         return path
     copy = kept.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 (`kept` closes it)
     budget = Budget(str(path), 1)
@@ -77,7 +78,7 @@ def _open(path: Path) -> Timeline:
     if perf_script.looks_like(text):
         return perf_script.read(path)
     raise NotACapture(
-        f"{path} is of no known kind",
-        "give a capture (.sonde), a trace of torch.profiler (JSON), what `perf script` printed, or "
+        f"{path} has no known format",
+        "give a capture (.sonde), a trace of torch.profiler (JSON), output of `perf script`, or "
         "OTLP profiles",
     )

@@ -30,7 +30,7 @@ def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> in
 def _events(timeline: Timeline, causes: Iterable[Cause]) -> Iterator[dict[str, Any]]:
     named = set()
     for track in tracks_of(timeline):
-        lane = timeline.lanes[track.lane]
+        lane = timeline.tracks[track.lane]
         pid = _DEVICES + lane.device if lane.kind == "stream" else track.pid
         if pid not in named:
             named.add(pid)

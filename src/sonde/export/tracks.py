@@ -45,11 +45,11 @@ def tracks_of(timeline: Timeline) -> Iterator[Track]:
         events: Events = getattr(timeline, table)
         if not len(events):
             continue
-        order = np.lexsort((-events.end_ns, events.start_ns, events.lane))
-        lanes, first = np.unique(events.lane[order], return_index=True)
+        order = np.lexsort((-events.end_ns, events.start_ns, events.track))
+        lanes, first = np.unique(events.track[order], return_index=True)
         parts = np.split(order, first[1:])
         for lane, rows in zip(lanes.tolist(), parts, strict=True):
-            here = timeline.lanes[lane]
+            here = timeline.tracks[lane]
             parent = f"GPU{here.device}" if here.kind == "stream" else here.process or "process"
             levels, left_out = _nested(events.take(rows))
             for level, slices in enumerate(levels):

@@ -12,34 +12,12 @@ from sonde.export import strict_json
 from sonde.export.layout import columns, duration, one_line
 from sonde.model.verdict import CauseShare, Explanation, PathPart, Sampling, Verdict
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
 CAUSE_ROWS = 6
 _WORD = re.compile(r"\w+")
 _FUNCTOR = re.compile(r"[Ff]unctor|_kernel_cuda|launch_")
-BOUNDS = {
-    "compute": "arithmetic",
-    "memory": "device memory",
-    "kernels": "its kernels (arithmetic or memory: their names do not tell)",
-    "throttled": "clocks that are held down",
-    "serial": "kernels too small for the device, one after another",
-    "launch": "launching kernels (host)",
-    "copy": "copies",
-    "communication": "communication",
-    "input": "the input pipeline",
-    "synchronisation": "waiting for the device in the loop",
-    "cpu": "CPU contention",
-    "lock": "a lock",
-    "io": "I/O of the launching thread",
-    "page fault": "page faults",
-    "stopped": "being stopped",
-    "allocation": "allocating device memory",
-    "rival": "another tenant of the device",
-    "host": "host code",
-    "device": "the device's own work",
-    "unknown": "not known",
-}
 
 
 def render(explanation: Explanation, steps: int = 0) -> str:
@@ -65,17 +43,16 @@ def headline(explanation: Explanation) -> str:
 
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     """One device's verdict."""
-    bound = ", ".join(
-        BOUNDS[one.key] + (f" {100 * one.share:.0f} %" if len(verdict.bounds) > 1 else "")
-        for one in verdict.bounds
-    )
+    bound = verdict.bounds[0].key.description
+    if len(verdict.bounds) > 1:
+        shares = (f"{one.key.label} {100 * one.share:.0f} %" for one in verdict.bounds)
+        bound = f"mix: {', '.join(shares)}"
     name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
-    did, did_not = "computed", "what it waited for"
+    did, did_not = "computed", "stalls by cause"
     if verdict.device < 0:
         name = f"thread {verdict.device_name}"
-        did, did_not = "waited for its device", "where else its time went"
-    mix = "a mix: " if len(verdict.bounds) > 1 else ""
-    lines = [f"{name} is bound by {mix}{bound}"]
+        did, did_not = "waited for its device", "other time by cause"
+    lines = [f"{name} — {bound}"]
     lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
     if verdict.sampling is not None:
         lines += _sampled(verdict, verdict.sampling)
@@ -93,13 +70,13 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
             f"operation{'s' * (table.operations != 1)} each, {100 * table.regularity:.0f} % alike"
         )
     for phase in verdict.phases:
-        said = ", ".join(BOUNDS[one.key] for one in phase.bounds)
+        said = ", ".join(one.key.label for one in phase.bounds)
         lines.append(
             f"  phase: {phase.name}, {duration(phase.window_ns)}, computed "
             f"{100 * phase.computing:.0f} %: {said}"
         )
     if verdict.critical_path:
-        lines.append(f"  critical path of a usual step: {_path(verdict.critical_path)}")
+        lines.append(f"  critical path of a typical step: {_path(verdict.critical_path)}")
     if steps and verdict.steps is not None:
         lines += _steps(verdict, steps)
     if verdict.advice:
@@ -112,7 +89,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
 def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
     said = [f"computed ± {100 * sampling.half_width['computing']:.1f}"]
     said += [
-        f"{BOUNDS[one.key]} {100 * one.share:.1f} ± {100 * sampling.half_width[one.key]:.1f}"
+        f"{one.key.label} {100 * one.share:.1f} ± {100 * sampling.half_width[one.key]:.1f}"
         for one in verdict.bounds
         if one.key in sampling.half_width
     ]
@@ -121,14 +98,14 @@ def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
         f"  seen in {sampling.windows:,} windows, {share:.0f} % of {duration(sampling.whole_ns)}: "
         f"{', '.join(said)} points (95 %)"
     ]
-    return lines + [f"  not to be told from windows: {text}" for text in sampling.cannot]
+    return lines + [f"  limits of sampling: {text}" for text in sampling.cannot]
 
 
 def _row(cause: CauseShare) -> tuple[str, str, str]:
     kind = f" ({cause.detail})" if cause.detail and cause.detail not in cause.title else ""
     places = ", ".join(
         place.function + (f" {100 * place.share:.0f} %" if place.share < 0.95 else "")
-        for place in cause.places[:2]
+        for place in cause.locations[:2]
     )
     return f"{100 * cause.share:.1f} %", f"{cause.title}{kind}", places
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from sonde.model.name_parts import telling_part
+from sonde.model.name_parts import both_ends
 
 _COLLECTIVE = re.compile(
     r"nccl|rccl|nvshmem|roc_?shmem|mscclpp|oneccl|deep_ep"
@@ -21,4 +21,4 @@ _COLLECTIVE = re.compile(
 
 def is_collective(kernel: str) -> bool:
     """Whether a kernel exchanges with other devices: it waits for them, too."""
-    return bool(_COLLECTIVE.search(telling_part(kernel).lower()))
+    return bool(_COLLECTIVE.search(both_ends(kernel).lower()))

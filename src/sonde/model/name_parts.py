@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a name tells what it stands for.
+"""Matches names against patterns in bounded time.
 
-Names come from files that others made. Those of C++ templates reach some kilobytes, of which the
-middle is their arguments; a pattern that is searched for in all of it takes time by its length.
+Names come from other tools' files. C++ template names have kilobytes, mostly template arguments in
+the middle, and the time of a search grows with the length. So only both ends are searched.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ HEAD_CHARS = 384
 TAIL_CHARS = 128
 
 
-def telling_part(name: str) -> str:
-    """The beginning and the end of a long name, any other as it is."""
+def both_ends(name: str) -> str:
+    """The first `HEAD_CHARS` and last `TAIL_CHARS` of a long name; a short name unchanged."""
     if len(name) <= HEAD_CHARS + TAIL_CHARS:
         return name
     return f"{name[:HEAD_CHARS]}\n{name[-TAIL_CHARS:]}"
@@ -27,14 +27,14 @@ def telling_part(name: str) -> str:
 
 def matching(names: Sequence[str], numbers: I32, pattern: re.Pattern[str]) -> Mask:
     """Whether the name of each row matches; `numbers` are the rows' indices into `names`."""
-    return named(names, numbers, lambda name: pattern.search(telling_part(name)) is not None)
+    return named(names, numbers, lambda name: pattern.search(both_ends(name)) is not None)
 
 
 def named(names: Sequence[str], numbers: I32, is_wanted: Callable[[str], bool]) -> Mask:
     """Whether each row has a wanted name; `numbers` are the rows' indices into `names`.
 
-    Each name that occurs is looked at once. That is far less than all names where the rows are one
-    thread's of many.
+    Only names that occur in `numbers` are checked, each once: rows of one thread use few of all
+    names.
     """
     wanted = np.zeros(len(names) + 1, bool)
     for number in np.flatnonzero(np.bincount(numbers)).tolist() if len(numbers) else ():

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that happened, on one clock, in columns: what `sonde.analyze` works on.
+"""A timeline: everything that happened, on one clock, in columns. Input of `sonde.analyze`.
 
-A timeline has lanes (threads of the host, streams of devices) and four tables of intervals on them:
+A timeline has tracks (host threads and device streams) and four tables of intervals on them:
 
-device   what a device ran: kernels, collectives, copies, sets
-calls    what threads asked of it: launches, copies, synchronisations, allocations
-host     what threads were about: operators, Python functions, ranges that a program named
-states   when threads were off their CPU: blocked (on what), waiting for a CPU
+device   what a device ran: kernels, collectives, copies, memory sets
+calls    device API calls of threads: launches, copies, synchronizations, allocations
+host     what threads executed: framework operators, Python functions, user ranges
+states   when threads were off-CPU: blocked, or runnable and waiting for a CPU
 
-and two of points: `samples` (what threads ran) and `counters`. Times are nanoseconds of one clock;
-`wall_offset_ns` takes them to the time since 1970. The columns are NumPy arrays, so that millions
-of rows fit into memory and are worked on whole.
+Two more tables hold points: `samples` (on-CPU samples) and `counters`. Times are nanoseconds of one
+clock; `wall_offset_ns` added to them gives nanoseconds since 1970. Columns are NumPy arrays, so
+that millions of rows fit into memory and are processed as whole columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,8 +35,10 @@ class DeviceKind(IntEnum):
 
     KERNEL = 0
     COLLECTIVE = 1
+    """A kernel of a communication library."""
     COPY = 2
     SET = 3
+    """A memory set."""
 
 
 class CallKind(IntEnum):
@@ -48,12 +50,15 @@ class CallKind(IntEnum):
     COPY = 3
     SET = 4
     SYNC = 5
+    """The thread waits for the device."""
     ALLOC = 6
     FREE = 7
     PIN = 8
+    """Pins or unpins host memory."""
     EVENT = 9
     """Records an event, or makes a stream wait for one; the thread does not wait."""
     BUILD = 10
+    """Loads or compiles kernels."""
 
 
 class HostKind(IntEnum):
@@ -71,8 +76,8 @@ class StateKind(IntEnum):
     RUNQUEUE = 1
 
 
-class Way(IntEnum):
-    """`way` of a copy."""
+class CopyDirection(IntEnum):
+    """`direction` of a copy: from host or device to host or device, or between devices (peers)."""
 
     UNKNOWN = 0
     H2D = 1
@@ -83,74 +88,94 @@ class Way(IntEnum):
 
 
 class Memory(IntEnum):
-    """`detail` of a copy: the host memory at its other end."""
+    """`memory` of a copy: the kind of host memory that it reads or writes."""
 
     UNKNOWN = 0
     PAGEABLE = 1
     PINNED = 2
 
 
-class Hold(IntEnum):
-    """`detail` of a row of `states`: what its stack tells beyond the reason."""
+class WaitDetail(IntEnum):
+    """What the stack, or the waker, of a wait adds to its reason (futex, read, ...)."""
 
     NONE = 0
     GIL = 1
+    """For Python's interpreter lock."""
+    INPUT = 2
+    """In the data loader."""
+    DEVICE = 3
+    """For the device, by way of a thread of its driver."""
+
+
+class TrackKind(StrEnum):
+    """Of a track."""
+
+    THREAD = "thread"
+    STREAM = "stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """A thread, or a stream of a device."""
+class Track:
+    """A host thread, or a stream of a device."""
 
-    kind: str
-    """thread | stream"""
+    kind: TrackKind
     pid: int
-    """The process; for a stream the one that owns it, 0 unknown."""
+    """The process; of a stream the one that owns it, 0 unknown."""
     number: int
     """Thread id, or number of the stream."""
     name: str = ""
     device: int = -1
-    """Of a stream."""
+    """Of a stream; -1 for a thread."""
     process: str = ""
+    """The name of the process."""
 
     @property
     def label(self) -> str:
-        """What a track is called."""
-        if self.kind == "stream":
+        """The title for people: 'python (4121)', 'GPU0 stream 7'."""
+        if self.kind == TrackKind.STREAM:
             return f"GPU{self.device} stream {self.number}"
         return f"{self.name or 'thread'} ({self.number})"
 
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """Intervals, sorted by start. All columns have one length."""
+    """One table of intervals, sorted by start. All columns have the same length.
+
+    A column that does not apply to a table is 0 in it.
+    """
 
     start_ns: I64
     end_ns: I64
     kind: U8
-    """One of the enumerations above, by table."""
+    """`DeviceKind`, `CallKind`, `HostKind` or `StateKind`, by table."""
     name: I32
     """Index into `Timeline.names`."""
-    lane: I32
-    """Index into `Timeline.lanes`."""
+    track: I32
+    """Index into `Timeline.tracks`."""
     correlation: I64
-    """Joins a call with what the device did for it; 0 none. Of a row of `states` it is the lane of
-    the thread that ended it, plus 1."""
+    """Joins a call with the device's operations for it; 0 none."""
     bytes: I64
     blocks: I32
     """Thread blocks of a kernel; 0 unknown."""
-    way: U8
-    detail: U8
+    direction: U8
+    """`CopyDirection`."""
+    memory: U8
+    """`Memory` of a copy."""
+    wait_detail: U8
+    """`WaitDetail` of a row of `states`."""
+    waker: I32
+    """Of a row of `states`: 1 + the track of the thread that ended the wait; 0 unknown."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
     @property
     def duration_ns(self) -> I64:
-        """Length of each."""
+        """The length of each interval."""
         return self.end_ns - self.start_ns
 
     def take(self, rows: Mask | I64 | slice) -> Events:
-        """The chosen rows, in their order."""
+        """The selected rows, in their order."""
         return Events(*(getattr(self, column)[rows] for column in COLUMNS))
 
 
@@ -159,17 +184,19 @@ COLUMNS: Mapping[str, type[np.generic]] = {
     "end_ns": np.int64,
     "kind": np.uint8,
     "name": np.int32,
-    "lane": np.int32,
+    "track": np.int32,
     "correlation": np.int64,
     "bytes": np.int64,
     "blocks": np.int32,
-    "way": np.uint8,
-    "detail": np.uint8,
+    "direction": np.uint8,
+    "memory": np.uint8,
+    "wait_detail": np.uint8,
+    "waker": np.int32,
 }
 
 
 def is_one_of(kinds: U8, *wanted: int) -> Mask:
-    """Whether each is one of these small numbers: looked up, as they come in millions."""
+    """Whether each kind is one of `wanted` (0 to 255). Looked up: columns have millions of rows."""
     table = np.zeros(256, bool)
     table[list(wanted)] = True
     found: Mask = table[kinds]
@@ -177,9 +204,10 @@ def is_one_of(kinds: U8, *wanted: int) -> Mask:
 
 
 def events(**columns: Any) -> Events:
-    """Events from any sequences; columns left out are 0. Sorts by start, longer ones first.
+    """A table from sequences by column name, sorted by start, longer intervals first.
 
-    An end before its start (a device clock that was set meanwhile) is taken for an empty interval.
+    Omitted columns are 0. An end before its start (a device clock that was set meanwhile) becomes
+    an empty interval.
     """
     start = np.asarray(columns["start_ns"], np.int64)
     made = {
@@ -205,10 +233,10 @@ def no_events() -> Events:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """On-CPU samples, each the sum over an interval that begins at `time_ns`."""
+    """On-CPU samples: each sums up an interval of `Timeline.tick_ns` that begins at `time_ns`."""
 
     time_ns: I64
-    lane: I32
+    track: I32
     weight_ns: I64
     name: I32
     """The function, index into `Timeline.names`."""
@@ -225,28 +253,58 @@ def no_samples() -> Samples:
     return Samples(whole, whole.astype(np.int32), whole, whole.astype(np.int32), whole.astype(bool))
 
 
+class TotalKind(StrEnum):
+    """What a total sums up, and so what its `name` is."""
+
+    BLOCKED = "blocked"
+    """Waits of a thread; the name is the reason."""
+    RUNQUEUE = "runqueue"
+    """Waits of a thread for a CPU."""
+    CALL = "device"
+    """Device API calls of a thread; the name is the function."""
+    RUN = "run"
+    """Operations that a device ran for a thread; the name is the kernel's."""
+    INTERRUPTED = "interrupted"
+    """The part of kernel runs far beyond the usual length of the kernel: another process had the
+    device."""
+    UNDERFILLED = "underfilled"
+    """Kernel runs with so few thread blocks that most of the device stays idle; they are among
+    `RUN`, too."""
+    SAMPLED = "sampled"
+    """On-CPU time of a thread in one `Activity`, which is the name."""
+
+
+class Activity(StrEnum):
+    """What a thread did on a CPU, by the stacks of its samples."""
+
+    FULL_QUEUE = "full queue"
+    """It polled, in a launch call, for room in the device's queue."""
+    INPUT = "input"
+    """It ran the data loader."""
+    PAGE_FAULT = "page fault"
+    """It served page faults."""
+
+
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Exact sum of what a thread did for one reason, where single intervals are not all kept."""
+    """An exact or estimated sum over a thread, where not every interval is kept."""
 
-    lane: int
-    kind: str
-    """blocked | runqueue | device | run (of a device) | sampled (on a CPU)"""
+    track: int
+    kind: TotalKind
     name: str
-    """Reason of the wait, function of the call, what ran, what was sampled."""
     call: CallKind
-    """Of a device call; what asked for a run."""
+    """Of a device call, or of the call that asked for a run."""
     ns: int
     count: int
     waker: str = ""
-    """The thread that ended most of it."""
+    """The label of the thread that ended most of the waiting time."""
     waker_ns: int = 0
     """How much of it."""
     bytes: int = 0
-    way: Way = Way.UNKNOWN
+    direction: CopyDirection = CopyDirection.UNKNOWN
     """Of copies."""
-    within: str = ""
-    """What the thread was in while it was blocked: input | gil; by the stacks of some waits."""
+    wait_detail: WaitDetail = WaitDetail.NONE
+    """Of waits, estimated from the stacks of some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,23 +315,26 @@ class Counter:
     time_ns: I64
     value: F64
     device: int = -1
-    """Which it is of; -1 none."""
+    """The device it belongs to; -1 none."""
     which: str = ""
-    """What tells several of a device apart: a clock's domain, a reason."""
+    """Distinguishes several of one device: the domain of a clock, the reason of throttling."""
 
     @property
     def label(self) -> str:
-        """What a track is called."""
-        whose = f"GPU{self.device}" if self.device >= 0 else ""
-        return " ".join(filter(None, (whose, self.name, self.which)))
+        """The title for people: 'GPU0 sonde.gpu.clock sm'."""
+        device = f"GPU{self.device}" if self.device >= 0 else ""
+        return " ".join(filter(None, (device, self.name, self.which)))
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All of it. Windows outside which the device was not traced are not idle but unknown."""
+    """All tracks and tables of one record.
+
+    Outside of `windows_ns` devices were not traced: what they did there is unknown, not idle.
+    """
 
     names: Sequence[str]
-    lanes: Sequence[Lane]
+    tracks: Sequence[Track]
     device: Events = field(default_factory=no_events)
     calls: Events = field(default_factory=no_events)
     host: Events = field(default_factory=no_events)
@@ -282,33 +343,34 @@ class Timeline:
     counters: Sequence[Counter] = ()
     totals: Sequence[Total] = ()
     extent_ns: tuple[int, int] | None = None
-    """Begin and end of the record, where that is known; else those of its rows."""
+    """Begin and end of the record; None: those of its rows."""
     timed_ns: tuple[int, int] | None = None
-    """When the runs of devices happened that `totals` sum up; None without any."""
+    """Begin and end of the time in which the runs in `totals` were timed; None without runs."""
     windows_ns: Sequence[tuple[int, int]] = ()
-    """When devices were traced; empty: from the first device event to the last."""
+    """Begin and end of each window with device tracing; empty: first device event to last."""
     wall_offset_ns: int = 0
     clock_error_ns: int = 0
-    """How far the devices' clock may be off the host's."""
+    """Largest offset between the clocks of devices and host."""
     devices: Mapping[int, str] = field(default_factory=dict)
-    """Their names."""
+    """Names of the devices, by number."""
     device_ids: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """What they are called everywhere: UUID, PCI address; left out where not known."""
+    """UUID and PCI address of each device, where known."""
     gpus_of: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """The devices that hold memory of a process, by its pid; left out where not known."""
+    """By pid: the devices that hold memory of the process, where known."""
     multiprocessors: Mapping[int, int] = field(default_factory=dict)
-    """How many each has."""
+    """How many multiprocessors each device has."""
     tick_ns: int = 0
-    """What a sample sums over."""
+    """The interval that one sample sums up."""
     sources: Sequence[str] = ()
+    """The formats that the timeline was read from."""
     notes: Sequence[str] = ()
     """What is missing or was cut, in words."""
-    device_of_lane: I32 = field(init=False, repr=False, compare=False)
-    """The device of each lane, -1 for a thread's; -1 alone without lanes."""
+    device_of_track: I32 = field(init=False, repr=False, compare=False)
+    """The device of each track, -1 for threads; [-1] without tracks."""
 
     def __post_init__(self) -> None:
-        devices = np.array([lane.device for lane in self.lanes] or [-1], np.int32)
-        object.__setattr__(self, "device_of_lane", devices)
+        devices = np.array([track.device for track in self.tracks] or [-1], np.int32)
+        object.__setattr__(self, "device_of_track", devices)
 
     @property
     def start_ns(self) -> int:
@@ -334,21 +396,21 @@ class Timeline:
         return (self.device, self.calls, self.host, self.states)
 
     def with_notes(self, *notes: str) -> Timeline:
-        """The same, with more to say."""
+        """The timeline with these notes appended."""
         return replace(self, notes=(*self.notes, *notes))
 
 
-class Naming:
-    """Numbers for texts and lanes while a timeline is made."""
+class Interner:
+    """Gives each distinct name and track an index while a timeline is built."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        self.lanes: list[Lane] = []
+        self.tracks: list[Track] = []
         self._name: dict[str, int] = {}
-        self._lane: dict[tuple[str, int, int, int], int] = {}
+        self._track: dict[tuple[str, int, int, int], int] = {}
 
     def name(self, text: str) -> int:
-        """The number of a name."""
+        """The index of a name in `names`."""
         number = self._name.get(text)
         if number is None:
             number = self._name[text] = len(self.names)
@@ -356,21 +418,21 @@ class Naming:
         return number
 
     def thread(self, pid: int, tid: int, name: str = "", process: str = "") -> int:
-        """The number of a thread's lane."""
+        """The index in `tracks` of a thread."""
         key = ("thread", pid, tid, -1)
-        number = self._lane.get(key)
+        number = self._track.get(key)
         if number is None:
-            number = self._lane[key] = len(self.lanes)
-            self.lanes.append(Lane("thread", pid, tid, name, -1, process))
-        elif name and not self.lanes[number].name:
-            self.lanes[number] = replace(self.lanes[number], name=name)
+            number = self._track[key] = len(self.tracks)
+            self.tracks.append(Track(TrackKind.THREAD, pid, tid, name, -1, process))
+        elif name and not self.tracks[number].name:
+            self.tracks[number] = replace(self.tracks[number], name=name)
         return number
 
     def stream(self, device: int, stream: int, pid: int = 0) -> int:
-        """The number of a stream's lane."""
+        """The index in `tracks` of a stream."""
         key = ("stream", pid, stream, device)
-        number = self._lane.get(key)
+        number = self._track.get(key)
         if number is None:
-            number = self._lane[key] = len(self.lanes)
-            self.lanes.append(Lane("stream", pid, stream, "", device))
+            number = self._track[key] = len(self.tracks)
+            self.tracks.append(Track(TrackKind.STREAM, pid, stream, "", device))
         return number

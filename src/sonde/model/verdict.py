@@ -1,46 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `sonde explain` answers with."""
+"""The result of `sonde explain`: plain records, which `sonde.export.verdict` prints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sonde.model.causes import Bound, Cause, CauseDetail, PathKind, PhaseName
+
+MIX = "mix"
+"""`Verdict.bound` where several bounds are about as large."""
+
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Code that a cause was seen in, by a sample of its stalls."""
+class CodeLocation:
+    """Code that ran in stalls of one cause, from a sample of these stalls."""
 
     function: str
     share: float
-    """Of the stalls looked at, by time."""
+    """Of the sampled stalls, by time."""
 
 
 @dataclass(frozen=True, slots=True)
 class CauseShare:
-    """The stalls of a device that one cause has."""
+    """All stalls of a device that have one cause."""
 
-    key: str
+    key: Cause
     title: str
-    bound: str
-    detail: str
-    """Which kind of it: 'pageable', 'quota', ...; '' where there is only one."""
+    bound: Bound
+    detail: CauseDetail
     ns: int
     share: float
     """Of the device's traced time."""
     count: int
     longest_ns: int
     thread: str
-    """The thread that was late, '' where none was."""
-    places: Sequence[Place]
-    """Statistical: the heaviest stalls only, at most some dozens."""
+    """The thread that launched late, '' where none did."""
+    locations: Sequence[CodeLocation]
+    """Statistical: from the longest stalls, at most some dozens."""
     facts: Sequence[str]
-    """Figures that bear the cause out."""
+    """Figures that support the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelShare:
-    """A class of kernels, or one kernel."""
+    """The device time of all kernels of one name."""
 
     name: str
     ns: int
@@ -50,10 +54,21 @@ class KernelShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class KernelClassShare:
+    """The device time of all kernels with one limit: compute, memory, or kernels (not known)."""
+
+    bound: Bound
+    ns: int
+    share: float
+    """Of the device's traced time; kernels that overlap count each."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundShare:
     """One thing that limits the work."""
 
-    key: str
+    key: Bound
     share: float
     """Of the device's traced time."""
 
@@ -64,28 +79,29 @@ class Advice:
 
     text: str
     gain: float
-    """The share of the time that it would save at most; 0 not estimated."""
+    """The share of the time that it saves at most; 0 not estimated."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """The period of the work."""
+    """The repeating steps of the work. Columns have one entry for each step."""
 
     count: int
     median_ns: int
     p10_ns: int
     p90_ns: int
     operations: int
-    """Device operations in the usual step."""
+    """Device operations in a typical step."""
     regularity: float
-    """Share of the steps that are like the usual one."""
+    """Share of the steps that are like the typical one."""
     anchor: str
     """The operation that each step has once."""
     start_ns: Sequence[int]
     duration_ns: Sequence[int]
     computing_ns: Sequence[int]
+    """Time with a kernel running."""
     like: Sequence[bool]
-    """Whether each is like the usual one."""
+    """Whether the step is like the typical one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,78 +109,87 @@ class PathPart:
     """A part of the critical path."""
 
     name: str
-    kind: str
-    """kernel | copy | host | wait"""
+    kind: PathKind
     ns: int
     share: float
+    """Of the step's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the time in which other work was done: the steps, or what is between them."""
+    """A part of the time with work of one kind: the steps, or other work beside them."""
 
-    name: str
-    """steps | before the steps | between steps | after the steps"""
+    name: PhaseName
     start_ns: int
     end_ns: int
     window_ns: int
-    """Its length; the phase of the steps leaves out what is between them."""
+    """Traced time in it; the phase of the steps excludes the time between them."""
     computing: float
-    bounds: Sequence[Bound]
+    """Share of `window_ns` with a kernel running."""
+    bounds: Sequence[BoundShare]
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What a verdict stands on where only windows of the time were traced."""
+    """The statistical basis of a verdict where only windows of the time were traced."""
 
     windows: int
     traced_ns: int
     whole_ns: int
-    """From the begin of the record to its end."""
+    """From the first to the last moment of the record."""
     half_width: Mapping[str, float]
-    """Of the 95 % intervals of `computing` and of the bounds' shares, in shares of the time."""
+    """Half widths of the 95 % confidence intervals, in shares of the time: of 'computing', and of
+    bounds by their values."""
     cannot: Sequence[str]
-    """Statements that windows do not allow."""
+    """What windows cannot show, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What limits one device in one phase, why, and what to do."""
+    """What limits one device, why, and what to do.
+
+    Without device time it is about a thread that launches: `device` is -1 and `device_name` the
+    thread's label.
+    """
 
     device: int
     device_name: str
     start_ns: int
     end_ns: int
     window_ns: int
-    bounds: Sequence[Bound]
-    """The verdict: the first, or a mix of those listed."""
+    """Traced time."""
+    bounds: Sequence[BoundShare]
+    """One, or several of about the same size, the largest first."""
     computing: float
-    """Share of the traced time with a kernel running."""
+    """Share of the traced time with a kernel running; of a thread: in calls that wait for its
+    device."""
     idle: float
     """Share with nothing running: neither kernel nor copy nor collective."""
     causes: Sequence[CauseShare]
     kernels: Sequence[KernelShare]
-    kernel_classes: Sequence[KernelShare]
+    kernel_classes: Sequence[KernelClassShare]
     evidence: Sequence[str]
     advice: Sequence[Advice]
     """The best first; the first is the next step."""
     steps: StepTable | None = None
     critical_path: Sequence[PathPart] = ()
     phases: Sequence[Phase] = ()
-    """Empty where all of the time is one."""
+    """Empty where all of the time is one phase."""
     sampling: Sampling | None = None
     """None where all of the time was traced."""
 
     @property
     def bound(self) -> str:
-        """'input', or 'mix'."""
-        return self.bounds[0].key if len(self.bounds) == 1 else "mix"
+        """The value of the bound, or `MIX`."""
+        return self.bounds[0].key.value if len(self.bounds) == 1 else MIX
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All verdicts of a timeline."""
+    """All verdicts on a timeline."""
 
     verdicts: Sequence[Verdict]
     sources: Sequence[str]
+    """The formats that the timeline was read from."""
     notes: Sequence[str]
+    """What is missing or was cut, in words."""

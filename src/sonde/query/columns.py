@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.model.timeline import I32, I64, U8, Mask, Naming
+from sonde.model.timeline import I32, I64, U8, Interner, Mask
 
 
 class Lanes:
     """Numbers of threads, for whole columns of them."""
 
-    def __init__(self, naming: Naming, tables: dict[str, pa.Table]) -> None:
+    def __init__(self, naming: Interner, tables: dict[str, pa.Table]) -> None:
         self._naming = naming
         self._comm = {
             (row["pid"], row["tid"]): row["comm"]
@@ -92,7 +92,7 @@ class Frames:
         stacks[self._parents[hit.to_numpy(zero_copy_only=False)]] = True
         return stacks[self._row(stack_ids)]
 
-    def functions(self, naming: Naming, stack_ids: Any) -> I32:
+    def functions(self, naming: Interner, stack_ids: Any) -> I32:
         """The innermost named function of each stack that is not the kernel's."""
         mine = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
         of_frame = np.full(len(self._frame_ids) + 1, -1, np.int32)
@@ -123,7 +123,7 @@ def texts_of(rows: pa.Table, column: str) -> list[str]:
     return [known[number] for number in texts.indices.to_pylist()]
 
 
-def names_of(naming: Naming, rows: pa.Table, column: str) -> I32:
+def names_of(naming: Interner, rows: pa.Table, column: str) -> I32:
     texts = rows.column(column).combine_chunks()
     known = [naming.name(text) for text in texts.dictionary.to_pylist()]
     numbers: I32 = np.array(known or [0], np.int32)[texts.indices.to_numpy()]

@@ -10,10 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.model.timeline import CallKind, Total, Way
+from sonde.model.timeline import Activity, CallKind, CopyDirection, Total, TotalKind, WaitDetail
 from sonde.query.columns import Frames, Lanes, blocks_of, coded, texts_of, whole
 
-WAYS = {"h2d": Way.H2D, "d2h": Way.D2H, "d2d": Way.D2D, "h2h": Way.H2H, "p2p": Way.P2P}
+WAYS = {
+    "h2d": CopyDirection.H2D,
+    "d2h": CopyDirection.D2H,
+    "d2d": CopyDirection.D2D,
+    "h2h": CopyDirection.H2H,
+    "p2p": CopyDirection.P2P,
+}
 CALLS = {
     "launch": CallKind.LAUNCH,
     "graph-launch": CallKind.GRAPH_LAUNCH,
@@ -43,6 +49,12 @@ ASKED = {
     "set": CallKind.SET,
 }
 
+_KINDS = {
+    "blocked": TotalKind.BLOCKED,
+    "runqueue": TotalKind.RUNQUEUE,
+    "device": TotalKind.CALL,
+}
+"""Kinds of rows of `activity` that are read."""
 _YIELDS = ("sched_yield", "do_sched_yield", "__sched_yield")
 _LAUNCHES = (
     *("cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemcpyHtoDAsync_v2"),
@@ -60,7 +72,7 @@ USUAL_OF = 20
 FEW_BLOCKS = 16
 """Of a device with 40 multiprocessors or more; how many one has is not in captures."""
 RARELY = 0.2
-"""As in `sonde.analyze.idle`: so many runs tell what is usual, and no more of them are not."""
+"""As in `sonde.analyze.stalls`: so many runs tell what is usual, and no more of them are not."""
 
 
 def totals_of(
@@ -77,9 +89,9 @@ def totals_of(
 def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
     """Estimated totals of what devices ran, from runs chosen one by one.
 
-    Totals of their own: "rival", what kernels take that take far longer than those of their name
-    do; "underfilled", those of kernels with so few thread blocks that they leave most of any device
-    idle.
+    Kernels that took far longer than usual are cut: the rest is of `TotalKind.INTERRUPTED`. Kernels
+    with so few thread blocks that most of any device stays idle also count as
+    `TotalKind.UNDERFILLED`.
     """
     if not rows.num_rows:
         return []
@@ -102,15 +114,24 @@ def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
         count, size = round(heavy.sum()), round((heavy * moved[mine]).sum())
         own = round((heavy * (ns - beyond)).sum())
         made.append(
-            Total(lane, "run", name or kind, ASKED[kind], own, count, bytes=size, way=Way(way))
+            Total(
+                lane,
+                TotalKind.RUN,
+                name or kind,
+                ASKED[kind],
+                own,
+                count,
+                bytes=size,
+                direction=CopyDirection(way),
+            )
         )
         few = (blocks[mine] > 0) & (blocks[mine] <= FEW_BLOCKS)
         if few.any() and kind == "kernel":
             alone = round((heavy * ns * few).sum())
-            made.append(Total(lane, "run", "underfilled", CallKind.OTHER, alone, 0))
+            made.append(Total(lane, TotalKind.UNDERFILLED, name, CallKind.OTHER, alone, 0))
         if beyond.any():
             taken = round((heavy * beyond).sum())
-            made.append(Total(lane, "run", "rival", CallKind.OTHER, taken, 0))
+            made.append(Total(lane, TotalKind.INTERRUPTED, name, CallKind.OTHER, taken, 0))
     return made
 
 
@@ -131,8 +152,8 @@ def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
     sums = np.zeros(len(different), np.int64)
     np.add.at(sums, inverse.reshape(-1), weight[about > 0])
     for key, ns in zip(different.tolist(), sums.tolist(), strict=True):
-        name = ("", "full queue", "input", "page fault")[key % 4]
-        made.append(Total(key // 4, "sampled", name, CallKind.OTHER, ns, 0))
+        name = ("", Activity.FULL_QUEUE, Activity.INPUT, Activity.PAGE_FAULT)[key % 4]
+        made.append(Total(key // 4, TotalKind.SAMPLED, name, CallKind.OTHER, ns, 0))
     return made
 
 
@@ -159,30 +180,35 @@ def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[T
     totals: list[Total] = []
     for (number, kind, name, op, direction), group in parts.items():
         call = CallKind.OTHER
+        if kind not in _KINDS:
+            continue
         if kind == "device":
             call = CallKind.EVENT if "StreamWaitEvent" in name else CALLS.get(op, call)
         longest = max(group)
         ns, count, moved = (sum(row[at] for row in group) for at in (0, 2, 3))
-        way = WAYS.get(direction, Way.UNKNOWN)
+        way = WAYS.get(direction, CopyDirection.UNKNOWN)
         waker = lanes.comm(longest[1])
-        total = Total(number, kind, name, call, ns, count, waker, longest[0], bytes=moved, way=way)
+        total = Total(
+            number, _KINDS[kind], name, call, ns, count, waker, longest[0],
+            bytes=moved, direction=way,
+        )  # fmt: skip
         totals += _parted(total, within.get((number, name), {}) if kind == "blocked" else {})
     return totals
 
 
-def _parted(total: Total, within: Mapping[str, float]) -> list[Total]:
+def _parted(total: Total, within: Mapping[WaitDetail, float]) -> list[Total]:
     """The total, by what the thread was in: `within`, parts of it."""
     made = []
     for what, part in within.items():
         ns, count = round(total.ns * part), round(total.count * part)
-        made.append(replace(total, ns=ns, count=count, within=what))
+        made.append(replace(total, ns=ns, count=count, wait_detail=what))
         total = replace(total, ns=total.ns - ns, count=total.count - count)
     return [*made, total]
 
 
 def _within(
     lanes: Lanes, frames: Frames, sample: pa.Table
-) -> dict[tuple[int, str], dict[str, float]]:
+) -> dict[tuple[int, str], dict[WaitDetail, float]]:
     """For a thread and a reason to wait, which part of its waits was in the input pipeline or for
     the interpreter's lock, by the stacks that were taken of some of them."""
     rows = sample.filter(pc.equal(sample.column("kind"), "blocked"))
@@ -196,8 +222,8 @@ def _within(
         sums.setdefault((lane, name), [0, 0, 0])[what] += int(ns)
     return {
         key: {
-            "input": part[1] / sum(part),
-            "gil": part[2] / sum(part) if key[1] == "futex" else 0.0,
+            WaitDetail.INPUT: part[1] / sum(part),
+            WaitDetail.GIL: part[2] / sum(part) if key[1] == "futex" else 0.0,
         }
         for key, part in sums.items()
         if sum(part) and (part[1] or part[2])

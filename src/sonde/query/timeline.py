@@ -16,11 +16,11 @@ from sonde.model.timeline import (
     CallKind,
     DeviceKind,
     Events,
-    Hold,
-    Naming,
+    Interner,
     Samples,
     StateKind,
     Timeline,
+    WaitDetail,
     events,
     no_events,
 )
@@ -61,7 +61,7 @@ def of_capture(capture: Capture) -> Timeline:
         capture.budget.hold(
             sum(size * capture.tables[name].num_rows for name, size in _ROW_BYTES.items())
         )
-    naming = Naming()
+    naming = Interner()
     tables = capture.tables
     lanes = Lanes(naming, tables)
     frames = Frames(tables)
@@ -83,7 +83,7 @@ def of_capture(capture: Capture) -> Timeline:
         calls = _together(calls, _waits(naming, lanes, tables["device_run"].filter(waits)))
     return Timeline(
         names=naming.names,
-        lanes=naming.lanes,
+        tracks=naming.tracks,
         device=device,
         calls=_together(calls, asked),
         windows_ns=windows_ns(traced, window[all_timed], *times),
@@ -102,7 +102,7 @@ def of_capture(capture: Capture) -> Timeline:
 
 
 def _device(
-    naming: Naming,
+    naming: Interner,
     lanes: Lanes,
     rows: pa.Table,
     times: tuple[I64, I64],
@@ -135,31 +135,31 @@ def _device(
         end_ns=times[1],
         kind=np.where((kind == DeviceKind.KERNEL) & exchanges, DeviceKind.COLLECTIVE, kind),
         name=names_of(naming, rows, "name"),
-        lane=lane[inverse.reshape(-1)],
+        track=lane[inverse.reshape(-1)],
         correlation=ids,
         bytes=whole(rows, "bytes"),
         blocks=blocks_of(rows),
-        way=coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}),
+        direction=coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}),
     )
     asked = events(
         start_ns=enqueued,
         end_ns=enqueued,
         kind=coded(rows, "kind", {kind: int(code) for kind, code in ASKED.items()}),
         name=names_of(naming, rows, "name"),
-        lane=lanes.of(rows),
+        track=lanes.of(rows),
         correlation=ids,
     )
     return ran, asked
 
 
-def _waits(naming: Naming, lanes: Lanes, rows: pa.Table) -> Events:
+def _waits(naming: Interner, lanes: Lanes, rows: pa.Table) -> Events:
     """Waits for the device that the host timed itself."""
     return events(
         start_ns=whole(rows, "start_time_ns"),
         end_ns=whole(rows, "end_time_ns"),
         kind=np.full(rows.num_rows, CallKind.SYNC, np.uint8),
         name=names_of(naming, rows, "name"),
-        lane=lanes.of(rows),
+        track=lanes.of(rows),
     )
 
 
@@ -203,7 +203,7 @@ def _lossy(event: pa.Table, tick_ns: int) -> list[tuple[int, int]]:
     return [(time_ns - tick_ns - tick_ns // 10, time_ns) for time_ns in times]
 
 
-def _calls(naming: Naming, lanes: Lanes, rows: pa.Table) -> Events:
+def _calls(naming: Interner, lanes: Lanes, rows: pa.Table) -> Events:
     # Where a stream waits for an event the thread does not.
     waits = pc.match_substring(rows.column("name").cast(pa.string()), "StreamWaitEvent")
     kind = coded(rows, "op", {op: int(kind) for op, kind in CALLS.items()})
@@ -213,9 +213,9 @@ def _calls(naming: Naming, lanes: Lanes, rows: pa.Table) -> Events:
         end_ns=whole(rows, "end_time_ns"),
         kind=kind,
         name=names_of(naming, rows, "name"),
-        lane=lanes.of(rows),
+        track=lanes.of(rows),
         bytes=whole(rows, "bytes"),
-        way=coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}),
+        direction=coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}),
     )
 
 
@@ -230,7 +230,7 @@ def _together(calls: Events, asked: Events) -> Events:
     return events(**columns)
 
 
-def _states(naming: Naming, lanes: Lanes, frames: Frames, rows: pa.Table) -> Events:
+def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> Events:
     kind = coded(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
     gil = frames.holding(rows.column("stack_id"), GIL_FRAMES)
     return events(
@@ -238,17 +238,17 @@ def _states(naming: Naming, lanes: Lanes, frames: Frames, rows: pa.Table) -> Eve
         end_ns=whole(rows, "end_time_ns"),
         kind=kind,
         name=names_of(naming, rows, "name"),
-        lane=lanes.of(rows),
-        correlation=lanes.wakers(rows),
-        detail=np.where(gil, Hold.GIL, Hold.NONE).astype(np.uint8),
+        track=lanes.of(rows),
+        waker=lanes.wakers(rows),
+        wait_detail=np.where(gil, WaitDetail.GIL, WaitDetail.NONE).astype(np.uint8),
     )
 
 
-def _samples(naming: Naming, lanes: Lanes, frames: Frames, table: pa.Table) -> Samples:
+def _samples(naming: Interner, lanes: Lanes, frames: Frames, table: pa.Table) -> Samples:
     rows = table.filter(pc.equal(table.column("kind"), "cpu"))
     return Samples(
         time_ns=whole(rows, "time_ns"),
-        lane=lanes.of(rows),
+        track=lanes.of(rows),
         weight_ns=rows.column("weight_ns").to_numpy().astype(np.int64),
         name=frames.functions(naming, rows.column("stack_id")),
         fault=frames.holding(rows.column("stack_id"), FAULT_FRAMES),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that other tools wrote, as timelines: each format a module with `read(path)`.
+"""Readers of other tools' files. Each format has a module whose `read(path)` returns a timeline.
 
-The counterpart of `export`: formats are spoken at the edges. Captures of our own are `query`'s.
+The counterpart of `export`. Sonde's own captures are read by `query`.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call or a kernel is, told by its name: the tables of `sonde.apis`, and few rules more."""
+"""Classifies device API calls by function name: the tables of `sonde.apis`, and a few patterns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def kind_of_op(op: str) -> CallKind:
 
 def call_kind(name: str) -> CallKind:
     """The kind of a call by the name of its function."""
-    if _EVENTS.search(name):  # the device waits, the thread does not
+    if _EVENTS.search(name):  # a stream waits, the thread does not
         return CallKind.EVENT
     known = _ops().get(name)
     if known is not None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The values of a long JSON list, read piece by piece, in time that grows with the text alone.
+"""Reads the values of a long JSON list piece by piece, in time linear in the length of the text.
 
-A value that ends beyond the piece is looked for its end first and decoded once: to try again with
-each piece would take the square of its length. One that is too large or no JSON is stepped over.
+If a value ends beyond the piece, its end is searched first and the value is decoded once: decoding
+again with each piece would take quadratic time. Values that are too large or no JSON are skipped.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 PIECE: Final = 1 << 20
+"""Characters read at once."""
 NOT_READ: Final = "not read"
 END: Final = object()
 
@@ -27,10 +28,10 @@ _GARBAGE = re.compile(r"[^,\[\]{}\"]*+")
 def values_of_list(
     read: Callable[[int], str], piece: str, at: int, tail: list[str], most: int
 ) -> Iterator[object]:
-    """Every value from `at` on, behind the opening bracket; END at the closing one.
+    """Yields every value from `at` (behind the opening bracket) on, and END at the closing bracket.
 
-    `most`: characters of one value; what is longer, or no JSON, comes as NOT_READ. What was read
-    behind the list goes into `tail`.
+    `most`: the largest length of a value in characters. Longer values, and text that is no JSON,
+    are yielded as NOT_READ. Text that was read behind the list is appended to `tail`.
     """
     decode = json.JSONDecoder().raw_decode
     while True:
@@ -48,7 +49,7 @@ def values_of_list(
         try:
             value, end = decode(piece, at)
             if end == len(piece) and piece[-1] not in ']}"':
-                raise ValueError("a number that may go on")
+                raise ValueError("a number that may continue in the next piece")
         except (ValueError, RecursionError):
             scanner = _Scanner(read, piece, at, most)
             text = scanner.value()
@@ -116,7 +117,7 @@ class _Scanner:
                 return self._text()
 
     def _garbage(self) -> str | None:
-        """What begins no value goes on to where another may begin."""
+        """Skips text that begins no value, up to where another value may begin."""
         while True:
             self.at = _end(_GARBAGE, self.piece, self.at)
             if self.at < len(self.piece):
@@ -127,7 +128,7 @@ class _Scanner:
                 return None
 
     def _more(self) -> bool:
-        """Read on, at the same place; False at the end."""
+        """Reads the next piece, at the same position; False at the end of the file."""
         rest = self.piece[self.at :]  # a lone backslash, or nothing
         self._keep(self.piece[self._from : self.at])
         more = self._read(PIECE)

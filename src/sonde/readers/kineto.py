@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Traces of torch.profiler (Kineto): Chrome JSON, plain or compressed.
+"""Reads traces of torch.profiler (Kineto): Chrome JSON, plain or compressed.
 
-Read piece by piece, so that memory holds columns and not the text. Events without a time (Kineto
-writes 0 for records it lost) are left out and counted; a file that ends early is read up to there.
+The file is read piece by piece, so memory holds columns, not the text. Events without a time
+(Kineto writes 0 for lost records) are counted and skipped; a truncated file is read up to its end.
 Format: what `torch.profiler.profile.export_chrome_trace` of PyTorch 1.13 to 2.11 writes.
 """
 
@@ -24,13 +24,14 @@ from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
 from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     CallKind,
+    CopyDirection,
     DeviceKind,
     Events,
     HostKind,
+    Interner,
     Memory,
-    Naming,
     Timeline,
-    Way,
+    TrackKind,
     events,
 )
 from sonde.readers.calls import call_kind
@@ -39,57 +40,63 @@ from sonde.readers.text import opened_text
 
 _PIECE = 1 << 20
 _HEAD_LIMIT = 16 << 20
-"""The list of events begins within this, or the file is something else."""
+"""The list of events begins within this many characters, or the file is no trace."""
 
 _MOST_EVENT = 1 << 20
-"""Of one event; those of torch.profiler with shapes and stacks have some 100 kB."""
+"""Largest length of one event; events with shapes and stacks have about 100 kB."""
 _ROW_BYTES = 200
-_LANE_BYTES = 700
+_TRACK_BYTES = 700
 _COLUMN_BYTES = 256
-"""What a name, a thread or stream, and an event take in memory, from reading to the verdict."""
+"""Memory of a name, a track, and an event, from reading to the verdict."""
 _EVENTS_AT_ONCE = 4_096
 _PIECES_BYTES = 48 << 20
-"""What the text of the file takes while it is read: pieces of it, and one event decoded."""
-_MOST_LANES = 1 << 20
+"""Memory of the text while it is read: pieces of it, and one decoded event."""
+_MOST_TRACKS = 1 << 20
 _MOST_LOST = 1_000_000
 _MOST_DEVICES = (1 << 16) - 1
 _MOST_TRACED = 256
-"""In one trace; a host has some sixteen."""
+"""Devices in one trace; a host has about sixteen."""
 _MOST_CALLS = 100_000
 _MOST_CORRELATION = (1 << 48) - 1
-"""CUPTI's have 32 bits."""
+"""Largest correlation id; those of CUPTI have 32 bits."""
 _MOST_BYTES = 1 << 50
 _LAST_NS = 1 << 62
 _LONGEST_NS = 1 << 53
 
 _COPY = re.compile(r"Memcpy (\w+?)(?: \((\w+) -> (\w+)\))?$")
-_WAYS = {"HtoD": Way.H2D, "DtoH": Way.D2H, "DtoD": Way.D2D, "HtoH": Way.H2H, "PtoP": Way.P2P}
+_DIRECTIONS = {
+    "HtoD": CopyDirection.H2D,
+    "DtoH": CopyDirection.D2H,
+    "DtoD": CopyDirection.D2D,
+    "HtoH": CopyDirection.H2H,
+    "PtoP": CopyDirection.P2P,
+}
 _MEMORY = {"Pageable": Memory.PAGEABLE, "Pinned": Memory.PINNED}
 
 Progress = Callable[[int], None]
-"""Called with the events read so far."""
+"""Called with the number of events read so far."""
 
 
 def looks_like(head: str) -> bool:
-    """Whether a file that begins so may be one of these."""
+    """Whether a file that begins with `head` may be such a trace."""
     start = head.lstrip()
     return start.startswith("{") or (start.startswith("[") and '"ph"' in head)
 
 
 @dataclass(slots=True)
 class _Columns:
-    """One table while it grows."""
+    """One table while it grows. Columns are those of `sonde.model.timeline.Events`."""
 
     start: array[int] = field(default_factory=lambda: array("q"))
     end: array[int] = field(default_factory=lambda: array("q"))
     kind: array[int] = field(default_factory=lambda: array("B"))
     name: array[int] = field(default_factory=lambda: array("i"))
-    lane: array[int] = field(default_factory=lambda: array("i"))
+    track: array[int] = field(default_factory=lambda: array("i"))
     correlation: array[int] = field(default_factory=lambda: array("q"))
     size: array[int] = field(default_factory=lambda: array("q"))
     blocks: array[int] = field(default_factory=lambda: array("i"))
-    way: array[int] = field(default_factory=lambda: array("B"))
-    detail: array[int] = field(default_factory=lambda: array("B"))
+    direction: array[int] = field(default_factory=lambda: array("B"))
+    memory: array[int] = field(default_factory=lambda: array("B"))
 
     def add(
         self,
@@ -97,24 +104,24 @@ class _Columns:
         end: int,
         kind: int,
         name: int,
-        lane: int,
+        track: int,
         correlation: int = 0,
         size: int = 0,
         blocks: int = 0,
-        way: int = 0,
-        detail: int = 0,
+        direction: int = 0,
+        memory: int = 0,
     ) -> None:
-        """Append a row. Whatever does not fit its column is refused by `_number` before."""
+        """Appends a row. `_number` has refused values that do not fit their columns."""
         self.start.append(start)
         self.end.append(end)
         self.kind.append(kind)
         self.name.append(name)
-        self.lane.append(lane)
+        self.track.append(track)
         self.correlation.append(correlation)
         self.size.append(size)
         self.blocks.append(blocks)
-        self.way.append(way)
-        self.detail.append(detail)
+        self.direction.append(direction)
+        self.memory.append(memory)
 
     def events(self) -> Events:
         return events(
@@ -122,21 +129,21 @@ class _Columns:
             end_ns=np.frombuffer(self.end, np.int64),
             kind=np.frombuffer(self.kind, np.uint8),
             name=np.frombuffer(self.name, np.int32),
-            lane=np.frombuffer(self.lane, np.int32),
+            track=np.frombuffer(self.track, np.int32),
             correlation=np.frombuffer(self.correlation, np.int64),
             bytes=np.frombuffer(self.size, np.int64),
             blocks=np.frombuffer(self.blocks, np.int32),
-            way=np.frombuffer(self.way, np.uint8),
-            detail=np.frombuffer(self.detail, np.uint8),
+            direction=np.frombuffer(self.direction, np.uint8),
+            memory=np.frombuffer(self.memory, np.uint8),
         )
 
 
 class _Reader:
-    """Sorts events into tables."""
+    """Sorts the events of a trace into tables."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.naming = Naming()
+        self.interner = Interner()
         self.device, self.calls, self.host = _Columns(), _Columns(), _Columns()
         self.lost: Counter[str] = Counter()
         self.names_cut = 0
@@ -155,13 +162,13 @@ class _Reader:
             "python_function": self._python,
             "user_annotation": self._range,
         }
-        # What the profiler's first versions called them.
+        # Categories of the profiler's first versions.
         for old, new in (("Kernel", "kernel"), ("Memcpy", "gpu_memcpy"), ("Memset", "gpu_memset"),
                          ("Runtime", "cuda_runtime"), ("Operator", "cpu_op")):  # fmt: skip
             self._sorters[old] = self._sorters[new]
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take one event; those of no use here are passed over."""
+        """Adds one event; kinds without a table are ignored. Raises for a malformed event."""
         phase = event.get("ph")
         if phase == "X":
             sort = self._sorters.get(event.get("cat", ""))
@@ -173,7 +180,7 @@ class _Reader:
                 self.lost["without a time"] += 1
                 return
             if start_ns > _LAST_NS or length_ns > _LONGEST_NS:
-                raise ValueError("beyond all time")
+                raise ValueError("time out of range")
             sort(event, start_ns, start_ns + length_ns)
         elif phase == "M":
             self._meta(event)
@@ -192,15 +199,14 @@ class _Reader:
         self.budget.hold(_ROW_BYTES + text_bytes(name))
 
     def _name(self, text: str) -> int:
-        before = len(self.naming.names)
-        number = self.naming.name(text)
-        if len(self.naming.names) > before:
+        before = len(self.interner.names)
+        number = self.interner.name(text)
+        if len(self.interner.names) > before:
             self.budget.hold(_ROW_BYTES + text_bytes(text))
         return number
 
     def _text(self, value: object) -> str:
-        """A name, cut where it is too long; half of a character (JSON may escape a lone surrogate)
-        is replaced."""
+        """A name, truncated if too long; lone surrogates, which JSON may escape, are replaced."""
         if not isinstance(value, str):
             raise TypeError("a name")
         if len(value) > MOST_NAME_CHARS:
@@ -209,9 +215,9 @@ class _Reader:
         return value if value.isascii() else value.encode(errors="replace").decode()
 
     def _thread(self, event: dict[str, Any]) -> int:
-        before = len(self.naming.lanes)
-        lane = self.naming.thread(_number(event["pid"]), _number(event["tid"]))
-        return self._lane(lane, before)
+        before = len(self.interner.tracks)
+        track = self.interner.thread(_number(event["pid"]), _number(event["tid"]))
+        return self._track(track, before)
 
     def _stream(self, args: dict[str, Any], event: dict[str, Any]) -> int:
         device = _number(args.get("device", event["pid"]), _MOST_DEVICES)
@@ -221,19 +227,19 @@ class _Reader:
                 f"{self.budget.name} has more than {_MOST_TRACED} devices",
                 "trace fewer of them",
             )
-        before = len(self.naming.lanes)
-        lane = self.naming.stream(device, _number(args.get("stream", event["tid"])))
-        return self._lane(lane, before)
+        before = len(self.interner.tracks)
+        track = self.interner.stream(device, _number(args.get("stream", event["tid"])))
+        return self._track(track, before)
 
-    def _lane(self, lane: int, before: int) -> int:
-        if lane >= before:
-            self.budget.hold(_LANE_BYTES)
-        if lane >= _MOST_LANES:
+    def _track(self, track: int, before: int) -> int:
+        if track >= before:
+            self.budget.hold(_TRACK_BYTES)
+        if track >= _MOST_TRACKS:
             raise CaptureTooLarge(
-                f"{self.budget.name} has more than {_MOST_LANES:,} threads and streams",
+                f"{self.budget.name} has more than {_MOST_TRACKS:,} threads and streams",
                 "trace for a shorter time",
             )
-        return lane
+        return track
 
     def _kernel(self, event: dict[str, Any], start: int, end: int) -> None:
         args = _args(event)
@@ -242,28 +248,41 @@ class _Reader:
         blocks = 1
         for axis in args.get("grid") or (0,):
             blocks = min(blocks * _number(axis), (1 << 31) - 1)
-        correlation, lane = _correlation(args), self._stream(args, event)
-        self.device.add(start, end, kind, self._name(name), lane, correlation, 0, blocks)
+        correlation, track = _correlation(args), self._stream(args, event)
+        self.device.add(start, end, kind, self._name(name), track, correlation, 0, blocks)
 
     def _copy(self, event: dict[str, Any], start: int, end: int) -> None:
         args = _args(event)
         name = self._text(event["name"])
-        told = _COPY.match(name)
-        way = _WAYS.get(told[1], Way.UNKNOWN) if told else Way.UNKNOWN
+        match = _COPY.match(name)
+        direction = (
+            _DIRECTIONS.get(match[1], CopyDirection.UNKNOWN) if match else CopyDirection.UNKNOWN
+        )
         memory = Memory.UNKNOWN
-        if told and way in (Way.H2D, Way.D2H):
-            memory = _MEMORY.get(told[2 if way == Way.H2D else 3] or "", Memory.UNKNOWN)
+        if match and direction in (CopyDirection.H2D, CopyDirection.D2H):
+            memory = _MEMORY.get(
+                match[2 if direction == CopyDirection.H2D else 3] or "", Memory.UNKNOWN
+            )
         correlation, size = _correlation(args), _size(args)
-        lane = self._stream(args, event)
+        track = self._stream(args, event)
         self.device.add(
-            start, end, DeviceKind.COPY, self._name(name), lane, correlation, size, 0, way, memory
+            start,
+            end,
+            DeviceKind.COPY,
+            self._name(name),
+            track,
+            correlation,
+            size,
+            0,
+            direction,
+            memory,
         )
 
     def _set(self, event: dict[str, Any], start: int, end: int) -> None:
         args = _args(event)
         name, correlation, size = self._text(event["name"]), _correlation(args), _size(args)
-        lane = self._stream(args, event)
-        self.device.add(start, end, DeviceKind.SET, self._name(name), lane, correlation, size)
+        track = self._stream(args, event)
+        self.device.add(start, end, DeviceKind.SET, self._name(name), track, correlation, size)
 
     def _call(self, event: dict[str, Any], start: int, end: int) -> None:
         name = self._text(event["name"])
@@ -275,8 +294,8 @@ class _Reader:
                 self._call_kinds[name] = kind
         if kind == CallKind.OTHER:
             return
-        correlation, lane = _correlation(_args(event)), self._thread(event)
-        self.calls.add(start, end, kind, self._name(name), lane, correlation)
+        correlation, track = _correlation(_args(event)), self._thread(event)
+        self.calls.add(start, end, kind, self._name(name), track, correlation)
 
     def _operator(self, event: dict[str, Any], start: int, end: int) -> None:
         self._on_host(HostKind.OPERATOR, self._text(event["name"]), event, start, end)
@@ -290,8 +309,8 @@ class _Reader:
     def _on_host(
         self, kind: HostKind, name: str, event: dict[str, Any], start: int, end: int
     ) -> None:
-        lane = self._thread(event)
-        self.host.add(start, end, kind, self._name(name), lane)
+        track = self._thread(event)
+        self.host.add(start, end, kind, self._name(name), track)
 
 
 def _args(event: dict[str, Any]) -> dict[str, Any]:
@@ -302,7 +321,7 @@ def _args(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: object, most: int = (1 << 62) - 1) -> int:
-    """A whole number that is not negative; also as text, or as a float without a fraction."""
+    """A non-negative integer, also as text or as a float without a fraction. Raises ValueError."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, float) and value.is_integer():
@@ -313,7 +332,7 @@ def _number(value: object, most: int = (1 << 62) - 1) -> int:
 
 
 def _correlation(args: dict[str, Any]) -> int:
-    """Joins a call with its run; 0 none. A wrong one would join what does not belong together."""
+    """The correlation id, 0 none. Raises for an invalid one, which would join unrelated events."""
     value = args.get("correlation")
     return 0 if value is None else _number(value, _MOST_CORRELATION)
 
@@ -324,7 +343,7 @@ def _size(args: dict[str, Any]) -> int:
 
 
 def _nanoseconds(value: object) -> int:
-    """Microseconds, as the format has them, or as text. Raises for what is no finite number."""
+    """Nanoseconds from microseconds, a number or text. Raises if it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise TypeError("a time")
     return round(float(value) * 1e3)
@@ -334,10 +353,10 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def without_path(name: str) -> str:
-    """A Python frame without what tells where it lies or where an object is.
+    """A Python frame without its folder and without addresses of objects.
 
     '/home/me/src/train.py(88): step' → 'train.py(88): step'; installed packages keep their
-    dotted place ('torch/nn/functional.py(3): relu').
+    path within the package folder ('torch/nn/functional.py(3): relu').
     """
     name = _ADDRESS.sub("", name)
     file, bracket, rest = name.partition("(")
@@ -353,7 +372,7 @@ def without_path(name: str) -> str:
 
 
 def read(path: Path, on_progress: Progress | None = None) -> Timeline:
-    """Read a trace. Raises CaptureError; NotACapture if it is none of torch.profiler's."""
+    """Reads a trace. Raises CaptureError; NotACapture if it is not of torch.profiler."""
     budget = Budget(str(path), 1)
     budget.hold(min(_PIECES_BYTES, budget.limit_bytes // 4))
     reader = _Reader(budget)
@@ -374,7 +393,7 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
                 reader.lost["not understood"] += 1
                 if reader.lost["not understood"] > _MOST_LOST:
                     raise NotACapture(
-                        f"{path} holds more than {_MOST_LOST:,} things that are no events",
+                        f"{path} has more than {_MOST_LOST:,} entries that are no events",
                         "give what torch.profiler wrote",
                     ) from None
             count += 1
@@ -394,13 +413,13 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
             + (f" with a time ({lost:,} without one)" if lost else ""),
             "export it with torch.profiler's export_chrome_trace, before the next session begins",
         )
-    naming = reader.naming
-    for number, lane in enumerate(naming.lanes):
-        if lane.kind == "thread":
-            name = reader.threads.get((lane.pid, lane.number), "")
-            process = reader.processes.get(lane.pid, "")
-            naming.lanes[number] = type(lane)(
-                "thread", lane.pid, lane.number, name or process, -1, process
+    interner = reader.interner
+    for number, track in enumerate(interner.tracks):
+        if track.kind == TrackKind.THREAD:
+            name = reader.threads.get((track.pid, track.number), "")
+            process = reader.processes.get(track.pid, "")
+            interner.tracks[number] = type(track)(
+                TrackKind.THREAD, track.pid, track.number, name or process, -1, process
             )
     listed = head.get("deviceProperties", [])
     devices = {
@@ -411,14 +430,14 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
     notes = [f"{amount:,} events {what}" for what, amount in reader.lost.items()]
     if reader.names_cut:
         notes.append(
-            f"{reader.names_cut:,} names were longer than {MOST_NAME_CHARS:,} characters; their "
-            "beginning is used"
+            f"{reader.names_cut:,} names were longer than {MOST_NAME_CHARS:,} characters and "
+            "are truncated"
         )
     if not complete:
-        notes.append("the file ends early; what came before is used")
+        notes.append("the file is truncated; events up to there are used")
     return Timeline(
-        names=naming.names,
-        lanes=naming.lanes,
+        names=interner.names,
+        tracks=interner.tracks,
         device=device,
         calls=calls,
         host=host,
@@ -438,7 +457,7 @@ def _is_small(value: object) -> bool:
 
 
 def _ids(device: dict[str, Any]) -> list[str]:
-    """UUID and PCI address of a device, where the profiler wrote them (older ones do not)."""
+    """UUID and PCI address of a device, if the trace has them (older versions do not)."""
     found = [str(device[key])[:256] for key in ("uuid", "UUID") if device.get(key)]
     domain, bus = device.get("pciDomainID", 0), device.get("pciBusID")
     slot = device.get("pciDeviceID", 0)
@@ -449,8 +468,8 @@ def _ids(device: dict[str, Any]) -> list[str]:
 
 def _wall_offset(head: dict[str, Any], tail: str) -> int:
     value = head.get("baseTimeNanoseconds")
-    if value is None and (told := re.search(r'"baseTimeNanoseconds"\s*:\s*([0-9]{1,19})\b', tail)):
-        value = told[1]
+    if value is None and (match := re.search(r'"baseTimeNanoseconds"\s*:\s*([0-9]{1,19})\b', tail)):
+        value = match[1]
     try:
         return _number(value or 0)
     except ValueError:
@@ -460,26 +479,26 @@ def _wall_offset(head: dict[str, Any], tail: str) -> int:
 def _events(
     text: TextIO, budget: Budget, head: dict[str, Any], tail: list[str]
 ) -> Iterator[object]:
-    """Every value in the list of events; END at the end of a list that was closed.
+    """Yields every value in the list of events, and END at the end of a complete list.
 
-    What stands before the list goes into `head`, what was read behind it into `tail`. A value that
-    is no JSON, too deep or too large comes as `json_list.NOT_READ`.
+    Keys before the list go into `head`, text behind it into `tail`. A value that is no JSON, too
+    deep or too large is yielded as `json_list.NOT_READ`.
     """
     piece = text.read(_PIECE).removeprefix("\ufeff")
     at = -1
     if piece.lstrip().startswith("["):
         at = piece.index("[") + 1
     elif piece.lstrip().startswith("{"):
-        while not (told := re.search(r'"traceEvents"\s*:\s*\[', piece)):
+        while not (match := re.search(r'"traceEvents"\s*:\s*\[', piece)):
             more = text.read(_PIECE) if len(piece) < _HEAD_LIMIT else ""
             if not more:
                 break
             budget.hold(2 * text_bytes(more))
             piece += more
-        if told:
-            at = told.end()
+        if match:
+            at = match.end()
             try:
-                head.update(json.loads(piece[: told.start()].rstrip().rstrip(",") + "}"))
+                head.update(json.loads(piece[: match.start()].rstrip().rstrip(",") + "}"))
             except (ValueError, RecursionError):
                 head.clear()
     if at < 0:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OTLP profiles: a ProfilesData message as protobuf, or as OTLP's JSON.
+"""Reads OTLP profiles: a ProfilesData message as protobuf, or as OTLP's JSON.
 
-Schema: opentelemetry-proto 1.45, `profiles/v1development`, which still moves; a message of another
-version that parses to nothing is refused. Each on-CPU sample type becomes samples; other types
-(allocations, locks) are named in the notes.
+Schema: opentelemetry-proto 1.45, `profiles/v1development`, which is not stable; a message of
+another version without on-CPU samples is refused. Each on-CPU sample type becomes samples; other
+types (allocations, locks) are named in the notes.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import numpy as np
 
 from sonde.errors import MissingDependency, NotACapture
 from sonde.limits import MOST_NAME_CHARS, Budget, shortened, text_bytes
-from sonde.model.timeline import Naming, Samples, Timeline
+from sonde.model.timeline import Interner, Samples, Timeline
 from sonde.readers.text import opened
 
 SCHEMA = "opentelemetry-proto 1.45, profiles/v1development"
 _OBJECT_BYTES = 48
-"""What a byte of a message may take as objects: an empty message is two bytes long."""
+"""Memory of the decoded objects per byte of a message: an empty message has two bytes."""
 _TEXT_BYTES = 200
 _SAMPLE_BYTES = 240
 _MOST_NS = 10**15
-"""Of one sample: eleven days."""
+"""Largest weight of one sample: eleven days."""
 _CPU = {"cpu", "samples", "on-cpu", "on_cpu", "sample"}
 _NS_OF = {"nanoseconds": 1, "ns": 1, "microseconds": 1_000, "us": 1_000, "milliseconds": 1_000_000}
 _USUAL_NS = 1_000_000_000 // 99
 
 
 def looks_like(head: bytes) -> bool:
-    """Whether a file that begins so may be one of these."""
+    """Whether a file that begins with `head` may hold OTLP profiles."""
     if head.lstrip().startswith(b"{"):
         return b'"resourceProfiles"' in head or b'"resource_profiles"' in head
     return head[:1] in (b"\x0a", b"\x12")
 
 
 def read(path: Path) -> Timeline:
-    """Read profiles. Raises CaptureError; NotACapture for what is none, MissingDependency."""
+    """Reads profiles. Raises CaptureError, NotACapture for another format, MissingDependency."""
     try:
         from google.protobuf import json_format, message
         from opentelemetry.proto.profiles.v1development import profiles_pb2
@@ -84,14 +84,14 @@ def read(path: Path) -> Timeline:
 
 
 class _Reader:
-    """Collects samples; indices that point nowhere make a sample unnamed, never an error."""
+    """Collects samples. Invalid indices leave a sample without a name; they are no error."""
 
     def __init__(self, dictionary: Any, budget: Budget) -> None:
         self._dictionary = dictionary
         self._strings: Sequence[str] = dictionary.string_table
-        self.naming = Naming()
+        self.interner = Interner()
         self.time: list[int] = []
-        self._lane: list[int] = []
+        self._track: list[int] = []
         self._weight: list[int] = []
         self._name: list[int] = []
         self._left_out: set[str] = set()
@@ -103,7 +103,7 @@ class _Reader:
         self._names_cut = 0
 
     def text(self, index: int) -> str:
-        """One of the table's. Each is made once: any number of places may name the same."""
+        """A text of the string table. Each is decoded once: many entries may share it."""
         known = self._text_of.get(index)
         if known is None:
             known = self._strings[index] if 0 <= index < len(self._strings) else ""
@@ -139,9 +139,9 @@ class _Reader:
         scale = _NS_OF.get(unit, 0)
         period = int(profile.period) if profile.period > 0 else _USUAL_NS
         for sample in profile.samples:
-            own = self._attribute(sample.attribute_indices, "process.pid") or pid
-            tid = self._attribute(sample.attribute_indices, "thread.id") or own
-            lane = self.naming.thread(own, tid, process, process)
+            sample_pid = self._attribute(sample.attribute_indices, "process.pid") or pid
+            tid = self._attribute(sample.attribute_indices, "thread.id") or sample_pid
+            track = self.interner.thread(sample_pid, tid, process, process)
             name = self._function(sample.stack_index)
             times = list(sample.timestamps_unix_nano)
             values = list(sample.values)
@@ -155,18 +155,18 @@ class _Reader:
             for time_ns, value in zip(times, values, strict=True):
                 weight = value * (scale or period)
                 if time_ns >= 1 << 62:
-                    self._lost["beyond all time"] += 1
+                    self._lost["with a time out of range"] += 1
                     continue
                 if not 0 <= weight <= _MOST_NS:
-                    self._lost["of no possible length"] += 1
+                    self._lost["with an impossible weight"] += 1
                     continue
                 self.time.append(time_ns)
-                self._lane.append(lane)
+                self._track.append(track)
                 self._weight.append(weight)
                 self._name.append(name)
 
     def _function(self, stack_index: int) -> int:
-        """The name of the stack's innermost frame with one."""
+        """The index of the name of the innermost named frame of a stack."""
         known = self._function_of.get(stack_index)
         if known is not None:
             return known
@@ -177,12 +177,11 @@ class _Reader:
                 found = self._of_location(at)
                 if found:
                     break
-        number = self._function_of[stack_index] = self.naming.name(found)
+        number = self._function_of[stack_index] = self.interner.name(found)
         return number
 
     def _of_location(self, at: int) -> str:
-        """The name of the innermost function there with one; looked for once, since any number of
-        stacks may name the same location, any number of times."""
+        """The innermost named function of a location. Cached: many stacks may share a location."""
         known = self._location_of.get(at)
         if known is not None:
             return known
@@ -200,11 +199,11 @@ class _Reader:
     def timeline(self) -> Timeline:
         count = len(self.time)
         return Timeline(
-            names=self.naming.names,
-            lanes=self.naming.lanes,
+            names=self.interner.names,
+            tracks=self.interner.tracks,
             samples=Samples(
                 np.array(self.time, np.int64),
-                np.array(self._lane, np.int32),
+                np.array(self._track, np.int32),
                 np.array(self._weight, np.int64),
                 np.array(self._name, np.int32),
                 np.zeros(count, bool),
@@ -214,6 +213,6 @@ class _Reader:
             notes=[
                 *(f"profiles of {kind[:80]} are left out" for kind in sorted(self._left_out)),
                 *(f"{count:,} samples {what}" for what, count in self._lost.items()),
-                *([f"{self._names_cut:,} names were cut"] if self._names_cut else []),
+                *([f"{self._names_cut:,} names were truncated"] if self._names_cut else []),
             ],
         )

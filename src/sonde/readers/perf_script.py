@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `perf script` prints: samples with stacks, and the scheduler's switches if recorded.
+"""Reads the output of `perf script`: samples with stacks, and context switches if recorded.
 
-Samples of a clock weigh their period; those of other events weigh the usual distance between the
-samples of a CPU. `sched:sched_switch` with `sched_waking` or `sched_wakeup` become states: blocked
-(perf does not say on what) and waiting for a CPU. Format: perf 5.10 to 6.18, default fields, with
-or without `-F +pid`.
+The weight of a clock's sample is its period; that of another event's sample is the median distance
+between samples of a CPU. `sched:sched_switch` with `sched_waking` or `sched_wakeup` become states:
+blocked (perf does not record the reason) and waiting for a CPU. Format: perf 5.10 to 6.18, default
+fields, with or without `-F +pid`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from sonde.errors import NotACapture
 from sonde.limits import Budget, text_bytes
 from sonde.model.timeline import (
-    Naming,
+    Interner,
     Samples,
     StateKind,
     Timeline,
@@ -28,7 +28,7 @@ from sonde.model.timeline import (
 from sonde.readers.text import opened_text
 
 _HEAD = re.compile(
-    # As long a command as may be: it is 15 bytes of anything, also what looks like the rest.
+    # The command is up to 15 arbitrary bytes, which may look like other fields: match the longest.
     r"^(?P<comm>\S.{0,15})\s{1,32}(?P<pid>-?\d{1,10})(?:/(?P<tid>-?\d{1,10}))?\s{1,8}"
     r"(?:\[(?P<cpu>\d{1,6})\]\s{1,8})?(?P<seconds>\d{1,10})\.(?P<fraction>\d{1,9}):\s{1,32}"
     r"(?:(?P<period>\d{1,18})\s{1,8})?(?P<event>[^\s:]\S{0,250}?):(?:\s+(?P<rest>.*))?$",
@@ -46,7 +46,7 @@ _SWITCH = re.compile(
 )
 _WAKE = re.compile(r"comm=.{0,64}? pid=(?P<pid>\d{1,10}) ", re.ASCII)
 _LONGEST_LINE = 16 << 10
-"""Of a sample's line and of a frame's; a kernel's mangled name may have 10 kB."""
+"""Longest line of a sample or frame; a mangled name of a GPU kernel may have 10 kB."""
 _LAST_S = (1 << 62) // 1_000_000_000
 _LONGEST_PERIOD_NS = 10**15
 _SAMPLE_BYTES = 400
@@ -59,17 +59,19 @@ _LIMIT = 3
 
 
 def looks_like(head: str) -> bool:
-    """Whether a file that begins so may be one of these."""
+    """Whether a file that begins with `head` may be output of `perf script`."""
     lines = [line for line in head.splitlines() if line and not line.startswith("#")]
     return any(_HEAD.match(line) for line in lines[:_LIMIT])
 
 
 class _Reader:
+    """Collects samples and states line by line."""
+
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.naming = Naming()
+        self.interner = Interner()
         self.time: list[int] = []
-        self.lane: list[int] = []
+        self.track: list[int] = []
         self.weight: list[int] = []
         self.name: list[int] = []
         self.fault: list[bool] = []
@@ -94,7 +96,7 @@ class _Reader:
                 return
             if line[0] == "\t":
                 return  # a frame without a file
-        head = _HEAD.match(line.strip())  # commands are set to the right where no stacks are
+        head = _HEAD.match(line.strip())  # without stacks, commands are right-aligned
         if head is None:
             if not line.startswith("#"):
                 self.lost["lines not understood"] += 1
@@ -105,7 +107,7 @@ class _Reader:
     def _event(self, head: re.Match[str]) -> None:
         fraction = (head["fraction"] + "000000000")[:9]
         if int(head["seconds"]) > _LAST_S or int(head["period"] or 0) > _LONGEST_PERIOD_NS:
-            self.lost["events beyond all time"] += 1
+            self.lost["events with a time out of range"] += 1
             return
         self.budget.hold(_SAMPLE_BYTES)
         time_ns = int(head["seconds"]) * 1_000_000_000 + int(fraction)
@@ -118,14 +120,14 @@ class _Reader:
             self._switch(time_ns, head["rest"] or "")
             return
         if "sched_wak" in event:
-            if told := _WAKE.search(head["rest"] or ""):
-                self.woken[int(told["pid"])] = time_ns
+            if match := _WAKE.search(head["rest"] or ""):
+                self.woken[int(match["pid"])] = time_ns
             return
         comm = head["comm"].rstrip()
-        lane = self.naming.thread(self.pid_of.get(tid, pid), tid, comm, comm)
+        track = self.interner.thread(self.pid_of.get(tid, pid), tid, comm, comm)
         clock = event.split(":")[0] in _CLOCKS
         self.time.append(time_ns)
-        self.lane.append(lane)
+        self.track.append(track)
         self.weight.append(int(head["period"]) if clock and head["period"] else 0)
         self.clocks.append(bool(clock and head["period"]))
         self.name.append(self._name(""))
@@ -134,34 +136,34 @@ class _Reader:
         self._stack = _Stack()
 
     def _name(self, text: str) -> int:
-        before = len(self.naming.names)
-        number = self.naming.name(text)
-        if len(self.naming.names) > before:
+        before = len(self.interner.names)
+        number = self.interner.name(text)
+        if len(self.interner.names) > before:
             self.budget.hold(_NAME_BYTES + text_bytes(text))
         return number
 
     def _switch(self, time_ns: int, rest: str) -> None:
-        told = _SWITCH.search(rest)
-        if told is None:
+        match = _SWITCH.search(rest)
+        if match is None:
             self.lost["switches not understood"] += 1
             return
-        prev, nxt = int(told["prev"]), int(told["next"])
+        prev, nxt = int(match["prev"]), int(match["next"])
         if prev:
-            self.off[prev] = (time_ns, told["state"].startswith("R"))
+            self.off[prev] = (time_ns, match["state"].startswith("R"))
         began = self.off.pop(nxt, None)
         if began is None or not nxt:
             return
         since, ready = began
         wake = since if ready else self.woken.get(nxt, 0)
         if not since <= wake <= time_ns:
-            wake = time_ns  # not heard: all of it counts as blocked
+            wake = time_ns  # no wake-up recorded: all of it counts as blocked
         if wake > since:
             self.states.append((since, wake, StateKind.BLOCKED, nxt))
         if time_ns > wake:
             self.states.append((wake, time_ns, StateKind.RUNQUEUE, nxt))
 
     def end_stack(self) -> None:
-        """Name the sample after its innermost named frame that is not the kernel's."""
+        """Names the sample after its innermost named user-space frame, else its innermost frame."""
         stack, self._stack = self._stack, None
         if stack is None or not stack.depth or not self.name:
             return
@@ -170,12 +172,12 @@ class _Reader:
 
 
 class _Stack:
-    """What is kept of the frames of a sample, which come innermost first."""
+    """Summary of the frames of a sample, which are added innermost first."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.user = self.first = ""
-        """The innermost named frame that is not the kernel's, and of all."""
+        """The innermost named user-space frame, and the innermost named frame."""
         self.is_fault = False
 
     def add(self, symbol: str, file: str) -> None:
@@ -191,13 +193,13 @@ class _Stack:
 
 
 def read(path: Path) -> Timeline:
-    """Read the output of `perf script`. Raises CaptureError; NotACapture for anything else."""
+    """Reads the output of `perf script`. Raises CaptureError; NotACapture for another format."""
     reader = _Reader(Budget(str(path), 1))
     with opened_text(path) as text:
         while line := text.readline(_LONGEST_LINE):
             whole = line[-1] == "\n" or len(line) < _LONGEST_LINE
             reader.line(line.rstrip("\n").removeprefix("\ufeff") if whole else "?")
-            while not whole:  # what is longer is passed over piece by piece
+            while not whole:  # a longer line is skipped piece by piece
                 more = text.readline(_LONGEST_LINE)
                 whole = not more or more[-1] == "\n"
     reader.end_stack()
@@ -205,8 +207,8 @@ def read(path: Path) -> Timeline:
         raise NotACapture(
             f"{path} holds no event that perf script prints", "give what `perf script` printed"
         )
-    naming = reader.naming
-    lanes = {tid: naming.thread(reader.pid_of.get(tid, tid), tid) for *_, tid in reader.states}
+    interner = reader.interner
+    tracks = {tid: interner.thread(reader.pid_of.get(tid, tid), tid) for *_, tid in reader.states}
     distance = _distance(reader.cpu_times)
     weight = [
         w if clock else distance for w, clock in zip(reader.weight, reader.clocks, strict=True)
@@ -215,20 +217,20 @@ def read(path: Path) -> Timeline:
     if reader.states:
         begin, end, kind, tids = zip(*reader.states, strict=True)
         named = {
-            StateKind.BLOCKED: naming.name("blocked"),
-            StateKind.RUNQUEUE: naming.name("preempted"),
+            StateKind.BLOCKED: interner.name("blocked"),
+            StateKind.RUNQUEUE: interner.name("preempted"),
         }
         states = events(
             start_ns=begin, end_ns=end, kind=kind, name=[named[k] for k in kind],
-            lane=[lanes[tid] for tid in tids],
+            track=[tracks[tid] for tid in tids],
         )  # fmt: skip
     return Timeline(
-        names=naming.names,
-        lanes=naming.lanes,
+        names=interner.names,
+        tracks=interner.tracks,
         states=states,
         samples=Samples(
             np.array(reader.time, np.int64),
-            np.array(reader.lane, np.int32),
+            np.array(reader.track, np.int32),
             np.array(weight, np.int64),
             np.array(reader.name, np.int32),
             np.array(reader.fault, bool),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opens text files, compressed or not, and says clearly what stands in the way."""
+"""Opens files that users name, decompressed, with errors that name cause and remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GZIP = b"\x1f\x8b"
 
 
 class _Counted(io.RawIOBase):
-    """What a compressed file unpacks to, as long as that is plausible."""
+    """The decompressed bytes of a file, within a memory budget."""
 
     def __init__(self, unpacked: gzip.GzipFile, budget: Budget) -> None:
         self._unpacked = unpacked
@@ -39,7 +39,7 @@ class _Counted(io.RawIOBase):
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """The file's bytes, decompressed. Raises CaptureError, also for damage met while reading."""
+    """The file's bytes, decompressed. Raises CaptureError, also while the file is read."""
     try:
         with open_input(path) as raw:
             assert isinstance(raw, io.BufferedReader)
@@ -70,6 +70,6 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
 
 @contextlib.contextmanager
 def opened_text(path: Path) -> Iterator[TextIO]:
-    """The same as text; bytes that are no UTF-8 are replaced."""
+    """The file as text, decompressed; invalid UTF-8 is replaced. Raises CaptureError."""
     with opened(path) as raw:
         yield io.TextIOWrapper(raw, "utf-8", "replace")

@@ -1,44 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rival's turns cost, less what the device would have waited for anyway.
+"""The cost of GPU contention: time slices of other processes, less the stalls that they hide.
 
-While a rival has the device, the host goes on launching; what is launched meanwhile runs without
-gaps afterwards. In a program that its host holds up, part of such a turn only hides those gaps.
-So the work between two waits for the device is laid out anew without the turns: each operation
-begins when it has been launched and the one before has ended, for as long as it usually takes. What
-that does not shorten is launch overhead, and not the rival's. Where the host never waits, its pace
-may be the device's (a full queue), and nothing is told apart.
+While another process has the device, the host continues to launch, and what it launched runs
+without gaps afterwards. In a host-bound program a part of such a time slice only hides these gaps.
+So the work between two waits for the device is laid out again without the time slices: each
+operation begins when it was launched and the one before has ended, and lasts as long as it usually
+does. What this does not shorten is launch overhead. If the host never waits, its pace may be the
+device's (a full queue), and the time slices keep all of their cost.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sonde.analyze.causes import NUMBER
+from sonde.analyze.blamed_stalls import BlamedStalls
+from sonde.analyze.causes import CODE
 from sonde.analyze.intervals import Coverage, Intervals
+from sonde.model.causes import Cause
 from sonde.model.timeline import F64, I64, CallKind, Timeline
 
-if TYPE_CHECKING:
-    from sonde.analyze.blame import Blame
-
 _LEAST = 0.02
-"""A smaller part of a turn is not worth telling apart."""
+"""Smaller parts of a time slice are not split off."""
 
 
-def without_gaps_hidden(timeline: Timeline, blamed: Blame) -> Blame:
-    """The blame with each rival's turn cut into its cost, and the launch overhead that it hid."""
+def without_hidden_gaps(timeline: Timeline, blamed: BlamedStalls) -> BlamedStalls:
+    """Splits each time slice of another process into its cost and the launch overhead it hides."""
     stalls = blamed.stalls
-    turns = np.flatnonzero(blamed.cause == NUMBER["rival"])
-    hidden = _hidden(timeline, blamed, turns)
-    part = (hidden * stalls.duration_ns[turns]).astype(np.int64)
-    least = _LEAST * stalls.duration_ns[turns]
-    whole = stalls.duration_ns[turns] - part < least
+    slices = np.flatnonzero(blamed.cause == CODE[Cause.GPU_CONTENTION])
+    hidden = _hidden(timeline, blamed, slices)
+    part = (hidden * stalls.duration_ns[slices]).astype(np.int64)
+    least = _LEAST * stalls.duration_ns[slices]
+    whole = stalls.duration_ns[slices] - part < least
     cause = blamed.cause.copy()
-    cause[turns[whole]] = NUMBER["launch"]
+    cause[slices[whole]] = CODE[Cause.LAUNCH]
     cut = (part > least) & ~whole
-    rows, part = turns[cut], part[cut]
+    rows, part = slices[cut], part[cut]
     border = stalls.end[rows] - part
     at = rows + 1
     end = stalls.end.copy()
@@ -53,29 +51,29 @@ def without_gaps_hidden(timeline: Timeline, blamed: Blame) -> Blame:
     return replace(
         blamed,
         stalls=split,
-        cause=np.insert(cause, at, NUMBER["launch"]),
-        lane=np.insert(blamed.lane, at, blamed.lane[rows]),
+        cause=np.insert(cause, at, CODE[Cause.LAUNCH]),
+        track=np.insert(blamed.track, at, blamed.track[rows]),
         launch_ns=np.insert(blamed.launch_ns, at, blamed.launch_ns[rows]),
         op=np.insert(blamed.op, at, blamed.op[rows]),
-        delayed_ns=np.insert(blamed.delayed_ns, at, -1),
+        earlier_wait_ns=np.insert(blamed.earlier_wait_ns, at, -1),
     )
 
 
-def _hidden(timeline: Timeline, blamed: Blame, turns: I64) -> F64:
-    """For each turn, the share of it that the device would have waited for anyway."""
+def _hidden(timeline: Timeline, blamed: BlamedStalls, slices: I64) -> F64:
+    """For each time slice, the share in which the device would have waited anyway."""
     stalls, calls = blamed.stalls, timeline.calls
     events = stalls.events
-    share = np.zeros(len(turns))
+    share = np.zeros(len(slices))
     launched = _launched(timeline, blamed)
     known = np.flatnonzero(launched >= 0)
     if not len(known):
         return share
-    lane = np.bincount(blamed.lane[turns][blamed.lane[turns] >= 0], minlength=1).argmax()
-    waits = calls.end_ns[(calls.lane == lane) & (calls.kind == CallKind.SYNC)]
+    track = np.bincount(blamed.track[slices][blamed.track[slices] >= 0], minlength=1).argmax()
+    waits = calls.end_ns[(calls.track == track) & (calls.kind == CallKind.SYNC)]
     if not len(waits):
         return share
     edges = np.unique(waits)
-    taken = Coverage(Intervals(stalls.start[turns], stalls.end[turns]))
+    taken = Coverage(Intervals(stalls.start[slices], stalls.end[slices]))
     reach = np.maximum.accumulate(events.end_ns)
     before = np.concatenate([[0], reach[:-1]])
     start, end = np.maximum(events.start_ns, before), np.maximum(events.end_ns, before)
@@ -83,14 +81,14 @@ def _hidden(timeline: Timeline, blamed: Blame, turns: I64) -> F64:
     segment = np.searchsorted(edges, launched[known], "right") - 1
     first = np.flatnonzero(np.diff(segment, prepend=-1))
     last = np.append(first[1:], len(known))
-    of_turn = np.searchsorted(edges, stalls.start[turns], "right") - 1
+    slice_segment = np.searchsorted(edges, stalls.start[slices], "right") - 1
     for low, high in zip(first.tolist(), last.tolist(), strict=True):
         rows = known[low:high]
         if segment[low] < 0:
             continue
-        # Turns come in the order of time.
-        mine = slice(*np.searchsorted(of_turn, [segment[low], segment[low] + 1]).tolist())
-        whole = int((stalls.end[turns[mine]] - stalls.start[turns[mine]]).sum())
+        # Time slices are sorted by start.
+        mine = slice(*np.searchsorted(slice_segment, [segment[low], segment[low] + 1]).tolist())
+        whole = int((stalls.end[slices[mine]] - stalls.start[slices[mine]]).sum())
         if not whole:
             continue
         done = np.cumsum(busy[rows])
@@ -100,8 +98,8 @@ def _hidden(timeline: Timeline, blamed: Blame, turns: I64) -> F64:
     return share
 
 
-def _launched(timeline: Timeline, blamed: Blame) -> I64:
-    """When the launch of each operation ended, -1 unknown."""
+def _launched(timeline: Timeline, blamed: BlamedStalls) -> I64:
+    """When the launch call of each operation ended, -1 unknown."""
     calls, events = timeline.calls, blamed.stalls.events
     rows = np.flatnonzero(calls.correlation)
     order = rows[np.argsort(calls.correlation[rows], kind="stable")]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device was in at each moment of its traced windows.
+"""The stalls of a device: the parts of its traced windows without a running kernel.
 
-Exactly one of: a kernel ran; only a collective did; only a copy or a set did; nothing did. The
-last three are what a program waits for its device's work.
+At each moment a device is in exactly one state: a kernel runs; only a collective runs; only a copy
+or memory set runs; nothing runs. The last three are stalls.
 """
 
 from __future__ import annotations
@@ -17,55 +17,64 @@ from sonde.analyze.intervals import Intervals
 from sonde.model.timeline import I64, U8, DeviceKind, Events, Timeline
 
 
-class State(IntEnum):
-    """Of a device."""
+class DeviceState(IntEnum):
+    """The state of a device in a stall."""
 
     IDLE = 0
+    """Nothing ran."""
     COPYING = 1
+    """Copies or memory sets ran, no kernel."""
     COLLECTIVE = 2
-    TAKEN = 3
-    """A kernel was on the device and did not advance: another process had its turn."""
+    """Collectives ran, no other kernel."""
+    PREEMPTED = 3
+    """A kernel was on the device and made no progress: another process had its time slice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """The intervals of a device without a kernel, sorted; the rest of `window` is kernels."""
+    """The stalls of one device, sorted; in the rest of `window`, kernels ran."""
 
     device: int
     window: Intervals
+    """The traced time."""
     start: I64
     end: I64
     state: U8
+    """`DeviceState` of each stall."""
     events: Events
-    """The device's own, sorted by start."""
+    """What the device ran, sorted by start."""
     computing: Intervals
+    """When kernels ran."""
 
     def __len__(self) -> int:
         return len(self.start)
 
     @property
     def duration_ns(self) -> I64:
-        """Length of each."""
+        """The length of each stall."""
         return self.end - self.start
 
     @property
     def window_ns(self) -> int:
-        """Length of what was traced."""
+        """The length of the traced time."""
         return self.window.total
 
 
 def devices_of(timeline: Timeline) -> list[int]:
-    """The devices that ran something."""
-    lanes = np.flatnonzero(np.bincount(timeline.device.lane, minlength=1))
-    devices: list[int] = np.unique(timeline.device_of_lane[lanes]).tolist()
+    """Numbers of the devices that ran anything, ascending."""
+    tracks = np.flatnonzero(np.bincount(timeline.device.track, minlength=1))
+    devices: list[int] = np.unique(timeline.device_of_track[tracks]).tolist()
     return devices
 
 
 STRETCHED = 4
-"""A kernel that takes this many times its usual time, and a turn of a rival longer, was held up."""
-TURN_NS = 1_000_000
+"""A kernel that takes more than this many times its usual time, and `TIME_SLICE_NS` more, was
+preempted."""
+TIME_SLICE_NS = 1_000_000
 _USUAL_OF = 20
+"""Fewer runs of a kernel do not show its usual time."""
 _RARE = 0.2
+"""If more runs than this are long, length varies for another reason."""
 
 
 def stalls_of(
@@ -76,14 +85,14 @@ def stalls_of(
     *,
     shared: bool = False,
 ) -> Stalls:
-    """The stalls of one device, between two instants if given.
+    """The stalls of one device, between two times if given.
 
-    `shared`: other processes are known to take turns on it, so that a kernel that takes far longer
-    than it usually does was interrupted; what it took beyond is a stall.
+    `shared`: other processes are known to use the device in time slices. Then a kernel that takes
+    far longer than usual was preempted, and the time beyond the usual one is a stall.
     """
     events = timeline.device
     if len(devices_of(timeline)) > 1:
-        events = events.take(timeline.device_of_lane[events.lane] == device)
+        events = events.take(timeline.device_of_track[events.track] == device)
     window = _window(timeline, events)
     if start_ns is not None and end_ns is not None:
         chosen = Intervals(np.array([start_ns], np.int64), np.array([end_ns], np.int64))
@@ -96,18 +105,18 @@ def stalls_of(
         return sets.intersect(sets.union(events.start_ns[rows], events.end_ns[rows]), window)
 
     computing = of(DeviceKind.KERNEL)
-    taken = sets.intersect(_stretches(events), computing) if shared else sets.none()
-    computing = sets.subtract(computing, taken)
-    rest = sets.subtract(sets.subtract(window, computing), taken)
+    preempted = sets.intersect(_stretches(events), computing) if shared else sets.none()
+    computing = sets.subtract(computing, preempted)
+    rest = sets.subtract(sets.subtract(window, computing), preempted)
     collective = sets.intersect(of(DeviceKind.COLLECTIVE), rest)
     rest = sets.subtract(rest, collective)
     copying = sets.intersect(of(DeviceKind.COPY, DeviceKind.SET), rest)
     idle = sets.subtract(rest, copying)
     parts = (
-        (idle, State.IDLE),
-        (copying, State.COPYING),
-        (collective, State.COLLECTIVE),
-        (taken, State.TAKEN),
+        (idle, DeviceState.IDLE),
+        (copying, DeviceState.COPYING),
+        (collective, DeviceState.COLLECTIVE),
+        (preempted, DeviceState.PREEMPTED),
     )
     start = np.concatenate([part.start for part, _ in parts])
     end = np.concatenate([part.end for part, _ in parts])
@@ -117,7 +126,7 @@ def stalls_of(
 
 
 def _stretches(events: Events) -> Intervals:
-    """Where kernels took longer than kernels of their name and size do."""
+    """The time of kernels beyond the median of their name and grid, where it is far beyond."""
     rows = np.flatnonzero(events.kind == DeviceKind.KERNEL)
     if not len(rows):
         return sets.none()
@@ -130,7 +139,7 @@ def _stretches(events: Events) -> Intervals:
     often_of = np.empty(len(rows), np.int64)
     usual_of[order] = np.repeat(usual, often)
     often_of[order] = np.repeat(often, often)
-    long = (duration > STRETCHED * usual_of) & (duration > usual_of + TURN_NS)
+    long = (duration > STRETCHED * usual_of) & (duration > usual_of + TIME_SLICE_NS)
     long &= often_of >= _USUAL_OF
     if long.mean() > _RARE:
         return sets.none()

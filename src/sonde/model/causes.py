@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vocabulary of verdicts: causes of stalls, what limits the work, and how they are titled.
+
+The values are what `sonde explain --json` prints. Each enumeration has one name for each thing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Bound(StrEnum):
+    """What limits the work of a device, or of the thread that launches it."""
+
+    COMPUTE = "compute"
+    """The arithmetic throughput of the device."""
+    MEMORY = "memory"
+    """The bandwidth of device memory."""
+    KERNELS = "kernels"
+    """Kernels whose names do not say whether arithmetic or memory limits them."""
+    THROTTLED = "throttled"
+    """Device clocks below their maximum, for power or temperature."""
+    SMALL_KERNELS = "small kernels"
+    """Kernels that run one after another and leave most multiprocessors idle."""
+    LAUNCH = "launch"
+    """CPU time from one kernel launch to the next."""
+    COPY = "copy"
+    """Copies that no kernel overlaps."""
+    COMMUNICATION = "communication"
+    """Collectives that no kernel overlaps."""
+    INPUT = "input"
+    """The input pipeline: loading and preparing batches."""
+    SYNCHRONIZATION = "synchronization"
+    """The host waits for the device and launches the next work too late."""
+    CPU_CONTENTION = "cpu contention"
+    """The launching thread is runnable but has no CPU: other threads, or a spent quota."""
+    LOCK = "lock"
+    """A lock, Python's interpreter lock included."""
+    IO = "io"
+    """Files, pipes and sockets that the launching thread waits for."""
+    PAGE_FAULT = "page fault"
+    """Page faults of the launching thread."""
+    STOPPED = "stopped"
+    """The process is stopped: SIGSTOP, a debugger, a frozen control group."""
+    ALLOCATION = "allocation"
+    """Allocating and freeing device memory through the driver."""
+    GPU_CONTENTION = "gpu contention"
+    """Another process uses the device."""
+    HOST = "host"
+    """Python or C++ code of the program between launches."""
+    DEVICE = "device"
+    """The device's own work, of which no run was timed."""
+    UNKNOWN = "unknown"
+    """Not known."""
+
+    @property
+    def label(self) -> str:
+        """Two words for lists: 'launch-bound', 'CPU contention'."""
+        return _BOUND_TEXTS[self][0]
+
+    @property
+    def description(self) -> str:
+        """The label and what it means: 'launch-bound: CPU time in the launch path'."""
+        return ": ".join(filter(None, _BOUND_TEXTS[self]))
+
+
+_BOUND_TEXTS = {
+    Bound.COMPUTE: ("compute-bound", "arithmetic throughput"),
+    Bound.MEMORY: ("memory-bound", "device memory bandwidth"),
+    Bound.KERNELS: ("kernel-bound", "compute or memory, kernel names do not say which"),
+    Bound.THROTTLED: ("throttled", "device clocks held down by power or temperature"),
+    Bound.SMALL_KERNELS: ("device underfilled", "small kernels run one after another"),
+    Bound.LAUNCH: ("launch-bound", "CPU time in the launch path"),
+    Bound.COPY: ("copy-bound", "copies that no kernel overlaps"),
+    Bound.COMMUNICATION: ("communication-bound", "collectives that no kernel overlaps"),
+    Bound.INPUT: ("input-bound", "input pipeline"),
+    Bound.SYNCHRONIZATION: ("synchronization-bound", "the host waits for the device"),
+    Bound.CPU_CONTENTION: ("CPU contention", "the launching thread waits for a CPU"),
+    Bound.LOCK: ("lock contention", "the launching thread waits for a lock"),
+    Bound.IO: ("I/O-bound", "the launching thread waits for I/O"),
+    Bound.PAGE_FAULT: ("page faults", "the launching thread waits for memory"),
+    Bound.STOPPED: ("process stopped", "by a signal, a debugger or a freezer"),
+    Bound.ALLOCATION: ("allocation-bound", "device memory allocation"),
+    Bound.GPU_CONTENTION: ("GPU contention", "another process"),
+    Bound.HOST: ("host-bound", "Python/C++ code between launches"),
+    Bound.DEVICE: ("device-bound", "the device's own work"),
+    Bound.UNKNOWN: ("cause unknown", ""),
+}
+
+
+class Cause(StrEnum):
+    """Why a device had no kernel running. Each stall has exactly one cause."""
+
+    STOPPED = "stopped"
+    """The launching thread was stopped."""
+    RUN_QUEUE = "run queue"
+    """The launching thread was runnable and waited for a CPU."""
+    INPUT = "input"
+    """The launching thread was in the data loader."""
+    ALLOCATION = "allocation"
+    """The launching thread allocated or freed memory through the driver."""
+    BUILD = "build"
+    """The launching thread loaded or compiled kernels."""
+    PAGE_FAULT = "page fault"
+    """The launching thread served page faults, or was blocked on memory."""
+    GIL = "gil"
+    """The launching thread waited for Python's interpreter lock."""
+    LOCK = "lock"
+    """The launching thread waited for another lock."""
+    IO = "io"
+    """The launching thread was blocked on a file, a pipe or a socket."""
+    SLEEP = "sleep"
+    """The launching thread slept."""
+    SYNCHRONIZATION = "synchronization"
+    """The host waited for the device; the next work was launched only after that."""
+    COPY = "copy"
+    """Only copies or memory sets ran, or the next launch waited for a copy."""
+    COLLECTIVE = "collective"
+    """Only collectives ran: the device waited for other devices."""
+    LAUNCH = "launch"
+    """The launch path: the launch call itself, and up to 0.2 ms of code before it."""
+    KERNEL_GAP = "kernel gap"
+    """The device's own latency between two kernels that had both been launched."""
+    HOST = "host"
+    """The launching thread ran other code for more than 0.2 ms."""
+    GPU_CONTENTION = "gpu contention"
+    """The work had been launched, and another process had the device."""
+    UNKNOWN = "unknown"
+    """Not known, mostly for want of the launching thread."""
+
+    @property
+    def description(self) -> str:
+        """What people read."""
+        return _CAUSES[self][0]
+
+    @property
+    def bound(self) -> Bound:
+        """The bound that stalls of this cause add up to."""
+        return _CAUSES[self][1]
+
+
+_CAUSES = {
+    Cause.STOPPED: ("process stopped", Bound.STOPPED),
+    Cause.RUN_QUEUE: ("run queue: the launching thread waited for a CPU", Bound.CPU_CONTENTION),
+    Cause.INPUT: ("input pipeline", Bound.INPUT),
+    Cause.ALLOCATION: ("device memory allocation", Bound.ALLOCATION),
+    Cause.BUILD: ("kernel loading or compilation", Bound.HOST),
+    Cause.PAGE_FAULT: ("page faults", Bound.PAGE_FAULT),
+    Cause.GIL: ("GIL contention: Python's interpreter lock", Bound.LOCK),
+    Cause.LOCK: ("lock contention", Bound.LOCK),
+    Cause.IO: ("blocking I/O", Bound.IO),
+    Cause.SLEEP: ("sleep in the launching thread", Bound.HOST),
+    Cause.SYNCHRONIZATION: (
+        "synchronization stall: the host waited for the device",
+        Bound.SYNCHRONIZATION,
+    ),
+    Cause.COPY: ("copies that no kernel overlaps", Bound.COPY),
+    Cause.COLLECTIVE: ("collectives that no kernel overlaps", Bound.COMMUNICATION),
+    Cause.LAUNCH: ("launch overhead: CPU time in the launch path", Bound.LAUNCH),
+    Cause.KERNEL_GAP: ("gaps between kernels, under 20 µs each", Bound.LAUNCH),
+    Cause.HOST: ("host-bound: Python/C++ code between launches", Bound.HOST),
+    Cause.GPU_CONTENTION: ("GPU contention: another process", Bound.GPU_CONTENTION),
+    Cause.UNKNOWN: ("unknown", Bound.UNKNOWN),
+}
+
+
+class CauseDetail(StrEnum):
+    """Which form of a cause or of a bound it is."""
+
+    NONE = ""
+    """There is one form only, or it is not known."""
+    SMALL = "small"
+    """Copies: so small that each is mostly the cost of its call."""
+    PAGEABLE = "pageable"
+    """Copies: from host memory that is not pinned."""
+    BANDWIDTH = "bandwidth"
+    """Copies: large ones from pinned memory, limited by the link."""
+    QUOTA = "quota"
+    """Run queue: the CPU quota of the control group was spent."""
+    PREEMPTED = "preempted"
+    """Run queue: other threads had the CPU."""
+    TEMPERATURE = "temperature"
+    """Throttled: the device was too hot."""
+    POWER = "power"
+    """Throttled: the device reached its power limit."""
+
+
+class PathKind(StrEnum):
+    """What a part of the critical path is."""
+
+    KERNEL = "kernel"
+    COPY = "copy"
+    HOST = "host"
+    """Code of a thread, or a launch."""
+    WAIT = "wait"
+
+
+class PhaseName(StrEnum):
+    """Which part of the record a phase is, by its place among the steps."""
+
+    STEPS = "steps"
+    BEFORE = "before the steps"
+    BETWEEN = "between steps"
+    AFTER = "after the steps"
