@@ -10,7 +10,7 @@ from sonde.fleet.aggregator import Aggregator
 from sonde.fleet.service import Service
 
 
-class Bundle:
+class Credentials:
     """What of a party's secrets a service asks for."""
 
     token = operator_token = "secret"
@@ -18,7 +18,7 @@ class Bundle:
 
 async def listening(party: Aggregator) -> tuple[web.AppRunner, int]:
     """(runner, port)"""
-    runner = service.runner_of(Service(party, Bundle()))
+    runner = service.runner_of(Service(party, Credentials()))
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     return runner, runner.addresses[0][1]

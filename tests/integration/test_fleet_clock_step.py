@@ -58,7 +58,7 @@ def verified(directory, task):
     """Of the leader, by its operator's token; waits for the proofs."""
     from sonde.http_client import request
 
-    bundle = provision.Bundle.load(directory / "leader")
+    bundle = provision.Credentials.load(directory / "leader")
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:
         answer = request(

@@ -14,15 +14,15 @@ import pytest
 
 from leader import listening
 from sonde.fleet import service
-from sonde.fleet.aggregator import HelperAway
-from sonde.fleet.asking import most_of_answer
-from sonde.fleet.rehearsal import Rehearsal, small_task
+from sonde.fleet.aggregator import HelperUnavailable
+from sonde.fleet.aggregator_request import max_answer_bytes
+from sonde.fleet.evaluation.local_deployment import LocalDeployment, small_task
 from sonde.fleet.service import HelperClient
 from sonde.fleet.wire import (
     JOB_REPORTS,
     Item,
-    OtherCount,
     Reply,
+    WrongCount,
     decode_job,
     decode_replies,
     encode_job,
@@ -34,7 +34,7 @@ ITEM = Item(bytes(16), 0, bytes(32), bytes(32), b"", b"", bytes(64), b"")
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Rehearsal(tmp_path, small_task(), ["a"] * 8)
+    made = LocalDeployment(tmp_path, small_task(), ["a"] * 8)
     yield made
     made.close()
 
@@ -43,7 +43,7 @@ def taken(decode):
     """(seconds of this thread, bytes) that a decoder takes until it refuses."""
     tracemalloc.start()
     start_s = time.thread_time()
-    with pytest.raises(OtherCount):
+    with pytest.raises(WrongCount):
         decode()
     spent_s = time.thread_time() - start_s
     _, peak_bytes = tracemalloc.get_traced_memory()
@@ -57,7 +57,7 @@ def test_an_answer_of_millions_of_refusals_is_refused_before_it_is_taken_apart()
     spent_s, peak_bytes = taken(lambda: decode_replies(answer, JOB_REPORTS))
     assert spent_s < 0.1
     assert peak_bytes < 100_000
-    with pytest.raises(OtherCount):
+    with pytest.raises(WrongCount):
         decode_replies(encode_replies([Reply(b"")]), 2)
 
 
@@ -78,7 +78,7 @@ def test_a_helper_that_answers_other_than_it_was_asked_costs_a_job_and_nothing_m
 
         return lying
 
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, wrap)
     assert fleet.send(*(fleet.report(n, [n]) for n in range(4))) == [""] * 4
     assert fleet.leader.store.refusals() == {"mismatch": 4}
     assert fleet.leader.store.waiting == 0
@@ -108,7 +108,7 @@ def test_a_helpers_answer_is_taken_only_as_far_as_its_job_is_long(fleet, is_told
     thread.start()
     url = f"https://127.0.0.1:{server.getsockname()[1]}"
     client = HelperClient(replace(fleet.task, helper_url=url), "token", None)
-    with pytest.raises(HelperAway, match="too long"):
+    with pytest.raises(HelperUnavailable, match="too long"):
         client.post("jobs", b"job")
     thread.join()
     server.close()
@@ -131,20 +131,20 @@ def test_an_honest_job_and_its_answer_are_within_their_bounds(tmp_path, kind, bu
         return seen
 
     task = small_task(buckets=buckets, kind=kind, max_samples=samples, budget=1e6)
-    fleet = Rehearsal(tmp_path, task, ["a"] * 2, wrap)
+    fleet = LocalDeployment(tmp_path, task, ["a"] * 2, wrap)
     assert fleet.send(*(fleet.report(n, [0]) for n in range(2))) == ["", ""]
     fleet.close_batch()
     fleet.collect()
     assert [path for path, _, _ in sizes] == ["jobs", "releases"]
     for path, body, answer in sizes:
-        assert answer <= most_of_answer(fleet.task, body)
+        assert answer <= max_answer_bytes(fleet.task, body)
         if path == "jobs":
             assert answer < len(body) <= fleet.task.max_job_bytes
     fleet.close()
 
 
 def test_a_leader_has_no_more_jobs_read_at_a_time_than_it_drives(fleet, monkeypatch):
-    monkeypatch.setattr(service, "_JOBS", 2)
+    monkeypatch.setattr(service, "_JOB_SLOTS", 2)
     job = encode_job(os.urandom(16), [replace(ITEM, id=os.urandom(16))])
     head = (
         f"POST /tasks/{fleet.task.id.hex()}/jobs HTTP/1.1\r\nHost: x\r\n"
@@ -202,9 +202,9 @@ def test_a_helper_that_hangs_stops_no_upload(fleet):
 
     def hang(*_):
         hanging.wait(20)
-        raise HelperAway("hangs")
+        raise HelperUnavailable("hangs")
 
-    fleet.leader.step = fleet.leader.release = hang
+    fleet.leader.process_job = fleet.leader.release = hang
     body = fleet.report(0, [1]).encode()
     prefix = f"POST /tasks/{fleet.task.id.hex()}/"
     release = f"{prefix}releases HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"

@@ -19,14 +19,15 @@ from sonde._native import signed_by, unfit_keys
 from sonde.cli import fleet_collect
 from sonde.cli.main import main
 from sonde.errors import SinkError, UsageError
-from sonde.fleet import attacks, collector, forecast, service
-from sonde.fleet.aggregator import HelperAway
-from sonde.fleet.population import Population
-from sonde.fleet.rehearsal import START_S, Rehearsal, small_task
+from sonde.fleet import collector, service
+from sonde.fleet.aggregator import HelperUnavailable
+from sonde.fleet.evaluation import attacks, forecast
+from sonde.fleet.evaluation.attack_results import AttackResult
+from sonde.fleet.evaluation.local_deployment import START_S, LocalDeployment, small_task
+from sonde.fleet.evaluation.population import Population
 from sonde.fleet.roster import Identity, Roster
 from sonde.fleet.service import HelperClient
-from sonde.fleet.verdicts import Attack
-from sonde.fleet.wire import Malformed, lp, split_lp
+from sonde.fleet.wire import Malformed, length_prefixed, split_length_prefixed
 
 # The eight points of small order (Chalkias, Garillot, Nikolaenko 2020, table 1), least first.
 SMALL_ORDER = [
@@ -123,21 +124,21 @@ def test_a_task_that_makes_no_sense_is_refused_when_it_is_read(tmp_path, changes
 
 
 def test_a_request_of_a_million_nothings_is_refused_before_it_is_taken_apart():
-    assert len(split_lp(lp(b"") * 3, 3)) == 3
+    assert len(split_length_prefixed(length_prefixed(b"") * 3, 3)) == 3
     with pytest.raises(Malformed, match="too many"):
-        split_lp(lp(b"") * 1_000_000, 1024)
+        split_length_prefixed(length_prefixed(b"") * 1_000_000, 1024)
 
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Rehearsal(tmp_path, small_task(), ["a"] * 4)
+    made = LocalDeployment(tmp_path, small_task(), ["a"] * 4)
     yield made
     made.close()
 
 
 def test_uploads_that_send_nothing_keep_no_relay_out(fleet):
     path = f"POST /tasks/{fleet.task.id.hex()}/reports/batch HTTP/1.1\r\nHost: x\r\n"
-    body = lp(fleet.report(0, [1]).encode())
+    body = length_prefixed(fleet.report(0, [1]).encode())
 
     async def send():
         runner, port = await listening(fleet.leader)
@@ -157,7 +158,7 @@ def test_uploads_that_send_nothing_keep_no_relay_out(fleet):
 
 
 def test_a_batch_that_comes_too_slowly_loses_its_place(fleet, monkeypatch):
-    monkeypatch.setattr(service, "_PACE_S", 0.2)
+    monkeypatch.setattr(service, "_PROGRESS_INTERVAL_S", 0.2)
 
     async def send():
         runner, port = await listening(fleet.leader)
@@ -239,7 +240,7 @@ def test_a_helper_that_hung_up_meanwhile_is_asked_again(fleet, monkeypatch):
     url = f"https://127.0.0.1:{server.getsockname()[1]}"
     client = HelperClient(replace(fleet.task, helper_url=url), "token", None)
     assert [client.post("jobs", b"body") for _ in range(3)] == [b"one", b"two", b"three"]
-    with pytest.raises(HelperAway):  # who does not answer on a new connection is away
+    with pytest.raises(HelperUnavailable):  # who does not answer on a new connection is away
         client.post("jobs", b"body")
     thread.join()
     server.close()
@@ -249,11 +250,11 @@ def test_shares_that_do_not_belong_together_are_no_result(fleet):
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     fleet.close_batch()
     shares = fleet.collected_shares(START_S)
-    assert collector.join(fleet.task, START_S, shares).rows
+    assert collector.combine_shares(fleet.task, START_S, shares).rows
     with pytest.raises(SinkError, match="do not belong together"):
-        collector.join(fleet.task, START_S, [shares[0], fleet.task.aggregation().zero()])
+        collector.combine_shares(fleet.task, START_S, [shares[0], fleet.task.aggregation().zero()])
     with pytest.raises(SinkError, match="fit no sum"):
-        collector.join(fleet.task, START_S, [shares[0], shares[1][:-1]])
+        collector.combine_shares(fleet.task, START_S, [shares[0], shares[1][:-1]])
 
 
 def test_who_follows_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monkeypatch, capsys):
@@ -261,7 +262,7 @@ def test_who_follows_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monke
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     fleet.close_batch()
     released = fleet.collect()
-    answers = [collector.Denied("still open", "reports are being checked"), released]
+    answers = [collector.ReleaseDenied("still open", "reports are being checked"), released]
     asked = []
 
     def collect(state, start_s):
@@ -282,7 +283,7 @@ def test_who_follows_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monke
 
 
 def test_an_attack_that_succeeds_fails_the_command(monkeypatch, capsys):
-    broken = Attack("a leak", "all", "nothing", False, "")
+    broken = AttackResult("a leak", "all", "nothing", False, "")
     monkeypatch.setattr(attacks, "run_all", lambda seed: [broken])
     args = ["fleet", "simulate", "--nodes", "50", "--buckets", "16", "--tenants", "5", "--attacks"]
     assert main(args) == 1
