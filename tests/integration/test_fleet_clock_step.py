@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs Debian's faketime
 
 @pytest.fixture
 def fleet(tmp_path, monkeypatch):
-    """(directory, task, parties, set the clock by so many seconds)."""
+    """(directory, task, parties, set the clock by seconds)."""
     offset = tmp_path / "offset"
 
     def step(seconds):

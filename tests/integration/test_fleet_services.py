@@ -31,7 +31,7 @@ BUCKETS = 256
 
 @contextmanager
 def running(directory, nodes):
-    """(directory, task, parties) of a fleet of so many nodes."""
+    """(directory, task, parties) of a fleet with `nodes` nodes."""
     leader, helper = free_ports(2)
     task = Task(
         name="trial",
@@ -161,7 +161,7 @@ def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_f
     assert found["verified"] == {str(start_s): CLIENTS}
     assert status(directory, task, "helper")["verified"] == {str(start_s): CLIENTS}
     refused = found["refused"]
-    again = refused.pop("replayed")  # clients that had not heard the killed leader's answer
+    again = refused.pop("replayed")  # clients without the killed leader's answer
     assert again >= 1
     assert refused == {"malformed": 2, "oversized": 1, "forged": 2, "unknown node": 1, "late": 1}
     assert raw_sums(directory, task, start_s) == expected
@@ -252,7 +252,7 @@ def test_only_tls_1_3_and_only_the_right_party(fleet, tmp_path):
         plain.getresponse()
 
 
-def test_a_body_is_bounded_by_what_comes_and_not_by_what_is_said_of_it(fleet):
+def test_a_body_is_bounded_by_its_bytes_and_not_by_its_header(fleet):
     directory, task, _ = fleet
     tls = provision.client_tls(directory / "nodes" / "0000")
     parts = urlsplit(task.leader_url)
@@ -276,8 +276,8 @@ def test_one_node_from_kernels_to_report(fleet, tmp_path):
     assert dry.returncode == 0
     assert "nothing was sent" in dry.stdout
     sent = run("report", "--node", home, "--kernels", kernels)
-    assert (sent.returncode, sent.stdout) == (0, "1 samples sent in shares\n"), sent.stderr
-    assert "secret" not in dry.stdout + sent.stdout
+    assert (sent.returncode, sent.stdout) == (0, "1 samples sent as secret shares\n"), sent.stderr
+    assert "secret_gemm" not in dry.stdout + sent.stdout
 
 
 @pytest.mark.parametrize(

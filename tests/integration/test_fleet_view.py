@@ -91,7 +91,9 @@ def test_recordings_become_a_page_that_shows_counts_errors_and_epsilon(
         for number in range(NODES):
             home = directory / "nodes" / f"{number:04}"
             sent = run("report", "--node", home, path)
-            assert (sent.returncode, sent.stdout) == (0, "1 samples sent in shares\n"), sent.stderr
+            assert (sent.returncode, sent.stdout) == (0, "1 samples sent as secret shares\n"), (
+                sent.stderr
+            )
             assert "kernels that ran on devices" in sent.stderr
         state = directory / "collector"
         due = json.loads(run("collect", "--state", state, "--schedule", "--json").stdout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one party of a fleet can make another hold, by an answer or a job that nobody asked for."""
+"""Bounds on what one party can make another hold, by oversized answers or jobs."""
 
 import asyncio
 import os
@@ -51,7 +51,7 @@ def taken(decode):
     return spent_s, peak_bytes
 
 
-def test_an_answer_of_millions_of_refusals_is_refused_before_it_is_taken_apart():
+def test_an_answer_of_millions_of_refusals_is_refused_before_it_is_decoded():
     count = (8 << 20) // 5
     answer = struct.pack(">I", count) + bytes(5) * count
     spent_s, peak_bytes = taken(lambda: decode_replies(answer, JOB_REPORTS))
@@ -61,7 +61,7 @@ def test_an_answer_of_millions_of_refusals_is_refused_before_it_is_taken_apart()
         decode_replies(encode_replies([Reply(b"")]), 2)
 
 
-def test_a_job_of_more_reports_than_a_job_holds_is_refused_before_it_is_taken_apart():
+def test_a_job_of_too_many_reports_is_refused_before_it_is_decoded():
     most = encode_job(bytes(16), [ITEM] * JOB_REPORTS)
     assert len(decode_job(most)[1]) == JOB_REPORTS
     job = encode_job(bytes(16), [ITEM] * 50_000)
@@ -70,7 +70,7 @@ def test_a_job_of_more_reports_than_a_job_holds_is_refused_before_it_is_taken_ap
     assert peak_bytes < 100_000
 
 
-def test_a_helper_that_answers_other_than_it_was_asked_costs_a_job_and_nothing_more(tmp_path):
+def test_a_helper_with_a_wrong_number_of_replies_costs_one_job_only(tmp_path):
     def wrap(post):
         def lying(path, body):
             answer = post(path, body)
@@ -85,8 +85,8 @@ def test_a_helper_that_answers_other_than_it_was_asked_costs_a_job_and_nothing_m
     fleet.close()
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["by its header", "by its bytes"])
-def test_a_helpers_answer_is_taken_only_as_far_as_its_job_is_long(fleet, is_told):
+@pytest.mark.parametrize("has_length_header", [True, False], ids=["by its header", "by its bytes"])
+def test_a_helpers_answer_is_read_only_up_to_the_length_of_its_job(fleet, has_length_header):
     server = socket.create_server(("127.0.0.1", 0))
     sent = []
 
@@ -95,7 +95,7 @@ def test_a_helpers_answer_is_taken_only_as_far_as_its_job_is_long(fleet, is_told
         with connection:
             connection.settimeout(10)
             connection.recv(65536)
-            length = f"Content-Length: {64 << 20}\r\n" if is_told else ""
+            length = f"Content-Length: {64 << 20}\r\n" if has_length_header else ""
             sent.append(0)
             try:
                 connection.sendall(f"HTTP/1.1 200 OK\r\n{length}\r\n".encode())
@@ -181,7 +181,7 @@ ODD = [
 ]
 
 
-def test_requests_that_are_none_are_counted_and_fill_no_log(fleet, caplog):
+def test_invalid_http_is_counted_and_not_logged(fleet, caplog):
     async def ask():
         runner, port = await listening(fleet.leader)
         for odd in ODD * 3:

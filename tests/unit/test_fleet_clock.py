@@ -302,8 +302,8 @@ def test_every_party_waits_after_a_reboot_until_its_operator_accepts(
     set_machine.reboots(MONTH_S)
     capsys.readouterr()
     assert main(["fleet", *ask]) == 3
-    said = capsys.readouterr().err
-    assert f"sonde fleet clock --state {home} --accept" in said
+    output = capsys.readouterr().err
+    assert f"sonde fleet clock --state {home} --accept" in output
     assert main(["fleet", "clock", "--state", str(home)]) == 3
     assert main(["fleet", "clock", "--state", str(home), "--accept"]) == 0
     assert json.loads((home / FILE).read_text())["wall_s"] == set_machine.wall_s

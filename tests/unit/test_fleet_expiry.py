@@ -51,7 +51,7 @@ def test_a_batch_that_nobody_collects_goes_with_all_that_it_held_and_is_counted(
             assert not any(share[:64] in path.read_bytes() for share in shares), path
 
 
-def test_who_asks_too_late_is_told_so_and_nothing_is_spent(fleet):
+def test_a_late_collection_is_refused_as_expired_and_costs_nothing(fleet):
     fleet.send(*(fleet.report(n, [1]) for n in range(3)))
     fleet.now_s = float(fleet.task.expires_s(START_S))  # before anyone has looked
     with pytest.raises(Refused, match="kept for 7 days") as refused:

@@ -183,9 +183,9 @@ def test_root_keeps_no_state_where_others_could_exchange_it(fleet, tmp_path, cap
             Store(home / "state.sqlite", small_task())
     (home / "task.json").write_text(small_task().to_json())
     assert main(["fleet", "budget", "--state", str(home)]) == 2
-    said = capsys.readouterr().err
-    assert "others could change" in said
-    assert "run as its owner" in said
+    output = capsys.readouterr().err
+    assert "others could change" in output
+    assert "run as its owner" in output
     assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("", 0o644)
 
 

@@ -88,7 +88,7 @@ def test_the_mechanism_of_least_variance_is_chosen():
     assert chosen == {"laplace", "gaussian"}
 
 
-def test_no_more_noise_than_the_promise_needs():
+def test_no_more_noise_than_the_guarantee_needs():
     for sensitivity in (1, 3, 7, 168):
         for releases in (1, 2, 7, 53):
             laplace = plan(sensitivity, 1.0, 1e-6, releases, "laplace")
@@ -134,7 +134,7 @@ def test_a_release_beyond_the_budget_is_refused():
     assert authorize_release(task, ledger, YEAR_S + 7200).gpu_epsilon == pytest.approx(1.0)
 
 
-def test_reports_without_proof_promise_nothing():
+def test_reports_without_proofs_have_no_privacy_guarantee():
     with pytest.raises(BudgetSpent, match="unbounded") as caught:
         authorize_release(small_task(kind="plain"), [], 0)
     assert "proofs" in caught.value.remedy
@@ -173,9 +173,9 @@ def test_half_the_noise_is_caught_by_every_audit_and_the_stated_one_holds():
     honest, weak = (
         privacy_audit.canary_counts("laplace", 1.0, rng, weaken=w, releases=6) for w in (1.0, 0.5)
     )
-    told = privacy_audit.audit_canaries(honest, SURE)
-    assert told.held
-    assert float(told.reached.split()[-1]) > 0.5
+    audit = privacy_audit.audit_canaries(honest, SURE)
+    assert audit.held
+    assert float(audit.reached.split()[-1]) > 0.5
     assert privacy_audit.membership_inference(honest, SURE).held
     assert not privacy_audit.audit_canaries(weak, SURE).held
     assert not privacy_audit.membership_inference(weak, SURE).held

@@ -35,7 +35,7 @@ def fleet(tmp_path):
     made.close()
 
 
-def test_a_release_is_the_sum_with_its_error_bar_and_its_promise(fleet):
+def test_a_release_is_the_sum_with_its_error_bar_and_its_guarantee(fleet):
     assert fleet.send(*(fleet.report(n, [n % 3]) for n in range(6))) == [""] * 6
     assert fleet.exact_sums()[:4] == [2, 2, 2, 0]
     fleet.close_batch()
@@ -226,7 +226,7 @@ def test_the_cap_holds_for_what_a_batch_has_taken_whatever_the_roster_says_later
     fleet.close()
 
 
-def test_only_who_has_a_nodes_key_is_told_anything_of_the_node(tmp_path):
+def test_only_the_holder_of_a_nodes_key_learns_anything_of_the_node(tmp_path):
     fleet = LocalDeployment(tmp_path, small_task(tenant_cap=1), ["big"] * 5)
     good = fleet.report(0, [1])
     names = [node.public for node in fleet.nodes] + [Identity().public]
@@ -362,7 +362,7 @@ def test_a_step_that_the_disk_refuses_leaves_nothing_behind(fleet):
 
 
 @pytest.mark.parametrize("harm", ["zeroed", "gone"])
-def test_bodies_that_the_disk_lost_are_told_and_stand_in_nobodys_way(fleet, tmp_path, harm):
+def test_bodies_that_the_disk_lost_are_counted_and_block_nothing(fleet, tmp_path, harm):
     assert fleet.leader.admit([fleet.report(n, [1]).encode() for n in range(2)]) == ["", ""]
     fleet.close()
     (segment,) = tmp_path.rglob("*.reports")

@@ -56,7 +56,7 @@ def test_leftovers_of_a_crash_go_at_the_start(tmp_path):
     assert files(tmp_path / "s") == []
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_an_unwritable_directory_is_an_error(tmp_path):
     made = owned(tmp_path / "s")
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(SinkError, match="cannot keep reports"):

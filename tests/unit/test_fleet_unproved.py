@@ -114,7 +114,7 @@ def test_a_session_opens_only_for_the_enrolled_node_that_signed_it():
     assert pair.admit(hello) == pair.admit(hello) == ["", ""]
 
 
-def test_who_is_enrolled_is_told_only_to_who_has_the_key():
+def test_enrolment_is_visible_only_to_the_holder_of_the_key():
     pair = Pair()
     for node in (pair.nodes[0], Identity()):
         hello = Session.open(pair.task, node, START_S).hello

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from leader import listening
-from sonde.fleet import service, upload_slots
+from sonde.fleet import request_body, service, upload_slots
 from sonde.fleet.evaluation.local_deployment import LocalDeployment, small_task
 from sonde.fleet.node import sign
 from sonde.fleet.upload_slots import NoFreeSlot, UploadSlots
@@ -47,14 +47,12 @@ async def steady(port, request, first, more):
 
 
 @pytest.mark.parametrize("path", ["reports", "reports/batch"])
-def test_strangers_that_send_slowly_but_steadily_keep_no_relay_and_no_node_out(
-    fleet, monkeypatch, path
-):
+def test_slow_strangers_block_no_relay_and_no_node(fleet, monkeypatch, path):
     monkeypatch.setattr(service, "_REPORT_SLOTS", 24)
     is_batch = path.endswith("batch")
     report = fleet.report(0, [1]).encode()
     body = length_prefixed(report) if is_batch else report
-    size, first = (8_000_000, service._FIRST_BYTES) if is_batch else (9000, 10)
+    size, first = (8_000_000, request_body.FIRST_BYTES) if is_batch else (9000, 10)
     slow = 5000 if is_batch else 50
 
     async def send():
@@ -116,7 +114,7 @@ async def lost(slots, size=0, is_from_node=False):
         return slot.is_revoked
 
 
-def test_nobody_loses_a_place_while_there_are_others():
+def test_no_slot_is_revoked_while_others_are_free():
     async def stay():
         slots = UploadSlots(2)
         async with reading(slots) as one, reading(slots) as other:
@@ -126,7 +124,7 @@ def test_nobody_loses_a_place_while_there_are_others():
     assert asyncio.run(stay()) == (False, False)
 
 
-def test_the_slowest_goes_and_who_is_fast_or_whole_stays():
+def test_the_slowest_is_revoked_but_not_a_fast_or_complete_one():
     async def turn():
         slots = UploadSlots(3)
         slow, fast = (asyncio.create_task(lost(slots, size)) for size in (1000, 50 << 20))
@@ -146,7 +144,7 @@ def test_the_slowest_goes_and_who_is_fast_or_whole_stays():
     assert upload_slots.MIN_HOLD_S * 0.9 <= asyncio.run(turn()) < 2
 
 
-def test_what_may_be_anybodys_waits_behind_what_is_known_and_takes_nothing_from_it():
+def test_requests_of_unknown_origin_wait_behind_those_of_nodes():
     async def turns():
         slots = UploadSlots(1)
         order = []
@@ -168,7 +166,7 @@ def test_what_may_be_anybodys_waits_behind_what_is_known_and_takes_nothing_from_
     assert asyncio.run(turns()) == ["node", "stranger"]
 
 
-def test_no_more_than_so_many_wait_and_strangers_make_room_for_nodes(monkeypatch):
+def test_the_number_of_waiting_requests_is_bounded_and_nodes_have_priority(monkeypatch):
     monkeypatch.setattr(upload_slots, "MAX_WAITING", 2)
 
     async def crowd():
@@ -193,7 +191,7 @@ def test_no_more_than_so_many_wait_and_strangers_make_room_for_nodes(monkeypatch
     assert asyncio.run(crowd())
 
 
-def test_a_place_that_is_granted_to_one_who_has_just_gone_is_not_lost():
+def test_a_slot_granted_to_a_cancelled_request_is_not_lost():
     async def gone():
         slots = UploadSlots(1)
         async with slots.acquire():

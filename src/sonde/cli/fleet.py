@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Adds `sonde fleet` and its commands."""
     parser = subparsers.add_parser(
         "fleet",
-        help="private aggregation over a fleet of GPUs",
+        help="fleet totals with differential privacy",
         description="Totals over a fleet of GPUs with differential privacy.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -38,13 +38,13 @@ from sonde.fleet.clock import PartyClock
 from sonde.fleet.connections import ConnectionLimiter
 from sonde.fleet.helper_client import HelperClient
 from sonde.fleet.provision import Credentials
+from sonde.fleet.request_body import PROGRESS_BYTES, read_body, read_first
 from sonde.fleet.roster import Roster
 from sonde.fleet.task import Task
-from sonde.fleet.upload_slots import NoFreeSlot, Slot, UploadSlots
+from sonde.fleet.upload_slots import NoFreeSlot, UploadSlots
 from sonde.fleet.wire import (
     Malformed,
     first_length_prefixed,
-    first_length_prefixed_bytes,
     length_prefixed,
     split_length_prefixed,
 )
@@ -54,11 +54,6 @@ _COMMIT_LIMIT = 256
 _BACKLOG = 2048  # unverified reports; above it, answers to uploads are delayed
 _BATCH_BYTES = 8 << 20
 _REPORT_SLOTS = 1024
-_BODY_S = 30  # for the body of an upload: a slower sender blocks a slot
-_FIRST_BYTES = 64 << 10  # of a batch, or all of it, before it gets a slot
-_PROGRESS_BYTES = 64 << 10  # of a batch in each _PROGRESS_INTERVAL_S, or it is refused
-_PROGRESS_INTERVAL_S = 2.0
-_FIRST_REPORT_BYTES = 256 << 10  # at most this much, if the first report is larger
 _BATCH_SLOTS = 24  # read at the same time: bounds the memory of uploads
 _SLOT_MEMORY_BYTES = 192 << 20  # of all batches that are being read, and of all single reports
 _MIN_SLOTS = 8  # slots, however large a report is
@@ -91,13 +86,13 @@ class Service:
         )
         self._job_slots = asyncio.Semaphore(_JOB_SLOTS)
         # Separate threads: waiting for the other party must not block uploads.
-        self._work_pool = ThreadPoolExecutor(
-            1, "sonde-admission"
-        )  # admission, or the helper's jobs
+        # Admission at the leader, jobs at the helper.
+        self._work_pool = ThreadPoolExecutor(1, "sonde-work")
         self._job_pool = ThreadPoolExecutor(_CONCURRENT_JOBS, "sonde-jobs")
         self._release_pool = ThreadPoolExecutor(1, "sonde-releases")
 
     def app(self) -> web.Application:
+        """The routes of this party, with its background tasks."""
         limit = self._job_bytes if isinstance(self._aggregator, Helper) else self._batch_bytes
 
         @web.middleware
@@ -125,7 +120,7 @@ class Service:
 
     async def _upload(self, request: web.Request) -> web.Response:
         async with self._report_slots.acquire() as slot:
-            body = await _read_body(request, self._task.max_report_bytes, slot=slot)
+            body = await read_body(request, self._task.max_report_bytes, slot=slot)
             (reason,) = await self._admit([body])
         if reason:
             raise Refused(reason)
@@ -138,11 +133,11 @@ class Service:
     async def _upload_batch(self, request: web.Request) -> web.Response:
         """Admits reports of many nodes from one relay; each is accepted or refused by itself."""
         assert isinstance(self._aggregator, Leader)
-        first = await _read_first(request)  # a client that sends nothing gets no slot
+        first = await read_first(request)  # a client that sends nothing gets no slot
         is_from_node = self._aggregator.is_from_enrolled_node(first_length_prefixed(first))
         async with self._batch_slots.acquire(is_from_node) as slot:
-            body = await _read_body(
-                request, self._batch_bytes, first=first, progress_bytes=_PROGRESS_BYTES, slot=slot
+            body = await read_body(
+                request, self._batch_bytes, first=first, progress_bytes=PROGRESS_BYTES, slot=slot
             )
             bodies = split_length_prefixed(body, _MAX_REPORTS_PER_REQUEST)
             if not bodies:
@@ -161,13 +156,13 @@ class Service:
     async def _job(self, request: web.Request) -> web.Response:
         assert isinstance(self._aggregator, Helper)
         async with self._job_slots:
-            body = await _read_body(request, self._job_bytes, _JOB_S)
+            body = await read_body(request, self._job_bytes, _JOB_S)
             return web.Response(
                 body=await _run_in(self._work_pool, self._aggregator.process_job, body)
             )
 
     async def _release(self, request: web.Request) -> web.Response:
-        body = await _read_body(request, _RELEASE_BYTES)
+        body = await read_body(request, _RELEASE_BYTES)
         aggregator = self._aggregator
         if isinstance(aggregator, Helper):
             return web.Response(body=await _run_in(self._release_pool, aggregator.release, body))
@@ -176,6 +171,7 @@ class Service:
             raise Refused("malformed")
         start_s, duration_s = int.from_bytes(body[:8], "big"), int.from_bytes(body[8:], "big")
         own, theirs = await _run_in(self._release_pool, aggregator.release, start_s, duration_s)
+        _log.info("released the batch that begins at %d", start_s)
         return web.Response(body=length_prefixed(own) + length_prefixed(theirs))
 
     async def _status(self, _: web.Request) -> web.Response:
@@ -199,6 +195,7 @@ class Service:
         try:
             return await handler(request)
         except Refused as refused:
+            _log.debug("refused %s: %s", request.path, refused.reason)
             detail = str(refused)
             text = refused.reason if detail == refused.reason else f"{refused.reason}: {detail}"
             return web.Response(status=refused.status, text=text)
@@ -332,69 +329,9 @@ async def _run_in(pool: Executor, do: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.get_running_loop().run_in_executor(pool, do, *args)
 
 
-async def _read_first(request: web.Request) -> bytes:
-    """Reads the beginning of a batch including its first report, or all of it, with a deadline."""
-    parts, wanted = bytearray(), _FIRST_BYTES
-    try:
-        async with asyncio.timeout(_BODY_S):
-            while len(parts) < wanted and (part := await request.content.readany()):
-                parts += part
-                wanted = max(
-                    _FIRST_BYTES, min(_FIRST_REPORT_BYTES, first_length_prefixed_bytes(parts))
-                )
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    return bytes(parts)
-
-
 def _slots_within_memory(count: int, each_bytes: int) -> int:
     """`count` slots, or fewer if all of them would hold too much memory."""
     return max(_MIN_SLOTS, min(count, _SLOT_MEMORY_BYTES // each_bytes))
-
-
-async def _read_body(
-    request: web.Request,
-    limit_bytes: int,
-    limit_s: float = _BODY_S,
-    *,
-    first: bytes = b"",
-    progress_bytes: int = 0,
-    slot: Slot | None = None,
-) -> bytes:
-    """Reads a body of at most `limit_bytes`, whatever its header claims, within `limit_s`.
-
-    `first`: the part that was read before. `progress_bytes`: the sender must send this much in each
-    _PROGRESS_INTERVAL_S. `slot`: the slot that it is read in; the request is refused if that is
-    revoked.
-    """
-    if (request.content_length or 0) > limit_bytes:
-        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
-    parts, size = [first], len(first)
-    now_s = asyncio.get_running_loop().time
-    ends_s, due_bytes = now_s() + limit_s, size + progress_bytes
-    try:
-        async with asyncio.timeout_at(
-            min(ends_s, now_s() + _PROGRESS_INTERVAL_S) if progress_bytes else ends_s
-        ) as (deadline):
-            if slot is not None:
-                slot.start_reading(deadline)
-            async for part in request.content.iter_any():
-                size += len(part)
-                if slot is not None:
-                    slot.received_bytes += len(part)
-                    if slot.is_revoked:
-                        raise TimeoutError
-                if progress_bytes and size >= due_bytes:
-                    due_bytes = size + progress_bytes
-                    deadline.reschedule(min(ends_s, now_s() + _PROGRESS_INTERVAL_S))
-                if size > limit_bytes:
-                    raise web.HTTPRequestEntityTooLarge(limit_bytes, size)
-                parts.append(part)
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    if slot is not None:
-        slot.complete()
-    return b"".join(parts)
 
 
 async def _hide_server_version(_: web.Request, response: web.StreamResponse) -> None:
@@ -473,11 +410,13 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
         )
         accepting = [asyncio.create_task(connections.accept(one)) for one in listeners]
         ready(url)
+        _log.info("task %s: serving as %s", aggregator.task.name, bundle.role)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         await stop.wait()
+        _log.info("stopping")
         for task in accepting:
             task.cancel()
         await asyncio.gather(*accepting, return_exceptions=True)

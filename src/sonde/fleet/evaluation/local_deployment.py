@@ -36,7 +36,7 @@ def small_task(
 ) -> Task:
     """A task of one-hour releases with Laplace noise."""
     return Task(
-        name="rehearsal",
+        name="local deployment",
         kind=kind,
         buckets=buckets,
         max_samples=max_samples,
