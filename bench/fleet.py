@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fleet at scale: reports verified a second, exactness, memory, errors by epsilon, cost of a node.
+"""Fleet at scale: verified reports per second, exactness, memory, errors by epsilon, cost of a
+node.
 
 python bench/fleet.py                     a fleet of 10,000
 python bench/fleet.py --nodes 100000      the full figure (minutes; two cores)
@@ -15,15 +16,18 @@ from dataclasses import replace
 import numpy as np
 
 from sonde._native import Aggregation
-from sonde.fleet import accuracy, seal, simulate
+from sonde.fleet import hpke
 from sonde.fleet.buckets import BucketSpace
+from sonde.fleet.budget import releases_a_year
+from sonde.fleet.evaluation import accuracy, simulation
+from sonde.fleet.evaluation.local_deployment import small_task
+from sonde.fleet.evaluation.population import Population
 from sonde.fleet.node import make_report
-from sonde.fleet.population import Population
-from sonde.fleet.rehearsal import small_task
 from sonde.fleet.roster import Identity
 from sonde.fleet.sampling import KernelRecord, Sampler
 from sonde.fleet.task import chunk_length
 
+WEEK_S = 7 * 86_400
 EPSILONS = [0.1, 0.5, 1.0, 2.0]
 
 
@@ -47,18 +51,18 @@ def main() -> None:
 
 
 def scale(nodes: int, buckets: int, kind: str, engine: str, workers: int) -> None:
-    """The whole protocol but wire and disk: seals, signatures, proofs, sums."""
-    scenario = simulate.Scenario(nodes, buckets, 1000, kind=kind)  # type: ignore[arg-type]
+    """The whole protocol except network and disk: encryption, signatures, proofs, sums."""
+    scenario = simulation.Scenario(nodes, buckets, 1000, kind=kind)  # type: ignore[arg-type]
     began = time.perf_counter()
-    with simulate.open_engine(engine, workers) as running:
-        outcome = simulate.run(scenario, running)
+    with simulation.open_engine(engine, workers) as running:
+        outcome = simulation.run(scenario, running)
     print(f"\n== {kind}, {engine} engine, {workers} workers, 30 % dropouts, 5 % one-sided ==")
     print(outcome.summary())
     print(f"load {os.getloadavg()[0]:.2f}; whole run {time.perf_counter() - began:.0f} s")
 
 
 def shares_only(buckets: int, workers: int, reports: int = 4000) -> None:
-    """Verification and summing alone: no seals, no signatures."""
+    """Verification and summing alone: no encryption, no signatures."""
     print(f"\n== shares to sums, both parties, {buckets} buckets, {workers} threads ==")
     for kind in ("plain", "histogram"):
         aggregation = Aggregation(kind, buckets, 1, chunk_length(buckets), b"bench")
@@ -86,7 +90,7 @@ def errors() -> None:
     header = f"{'':<38} {'noise median':>12} {'p90':>8} {'total median':>13} {'p90':>8}"
     print(header)
     lines = accuracy.by_epsilon(population, 24, EPSILONS, rng)
-    lines.append(accuracy.yearly(population, 168, 52, 8.0, rng))
+    lines.append(accuracy.yearly(population, 168, releases_a_year(WEEK_S), 8.0, rng))
     lines.append(accuracy.yearly(population, 24, 365, 8.0, rng))
     for line in lines:
         show(line)
@@ -94,25 +98,27 @@ def errors() -> None:
 
 
 def tenants_table(rng: np.random.Generator) -> None:
-    """A line a mix: sizes by Zipf's law, so many tenants, so loyal to one application each."""
+    """A line per fleet composition: tenant sizes by Zipf's law, by concentration (share of a
+    tenant's nodes on its main application).
+    """
     print("\n== per tenant, ε = 1, 64 classes, one day; median class, bias of the cap included ==")
     print(
-        f"{'nodes':>9} {'tenants':>8} {'loyal':>6} {'cap':>5} {'total':>7} {'noise':>7} "
+        f"{'nodes':>9} {'tenants':>8} {'conc.':>6} {'cap':>5} {'total':>7} {'noise':>7} "
         f"{'best cap':>9} {'total':>7}"
     )
     for nodes, fleets in ((100_000, 5), (1_000_000, 1)):
         for tenants in (1000, 2000, 5000, 20_000, 100_000):
-            for loyalty in (0.0, 0.3, 0.7):
-                mix = accuracy.by_mix(nodes, tenants, loyalty, 24, 1.0, rng, fleets)
+            for concentration in (0.0, 0.3, 0.7):
+                mix = accuracy.error_by_mix(nodes, tenants, concentration, 24, 1.0, rng, fleets)
                 print(
-                    f"{nodes:>9} {tenants:>8} {loyalty:>6.0%} {mix.cap:>5} {mix.total:>7.1%} "
+                    f"{nodes:>9} {tenants:>8} {concentration:>6.0%} {mix.cap:>5} {mix.total:>7.1%} "
                     f"{mix.noise:>7.1%} {mix.best_cap:>9} {mix.best:>7.1%}"
                     + ("" if mix.total > 0.1 else "  within 10 %"),
                     flush=True,
                 )
 
 
-def show(line: accuracy.Line) -> None:
+def show(line: accuracy.ErrorSummary) -> None:
     print(
         f"{line.name:<38} {line.noise_median:>12.2%} {line.noise_p90:>8.2%} "
         f"{line.total_median:>13.2%} {line.total_p90:>8.2%}"
@@ -120,9 +126,9 @@ def show(line: accuracy.Line) -> None:
 
 
 def node(buckets: int, rounds: int = 50) -> None:
-    """CPU of one report, all in: classes, proof, seals, signature, and a TLS handshake's half."""
+    """CPU of one report: classification, proof, encryption, signature."""
     space = BucketSpace(64, buckets // 64, 1)
-    keys = [seal.new_key()[1] for _ in range(2)]
+    keys = [hpke.generate_key_pair()[1] for _ in range(2)]
     task = replace(small_task(buckets), leader_key=keys[0], helper_key=keys[1])
     names = ["sm90_gemm", "flash_fwd", "ncclAllReduce", "vectorized_elementwise"]
     records = [KernelRecord(names[i % 4], i * 1000, 900) for i in range(1000)]
@@ -131,7 +137,7 @@ def node(buckets: int, rounds: int = 50) -> None:
         before = time.process_time()
         sampler = Sampler(space, 0, 1_000_000, 1)
         for record in records:
-            sampler.see(record)
+            sampler.observe(record)
         buckets_seen = sampler.buckets()
         seen.append(time.process_time() - before)
         before = time.process_time()

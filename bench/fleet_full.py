@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure of the fleet protocol; above all the whole fleet against two real aggregators.
+"""All figures of the fleet protocol; above all the whole fleet against two real aggregators.
 
     python -m bench.fleet_full                      all figures (ten minutes; 100,000 nodes, 5 GB)
     python -m bench.fleet_full --throughput         only the rates, each in less than two minutes
     python -m bench.fleet_full --throughput --times 3
 
-The proved rate has two steps, because in earnest the nodes' work is done by the nodes' CPUs and
-not by the servers'. The first holds for a day (a batch is a day) and is done if it was not:
+The rate with proofs is measured in two steps, because in production the nodes' CPUs make the
+reports, not the servers'. The first step is valid for a day (a batch is a day) and runs if needed:
 
-    python -m bench.fleet_full prepare [DIR] --nodes 100000   every node's own report, into files
+    python -m bench.fleet_full prepare [DIR] --nodes 100000   the report of each node, into files
     python -m bench.fleet_full measure [DIR]                  upload, verify, sum: the timed part
 
-`prepare` makes the parties, the roster and each node's report (its own key, its own shares, its
-own proof; no report is used twice), with dropouts, one-sided losses, stragglers and liars.
-`measure` starts leader and helper as processes, uploads the files over TLS 1.3 through a relay that
-holds no key (the client's cost is on the same cores and inside the timed part), waits until every
-report is verified or refused and durable at both, and compares the sums with the truth.
+`prepare` creates the parties, the roster and each node's report (a separate key, shares and proof;
+no report is used twice), with dropouts, one-sided losses, stragglers and malicious nodes. `measure`
+starts leader and helper as processes, uploads the files over TLS 1.3 through a relay without keys
+(its cost is on the same cores and in the timed part), waits until each report is verified or
+refused and durable at both, and compares the sums with the expected ones.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from pathlib import Path
 import numpy as np
 
 from bench.fleet_services import SERVE, cost_of, status
-from sonde.fleet import crowd, node, provision, simulate
-from sonde.fleet.population import Population
+from sonde.fleet import node, provision
+from sonde.fleet.evaluation import simulated_nodes, simulation
+from sonde.fleet.evaluation.population import Population
 from sonde.fleet.roster import Roster
 from sonde.fleet.store import Store
 from sonde.fleet.task import Task
-from sonde.fleet.wire import lp
+from sonde.fleet.wire import length_prefixed
 
 DAY_S = 86_400
 
@@ -53,7 +54,7 @@ def main() -> None:
     parser.add_argument("step", nargs="?", choices=("all", "prepare", "measure"), default="all")
     parser.add_argument("directory", nargs="?", type=Path, default=Path("build/fleet"))
     parser.add_argument("--throughput", action="store_true", help="only the two rates")
-    parser.add_argument("--times", type=int, default=1, help="measure the rates so often")
+    parser.add_argument("--times", type=int, default=1, help="repetitions of the rates")
     parser.add_argument("--nodes", type=int, default=100_000)
     parser.add_argument("--buckets", type=int, default=4096)
     parser.add_argument("--tenants", type=int, default=1000)
@@ -61,11 +62,11 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--together", type=int, default=32, help="reports in one request")
     args = parser.parse_args()
-    {"prepare": prepare, "measure": measure, "all": everything}[args.step](args)
+    {"prepare": prepare, "measure": measure, "all": run_all}[args.step](args)
 
 
-def everything(args: argparse.Namespace) -> None:
-    """One figure after another, each as its own process, as it is called alone."""
+def run_all(args: argparse.Namespace) -> None:
+    """All figures in sequence, each in a separate process, as when it is run alone."""
     if not prepared_today(args):
         shutil.rmtree(args.directory, ignore_errors=True)
         prepare(args)
@@ -102,7 +103,7 @@ def prepared_today(args: argparse.Namespace) -> bool:
 
 def prepare(args: argparse.Namespace) -> None:
     now = int(time.time())
-    scenario = crowd.Scenario(
+    scenario = simulated_nodes.Scenario(
         args.nodes, args.buckets, args.tenants, dropouts=args.dropouts, start_s=now - now % DAY_S
     )
     ports = []
@@ -110,7 +111,7 @@ def prepare(args: argparse.Namespace) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             ports.append(free.getsockname()[1])
     task = replace(
-        simulate.make_work(scenario).task,
+        simulation.make_work(scenario).task,
         release_s=DAY_S,
         period_s=DAY_S,
         leader_url=f"https://127.0.0.1:{ports[0]}",
@@ -121,24 +122,26 @@ def prepare(args: argparse.Namespace) -> None:
     population = Population.draw(scenario.nodes, scenario.buckets, scenario.tenants, rng)
     roster = Roster(
         {
-            crowd.identity_of(scenario, number).public: f"tenant-{tag}"
+            simulated_nodes.identity_of(scenario, number).public: f"tenant-{tag}"
             for number, tag in enumerate(population.tenant)
         }
     )
     for role in ("leader", "helper"):
         roster.save(args.directory / role / "roster.json")
     present = np.flatnonzero(rng.random(scenario.nodes) >= scenario.dropouts)
-    samples, fate = population.sample(12.0, rng), rng.random(scenario.nodes)
+    samples, fault_draws = population.sample(12.0, rng), rng.random(scenario.nodes)
     expected = np.zeros(scenario.buckets, dtype=np.int64)
     before = time.process_time()
     with (args.directory / "uploads").open("wb") as file:
-        for at in range(0, len(present), crowd.CHUNK):
-            chunk = present[at : at + crowd.CHUNK]
-            made, honest = crowd.make_uploads(scenario, task, chunk, samples, fate, 1)
+        for at in range(0, len(present), simulated_nodes.CHUNK):
+            chunk = present[at : at + simulated_nodes.CHUNK]
+            made, honest = simulated_nodes.make_uploads(
+                scenario, task, chunk, samples, fault_draws, 1
+            )
             np.add.at(expected, samples[honest], 1)
-            file.writelines(lp(report) for report in made)
+            file.writelines(length_prefixed(report) for report in made)
         file.flush()
-        os.fsync(file.fileno())  # or the parties' syncs wait behind 5 GB that are not theirs
+        os.fsync(file.fileno())  # otherwise the parties' syncs wait for these 5 GB
     each_ms = 1000 * (time.process_time() - before) / len(present)
     known = {"sent": len(present), "node_ms": each_ms, "expected": expected.tolist()}
     (args.directory / "truth.json").write_text(json.dumps({**known, "scenario": asdict(scenario)}))
@@ -175,12 +178,12 @@ def measure(args: argparse.Namespace) -> None:
 
 def relay_and_wait(args: argparse.Namespace, task: Task, truth: dict, parties: dict) -> None:
     tls = provision.client_tls(args.directory / "nodes" / "0000")
-    bundle = provision.Bundle.load(args.directory / "leader")
+    bundle = provision.Credentials.load(args.directory / "leader")
     bodies, lock = requests(args.directory / "uploads", args.together), threading.Lock()
-    told: Counter[str] = Counter()
+    answers: Counter[str] = Counter()
 
     def relay() -> None:
-        with node.Uplink(task, tls) as uplink:
+        with node.UploadConnection(task, tls) as uplink:
             while True:
                 with lock:
                     body = next(bodies, None)
@@ -188,8 +191,8 @@ def relay_and_wait(args: argparse.Namespace, task: Task, truth: dict, parties: d
                     return
                 receipts = uplink.send(body)
                 with lock:
-                    told.update(r.reason for r in receipts if not r.accepted)
-                    told["taken"] += sum(r.accepted for r in receipts)
+                    answers.update(r.reason for r in receipts if not r.accepted)
+                    answers["accepted"] += sum(r.accepted for r in receipts)
 
     before = time.process_time()
     began = time.perf_counter()
@@ -206,7 +209,7 @@ def relay_and_wait(args: argparse.Namespace, task: Task, truth: dict, parties: d
     found = status(task, bundle)
     verified = sum(found["verified"].values())
     waits = np.repeat([w for _, w in found["latency_s"]], [n for n, _ in found["latency_s"]])
-    print(f"{truth['sent']} reports sent in {uploaded_s:.1f} s; the nodes were told {dict(told)}")
+    print(f"{truth['sent']} reports sent in {uploaded_s:.1f} s; answers: {dict(answers)}")
     print(
         f"{verified} verified, summed and durable at both after {whole_s:.1f} s: "
         f"{verified / whole_s:,.0f} verified reports/s ({truth['sent'] / whole_s:,.0f} handled/s)"
@@ -222,7 +225,7 @@ def relay_and_wait(args: argparse.Namespace, task: Task, truth: dict, parties: d
 
 
 def requests(path: Path, together: int) -> Iterator[memoryview]:
-    """So many length-prefixed reports each."""
+    """Yields request bodies of `together` length-prefixed reports."""
     with path.open("rb") as file:
         whole = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     begin = at = held = 0
@@ -235,7 +238,9 @@ def requests(path: Path, together: int) -> Iterator[memoryview]:
 
 
 def compare(directory: Path, task: Task, truth: dict) -> None:
-    """The two shares together, before noise: what nobody can do in earnest."""
+    """Compares the sum of both shares before noise, which no single party can compute, with the
+    expected sums.
+    """
     stores = [Store(directory / role / "state.sqlite", task) for role in ("leader", "helper")]
     start_s = truth["scenario"]["start_s"]
     batches = [store.batch(start_s) for store in stores]

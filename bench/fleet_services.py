@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two aggregators as processes over TLS on loopback: rate, latency, a node's CPU with its wire.
+"""The two aggregators as processes over TLS on loopback: rate, latency, a node's CPU with its
+upload.
 
 Nodes, leader and helper share this machine's cores, so the rate is a lower bound.
 
@@ -92,7 +93,7 @@ def drive(directory: Path, task: Task, args: argparse.Namespace, parties: dict) 
         )
     ]
     costs = []
-    for body in bodies[:20]:  # a node's own wire: a fresh connection and handshake each
+    for body in bodies[:20]:  # a node's upload: a new connection and handshake each
         before = time.thread_time()
         assert node.upload(task, body, tls).accepted
         costs.append(time.thread_time() - before)
@@ -123,7 +124,7 @@ def drive(directory: Path, task: Task, args: argparse.Namespace, parties: dict) 
     with ThreadPoolExecutor(args.connections) as pool:
         list(pool.map(gateway, range(args.connections)))
     uploaded_s = time.perf_counter() - began
-    bundle = provision.Bundle.load(directory / "leader")
+    bundle = provision.Credentials.load(directory / "leader")
     while True:
         found = status(task, bundle)
         if sum(found["verified"].values()) >= args.reports:
@@ -152,7 +153,7 @@ def cost_of(name: str, pid: int, reports: int) -> str:
     return f"{name}: {1000 * cpu_s / reports:.2f} ms CPU a report, peak {int(memory) / 1024:.0f} MB"
 
 
-def status(task: Task, bundle: provision.Bundle) -> dict:
+def status(task: Task, bundle: provision.Credentials) -> dict:
     url = urlsplit(task.leader_url)
     connection = http.client.HTTPSConnection(
         url.hostname or "", url.port, context=bundle.client_tls()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What else could make totals per tenant better: mechanisms and post-processing beside the one in
-use, and what no mechanism could tell.
+"""Alternatives for totals per tenant: other mechanisms and post-processing, and a bound on any
+mechanism.
 
     python -m bench.fleet_tenants
 
 Medians over the classes, means over fleets and draws of noise: over all 63 busy classes, and over
-the largest 50. NumPy draws the noise here: only errors are looked at, nothing is released.
+the largest 50. NumPy draws the noise here: only errors are compared, nothing is released.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from itertools import combinations
 
 import numpy as np
 
-from sonde.fleet.accuracy import DELTA, _rank_in_tenant
-from sonde.fleet.population import Floats, Ints, Population, zipf
-from sonde.fleet.tenants import choose_cap
+from sonde.fleet.evaluation.accuracy import DELTA, rank_in_tenant
+from sonde.fleet.evaluation.population import Floats, Ints, Population, zipf
+from sonde.fleet.tenant_cap import choose_cap
 
 HOURS, CLASSES, FLEETS, DRAWS = 24, 64, 8, 6
 GAUSSIAN = 4.22  # deviation a unit of sensitivity at epsilon 1 and delta 1e-6
@@ -27,19 +27,19 @@ MIXES = ((1000, 0.0), (1000, 0.3), (1000, 0.7), (2000, 0.3), (2000, 0.7), (5000,
 
 def main() -> None:
     rng = np.random.default_rng(5)
-    for tenants, loyalty in MIXES:
-        print(f"\n== 100,000 nodes, {tenants} tenants, {loyalty:.0%} loyal, ε = 1 ==")
-        for name, (all_, top) in sorted(compare(tenants, loyalty, rng).items()):
+    for tenants, concentration in MIXES:
+        print(f"\n== 100,000 nodes, {tenants} tenants, {concentration:.0%} concentration, ε = 1 ==")
+        for name, (all_, top) in sorted(compare(tenants, concentration, rng).items()):
             print(f"{name:<48} {all_:>7.1%} {top:>7.1%}")
 
 
-def compare(tenants: int, loyalty: float, rng: np.random.Generator) -> dict[str, Floats]:
+def compare(tenants: int, concentration: float, rng: np.random.Generator) -> dict[str, Floats]:
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for _ in range(FLEETS):
-        fleet = Population.draw(100_000, CLASSES, tenants, rng, loyalty)
+        fleet = Population.draw(100_000, CLASSES, tenants, rng, concentration)
         sizes = np.bincount(fleet.tenant, minlength=tenants)
         cap = choose_cap(sizes, CLASSES, HOURS, 1.0, DELTA)
-        counted, scale = _rank_in_tenant(fleet, rng) < cap, float(HOURS * cap)
+        counted, scale = rank_in_tenant(fleet, rng) < cap, float(HOURS * cap)
         exact = np.zeros(CLASSES)
         for hour in range(HOURS):
             exact += np.bincount(fleet.sample(hour, rng)[counted], minlength=CLASSES)
@@ -61,7 +61,7 @@ def compare(tenants: int, loyalty: float, rng: np.random.Generator) -> dict[str,
             }.items():
                 found[name].append(errors(sums * whole, truth))
     found["8 all known but the largest 50's applications"] = [
-        told_in_part(tenants, loyalty, rng) for _ in range(200)
+        bound_by_subset_selection(tenants, concentration, rng) for _ in range(200)
     ]
     return {name: np.mean(each, axis=0) for name, each in found.items()}
 
@@ -106,12 +106,12 @@ def staircase(sensitivity: float, rng: np.random.Generator) -> Floats:
     return np.asarray(sign * size * sensitivity)
 
 
-def told_in_part(
-    tenants: int, loyalty: float, rng: np.random.Generator, hidden: int = 50, draws: int = 200
+def bound_by_subset_selection(
+    tenants: int, concentration: float, rng: np.random.Generator, hidden: int = 50, draws: int = 200
 ) -> tuple[float, float]:
-    """Error of the best guess of who knows everything but the main applications of the largest
-    tenants, and is told each of these by the best channel of epsilon 1 (subset selection, Ye and
-    Barg 2018). What is released per tenant tells no more of any one of them.
+    """Error of the best estimate with full knowledge, except for the main applications of the
+    largest tenants; each of these is communicated by the best channel of epsilon 1 (subset
+    selection, Ye and Barg 2018). No release per tenant communicates more about one of them.
     """
     applications = 8
     size, popularity = zipf(tenants), zipf(applications)
@@ -120,14 +120,14 @@ def told_in_part(
     member = np.array([[a in subset for subset in subsets] for a in range(applications)])
     weight = np.where(member, math.e, 1.0)
     weight /= weight.sum(1, keepdims=True)
-    said = [rng.choice(len(subsets), p=weight[a]) for a in main[:hidden]]
-    belief = np.where(member[:, said].T, math.e, 1.0) * popularity
+    sent = [rng.choice(len(subsets), p=weight[a]) for a in main[:hidden]]
+    belief = np.where(member[:, sent].T, math.e, 1.0) * popularity
     belief /= belief.sum(1, keepdims=True)
     known = np.bincount(main[hidden:], weights=size[hidden:], minlength=applications)
 
     def shares(guess: Ints) -> Floats:
         own = np.bincount(guess, weights=size[:hidden], minlength=applications)
-        return np.asarray(loyalty * (known + own) + (1 - loyalty) * popularity)
+        return np.asarray(concentration * (known + own) + (1 - concentration) * popularity)
 
     guesses = (rng.random((draws, hidden, 1)) > belief.cumsum(1)[None]).sum(2)
     best = np.median([shares(guess) for guess in guesses], axis=0)

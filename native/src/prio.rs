@@ -7,8 +7,8 @@
 //! `plain` is the same shape without a proof: additive shares modulo 2^32, the helper's expanded
 //! from a seed by XofHmacSha256Aes128.
 //!
-//! Every call takes a batch, gives up the interpreter lock and spreads over `threads` threads.
-//! A report that fails never fails its batch: its place in the answer carries the reason.
+//! Each call processes a batch, releases the interpreter lock and uses `threads` threads.
+//! A report that fails does not fail its batch: its place in the answer holds the reason.
 
 use prio::field::Field128;
 use prio::flp::gadgets::{Mul, ParallelSum};
@@ -23,7 +23,7 @@ use proved::{one, tally, Proved};
 use scheme::{Fault, Finish, Key, Nonce, Scheme, Sum};
 
 mod bundle;
-mod liar;
+mod malicious;
 mod plain;
 mod points;
 mod proved;
@@ -38,7 +38,7 @@ const SUM_VEC: u32 = 3;
 const HISTOGRAM: u32 = 4;
 const L1_BOUND_SUM: u32 = 7;
 
-/// Splits `items` into one run of neighbours a thread; the results keep the order.
+/// Splits `items` into one contiguous run per thread; the results keep the order.
 fn spread<I: Send, O: Send>(
     items: Vec<I>,
     threads: usize,
@@ -85,7 +85,7 @@ pub struct Aggregation {
 pub struct Pending {
     zero: Sum,
     rest: Vec<Option<Finish>>,
-    /// One message for the helper a report, or None where the report was refused.
+    /// One message for the helper per report; None if the report was refused.
     #[pyo3(get)]
     messages: Vec<Option<Py<PyBytes>>>,
     /// Why each refused report was refused.
@@ -141,7 +141,7 @@ impl Aggregation {
         threads: usize,
     ) -> PyResult<Vec<Triple>> {
         if nonces.len() != samples.len() {
-            return Err(PyValueError::new_err("as many report ids as reports, please"));
+            return Err(PyValueError::new_err("the numbers of report ids and reports differ"));
         }
         let mut items = Vec::with_capacity(nonces.len());
         for (nonce, sample) in nonces.iter().zip(samples) {
@@ -165,7 +165,7 @@ impl Aggregation {
     }
 
     /// Shares of any vector as a histogram, with the proof that an honest prover computes for it:
-    /// what a dishonest node can send. Only for attacks on one's own aggregators.
+    /// what a malicious node can send. Only for attacks in tests and simulations.
     #[staticmethod]
     fn shard_dishonestly(
         py: Python<'_>,
@@ -178,9 +178,9 @@ impl Aggregation {
         let wrong = |e: prio::vdaf::VdafError| PyValueError::new_err(e.to_string());
         let honest = Histogram::<Field128, Sums>::new(length, chunk_length)
             .map_err(|e| PyValueError::new_err(e.to_string()))?;
-        let liar = liar::Liar(honest);
-        let scheme =
-            Proved::new(HISTOGRAM, liar, context.to_vec(), length, |_, _| None).map_err(wrong)?;
+        let unchecked = malicious::Unchecked(honest);
+        let scheme = Proved::new(HISTOGRAM, unchecked, context.to_vec(), length, |_, _| None)
+            .map_err(wrong)?;
         let input: Vec<Field128> = vector.into_iter().map(Field128::from).collect();
         let shares = scheme.share(&nonce_of(nonce)?, &input).map_err(PyValueError::new_err)?;
         let bytes = |b: &[u8]| PyBytes::new(py, b).unbind();
@@ -287,14 +287,14 @@ impl Aggregation {
     /// An aggregate share with one signed integer of noise added to every element.
     fn add_noise(&self, py: Python<'_>, share: &[u8], noise: Vec<i64>) -> PyResult<Py<PyBytes>> {
         if noise.len() != self.length {
-            return Err(PyValueError::new_err("one number of noise a bucket, please"));
+            return Err(PyValueError::new_err("the noise must have one number per bucket"));
         }
         let mut sum = self.sum_of(share)?;
         sum.shift(&noise);
         Ok(PyBytes::new(py, &sum.encode()).unbind())
     }
 
-    /// What the shares of all parties together say, one signed integer a bucket.
+    /// The sum of the shares of all parties: one signed integer per bucket.
     fn unshard(&self, shares: Vec<PyBackedBytes>) -> PyResult<Vec<i128>> {
         let mut total = self.scheme.zero();
         for share in &shares {
@@ -322,7 +322,9 @@ impl Pending {
         threads: usize,
     ) -> PyResult<(Vec<Option<&'static str>>, Py<PyBytes>)> {
         if replies.len() != self.rest.len() {
-            return Err(PyValueError::new_err("as many replies as reports, please, and once only"));
+            return Err(PyValueError::new_err(
+                "the numbers of replies and reports differ, or finish() was called twice",
+            ));
         }
         let items: Vec<_> = std::mem::take(&mut self.rest).into_iter().zip(&replies).collect();
         let zero = &self.zero;

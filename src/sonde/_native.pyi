@@ -480,7 +480,7 @@ class Aggregation:
     def shard_dishonestly(
         length: int, chunk_length: int, context: bytes, nonce: bytes, vector: list[int]
     ) -> tuple[bytes, bytes, bytes]:
-        """A histogram report of any vector, proved as well as can be; for attacks."""
+        """A histogram report of any vector, with the best possible proof; for attacks."""
 
     def begin(
         self,
@@ -516,7 +516,7 @@ class Pending:
     ) -> tuple[list[str | None], bytes]: ...
 
 class Keyring:
-    """The open sessions of one party, for reports without proofs. Threads may share it."""
+    """The open sessions of one party, for reports without proofs. Thread-safe."""
 
     def __init__(self) -> None: ...
     def put(self, session: bytes, node: bytes, key: bytes, until_s: int) -> None: ...
@@ -528,7 +528,7 @@ class Keyring:
     def __len__(self) -> int: ...
 
 class Intake:
-    """One party's end of a batch of reports without proofs. Threads may share it."""
+    """One aggregator's side of a batch of reports without proofs. Thread-safe."""
 
     def __init__(
         self,
@@ -546,29 +546,29 @@ class Intake:
         """
 
     def add(self, body: bytes) -> Taken:
-        """Opens, claims and adds the records of a bundle."""
+        """Decrypts, registers and adds the records of a bundle."""
 
 class Taken:
-    """What an intake made of a bundle."""
+    """The outcome of a bundle."""
 
     verdicts: bytes
-    """A byte a record: 0 counted, 1 unknown session, 2 late, 3 forged, 4 quota."""
+    """A byte per record: 0 counted, 1 unknown session, 2 late, 3 forged, 4 quota."""
 
     def share(self) -> bytes:
-        """The aggregate share of what counts."""
+        """The aggregate share of the counted records."""
 
     def leave_out(self, records: list[int]) -> None:
-        """Takes records, by number, out of the sum again; their nodes' places are free."""
+        """Removes records, by number, from the sum; frees their nodes' quotas."""
 
 def unfit_keys(keys: list[bytes]) -> list[int]:
-    """Places of the Ed25519 public keys that are no point in its proper encoding, or one of small
-    order, under which whoever likes can sign.
+    """Indices of the Ed25519 public keys that are not a point in its canonical encoding, or have
+    small order, so that anyone can sign under them.
     """
 
 def signed_by(key: bytes, signature: bytes, message: bytes) -> bool:
     """Whether the owner of this Ed25519 public key signed the message.
 
-    False also for what is no key, no signature, or a key of small order.
+    False also for an invalid key or signature, or a key of small order.
     """
 
 class Landmarks:

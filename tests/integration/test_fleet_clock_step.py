@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(LIBRARY is None, reason="needs Debian's faketime
 
 @pytest.fixture
 def fleet(tmp_path, monkeypatch):
-    """(directory, task, parties, set the clock by so many seconds)."""
+    """(directory, task, parties, set the clock by seconds)."""
     offset = tmp_path / "offset"
 
     def step(seconds):
@@ -58,7 +58,7 @@ def verified(directory, task):
     """Of the leader, by its operator's token; waits for the proofs."""
     from sonde.http_client import request
 
-    bundle = provision.Bundle.load(directory / "leader")
+    bundle = provision.Credentials.load(directory / "leader")
     end_s = time.monotonic() + 20
     while time.monotonic() < end_s:
         answer = request(

@@ -19,11 +19,11 @@ from sonde.fleet import provision, service
 from sonde.fleet.aggregator import Refused
 from sonde.fleet.budget import ledger_of
 from sonde.fleet.clock import PartyClock
-from sonde.fleet.connections import Connections
-from sonde.fleet.crowd import overstate
+from sonde.fleet.connections import ConnectionLimiter
+from sonde.fleet.evaluation.local_deployment import START_S, LocalDeployment, small_task
+from sonde.fleet.evaluation.simulated_nodes import overstated_report
 from sonde.fleet.node import sign
 from sonde.fleet.page import render
-from sonde.fleet.rehearsal import START_S, Rehearsal, small_task
 from sonde.fleet.result import make_result, to_csv, to_table
 from sonde.fleet.service import Service
 from sonde.fleet.task import Task
@@ -40,13 +40,13 @@ from sonde.fleet.wire import (
 from sonde.http_client import Connection
 
 
-class Bundle:
+class Credentials:
     token = operator_token = "secret"
 
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Rehearsal(tmp_path, small_task(), ["a"] * 8)
+    made = LocalDeployment(tmp_path, small_task(), ["a"] * 8)
     yield made
     made.close()
 
@@ -68,12 +68,12 @@ class Listening:
 
     async def _run(self):
         self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        runner = service.runner_of(Service(self.fleet.leader, Bundle()))
+        runner = service.runner_of(Service(self.fleet.leader, Credentials()))
         await runner.setup()
-        tls = provision.Bundle.load(self.home / "leader").server_tls()
+        tls = provision.Credentials.load(self.home / "leader").server_tls()
         note = self.fleet.leader.store.note_refusals
         task = asyncio.create_task(
-            Connections(runner.server, tls, note, self.limit).accept(self.listener)
+            ConnectionLimiter(runner.server, tls, note, self.limit).accept(self.listener)
         )
         self.ready.set()
         await self.over.wait()
@@ -155,7 +155,7 @@ def test_the_same_report_counts_once_however_it_comes_again(fleet):
     moved = replace(report, time_s=report.time_s + 3600)
     assert fleet.send(moved) == ["early"]
     assert fleet.send(replace(report, id=os.urandom(16))) == ["forged"]
-    assert sum(fleet.raw()) == 1
+    assert sum(fleet.exact_sums()) == 1
 
 
 def test_a_job_that_the_leader_sends_again_or_in_another_order_counts_once(fleet):
@@ -167,9 +167,11 @@ def test_a_job_that_the_leader_sends_again_or_in_another_order_counts_once(fleet
     (_, body) = jobs[0]
     job, items = decode_job(body)
     before = fleet.helper.store.counts()
-    first = fleet.helper.job(body)
-    assert fleet.helper.job(encode_job(job, reversed(items))) == first  # the answer of that job
-    answer = fleet.helper.job(encode_job(os.urandom(16), reversed(items)))
+    first = fleet.helper.process_job(body)
+    assert (
+        fleet.helper.process_job(encode_job(job, reversed(items))) == first
+    )  # the answer of that job
+    answer = fleet.helper.process_job(encode_job(os.urandom(16), reversed(items)))
     again = decode_replies(answer, len(items))
     assert {reply.reason for reply in again} == {"replayed"}
     assert fleet.helper.store.counts() == before
@@ -196,7 +198,7 @@ def test_parties_that_disagree_release_nothing_and_spend_nothing(tmp_path, lie):
 
         return lying
 
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, wrap)
     fleet.send(*(fleet.report(n, [n]) for n in range(4)))
     fleet.close_batch()
     with pytest.raises(Refused) as refused:
@@ -209,7 +211,7 @@ def test_parties_that_disagree_release_nothing_and_spend_nothing(tmp_path, lie):
 
 def test_shares_that_are_damaged_anywhere_count_for_neither_party(fleet):
     good = fleet.report(0, [1])
-    lie = overstate(fleet.task, fleet.nodes[1], fleet.report(1, [1]))
+    lie = overstated_report(fleet.task, fleet.nodes[1], fleet.report(1, [1]))
     assert fleet.send(good, lie) == ["", ""]
     for number, field in enumerate(("public", "leader", "helper"), 2):
         report = fleet.report(number, [1])
@@ -219,7 +221,7 @@ def test_shares_that_are_damaged_anywhere_count_for_neither_party(fleet):
             assert fleet.send(odd)[0] in ("", "malformed", "quota")
     counts = [party.store.counts() for party in (fleet.leader, fleet.helper)]
     assert counts == [{START_S: 1}] * 2
-    assert sum(fleet.raw()) == 1
+    assert sum(fleet.exact_sums()) == 1
 
 
 def test_every_cut_of_a_message_is_malformed_and_nothing_else(fleet):
@@ -268,9 +270,9 @@ def test_a_state_whose_log_is_torn_at_any_byte_holds_what_was_acknowledged_or_sa
 ):
     home = tmp_path / "whole"
     home.mkdir()
-    fleet = Rehearsal(home, small_task(), ["a"] * 4)
+    fleet = LocalDeployment(home, small_task(), ["a"] * 4)
     fleet.send(fleet.report(0, [1]))
-    fleet.leader.store._journal.tidy()
+    fleet.leader.store._database.erase_log()
     fleet.send(fleet.report(1, [1]))
     shutil.copytree(home, tmp_path / "killed")  # as kill -9 leaves it
     fleet.close()
@@ -283,7 +285,7 @@ def test_a_state_whose_log_is_torn_at_any_byte_holds_what_was_acknowledged_or_sa
         os.truncate(torn / "leader.sqlite-wal", cut)
         fleet._directory = torn
         fleet.open()
-        with fleet.leader.store._journal.reading() as db:
+        with fleet.leader.store._database.reading() as db:
             assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         states.add(sum(fleet.leader.store.counts().values()) + fleet.leader.store.waiting)
         fleet.close()
@@ -298,7 +300,7 @@ def test_a_full_disk_refuses_and_nothing_is_counted_twice_when_there_is_room_aga
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k,mode=700", "none", disk], check=True)
     try:
-        fleet = Rehearsal(disk, small_task(), ["a"] * 8)
+        fleet = LocalDeployment(disk, small_task(), ["a"] * 8)
         clock = PartyClock(disk)
         assert fleet.send(fleet.report(0, [1])) == [""]
         filler = disk / "filler"
@@ -316,7 +318,7 @@ def test_a_full_disk_refuses_and_nothing_is_counted_twice_when_there_is_room_aga
         assert clock() > 0
         filler.unlink()
         assert fleet.send(fleet.report(7, [1]))[0] in ("", "quota")
-        while fleet.leader.step():
+        while fleet.leader.process_job():
             pass
         counts = [party.store.counts() for party in (fleet.leader, fleet.helper)]
         assert counts[0] == counts[1]
@@ -334,19 +336,19 @@ def test_a_full_disk_refuses_and_nothing_is_counted_twice_when_there_is_room_aga
 def test_no_token_or_key_is_shown_by_the_errors_of_its_own_file(tmp_path):
     provision.provision(tmp_path / "t", small_task(), ["a"])
     keys = tmp_path / "t/leader/keys.json"
-    bundle = provision.Bundle.load(keys.parent)
+    bundle = provision.Credentials.load(keys.parent)
     secrets = [bundle.token, bundle.helper_token, bundle.hpke_private, bundle.verify_key]
     whole = keys.read_text()
     for size in range(0, len(whole), 7):
         keys.write_text(whole[:size])
         with pytest.raises(UsageError) as refused:
-            provision.Bundle.load(keys.parent)
+            provision.Credentials.load(keys.parent)
         assert not any(secret in str(refused.value) for secret in secrets)
     keys.write_text(whole.replace(bundle.hpke_private, bundle.hpke_private[:-2] + "zz"))
     with pytest.raises(UsageError) as refused:
-        provision.Bundle.load(keys.parent)
+        provision.Credentials.load(keys.parent)
     assert bundle.hpke_private[:-2] not in str(refused.value)
     keys.write_text("[" * 100_000)
     with pytest.raises(UsageError):
-        provision.Bundle.load(keys.parent)
+        provision.Credentials.load(keys.parent)
     assert bundle.token not in repr(bundle)

@@ -3,17 +3,17 @@
 
 import pytest
 
-from sonde.fleet import simulate
+from sonde.fleet.evaluation import simulation
 
 pytest.importorskip("ray")
 
 
 def test_ray_and_threads_agree():
-    scenario = simulate.Scenario(200, 64, 20)
+    scenario = simulation.Scenario(200, 64, 20)
     outcomes = []
     for name in ("local", "ray"):
-        with simulate.open_engine(name, 2) as engine:
-            outcomes.append(simulate.run(scenario, engine))
+        with simulation.open_engine(name, 2) as engine:
+            outcomes.append(simulation.run(scenario, engine))
     local, ray = outcomes
     assert ray.exact
     assert ray.agreed

@@ -18,11 +18,11 @@ import pytest
 from parties import Party, free_ports, run
 from sonde.errors import SinkError
 from sonde.fleet import node, provision
-from sonde.fleet.crowd import overstate
+from sonde.fleet.evaluation.simulated_nodes import overstated_report
 from sonde.fleet.roster import Identity
 from sonde.fleet.store import Store
 from sonde.fleet.task import Privacy, Task
-from sonde.fleet.wire import lp
+from sonde.fleet.wire import length_prefixed
 
 CLIENTS = 1000
 FEW = 50
@@ -31,7 +31,7 @@ BUCKETS = 256
 
 @contextmanager
 def running(directory, nodes):
-    """(directory, task, parties) of a fleet of so many nodes."""
+    """(directory, task, parties) of a fleet with `nodes` nodes."""
     leader, helper = free_ports(2)
     task = Task(
         name="trial",
@@ -78,7 +78,7 @@ def get(bundle, url, path, token=None, body=None):
 
 
 def status(directory, task, name):
-    bundle = provision.Bundle.load(directory / name)
+    bundle = provision.Credentials.load(directory / name)
     url = task.leader_url if name == "leader" else task.helper_url
     code, body = get(bundle, url, f"/tasks/{task.id.hex()}/status", bundle.operator_token)
     assert code == 200
@@ -113,7 +113,7 @@ def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_f
         async def client(report):
             nonlocal done
             await asyncio.sleep(rng.random() * 2)
-            receipt = await asyncio.to_thread(node.upload_patiently, task, report, tls, 60)
+            receipt = await asyncio.to_thread(node.upload_with_retry, task, report, tls, 60)
             done += 1
             return receipt
 
@@ -146,7 +146,7 @@ def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_f
     stranger = Identity()
     unknown = node.sign(stranger, replace(good, node=stranger.public))
     assert send(unknown.encode()) == "unknown node"
-    lie = overstate(task, nodes[CLIENTS], good)
+    lie = overstated_report(task, nodes[CLIENTS], good)
     assert send(lie.encode()) == ""  # taken, and found out by the proof
     stale = node.make_report(task, nodes[CLIENTS + 1], [1], time_s - 3600)
     assert send(stale.encode()) == "late"
@@ -161,7 +161,7 @@ def test_a_thousand_clients_two_kills_and_not_one_report_lost_or_doubled(large_f
     assert found["verified"] == {str(start_s): CLIENTS}
     assert status(directory, task, "helper")["verified"] == {str(start_s): CLIENTS}
     refused = found["refused"]
-    again = refused.pop("replayed")  # clients that had not heard the killed leader's answer
+    again = refused.pop("replayed")  # clients without the killed leader's answer
     assert again >= 1
     assert refused == {"malformed": 2, "oversized": 1, "forged": 2, "unknown node": 1, "late": 1}
     assert raw_sums(directory, task, start_s) == expected
@@ -198,8 +198,8 @@ def test_a_relay_hands_on_many_reports_and_each_is_judged_for_itself(fleet):
     time_s = int(time.time())
     reports = [r.encode() for r in node.make_reports(task, nodes, [[3]] * len(nodes), time_s, 2)]
     bad = [reports[0], b"no report", bytes(task.max_report_bytes + 1)]
-    with node.Uplink(task, tls) as uplink:
-        receipts = uplink.send(b"".join(lp(body) for body in reports + bad))
+    with node.UploadConnection(task, tls) as uplink:
+        receipts = uplink.send(b"".join(length_prefixed(body) for body in reports + bad))
         assert [r.reason for r in receipts] == [""] * 40 + ["replayed", "malformed", "oversized"]
         deadline = time.monotonic() + 30
         while status(directory, task, "leader")["waiting"] and time.monotonic() < deadline:
@@ -213,7 +213,7 @@ def test_a_relay_hands_on_many_reports_and_each_is_judged_for_itself(fleet):
 
 def test_strangers_are_turned_away(fleet):
     directory, task, _ = fleet
-    bundle = provision.Bundle.load(directory / "helper")
+    bundle = provision.Credentials.load(directory / "helper")
     for url in (task.leader_url, task.helper_url):
         path = f"/tasks/{task.id.hex()}"
         assert get(bundle, url, f"{path}/status")[0] == 401
@@ -225,7 +225,7 @@ def test_strangers_are_turned_away(fleet):
         b"malformed",
     )
     assert get(bundle, task.helper_url, f"{path}/jobs", "\xe9", b"x")[0] == 401
-    collector = provision.Bundle.load(directory / "collector")
+    collector = provision.Credentials.load(directory / "collector")
     assert get(bundle, task.leader_url, f"{path}/status", collector.token)[0] == 401
     assert status(directory, task, "helper")["refused"]["unauthorised"] == 4
     for name in ("", "keys.json", "tls.key", "state.sqlite", "state.sqlite-reports"):
@@ -252,7 +252,7 @@ def test_only_tls_1_3_and_only_the_right_party(fleet, tmp_path):
         plain.getresponse()
 
 
-def test_a_body_is_bounded_by_what_comes_and_not_by_what_is_said_of_it(fleet):
+def test_a_body_is_bounded_by_its_bytes_and_not_by_its_header(fleet):
     directory, task, _ = fleet
     tls = provision.client_tls(directory / "nodes" / "0000")
     parts = urlsplit(task.leader_url)
@@ -276,8 +276,8 @@ def test_one_node_from_kernels_to_report(fleet, tmp_path):
     assert dry.returncode == 0
     assert "nothing was sent" in dry.stdout
     sent = run("report", "--node", home, "--kernels", kernels)
-    assert (sent.returncode, sent.stdout) == (0, "1 samples sent in shares\n"), sent.stderr
-    assert "secret" not in dry.stdout + sent.stdout
+    assert (sent.returncode, sent.stdout) == (0, "1 samples sent as secret shares\n"), sent.stderr
+    assert "secret_gemm" not in dry.stdout + sent.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from selenium.webdriver.common.by import By
 from captures import SECOND_NS, START_NS, Writer
 from parties import Party, command, free_ports, run
 from sonde.fleet import provision
-from sonde.fleet.discovery import SPACE
+from sonde.fleet.discovery import DISCOVERY_SPACE
 from sonde.fleet.task import Privacy, Task
 
 RELEASE_S = 6
@@ -91,7 +91,9 @@ def test_recordings_become_a_page_that_shows_counts_errors_and_epsilon(
         for number in range(NODES):
             home = directory / "nodes" / f"{number:04}"
             sent = run("report", "--node", home, path)
-            assert (sent.returncode, sent.stdout) == (0, "1 samples sent in shares\n"), sent.stderr
+            assert (sent.returncode, sent.stdout) == (0, "1 samples sent as secret shares\n"), (
+                sent.stderr
+            )
             assert "kernels that ran on devices" in sent.stderr
         state = directory / "collector"
         due = json.loads(run("collect", "--state", state, "--schedule", "--json").stdout)
@@ -111,7 +113,7 @@ def test_recordings_become_a_page_that_shows_counts_errors_and_epsilon(
     chromium.get_log("browser")
     chromium.get(f"file://{page}")
     assert chromium.find_element(By.TAG_NAME, "h1").text == "trial: fleet totals"
-    assert "ε = 100 per gpu" in chromium.find_element(By.ID, "promise").text
+    assert "ε = 100 per gpu" in chromium.find_element(By.ID, "guarantee").text
     first = chromium.find_elements(By.CSS_SELECTOR, "#largest tbody tr")[0]
     cells = [cell.text for cell in first.find_elements(By.TAG_NAME, "td")]
     assert cells[:3] == ["dense_compute", "gemm", str(NODES)]
@@ -133,7 +135,7 @@ def test_recordings_become_a_page_that_shows_counts_errors_and_epsilon(
 
 def test_an_unknown_kernel_is_discovered_by_who_has_its_name(tmp_path, recording, monkeypatch):
     directory = tmp_path / "fleet"
-    task, parties = trial(directory, "unknown", SPACE, 0.1)
+    task, parties = trial(directory, "unknown", DISCOVERY_SPACE, 0.1)
     names = tmp_path / "names.txt"
     names.write_text("something_else\nbrand_new_op\n")
     try:

@@ -244,7 +244,7 @@ WRITERS: dict[str, str] = {
     "cli/main.py": "/dev/null takes the place of a closed pipe",
     "collect/apart.py": "/dev/null as a child's standard output",
     "fleet/clock.py": "a new file (O_EXCL) of the party's, synced before it takes its name",
-    "fleet/journal.py": "SQLite opens its file by name, in the party's own directory",
+    "fleet/database.py": "SQLite opens its file by name, in the party's own directory",
     "fleet/result.py": "Parquet into memory",
     "fleet/spool.py": "new segments (O_EXCL) in the party's own directory, written at offsets",
     "procfs/serve.py": "memory of memfd_create() that was held and checked, for writing",

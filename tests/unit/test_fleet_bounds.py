@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one party of a fleet can make another hold, by an answer or a job that nobody asked for."""
+"""Bounds on what one party can make another hold, by oversized answers or jobs."""
 
 import asyncio
 import os
@@ -14,15 +14,15 @@ import pytest
 
 from leader import listening
 from sonde.fleet import service
-from sonde.fleet.aggregator import HelperAway
-from sonde.fleet.asking import most_of_answer
-from sonde.fleet.rehearsal import Rehearsal, small_task
+from sonde.fleet.aggregator import HelperUnavailable
+from sonde.fleet.aggregator_request import max_answer_bytes
+from sonde.fleet.evaluation.local_deployment import LocalDeployment, small_task
 from sonde.fleet.service import HelperClient
 from sonde.fleet.wire import (
     JOB_REPORTS,
     Item,
-    OtherCount,
     Reply,
+    WrongCount,
     decode_job,
     decode_replies,
     encode_job,
@@ -34,7 +34,7 @@ ITEM = Item(bytes(16), 0, bytes(32), bytes(32), b"", b"", bytes(64), b"")
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Rehearsal(tmp_path, small_task(), ["a"] * 8)
+    made = LocalDeployment(tmp_path, small_task(), ["a"] * 8)
     yield made
     made.close()
 
@@ -43,7 +43,7 @@ def taken(decode):
     """(seconds of this thread, bytes) that a decoder takes until it refuses."""
     tracemalloc.start()
     start_s = time.thread_time()
-    with pytest.raises(OtherCount):
+    with pytest.raises(WrongCount):
         decode()
     spent_s = time.thread_time() - start_s
     _, peak_bytes = tracemalloc.get_traced_memory()
@@ -51,17 +51,17 @@ def taken(decode):
     return spent_s, peak_bytes
 
 
-def test_an_answer_of_millions_of_refusals_is_refused_before_it_is_taken_apart():
+def test_an_answer_of_millions_of_refusals_is_refused_before_it_is_decoded():
     count = (8 << 20) // 5
     answer = struct.pack(">I", count) + bytes(5) * count
     spent_s, peak_bytes = taken(lambda: decode_replies(answer, JOB_REPORTS))
     assert spent_s < 0.1
     assert peak_bytes < 100_000
-    with pytest.raises(OtherCount):
+    with pytest.raises(WrongCount):
         decode_replies(encode_replies([Reply(b"")]), 2)
 
 
-def test_a_job_of_more_reports_than_a_job_holds_is_refused_before_it_is_taken_apart():
+def test_a_job_of_too_many_reports_is_refused_before_it_is_decoded():
     most = encode_job(bytes(16), [ITEM] * JOB_REPORTS)
     assert len(decode_job(most)[1]) == JOB_REPORTS
     job = encode_job(bytes(16), [ITEM] * 50_000)
@@ -70,7 +70,7 @@ def test_a_job_of_more_reports_than_a_job_holds_is_refused_before_it_is_taken_ap
     assert peak_bytes < 100_000
 
 
-def test_a_helper_that_answers_other_than_it_was_asked_costs_a_job_and_nothing_more(tmp_path):
+def test_a_helper_with_a_wrong_number_of_replies_costs_one_job_only(tmp_path):
     def wrap(post):
         def lying(path, body):
             answer = post(path, body)
@@ -78,15 +78,15 @@ def test_a_helper_that_answers_other_than_it_was_asked_costs_a_job_and_nothing_m
 
         return lying
 
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, wrap)
     assert fleet.send(*(fleet.report(n, [n]) for n in range(4))) == [""] * 4
     assert fleet.leader.store.refusals() == {"mismatch": 4}
     assert fleet.leader.store.waiting == 0
     fleet.close()
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["by its header", "by its bytes"])
-def test_a_helpers_answer_is_taken_only_as_far_as_its_job_is_long(fleet, is_told):
+@pytest.mark.parametrize("has_length_header", [True, False], ids=["by its header", "by its bytes"])
+def test_a_helpers_answer_is_read_only_up_to_the_length_of_its_job(fleet, has_length_header):
     server = socket.create_server(("127.0.0.1", 0))
     sent = []
 
@@ -95,7 +95,7 @@ def test_a_helpers_answer_is_taken_only_as_far_as_its_job_is_long(fleet, is_told
         with connection:
             connection.settimeout(10)
             connection.recv(65536)
-            length = f"Content-Length: {64 << 20}\r\n" if is_told else ""
+            length = f"Content-Length: {64 << 20}\r\n" if has_length_header else ""
             sent.append(0)
             try:
                 connection.sendall(f"HTTP/1.1 200 OK\r\n{length}\r\n".encode())
@@ -108,7 +108,7 @@ def test_a_helpers_answer_is_taken_only_as_far_as_its_job_is_long(fleet, is_told
     thread.start()
     url = f"https://127.0.0.1:{server.getsockname()[1]}"
     client = HelperClient(replace(fleet.task, helper_url=url), "token", None)
-    with pytest.raises(HelperAway, match="too long"):
+    with pytest.raises(HelperUnavailable, match="too long"):
         client.post("jobs", b"job")
     thread.join()
     server.close()
@@ -131,20 +131,20 @@ def test_an_honest_job_and_its_answer_are_within_their_bounds(tmp_path, kind, bu
         return seen
 
     task = small_task(buckets=buckets, kind=kind, max_samples=samples, budget=1e6)
-    fleet = Rehearsal(tmp_path, task, ["a"] * 2, wrap)
+    fleet = LocalDeployment(tmp_path, task, ["a"] * 2, wrap)
     assert fleet.send(*(fleet.report(n, [0]) for n in range(2))) == ["", ""]
     fleet.close_batch()
     fleet.collect()
     assert [path for path, _, _ in sizes] == ["jobs", "releases"]
     for path, body, answer in sizes:
-        assert answer <= most_of_answer(fleet.task, body)
+        assert answer <= max_answer_bytes(fleet.task, body)
         if path == "jobs":
             assert answer < len(body) <= fleet.task.max_job_bytes
     fleet.close()
 
 
 def test_a_leader_has_no_more_jobs_read_at_a_time_than_it_drives(fleet, monkeypatch):
-    monkeypatch.setattr(service, "_JOBS", 2)
+    monkeypatch.setattr(service, "_JOB_SLOTS", 2)
     job = encode_job(os.urandom(16), [replace(ITEM, id=os.urandom(16))])
     head = (
         f"POST /tasks/{fleet.task.id.hex()}/jobs HTTP/1.1\r\nHost: x\r\n"
@@ -181,7 +181,7 @@ ODD = [
 ]
 
 
-def test_requests_that_are_none_are_counted_and_fill_no_log(fleet, caplog):
+def test_invalid_http_is_counted_and_not_logged(fleet, caplog):
     async def ask():
         runner, port = await listening(fleet.leader)
         for odd in ODD * 3:
@@ -202,9 +202,9 @@ def test_a_helper_that_hangs_stops_no_upload(fleet):
 
     def hang(*_):
         hanging.wait(20)
-        raise HelperAway("hangs")
+        raise HelperUnavailable("hangs")
 
-    fleet.leader.step = fleet.leader.release = hang
+    fleet.leader.process_job = fleet.leader.release = hang
     body = fleet.report(0, [1]).encode()
     prefix = f"POST /tasks/{fleet.task.id.hex()}/"
     release = f"{prefix}releases HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"

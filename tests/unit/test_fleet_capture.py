@@ -7,10 +7,10 @@ import pytest
 
 from captures import SECOND_NS, START_NS, Writer
 from sonde.errors import UsageError
-from sonde.fleet.budget import ledger_of
+from sonde.fleet.budget import UnitCost, ledger_of
+from sonde.fleet.evaluation.local_deployment import small_task
 from sonde.fleet.from_capture import period_of
 from sonde.fleet.page import render
-from sonde.fleet.rehearsal import small_task
 from sonde.fleet.result import make_result
 from sonde.query.device_use import _laid_out
 
@@ -82,8 +82,9 @@ def test_a_ledger_adds_up_releases_and_a_year_of_them():
     ledger = ledger_of(small_task(scale=1.0), [0, 3600, 3600])
     assert ledger.releases == 2
     assert ledger.yearly == 365 * 24
-    one, two, year = ledger.units["gpu"]
+    cost = ledger.units["gpu"]
+    one, two, year = cost.one_release, cost.worst_year, cost.full_year
     assert one == pytest.approx(1.0)
     assert two == pytest.approx(2.0)
     assert year > 100
-    assert ledger.units["tenant"] == (None, None, None)
+    assert ledger.units["tenant"] == UnitCost(None, None, None)

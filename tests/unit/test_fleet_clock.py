@@ -14,8 +14,8 @@ from sonde.errors import SinkError
 from sonde.fleet import clock as clocks
 from sonde.fleet import collector
 from sonde.fleet.aggregator import Refused
-from sonde.fleet.clock import FILE, ClockNotTrusted, PartyClock, Sources, accept, examine, read
-from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
+from sonde.fleet.clock import FILE, ClockNotTrusted, ClockSources, PartyClock, accept, examine, read
+from sonde.fleet.evaluation.local_deployment import HOUR_S, START_S, LocalDeployment, small_task
 
 DAY_S, MONTH_S = 86_400, 30 * 86_400
 
@@ -30,7 +30,7 @@ class Machine:
 
     @property
     def sources(self):
-        return Sources(lambda: self.wall_s, lambda: self.uptime_s, lambda: self.boot)
+        return ClockSources(lambda: self.wall_s, lambda: self.uptime_s, lambda: self.boot)
 
     def passes(self, seconds):
         self.wall_s += seconds
@@ -46,7 +46,7 @@ def machine():
     return Machine()
 
 
-class Fleet(Rehearsal):
+class Fleet(LocalDeployment):
     """Both aggregators go by this machine's clocks, as their processes do."""
 
     def __init__(self, directory, machine):
@@ -225,9 +225,9 @@ def test_a_write_that_fails_leaves_the_last_one_and_the_time_goes_on(
     machine.passes(100)
     assert clock() == machine.wall_s
     assert read(tmp_path) == before
-    with pytest.raises(SinkError, match="cannot keep the time"):
+    with pytest.raises(SinkError, match="cannot store the time"):
         PartyClock(tmp_path, machine.sources)
-    assert PartyClock(tmp_path, machine.sources, must_keep=False)() == machine.wall_s
+    assert PartyClock(tmp_path, machine.sources, must_persist=False)() == machine.wall_s
 
 
 def test_looking_changes_nothing(tmp_path, machine):
@@ -261,7 +261,7 @@ def test_what_root_accepts_the_party_can_read(tmp_path, machine):
 @pytest.fixture
 def set_machine(monkeypatch):
     machine = Machine()
-    monkeypatch.setattr(clocks, "Sources", lambda: machine.sources)
+    monkeypatch.setattr(clocks, "ClockSources", lambda: machine.sources)
     return machine
 
 
@@ -275,14 +275,14 @@ def test_a_collector_that_follows_skips_no_batch_when_the_clock_is_set(
 
     def denies(state, start_s):
         asked.append(start_s)
-        raise collector.Denied("too few", "")
+        raise collector.ReleaseDenied("too few", "")
 
     monkeypatch.setattr(collector, "collect", denies)
     monkeypatch.setattr(fleet_collect.time, "sleep", set_machine.passes)
     out = ("--state", str(tmp_path), "--follow", "-o", str(tmp_path / "out"), "--releases", "3")
     assert main(["fleet", "collect", *out, "--format", "csv"]) == 0
     assert asked == [START_S - 2 * HOUR_S + n * HOUR_S for n in range(3)]
-    assert "was set by 30.0 days" in capsys.readouterr().err
+    assert "was stepped by 30.0 days" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("party", ["collector", "nodes/0000", "leader"])
@@ -302,8 +302,8 @@ def test_every_party_waits_after_a_reboot_until_its_operator_accepts(
     set_machine.reboots(MONTH_S)
     capsys.readouterr()
     assert main(["fleet", *ask]) == 3
-    said = capsys.readouterr().err
-    assert f"sonde fleet clock --state {home} --accept" in said
+    output = capsys.readouterr().err
+    assert f"sonde fleet clock --state {home} --accept" in output
     assert main(["fleet", "clock", "--state", str(home)]) == 3
     assert main(["fleet", "clock", "--state", str(home), "--accept"]) == 0
     assert json.loads((home / FILE).read_text())["wall_s"] == set_machine.wall_s

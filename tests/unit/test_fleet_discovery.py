@@ -5,13 +5,13 @@ import pytest
 
 from sonde.errors import UsageError
 from sonde.fleet.buckets import BucketSpace
-from sonde.fleet.discovery import NOTHING_NEW, bucket_of, discover, threshold_of
-from sonde.fleet.rehearsal import Rehearsal, small_task
+from sonde.fleet.discovery import NO_UNKNOWN_KERNEL, bucket_of, discover, threshold_of
+from sonde.fleet.evaluation.local_deployment import LocalDeployment, small_task
 from sonde.fleet.sampling import KernelRecord, Sampler
 
 
 def test_a_common_unknown_kernel_is_found_and_a_rare_one_is_not(tmp_path):
-    fleet = Rehearsal(tmp_path, small_task(buckets=512), ["a"] * 80)
+    fleet = LocalDeployment(tmp_path, small_task(buckets=512), ["a"] * 80)
     kernels = ["new_mystery_op"] * 60 + ["one_tenants_secret"] + [None] * 19
     fleet.send(*(fleet.report(n, [bucket_of(fleet.task, k)]) for n, k in enumerate(kernels)))
     fleet.close_batch()
@@ -33,7 +33,7 @@ def test_the_sampler_keeps_an_unknown_name_to_itself():
     space = BucketSpace()
     for name, kept in (("mystery_op", "mystery_op"), ("sgemm", None)):
         sampler = Sampler(space, 0, 100, 1)
-        sampler.see(KernelRecord(name, 0, 100))
-        assert sampler.unknown() == kept
-    assert Sampler(space, 0, 100, 1).unknown() is None
-    assert bucket_of(small_task(), None) == NOTHING_NEW
+        sampler.observe(KernelRecord(name, 0, 100))
+        assert sampler.unclassified_kernel() == kept
+    assert Sampler(space, 0, 100, 1).unclassified_kernel() is None
+    assert bucket_of(small_task(), None) == NO_UNKNOWN_KERNEL

@@ -11,8 +11,8 @@ import pytest
 
 from sonde.errors import UsageError
 from sonde.fleet import aggregator
-from sonde.fleet.aggregator import HelperAway, Refused
-from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
+from sonde.fleet.aggregator import HelperUnavailable, Refused
+from sonde.fleet.evaluation.local_deployment import HOUR_S, START_S, LocalDeployment, small_task
 from sonde.fleet.service import Service
 from sonde.fleet.wire import Item, Reply, decode_replies, encode_job
 
@@ -21,13 +21,13 @@ HELD = ("waiting", "seen", "contribution", "contributor", "job", "batch", "laten
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Rehearsal(tmp_path, small_task(tenant_cap=5), ["a", "a", "b", "b", "b", "c"])
+    made = LocalDeployment(tmp_path, small_task(tenant_cap=5), ["a", "a", "b", "b", "b", "c"])
     yield made
     made.close()
 
 
 def rows(store, tables=HELD):
-    with store._journal.reading() as db:
+    with store._database.reading() as db:
         return {t: db.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in tables}
 
 
@@ -51,7 +51,7 @@ def test_a_batch_that_nobody_collects_goes_with_all_that_it_held_and_is_counted(
             assert not any(share[:64] in path.read_bytes() for share in shares), path
 
 
-def test_who_asks_too_late_is_told_so_and_nothing_is_spent(fleet):
+def test_a_late_collection_is_refused_as_expired_and_costs_nothing(fleet):
     fleet.send(*(fleet.report(n, [1]) for n in range(3)))
     fleet.now_s = float(fleet.task.expires_s(START_S))  # before anyone has looked
     with pytest.raises(Refused, match="kept for 7 days") as refused:
@@ -73,27 +73,27 @@ def test_a_report_that_nobody_remembers_is_refused_by_its_age(fleet, clock):
     if clock == "set back":
         fleet.now_s = began_s
     assert fleet.send(report) == ["late"]
-    answer = fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
+    answer = fleet.helper.process_job(encode_job(os.urandom(16), [Item.of(report, b"")]))
     assert decode_replies(answer, 1) == [Reply(None, "late")]
     assert set(rows(fleet.helper.store).values()) == {0}
-    assert fleet.raw() == [0] * 16
+    assert fleet.exact_sums() == [0] * 16
 
 
 def test_reports_that_wait_in_vain_go_too(tmp_path):
     def wrap(post):
         def away(path, body):
-            raise HelperAway
+            raise HelperUnavailable
 
         return away
 
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
-    with pytest.raises(HelperAway):
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, wrap)
+    with pytest.raises(HelperUnavailable):
         fleet.send(*(fleet.report(n, [1]) for n in range(4)))
     assert fleet.leader.store.waiting == 4
     assert expire(fleet)[0] == 4
-    assert (fleet.leader.store.waiting, fleet.leader.store._fresh) == (0, {})
+    assert (fleet.leader.store.waiting, fleet.leader.store._cached) == (0, {})
     assert set(rows(fleet.leader.store).values()) == {0}
-    assert fleet.leader.step() == 0
+    assert fleet.leader.process_job() == 0
     fleet.close()
     fleet.open()
     assert list(tmp_path.rglob("*.reports")) == []
@@ -129,9 +129,11 @@ def test_a_job_of_which_nothing_can_be_taken_leaves_nothing_behind(fleet):
     before = rows(fleet.helper.store)
     for at in (0, 2**64 - 1):  # times that no batch of a database has
         odd = replace(report, time_s=at)
-        reply = decode_replies(fleet.helper.job(encode_job(os.urandom(16), [Item.of(odd, b"")])), 1)
+        reply = decode_replies(
+            fleet.helper.process_job(encode_job(os.urandom(16), [Item.of(odd, b"")])), 1
+        )
         assert reply[0].reason in ("late", "early")
-    again = fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
+    again = fleet.helper.process_job(encode_job(os.urandom(16), [Item.of(report, b"")]))
     assert decode_replies(again, 1) == [Reply(None, "replayed")]
     assert rows(fleet.helper.store) == before
 
@@ -146,7 +148,9 @@ def test_nothing_is_added_to_a_batch_while_it_is_released(fleet):
         found = batch(start_s)
         if not threads:
             body = encode_job(os.urandom(16), [late])
-            threads.append(threading.Thread(target=lambda: answers.append(fleet.helper.job(body))))
+            threads.append(
+                threading.Thread(target=lambda: answers.append(fleet.helper.process_job(body)))
+            )
             threads[0].start()
             threads[0].join(0.3)
         return found
@@ -165,13 +169,13 @@ def test_a_job_whose_answer_no_longer_fits_is_ended_and_spoils_its_own_batch_alo
         def deaf(path, body):
             answer = post(path, body)
             if broken:
-                raise HelperAway
+                raise HelperUnavailable
             return answer
 
         return deaf
 
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
-    with pytest.raises(HelperAway):
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, wrap)
+    with pytest.raises(HelperUnavailable):
         fleet.send(*(fleet.report(n, [n]) for n in range(3)))
     fleet.close()
     (segment,) = tmp_path.rglob("*.reports")
@@ -179,7 +183,7 @@ def test_a_job_whose_answer_no_longer_fits_is_ended_and_spoils_its_own_batch_alo
     segment.write_bytes(bytes(half) + segment.read_bytes()[half:])  # one of three is lost
     broken.clear()
     fleet.open()
-    while fleet.leader.step():
+    while fleet.leader.process_job():
         pass
     assert fleet.leader.store.waiting == 0
     assert fleet.leader.store.refusals() == {"lost on disk": 1, "mismatch": 2}
@@ -198,7 +202,7 @@ def test_a_job_whose_answer_no_longer_fits_is_ended_and_spoils_its_own_batch_alo
 def test_what_a_reader_kept_in_the_log_goes_later(fleet, tmp_path):
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     share = fleet.leader.store.batch(START_S).share
-    fleet.leader.store._journal._db.execute("PRAGMA busy_timeout=0")
+    fleet.leader.store._database._db.execute("PRAGMA busy_timeout=0")
     reader = sqlite3.connect(tmp_path / "leader.sqlite", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM batch").fetchone()
@@ -226,8 +230,8 @@ def test_a_state_of_another_task_is_refused(fleet, tmp_path):
 
 
 def test_the_service_lets_batches_expire_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("sonde.fleet.service._SWEEP_S", 0.02)
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 2)
+    monkeypatch.setattr("sonde.fleet.service._EXPIRE_INTERVAL_S", 0.02)
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 2)
     fleet.send(fleet.report(0, [1]))
     fleet.now_s = float(fleet.task.expires_s(START_S))
     failing = [OSError("no space left")]
@@ -241,7 +245,7 @@ def test_the_service_lets_batches_expire_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(aggregator.Aggregator, "expire", fails_at_first)
 
     async def sweep():
-        sweeper = asyncio.create_task(Service(fleet.leader, None)._sweep())
+        sweeper = asyncio.create_task(Service(fleet.leader, None)._expire_batches())
         async with asyncio.timeout(30):
             while not fleet.leader.store.refusals():
                 await asyncio.sleep(0.01)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that protect nobody, tasks that make no sense, and what strangers can hold or inflate."""
+"""Weak keys, invalid tasks, and limits on the resources of strangers."""
 
 import asyncio
 import gzip
@@ -19,14 +19,15 @@ from sonde._native import signed_by, unfit_keys
 from sonde.cli import fleet_collect
 from sonde.cli.main import main
 from sonde.errors import SinkError, UsageError
-from sonde.fleet import attacks, collector, forecast, service
-from sonde.fleet.aggregator import HelperAway
-from sonde.fleet.population import Population
-from sonde.fleet.rehearsal import START_S, Rehearsal, small_task
+from sonde.fleet import collector, request_body, service
+from sonde.fleet.aggregator import HelperUnavailable
+from sonde.fleet.evaluation import attacks, forecast
+from sonde.fleet.evaluation.attack_results import AttackResult
+from sonde.fleet.evaluation.local_deployment import START_S, LocalDeployment, small_task
+from sonde.fleet.evaluation.population import Population
 from sonde.fleet.roster import Identity, Roster
 from sonde.fleet.service import HelperClient
-from sonde.fleet.verdicts import Attack
-from sonde.fleet.wire import Malformed, lp, split_lp
+from sonde.fleet.wire import Malformed, length_prefixed, split_length_prefixed
 
 # The eight points of small order (Chalkias, Garillot, Nikolaenko 2020, table 1), least first.
 SMALL_ORDER = [
@@ -59,7 +60,7 @@ def verifies(key: Ed25519PublicKey, message: bytes) -> bool:
     return True
 
 
-def test_a_key_under_which_anyone_can_sign_is_not_enrolled(tmp_path):
+def test_a_key_under_which_anyone_can_sign_is_refused(tmp_path):
     path = tmp_path / "roster.json"
     for text in SMALL_ORDER:
         key = bytes.fromhex(text)
@@ -82,8 +83,12 @@ def test_a_signature_is_of_one_message_and_one_key():
         forged = bytearray(signature)
         forged[place] ^= 1
         assert not signed_by(node.public, bytes(forged), b"message")
-    for key, said in ((node.public[:-1], signature), (b"", b""), (node.public, signature[:-1])):
-        assert not signed_by(key, said, b"message")
+    for key, other_signature in (
+        (node.public[:-1], signature),
+        (b"", b""),
+        (node.public, signature[:-1]),
+    ):
+        assert not signed_by(key, other_signature, b"message")
 
 
 def test_honest_keys_are_enrolled(tmp_path):
@@ -122,22 +127,22 @@ def test_a_task_that_makes_no_sense_is_refused_when_it_is_read(tmp_path, changes
         type(small_task()).load(tmp_path / "task.json")
 
 
-def test_a_request_of_a_million_nothings_is_refused_before_it_is_taken_apart():
-    assert len(split_lp(lp(b"") * 3, 3)) == 3
+def test_a_request_of_a_million_empty_parts_is_refused_before_it_is_decoded():
+    assert len(split_length_prefixed(length_prefixed(b"") * 3, 3)) == 3
     with pytest.raises(Malformed, match="too many"):
-        split_lp(lp(b"") * 1_000_000, 1024)
+        split_length_prefixed(length_prefixed(b"") * 1_000_000, 1024)
 
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Rehearsal(tmp_path, small_task(), ["a"] * 4)
+    made = LocalDeployment(tmp_path, small_task(), ["a"] * 4)
     yield made
     made.close()
 
 
-def test_uploads_that_send_nothing_keep_no_relay_out(fleet):
+def test_idle_uploads_do_not_block_a_relay(fleet):
     path = f"POST /tasks/{fleet.task.id.hex()}/reports/batch HTTP/1.1\r\nHost: x\r\n"
-    body = lp(fleet.report(0, [1]).encode())
+    body = length_prefixed(fleet.report(0, [1]).encode())
 
     async def send():
         runner, port = await listening(fleet.leader)
@@ -156,8 +161,8 @@ def test_uploads_that_send_nothing_keep_no_relay_out(fleet):
     assert asyncio.run(send()).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_batch_that_comes_too_slowly_loses_its_place(fleet, monkeypatch):
-    monkeypatch.setattr(service, "_PACE_S", 0.2)
+def test_a_batch_that_comes_too_slowly_loses_its_slot(fleet, monkeypatch):
+    monkeypatch.setattr(request_body, "PROGRESS_INTERVAL_S", 0.2)
 
     async def send():
         runner, port = await listening(fleet.leader)
@@ -166,7 +171,7 @@ def test_a_batch_that_comes_too_slowly_loses_its_place(fleet, monkeypatch):
             f"POST /tasks/{fleet.task.id.hex()}/reports/batch HTTP/1.1\r\nHost: x\r\n"
             f"Content-Length: {1 << 20}\r\n\r\n"
         )
-        writer.write(head.encode() + bytes(service._FIRST_BYTES))
+        writer.write(head.encode() + bytes(request_body.FIRST_BYTES))
         status = await asyncio.wait_for(reader.readline(), 5)
         writer.close()
         await runner.cleanup()
@@ -175,7 +180,7 @@ def test_a_batch_that_comes_too_slowly_loses_its_place(fleet, monkeypatch):
     assert asyncio.run(send()).startswith(b"HTTP/1.1 408 ")
 
 
-def test_what_a_stranger_has_packed_is_not_unpacked(fleet):
+def test_a_body_is_not_decompressed(fleet):
     body = gzip.compress(fleet.report(0, [1]).encode())
 
     async def send():
@@ -195,14 +200,14 @@ def test_what_a_stranger_has_packed_is_not_unpacked(fleet):
     assert fleet.leader.store.refusals() == {"malformed": 1}
 
 
-@pytest.mark.parametrize("said", [b"", b"POST /tasks/x/reports HTTP/1.1\r\nHost: x\r\n"])
-def test_who_connects_and_asks_nothing_is_hung_up_on(fleet, monkeypatch, said):
+@pytest.mark.parametrize("request_head", [b"", b"POST /tasks/x/reports HTTP/1.1\r\nHost: x\r\n"])
+def test_a_connection_without_a_request_is_closed(fleet, monkeypatch, request_head):
     monkeypatch.setattr(service, "_IDLE_S", 0.2)
 
     async def idle():
         runner, port = await listening(fleet.leader)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(said)
+        writer.write(request_head)
         async with asyncio.timeout(20):  # an hour, if it were left to the library
             rest = await reader.read()
         writer.close()
@@ -212,7 +217,7 @@ def test_who_connects_and_asks_nothing_is_hung_up_on(fleet, monkeypatch, said):
     assert asyncio.run(idle()) == b""
 
 
-def test_a_helper_that_hung_up_meanwhile_is_asked_again(fleet, monkeypatch):
+def test_a_request_is_repeated_if_the_helper_closed_the_idle_connection(fleet, monkeypatch):
     """One answer a connection: each request but the first finds its connection gone."""
     monkeypatch.setattr(
         http.client,
@@ -239,29 +244,29 @@ def test_a_helper_that_hung_up_meanwhile_is_asked_again(fleet, monkeypatch):
     url = f"https://127.0.0.1:{server.getsockname()[1]}"
     client = HelperClient(replace(fleet.task, helper_url=url), "token", None)
     assert [client.post("jobs", b"body") for _ in range(3)] == [b"one", b"two", b"three"]
-    with pytest.raises(HelperAway):  # who does not answer on a new connection is away
+    with pytest.raises(HelperUnavailable):  # who does not answer on a new connection is away
         client.post("jobs", b"body")
     thread.join()
     server.close()
 
 
-def test_shares_that_do_not_belong_together_are_no_result(fleet):
+def test_shares_that_do_not_belong_together_are_refused(fleet):
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     fleet.close_batch()
     shares = fleet.collected_shares(START_S)
-    assert collector.join(fleet.task, START_S, shares).rows
+    assert collector.combine_shares(fleet.task, START_S, shares).rows
     with pytest.raises(SinkError, match="do not belong together"):
-        collector.join(fleet.task, START_S, [shares[0], fleet.task.aggregation().zero()])
+        collector.combine_shares(fleet.task, START_S, [shares[0], fleet.task.aggregation().zero()])
     with pytest.raises(SinkError, match="fit no sum"):
-        collector.join(fleet.task, START_S, [shares[0], shares[1][:-1]])
+        collector.combine_shares(fleet.task, START_S, [shares[0], shares[1][:-1]])
 
 
-def test_who_follows_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monkeypatch, capsys):
+def test_follow_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monkeypatch, capsys):
     (tmp_path / "task.json").write_text(fleet.task.to_json())
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     fleet.close_batch()
     released = fleet.collect()
-    answers = [collector.Denied("still open", "reports are being checked"), released]
+    answers = [collector.ReleaseDenied("still open", "reports are being checked"), released]
     asked = []
 
     def collect(state, start_s):
@@ -282,22 +287,22 @@ def test_who_follows_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monke
 
 
 def test_an_attack_that_succeeds_fails_the_command(monkeypatch, capsys):
-    broken = Attack("a leak", "all", "nothing", False, "")
+    broken = AttackResult("a leak", "all", "nothing", False, "")
     monkeypatch.setattr(attacks, "run_all", lambda seed: [broken])
     args = ["fleet", "simulate", "--nodes", "50", "--buckets", "16", "--tenants", "5", "--attacks"]
     assert main(args) == 1
-    said = capsys.readouterr()
-    assert "BROKEN" in said.out
-    assert "a leak" in said.err
+    output = capsys.readouterr()
+    assert "BROKEN" in output.out
+    assert "a leak" in output.err
 
 
-def test_the_worth_of_releases_per_tenant_is_told_before_any_is_made(tmp_path, capsys):
+def test_the_error_of_releases_per_tenant_is_forecast_before_any_is_made(tmp_path, capsys):
     fleet = tmp_path / "t"
     made = ["--nodes", "40", "--tenants", "20", "--unit", "tenant", "--epsilon", "1"]
     assert main(["fleet", "aggregate", "--new", str(fleet), *made]) == 0
-    said = capsys.readouterr().out
-    assert "40 nodes of 20 tenants" in said
-    assert "NOT within 10%" in said
+    output = capsys.readouterr().out
+    assert "40 nodes of 20 tenants" in output
+    assert "NOT within 10%" in output
     simulate = ["fleet", "simulate", "--nodes", "50", "--buckets", "16", "--roster"]
     for path in (fleet / "leader", fleet / "leader" / "roster.json"):
         assert main([*simulate, str(path)]) == 0
@@ -306,15 +311,15 @@ def test_the_worth_of_releases_per_tenant_is_told_before_any_is_made(tmp_path, c
     assert "no roster" in capsys.readouterr().err
 
 
-def test_a_forecast_is_what_the_docs_table_says():
+def test_a_forecast_matches_the_table_of_the_docs():
     rng = np.random.default_rng(2)
     drawn = Population.draw(100_000, 64, 5000, rng)
     sizes = [int(size) for size in np.bincount(drawn.tenant) if size]
-    told = forecast.forecast_of_a_day(sizes, 1.0, rng)
-    assert told.errors[0.0] < 0.07
-    assert told.errors[0.0] < told.errors[0.3] < told.errors[0.7]
-    assert told.errors[0.7] > 0.1
-    assert "within 10% only" in told.summary()
+    forecast_of_day = forecast.forecast_of_a_day(sizes, 1.0, rng)
+    assert forecast_of_day.errors[0.0] < 0.07
+    assert forecast_of_day.errors[0.0] < forecast_of_day.errors[0.3] < forecast_of_day.errors[0.7]
+    assert forecast_of_day.errors[0.7] > 0.1
+    assert "within 10% only" in forecast_of_day.summary()
     with pytest.raises(UsageError):
         forecast.forecast_of_a_day([], 1.0, rng)
 
@@ -346,7 +351,7 @@ def test_wrong_values_are_refused_by_name(tmp_path, capsys):
         (lambda leader: leader.rename(leader.parent / "collector"), "belongs to a leader"),
     ],
 )
-def test_a_damaged_party_says_what_mends_it(tmp_path, capsys, harm, words):
+def test_a_damaged_party_names_the_remedy(tmp_path, capsys, harm, words):
     made = ["fleet", "aggregate", "--new", str(tmp_path / "t"), "--nodes", "2"]
     assert main(made) == 0
     leader = tmp_path / "t" / "leader"
@@ -358,6 +363,6 @@ def test_a_damaged_party_says_what_mends_it(tmp_path, capsys, harm, words):
         harm(leader)
         args = ["fleet", "aggregate", "--state", str(leader)]
     assert main(args) in (1, 2)
-    said = capsys.readouterr().err
-    assert words in said
-    assert len(said.splitlines()) == 2  # cause and remedy
+    output = capsys.readouterr().err
+    assert words in output
+    assert len(output.splitlines()) == 2  # cause and remedy

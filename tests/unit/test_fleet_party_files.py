@@ -13,7 +13,7 @@ from sonde import ownership
 from sonde.cli.main import main
 from sonde.errors import SinkError, SondeError, UsageError
 from sonde.fleet import clock, collector, party_files, provision, service
-from sonde.fleet.rehearsal import small_task
+from sonde.fleet.evaluation.local_deployment import small_task
 from sonde.fleet.roster import Roster
 from sonde.fleet.store import Store
 from sonde.fleet.task import Task
@@ -64,12 +64,12 @@ def act(do):
 READERS = {
     "leader/task.json": lambda home: Task.load(home / "leader/task.json"),
     "leader/roster.json": lambda home: Roster.load(home / "leader/roster.json"),
-    "leader/keys.json": lambda home: provision.Bundle.load(home / "leader"),
-    "leader/tls.crt": lambda home: provision.Bundle.load(home / "leader").server_tls(),
-    "leader/tls.key": lambda home: provision.Bundle.load(home / "leader").server_tls(),
+    "leader/keys.json": lambda home: provision.Credentials.load(home / "leader"),
+    "leader/tls.crt": lambda home: provision.Credentials.load(home / "leader").server_tls(),
+    "leader/tls.key": lambda home: provision.Credentials.load(home / "leader").server_tls(),
     "leader/ca.crt": lambda home: provision.client_tls(home / "leader"),
     "leader/clock.json": lambda home: clock.read(home / "leader"),
-    "collector/releases.json": lambda home: collector.collected(home / "collector"),
+    "collector/releases.json": lambda home: collector.collected_batches(home / "collector"),
     "nodes/0000/node.key": lambda home: provision.load_node(home / "nodes/0000"),
 }
 
@@ -90,7 +90,7 @@ def test_a_pipe_or_a_device_in_place_of_a_partys_file_is_refused_and_hangs_nobod
 @pytest.mark.parametrize("name", [name for name in READERS if "tls" not in name])
 def test_a_partys_file_is_read_only_as_far_as_an_honest_one_is_long(fleet, name):
     with (fleet / name).open("wb") as file:
-        file.truncate(party_files.ROSTER_BYTES + 1)  # sparse
+        file.truncate(party_files.MAX_ROSTER_BYTES + 1)  # sparse
     with within(30), pytest.raises(SondeError) as refused:
         READERS[name](fleet)
     assert "longer than" in f"{refused.value} {refused.value.__cause__}"
@@ -109,7 +109,7 @@ def test_a_key_with_a_pass_phrase_asks_no_terminal(fleet):
         )
     )
     with within(5), pytest.raises(UsageError, match="no certificate and key"):
-        provision.Bundle.load(fleet / "leader").server_tls()
+        provision.Credentials.load(fleet / "leader").server_tls()
 
 
 @as_root
@@ -183,9 +183,9 @@ def test_root_keeps_no_state_where_others_could_exchange_it(fleet, tmp_path, cap
             Store(home / "state.sqlite", small_task())
     (home / "task.json").write_text(small_task().to_json())
     assert main(["fleet", "budget", "--state", str(home)]) == 2
-    said = capsys.readouterr().err
-    assert "others could change" in said
-    assert "run as its owner" in said
+    output = capsys.readouterr().err
+    assert "others could change" in output
+    assert "run as its owner" in output
     assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("", 0o644)
 
 
@@ -195,7 +195,7 @@ def test_a_state_and_what_lies_beside_it_are_their_partys_alone(tmp_path):
     old.touch()
     old.chmod(0o644)
     store = Store(old, small_task())
-    store.own_reports()
+    store.take_ownership()
     for path in tmp_path.iterdir():
         assert not path.stat().st_mode & 0o077, path
     store.close()
@@ -203,7 +203,7 @@ def test_a_state_and_what_lies_beside_it_are_their_partys_alone(tmp_path):
     os.chown(spool, OTHER, OTHER)
     store = Store(old, small_task())
     with pytest.raises(SinkError, match="others could change"):
-        store.own_reports()
+        store.take_ownership()
     store.close()
 
 

@@ -60,9 +60,9 @@ def test_official_bad_vectors_are_refused_by_both_parties(bad):
     key = bytes.fromhex(vector["verify_key"])
     nonces, publics = parts(vector, "nonce"), parts(vector, "public_share")
     pending = aggregation.begin(key, nonces, publics, input_shares(vector, 0), 1)
-    told = bytes.fromhex(vector["reports"][0]["verifier_shares"][0][0])
+    message = bytes.fromhex(vector["reports"][0]["verifier_shares"][0][0])
     replies, faults, helper = aggregation.check(
-        key, nonces, publics, input_shares(vector, 1), [told], 1
+        key, nonces, publics, input_shares(vector, 1), [message], 1
     )
     assert faults == ["forged"]
     assert replies == [None]

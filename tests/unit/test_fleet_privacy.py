@@ -8,18 +8,20 @@ import numpy as np
 import pytest
 
 from sonde.errors import UsageError
-from sonde.fleet import attacks, audit, verdicts
 from sonde.fleet.aggregator import Aggregator
 from sonde.fleet.budget import (
     YEAR_S,
     BudgetSpent,
-    Entry,
+    LedgerEntry,
+    authorize_release,
     entry_for,
     epsilon,
-    permit,
     releases_a_year,
     worst_year,
 )
+from sonde.fleet.evaluation import attack_results, attacks, privacy_audit
+from sonde.fleet.evaluation.attack_results import AttackResult
+from sonde.fleet.evaluation.local_deployment import small_task
 from sonde.fleet.noise import (
     Mechanism,
     discovery_threshold,
@@ -28,8 +30,6 @@ from sonde.fleet.noise import (
     release_unknown,
     rho_of_epsilon,
 )
-from sonde.fleet.rehearsal import small_task
-from sonde.fleet.verdicts import Attack
 
 SURE = 1 - 1e-6  # noise cannot be seeded: a test may not fail one time in twenty
 
@@ -88,7 +88,7 @@ def test_the_mechanism_of_least_variance_is_chosen():
     assert chosen == {"laplace", "gaussian"}
 
 
-def test_no_more_noise_than_the_promise_needs():
+def test_no_more_noise_than_the_guarantee_needs():
     for sensitivity in (1, 3, 7, 168):
         for releases in (1, 2, 7, 53):
             laplace = plan(sensitivity, 1.0, 1e-6, releases, "laplace")
@@ -114,15 +114,15 @@ def test_a_tenant_without_a_cap_has_no_epsilon_and_with_one_a_larger_than_a_gpu(
 
 
 def test_the_year_slides():
-    entries = [Entry(start, 1.0, None, None, None) for start in (0, YEAR_S - 1, YEAR_S)]
+    entries = [LedgerEntry(start, 1.0, None, None, None) for start in (0, YEAR_S - 1, YEAR_S)]
     assert worst_year(entries, "gpu", 1e-6) == epsilon_of_rho(2.0, 1e-6)
 
 
 def test_a_year_is_365_days_of_86400_seconds():
     assert [releases_a_year(seconds) for seconds in (86_400, 86_399, 7 * 86_400)] == [365, 366, 53]
-    year = [Entry(start, 1.0, None, None, None) for start in (0, 31_535_999)]
+    year = [LedgerEntry(start, 1.0, None, None, None) for start in (0, 31_535_999)]
     assert worst_year(year, "gpu", 1e-6) == epsilon_of_rho(2.0, 1e-6)
-    apart = [Entry(start, 1.0, None, None, None) for start in (0, 31_536_000)]
+    apart = [LedgerEntry(start, 1.0, None, None, None) for start in (0, 31_536_000)]
     assert worst_year(apart, "gpu", 1e-6) == epsilon_of_rho(1.0, 1e-6)
 
 
@@ -130,13 +130,13 @@ def test_a_release_beyond_the_budget_is_refused():
     task = small_task(scale=1.0, budget=2.5)
     ledger = [entry_for(task, 0), entry_for(task, 3600)]
     with pytest.raises(BudgetSpent, match="above the budget"):
-        permit(task, ledger, 7200)
-    assert permit(task, ledger, YEAR_S + 7200).gpu_epsilon == pytest.approx(1.0)
+        authorize_release(task, ledger, 7200)
+    assert authorize_release(task, ledger, YEAR_S + 7200).gpu_epsilon == pytest.approx(1.0)
 
 
-def test_reports_without_proof_promise_nothing():
-    with pytest.raises(BudgetSpent, match="nothing bounds") as caught:
-        permit(small_task(kind="plain"), [], 0)
+def test_reports_without_proofs_have_no_privacy_guarantee():
+    with pytest.raises(BudgetSpent, match="unbounded") as caught:
+        authorize_release(small_task(kind="plain"), [], 0)
     assert "proofs" in caught.value.remedy
 
 
@@ -165,42 +165,50 @@ def test_senseless_privacy_is_refused(senseless):
 
 def test_half_the_noise_is_caught_by_every_audit_and_the_stated_one_holds():
     rng = np.random.default_rng(4)
-    honest, weak = (audit.views("gaussian", 1.0, rng, weaken=w, releases=6) for w in (1.0, 0.5))
-    assert audit.canary(honest, SURE).held
-    assert not audit.canary(weak, SURE).held
-    honest, weak = (audit.views("laplace", 1.0, rng, weaken=w, releases=6) for w in (1.0, 0.5))
-    told = audit.canary(honest, SURE)
-    assert told.held
-    assert float(told.reached.split()[-1]) > 0.5
-    assert audit.membership(honest, SURE).held
-    assert not audit.canary(weak, SURE).held
-    assert not audit.membership(weak, SURE).held
+    honest, weak = (
+        privacy_audit.canary_counts("gaussian", 1.0, rng, weaken=w, releases=6) for w in (1.0, 0.5)
+    )
+    assert privacy_audit.audit_canaries(honest, SURE).held
+    assert not privacy_audit.audit_canaries(weak, SURE).held
+    honest, weak = (
+        privacy_audit.canary_counts("laplace", 1.0, rng, weaken=w, releases=6) for w in (1.0, 0.5)
+    )
+    audit = privacy_audit.audit_canaries(honest, SURE)
+    assert audit.held
+    assert float(audit.reached.split()[-1]) > 0.5
+    assert privacy_audit.membership_inference(honest, SURE).held
+    assert not privacy_audit.audit_canaries(weak, SURE).held
+    assert not privacy_audit.membership_inference(weak, SURE).held
 
 
 def test_an_audit_sees_the_noise_of_the_services_and_not_of_the_library(monkeypatch):
     monkeypatch.setattr(Aggregator, "noise", lambda party: [0] * party.task.buckets)
-    seen = audit.views("laplace", 1.0, np.random.default_rng(5), releases=2)
-    assert not audit.canary(seen, SURE).held
+    seen = privacy_audit.canary_counts("laplace", 1.0, np.random.default_rng(5), releases=2)
+    assert not privacy_audit.audit_canaries(seen, SURE).held
 
 
 def test_a_control_is_wrong_where_it_is_not_caught():
-    good = Attack("a", "", "", True, "")
-    table = [good, Attack("b", "", "", None, ""), Attack("c", "", "", False, "", control=True)]
-    assert verdicts.wrong(table) == []
-    bad = [Attack("d", "", "", False, ""), Attack("e", "", "", True, "", control=True)]
-    assert verdicts.wrong(table + bad) == bad
+    good = AttackResult("a", "", "", True, "")
+    table = [
+        good,
+        AttackResult("b", "", "", None, ""),
+        AttackResult("c", "", "", False, "", control=True),
+    ]
+    assert attack_results.unexpected_results(table) == []
+    bad = [AttackResult("d", "", "", False, ""), AttackResult("e", "", "", True, "", control=True)]
+    assert attack_results.unexpected_results(table + bad) == bad
     assert [attack.verdict for attack in bad] == ["BROKEN", "MISSED"]
 
 
 def test_clopper_pearson_agrees_with_published_values():
-    low, high = verdicts.clopper_pearson(5, 100, 0.975)  # the two-sided 95 % interval
+    low, high = attack_results.clopper_pearson(5, 100, 0.975)  # the two-sided 95 % interval
     assert low == pytest.approx(0.01643, abs=2e-5)
     assert high == pytest.approx(0.11284, abs=2e-5)
 
 
 def test_every_attack_is_held_where_something_is_promised_and_every_control_is_caught():
     table = attacks.run_all(seed=3, confidence=SURE)
-    assert verdicts.wrong(table) == []
+    assert attack_results.unexpected_results(table) == []
     assert sum(attack.control for attack in table) == 6
     assert sum(attack.held is True for attack in table) == 20
     names = " ".join(attack.name for attack in table)

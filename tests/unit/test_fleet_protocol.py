@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from sonde.errors import SinkError, UsageError
-from sonde.fleet.aggregator import HelperAway, Refused
-from sonde.fleet.crowd import overstate
-from sonde.fleet.node import Uplink, sign, upload_patiently
-from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
+from sonde.fleet.aggregator import HelperUnavailable, Refused
+from sonde.fleet.evaluation.local_deployment import HOUR_S, START_S, LocalDeployment, small_task
+from sonde.fleet.evaluation.simulated_nodes import overstated_report
+from sonde.fleet.node import UploadConnection, sign, upload_with_retry
 from sonde.fleet.roster import Identity, Roster
 from sonde.fleet.service import Service
 from sonde.fleet.wire import (
@@ -30,26 +30,26 @@ from sonde.fleet.wire import (
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Rehearsal(tmp_path, small_task(), ["a", "a", "b", "b", "b", "c"])
+    made = LocalDeployment(tmp_path, small_task(), ["a", "a", "b", "b", "b", "c"])
     yield made
     made.close()
 
 
-def test_a_release_is_the_sum_with_its_error_bar_and_its_promise(fleet):
+def test_a_release_is_the_sum_with_its_error_bar_and_its_guarantee(fleet):
     assert fleet.send(*(fleet.report(n, [n % 3]) for n in range(6))) == [""] * 6
-    assert fleet.raw()[:4] == [2, 2, 2, 0]
+    assert fleet.exact_sums()[:4] == [2, 2, 2, 0]
     fleet.close_batch()
     release = fleet.collect()
     assert release.rows[0].error == pytest.approx(4.113, abs=0.01)
     assert abs(release.rows[0].count - 2) < 40
-    assert release.promise() == "ε = 1 per gpu, no ε per tenant (δ = 1e-06)"
+    assert release.privacy_guarantee() == "ε = 1 per gpu, no ε per tenant (δ = 1e-06)"
 
 
 def test_only_noised_shares_remain_after_a_release(fleet):
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     fleet.close_batch()
     fleet.collect()
-    assert fleet.raw() == [0] * 16
+    assert fleet.exact_sums() == [0] * 16
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_refusals_carry_a_reason_and_a_count(fleet, reason):
 
 
 def test_a_lie_about_size_is_caught_by_the_proof(fleet):
-    lie = overstate(fleet.task, fleet.nodes[1], fleet.report(1, [0]))
+    lie = overstated_report(fleet.task, fleet.nodes[1], fleet.report(1, [0]))
     assert fleet.send(fleet.report(0, [4]), lie) == ["", ""]
-    assert sum(fleet.raw()) == 1
+    assert sum(fleet.exact_sums()) == 1
     assert fleet.leader.store.refusals() == {"forged": 1}
     assert fleet.helper.store.refusals() == {"forged": 1}
     assert fleet.leader.store.counts() == fleet.helper.store.counts() == {START_S: 1}
@@ -89,7 +89,7 @@ def test_a_report_that_one_party_cannot_open_counts_for_neither(fleet, part):
     bent = replace(whole, **{part: getattr(whole, part)[:-1]})
     bent = replace(bent, signature=fleet.nodes[0].sign(bent.signed()))
     fleet.send(bent, fleet.report(1, [4]))
-    assert fleet.raw()[4] == 1
+    assert fleet.exact_sums()[4] == 1
     assert fleet.leader.store.batch(START_S).checksum == fleet.helper.store.batch(START_S).checksum
 
 
@@ -105,7 +105,7 @@ def test_the_helper_does_not_take_the_leaders_word_for_a_report(fleet):
         report.signature,
         b"",
     )
-    reply = decode_replies(fleet.helper.job(encode_job(bytes(16), [item])), 1)
+    reply = decode_replies(fleet.helper.process_job(encode_job(bytes(16), [item])), 1)
     assert reply == [Reply(None, "forged")]
     assert fleet.helper.store.counts() == {}
 
@@ -122,8 +122,8 @@ def test_a_job_with_the_same_report_twice_is_refused(fleet):
         report.signature,
         b"",
     )
-    with pytest.raises(Refused, match="different reports"):
-        fleet.helper.job(encode_job(bytes(16), [item, item]))
+    with pytest.raises(Refused, match="distinct reports"):
+        fleet.helper.process_job(encode_job(bytes(16), [item, item]))
 
 
 def test_the_helper_refuses_replays_in_another_job(fleet):
@@ -139,7 +139,7 @@ def test_the_helper_refuses_replays_in_another_job(fleet):
         report.signature,
         b"",
     )
-    assert decode_replies(fleet.helper.job(encode_job(b"j" * 16, [item])), 1) == [
+    assert decode_replies(fleet.helper.process_job(encode_job(b"j" * 16, [item])), 1) == [
         Reply(None, "replayed")
     ]
 
@@ -152,31 +152,31 @@ def test_a_job_that_broke_off_is_done_once(tmp_path, lost, restart):
     def wrap(post):
         def flaky(path, body):
             if broken and lost == "request":
-                raise HelperAway
+                raise HelperUnavailable
             answer = post(path, body)
             if broken:
-                raise HelperAway
+                raise HelperUnavailable
             return answer
 
         return flaky
 
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
-    with pytest.raises(HelperAway):
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, wrap)
+    with pytest.raises(HelperUnavailable):
         fleet.send(*(fleet.report(n, [n]) for n in range(4)))
     broken.clear()
     if restart:
         fleet.close()
         fleet.open()
-    while fleet.leader.step():
+    while fleet.leader.process_job():
         pass
-    assert fleet.raw()[:5] == [1, 1, 1, 1, 0]
+    assert fleet.exact_sums()[:5] == [1, 1, 1, 1, 0]
     assert fleet.leader.store.counts() == fleet.helper.store.counts() == {START_S: 4}
     fleet.close()
 
 
 def test_the_two_parties_must_have_counted_the_same(fleet):
     fleet.send(*(fleet.report(n, [n]) for n in range(3)))
-    with fleet.leader.store._journal.step() as db:
+    with fleet.leader.store._database.transaction() as db:
         db.execute("UPDATE batch SET count = count + 1")
     fleet.close_batch()
     with pytest.raises(Refused, match="different reports"):
@@ -185,7 +185,7 @@ def test_the_two_parties_must_have_counted_the_same(fleet):
 
 
 def test_a_spent_budget_is_refused_by_each_party(tmp_path):
-    fleet = Rehearsal(tmp_path, small_task(budget=2.0), ["a"] * 2)
+    fleet = LocalDeployment(tmp_path, small_task(budget=2.0), ["a"] * 2)
     for _ in range(2):
         start_s = fleet.task.batch_of(int(fleet.now_s))
         fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
@@ -202,16 +202,16 @@ def test_a_spent_budget_is_refused_by_each_party(tmp_path):
 
 
 def test_only_the_cap_of_a_tenants_nodes_counts(tmp_path):
-    fleet = Rehearsal(tmp_path, small_task(tenant_cap=2), ["big"] * 5 + ["small"])
+    fleet = LocalDeployment(tmp_path, small_task(tenant_cap=2), ["big"] * 5 + ["small"])
     reasons = fleet.send(*(fleet.report(n, [1]) for n in range(6)))
     assert sorted(reasons) == [""] * 3 + ["tenant cap"] * 3
     assert reasons[5] == ""
-    assert fleet.raw()[1] == 3
+    assert fleet.exact_sums()[1] == 3
     fleet.close()
 
 
 def test_the_cap_holds_for_what_a_batch_has_taken_whatever_the_roster_says_later(tmp_path):
-    fleet = Rehearsal(tmp_path, small_task(tenant_cap=1), ["big"] * 2)
+    fleet = LocalDeployment(tmp_path, small_task(tenant_cap=1), ["big"] * 2)
     reasons = fleet.send(*(fleet.report(n, [1]) for n in range(2)))
     assert sorted(reasons) == ["", "tenant cap"]
     other = reasons.index("tenant cap")
@@ -219,15 +219,15 @@ def test_the_cap_holds_for_what_a_batch_has_taken_whatever_the_roster_says_later
     fleet.roster = Roster({fleet.nodes[other].public: "big"})  # the first has left since
     fleet.open()
     assert fleet.send(fleet.report(other, [1])) == ["tenant cap"]
-    assert fleet.raw()[1] == 1
-    assert fleet.helper.store.claim([(b"i" * 16, fleet.nodes[other].public, int(fleet.now_s))]) == [
-        "tenant cap"
-    ]
+    assert fleet.exact_sums()[1] == 1
+    assert fleet.helper.store.check_claims(
+        [(b"i" * 16, fleet.nodes[other].public, int(fleet.now_s))]
+    ) == ["tenant cap"]
     fleet.close()
 
 
-def test_only_who_has_a_nodes_key_is_told_anything_of_the_node(tmp_path):
-    fleet = Rehearsal(tmp_path, small_task(tenant_cap=1), ["big"] * 5)
+def test_only_the_holder_of_a_nodes_key_learns_anything_of_the_node(tmp_path):
+    fleet = LocalDeployment(tmp_path, small_task(tenant_cap=1), ["big"] * 5)
     good = fleet.report(0, [1])
     names = [node.public for node in fleet.nodes] + [Identity().public]
     guesses = [replace(good, node=name, signature=bytes(64)) for name in names]
@@ -236,7 +236,7 @@ def test_only_who_has_a_nodes_key_is_told_anything_of_the_node(tmp_path):
 
 
 def test_a_partys_files_are_its_own_and_bodies_go_when_they_are_verified(tmp_path):
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 2)
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 2)
     fleet.send(fleet.report(0, [1]))
     for path in tmp_path.rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
@@ -247,7 +247,7 @@ def test_a_partys_files_are_its_own_and_bodies_go_when_they_are_verified(tmp_pat
 
 
 def test_counts_of_refusals_outlive_a_restart(tmp_path):
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 2)
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 2)
     assert fleet.send(b"nonsense", fleet.report(0, [1]), b"nonsense") == [
         "malformed",
         "",
@@ -261,9 +261,9 @@ def test_counts_of_refusals_outlive_a_restart(tmp_path):
 
 
 def test_several_samples_in_one_report(tmp_path):
-    fleet = Rehearsal(tmp_path, small_task(kind="l1boundsum", max_samples=7), ["a"] * 2)
+    fleet = LocalDeployment(tmp_path, small_task(kind="l1boundsum", max_samples=7), ["a"] * 2)
     fleet.send(fleet.report(0, [1, 1, 2]), fleet.report(1, [2] * 7))
-    assert fleet.raw()[:4] == [0, 2, 8, 0]
+    assert fleet.exact_sums()[:4] == [0, 2, 8, 0]
     assert fleet.task.sensitivity("gpu") == 7
     fleet.close()
 
@@ -315,11 +315,11 @@ def test_a_job_that_the_helper_refuses_whole_does_not_stand_in_the_way(tmp_path)
 
         return strict
 
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 4, wrap)
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, wrap)
     fleet.send(fleet.report(0, [1]))
     refusing.clear()
     fleet.send(fleet.report(1, [1]))
-    assert fleet.raw()[1] == 1
+    assert fleet.exact_sums()[1] == 1
     assert fleet.leader.store.refusals() == {"malformed": 1}
     fleet.close()
 
@@ -330,39 +330,39 @@ def test_bodies_in_memory_go_with_their_job_however_soon_it_is_taken(fleet):
 
     def at_once(segments):  # a driver is here before the admission has returned
         drop(segments)
-        while fleet.leader.step():
+        while fleet.leader.process_job():
             pass
 
     store._spool.drop = at_once
     assert fleet.leader.admit([fleet.report(n, [1]).encode() for n in range(3)]) == [""] * 3
-    assert (store.waiting, store._fresh) == (0, {})
-    assert fleet.raw()[1] == 3
+    assert (store.waiting, store._cached) == (0, {})
+    assert fleet.exact_sums()[1] == 3
 
 
 def test_a_step_that_the_disk_refuses_leaves_nothing_behind(fleet):
     store = fleet.leader.store
     broken = sqlite3.OperationalError("database or disk is full")
-    claim = store._claim
+    claim = store._register
 
     def once(db, *report):
         if db.execute("SELECT count(*) FROM refusal").fetchone()[0]:  # not where it only looks
             raise broken
         return claim(db, *report)
 
-    store._claim = once
+    store._register = once
     body = fleet.report(0, [1]).encode()
     assert fleet.leader.admit([b"nonsense"]) == ["malformed"]
-    store.claim = lambda claims: [""] * len(claims)
+    store.check_claims = lambda claims: [""] * len(claims)
     with pytest.raises(sqlite3.OperationalError):
         fleet.leader.admit([body])
     assert (store.waiting, sum(store._spool._held.values())) == (0, 0)
-    store._claim = claim
+    store._register = claim
     assert fleet.send(body) == [""]
-    assert fleet.raw()[1] == 1
+    assert fleet.exact_sums()[1] == 1
 
 
 @pytest.mark.parametrize("harm", ["zeroed", "gone"])
-def test_bodies_that_the_disk_lost_are_told_and_stand_in_nobodys_way(fleet, tmp_path, harm):
+def test_bodies_that_the_disk_lost_are_counted_and_block_nothing(fleet, tmp_path, harm):
     assert fleet.leader.admit([fleet.report(n, [1]).encode() for n in range(2)]) == ["", ""]
     fleet.close()
     (segment,) = tmp_path.rglob("*.reports")
@@ -374,7 +374,7 @@ def test_bodies_that_the_disk_lost_are_told_and_stand_in_nobodys_way(fleet, tmp_
     fleet.open()
     fleet.send(fleet.report(2, [1]))
     lost = 2 if harm == "gone" else 1
-    assert fleet.raw()[1] == 3 - lost
+    assert fleet.exact_sums()[1] == 3 - lost
     assert fleet.leader.store.refusals() == {"lost on disk": lost}
     assert fleet.leader.store.waiting == 0
 
@@ -387,7 +387,7 @@ def test_what_a_helper_calls_its_refusals_fills_no_table(tmp_path):
 
         return talkative
 
-    fleet = Rehearsal(tmp_path, small_task(), ["a"] * 3, wrap)
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 3, wrap)
     fleet.send(*(fleet.report(n, [1]) for n in range(3)))
     assert fleet.leader.store.refusals() == {"refused by the helper": 3}
     fleet.close()
@@ -396,7 +396,7 @@ def test_what_a_helper_calls_its_refusals_fills_no_table(tmp_path):
 def test_one_process_holds_a_partys_state(fleet):
     for party in (fleet.leader, fleet.helper):
         with pytest.raises(SinkError, match="another process"):
-            party.store.own_reports()
+            party.store.take_ownership()
 
 
 def test_no_sum_of_before_is_left_in_the_file_after_a_release(fleet, tmp_path):
@@ -414,29 +414,29 @@ def test_no_sum_of_before_is_left_in_the_file_after_a_release(fleet, tmp_path):
 
 def test_a_failed_job_stops_no_driver(fleet):
     fleet.leader.admit([fleet.report(0, [1]).encode()])
-    step, failing = fleet.leader.step, [OSError("no space left"), ValueError("nonsense")]
+    step, failing = fleet.leader.process_job, [OSError("no space left"), ValueError("nonsense")]
 
     def fails_at_first():
         if failing:
             raise failing.pop()
         return step()
 
-    fleet.leader.step = fails_at_first
+    fleet.leader.process_job = fails_at_first
 
     async def drive():
-        driver = asyncio.create_task(Service(fleet.leader, None)._drive())
+        driver = asyncio.create_task(Service(fleet.leader, None)._process_jobs())
         async with asyncio.timeout(30):
             while fleet.leader.store.waiting:
                 await asyncio.sleep(0.01)
         driver.cancel()
 
     asyncio.run(drive())
-    assert fleet.raw()[1] == 1
+    assert fleet.exact_sums()[1] == 1
 
 
 def test_a_leader_that_fails_is_asked_again(fleet, monkeypatch):
     answers = [(503, "try again later"), (201, "")]
-    monkeypatch.setattr(Uplink, "_post", lambda *_: answers.pop(0))
+    monkeypatch.setattr(UploadConnection, "_post", lambda *_: answers.pop(0))
     task = replace(fleet.task, leader_url="https://127.0.0.1:1")
-    receipt = upload_patiently(task, b"report", ssl.create_default_context(), 30)
+    receipt = upload_with_retry(task, b"report", ssl.create_default_context(), 30)
     assert (receipt.accepted, answers) == (True, [])

@@ -11,7 +11,7 @@ import pytest
 from sonde.errors import UsageError
 from sonde.fleet.buckets import BucketSpace
 from sonde.fleet.classify import IDLE, OTHER, Classes
-from sonde.fleet.rehearsal import small_task
+from sonde.fleet.evaluation.local_deployment import small_task
 from sonde.fleet.sampling import KernelRecord, Sampler, read_records
 
 CLASSES = Classes.shipped()
@@ -59,8 +59,8 @@ def test_the_tables_name_only_classes_that_exist():
 def test_samples_are_shares_of_time():
     space = BucketSpace()
     sampler = Sampler(space, 0, 1_000_000, 20_000, random.Random(1))
-    sampler.see(KernelRecord("gemm", 0, 300_000))
-    sampler.see(KernelRecord("softmax", 300_000, 100_000))
+    sampler.observe(KernelRecord("gemm", 0, 300_000))
+    sampler.observe(KernelRecord("softmax", 300_000, 100_000))
     counts = Counter(space.label(bucket)[1] for bucket in sampler.buckets())
     assert counts["gemm"] / 20_000 == pytest.approx(0.3, abs=0.015)
     assert counts["softmax"] / 20_000 == pytest.approx(0.1, abs=0.01)
@@ -71,7 +71,7 @@ def test_kernels_that_overlap_share_the_instant():
     space = BucketSpace()
     sampler = Sampler(space, 0, 1000, 10_000, random.Random(2))
     for name in ("gemm", "softmax", "fft"):
-        sampler.see(KernelRecord(name, 0, 1000))
+        sampler.observe(KernelRecord(name, 0, 1000))
     counts = Counter(space.label(bucket)[1] for bucket in sampler.buckets())
     assert all(3000 < counts[name] < 3700 for name in ("gemm", "softmax", "fft"))
 
@@ -112,7 +112,7 @@ def test_a_grid_has_64_classes_each_way_unless_the_task_says_otherwise():
 def test_a_device_busy_for_less_than_a_twentieth_has_no_application(busy_ns, idle):
     space = BucketSpace()
     sampler = Sampler(space, 0, 100, 50, random.Random(3))
-    sampler.see(KernelRecord("gemm", 0, busy_ns))
+    sampler.observe(KernelRecord("gemm", 0, busy_ns))
     mine = [space.label(bucket) for bucket in sampler.buckets()]
     idle_name = CLASSES.application_name(IDLE)
     assert any(kernel == "gemm" for _, kernel, _ in mine)

@@ -13,7 +13,7 @@ from sonde.fleet.spool import Spool
 
 def owned(directory, held=()):
     made = Spool(directory)
-    made.own(lambda: held)
+    made.take_ownership(lambda: held)
     return made
 
 
@@ -56,7 +56,7 @@ def test_leftovers_of_a_crash_go_at_the_start(tmp_path):
     assert files(tmp_path / "s") == []
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_an_unwritable_directory_is_an_error(tmp_path):
     made = owned(tmp_path / "s")
     shutil.rmtree(tmp_path / "s")
     with pytest.raises(SinkError, match="cannot keep reports"):
@@ -72,7 +72,7 @@ def test_only_one_process_owns_it_and_who_only_looks_removes_nothing(tmp_path):
     Spool(tmp_path / "s").close()
     other = Spool(tmp_path / "s")
     with pytest.raises(SinkError, match="another process"):
-        other.own(lambda: pytest.fail("what is held may still change"))
+        other.take_ownership(lambda: pytest.fail("what is held may still change"))
     other.close()
     assert files(tmp_path / "s") == ["00000001.reports"]
     made.close()

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from sonde.fleet import seal, unproved
-from sonde.fleet.rehearsal import START_S, small_task
+from sonde.fleet import hpke, unproved
+from sonde.fleet.evaluation.local_deployment import START_S, small_task
 from sonde.fleet.roster import Identity
 from sonde.fleet.session import SESSION_S, Session, Sessions
 from sonde.fleet.wire import Malformed
@@ -20,13 +20,13 @@ class Pair:
     """Both parties, and nodes with a session at both."""
 
     def __init__(self, nodes=3):
-        self.keys = [seal.new_key() for _ in range(2)]
+        self.keys = [hpke.generate_key_pair() for _ in range(2)]
         self.task = replace(
             small_task(BUCKETS, kind="plain"),
             leader_key=self.keys[0][1],
             helper_key=self.keys[1][1],
         )
-        roles = seal.LEADER, seal.HELPER
+        roles = hpke.LEADER, hpke.HELPER
         self.leader, self.helper = (
             unproved.Party(self.task, Sessions(self.task, role, private), START_S)
             for role, (private, _) in zip(roles, self.keys, strict=True)
@@ -51,12 +51,12 @@ class Pair:
         theirs = []
 
         def ask(body):
-            added, verdict = unproved.assist(self.helper, body)
+            added, verdict = unproved.add_as_helper(self.helper, body)
             theirs.append(added)
             return verdict
 
         body = unproved.bundle(self.task, records)
-        ours = unproved.lead(self.leader, body, ask)
+        ours = unproved.add_as_leader(self.leader, body, ask)
         assert ours.accepted == theirs[0].accepted
         sums = self.task.aggregation().unshard([ours.aggregate, theirs[0].aggregate])
         return sums, len(ours.accepted), dict(ours.refused)
@@ -97,7 +97,7 @@ def test_a_leader_cannot_move_a_share_to_another_report():
     pair = Pair()
     one, two = pair.record(0, 1), pair.record(1, 2)
     asked = one[:40] + two[-48:]
-    added, verdict = unproved.assist(pair.helper, asked)
+    added, verdict = unproved.add_as_helper(pair.helper, asked)
     assert (added.accepted, verdict) == ([], b"\x00")
 
 
@@ -114,7 +114,7 @@ def test_a_session_opens_only_for_the_enrolled_node_that_signed_it():
     assert pair.admit(hello) == pair.admit(hello) == ["", ""]
 
 
-def test_who_is_enrolled_is_told_only_to_who_has_the_key():
+def test_enrolment_is_visible_only_to_the_holder_of_the_key():
     pair = Pair()
     for node in (pair.nodes[0], Identity()):
         hello = Session.open(pair.task, node, START_S).hello
@@ -138,10 +138,12 @@ def test_a_bundle_whose_question_was_lost_may_come_again():
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        unproved.lead(pair.leader, body, lost)
+        unproved.add_as_leader(pair.leader, body, lost)
     with pytest.raises(Malformed, match="does not fit"):
-        unproved.lead(pair.leader, body, lambda asked: b"")
-    added = unproved.lead(pair.leader, body, lambda asked: unproved.assist(pair.helper, asked)[1])
+        unproved.add_as_leader(pair.leader, body, lambda asked: b"")
+    added = unproved.add_as_leader(
+        pair.leader, body, lambda asked: unproved.add_as_helper(pair.helper, asked)[1]
+    )
     assert len(added.accepted) == 1
 
 
@@ -153,11 +155,11 @@ def test_threads_that_share_a_party_count_a_report_once():
         theirs = []
 
         def ask(asked):
-            added, verdict = unproved.assist(pair.helper, asked)
+            added, verdict = unproved.add_as_helper(pair.helper, asked)
             theirs.append(added)
             return verdict
 
-        return unproved.lead(pair.leader, body, ask), theirs[0]
+        return unproved.add_as_leader(pair.leader, body, ask), theirs[0]
 
     with ThreadPoolExecutor(4) as pool:
         done = list(pool.map(add, range(50)))

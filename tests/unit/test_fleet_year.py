@@ -12,10 +12,17 @@ from fractions import Fraction
 import pytest
 
 from sonde.cli.main import main
-from sonde.fleet.budget import YEAR_S, entry_for, ledger_of, permit, releases_a_year, worst_year
-from sonde.fleet.noise import composed_epsilon, epsilon_of_rho, exact_loss, plan, stated
+from sonde.fleet.budget import (
+    YEAR_S,
+    authorize_release,
+    entry_for,
+    ledger_of,
+    releases_a_year,
+    worst_year,
+)
+from sonde.fleet.evaluation.local_deployment import small_task
+from sonde.fleet.noise import composed_epsilon, epsilon_of_rho, exact_loss, format_rounded_up, plan
 from sonde.fleet.page import render
-from sonde.fleet.rehearsal import small_task
 from sonde.fleet.result import make_result
 
 DAY_S = 86_400
@@ -60,11 +67,11 @@ def test_ten_years_refuse_no_release_and_never_cost_more_than_promised(hours, ki
             ledger.append(entry_for(task, start_s))  # judged with the next one that is asked for
         else:
             recent = [entry for entry in ledger[-2000:] if entry.start_s > start_s - YEAR_S]
-            ledger.append(permit(task, recent, start_s))
+            ledger.append(authorize_release(task, recent, start_s))
     spent = worst_year(ledger, "gpu", DELTA)
     assert spent_in_any_year(task, [e.start_s for e in ledger]) <= spent * (1 + 1e-12)
     assert spent <= EPSILON
-    _, _, year = ledger_of(task, []).units["gpu"]
+    year = ledger_of(task, []).units["gpu"].full_year
     assert year >= spent  # the full year that is printed holds every year that comes
 
 
@@ -73,7 +80,7 @@ def test_ten_years_refuse_no_release_and_never_cost_more_than_promised(hours, ki
 def test_a_weekly_fleet_loses_no_release_whatever_day_it_begins_on(weekday, year):
     task, ledger = planned(168), []
     for start_s in starts_of(task, datetime(year, 1, 1, tzinfo=UTC) + timedelta(days=weekday), 3):
-        ledger.append(permit(task, ledger, start_s))
+        ledger.append(authorize_release(task, ledger, start_s))
     assert (
         max(
             sum(start_s <= e.start_s < start_s + YEAR_S for e in ledger)
@@ -103,7 +110,7 @@ def test_a_printed_loss_is_never_below_what_was_spent():
     rng = random.Random(7)
     for _ in range(3000):
         value, digits = math.exp(rng.uniform(-20, 20)), rng.randint(1, 6)
-        printed = float(stated(value, digits))
+        printed = float(format_rounded_up(value, digits))
         assert value <= printed <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-12)
 
 
@@ -113,7 +120,7 @@ def test_a_printed_loss_is_never_below_what_was_spent():
      (0.0, "0"), (99.95, "100"), (float("inf"), "inf")],
 )  # fmt: skip
 def test_losses_are_printed_rounded_up(value, text):
-    assert stated(value) == text
+    assert format_rounded_up(value) == text
 
 
 def test_sums_of_losses_are_exact_whatever_their_order():
@@ -147,7 +154,7 @@ def test_page_table_and_trial_print_what_is_spent(tmp_path, capsys):
     task = replace(planned(168), privacy=replace(planned(168).privacy, budget=8.0004))
     losses = {"gpu": 8.0891, "tenant": None}
     result = make_result(task, 0, [1] * task.buckets, losses)
-    assert "ε = 8.09 per gpu" in result.promise()
+    assert "ε = 8.09 per gpu" in result.privacy_guarantee()
     assert "8.01 a year" in render(result, ledger_of(task, [0]))
     new = ["fleet", "aggregate", "--new", str(tmp_path / "t"), "--nodes", "2", "--tenants", "1"]
     assert main([*new, "--release-hours", "168"]) == 0

@@ -25,9 +25,9 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_records import _DIRECTIONS, Ring, Run
 from sonde.collect.ring_budget import Turn
 from sonde.collect.waits import WaitCollector
-from sonde.fleet.discovery import NOTHING_NEW, discover, threshold_of
+from sonde.fleet.discovery import NO_UNKNOWN_KERNEL, discover, threshold_of
+from sonde.fleet.evaluation.local_deployment import small_task
 from sonde.fleet.noise import discovery_threshold
-from sonde.fleet.rehearsal import small_task
 from sonde.fleet.result import Result, Row
 from sonde.query import framing
 from sonde.sinks.chunk import columns_of
@@ -328,7 +328,12 @@ def test_a_count_at_the_threshold_is_shown_and_one_below_is_not():
     least = threshold_of(task)
     rows = [
         Row(bucket, "", "", "", count, 1.0, 0.0)
-        for bucket, count in ((1, least - 1), (2, least), (3, least + 1), (NOTHING_NEW, 10**6))
+        for bucket, count in (
+            (1, least - 1),
+            (2, least),
+            (3, least + 1),
+            (NO_UNKNOWN_KERNEL, 10**6),
+        )
     ]
     release = Result("t", 0, 1, "gpu", {}, 1e-6, 8.0, 1.0, rows)
     assert [one.bucket for one in discover(task, release, [])] == [3, 2]

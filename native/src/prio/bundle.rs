@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reports without proofs, a bundle at a time: each opened, claimed and added, or refused.
+//! Reports without proofs, one bundle per call: each is decrypted, registered and added, or refused.
 //!
-//! Per report there is AES-128-GCM over its share and a sum, some microseconds in all, so nothing
-//! of it is done in the interpreter: with its lock held for a third of the time, two threads were
-//! no faster than one.
+//! A report needs AES-128-GCM over its share and a sum, some microseconds in total, so the
+//! interpreter does none of it: with its lock held for a third of the time, two threads were no
+//! faster than one.
 //!
 //! ```text
 //! record   session 16, id 16, time_s u64, … the sealed part of this party
@@ -29,7 +29,7 @@ const HEAD: usize = 40;
 const TAG: usize = 16;
 type Id = [u8; 16];
 type Node = [u8; 32];
-type Told = (Py<PyBytes>, Py<PyBytes>, u64);
+type SessionFields = (Py<PyBytes>, Py<PyBytes>, u64);
 
 /// What became of a record; the numbers are those of `_native.pyi`.
 #[derive(Clone, Copy, PartialEq)]
@@ -56,7 +56,7 @@ pub struct Keyring {
 }
 
 fn array<const N: usize>(bytes: &[u8]) -> PyResult<[u8; N]> {
-    bytes.try_into().map_err(|_| PyValueError::new_err(format!("{N} bytes, please")))
+    bytes.try_into().map_err(|_| PyValueError::new_err(format!("{N} bytes expected")))
 }
 
 #[pymethods]
@@ -78,7 +78,7 @@ impl Keyring {
     }
 
     /// (node, key, until_s) of an open session.
-    fn get(&self, py: Python<'_>, session: &[u8]) -> PyResult<Option<Told>> {
+    fn get(&self, py: Python<'_>, session: &[u8]) -> PyResult<Option<SessionFields>> {
         let found = self.held.read().expect("no holder panics").get(&array(session)?).copied();
         let bytes = |part: &[u8]| PyBytes::new(py, part).unbind();
         Ok(found.map(|held| (bytes(&held.node), bytes(&held.key), held.until_s)))
@@ -93,8 +93,8 @@ impl Keyring {
     }
 }
 
-/// One party's end of a batch of reports without proofs. Threads may share it: a node's place in a
-/// period is given to one report alone.
+/// One aggregator's side of a batch of reports without proofs. Thread-safe: each node has one report
+/// per period.
 #[pyclass(frozen, module = "sonde._native")]
 pub struct Intake {
     aggregation: Py<Aggregation>,
@@ -108,21 +108,21 @@ pub struct Intake {
     taken: Mutex<HashMap<(Node, u64), Id>>,
 }
 
-/// A record that counts: what it takes to leave it out again.
+/// A counted record, with what is needed to remove it.
 struct Kept {
     at: usize,
     key: Id,
     place: (Node, u64),
 }
 
-/// What an intake made of a bundle.
+/// The outcome of a bundle.
 #[pyclass(module = "sonde._native")]
 pub struct Taken {
     intake: Py<Intake>,
     body: PyBackedBytes,
     kept: Vec<Option<Kept>>,
     sum: Sum,
-    /// A byte a record: 0 if it counts, else why not.
+    /// A byte per record: 0 if it counts, else the reason.
     #[pyo3(get)]
     verdicts: Py<PyBytes>,
 }
@@ -141,7 +141,7 @@ impl Intake {
         period_s: u64,
     ) -> PyResult<Self> {
         if layout.2 < TAG || layout.1 < HEAD + layout.2 || period_s == 0 {
-            return Err(PyValueError::new_err("records without room for their parts"));
+            return Err(PyValueError::new_err("the record is too short for its parts"));
         }
         Ok(Self {
             aggregation,
@@ -155,7 +155,7 @@ impl Intake {
         })
     }
 
-    /// Opens, claims and adds the records of a bundle.
+    /// Decrypts, registers and adds the records of a bundle.
     fn add(slf: Py<Self>, py: Python<'_>, body: PyBackedBytes) -> PyResult<Taken> {
         let intake = slf.get();
         let (first, step, _) = intake.layout;
@@ -179,15 +179,15 @@ impl Intake {
         let mut opening = Opening::new(self);
         let (mut verdicts, mut kept) = (Vec::new(), Vec::new());
         for at in (first..body.len()).step_by(step) {
-            let judged = self.take(at, &body[at..at + step], &mut opening, &mut sum);
-            verdicts.push(judged.as_ref().err().map_or(Verdict::Counted, |why| *why) as u8);
-            kept.push(judged.ok());
+            let outcome = self.take(at, &body[at..at + step], &mut opening, &mut sum);
+            verdicts.push(outcome.as_ref().err().map_or(Verdict::Counted, |why| *why) as u8);
+            kept.push(outcome.ok());
         }
         (verdicts, kept, sum)
     }
 
-    /// Whether a report is new is asked only of one that is authentic, or a stranger could use up a
-    /// node's place.
+    /// A report is registered only if it is authentic: otherwise a stranger could use up a node's
+    /// quota.
     fn take(
         &self,
         at: usize,
@@ -231,7 +231,7 @@ impl Taken {
         PyBytes::new(py, &self.sum.encode()).unbind()
     }
 
-    /// Takes records (by number) out of the sum again and frees their nodes' places.
+    /// Removes records (by number) from the sum and frees their nodes' quotas.
     fn leave_out(&mut self, py: Python<'_>, records: Vec<usize>) {
         let intake = self.intake.get();
         let (body, kept, sum) = (&self.body[..], &mut self.kept, &mut self.sum);
@@ -252,7 +252,7 @@ impl Taken {
     }
 }
 
-/// Memory that the records of a bundle share, so that it stays in the cache.
+/// Buffers that the records of a bundle share, so that they stay in the CPU's cache.
 struct Opening<'a> {
     prefix: usize,
     aad: Vec<u8>,

@@ -8,7 +8,7 @@ use rand_core::Rng;
 
 use super::scheme::{Fault, Finish, Key, Nonce, Scheme, Shares, Sum, SEED, WORD};
 
-/// Additive shares without proof: a client that lies about its size is not noticed.
+/// Additive shares without proof: an oversized contribution is not detected.
 pub struct Plain {
     pub length: usize,
     pub context: Vec<u8>,

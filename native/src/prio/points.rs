@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Public keys of nodes, looked at once, when they are enrolled; and what is signed with them.
+//! Public keys of nodes, checked when they are enrolled, and verification of signatures.
 //!
 //! Libraries that verify Ed25519 take any 32 bytes for a key. Under a point of small order a
 //! signature can be made without a secret, for every message or for one in eight.
@@ -9,13 +9,13 @@ use ed25519_dalek::{Signature, VerifyingKey};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 
-/// A point in its one proper encoding, and not of small order.
+/// Whether the key is a point in its canonical encoding and not of small order.
 fn fit(key: &[u8]) -> bool {
     let Ok(encoded) = CompressedEdwardsY::from_slice(key) else { return false };
     encoded.decompress().is_some_and(|point| point.compress() == encoded && !point.is_small_order())
 }
 
-/// Places of the keys that must not be enrolled.
+/// Indices of the keys that must not be enrolled.
 #[pyfunction]
 pub fn unfit_keys(py: Python<'_>, keys: Vec<PyBackedBytes>) -> Vec<usize> {
     py.detach(|| {
@@ -24,8 +24,8 @@ pub fn unfit_keys(py: Python<'_>, keys: Vec<PyBackedBytes>) -> Vec<usize> {
     })
 }
 
-/// Whether the owner of this public key signed the message. False also for what is no key, no
-/// signature, or a key of small order. Some 40 us: too short to give up the interpreter lock for.
+/// Whether the owner of this public key signed the message. False also for an invalid key or
+/// signature, or a key of small order. About 40 us: too short to release the interpreter lock.
 #[pyfunction]
 pub fn signed_by(key: &[u8], signature: &[u8], message: &[u8]) -> bool {
     let Ok(key) = key.try_into() else { return false };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every scheme can do, and the sums that it adds up.
+//! The interface of an aggregation scheme, and its running sums.
 
 use std::num::Wrapping;
 
@@ -47,7 +47,7 @@ impl Sum {
         }
     }
 
-    /// Takes away what was merged before.
+    /// Subtracts what was merged before.
     pub fn reduce(&mut self, other: &Sum) {
         match (self, other) {
             (Sum::Field(a), Sum::Field(b)) => a.iter_mut().zip(b).for_each(|(x, y)| *x -= *y),
@@ -56,7 +56,7 @@ impl Sum {
         }
     }
 
-    /// Adds signed integers, one an element.
+    /// Adds signed integers, one per element.
     pub fn shift(&mut self, by: &[i64]) {
         match self {
             Sum::Field(a) => a.iter_mut().zip(by).for_each(|(x, n)| {
@@ -136,7 +136,7 @@ pub trait Scheme: Send + Sync {
         message: &[u8],
         sum: &mut Sum,
     ) -> Result<Vec<u8>, Fault>;
-    /// Adds a share that needs no word of the other party. `scratch` is memory that calls share.
+    /// Adds a share without a message of the other party. `scratch` is a buffer that calls share.
     fn add(
         &self,
         leader: bool,

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sonde fleet: totals over many machines that nobody can look into."""
+"""sonde fleet: private aggregation over a fleet."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
 from collections import Counter
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sonde.cli import fleet_clock, fleet_collect, fleet_simulate
+from sonde.cli import fleet_clock, fleet_collect, fleet_logging, fleet_simulate
 from sonde.errors import MissingDependency, SinkError, SondeError, UsageError
 from sonde.export.layout import one_line
 
@@ -27,9 +28,9 @@ examples:
   sonde fleet aggregate --state trial/leader &
   sonde fleet report --node trial/nodes/0000 training.sonde
   sonde fleet collect --state trial/collector -o totals.html
-  sonde fleet budget --state trial/leader          what the releases have cost so far
-  sonde fleet clock --state trial/leader           the time it goes by, and --accept
-  sonde fleet simulate --nodes 10000 --attacks     the whole protocol in one process, attacked
+  sonde fleet budget --state trial/leader          privacy cost of the releases so far
+  sonde fleet clock --state trial/leader           its trusted time; --accept a new one
+  sonde fleet simulate --nodes 10000 --attacks     the whole protocol in one process, with attacks
 """
 
 
@@ -37,8 +38,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Adds `sonde fleet` and its commands."""
     parser = subparsers.add_parser(
         "fleet",
-        help="fleet totals, private by construction",
-        description="Totals over a fleet of GPUs that no server and no reader can take apart.",
+        help="fleet totals with differential privacy",
+        description="Totals over a fleet of GPUs with differential privacy.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -70,7 +71,7 @@ def _add_report(commands: Any) -> None:
     parser = _command(
         commands,
         "report",
-        "Send this node's samples of one period, in shares.",
+        "Upload this node's samples of one period as secret shares.",
         "report --node trial/nodes/0000 training.sonde",
     )
     parser.add_argument("--node", type=Path, required=True, help="the node's directory")
@@ -96,7 +97,7 @@ def _add_report(commands: Any) -> None:
         type=float,
         default=30.0,
         metavar="S",
-        help="keep trying for so long while the leader is away (default 30)",
+        help="seconds to retry while the leader is unavailable (default 30)",
     )
 
 
@@ -104,22 +105,23 @@ def _add_aggregate(commands: Any) -> None:
     parser = _command(
         commands,
         "aggregate",
-        "Run one of the two aggregators, or make a trial fleet (--new).",
+        "Run one of the two aggregators, or create a trial fleet (--new).",
         "aggregate --state trial/leader",
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--state", type=Path, help="the aggregator's directory")
-    what.add_argument("--new", type=Path, metavar="DIR", help="make a trial fleet there and exit")
+    what.add_argument("--new", type=Path, metavar="DIR", help="create a trial fleet there and exit")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    fleet_logging.add_options(parser)
     fleet = parser.add_argument_group("a trial fleet")
     fleet.add_argument("--nodes", type=int, default=10)
     fleet.add_argument("--tenants", type=int, default=5)
-    fleet.add_argument("--release-hours", type=float, default=24.0, help="one release in so long")
+    fleet.add_argument("--release-hours", type=float, default=24.0, help="hours per release")
     fleet.add_argument(
         "--min-batch",
         type=int,
         default=None,
-        help="fewest reports of a release (default: half the nodes)",
+        help="minimum reports of a release (default: half the nodes)",
     )
     fleet.add_argument("--unit", choices=("gpu", "tenant"), default="gpu", help="unit of privacy")
     fleet.add_argument(
@@ -129,21 +131,23 @@ def _add_aggregate(commands: Any) -> None:
         help="nodes of a tenant that count in a release (default with --unit tenant: chosen from "
         "the tenants' sizes)",
     )
-    fleet.add_argument("--epsilon", type=float, default=8.0, help="of a year of releases")
+    fleet.add_argument("--epsilon", type=float, default=8.0, help="yearly budget")
     fleet.add_argument("--delta", type=float, default=1e-6)
     fleet.add_argument(
         "--discovery",
         action="store_true",
-        help="not classes but unknown kernels are counted, for 'sonde fleet discover'",
+        help="count unclassified kernels instead of classes, for 'sonde fleet discover'",
     )
-    fleet.add_argument("--port", type=int, default=8471, help="leader; the helper takes the next")
+    fleet.add_argument(
+        "--port", type=int, default=8471, help="port of the leader; the helper uses the next"
+    )
 
 
 def _add_collect(commands: Any) -> None:
     parser = _command(
         commands,
         "collect",
-        "Release one batch: counts with error bars, and their epsilon.",
+        "Collect the release of one batch: counts with error bars, and their epsilon.",
         "collect --state trial/collector --batch 2026-11-20T00:00 -o totals.html",
     )
     fleet_collect.add_collect(parser)
@@ -153,7 +157,7 @@ def _add_discover(commands: Any) -> None:
     parser = _command(
         commands,
         "discover",
-        "Kernels that no class knows yet and many nodes run, by who has their names.",
+        "Find common kernels without a class, by matching known names.",
         "discover --state trial/collector --names kernel-names.txt",
     )
     fleet_collect.add_discover(parser)
@@ -163,7 +167,7 @@ def _add_budget(commands: Any) -> None:
     parser = _command(
         commands,
         "budget",
-        "What an aggregator's releases have cost, for GPUs and for tenants.",
+        "The privacy cost of an aggregator's releases, per GPU and per tenant.",
         "budget --state trial/leader",
     )
     parser.add_argument("--state", type=Path, required=True, help="an aggregator's directory")
@@ -174,7 +178,7 @@ def _add_clock(commands: Any) -> None:
     parser = _command(
         commands,
         "clock",
-        "The time that a party or node goes by, and the operator's word that a new one is right.",
+        "Show the trusted time of a party or node, or accept the machine's clock.",
         "clock --state trial/leader --accept",
     )
     fleet_clock.add_clock(parser)
@@ -184,14 +188,14 @@ def _add_simulate(commands: Any) -> None:
     parser = _command(
         commands,
         "simulate",
-        "A simulated fleet through the real protocol.",
+        "Simulate a fleet with the real protocol.",
         "simulate --nodes 2000 --buckets 4096 --dropouts 0.3 --one-sided 0.05 --attacks",
     )
     fleet_simulate.add_simulate(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the chosen fleet command; returns the exit code."""
+    """Runs the chosen fleet command; returns the exit code."""
     try:
         return _RUN[args.fleet_command](args)
     except ModuleNotFoundError as error:
@@ -204,41 +208,45 @@ def _report(args: argparse.Namespace) -> int:
     from sonde.fleet import node, provision
     from sonde.fleet.buckets import BucketSpace
     from sonde.fleet.clock import PartyClock
-    from sonde.fleet.discovery import NOTHING_NEW, bucket_of, is_discovery
+    from sonde.fleet.discovery import NO_UNKNOWN_KERNEL, bucket_of, is_discovery
     from sonde.fleet.sampling import Sampler
     from sonde.fleet.task import Task
 
     task, identity = Task.load(args.node / "task.json"), provision.load_node(args.node)
-    clock = PartyClock(args.node, must_keep=False)
+    clock = PartyClock(args.node, must_persist=False)
     space, period = BucketSpace.of_task(task), _period(args, clock)
     sampler = Sampler(space, period.start_ns, period.duration_ns, task.max_samples)
     for record in period.records:
-        sampler.see(record)
-    unknown = sampler.unknown()
+        sampler.observe(record)
+    unknown = sampler.unclassified_kernel()
     buckets = [bucket_of(task, unknown)] if is_discovery(task) else sampler.buckets()
     if args.dry_run:
         for bucket in buckets:
             if is_discovery(task):
-                said = "no unknown kernel" if bucket == NOTHING_NEW else f"hash of {unknown}"
+                content = (
+                    "no unclassified kernel"
+                    if bucket == NO_UNKNOWN_KERNEL
+                    else f"hash of {unknown}"
+                )
             else:
                 application, kernel, activity = space.label(bucket)
-                said = f"{application} / {kernel} {activity}".rstrip()
-            print(f"bucket {bucket}: {said}")
-        print(f"would be sent in shares to {task.leader_url}; nothing was sent")
+                content = f"{application} / {kernel} {activity}".rstrip()
+            print(f"bucket {bucket}: {content}")
+        print(f"would be sent as secret shares to {task.leader_url}; nothing was sent")
         return 0
     report = node.make_report(task, identity, buckets, period.time_s)
     tls = provision.client_tls(args.node)
-    receipt = node.upload_patiently(task, report.encode(), tls, args.patience)
+    receipt = node.upload_with_retry(task, report.encode(), tls, args.patience)
     if not receipt.accepted:
         raise SinkError(
             f"the leader refuses the report: {receipt.reason}", _REFUSED.get(receipt.reason, "")
         )
-    print(f"{len(buckets)} samples sent in shares")
+    print(f"{len(buckets)} samples sent as secret shares")
     return 0
 
 
 def _period(args: argparse.Namespace, clock: PartyClock) -> Period:
-    """What ran, from a recording or from a file of kernel records."""
+    """The kernel records, from a recording or from a file."""
     if args.capture is not None:
         from sonde.fleet.clock import SKEW_S, duration
         from sonde.fleet.from_capture import period_of
@@ -256,7 +264,7 @@ def _period(args: argparse.Namespace, clock: PartyClock) -> Period:
     from sonde.fleet.sampling import Period, read_records
 
     if args.source is not None:
-        raise UsageError("--source is for recordings", "leave it away with --kernels")
+        raise UsageError("--source is for recordings", "omit it with --kernels")
     fleet_clock.warn_of_step(clock)
     records = list(read_records(args.kernels))
     start_ns = min((r.start_ns for r in records), default=0)
@@ -269,11 +277,17 @@ def _aggregate(args: argparse.Namespace) -> int:
         return _new_trial(args)
     from sonde.fleet.service import serve
 
+    is_json = fleet_logging.is_json(args.log_format)
+
     def ready(url: str) -> None:
-        print(f"listening on {url}", flush=True)
+        if is_json:
+            logging.getLogger(__name__).info("listening on %s", url)
+        else:
+            print(f"listening on {url}", flush=True)
 
     try:
-        serve(args.state, args.threads, ready)
+        with fleet_logging.to_stderr(is_json, args.log_level):
+            serve(args.state, args.threads, ready)
     except OSError as error:
         raise SondeError(
             f"cannot listen: {error.strerror or error}",
@@ -284,24 +298,24 @@ def _aggregate(args: argparse.Namespace) -> int:
 
 def _new_trial(args: argparse.Namespace) -> int:
     from sonde.fleet.budget import releases_a_year
-    from sonde.fleet.discovery import SPACE, threshold_of
-    from sonde.fleet.noise import MechanismKind, plan, stated
+    from sonde.fleet.discovery import DISCOVERY_SPACE, threshold_of
+    from sonde.fleet.noise import MechanismKind, format_rounded_up, plan
     from sonde.fleet.provision import provision
     from sonde.fleet.task import Privacy, Task
-    from sonde.fleet.tenants import choose_cap
+    from sonde.fleet.tenant_cap import choose_cap
 
     if args.nodes < 1 or args.tenants < 1 or args.release_hours < 1:
-        raise UsageError("a fleet has nodes and tenants, and releases of an hour or more")
+        raise UsageError("a fleet needs nodes, tenants, and releases of at least an hour")
     if args.release_hours % 1:
         raise UsageError(f"a release of {args.release_hours:g} h", "give whole hours")
     if not 1 <= args.port <= 65_534:
         raise UsageError(
-            f"no port {args.port}", "give one from 1 to 65534; the helper takes the next"
+            f"no port {args.port}", "give one from 1 to 65534; the helper uses the next"
         )
     if args.tenant_cap is not None and args.tenant_cap < 1:
-        raise UsageError("a cap counts at least one node of a tenant")
+        raise UsageError("the tenant cap must be at least 1")
     if args.min_batch is not None and args.min_batch < 1:
-        raise UsageError("a batch holds at least one report")
+        raise UsageError("the minimum batch must be at least 1 report")
     release_s = int(args.release_hours) * 3600
     tags = [f"tenant-{n % args.tenants}" for n in range(args.nodes)]
     releases = releases_a_year(release_s)
@@ -323,13 +337,15 @@ def _new_trial(args: argparse.Namespace) -> int:
         privacy=Privacy(args.unit, "laplace", 1.0, args.delta, args.epsilon, args.tenant_cap),
         leader_url=f"https://127.0.0.1:{args.port}",
         helper_url=f"https://127.0.0.1:{args.port + 1}",
-        space=SPACE if args.discovery else {"applications": 64, "kernels": 64, "levels": 1},
+        space=DISCOVERY_SPACE
+        if args.discovery
+        else {"applications": 64, "kernels": 64, "levels": 1},
     )
     sensitivity = task.sensitivity(args.unit)
     assert sensitivity is not None  # a proved task with its cap
     kind: MechanismKind | None = (
         "laplace" if args.discovery else None
-    )  # what the threshold of unknown keys is made for
+    )  # the threshold for unknown keys requires it
     mechanism = plan(sensitivity, args.epsilon, args.delta, releases, kind)
     task = replace(
         task, privacy=replace(task.privacy, mechanism=mechanism.kind, scale=mechanism.scale)
@@ -337,25 +353,25 @@ def _new_trial(args: argparse.Namespace) -> int:
     provision(args.new, task, tags)
     print(f"{args.nodes} nodes, leader, helper and collector in {args.new}")
     print(
-        f"{releases} releases a year at ε = {stated(args.epsilon)} per {args.unit}: "
+        f"{releases} releases a year at ε = {format_rounded_up(args.epsilon)} per {args.unit}: "
         f"{mechanism.kind} noise of scale {mechanism.scale:.1f} by each aggregator, "
         f"± {mechanism.half_width():.0f} samples (95 %)"
     )
     if args.unit == "tenant":
         import numpy as np
 
-        from sonde.fleet.forecast import forecast_of
+        from sonde.fleet.evaluation.forecast import forecast_of
 
         nodes_of = list(Counter(tags).values())
         print(forecast_of(task, nodes_of, np.random.default_rng(1)).summary())
     if args.discovery:
-        print(f"a kernel is shown from {threshold_of(task):,} noised samples on")
+        print(f"a kernel is shown if it has at least {threshold_of(task):,} noised samples")
     return 0
 
 
 def _budget(args: argparse.Namespace) -> int:
     from sonde.fleet.budget import entry_for, worst_year
-    from sonde.fleet.noise import stated
+    from sonde.fleet.noise import format_rounded_up
     from sonde.fleet.store import Store
     from sonde.fleet.task import Task, Unit
 
@@ -390,17 +406,18 @@ def _budget(args: argparse.Namespace) -> int:
         )
         return 0
     print(
-        f"{task.name}: {len(ledger)} releases; budget ε = {stated(task.privacy.budget)} a year "
-        f"per {task.privacy.unit} at δ = {stated(delta)}"
+        f"{task.name}: {len(ledger)} releases; yearly budget ε = "
+        f"{format_rounded_up(task.privacy.budget)} per {task.privacy.unit} "
+        f"at δ = {format_rounded_up(delta)}"
     )
     for unit in units:
         each, sum_ = single[unit], spent[unit]
         if each is None or sum_ is None:
-            print(f"  per {unit:<7} not bounded: no promise")
+            print(f"  per {unit:<7} unbounded: no guarantee")
         else:
             print(
-                f"  per {unit:<7} ε = {stated(each)} a release, "
-                f"{stated(sum_)} in the worst year so far"
+                f"  per {unit:<7} ε = {format_rounded_up(each)} per release, "
+                f"{format_rounded_up(sum_)} in the worst year so far"
             )
     for reason, count in refused.items():
         print(f"  refused: {reason:<14} {count}")
@@ -410,8 +427,8 @@ def _budget(args: argparse.Namespace) -> int:
 _REFUSED = {
     "quota": "report again in the next period; this node has reported for this one",
     "late": "report recordings soon after they end; the batch of this one is closed",
-    "early": "set this machine's clock right",
-    "unknown node": "have this node's key put into the roster of both aggregators",
+    "early": "correct this machine's clock",
+    "unknown node": "have this node's key added to the roster of both aggregators",
     "unknown task": "use the task.json that the aggregators use",
     "tenant cap": "try in a later batch; enough of this tenant's nodes count in this one",
     "forged": "use the task.json and the key that this node was enrolled with",

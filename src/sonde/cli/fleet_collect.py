@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sonde fleet collect and discover: what the aggregators release, when it is due, as files."""
+"""sonde fleet collect and discover: releases, their schedule, and output files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "json", "csv", "html", "parquet")
 _RETRY_S = 30.0
-_LOOK_S = 60.0  # at the clock, which the operator may accept meanwhile
+_CLOCK_CHECK_S = 60.0  # checks the clock, which the operator may accept meanwhile
 
 
 def add_collect(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_collect(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=FORMATS,
         default=None,
-        help="default: by the ending of -o (.html .parquet .csv .json), else a table",
+        help="default: by the suffix of -o (.html .parquet .csv .json), else a table",
     )
     parser.add_argument("--json", action="store_true", help="the same as --format json")
     parser.add_argument(
@@ -45,7 +45,7 @@ def add_collect(parser: argparse.ArgumentParser) -> None:
     )
     when = parser.add_mutually_exclusive_group()
     when.add_argument(
-        "--schedule", action="store_true", help="only tell which batches are due, and when"
+        "--schedule", action="store_true", help="only show which batches are due, and when"
     )
     when.add_argument(
         "--follow",
@@ -53,7 +53,7 @@ def add_collect(parser: argparse.ArgumentParser) -> None:
         help="collect each batch when it is due, into one file each, until stopped",
     )
     parser.add_argument(
-        "--releases", type=int, default=0, metavar="N", help="with --follow: stop after so many"
+        "--releases", type=int, default=0, metavar="N", help="with --follow: stop after N batches"
     )
 
 
@@ -63,7 +63,7 @@ def add_discover(parser: argparse.ArgumentParser) -> None:
     )
     _add_batch(parser)
     parser.add_argument(
-        "--names", type=Path, required=True, help="kernel names that are known here, one a line"
+        "--names", type=Path, required=True, help="known kernel names, one per line"
     )
     parser.add_argument("--json", action="store_true")
 
@@ -102,7 +102,7 @@ def discover(args: argparse.Namespace) -> int:
     task = Task.load(args.state / "task.json")
     if not discovery.is_discovery(task):
         raise UsageError(
-            f"{task.name} sums classes, not unknown kernels",
+            f"{task.name} counts classes, not unclassified kernels",
             "make a task with 'sonde fleet aggregate --new DIR --discovery'",
         )
     try:
@@ -115,13 +115,17 @@ def discover(args: argparse.Namespace) -> int:
     release = collector.collect(args.state, batch_start(task, args.batch, _clock(args)()))
     found = discovery.discover(task, release, names)
     if args.json:
-        answer = {"privacy": release.promise(), "least": least, "found": [asdict(f) for f in found]}
+        answer = {
+            "privacy": release.privacy_guarantee(),
+            "least": least,
+            "found": [asdict(f) for f in found],
+        }
         print(json.dumps(answer))
         return 0
-    print(f"{task.name}: kernels without a class, from {least:,} noised samples on")
-    print(f"privacy: {release.promise()}\n")
+    print(f"{task.name}: kernels without a class, with at least {least:,} noised samples")
+    print(f"privacy: {release.privacy_guarantee()}\n")
     for one in found:
-        known = " or ".join(one.names) or f"(no name here has hash {one.bucket})"
+        known = " or ".join(one.names) or f"(no known name has hash {one.bucket})"
         print(f"{one.count:>10,} ± {one.error:<8,.0f} {known}")
     if not found:
         print("none")
@@ -129,16 +133,16 @@ def discover(args: argparse.Namespace) -> int:
 
 
 def _clock(args: argparse.Namespace) -> PartyClock:
-    """The collector's; says so where it does not go by the machine's."""
+    """The collector's clock; warns if the machine's clock is not followed."""
     from sonde.fleet.clock import PartyClock
 
-    clock = PartyClock(args.state, must_keep=False)
+    clock = PartyClock(args.state, must_persist=False)
     fleet_clock.warn_of_step(clock)
     return clock
 
 
 def batch_start(task: Task, text: str | None, now_s: float) -> int:
-    """Start of the batch that a user's words name. Raises UsageError."""
+    """Start of the batch that a user's text names. Raises UsageError."""
     if text is None:
         return task.last_due(now_s)
     try:
@@ -151,7 +155,7 @@ def batch_start(task: Task, text: str | None, now_s: float) -> int:
 
 
 def due_batches(task: Task, now_s: float) -> list[int]:
-    """Starts of the last batch that is due, and of those that are to come."""
+    """Starts of the last batch that is due, and of the next ones."""
     last = task.last_due(now_s)
     open_ = task.batch_of(int(now_s))
     return list(range(last, open_ + 2 * task.release_s, task.release_s))
@@ -175,11 +179,11 @@ def _schedule(args: argparse.Namespace, task: Task, now_s: float) -> None:
 
 
 def _follow(args: argparse.Namespace, task: Task, clock: PartyClock) -> int:
-    """One file a release. A batch that is refused is told and passed over."""
+    """Writes one file per release. A refused batch is reported and skipped."""
     from sonde.fleet import collector
 
     if args.output is None:
-        raise UsageError("--follow writes a file each time", "name a directory with -o")
+        raise UsageError("--follow writes a file per release", "name a directory with -o")
     ending = args.format or "html"
     if ending == "table":
         raise UsageError("--follow writes files", "choose --format html, parquet, csv or json")
@@ -190,23 +194,25 @@ def _follow(args: argparse.Namespace, task: Task, clock: PartyClock) -> int:
         if clock() < task.due_s(start_s):
             print(f"batch {_utc(start_s)} is due {_utc(task.due_s(start_s))}", flush=True)
         while (wait_s := task.due_s(start_s) - clock()) > 0:
-            time.sleep(min(wait_s, _LOOK_S))
+            time.sleep(min(wait_s, _CLOCK_CHECK_S))
         path = args.output / f"{datetime.fromtimestamp(start_s, UTC):%Y-%m-%dT%H%M%S}.{ending}"
         try:
             release = collector.collect(args.state, start_s)
-        except collector.Denied as refused:
-            why = one_line(str(refused))
+        except collector.ReleaseDenied as denied:
+            why = one_line(str(denied))
             print(f"batch {_utc(start_s)} is not released: {why}", file=sys.stderr, flush=True)
-            if refused.reason == "still open":  # their clocks, or checks that are not done
+            if (
+                denied.reason == "still open"
+            ):  # their clocks differ, or reports are still being verified
                 time.sleep(min(_RETRY_S, task.release_s))
                 continue
-        except SinkError as away:
-            print(f"{one_line(str(away))}; trying again", file=sys.stderr, flush=True)
+        except SinkError as error:
+            print(f"{one_line(str(error))}; retrying", file=sys.stderr, flush=True)
             time.sleep(min(_RETRY_S, task.release_s))
             continue
         else:
             _write(ending, args.state, task, release, path)
-            print(f"{one_line(str(path))}: {release.promise()}", flush=True)
+            print(f"{one_line(str(path))}: {release.privacy_guarantee()}", flush=True)
         done += 1
         start_s += task.release_s
     return 0
@@ -220,13 +226,13 @@ def _show(args: argparse.Namespace, task: Task, release: Result, output: Path | 
         if args.format is not None:
             return
     if args.json or args.format == "json":
-        print(json.dumps({**asdict(release), "privacy": release.promise()}))
+        print(json.dumps({**asdict(release), "privacy": release.privacy_guarantee()}))
     elif args.format == "csv":
         print(result.to_csv(release), end="")
     elif args.format == "html":
         print(_page(args.state, task, release), end="")
     elif args.format == "parquet":
-        raise UsageError("Parquet is not for a terminal", "name a file with -o")
+        raise UsageError("Parquet cannot be written to a terminal", "name a file with -o")
     else:
         print(result.to_table(release, args.top))
 
@@ -236,14 +242,16 @@ def _write(kind: str, state: Path, task: Task, release: Result, path: Path) -> N
 
     contents: dict[str, Callable[[], bytes]] = {
         "html": lambda: _page(state, task, release).encode(),
-        "json": lambda: json.dumps({**asdict(release), "privacy": release.promise()}).encode(),
+        "json": lambda: json.dumps(
+            {**asdict(release), "privacy": release.privacy_guarantee()}
+        ).encode(),
         "csv": lambda: result.to_csv(release).encode(),
         "table": lambda: f"{result.to_table(release)}\n".encode(),
         "parquet": lambda: result.to_parquet(release),
     }
     if kind not in contents:
         raise UsageError(
-            f"unknown kind of file: {path.name}", "end it in .html, .parquet, .csv or .json"
+            f"unknown kind of file: {path.name}", "use the suffix .html, .parquet, .csv or .json"
         )
     content = contents[kind]()
     with replacing(path) as out:
@@ -254,7 +262,7 @@ def _page(state: Path, task: Task, release: Result) -> str:
     from sonde.fleet import collector, page
     from sonde.fleet.budget import ledger_of
 
-    return page.render(release, ledger_of(task, collector.collected(state)))
+    return page.render(release, ledger_of(task, collector.collected_batches(state)))
 
 
 def _utc(time_s: float) -> str:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sonde fleet simulate: a made-up fleet through the real protocol, attacked; what it is worth."""
+"""sonde fleet simulate: a synthetic fleet with the real protocol, attacks on it, and expected
+errors.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +16,29 @@ from typing import TYPE_CHECKING
 from sonde.errors import SondeError, UsageError
 
 if TYPE_CHECKING:
-    from sonde.fleet.forecast import Forecast
+    from sonde.fleet.evaluation.forecast import Forecast
 
 
 def add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, default=2000)
     parser.add_argument("--buckets", type=int, default=4096)
     parser.add_argument("--tenants", type=int, default=200)
-    parser.add_argument("--unproved", action="store_true", help="plain additive shares, no proofs")
-    parser.add_argument("--dropouts", type=float, default=0.3, help="share of nodes that are away")
+    parser.add_argument("--unproved", action="store_true", help="additive shares without proofs")
+    parser.add_argument(
+        "--dropouts", type=float, default=0.3, help="share of nodes that are absent"
+    )
     parser.add_argument(
         "--one-sided",
         type=float,
         default=0.05,
         help="share of reports that reach one aggregator only",
     )
-    parser.add_argument("--stragglers", type=float, default=0.02, help="share that come too late")
-    parser.add_argument("--liars", type=float, default=0.01, help="share that lie")
+    parser.add_argument(
+        "--stragglers", type=float, default=0.02, help="share of reports that are late"
+    )
+    parser.add_argument(
+        "--liars", type=float, default=0.01, help="share of reports that are malicious"
+    )
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--delta", type=float, default=1e-6)
     parser.add_argument("--engine", choices=("local", "ray"), default="local")
@@ -40,19 +48,20 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         "--roster",
         type=Path,
         metavar="PATH",
-        help="forecast what releases per tenant are worth for this roster (roster.json, or an "
-        "aggregator's directory), not for the simulated fleet's tenants",
+        help="forecast the error of releases per tenant for this roster (roster.json, or an "
+        "aggregator's directory) instead of the simulated fleet's tenants",
     )
-    parser.add_argument("--attacks", action="store_true", help="run the attack harness too")
+    parser.add_argument("--attacks", action="store_true", help="also run the attacks")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("-o", "--output", type=Path, help="write the release as .parquet or .csv")
 
 
 def simulate(args: argparse.Namespace) -> int:
-    """Run it; returns the exit code."""
-    from sonde.fleet import attacks, result, verdicts
-    from sonde.fleet.simulate import Scenario, open_engine
-    from sonde.fleet.simulate import run as run_fleet
+    """Runs `sonde fleet simulate`; returns the exit code."""
+    from sonde.fleet import result
+    from sonde.fleet.evaluation import attack_results, attacks
+    from sonde.fleet.evaluation.simulation import Scenario, open_engine
+    from sonde.fleet.evaluation.simulation import run as run_fleet
 
     if args.nodes < 1 or args.buckets < 2 or args.tenants < 1 or args.workers < 1:
         raise UsageError("a simulated fleet needs nodes, tenants, workers and two buckets")
@@ -74,9 +83,9 @@ def simulate(args: argparse.Namespace) -> int:
         delta=args.delta,
         seed=args.seed,
     )
-    told = _forecast(args)
+    forecast = _forecast(args)
     if not args.json:
-        print(f"{told.summary()}\n", flush=True)
+        print(f"{forecast.summary()}\n", flush=True)
     progress = _progress if sys.stderr.isatty() else None
     with open_engine(args.engine, args.workers) as engine:
         outcome = run_fleet(scenario, engine, progress)
@@ -88,7 +97,7 @@ def simulate(args: argparse.Namespace) -> int:
             json.dumps(
                 {
                     "simulation": outcome.figures(),
-                    "per_tenant": asdict(told),
+                    "per_tenant": asdict(forecast),
                     "attacks": [{**asdict(a), "verdict": a.verdict} for a in table],
                 }
             )
@@ -96,22 +105,22 @@ def simulate(args: argparse.Namespace) -> int:
     else:
         print(outcome.summary())
         if table:
-            print(f"\n{verdicts.to_table(table)}")
-    if failed := verdicts.wrong(table):
+            print(f"\n{attack_results.to_table(table)}")
+    if failed := attack_results.unexpected_results(table):
         raise SondeError(
-            f"{len(failed)} of {len(table)} attacks did not end as promised, "
+            f"{len(failed)} of {len(table)} attacks did not have the expected outcome, "
             f"the first: {failed[0].name}",
-            "run it again; if it stays, release nothing and report it",
+            "run it again; if it persists, release nothing and report it",
         )
     return 0
 
 
 def _forecast(args: argparse.Namespace) -> Forecast:
-    """Releases per tenant: of the operator's own roster, or of the simulated fleet."""
+    """The forecast for the operator's roster, or for the simulated fleet."""
     import numpy as np
 
-    from sonde.fleet.forecast import forecast_of, forecast_of_a_day
-    from sonde.fleet.population import Population
+    from sonde.fleet.evaluation.forecast import forecast_of, forecast_of_a_day
+    from sonde.fleet.evaluation.population import Population
     from sonde.fleet.roster import Roster
     from sonde.fleet.task import Task
 

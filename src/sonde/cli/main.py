@@ -28,7 +28,7 @@ COMMANDS = {
     "health": "whether this node's devices are fit for work",
     "top": "who uses the CPUs and the devices now",
     "dump": "where every thread of a process is now",
-    "fleet": "fleet totals, private by construction",
+    "fleet": "fleet totals with differential privacy",
 }
 """Every command with the line that its own module says of it."""
 

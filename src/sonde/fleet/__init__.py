@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fleet totals without anyone's secrets: nodes report shares, two parties sum, one collects.
+"""Private aggregation over a fleet: nodes send secret shares, two aggregators sum them, a collector
+reads noised sums.
 
 ```
-node        sampling → buckets → node ──upload──▶ leader ◀──proof check──▶ helper
-aggregators admission, store, work, noise + budget ──noised shares──▶ collector → result
+node         sampling → buckets → node ──upload──▶ leader ◀──proof check──▶ helper
+aggregators  service → aggregator → store, verification, noise, budget
+collector    collector ──noised shares──▶ result, page
 ```
 
-Each room of the protocol is one module; `docs/design/fleet.md` has the promises and their limits.
+`docs/fleet.md` is the guide, `docs/design/fleet.md` the design with its guarantees and limits.
+`evaluation` simulates and attacks the protocol; nothing here imports it.
 """

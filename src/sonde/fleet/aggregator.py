@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leader and helper without their sockets: admission, jobs, releases.
+"""Leader and helper without their sockets: admission of reports, verification jobs, releases.
 
-Refusals are an answer, not an error: `Refused` carries the HTTP status and a reason that is also
+A refusal is a result, not a failure: `Refused` carries the HTTP status and a reason, which is also
 the name of a counter.
 """
 
@@ -15,28 +15,28 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sonde._native import signed_by
-from sonde.fleet import seal
-from sonde.fleet.budget import BudgetSpent, permit
+from sonde.fleet import hpke
+from sonde.fleet.budget import BudgetSpent, authorize_release
 from sonde.fleet.roster import Roster
 from sonde.fleet.store import Batch, Store
 from sonde.fleet.task import Task
+from sonde.fleet.verification import AggregatorKeys, BlockResult, verify_as_helper, verify_as_leader
 from sonde.fleet.wire import (
     JOB_REPORTS,
     Item,
     Malformed,
-    OtherCount,
     Reply,
     Report,
+    WrongCount,
     aggregate_binding,
     decode_job,
     decode_replies,
     encode_job,
     encode_replies,
 )
-from sonde.fleet.work import Block, Keys, help_block, lead
 
 CLOCK_SKEW_S = 300
-_STATUS = {
+_HTTP_STATUS = {
     "malformed": 400,
     "misaligned": 400,
     "unknown task": 404,
@@ -58,7 +58,7 @@ _STATUS = {
 
 
 class Refused(Exception):
-    """A request that is not granted: `reason` is a key of the counters."""
+    """A request that is refused: `reason` is a key of the counters."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -66,26 +66,27 @@ class Refused(Exception):
 
     @property
     def status(self) -> int:
-        return _STATUS.get(self.reason, 400)
+        return _HTTP_STATUS.get(self.reason, 400)
 
 
-class HelperAway(Exception):
-    """The helper cannot be reached now; the job stays and is tried again."""
+class HelperUnavailable(Exception):
+    """The helper does not answer; the job is kept and retried."""
 
 
 Post = Callable[[str, bytes], bytes]
-"""Sends a body to a path at the helper. Raises Refused or HelperAway."""
+"""Sends a body to a path at the helper and returns the answer. Raises Refused or HelperUnavailable.
+"""
 
 
 class Aggregator:
-    """What both parties do alike."""
+    """The part that is the same for leader and helper: expiry, origin checks, releases."""
 
     role = b""
 
     def __init__(
         self,
         task: Task,
-        keys: Keys,
+        keys: AggregatorKeys,
         roster: Roster,
         state: Path,
         threads: int = 2,
@@ -93,25 +94,25 @@ class Aggregator:
     ) -> None:
         self.task, self.keys, self.roster = task, keys, roster
         self.store = Store(state, task, roster.tenant_of)
-        self.store.own_reports()
+        self.store.take_ownership()
         self.threads = threads
         self.clock = clock
-        self._releasing = threading.Lock()
+        self._release_lock = threading.Lock()
         self.expire()
 
     def expire(self) -> int:
-        """Forgets batches that nobody has collected in time (`Task.keep_s`), and answers that were
-        given so long ago; how many reports were lost by it.
+        """Deletes batches that were not collected in time (`Task.keep_s`) and the stored answers of
+        that age. Returns the number of reports that were lost.
         """
-        with self._releasing:
+        with self._release_lock:
             return self.store.expire(self.task.expired_before(self.clock()))
 
     def noise(self) -> list[int]:
-        """This party's noise of one release."""
+        """One draw of this aggregator's noise: an integer per bucket."""
         return self.task.mechanism.sample(self.task.buckets)
 
-    def refuse_origin(self, node: bytes, time_s: int) -> str:
-        """Reasons that lie in who reports, and for when; "" if there is none."""
+    def origin_refusal(self, node: bytes, time_s: int) -> str:
+        """Reason to refuse a report because of its node or its time; "" if there is none."""
         now, batch = self.clock(), self.task.batch_of(time_s)
         if node not in self.roster:
             return "unknown node"
@@ -124,9 +125,9 @@ class Aggregator:
         return ""
 
     def check_release(self, start_s: int, duration_s: int) -> None:
-        """Batches lie on one grid and none is released before it is closed.
+        """Raises Refused unless the interval is one closed batch of the task's grid.
 
-        Two releases can so never overlap, and no difference of two can single anyone out.
+        Two releases therefore never overlap, and the difference of two releases isolates nobody.
         """
         if start_s % self.task.release_s or duration_s != self.task.release_s:
             raise Refused("misaligned", "releases lie on the task's grid and never overlap")
@@ -135,31 +136,33 @@ class Aggregator:
         if start_s < self.task.expired_before(self.clock()):
             raise Refused(
                 "expired",
-                f"what a batch summed is kept for {_days(self.task.keep_s)} after it is due",
+                f"a batch is kept for {_days(self.task.keep_s)} after it is due",
             )
 
     def _publish(self, start_s: int, batch: Batch) -> bytes:
-        """Noise, seal and book, once; what was published before is given again."""
+        """Adds noise, seals the share and records the cost, once. Repeats the answer of an earlier
+        release.
+        """
         task = self.task
         try:
-            entry = permit(task, self.store.ledger(), start_s)
+            entry = authorize_release(task, self.store.ledger(), start_s)
         except BudgetSpent as error:
             raise Refused("budget spent", str(error)) from error
         share = task.aggregation().add_noise(batch.share, self.noise())
         binding = aggregate_binding(self.role, task.id, start_s, task.release_s)
-        return self.store.release(start_s, seal.seal(share, task.collector_key, binding), entry)
+        return self.store.release(start_s, hpke.seal(share, task.collector_key, binding), entry)
 
 
 class Leader(Aggregator):
-    """Takes reports, drives the proof check, answers the collector."""
+    """The aggregator that receives reports, starts verification jobs and answers the collector."""
 
-    role = seal.LEADER
+    role = hpke.LEADER
     job_size = JOB_REPORTS
 
     def __init__(
         self,
         task: Task,
-        keys: Keys,
+        keys: AggregatorKeys,
         roster: Roster,
         state: Path,
         post: Post,
@@ -169,10 +172,12 @@ class Leader(Aggregator):
         super().__init__(task, keys, roster, state, threads, clock)
         self._post = post
         self._busy: set[bytes] = set()
-        self._taking = threading.Lock()
+        self._taking_lock = threading.Lock()
 
     def admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
-        """Takes a group of uploads; per upload "" or the reason. Durable when it returns."""
+        """Admits a group of uploads. Returns per upload "" or the reason of refusal. Durable on
+        return.
+        """
         reasons = [""] * len(bodies)
         good: list[tuple[int, Report]] = []
         for at, body in enumerate(bodies):
@@ -193,8 +198,8 @@ class Leader(Aggregator):
             reasons[at] = reason
         return reasons
 
-    def is_of_a_node(self, body: bytes | memoryview) -> bool:
-        """Whether an enrolled node has made this report, whenever that was."""
+    def is_from_enrolled_node(self, body: bytes | memoryview) -> bool:
+        """Whether an enrolled node signed this report, whatever its time."""
         try:
             report = Report.decode(body)
         except Malformed:
@@ -206,7 +211,9 @@ class Leader(Aggregator):
         )
 
     def _refuse(self, report: Report) -> str:
-        """Nothing is told about a node but to who has its key: who is enrolled is no one else's."""
+        """Reason to refuse a report, or "". The signature is checked before the roster, so that
+        only the holder of a key learns whether it is enrolled.
+        """
         if report.task != self.task.id:
             return "unknown task"
         closed_s = self.task.batch_of(report.time_s) + self.task.release_s + self.task.grace_s
@@ -216,120 +223,126 @@ class Leader(Aggregator):
             return "early"
         if not signed_by(report.node, report.signature, report.signed()):
             return "forged"
-        return self.refuse_origin(report.node, report.time_s)
+        return self.origin_refusal(report.node, report.time_s)
 
-    def step(self) -> int:
-        """Takes one job through; how many reports it held. Raises HelperAway to be retried.
+    def process_job(self) -> int:
+        """Verifies one job with the helper. Returns the number of its reports, 0 if there is no
+        job.
 
-        Several threads may step: while one waits for the helper, the next works.
+        Raises HelperUnavailable; the job is then retried. Several threads may call this: while one
+        waits for the helper, the next works.
         """
-        with self._taking:
-            taken = self.store.take_job(os.urandom(16), self.job_size, self._busy)
+        with self._taking_lock:
+            taken = self.store.next_job(os.urandom(16), self.job_size, self._busy)
             if taken is None:
                 return 0
             self._busy.add(taken[0])
         try:
-            self._do(*taken)
+            self._verify_job(*taken)
         finally:
             self._busy.discard(taken[0])
         return len(taken[1])
 
-    def _do(self, job: bytes, reports: list[Report]) -> None:
+    def _verify_job(self, job: bytes, reports: list[Report]) -> None:
         def exchange(items: list[Item]) -> list[Reply]:
             answer = self._post("jobs", encode_job(job, items))
             try:
                 return decode_replies(answer, len(items))
-            except OtherCount as error:
-                # The helper answers a job as it did before, when this party's disk had all of it.
+            except WrongCount as error:
+                # The helper repeats its stored answer; this party's disk has lost reports since.
                 raise Refused("mismatch", "an answer that does not fit the job") from error
 
         try:
-            block = lead(self.task, self.keys, reports, exchange, self.threads)
+            block = verify_as_leader(self.task, self.keys, reports, exchange, self.threads)
         except Malformed as error:
-            raise HelperAway("an answer that makes no sense") from error
-        except Refused as refused:  # the job as a whole; it has counted for neither
+            raise HelperUnavailable("a malformed answer") from error
+        except Refused as refused:  # the whole job; neither party has counted it
             zero = self.task.aggregation().zero()
-            block = Block(zero, refused={report.id: refused.reason for report in reports})
-        block.refused = {id_: known_reason(reason) for id_, reason in block.refused.items()}
+            block = BlockResult(zero, refused={report.id: refused.reason for report in reports})
+        block.refused = {id_: known_refusal_reason(reason) for id_, reason in block.refused.items()}
         self.store.finish_job(job, block, self.clock())
 
     def release(self, start_s: int, duration_s: int) -> tuple[bytes, bytes]:
-        """Both parties' noised shares of a batch, sealed for the collector."""
-        with self._releasing:
+        """Both aggregators' noised shares of a batch, sealed for the collector."""
+        with self._release_lock:
             self.check_release(start_s, duration_s)
             own, pending = self.store.released(start_s), self.store.pending(start_s)
-            batch = self.store.batch(start_s)  # with all that was pending before
+            batch = self.store.batch(start_s)  # after `pending`, so that it includes those reports
             if own is None:
                 if pending:
                     raise Refused("still open", "reports of this batch are still being checked")
                 if batch.count < self.task.min_batch:
                     raise Refused("too few", f"fewer than {self.task.min_batch} reports")
-                try:  # before the helper spends anything
-                    permit(self.task, self.store.ledger(), start_s)
+                try:  # before the helper records a cost
+                    authorize_release(self.task, self.store.ledger(), start_s)
                 except BudgetSpent as error:
                     raise Refused("budget spent", str(error)) from error
-            theirs = self._post("releases", release_request(start_s, duration_s, batch))
+            helper_share = self._post("releases", release_request(start_s, duration_s, batch))
             if own is None:
                 own = self._publish(start_s, batch)
-            return own, theirs
+            return own, helper_share
 
 
 class Helper(Aggregator):
-    """Checks what the leader hands on; trusts it with nothing but availability."""
+    """The aggregator that verifies the leader's jobs. It trusts the leader only to be available."""
 
-    role = seal.HELPER
+    role = hpke.HELPER
 
     def __init__(
         self,
         task: Task,
-        keys: Keys,
+        keys: AggregatorKeys,
         roster: Roster,
         state: Path,
         threads: int = 2,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(task, keys, roster, state, threads, clock)
-        self._working = threading.Lock()
+        self._job_lock = threading.Lock()
 
-    def job(self, body: bytes) -> bytes:
-        """Does a job, or repeats the answer it gave before."""
+    def process_job(self, body: bytes) -> bytes:
+        """Verifies a job and returns the encoded replies; repeats the stored answer of a known
+        job.
+        """
         job, items = decode_job(body)
-        with self._working:
+        with self._job_lock:
             done = self.store.reply_of(job)
             if done is not None:
                 return done
-            return self._do(job, items)
+            return self._verify_job(job, items)
 
-    def _do(self, job: bytes, items: list[Item]) -> bytes:
+    def _verify_job(self, job: bytes, items: list[Item]) -> bytes:
         batches = {self.task.batch_of(item.time_s) for item in items}
         if len(batches) != 1 or len({item.id for item in items}) != len(items):
-            raise Refused("malformed", "a job holds different reports of one batch")
-        refused = {item.id: self.refuse_origin(item.node, item.time_s) for item in items}
+            raise Refused("malformed", "a job must hold distinct reports of one batch")
+        refused = {item.id: self.origin_refusal(item.node, item.time_s) for item in items}
         refused = {id_: reason for id_, reason in refused.items() if reason}
-        welcome = [item for item in items if item.id not in refused]
-        claims = [(item.id, item.node, item.time_s) for item in welcome]
-        claimed = zip(welcome, self.store.claim(claims), strict=True)
-        refused |= {item.id: reason for item, reason in claimed if reason}
-        fresh = [item for item in welcome if item.id not in refused]
-        if not fresh:  # nothing is booked, so nothing is kept
+        admissible = [item for item in items if item.id not in refused]
+        claims = [(item.id, item.node, item.time_s) for item in admissible]
+        checked = zip(admissible, self.store.check_claims(claims), strict=True)
+        refused |= {item.id: reason for item, reason in checked if reason}
+        fresh = [item for item in admissible if item.id not in refused]
+        if not fresh:  # nothing was recorded, so no answer is stored
             self.store.note_refusals(Counter(refused.values()))
             return encode_replies(Reply(None, refused[item.id]) for item in items)
-        block, answers = help_block(self.task, self.keys, fresh, self.threads)
+        block, answers = verify_as_helper(self.task, self.keys, fresh, self.threads)
         by_id = {item.id: answer for item, answer in zip(fresh, answers, strict=True)}
         replies = [
             Reply(None, refused[item.id]) if item.id in refused else by_id[item.id]
             for item in items
         ]
-        block = Block(block.aggregate, block.accepted, {**block.refused, **refused})
+        block = BlockResult(block.aggregate, block.accepted, {**block.refused, **refused})
         reply = encode_replies(replies)
         taken = [(item.id, item.node, item.time_s) for item in fresh]
         self.store.record_job(job, batches.pop(), taken, block, reply)
         return reply
 
     def release(self, body: bytes) -> bytes:
-        """The helper's noised share, if both counted the same reports and the budget allows."""
+        """The helper's noised share. Raises Refused if the parties counted different reports, or if
+        the budget is spent.
+        """
         start_s, duration_s, count, check = parse_release_request(body)
-        with self._releasing, self._working:  # no job adds to what is being released
+        with self._release_lock, self._job_lock:  # no job may add to the batch meanwhile
             self.check_release(start_s, duration_s)
             done = self.store.released(start_s)
             if done is not None:
@@ -346,9 +359,11 @@ def _days(seconds: int) -> str:
     return f"{seconds / 86_400:.3g} days" if seconds >= 86_400 else f"{seconds} s"
 
 
-def known_reason(reason: str) -> str:
-    """The helper's reason, if it is one: what else it says fills no table of the leader's."""
-    return reason if reason in _STATUS else "refused by the helper"
+def known_refusal_reason(reason: str) -> str:
+    """The helper's reason if it is a known one, else a fixed text: the helper must not fill the
+    leader's table of counters.
+    """
+    return reason if reason in _HTTP_STATUS else "refused by the helper"
 
 
 def release_request(start_s: int, duration_s: int, batch: Batch) -> bytes:

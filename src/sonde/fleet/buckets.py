@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a sample is reduced to before it leaves: application class × kernel class × activity."""
+"""The bucket of a sample: application class × kernel class × activity level."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sonde.fleet.task import Task
 
 @dataclass(frozen=True)
 class BucketSpace:
-    """The grid. Its size is fixed beforehand, so places without a name yet are reserved.
+    """The grid of buckets. Its size is fixed in the task, so it includes unnamed, reserved classes.
 
-    activity is the hardware activity of the sample, cut into `levels` equal steps of [0, 1].
+    `levels` divides the hardware activity, in [0, 1], into equal steps.
     """
 
     applications: int = 64
@@ -26,14 +26,14 @@ class BucketSpace:
         return self.applications * self.kernels * self.levels
 
     def index(self, application: int, kernel: int, activity: float = 0.0) -> int:
-        """The bucket of a sample; classes beyond the grid fall into `other` (1)."""
+        """The bucket of a sample. A class outside the grid becomes `other` (1)."""
         application = application if application < self.applications else 1
         kernel = kernel if kernel < self.kernels else 1
         level = min(self.levels - 1, max(0, int(activity * self.levels)))
         return (application * self.kernels + kernel) * self.levels + level
 
     def label(self, bucket: int) -> tuple[str, str, str]:
-        """(application, kernel, activity) in words."""
+        """(application, kernel, activity) as text."""
         classes = Classes.shipped()
         rest, level = divmod(bucket, self.levels)
         application, kernel = divmod(rest, self.kernels)
@@ -43,7 +43,9 @@ class BucketSpace:
 
     @staticmethod
     def of_task(task: Task) -> BucketSpace:
-        """The grid that a task was made with; a plain row of buckets where it says none."""
+        """The grid of a task; a single row of buckets if the task defines none. Raises
+        UsageError.
+        """
         if not task.space or "purpose" in task.space:
             return BucketSpace(task.buckets, 1, 1)
         try:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What releases cost together, and when to refuse the next one. Pure.
+"""Composition of privacy losses, and when to refuse a release. Pure functions.
 
-A GPU (or tenant) takes part in every release, so losses compose. They are added up as zCDP and,
-where every release was pure, as pure epsilon too; the smaller of the two holds. The yearly budget
-must hold in *every* window of 365 days, not only in calendar years. A release lies in the window
-that holds the start of its batch. Sums are exact, and every figure is rounded up.
+A GPU (or tenant) takes part in every release, so losses compose. They are summed as zCDP and, if
+every release was pure, as pure epsilon too; the smaller result holds. The budget must hold in
+*every* window of 365 days, not only in calendar years. A release belongs to the windows that
+contain the start of its batch. Sums are exact, and every figure is rounded up.
 """
 
 from __future__ import annotations
@@ -13,24 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sonde.errors import SondeError
-from sonde.fleet.noise import composed_epsilon, exact_loss, stated
+from sonde.fleet.noise import composed_epsilon, exact_loss, format_rounded_up
 from sonde.fleet.task import Task, Unit
 
 YEAR_S = 365 * 86_400
 
 
 def releases_a_year(release_s: int) -> int:
-    """The most batches of this length that begin within any 365 days: 53 weeks, not 52."""
+    """The largest number of batches of this length that begin within any 365 days: 53 for a week,
+    not 52.
+    """
     return -(-YEAR_S // release_s)
 
 
 class BudgetSpent(SondeError):
-    """The release would cost more than the year allows."""
+    """The release would exceed the yearly budget."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One release in the ledger. None: nothing bounds that unit's loss."""
+class LedgerEntry:
+    """One release in the ledger. None: that unit's loss is unbounded."""
 
     start_s: int
     gpu_rho: float | None
@@ -45,10 +47,24 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Ledger:
-    """What releases cost: by unit, (one release, the worst year of those given, a full year).
+class UnitCost:
+    """Epsilon for one unit of privacy; None: unbounded.
 
-    None: nothing bounds that unit's loss. `yearly`: releases that a year of the schedule holds.
+    one_release   of a single release
+    worst_year    of the costliest 365 days of the releases given
+    full_year     of a year in which every scheduled batch is released
+    """
+
+    one_release: float | None
+    worst_year: float | None
+    full_year: float | None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The cost of releases, per unit of privacy.
+
+    `releases` is the number given, `yearly` the number that a year of the schedule holds.
     """
 
     unit: Unit
@@ -56,7 +72,7 @@ class Ledger:
     budget: float
     releases: int
     yearly: int
-    units: dict[Unit, tuple[float | None, float | None, float | None]]
+    units: dict[Unit, UnitCost]
 
 
 def ledger_of(task: Task, starts_s: Sequence[int]) -> Ledger:
@@ -68,7 +84,7 @@ def ledger_of(task: Task, starts_s: Sequence[int]) -> Ledger:
     year = [replace(one, start_s=number * task.release_s) for number in range(yearly)]
     units: tuple[Unit, Unit] = ("gpu", "tenant")
     costs = {
-        unit: (
+        unit: UnitCost(
             worst_year([one], unit, privacy.delta),
             worst_year(taken, unit, privacy.delta),
             worst_year(year, unit, privacy.delta),
@@ -78,8 +94,8 @@ def ledger_of(task: Task, starts_s: Sequence[int]) -> Ledger:
     return Ledger(privacy.unit, privacy.delta, privacy.budget, len(taken), yearly, costs)
 
 
-def entry_for(task: Task, start_s: int) -> Entry:
-    """What releasing the batch at start_s costs, for both units."""
+def entry_for(task: Task, start_s: int) -> LedgerEntry:
+    """The cost of releasing the batch at `start_s`, for both units."""
     losses: list[float | None] = []
     for unit in ("gpu", "tenant"):
         sensitivity = task.sensitivity(unit)
@@ -88,11 +104,11 @@ def entry_for(task: Task, start_s: int) -> Entry:
         else:
             cost = task.mechanism.cost(sensitivity)
             losses += [cost.rho, cost.epsilon]
-    return Entry(start_s, *losses)
+    return LedgerEntry(start_s, *losses)
 
 
-def epsilon(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
-    """The composed epsilon at delta; None if some release left the unit unbounded."""
+def epsilon(entries: Sequence[LedgerEntry], unit: Unit, delta: float) -> float | None:
+    """The composed epsilon at delta; None if some release leaves the unit unbounded."""
     losses = [entry.loss(unit) for entry in entries]
     rhos = [exact_loss(rho) for rho, _ in losses if rho is not None]
     if len(rhos) < len(losses):
@@ -101,8 +117,8 @@ def epsilon(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
     return composed_epsilon(sum(rhos), sum(pure) if len(pure) == len(losses) else None, delta)
 
 
-def worst_year(entries: Sequence[Entry], unit: Unit, delta: float) -> float | None:
-    """The composed epsilon of the costliest 365 days; None if unbounded, 0 without releases."""
+def worst_year(entries: Sequence[LedgerEntry], unit: Unit, delta: float) -> float | None:
+    """The composed epsilon of the costliest 365 days: None if unbounded, 0 without releases."""
     ordered = sorted(entries, key=lambda entry: entry.start_s)
     most_rho = most_pure = rho = pure = first = 0
     all_pure = True
@@ -120,20 +136,22 @@ def worst_year(entries: Sequence[Entry], unit: Unit, delta: float) -> float | No
     return composed_epsilon(most_rho, most_pure if all_pure else None, delta)
 
 
-def permit(task: Task, ledger: Sequence[Entry], start_s: int) -> Entry:
-    """The entry for a new release; raises BudgetSpent where the year does not hold it."""
+def authorize_release(task: Task, ledger: Sequence[LedgerEntry], start_s: int) -> LedgerEntry:
+    """The ledger entry for a new release. Raises BudgetSpent if the budget of its year does not
+    allow it.
+    """
     entry = entry_for(task, start_s)
     privacy = task.privacy
     cost = worst_year([*ledger, entry], privacy.unit, privacy.delta)
     if cost is None:
         raise BudgetSpent(
-            f"nothing bounds what one {privacy.unit} adds to this task",
+            f"the contribution of one {privacy.unit} to this task is unbounded",
             "use a task with proofs" if task.kind == "plain" else "set a tenant cap",
         )
     if cost > privacy.budget:
         raise BudgetSpent(
-            f"the release would bring the year to epsilon {stated(cost, 4)} per {privacy.unit}, "
-            f"above the budget of {privacy.budget:g}",
+            f"the release would bring the year to epsilon {format_rounded_up(cost, 4)} "
+            f"per {privacy.unit}, above the budget of {privacy.budget:g}",
             "wait until older releases are a year old",
         )
     return entry

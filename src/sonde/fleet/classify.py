@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names to classes, on the node: what is sent is an index into a public table, never a name.
+"""Maps kernel names to classes on the node. A report holds an index into a public table, never a
+name.
 
-A mix of kernels identifies an application as well as its name does, so the mix is looked at here
-and only the class leaves.
+A mix of kernels identifies an application as well as its name does. The node therefore evaluates
+the mix itself and reports only the class.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ IDLE, OTHER = 0, 1
 
 @dataclass(frozen=True)
 class Classes:
-    """The tables of classes.toml."""
+    """The tables of classes.toml: names and patterns of kernel classes, names and conditions of
+    applications. A condition gives the least share of time per kernel class.
+    """
 
     kernels: tuple[str, ...]
     patterns: tuple[re.Pattern[str] | None, ...]
@@ -29,7 +32,7 @@ class Classes:
     @staticmethod
     @lru_cache(maxsize=1)
     def shipped() -> Classes:
-        """The table that comes with Sonde."""
+        """The table that is installed with Sonde."""
         table = tomllib.loads(files("sonde.fleet").joinpath("classes.toml").read_text())
         return Classes(
             tuple(row["name"] for row in table["kernels"]),
@@ -42,7 +45,7 @@ class Classes:
         )
 
     def kernel(self, name: str) -> int:
-        """Class of a kernel by its name; `other` if no pattern knows it."""
+        """Class of a kernel by its name; `other` if no pattern matches."""
         for number, pattern in enumerate(self.patterns):
             if pattern is not None and pattern.search(name):
                 return number

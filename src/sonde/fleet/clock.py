@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time that a party goes by: the wall clock, as far as it can be trusted.
+"""The trusted time of a party: the wall clock, with steps rejected.
 
-A wall clock that is set forward by a month and back would expire what nobody has collected, and
-refuse every node until the month is over. So within one boot time goes on by CLOCK_BOOTTIME, which
-nobody can set, from an anchor that is kept in the party's directory: a step of the wall clock is
-noticed and not followed. Across boots nothing says how long the machine was off, so more than a
-day's difference waits for the operator (`accept`); until then nothing is taken, released or
-expired.
+A wall clock that is set forward by a month and back would expire uncollected batches and make an
+aggregator refuse every node for a month. Within one boot the time therefore advances by
+CLOCK_BOOTTIME, which cannot be set, from an anchor that is stored in the party's directory. A step
+of the wall clock is detected and not followed. After a reboot the time that the machine was off is
+unknown, so a difference of more than a day waits for the operator (`accept`); until then nothing is
+admitted, released or expired.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sonde.errors import HostError, SinkError, UsageError
-from sonde.fleet.party_files import KEY_BYTES, STATE_FLAGS, read_text
+from sonde.fleet.party_files import MAX_KEY_FILE_BYTES, STATE_OPEN_FLAGS, read_text
 
 _log = logging.getLogger(__name__)
 
 FILE = "clock.json"
 SKEW_S = 300.0
-"""Small steps that are followed: as far as the parties' clocks may differ anyway."""
+"""Smaller steps are followed: the parties' clocks may differ by this much anyway."""
 DRIFT = 3e-4
-"""What is allowed besides, of the time since the anchor: a clock that is set right once a day."""
-MOST_S = 3600.0
-"""All that is ever followed within one boot."""
-GAP_S = 86_400.0
-"""Between two boots, what is followed without asking."""
-KEEP_S = 60.0
+"""Additional allowance per second since the anchor: a clock that is corrected once a day."""
+MAX_FOLLOWED_S = 3600.0
+"""Upper bound of the difference that is followed within one boot."""
+MAX_REBOOT_GAP_S = 86_400.0
+"""Largest difference across a reboot that is followed without the operator."""
+PERSIST_INTERVAL_S = 60.0
 _LOCK_S = 5.0
-"""For who else is at the file: a command, for a moment."""
+"""How long to wait for another process that holds the lock, such as a command."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClockNotTrusted(HostError):
-    """The machine's clock differs too much from what this party knows; the operator decides."""
+    """The machine's clock differs too much from the stored time; the operator decides."""
 
 
 def uptime_s() -> float:
-    """CLOCK_BOOTTIME: it goes on in suspend, and no one can set it."""
+    """CLOCK_BOOTTIME in seconds: continues during suspend and cannot be set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """Of this boot; empty where the kernel does not tell."""
+    """The id of this boot; empty if the kernel does not provide it."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -62,8 +62,8 @@ def boot_id() -> str:
 
 
 @dataclass(frozen=True)
-class Sources:
-    """Where a clock reads: for tests to set."""
+class ClockSources:
+    """The sources of time; tests replace them."""
 
     wall_s: Callable[[], float] = time.time
     uptime_s: Callable[[], float] = uptime_s
@@ -72,7 +72,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Anchor:
-    """What both clocks said at one moment of a boot; `seen_s`: the last time that was trusted."""
+    """Both clocks at one moment of a boot. `seen_s`: the last trusted time."""
 
     boot: str
     wall_s: float
@@ -80,64 +80,70 @@ class Anchor:
     seen_s: float
 
     @staticmethod
-    def now(sources: Sources) -> Anchor:
+    def now(sources: ClockSources) -> Anchor:
         wall_s = sources.wall_s()
         return Anchor(sources.boot_id(), wall_s, sources.uptime_s(), wall_s)
 
-    def is_of(self, sources: Sources) -> bool:
-        """Whether the machine still runs since then."""
+    def is_same_boot(self, sources: ClockSources) -> bool:
+        """Whether the anchor is from the current boot."""
         same = bool(self.boot) and self.boot == sources.boot_id()
-        return same and self.uptime_s <= sources.uptime_s() + 1  # else of another time namespace
+        return same and self.uptime_s <= sources.uptime_s() + 1  # else from another time namespace
 
 
 class PartyClock:
-    """Call it for the time, in seconds since the epoch. Threads may share it."""
+    """Calling it returns the trusted time in seconds since the epoch. Thread-safe."""
 
     def __init__(
         self,
         directory: Path,
-        sources: Sources | None = None,
-        must_keep: bool = True,
-        keeps: bool = True,
+        sources: ClockSources | None = None,
+        must_persist: bool = True,
+        persists: bool = True,
     ) -> None:
-        """Raises ClockNotTrusted where the operator has to decide; SinkError where the anchor
-        cannot be kept and `must_keep`. Without it (a node's directory may be read-only) steps are
-        noticed within this process only. `keeps` False: only look.
+        """Raises ClockNotTrusted if the operator has to decide, and SinkError if the anchor cannot
+        be stored although `must_persist` is set.
+
+        Without `must_persist` (a node's directory may be read-only) steps are detected within this
+        process only. With `persists` False nothing is written.
         """
-        self._directory, self._sources = directory, sources or Sources()
+        self._directory, self._sources = directory, sources or ClockSources()
         self._lock = threading.Lock()
         self._followed_s = 0.0
-        self._keeps, self._kept_s = keeps, -math.inf
+        self._persists, self._persisted_s = persists, -math.inf
         self.step_s = 0.0
-        """By how much the wall clock is off, as long as that is not followed."""
-        with _owned(directory, must_keep):
-            held = read(directory)
-            if held is None:
+        """How far the wall clock is off, in seconds, while that is not followed; else 0."""
+        with _locked(directory, must_persist):
+            stored = read(directory)
+            if stored is None:
                 anchor = Anchor.now(self._sources)
-            elif held.is_of(self._sources):
-                anchor = held
+            elif stored.is_same_boot(self._sources):
+                anchor = stored
             else:
                 anchor = Anchor.now(self._sources)
-                if abs(anchor.wall_s - held.seen_s) > GAP_S:
-                    raise _not_trusted(directory, anchor.wall_s, held.seen_s)
+                if abs(anchor.wall_s - stored.seen_s) > MAX_REBOOT_GAP_S:
+                    raise _not_trusted(directory, anchor.wall_s, stored.seen_s)
             self._anchor = anchor
             self._now()
-            self._write(must_keep)
+            self._write(must_persist)
 
     def __call__(self) -> float:
         with self._lock:
             now_s = self._now()
-            if self._sources.uptime_s() - self._kept_s >= KEEP_S:
-                with _owned(self._directory, False):
-                    held = self._held()
+            if self._sources.uptime_s() - self._persisted_s >= PERSIST_INTERVAL_S:
+                with _locked(self._directory, False):
+                    stored = self._stored()
                     known = self._anchor.wall_s, self._anchor.uptime_s
-                    if held and held.is_of(self._sources) and known != (held.wall_s, held.uptime_s):
-                        self._anchor, self._followed_s = held, 0.0  # accepted by the operator
+                    if (
+                        stored
+                        and stored.is_same_boot(self._sources)
+                        and known != (stored.wall_s, stored.uptime_s)
+                    ):
+                        self._anchor, self._followed_s = stored, 0.0  # accepted by the operator
                         now_s = self._now()
                     self._write(False)
         return now_s
 
-    def _held(self) -> Anchor | None:
+    def _stored(self) -> Anchor | None:
         try:
             return read(self._directory)
         except ClockNotTrusted:
@@ -147,65 +153,66 @@ class PartyClock:
         wall_s, elapsed_s = self._sources.wall_s(), self._sources.uptime_s() - self._anchor.uptime_s
         expected_s = self._anchor.wall_s + elapsed_s
         off_s = wall_s - expected_s
-        if abs(off_s) <= min(MOST_S, SKEW_S + DRIFT * max(0.0, elapsed_s)):
+        if abs(off_s) <= min(MAX_FOLLOWED_S, SKEW_S + DRIFT * max(0.0, elapsed_s)):
             if self.step_s:
-                _log.warning("the machine's clock agrees again with the time since boot")
+                _log.warning("the machine's clock agrees with the time since boot again")
             self._followed_s, self.step_s = off_s, 0.0
         else:
             step_s = off_s - self._followed_s
             if not self.step_s:
                 _log.warning(
-                    "the machine's clock was set by %s, which is not followed; if it is right now: "
-                    "sonde fleet clock --state %s --accept",
+                    "the machine's clock was stepped by %s, which is not followed; "
+                    "if it is correct now: sonde fleet clock --state %s --accept",
                     duration(step_s),
                     self._directory,
                 )
             self.step_s = step_s
         return expected_s + self._followed_s
 
-    def _write(self, must_keep: bool) -> None:
-        if not self._keeps:
+    def _write(self, must_persist: bool) -> None:
+        if not self._persists:
             return
-        self._kept_s = self._sources.uptime_s()
+        self._persisted_s = self._sources.uptime_s()
         anchor = replace(self._anchor, seen_s=self._now())
         try:
             write(self._directory, anchor)
         except OSError as error:
-            if must_keep:
+            if must_persist:
                 raise SinkError(
-                    f"cannot keep the time in {self._directory}: {error.strerror}",
+                    f"cannot store the time in {self._directory}: {error.strerror}",
                     "make the directory writable for this party",
                 ) from error
-            _log.debug("the time is not kept in %s: %s", self._directory, error)
+            _log.debug("the time is not stored in %s: %s", self._directory, error)
 
 
-def examine(directory: Path, sources: Sources | None = None) -> tuple[float, float]:
-    """(the time that the party goes by, by how much the wall clock is off); nothing is changed.
-
-    Raises ClockNotTrusted where the party waits for the operator.
+def examine(directory: Path, sources: ClockSources | None = None) -> tuple[float, float]:
+    """(trusted time of the party, offset of the wall clock), in seconds. Changes nothing. Raises
+    ClockNotTrusted if the party waits for the operator.
     """
-    clock = PartyClock(directory, sources, must_keep=False, keeps=False)
+    clock = PartyClock(directory, sources, must_persist=False, persists=False)
     return clock(), clock.step_s
 
 
-def accept(directory: Path, sources: Sources | None = None) -> float:
-    """The operator's word that the wall clock is right; a running party follows in a minute."""
-    anchor = Anchor.now(sources or Sources())
-    with _owned(directory, True):
+def accept(directory: Path, sources: ClockSources | None = None) -> float:
+    """Accepts the wall clock as correct, by the operator's decision. A running party follows within
+    a minute. Returns the new time. Raises SinkError.
+    """
+    anchor = Anchor.now(sources or ClockSources())
+    with _locked(directory, True):
         try:
             write(directory, anchor)
         except OSError as error:
             raise SinkError(
-                f"cannot keep the time in {directory}: {error.strerror}",
+                f"cannot store the time in {directory}: {error.strerror}",
                 "run it as the user that the party runs as",
             ) from error
     return anchor.wall_s
 
 
 def read(directory: Path) -> Anchor | None:
-    """What is kept; None: nothing yet. Raises ClockNotTrusted for what cannot be read."""
+    """The stored anchor; None if there is none yet. Raises ClockNotTrusted if it cannot be read."""
     try:
-        fields = json.loads(read_text(directory / FILE, KEY_BYTES))
+        fields = json.loads(read_text(directory / FILE, MAX_KEY_FILE_BYTES))
         anchor = Anchor(
             str(fields["boot"]), *(float(fields[n]) for n in ("wall_s", "uptime_s", "seen_s"))
         )
@@ -215,25 +222,25 @@ def read(directory: Path) -> Anchor | None:
         return None
     except (OSError, UsageError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ClockNotTrusted(
-            f"{directory / FILE} cannot be read, so nothing says what the time was",
-            f"see that this machine's clock is right, then: "
+            f"{directory / FILE} cannot be read, so the last trusted time is unknown",
+            f"check that this machine's clock is correct, then: "
             f"sonde fleet clock --state {directory} --accept",
         ) from error
     return anchor
 
 
 def write(directory: Path, anchor: Anchor) -> None:
-    """Whole or not at all, whenever the power fails. Raises OSError."""
+    """Stores the anchor atomically, also across a power failure. Raises OSError."""
     new = f"{FILE}.new"
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(FileNotFoundError):  # the directory may be another user's than ours
+        with suppress(FileNotFoundError):  # the directory may belong to another user
             os.unlink(new, dir_fd=folder)
         file = os.open(
-            new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | STATE_FLAGS, 0o600, dir_fd=folder
+            new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | STATE_OPEN_FLAGS, 0o600, dir_fd=folder
         )
         try:
-            if os.geteuid() == 0:  # the operator's word must be readable by the party
+            if os.geteuid() == 0:  # the party must be able to read what the operator accepted
                 owner = os.fstat(folder)
                 os.fchown(file, owner.st_uid, owner.st_gid)
             os.write(file, json.dumps(asdict(anchor)).encode())
@@ -246,31 +253,33 @@ def write(directory: Path, anchor: Anchor) -> None:
 
 
 @contextmanager
-def _owned(directory: Path, must_keep: bool) -> Iterator[None]:
-    """Alone with the file: the operator may accept a clock while the party runs."""
+def _locked(directory: Path, must_persist: bool) -> Iterator[None]:
+    """Holds the lock on the directory: the operator may accept a clock while the party runs."""
     try:
-        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        stored = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        if must_keep:
+        if must_persist:
             raise SinkError(f"no directory of a party: {directory}: {error.strerror}") from error
         yield
         return
     try:
-        if not _lock(held) and must_keep:
+        if not _lock(stored) and must_persist:
             raise SinkError(
                 f"another process holds {directory}", "end it, or give the directory to its party"
             )
         yield
     finally:
-        os.close(held)
+        os.close(stored)
 
 
-def _lock(held: int) -> bool:
-    """Every reader of a directory may lock it: nobody is waited for without end."""
+def _lock(stored: int) -> bool:
+    """Takes the lock, or returns False after a while: any reader of a directory can hold its
+    lock.
+    """
     end_s = time.monotonic() + _LOCK_S
     while True:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stored, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() >= end_s:
                 return False
@@ -282,15 +291,15 @@ def _lock(held: int) -> bool:
 def _not_trusted(directory: Path, wall_s: float, seen_s: float) -> ClockNotTrusted:
     off_s = wall_s - seen_s
     return ClockNotTrusted(
-        f"this machine was restarted, and its clock says {utc(wall_s)}, {duration(off_s)} "
-        f"{'after' if off_s > 0 else 'before'} {directory} was last used: nothing is taken, "
-        "released or expired by it",
-        f"if it is right: sonde fleet clock --state {directory} --accept",
+        f"this machine was restarted, and its clock shows {utc(wall_s)}, {duration(off_s)} "
+        f"{'after' if off_s > 0 else 'before'} {directory} was last used: nothing is admitted, "
+        "released or expired",
+        f"if it is correct: sonde fleet clock --state {directory} --accept",
     )
 
 
 def utc(time_s: float) -> str:
-    """For people."""
+    """A time as text, in UTC."""
     try:
         return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (ValueError, OverflowError, OSError):
@@ -298,7 +307,7 @@ def utc(time_s: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Its length, without its sign."""
+    """The absolute value of a duration as text."""
     for unit, name in ((86_400, "days"), (3600, "h"), (60, "min")):
         if abs(seconds) >= unit:
             return f"{abs(seconds) / unit:.1f} {name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collector: asks for a batch, joins the two noised shares, never sees anything else."""
+"""The collector: requests a batch and combines the two noised shares. It sees nothing else."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from sonde.errors import SinkError, UsageError
-from sonde.fleet import seal
+from sonde.fleet import hpke
 from sonde.fleet.aggregator import Refused
-from sonde.fleet.asking import ask, most_of_release
+from sonde.fleet.aggregator_request import max_release_bytes, post_request
 from sonde.fleet.budget import entry_for, epsilon
 from sonde.fleet.party_files import read_text
-from sonde.fleet.provision import Bundle
+from sonde.fleet.provision import Credentials
 from sonde.fleet.result import Result, make_result
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed, Reader, aggregate_binding
@@ -23,17 +23,17 @@ from sonde.private_files import replacing
 _COLLECTED = "releases.json"
 _COLLECTED_BYTES = 16 << 20  # hourly releases of more than a hundred years
 ANSWER_S = 120.0
-"""For a whole release: the leader asks the helper meanwhile."""
-_WORDS_BYTES = 500  # of a refusal
-_SENSE = 1 << 53
-"""No honest sum comes near it; two shares that do not belong together nearly always lie above."""
+"""Deadline of a whole release: the leader asks the helper meanwhile."""
+_MAX_REASON_BYTES = 500  # of a refusal
+_MAX_PLAUSIBLE_SUM = 1 << 53
+"""Upper bound of an honest sum. Two shares that do not belong together almost always exceed it."""
 
 
 _REMEDIES = {
     "still open": "see 'sonde fleet collect --schedule' for when it is due",
     "too few": "have more nodes report; a batch of so few is never released",
     "expired": "collect sooner; 'sonde fleet collect --follow' does",
-    "budget spent": "wait until older releases are a year old",
+    "budget spent": "wait until older releases are more than a year old",
     "mismatch": "ask both operators: they hold different reports of this batch",
     "unknown task": "let leader and collector use the same task.json",
     "misaligned": "let leader and collector use the same task.json",
@@ -41,8 +41,8 @@ _REMEDIES = {
 }
 
 
-class Denied(UsageError):
-    """The aggregators do not grant the release; `reason` is one of theirs."""
+class ReleaseDenied(UsageError):
+    """The aggregators refuse the release; `reason` is one of theirs."""
 
     def __init__(self, reason: str, detail: str) -> None:
         why = f" ({detail})" if detail and detail != reason else ""
@@ -51,32 +51,32 @@ class Denied(UsageError):
 
 
 def collect(directory: Path, start_s: int) -> Result:
-    """The release of the batch that begins at start_s.
+    """The release of the batch that begins at `start_s`.
 
-    Raises Denied with the aggregators' reason where they refuse; SinkError where they are away, or
-    where what they send makes no sense.
+    Raises ReleaseDenied with the aggregators' reason if they refuse, and SinkError if they cannot
+    be reached or their answer is invalid.
     """
-    bundle, task = Bundle.load(directory), Task.load(directory / "task.json")
+    bundle, task = Credentials.load(directory), Task.load(directory / "task.json")
     if bundle.role != "collector":
         raise UsageError(
             f"{directory} belongs to a {bundle.role}, not to a collector",
             "name the collector's directory",
         )
     sealed = _request(task, bundle, start_s)
-    opener = seal.Opener(bundle.hpke_private)
+    opener = hpke.Opener(bundle.hpke_private)
     try:
         shares = [
             opener.open(share, aggregate_binding(role, task.id, start_s, task.release_s))
-            for role, share in zip((seal.LEADER, seal.HELPER), sealed, strict=True)
+            for role, share in zip((hpke.LEADER, hpke.HELPER), sealed, strict=True)
         ]
-    except seal.Unreadable as error:
+    except hpke.DecryptionError as error:
         raise SinkError("an aggregate share does not open with this collector's key") from error
-    _remember(directory, start_s)
-    return join(task, start_s, shares)
+    _record_collected(directory, start_s)
+    return combine_shares(task, start_s, shares)
 
 
-def collected(directory: Path) -> list[int]:
-    """Starts of the batches that this collector holds or held releases of."""
+def collected_batches(directory: Path) -> list[int]:
+    """Starts of the batches that this collector has collected, in seconds. Raises UsageError."""
     try:
         return sorted(map(int, json.loads(read_text(directory / _COLLECTED, _COLLECTED_BYTES))))
     except FileNotFoundError:
@@ -85,21 +85,21 @@ def collected(directory: Path) -> list[int]:
         raise UsageError(f"not a list of releases: {directory / _COLLECTED}: {error}") from error
 
 
-def _remember(directory: Path, start_s: int) -> None:
-    known = set(collected(directory))
+def _record_collected(directory: Path, start_s: int) -> None:
+    known = set(collected_batches(directory))
     if start_s in known:
         return
     with replacing(directory / _COLLECTED, for_folders_owner=True) as out:
         out.write(json.dumps(sorted({*known, start_s})).encode())
 
 
-def join(task: Task, start_s: int, shares: list[bytes]) -> Result:
-    """The result that two noised aggregate shares amount to. Raises SinkError if it is nonsense."""
+def combine_shares(task: Task, start_s: int, shares: list[bytes]) -> Result:
+    """Combines two noised aggregate shares. Raises SinkError if they do not fit together."""
     try:
         sums = task.aggregation().unshard(shares)
     except ValueError as error:
         raise SinkError(f"the aggregators' shares fit no sum of this task: {error}") from error
-    if max(map(abs, sums)) >= _SENSE:
+    if max(map(abs, sums)) >= _MAX_PLAUSIBLE_SUM:
         raise SinkError(
             "the two aggregators' shares do not belong together",
             "ask both operators: one of the two is damaged, or dishonest",
@@ -112,31 +112,33 @@ def join(task: Task, start_s: int, shares: list[bytes]) -> Result:
     return make_result(task, start_s, sums, losses)
 
 
-def _request(task: Task, bundle: Bundle, start_s: int) -> tuple[bytes, bytes]:
+def _request(task: Task, bundle: Credentials, start_s: int) -> tuple[bytes, bytes]:
     url = urlsplit(task.leader_url)
     body = start_s.to_bytes(8, "big") + task.release_s.to_bytes(8, "big")
     try:
         answer = post(task, bundle, url.hostname or "", url.port, "releases", body)
         reader = Reader(answer)
-        return reader.lp(), reader.lp()
+        return reader.length_prefixed(), reader.length_prefixed()
     except Refused as refused:
-        raise Denied(refused.reason, str(refused)) from refused
+        raise ReleaseDenied(refused.reason, str(refused)) from refused
     except Malformed as error:
-        raise SinkError("the leader's answer makes no sense") from error
+        raise SinkError("the leader's answer is malformed") from error
 
 
-def post(task: Task, bundle: Bundle, host: str, port: int | None, path: str, body: bytes) -> bytes:
-    """One authorised request to an aggregator; raises Refused or SinkError."""
+def post(
+    task: Task, bundle: Credentials, host: str, port: int | None, path: str, body: bytes
+) -> bytes:
+    """One authorized request to the leader. Raises Refused or SinkError."""
     connection = Connection(host, port, bundle.client_tls())
     try:
-        status, answer = ask(
+        status, answer = post_request(
             connection,
             task,
             bundle.token,
             path,
             body,
             deadline_s=ANSWER_S,
-            most_bytes=most_of_release(task),
+            max_bytes=max_release_bytes(task),
         )
     except OSError as error:
         raise SinkError(f"the leader cannot be reached: {error}", "try again later") from error
@@ -144,7 +146,7 @@ def post(task: Task, bundle: Bundle, host: str, port: int | None, path: str, bod
         connection.close()
     if status == 200:
         return answer
-    reason, _, detail = answer[:_WORDS_BYTES].decode("utf-8", "replace").partition(": ")
+    reason, _, detail = answer[:_MAX_REASON_BYTES].decode("utf-8", "replace").partition(": ")
     if status >= 500:
         raise SinkError(f"the leader failed: {reason}", "try again later")
     raise Refused(reason, detail)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections that an aggregator holds at a time: bounded, and with one more the slowest go.
+"""A bound on an aggregator's connections. At the bound, the slowest connections are closed.
 
-So sockets that say nothing, or take an hour over their handshake, shut nobody out. A connection
-that is hung up on in the middle of honest work costs a retry: a node's second copy is known as a
-replay, and the helper does nothing twice.
+Idle sockets and slow handshakes therefore keep nobody out. Closing a connection during honest work
+costs a retry: a node's second copy is recognized as a replay, and the helper does no job twice.
 """
 
 from __future__ import annotations
@@ -19,123 +18,127 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Protocol, cast
 
-LIMIT = 2048
-"""At some 60 kB each."""
-STAY_S = 1.0
-"""No connection goes sooner, not to lose those whose request is on its way."""
+MAX_CONNECTIONS = 2048
+"""About 60 kB each."""
+MIN_AGE_S = 1.0
+"""No connection is closed sooner: its request may be on the way."""
 HANDSHAKE_S = 10.0
 _SPARE_FILES = 128
 _PAUSE_S = 0.02
-_TOGETHER = 16
-"""Hung up on at a time."""
+_EVICT_AT_ONCE = 16
+"""Connections closed in one step."""
 
 
 class Handler(Protocol):
-    """What serves one connection: aiohttp's handler, which has no transport once it is over."""
+    """The handler of one connection: aiohttp's, which has no transport after it is closed."""
 
     transport: asyncio.Transport | None
 
 
 @dataclass(eq=False, slots=True)
-class _Held:
-    came_s: float
+class _Connection:
+    accepted_s: float
     sock: socket.socket
     handler: Handler
-    is_shaking: bool = True
+    in_handshake: bool = True
 
     @property
-    def is_over(self) -> bool:
-        return not self.is_shaking and self.handler.transport is None
+    def is_closed(self) -> bool:
+        return not self.in_handshake and self.handler.transport is None
 
     @property
-    def progress(self) -> int:
-        """Who has not asked for anything goes before those who are being answered."""
-        if self.is_shaking:
+    def priority(self) -> int:
+        """0 in the handshake, 1 without a request, 2 with one. Lower values are closed first."""
+        if self.in_handshake:
             return 0
         return 1 if getattr(self.handler, "_current_request", None) is None else 2
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         if self.handler.transport is not None:
             self.handler.transport.abort()
-        elif self.is_shaking:
-            with suppress(OSError):  # then the handshake ends by itself
+        elif self.in_handshake:
+            with suppress(OSError):  # then the handshake fails by itself
                 self.sock.shutdown(socket.SHUT_RDWR)
 
 
-class Connections:
-    """Accepts, and hangs up."""
+class ConnectionLimiter:
+    """Accepts connections, and closes the slowest at the bound."""
 
     def __init__(
         self,
-        make: Callable[[], Any],
+        make_handler: Callable[[], Any],
         tls: ssl.SSLContext | None,
-        note: Callable[[Counter[str]], None],
+        count_refusals: Callable[[Counter[str]], None],
         limit: int | None = None,
     ) -> None:
-        """`make` makes a `Handler`; `note` counts those who were hung up on; `limit`: for tests."""
-        self._make, self._tls, self._note = make, tls, note
-        self.limit = limit or _fitting_limit()
-        self._held: dict[_Held, None] = {}  # oldest first
-        self._shaking: set[asyncio.Task[None]] = set()
+        """`make_handler` returns a new `Handler`; `count_refusals` receives counts of closed
+        connections; `limit` overrides the bound.
+        """
+        self._make_handler, self._tls, self._count_refusals = make_handler, tls, count_refusals
+        self.limit = limit or _limit_by_descriptors()
+        self._connections: dict[_Connection, None] = {}  # oldest first
+        self._handshakes: set[asyncio.Task[None]] = set()
 
     async def accept(self, listener: socket.socket) -> None:
-        """For as long as the task lives."""
+        """Accepts until the task is cancelled."""
         loop = asyncio.get_running_loop()
         listener.setblocking(False)
         with listener:
             while True:
-                while len(self._held) >= self.limit:
-                    await self._make_room()
+                while len(self._connections) >= self.limit:
+                    await self._evict()
                 try:
                     sock, _ = await loop.sock_accept(listener)
-                except OSError:  # out of descriptors, or the caller is gone
-                    await self._make_room()
+                except OSError:  # out of descriptors, or the client is gone
+                    await self._evict()
                     continue
                 sock.setblocking(False)
-                held = _Held(loop.time(), sock, self._make())
-                self._held[held] = None
-                task = asyncio.create_task(self._shake(held))
-                self._shaking.add(task)
-                task.add_done_callback(self._shaking.discard)
+                connection = _Connection(loop.time(), sock, self._make_handler())
+                self._connections[connection] = None
+                task = asyncio.create_task(self._handshake(connection))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
 
-    async def _make_room(self) -> None:
-        """Forgets those who are gone, else hangs up on the slowest that have had their time: those
-        without a handshake, then without a request, then the oldest.
+    async def _evict(self) -> None:
+        """Removes closed connections. If there are none, closes the slowest that are old enough:
+        first those without a handshake, then those without a request, then the oldest.
         """
-        gone = [held for held in self._held if held.is_over]
-        for held in gone:
-            del self._held[held]
+        gone = [connection for connection in self._connections if connection.is_closed]
+        for connection in gone:
+            del self._connections[connection]
         if not gone:
-            before_s = asyncio.get_running_loop().time() - STAY_S
-            had_time = takewhile(lambda held: held.came_s <= before_s, self._held)
-            oldest = sorted(had_time, key=lambda held: held.progress)[:_TOGETHER]
-            for held in oldest:
-                held.hang_up()
-                del self._held[held]
+            before_s = asyncio.get_running_loop().time() - MIN_AGE_S
+            had_time = takewhile(
+                lambda connection: connection.accepted_s <= before_s, self._connections
+            )
+            oldest = sorted(had_time, key=lambda connection: connection.priority)[:_EVICT_AT_ONCE]
+            for connection in oldest:
+                connection.close()
+                del self._connections[connection]
             if oldest:
-                self._note(Counter({"evicted": len(oldest)}))
-        await asyncio.sleep(0 if len(self._held) < self.limit else _PAUSE_S)
+                self._count_refusals(Counter({"evicted": len(oldest)}))
+        await asyncio.sleep(0 if len(self._connections) < self.limit else _PAUSE_S)
 
-    async def _shake(self, held: _Held) -> None:
-        """The handshake, in good time; afterwards the connection is its handler's."""
+    async def _handshake(self, connection: _Connection) -> None:
+        """Performs the TLS handshake with a timeout, then hands the connection to its handler."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: cast(asyncio.BaseProtocol, held.handler),
-                held.sock,
+                lambda: cast(asyncio.BaseProtocol, connection.handler),
+                connection.sock,
                 ssl=self._tls,
                 ssl_handshake_timeout=HANDSHAKE_S if self._tls else None,
             )
-        except OSError:  # no handshake, or hung up on
-            held.sock.close()
+        except OSError:  # the handshake failed, or the connection was closed
+            connection.sock.close()
         finally:
-            held.is_shaking = False
+            connection.in_handshake = False
 
 
-def _fitting_limit() -> int:
-    """As many as there are descriptors for, after asking for as many as may be had."""
+def _limit_by_descriptors() -> int:
+    """The bound that the descriptor limit allows, after raising the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = LIMIT + _SPARE_FILES
+    wanted = MAX_CONNECTIONS + _SPARE_FILES
     if soft < wanted:
         soft = min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(16, min(LIMIT, soft - _SPARE_FILES))
+    return max(16, min(MAX_CONNECTIONS, soft - _SPARE_FILES))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels that no class knows yet: found when many run them, and only by who has their name.
+"""Discovery of kernels without a class: shown when many nodes run them, and only to a party that
+has the name.
 
-A second histogram task sums hashes: a node that met an unknown kernel reports one bucket of its
-salted hash, any other node bucket 0. Names never leave a node. The collector looks up the names it
-has itself (its own libraries, public packages) and learns which of them are widely run; below the
-threshold of the library's mechanism for unknown keys nothing is shown.
+A second histogram task counts hashes: a node with an unclassified kernel reports the bucket of its
+salted hash, any other node bucket 0. Names never leave a node. The collector hashes the names that
+it has itself (its own libraries, public packages) and learns which of them are common. Counts below
+the threshold of OpenDP's mechanism for unknown keys are not shown.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from sonde.fleet.noise import discovery_threshold
 from sonde.fleet.result import Result
 from sonde.fleet.task import Task
 
-NOTHING_NEW = 0
-SPACE = {"purpose": "discovery"}
-"""What the grid of a discovery task says, in place of classes."""
+NO_UNKNOWN_KERNEL = 0
+DISCOVERY_SPACE = {"purpose": "discovery"}
+"""The `space` field of a discovery task, in place of a bucket grid."""
 
 
 def is_discovery(task: Task) -> bool:
@@ -29,8 +30,8 @@ def is_discovery(task: Task) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A hash that many nodes ran: the names that fall on it (none, if nobody here has them)."""
+class DiscoveredKernel:
+    """A hash that many nodes reported. `names`: the known names with this hash."""
 
     bucket: int
     names: tuple[str, ...]
@@ -39,29 +40,31 @@ class Found:
 
 
 def bucket_of(task: Task, kernel: str | None) -> int:
-    """The bucket of a kernel name; the salt is the task, so that buckets of two tasks differ."""
+    """The bucket of a kernel name. The task id is the salt, so that buckets of two tasks differ."""
     if kernel is None:
-        return NOTHING_NEW
+        return NO_UNKNOWN_KERNEL
     digest = blake2b(kernel.encode(), key=task.id, digest_size=8).digest()
     return 1 + int.from_bytes(digest, "big") % (task.buckets - 1)
 
 
 def threshold_of(task: Task) -> int:
-    """Noised counts below this are not shown. Raises UsageError where nothing bounds a unit."""
+    """The smallest noised count that is shown. Raises UsageError if the contribution is
+    unbounded.
+    """
     contribution = task.sensitivity(task.privacy.unit)
     if contribution is None or task.privacy.mechanism != "laplace":
         raise UsageError("discovery needs proofs and Laplace noise")
     return discovery_threshold(task.privacy.scale, task.privacy.delta, contribution)
 
 
-def discover(task: Task, release: Result, known_names: Iterable[str]) -> list[Found]:
-    """What of a release may be shown, largest first."""
+def discover(task: Task, release: Result, known_names: Iterable[str]) -> list[DiscoveredKernel]:
+    """The kernels of a release that may be shown, largest count first."""
     names: dict[int, list[str]] = defaultdict(list)
     for name in known_names:
         names[bucket_of(task, name)].append(name)
     least = threshold_of(task)
     return [
-        Found(row.bucket, tuple(names.get(row.bucket, ())), row.count, row.error)
+        DiscoveredKernel(row.bucket, tuple(names.get(row.bucket, ())), row.count, row.error)
         for row in release.top(len(release.rows))
-        if row.bucket != NOTHING_NEW and row.count >= least
+        if row.bucket != NO_UNKNOWN_KERNEL and row.count >= least
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recording as the sampler of a node sees it."""
+"""Reads a recording as the kernel records that a node samples from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.query.device_use import Source, device_uses
 
 
 def period_of(path: Path, source: Source | None = None) -> Period:
-    """The recording at `path`. Raises CaptureError or UsageError."""
+    """Kernel records of the recording at `path`. Raises CaptureError or UsageError."""
     capture = read(path)
     info = capture.info
     found, uses = device_uses(capture, source)

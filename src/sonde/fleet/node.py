@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node's side: bucket indices in, one sealed and signed report out.
+"""The node's side: bucket indices in, one sealed and signed report out.
 
-Nothing but the indices is ever encoded, and neither aggregator can open the other's part.
+Only the indices are encoded, and neither aggregator can open the other's share.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from sonde.errors import SinkError, UsageError
-from sonde.fleet import seal
+from sonde.fleet import hpke
 from sonde.fleet.roster import Identity
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Report
@@ -25,7 +25,7 @@ _ANSWER_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Receipt:
-    """The leader's answer to an upload: taken, or why not."""
+    """The leader's answer to one report: accepted, or the reason of refusal."""
 
     accepted: bool
     reason: str
@@ -38,12 +38,12 @@ def make_reports(
     time_s: int,
     threads: int = 1,
 ) -> list[Report]:
-    """One report a node; `samples[i]` are the bucket indices of node i."""
+    """One report per node; `samples[i]` are the bucket indices of node i. Raises UsageError."""
     ids = [os.urandom(16) for _ in nodes]
     try:
         shares = task.aggregation().shard(ids, [list(s) for s in samples], threads)
     except ValueError as error:
-        raise UsageError(f"these samples fit no report of this task: {error}") from error
+        raise UsageError(f"these samples do not fit a report of this task: {error}") from error
     reports = []
     for node, id_, (public, leader, helper) in zip(nodes, ids, shares, strict=True):
         blank = Report(task.id, id_, time_s, node.public, public, b"", b"")
@@ -52,8 +52,8 @@ def make_reports(
                 node,
                 replace(
                     blank,
-                    leader=seal.seal(leader, task.leader_key, blank.binding(seal.LEADER)),
-                    helper=seal.seal(helper, task.helper_key, blank.binding(seal.HELPER)),
+                    leader=hpke.seal(leader, task.leader_key, blank.binding(hpke.LEADER)),
+                    helper=hpke.seal(helper, task.helper_key, blank.binding(hpke.HELPER)),
                 ),
             )
         )
@@ -68,11 +68,11 @@ def make_report(task: Task, node: Identity, samples: Sequence[int], time_s: int)
     return make_reports(task, [node], [samples], time_s)[0]
 
 
-class Uplink:
-    """A connection to the leader that stays open: for a node, or for a relay of many nodes.
+class UploadConnection:
+    """A persistent connection to the leader, for a node or for a relay of many nodes.
 
-    A relay holds no key: every report is sealed and signed by its own node. A request, with all of
-    its answer, takes at most `timeout_s`.
+    A relay holds no key: each report is sealed and signed by its own node. `timeout_s` bounds a
+    request including its answer.
     """
 
     def __init__(self, task: Task, tls: ssl.SSLContext, timeout_s: float = 30) -> None:
@@ -81,16 +81,16 @@ class Uplink:
         self._connection = Connection(url.hostname or "", url.port, tls)
         self._timeout_s = timeout_s
 
-    def __enter__(self) -> Uplink:
+    def __enter__(self) -> UploadConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
     def send(self, body: bytes | memoryview) -> list[Receipt]:
-        """Hands on length-prefixed reports (`wire.lp` each); one receipt each, in their order.
+        """Uploads length-prefixed reports. Returns one receipt per report, in their order.
 
-        Raises SinkError if the leader cannot be reached; then all of it may be sent again.
+        Raises SinkError if the leader cannot be reached; the whole body may then be sent again.
         """
         status, answer = self._post("/batch", body)
         if status != 200:
@@ -98,7 +98,9 @@ class Uplink:
         return [Receipt(not reason, reason) for reason in answer.split("\n")]
 
     def send_one(self, report: bytes) -> Receipt:
-        """The leader's word on one report. Raises SinkError if it has none: then try again."""
+        """Uploads one report. Raises SinkError if the leader fails or cannot be reached; then
+        retry.
+        """
         status, reason = self._post("", report)
         if status >= 500:
             raise SinkError(f"the leader failed: {reason[:100]}", "try again later")
@@ -120,13 +122,15 @@ class Uplink:
 
 
 def upload(task: Task, report: bytes, tls: ssl.SSLContext, timeout_s: float = 30) -> Receipt:
-    """Hands a report to the leader. Safe to repeat: a second copy is refused as a replay."""
-    with Uplink(task, tls, timeout_s) as uplink:
+    """Uploads a report on a new connection. Safe to repeat: a second copy is refused as a
+    replay.
+    """
+    with UploadConnection(task, tls, timeout_s) as uplink:
         return uplink.send_one(report)
 
 
-def upload_patiently(task: Task, report: bytes, tls: ssl.SSLContext, deadline_s: float) -> Receipt:
-    """Repeats an upload, waiting longer each time, while the leader is away.
+def upload_with_retry(task: Task, report: bytes, tls: ssl.SSLContext, deadline_s: float) -> Receipt:
+    """Uploads a report, with retries and increasing delays while the leader cannot be reached.
 
     A replay after a failed attempt means that the first copy had arrived.
     """
@@ -140,7 +144,7 @@ def upload_patiently(task: Task, report: bytes, tls: ssl.SSLContext, deadline_s:
                 raise
         else:
             arrived = tried and receipt.reason == "replayed"
-            return Receipt(True, "taken before") if arrived else receipt
+            return Receipt(True, "accepted before") if arrived else receipt
         tried = True
         time.sleep(wait_s)
         wait_s = min(2.0, wait_s * 1.7)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise and its price, from OpenDP: exact discrete samplers and tight zCDP accounting."""
+"""Noise and privacy accounting, from OpenDP: exact discrete samplers and tight zCDP accounting."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
+from statistics import NormalDist
 from typing import Any, Literal
 
 from sonde.errors import MissingDependency, UsageError
@@ -16,10 +17,10 @@ MechanismKind = Literal["laplace", "gaussian"]
 
 
 _ROUND_UP = 1 + 2**-48
-"""More than the rounding errors of the few operations before it."""
+"""Larger than the rounding errors of the few operations before it."""
 
 _BEYOND_RHO = 1000.0
-"""No protection at all; Bun and Steinke 2016, proposition 1.3, gives a bound there."""
+"""Practically no protection; the bound of Bun and Steinke 2016, proposition 1.3, is used there."""
 
 
 @lru_cache(maxsize=1)
@@ -33,8 +34,8 @@ def _opendp() -> Any:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Privacy loss of one release: zCDP always, pure epsilon where the mechanism has one."""
+class PrivacyLoss:
+    """Privacy loss of one release: zCDP always, pure epsilon if the mechanism has one."""
 
     rho: float
     epsilon: float | None
@@ -48,31 +49,31 @@ class Mechanism:
     scale: float
 
     def sample(self, length: int) -> list[int]:
-        """One integer a bucket."""
+        """A draw of `length` integers."""
         noise: list[int] = _measurement(self.kind, self.scale)([0] * length)
         return noise
 
-    def cost(self, sensitivity: int) -> Cost:
-        """Loss of a release in which one unit moves the counts by at most `sensitivity` (L1)."""
+    def cost(self, sensitivity: int) -> PrivacyLoss:
+        """Loss of a release in which one unit changes the counts by at most `sensitivity` (L1)."""
         dp = _opendp()
         measurement = _measurement(self.kind, self.scale)
         if self.kind == "laplace":
             rho = dp.c.make_pureDP_to_zCDP(measurement).map(sensitivity)
-            return Cost(rho, measurement.map(sensitivity))
-        return Cost(measurement.map(float(sensitivity)), None)
+            return PrivacyLoss(rho, measurement.map(sensitivity))
+        return PrivacyLoss(measurement.map(float(sensitivity)), None)
 
     def deviation(self, parties: int = 2) -> float:
-        """Standard deviation of the sum of all parties' noise, to the width of a rounding."""
+        """Standard deviation of the sum of all parties' noise, in counts."""
         one = self.scale * (math.sqrt(2) if self.kind == "laplace" else 1)
         return one * math.sqrt(parties)
 
     def half_width(self, confidence: float = 0.95, parties: int = 2) -> float:
-        """Half the width of the interval that holds the noise of all parties' sum.
+        """Half the width of the interval that contains the sum of all parties' noise.
 
         Of two Laplace variables P(|X| > x) = exp(-x/b)·(1 + x/2b); Gaussians add in variance.
         """
         if self.kind == "gaussian" or parties != 2:
-            return self.deviation(parties) * _normal_quantile((1 + confidence) / 2)
+            return self.deviation(parties) * NormalDist().inv_cdf((1 + confidence) / 2)
         low, high = 0.0, 50.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -107,12 +108,12 @@ def epsilon_of_rho(rho: float, delta: float) -> float:
 
 
 _UNIT = 1 << 100
-"""Losses are added up as whole multiples of 1/_UNIT: exactly, in any order."""
+"""Losses are summed as integer multiples of 1/_UNIT: exactly, in any order."""
 
 
 @lru_cache(maxsize=1024)
 def exact_loss(loss: float) -> int:
-    """A loss as a whole number that can be added and taken away without error; rounded up."""
+    """A loss as an integer that is added and subtracted without error; rounded up."""
     return math.ceil(Fraction(loss) * _UNIT)
 
 
@@ -123,16 +124,16 @@ def loss_of(exact: int) -> float:
 
 
 def composed_epsilon(rho: int, pure: int | None, delta: float) -> float:
-    """The epsilon at delta of releases whose exact losses add up to these; the smaller holds.
-    `pure` is None where not every release has a pure epsilon.
+    """The epsilon at delta of releases whose exact losses sum to these; the smaller of the two
+    results holds. `pure` is None if some release has no pure epsilon.
     """
     composed = epsilon_of_rho(loss_of(rho), delta)
     return composed if pure is None else min(composed, loss_of(pure))
 
 
-def stated(value: float, digits: int = 3) -> str:
-    """A privacy loss or budget for people, to so many digits, rounded up: what is stated is never
-    less than what is spent.
+def format_rounded_up(value: float, digits: int = 3) -> str:
+    """A privacy loss or budget as text with `digits` digits, rounded up: the stated figure is never
+    less than the real one.
     """
     if not math.isfinite(value):
         return str(value)
@@ -141,7 +142,7 @@ def stated(value: float, digits: int = 3) -> str:
 
 
 def rho_of_epsilon(epsilon: float, delta: float) -> float:
-    """The largest rho that keeps within (epsilon, delta)."""
+    """The largest rho that is within (epsilon, delta)."""
     low, high = 0.0, epsilon + 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -156,20 +157,20 @@ def plan(
     releases: int = 1,
     kind: MechanismKind | None = None,
 ) -> Mechanism:
-    """The mechanism of least variance that can release `releases` times within (epsilon, delta);
-    of the given kind, where one is asked for.
+    """The mechanism of least variance for `releases` releases within (epsilon, delta); of the given
+    kind, if one is given. Raises UsageError.
     """
     if epsilon <= 0 or not 0 < delta < 1 or releases < 1 or sensitivity < 1:
         raise UsageError(
-            f"no noise can promise epsilon = {epsilon:g} at delta = {delta:g}",
+            f"no noise can guarantee epsilon = {epsilon:g} at delta = {delta:g}",
             "give an epsilon above 0, a delta between 0 and 1, and at least one release",
         )
     rho = rho_of_epsilon(epsilon, delta) / releases
     pure = max(epsilon / releases, math.sqrt(2 * rho))
 
     def within(mechanism: Mechanism) -> Mechanism:
-        """With the least more noise at which the releases' composed loss, as the ledger adds it up,
-        is no more than promised: scales are rounded as well.
+        """The mechanism, with its scale increased until the composed loss, as the ledger computes
+        it, is within epsilon: scales are rounded as well.
         """
         while True:
             cost = mechanism.cost(sensitivity)
@@ -186,10 +187,11 @@ def plan(
 
 
 def discovery_threshold(scale: float, delta: float, contribution: int = 1) -> int:
-    """Least count at which a key that one unit alone holds stays hidden but for delta.
+    """The least count at which a key that a single unit holds stays hidden, except with probability
+    delta.
 
-    By the library's stability-based mechanism for keys not known beforehand; a unit adds up to
-    `contribution` to one key.
+    Uses OpenDP's stability-based mechanism for keys that are not known beforehand. A unit adds up
+    to `contribution` to one key.
     """
     dp = _opendp()
     domain = dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T="i64"))
@@ -207,16 +209,10 @@ def discovery_threshold(scale: float, delta: float, contribution: int = 1) -> in
 
 
 def release_unknown(counts: dict[str, int], scale: float, threshold: int) -> dict[str, int]:
-    """Noised counts of those keys that enough units hold; each unit adds 1 to one key."""
+    """Noised counts of the keys that enough units hold; each unit adds 1 to one key."""
     dp = _opendp()
     domain = dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T="i64"))
     metric = dp.l01inf_distance(dp.absolute_distance(T="i64"))
     made = dp.m.make_laplace_threshold(domain, metric, scale=scale, threshold=threshold)
     released: dict[str, int] = made(counts)
     return released
-
-
-def _normal_quantile(probability: float) -> float:
-    from statistics import NormalDist
-
-    return NormalDist().inv_cdf(probability)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Fleet view: one release as a self-contained page, with error bars and the ledger of epsilon.
+"""The fleet view: one release as a self-contained HTML page, with error bars and the privacy
+ledger.
 
-No script, no network: a content security policy allows the one style sheet in it and nothing else.
-The pictures are SVG made of numbers; every name is escaped.
+No script, no network: a content security policy allows only the one style sheet in the page. The
+charts are SVG made of numbers; every name is escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 from importlib.resources import files
 
 from sonde.fleet.budget import Ledger
-from sonde.fleet.noise import stated
+from sonde.fleet.noise import format_rounded_up
 from sonde.fleet.result import CONFIDENCE, Result, Row
 
 TOP_ROWS = 50
@@ -23,7 +24,7 @@ _BAR_WIDTH = 240
 
 
 def render(result: Result, ledger: Ledger, count: int = TOP_ROWS) -> str:
-    """The page: what was released, at which price, the largest buckets, totals by class."""
+    """The page: the release, its privacy cost, the largest buckets, and totals by class."""
     style = files("sonde.fleet").joinpath("page.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -34,8 +35,8 @@ def render(result: Result, ledger: Ledger, count: int = TOP_ROWS) -> str:
         f"<h1>{_text(title)}</h1>",
         f"<p class=when><time>{begin:%Y-%m-%d %H:%M}</time> to "
         f"<time>{end:%Y-%m-%d %H:%M}</time> UTC</p>",
-        f"<p id=promise><strong>{_text(result.promise())}</strong></p>",
-        "<p class=note>Each count is an estimate with noise on purpose. Its bar ends in the "
+        f"<p id=guarantee><strong>{_text(result.privacy_guarantee())}</strong></p>",
+        "<p class=note>Each count is an estimate with added noise. The whisker is the "
         f"{CONFIDENCE:.0%} interval of that noise; sampling adds an error of about 1/√count. "
         "Negative counts are noise around zero.</p>",
         _ledger(ledger),
@@ -57,17 +58,18 @@ def render(result: Result, ledger: Ledger, count: int = TOP_ROWS) -> str:
 
 def _ledger(ledger: Ledger) -> str:
     rows = []
-    for unit, (each, spent, year) in ledger.units.items():
+    for unit, cost in ledger.units.items():
+        figures = (cost.one_release, cost.worst_year, cost.full_year)
         own = " (the unit of this task)" if unit == ledger.unit else ""
-        cells = "".join(f"<td class=number>{_epsilon(value)}</td>" for value in (each, spent, year))
+        cells = "".join(f"<td class=number>{_epsilon(value)}</td>" for value in figures)
         rows.append(f"<tr><th scope=row>per {_text(unit)}{own}</th>{cells}</tr>")
     return (
-        "<h2>What it cost</h2><table id=ledger><thead><tr><th>ε at δ = "
-        f"{stated(ledger.delta)}</th><th class=number>this release</th>"
+        "<h2>Privacy cost</h2><table id=ledger><thead><tr><th>ε at δ = "
+        f"{format_rounded_up(ledger.delta)}</th><th class=number>this release</th>"
         f"<th class=number>the {ledger.releases} collected here, worst year</th>"
         f"<th class=number>a full year of {ledger.yearly:,} releases</th></tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
-        f"<p class=note>The budget is ε = {stated(ledger.budget)} a year per "
+        f"<p class=note>The budget is ε = {format_rounded_up(ledger.budget)} a year per "
         f"{_text(ledger.unit)}; the aggregators refuse a release beyond it.</p>"
     )
 
@@ -92,7 +94,7 @@ def _largest(rows: list[Row], of: int) -> str:
 
 
 def _totals(heading: str, names: list[str], result: Result) -> str:
-    """Sums over one of the classes. Noise of so many buckets adds up as its variance does."""
+    """Totals per class of one kind. The variances of the buckets' noise add up."""
     counts: dict[str, int] = defaultdict(int)
     parts: dict[str, int] = defaultdict(int)
     for name, row in zip(names, result.rows, strict=True):
@@ -130,7 +132,7 @@ def _numbers(count: float, error: float, share: float, widest: float) -> str:
 
 
 def _bar(count: float, error: float, widest: float) -> str:
-    """A bar up to the count, a whisker over its interval."""
+    """A bar up to the count, with a whisker over its interval."""
 
     def x(value: float) -> float:
         return round(min(1.0, max(0.0, value / max(1.0, widest))) * _BAR_WIDTH, 1)
@@ -149,7 +151,7 @@ def _doubt(count: float, error: float) -> str:
 
 
 def _epsilon(value: float | None) -> str:
-    return "not bounded" if value is None else stated(value)
+    return "not bounded" if value is None else format_rounded_up(value)
 
 
 def _text(value: object) -> str:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files in a party's directory, which may be in a place where others put things.
+"""Bounded, checked access to the files in a party's directory.
 
-A pipe there would hang root, a device does something when it is opened, and a file may have any
-size: so each is held and looked at before it is opened (`input_files`), and has a bound. Keys are
-read only where nobody else could have put them there; a state is kept only in such a directory.
+Others may be able to write to that directory. A pipe would block root, opening a device has
+effects, and a file may have any size. Each file is therefore checked before it is opened
+(`input_files`), and its size is bounded. Keys are read, and a state is stored, only where nobody
+else could have written.
 """
 
 from __future__ import annotations
@@ -18,32 +19,32 @@ from sonde.errors import CaptureError, UsageError
 from sonde.input_files import open_input
 from sonde.private_files import is_ours
 
-KEY_BYTES: Final = 64 << 10
-"""Of a file of keys, at most."""
-AGREED_BYTES: Final = 1 << 20
-"""Of a task or a certificate, at most."""
-ROSTER_BYTES: Final = 256 << 20
-"""Some two million nodes."""
-STATE_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+MAX_KEY_FILE_BYTES: Final = 64 << 10
+"""Maximum size of a file of keys."""
+MAX_TASK_FILE_BYTES: Final = 1 << 20
+"""Maximum size of a task or a certificate."""
+MAX_ROSTER_BYTES: Final = 256 << 20
+"""Maximum size of a roster: about two million nodes."""
+STATE_OPEN_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
-def read_text(path: Path, most_bytes: int) -> str:
-    """A file that may be anybody's. Raises UsageError for what is no file or is too long; OSError,
-    UnicodeDecodeError.
+def read_text(path: Path, max_bytes: int) -> str:
+    """Reads a file of any owner. Raises UsageError if it is not a regular file or is too long;
+    OSError, UnicodeDecodeError.
     """
     with _opened(path) as file:
-        return _content(file, path, most_bytes).decode()
+        return _content(file, path, max_bytes).decode()
 
 
-def read_secret(path: Path, most_bytes: int = KEY_BYTES) -> str:
-    """The same of a file that others cannot have changed."""
-    with hold_secret(path) as file:
-        return _content(file, path, most_bytes).decode()
+def read_secret(path: Path, max_bytes: int = MAX_KEY_FILE_BYTES) -> str:
+    """Reads a file that others cannot have changed. Raises UsageError, OSError."""
+    with open_secret(path) as file:
+        return _content(file, path, max_bytes).decode()
 
 
 @contextmanager
-def hold_secret(path: Path) -> Iterator[BinaryIO]:
-    """A file of keys, open. Raises UsageError where others could have changed it; OSError."""
+def open_secret(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file of keys. Raises UsageError if others could have changed it; OSError."""
     with _opened(path) as file:
         if not is_ours(file.fileno()):
             raise UsageError(
@@ -53,14 +54,14 @@ def hold_secret(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def hold_state(directory: Path) -> int:
-    """A directory that a party keeps its state in, as a descriptor. Raises UsageError where others
-    could change what is in it; OSError.
+def open_state_directory(directory: Path) -> int:
+    """Opens the directory of a party's state and returns its descriptor. Raises UsageError if
+    others could change its contents; OSError.
     """
-    held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    if is_ours(held):
-        return held
-    os.close(held)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if is_ours(descriptor):
+        return descriptor
+    os.close(descriptor)
     raise UsageError(
         f"the state in {directory} belongs to others, or others could change it",
         "give its directory to the user that runs this, chmod go-w, or run as its owner",
@@ -77,10 +78,10 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _content(file: BinaryIO, path: Path, most_bytes: int) -> bytes:
-    content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
+def _content(file: BinaryIO, path: Path, max_bytes: int) -> bytes:
+    content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise UsageError(
-            f"{path} is longer than {most_bytes:,} bytes", "put the file there as it was made"
+            f"{path} is longer than {max_bytes:,} bytes", "put the file there as it was made"
         )
     return content

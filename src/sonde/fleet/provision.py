@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keys, certificates and directories of the parties.
 
-`provision` makes all of them in one place, which is for trials: in earnest each party makes its
-own HPKE and TLS keys and gives away only the public halves; leader and helper agree on the verify
-key and their token, nobody else learns them.
+`provision` creates all of them in one place, which is for trials. In production each party creates
+its own HPKE and TLS keys and shares only the public halves; leader and helper agree on the verify
+key and their token, which nobody else learns.
 
 ```
 DIR/leader, DIR/helper   task.json roster.json keys.json tls.crt tls.key ca.crt state.sqlite
@@ -29,46 +29,46 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from sonde.errors import UsageError
-from sonde.fleet import seal
-from sonde.fleet.party_files import AGREED_BYTES, hold_secret, read_secret, read_text
+from sonde.fleet import hpke
+from sonde.fleet.party_files import MAX_TASK_FILE_BYTES, open_secret, read_secret, read_text
 from sonde.fleet.roster import Identity, Roster
 from sonde.fleet.task import Task
-from sonde.fleet.work import Keys
+from sonde.fleet.verification import AggregatorKeys
 from sonde.private_files import Folder, secret_folder
 
 Role = Literal["leader", "helper", "collector"]
 
 
 @dataclass(frozen=True)
-class Bundle:
-    """A party's secrets and where its certificates lie."""
+class Credentials:
+    """A party's secrets (keys.json) and the directory of its certificates."""
 
     directory: Path
     role: Role
     hpke_private: str = field(repr=False)
     verify_key: str = field(default="", repr=False)
-    token: str = field(default="", repr=False)  # what this party demands
-    helper_token: str = field(default="", repr=False)  # what the leader shows to the helper
+    token: str = field(default="", repr=False)  # required of requests to this party
+    helper_token: str = field(default="", repr=False)  # sent by the leader to the helper
     operator_token: str = field(
         default="", repr=False
-    )  # opens the exact counts: never the collector's
+    )  # gives access to exact counts: never the collector's
 
     @property
-    def keys(self) -> Keys:
-        return Keys(self.hpke_private, bytes.fromhex(self.verify_key))
+    def keys(self) -> AggregatorKeys:
+        return AggregatorKeys(self.hpke_private, bytes.fromhex(self.verify_key))
 
     def server_tls(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         try:
             with (
-                hold_secret(self.directory / "tls.crt") as certificate,
-                hold_secret(self.directory / "tls.key") as key,
+                open_secret(self.directory / "tls.crt") as certificate,
+                open_secret(self.directory / "tls.key") as key,
             ):
                 context.load_cert_chain(
                     f"/proc/self/fd/{certificate.fileno()}",
                     f"/proc/self/fd/{key.fileno()}",
-                    password="",  # or a key that has one would ask the terminal for it
+                    password="",  # otherwise an encrypted key prompts on the terminal
                 )
         except OSError as error:
             raise UsageError(
@@ -85,9 +85,9 @@ class Bundle:
         into.write("keys.json", json.dumps(fields).encode())
 
     @staticmethod
-    def load(directory: Path) -> Bundle:
+    def load(directory: Path) -> Credentials:
         try:
-            bundle = Bundle(directory, **json.loads(read_secret(directory / "keys.json")))
+            bundle = Credentials(directory, **json.loads(read_secret(directory / "keys.json")))
             for key in (bundle.hpke_private, bundle.verify_key):
                 if key and len(bytes.fromhex(key)) != 32:
                     raise ValueError("a key of another length than 32 bytes")
@@ -104,10 +104,12 @@ class Bundle:
 
 
 def client_tls(directory: Path) -> ssl.SSLContext:
-    """Trusts the authority in `directory` and nobody else."""
+    """A TLS client context that trusts only the authority in `directory`. Raises UsageError."""
     try:
-        authority = read_text(directory / "ca.crt", AGREED_BYTES)
-        if not authority or not authority.isascii():  # without any, the system's are trusted
+        authority = read_text(directory / "ca.crt", MAX_TASK_FILE_BYTES)
+        if (
+            not authority or not authority.isascii()
+        ):  # an empty file would mean the system's authorities
             raise ValueError("no certificate")
         context = ssl.create_default_context(cadata=authority)
     except (OSError, ValueError) as error:
@@ -120,10 +122,12 @@ def client_tls(directory: Path) -> ssl.SSLContext:
 
 
 def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
-    """Makes every party of a trial; `tenants[i]` is the tag of node i. Returns the final task."""
+    """Creates all parties of a trial; `tenants[i]` is the tag of node i. Returns the final task.
+    Raises UsageError, SinkError.
+    """
     if (directory / "leader").exists():
         raise UsageError(f"{directory} already holds a fleet", "name an empty directory")
-    pairs = {role: seal.new_key() for role in ("leader", "helper", "collector")}
+    pairs = {role: hpke.generate_key_pair() for role in ("leader", "helper", "collector")}
     task = replace(
         task,
         leader_key=pairs["leader"][1],
@@ -132,7 +136,7 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
     )
     verify_key, for_collector, for_leader, own, theirs = (secrets.token_hex(32) for _ in range(5))
     bundles = (
-        Bundle(
+        Credentials(
             directory / "leader",
             "leader",
             pairs["leader"][0],
@@ -141,7 +145,7 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
             helper_token=for_leader,
             operator_token=own,
         ),
-        Bundle(
+        Credentials(
             directory / "helper",
             "helper",
             pairs["helper"][0],
@@ -149,28 +153,30 @@ def provision(directory: Path, task: Task, tenants: Sequence[str]) -> Task:
             token=for_leader,
             operator_token=theirs,
         ),
-        Bundle(directory / "collector", "collector", pairs["collector"][0], token=for_collector),
+        Credentials(
+            directory / "collector", "collector", pairs["collector"][0], token=for_collector
+        ),
     )
     nodes = [Identity() for _ in tenants]
     roster = Roster({node.public: tag for node, tag in zip(nodes, tenants, strict=True)})
     authority = _Authority()
     with secret_folder(directory) as fleet:
         for bundle in bundles:
-            with fleet.make(bundle.role) as home:
-                bundle.save(home)
-                home.write("task.json", task.to_json().encode())
-                home.write("ca.crt", authority.certificate)
+            with fleet.make(bundle.role) as folder:
+                bundle.save(folder)
+                folder.write("task.json", task.to_json().encode())
+                folder.write("ca.crt", authority.certificate)
                 if bundle.role != "collector":
-                    home.write("roster.json", roster.to_json().encode())
+                    folder.write("roster.json", roster.to_json().encode())
                     certificate, key = authority.issue(bundle.role)
-                    home.write("tls.crt", certificate)
-                    home.write("tls.key", key)
-        with fleet.make("nodes") as homes:
+                    folder.write("tls.crt", certificate)
+                    folder.write("tls.key", key)
+        with fleet.make("nodes") as folders:
             for number, node in enumerate(nodes):
-                with homes.make(f"{number:04}") as home:
-                    home.write("node.key", node.private().hex().encode())
-                    home.write("task.json", task.to_json().encode())
-                    home.write("ca.crt", authority.certificate)
+                with folders.make(f"{number:04}") as folder:
+                    folder.write("node.key", node.private().hex().encode())
+                    folder.write("task.json", task.to_json().encode())
+                    folder.write("ca.crt", authority.certificate)
     return task
 
 
@@ -189,7 +195,7 @@ def load_node(directory: Path) -> Identity:
 
 
 class _Authority:
-    """A throw-away certificate authority for loopback."""
+    """A temporary certificate authority for loopback."""
 
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A release: estimates with their error bars, and what it cost whom."""
+"""A release: estimates with error bars and their privacy guarantee, as table, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sonde.errors import UsageError
 from sonde.fleet.buckets import BucketSpace
-from sonde.fleet.noise import stated
+from sonde.fleet.noise import format_rounded_up
 from sonde.fleet.task import Task
 from sonde.private_files import replacing
 
@@ -21,7 +21,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Row:
-    """One bucket: samples counted, and half the width of the 95 % interval of the noise."""
+    """One bucket: the noised count of samples, half the width of the noise's 95 % interval, and its
+    share of all samples.
+    """
 
     bucket: int
     application: str
@@ -34,7 +36,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """A release. `epsilon` is by unit of privacy; None: that unit is not protected.
+    """A release. `epsilon` is per unit of privacy; None: that unit is not protected.
 
     `deviation` is the standard deviation of a bucket's noise, in samples.
     """
@@ -52,17 +54,21 @@ class Result:
     def top(self, count: int) -> list[Row]:
         return sorted(self.rows, key=lambda row: -row.count)[:count]
 
-    def promise(self) -> str:
-        """The unit of privacy, in words, for every place a result is shown."""
+    def privacy_guarantee(self) -> str:
+        """The privacy guarantee as text: epsilon per unit, and delta. Shown wherever a result
+        is.
+        """
 
         def one(unit: str) -> str:
             epsilon = self.epsilon[unit]
             return (
-                f"ε = {stated(epsilon)} per {unit}" if epsilon is not None else f"no ε per {unit}"
+                f"ε = {format_rounded_up(epsilon)} per {unit}"
+                if epsilon is not None
+                else f"no ε per {unit}"
             )
 
         units = sorted(self.epsilon, key=lambda unit: unit != self.unit)
-        return f"{', '.join(one(unit) for unit in units)} (δ = {stated(self.delta)})"
+        return f"{', '.join(one(unit) for unit in units)} (δ = {format_rounded_up(self.delta)})"
 
 
 def make_result(
@@ -89,11 +95,11 @@ def make_result(
 
 
 def to_table(result: Result, count: int = 20) -> str:
-    """For people: the largest buckets, with their error bars."""
+    """The largest buckets as a text table, with error bars."""
     when = datetime.fromtimestamp(result.start_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     lines = [
         f"{result.task}: {result.duration_s / 3600:g} h from {when}",
-        f"privacy: {result.promise()}",
+        f"privacy: {result.privacy_guarantee()}",
         "",
         f"{'application':<20} {'kernel':<20} {'activity':<9} "
         f"{'samples':>10} {'± 95 %':>8} {'share':>7}",
@@ -111,10 +117,13 @@ _COLUMNS = ("bucket", "application", "kernel", "activity", "count", "error", "sh
 
 
 def to_csv(result: Result) -> str:
-    """Every bucket; the promise stands in a comment on top, so that no copy goes without it."""
+    """All buckets as CSV. The first line is a comment with the privacy guarantee, so that each copy
+    includes it.
+    """
     out = io.StringIO()
     out.write(
-        f"# {result.task} from {result.start_s} for {result.duration_s} s; {result.promise()}\n"
+        f"# {result.task} from {result.start_s} for {result.duration_s} s; "
+        f"{result.privacy_guarantee()}\n"
     )
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -124,7 +133,9 @@ def to_csv(result: Result) -> str:
 
 
 def write(result: Result, path: Path) -> None:
-    """Writes Parquet or CSV, by the file's ending; `page` makes the HTML. Raises SinkError."""
+    """Writes Parquet or CSV, by the file name's suffix (`page` renders HTML). Raises UsageError,
+    SinkError.
+    """
     if path.suffix not in (".csv", ".parquet"):
         raise UsageError(f"unknown kind of file: {path.name}", "end it in .csv or .parquet")
     content = to_csv(result).encode() if path.suffix == ".csv" else to_parquet(result)
@@ -133,7 +144,7 @@ def write(result: Result, path: Path) -> None:
 
 
 def to_parquet(result: Result) -> bytes:
-    """Every bucket; the promise stands in the file's metadata."""
+    """All buckets as Parquet, with the privacy guarantee in the file's metadata."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -143,7 +154,7 @@ def to_parquet(result: Result) -> bytes:
             "sonde.fleet.task": result.task,
             "sonde.fleet.start_s": str(result.start_s),
             "sonde.fleet.duration_s": str(result.duration_s),
-            "sonde.fleet.privacy": result.promise(),
+            "sonde.fleet.privacy": result.privacy_guarantee(),
         }
     )
     out = io.BytesIO()

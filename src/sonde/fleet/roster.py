@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may report: nodes by public key, each under its tenant's opaque tag.
+"""The enrolled nodes: public keys, each with its tenant's opaque tag.
 
-Both aggregators hold the same roster. A tag is a random label, never a name; it exists so that a
-tenant's contribution can be bounded by servers that cannot see what it contributed.
+Both aggregators hold the same roster. A tag is a random label, not a name. It bounds a tenant's
+contribution at servers that cannot see the contribution.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sonde._native import unfit_keys
 from sonde.errors import UsageError
-from sonde.fleet.party_files import ROSTER_BYTES, read_text
+from sonde.fleet.party_files import MAX_ROSTER_BYTES, read_text
 from sonde.private_files import replacing
 
 
@@ -63,10 +63,10 @@ class Roster:
         return [len(nodes) for nodes in self._nodes_of.values()]
 
     def counts(self, node: bytes, batch_s: int, cap: int | None) -> bool:
-        """Whether this node is among the `cap` of its tenant that count in this batch.
+        """Whether this node is among the `cap` nodes of its tenant that count in this batch.
 
-        The choice is a hash of node and batch: both aggregators make it alike, it changes from
-        batch to batch, and being early gains nothing.
+        The choice is a hash of node and batch: both aggregators make the same choice, it changes
+        with each batch, and reporting early gives no advantage.
         """
         tag = self._tag_of.get(node)
         if tag is None:
@@ -76,14 +76,14 @@ class Roster:
             return True
         key = (batch_s, cap, tag)
         if key not in self._chosen:
-            if len(self._chosen) > 2 * len(self._nodes_of):  # batches long past
+            if len(self._chosen) > 2 * len(self._nodes_of):  # from old batches
                 self._chosen.clear()
             ranked = sorted(nodes, key=lambda n: sha256(batch_s.to_bytes(8, "big") + n).digest())
             self._chosen[key] = frozenset(ranked[:cap])
         return node in self._chosen[key]
 
     def save(self, path: Path) -> None:
-        """Raises SinkError."""
+        """Writes the roster as JSON. Raises SinkError."""
         with replacing(path) as out:
             out.write(self.to_json().encode())
 
@@ -92,11 +92,11 @@ class Roster:
 
     @staticmethod
     def load(path: Path) -> Roster:
-        """The roster of a file. Raises UsageError, also where a node's key is none: no point of the
-        curve, or one of small order, under which whoever likes can sign.
+        """Reads a roster. Raises UsageError, also for a key that is not a point of the curve or has
+        small order: under such a key anyone can sign.
         """
         try:
-            entries = json.loads(read_text(path, ROSTER_BYTES))
+            entries = json.loads(read_text(path, MAX_ROSTER_BYTES))
             tenants = {bytes.fromhex(node): str(tag) for node, tag in entries.items()}
             unfit = unfit_keys(list(tenants))
         except OSError as error:
@@ -110,7 +110,7 @@ class Roster:
             ) from error
         if unfit:
             raise UsageError(
-                f"{len(unfit)} of {len(tenants)} keys in {path} protect no node, "
+                f"{len(unfit)} of {len(tenants)} keys in {path} are invalid or weak, "
                 f"the first is {list(tenants)[unfit[0]].hex()}",
                 "leave them out, and enrol those nodes with new keys",
             )

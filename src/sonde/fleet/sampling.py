@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time is sampled inside every node: what ran at a few random instants of the period.
+"""Samples time in each node: which kernel ran at a few random instants of the period.
 
-Every node takes part and every instant is as likely as any other, so counts of samples estimate
-shares of device time without bias; sampling the nodes instead would lose most of the accuracy.
+Each node takes part and each instant is equally likely, so counts of samples are unbiased estimates
+of shares of device time. Sampling nodes instead would lose most of the accuracy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from sonde.input_files import open_input
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """One kernel run on the device; activity in [0, 1] if a hardware metric is at hand."""
+    """One kernel execution on the device; activity in [0, 1] if a hardware metric is available,
+    else 0.
+    """
 
     name: str
     start_ns: int
@@ -36,7 +38,7 @@ class KernelRecord:
 
 @dataclass(frozen=True)
 class Period:
-    """What ran in a period. `time_s`: when it ended, in seconds since 1970."""
+    """The kernel records of a period. `time_s`: when it ended, in seconds since 1970."""
 
     records: list[KernelRecord]
     start_ns: int
@@ -46,9 +48,10 @@ class Period:
 
 
 class Sampler:
-    """Watches the kernels of one period pass by and keeps what ran at its instants.
+    """Selects the kernels that run at random instants of one period.
 
-    Kernels may overlap: of those that run at an instant one is kept, each as likely.
+    Kernels may overlap: of those that run at an instant, one is chosen with equal probability
+    (reservoir sampling).
     """
 
     def __init__(
@@ -64,37 +67,39 @@ class Sampler:
         self._start_ns, self._duration_ns = start_ns, duration_ns
         self._instants = sorted(start_ns + self._rng.randrange(duration_ns) for _ in range(samples))
         self._kept: list[tuple[int, float] | None] = [None] * samples
-        self._rivals = [0] * samples
+        self._running = [0] * samples
         self._busy_ns: dict[int, int] = defaultdict(int)
-        self._known: dict[str, int] = {}
-        self._unknown: str | None = None
+        self._class_of: dict[str, int] = {}
+        self._unclassified: str | None = None
 
-    def see(self, record: KernelRecord) -> None:
-        kind = self._known.get(record.name)
+    def observe(self, record: KernelRecord) -> None:
+        kind = self._class_of.get(record.name)
         if kind is None:
-            kind = self._known[record.name] = self._classes.kernel(record.name)
+            kind = self._class_of[record.name] = self._classes.kernel(record.name)
         end_ns = record.start_ns + record.duration_ns
         self._busy_ns[kind] += record.duration_ns
         at = bisect_left(self._instants, record.start_ns)
         while at < len(self._instants) and self._instants[at] < end_ns:
-            self._rivals[at] += 1
-            if self._rng.random() * self._rivals[at] < 1:
+            self._running[at] += 1
+            if self._rng.random() * self._running[at] < 1:
                 self._kept[at] = (kind, record.activity)
                 if at == 0:
-                    self._unknown = record.name if kind == OTHER else None
+                    self._unclassified = record.name if kind == OTHER else None
             at += 1
 
-    def unknown(self) -> str | None:
-        """The kernel at the first instant, if no class knows it. Stays on the node: `discovery`."""
-        return self._unknown
+    def unclassified_kernel(self) -> str | None:
+        """The kernel at the first instant, if it has no class; used by `discovery`. The name does
+        not leave the node.
+        """
+        return self._unclassified
 
     def buckets(self) -> list[int]:
-        """One bucket index a sample; an instant at which nothing ran is idle."""
+        """One bucket index per sample; an instant without a kernel is idle."""
         busy_ns = sum(self._busy_ns.values())
         whole_ns = max(busy_ns, self._duration_ns)
         if busy_ns < 0.05 * whole_ns:
             application = IDLE
-        else:  # the mix of what ran: how busy the device was is not the application's nature
+        else:  # the mix of busy time: utilization does not identify the application
             mix = {kind: ns / busy_ns for kind, ns in self._busy_ns.items()}
             application = self._classes.application(mix)
         return [
@@ -106,9 +111,9 @@ class Sampler:
 
 
 def read_records(path: Path) -> Iterator[KernelRecord]:
-    """Kernel records of a file: CSV with a header, or one JSON object a line.
+    """Reads kernel records: CSV with a header, or one JSON object per line.
 
-    Columns: name, start_ns, duration_ns and, if known, activity. Raises UsageError.
+    Columns: name, start_ns, duration_ns and, optionally, activity. Raises UsageError.
     """
     try:
         with io.TextIOWrapper(open_input(path), "utf-8", newline="") as file:

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The aggregators as HTTPS services, in the manner of DAP (draft-ietf-ppm-dap).
+"""The aggregators as HTTPS services, with the roles of DAP (draft-ietf-ppm-dap).
 
 ```
 POST /tasks/{task}/reports         node → leader    a report; 201, or a status and a reason
 POST /tasks/{task}/reports/batch   relay → leader   reports, length-prefixed; a reason each
-POST /tasks/{task}/jobs            leader → helper  a batch of proof checks (token)
+POST /tasks/{task}/jobs            leader → helper  a job of proof checks (token)
 POST /tasks/{task}/releases        collector → leader → helper   noised aggregate shares (token)
 GET  /tasks/{task}/status          operator         exact counts and refusals (token)
 ```
 
-The sockets are here, the protocol is in `aggregator`.
+This module handles sockets; `aggregator` implements the protocol.
 """
 
 from __future__ import annotations
@@ -33,69 +33,74 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from sonde._native import keep_memory, release_memory
 from sonde.errors import UsageError
-from sonde.fleet.aggregator import Aggregator, Helper, HelperAway, Leader, Refused
+from sonde.fleet.aggregator import Aggregator, Helper, HelperUnavailable, Leader, Refused
 from sonde.fleet.clock import PartyClock
-from sonde.fleet.connections import Connections
+from sonde.fleet.connections import ConnectionLimiter
 from sonde.fleet.helper_client import HelperClient
-from sonde.fleet.places import NoPlace, Place, Places
-from sonde.fleet.provision import Bundle
+from sonde.fleet.provision import Credentials
+from sonde.fleet.request_body import PROGRESS_BYTES, read_body, read_first
 from sonde.fleet.roster import Roster
 from sonde.fleet.task import Task
-from sonde.fleet.wire import Malformed, first_lp, first_lp_bytes, lp, split_lp
+from sonde.fleet.upload_slots import NoFreeSlot, UploadSlots
+from sonde.fleet.wire import (
+    Malformed,
+    first_length_prefixed,
+    length_prefixed,
+    split_length_prefixed,
+)
 
 _log = logging.getLogger(__name__)
 _COMMIT_LIMIT = 256
-_BACKLOG = 2048  # reports waiting for the proof check; above it uploads wait for their answer
+_BACKLOG = 2048  # unverified reports; above it, answers to uploads are delayed
 _BATCH_BYTES = 8 << 20
-_SINGLES = 1024
-_BODY_S = 30  # for the body of an upload: who sends slower holds a place that others need
-_FIRST_BYTES = 64 << 10  # of a batch, or all of it, before it gets a place
-_PACE_BYTES = 64 << 10  # at least so much of a batch comes in each _PACE_S, or its place is lost
-_PACE_S = 2.0
-_FIRST_REPORT_BYTES = 256 << 10  # or as much as that of it, if its first report is larger
-_BATCHES = 24  # read at a time: what uploads may hold of memory
-_PLACES_BYTES = 192 << 20  # of all batches that are being read, and of all single reports
-_FEWEST = 8  # places, however large a report is
-_DRIVERS = 4  # one waits for the helper, others check, store, count
-_MOST_JOB_BYTES = 256 << 20
-_JOBS = _DRIVERS  # whose bodies are held at a time: a leader has no more under way
+_REPORT_SLOTS = 1024
+_BATCH_SLOTS = 24  # read at the same time: bounds the memory of uploads
+_SLOT_MEMORY_BYTES = 192 << 20  # of all batches that are being read, and of all single reports
+_MIN_SLOTS = 8  # slots, however large a report is
+_CONCURRENT_JOBS = 4  # one waits for the helper, the others verify and store
+_MAX_JOB_BYTES = 256 << 20
+_JOB_SLOTS = _CONCURRENT_JOBS  # whose bodies are held at a time: a leader sends no more
 _JOB_S = 120.0  # for the body of a job, from the leader alone
 _RELEASE_BYTES = 256  # a request is 56 bytes
-_IDLE_S = 30  # of a connection that asks nothing, or is not done with asking
-_TOGETHER = 1024  # reports in one request
-_SWEEP_S = 60  # between two looks at what has expired
+_IDLE_S = 30  # of a connection without a complete request
+_MAX_REPORTS_PER_REQUEST = 1024  # reports in one request
+_EXPIRE_INTERVAL_S = 60  # between two checks for expired batches
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _T = TypeVar("_T")
 _Upload = tuple[Sequence[bytes | memoryview], asyncio.Future[list[str]]]
 
 
 class Service:
-    """One aggregator behind its sockets."""
+    """An aggregator as an HTTP application with background tasks."""
 
-    def __init__(self, aggregator: Aggregator, bundle: Bundle) -> None:
+    def __init__(self, aggregator: Aggregator, bundle: Credentials) -> None:
         self._aggregator = aggregator
         self._bundle = bundle
         self._task = aggregator.task
         self._uploads: asyncio.Queue[_Upload] = asyncio.Queue(4096)
-        self._batches = Places(_fitting(_BATCHES, self._batch_bytes))
-        self._work_came = asyncio.Event()
-        self._work_went = asyncio.Event()
-        self._singles = Places(_fitting(_SINGLES, self._task.max_report_bytes))
-        self._jobs = asyncio.Semaphore(_JOBS)
-        # Of each its own threads: what waits for the other party must not stop what takes reports.
-        self._working = ThreadPoolExecutor(1, "sonde-working")  # uploads, or jobs
-        self._driving = ThreadPoolExecutor(_DRIVERS, "sonde-driving")
-        self._releasing = ThreadPoolExecutor(1, "sonde-releasing")
+        self._batch_slots = UploadSlots(_slots_within_memory(_BATCH_SLOTS, self._batch_bytes))
+        self._work_available = asyncio.Event()
+        self._work_done = asyncio.Event()
+        self._report_slots = UploadSlots(
+            _slots_within_memory(_REPORT_SLOTS, self._task.max_report_bytes)
+        )
+        self._job_slots = asyncio.Semaphore(_JOB_SLOTS)
+        # Separate threads: waiting for the other party must not block uploads.
+        # Admission at the leader, jobs at the helper.
+        self._work_pool = ThreadPoolExecutor(1, "sonde-work")
+        self._job_pool = ThreadPoolExecutor(_CONCURRENT_JOBS, "sonde-jobs")
+        self._release_pool = ThreadPoolExecutor(1, "sonde-releases")
 
     def app(self) -> web.Application:
+        """The routes of this party, with its background tasks."""
         limit = self._job_bytes if isinstance(self._aggregator, Helper) else self._batch_bytes
 
         @web.middleware
         async def refusals(request: web.Request, handler: Handler) -> web.StreamResponse:
-            return await self._answer(request, handler)
+            return await self._with_refusals(request, handler)
 
         app = web.Application(client_max_size=limit, middlewares=[refusals])
-        app.on_response_prepare.append(_say_little)
+        app.on_response_prepare.append(_hide_server_version)
         prefix = f"/tasks/{self._task.id.hex()}"
         app.router.add_post(
             f"{prefix}/releases", self._authorised(self._release, self._bundle.token)
@@ -108,14 +113,14 @@ class Service:
             app.router.add_post(f"{prefix}/reports/batch", self._upload_batch)
         else:
             app.router.add_post(f"{prefix}/jobs", self._authorised(self._job, self._bundle.token))
-        app.cleanup_ctx.append(self._pumps)
+        app.cleanup_ctx.append(self._background_tasks)
         return app
 
     # --- requests ----------------------------------------------------------------------------
 
     async def _upload(self, request: web.Request) -> web.Response:
-        async with self._singles.take() as place:
-            body = await _read(request, self._task.max_report_bytes, place=place)
+        async with self._report_slots.acquire() as slot:
+            body = await read_body(request, self._task.max_report_bytes, slot=slot)
             (reason,) = await self._admit([body])
         if reason:
             raise Refused(reason)
@@ -126,15 +131,15 @@ class Service:
         return max(_BATCH_BYTES, self._task.max_report_bytes + 4)
 
     async def _upload_batch(self, request: web.Request) -> web.Response:
-        """Many nodes' reports from one relay, each judged for itself."""
+        """Admits reports of many nodes from one relay; each is accepted or refused by itself."""
         assert isinstance(self._aggregator, Leader)
-        first = await _first(request)  # a client that sends nothing takes no place from others
-        is_known = self._aggregator.is_of_a_node(first_lp(first))
-        async with self._batches.take(is_known) as place:
-            body = await _read(
-                request, self._batch_bytes, first=first, pace_bytes=_PACE_BYTES, place=place
+        first = await read_first(request)  # a client that sends nothing gets no slot
+        is_from_node = self._aggregator.is_from_enrolled_node(first_length_prefixed(first))
+        async with self._batch_slots.acquire(is_from_node) as slot:
+            body = await read_body(
+                request, self._batch_bytes, first=first, progress_bytes=PROGRESS_BYTES, slot=slot
             )
-            bodies = split_lp(body, _TOGETHER)
+            bodies = split_length_prefixed(body, _MAX_REPORTS_PER_REQUEST)
             if not bodies:
                 raise Malformed("no report")
             return web.Response(text="\n".join(await self._admit(bodies)))
@@ -146,25 +151,28 @@ class Service:
 
     @property
     def _job_bytes(self) -> int:
-        return min(_MOST_JOB_BYTES, self._task.max_job_bytes)
+        return min(_MAX_JOB_BYTES, self._task.max_job_bytes)
 
     async def _job(self, request: web.Request) -> web.Response:
         assert isinstance(self._aggregator, Helper)
-        async with self._jobs:
-            body = await _read(request, self._job_bytes, _JOB_S)
-            return web.Response(body=await _in(self._working, self._aggregator.job, body))
+        async with self._job_slots:
+            body = await read_body(request, self._job_bytes, _JOB_S)
+            return web.Response(
+                body=await _run_in(self._work_pool, self._aggregator.process_job, body)
+            )
 
     async def _release(self, request: web.Request) -> web.Response:
-        body = await _read(request, _RELEASE_BYTES)
+        body = await read_body(request, _RELEASE_BYTES)
         aggregator = self._aggregator
         if isinstance(aggregator, Helper):
-            return web.Response(body=await _in(self._releasing, aggregator.release, body))
+            return web.Response(body=await _run_in(self._release_pool, aggregator.release, body))
         assert isinstance(aggregator, Leader)
         if len(body) != 16:
             raise Refused("malformed")
         start_s, duration_s = int.from_bytes(body[:8], "big"), int.from_bytes(body[8:], "big")
-        own, theirs = await _in(self._releasing, aggregator.release, start_s, duration_s)
-        return web.Response(body=lp(own) + lp(theirs))
+        own, theirs = await _run_in(self._release_pool, aggregator.release, start_s, duration_s)
+        _log.info("released the batch that begins at %d", start_s)
+        return web.Response(body=length_prefixed(own) + length_prefixed(theirs))
 
     async def _status(self, _: web.Request) -> web.Response:
         return web.json_response(await asyncio.to_thread(status_of, self._aggregator))
@@ -175,91 +183,93 @@ class Service:
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             given = request.headers.get("Authorization", "")
-            told = given.encode("utf-8", "surrogateescape")
-            if not token or not hmac.compare_digest(told, expected.encode()):
+            presented = given.encode("utf-8", "surrogateescape")
+            if not token or not hmac.compare_digest(presented, expected.encode()):
                 raise web.HTTPUnauthorized(text="unknown token")
             return await handler(request)
 
         return guarded
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Every refusal becomes a status, a reason and a count."""
+    async def _with_refusals(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turns each refusal into a status, a reason and a count."""
         try:
             return await handler(request)
         except Refused as refused:
+            _log.debug("refused %s: %s", request.path, refused.reason)
             detail = str(refused)
             text = refused.reason if detail == refused.reason else f"{refused.reason}: {detail}"
             return web.Response(status=refused.status, text=text)
         except Malformed:
             return web.Response(status=400, text="malformed")
-        except NoPlace:
-            return self._turn_away("busy", 503)
-        except HelperAway:
-            return web.Response(status=503, text="the helper is away, try again")
-        except (ConnectionError, web.RequestPayloadError):  # gone in the middle of its body
-            return self._turn_away("hung up", 400)
+        except NoFreeSlot:
+            return self._refuse_and_close("busy", 503)
+        except HelperUnavailable:
+            return web.Response(status=503, text="the helper is unavailable, try again")
+        except (ConnectionError, web.RequestPayloadError):  # closed in the middle of its body
+            return self._refuse_and_close("hung up", 400)
         except web.HTTPNotFound:
             return web.Response(status=404, text="unknown task")
         except web.HTTPUnauthorized as stranger:
-            return self._turn_away("unauthorised", stranger.status)
+            return self._refuse_and_close("unauthorised", stranger.status)
         except web.HTTPRequestEntityTooLarge as large:
-            return self._turn_away("oversized", large.status)
+            return self._refuse_and_close("oversized", large.status)
         except web.HTTPRequestTimeout as slow:
-            return self._turn_away("too slow", slow.status)
+            return self._refuse_and_close("too slow", slow.status)
 
-    def _turn_away(self, reason: str, status: int) -> web.Response:
+    def _refuse_and_close(self, reason: str, status: int) -> web.Response:
         self._aggregator.store.note_refusals(Counter({reason: 1}))
         response = web.Response(status=status, text=reason)
         response.force_close()  # the rest of the body is not read
         return response
 
     def http_log(self) -> logging.Logger:
-        """For the HTTP library: requests that are none are counted, not logged with a traceback
-        each, or a stranger could fill the disk and hide what the operator should read.
+        """The logger of the HTTP library. Invalid HTTP requests are counted, not logged with a
+        traceback each: otherwise a stranger could fill the disk and hide important messages.
         """
         log = logging.Logger("sonde.fleet.http")
         log.parent = _log
 
-        def is_worth_it(record: logging.LogRecord) -> bool:
+        def is_wanted(record: logging.LogRecord) -> bool:
             cause = record.exc_info[1] if record.exc_info else None
             if isinstance(cause, HttpProcessingError):
                 self._aggregator.store.note_refusals(Counter({"bad request": 1}))
             return not isinstance(cause, HttpProcessingError)
 
-        log.addFilter(is_worth_it)
+        log.addFilter(is_wanted)
         return log
 
-    # --- the pumps -----------------------------------------------------------------------
+    # --- background tasks --------------------------------------------------------------------
 
-    async def _pumps(self, _: web.Application) -> Any:
-        pumps = [asyncio.create_task(self._sweep())]
+    async def _background_tasks(self, _: web.Application) -> Any:
+        tasks = [asyncio.create_task(self._expire_batches())]
         if isinstance(self._aggregator, Leader):
-            pumps.append(asyncio.create_task(self._commit()))
-            pumps += [asyncio.create_task(self._drive()) for _ in range(_DRIVERS)]
+            tasks.append(asyncio.create_task(self._admit_groups()))
+            tasks += [asyncio.create_task(self._process_jobs()) for _ in range(_CONCURRENT_JOBS)]
         yield
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
-        for pool in (self._working, self._driving, self._releasing):
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in (self._work_pool, self._job_pool, self._release_pool):
             await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)
 
-    async def _sweep(self) -> None:
-        """Lets batches expire that nobody has collected in time, and goes of the memory that rush
-        hours took."""
+    async def _expire_batches(self) -> None:
+        """Periodically expires uncollected batches, and returns unused memory to the kernel."""
         while True:
-            await asyncio.sleep(min(_SWEEP_S, self._task.keep_s))
+            await asyncio.sleep(min(_EXPIRE_INTERVAL_S, self._task.keep_s))
             if not self._aggregator.store.waiting:
                 await asyncio.to_thread(release_memory)
             try:
                 lost = await asyncio.to_thread(self._aggregator.expire)
-            except Exception:  # the disk; tried again
-                _log.exception("nothing could expire")
+            except Exception:  # a disk error; retried
+                _log.exception("expiring batches failed; retrying in %d s", _EXPIRE_INTERVAL_S)
             else:
                 if lost:
-                    _log.warning("%d reports have expired: nobody collected them in time", lost)
+                    _log.warning(
+                        "%d reports expired: their batches were not collected in time", lost
+                    )
 
-    async def _commit(self) -> None:
-        """Admits uploads in groups: one sync to disk serves all that wait for it."""
+    async def _admit_groups(self) -> None:
+        """Admits uploads in groups: one disk sync serves all that wait for it."""
         assert isinstance(self._aggregator, Leader)
         while True:
             group = [await self._uploads.get()]
@@ -268,12 +278,14 @@ class Service:
                 group.append(self._uploads.get_nowait())
                 bodies += group[-1][0]
             while self._aggregator.store.waiting > _BACKLOG:
-                self._work_went.clear()
-                await self._work_went.wait()
+                self._work_done.clear()
+                await self._work_done.wait()
             try:
-                reasons = await _in(self._working, self._aggregator.admit, bodies)
+                reasons = await _run_in(self._work_pool, self._aggregator.admit, bodies)
             except Exception:
-                _log.exception("admission failed")
+                _log.exception(
+                    "admission of %d reports failed; the nodes are asked to retry", len(bodies)
+                )
                 for _, done in group:
                     if not done.done():
                         done.set_exception(web.HTTPServiceUnavailable(text="try again later"))
@@ -283,106 +295,51 @@ class Service:
                 answer = list(islice(given, len(part)))
                 if not done.done():
                     done.set_result(answer)
-            self._work_came.set()
+            self._work_available.set()
 
-    async def _drive(self) -> None:
-        """Takes jobs through while there are any; waits longer while the helper is away."""
+    async def _process_jobs(self) -> None:
+        """Processes jobs while there are any; backs off while the helper is unavailable."""
         assert isinstance(self._aggregator, Leader)
         pause_s = 0.1
         while True:
             try:
-                count = await _in(self._driving, self._aggregator.step)
-                self._work_went.set()
+                count = await _run_in(self._job_pool, self._aggregator.process_job)
+                self._work_done.set()
                 pause_s = 0.1
-            except Exception as error:  # the helper, or this party's disk: the job is still there
-                if isinstance(error, HelperAway):
-                    _log.warning("the helper did not answer: %s", error)
+            except Exception as error:  # the helper, or this party's disk: the job is kept
+                if isinstance(error, HelperUnavailable):
+                    _log.warning(
+                        "the helper is unavailable: %s; retrying in %.1f s", error, pause_s
+                    )
                 else:
-                    _log.exception("a job failed")
+                    _log.exception("a job failed; retrying in %.1f s", pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(5.0, pause_s * 2)
                 continue
             if count == 0:
-                self._work_came.clear()
+                self._work_available.clear()
                 try:
-                    await asyncio.wait_for(self._work_came.wait(), 1.0)
-                    await asyncio.sleep(0.05)  # let a group gather
+                    await asyncio.wait_for(self._work_available.wait(), 1.0)
+                    await asyncio.sleep(0.05)  # so that a job has more than one report
                 except TimeoutError:
                     pass
 
 
-async def _in(pool: Executor, do: Callable[..., _T], *args: Any) -> _T:
+async def _run_in(pool: Executor, do: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.get_running_loop().run_in_executor(pool, do, *args)
 
 
-async def _first(request: web.Request) -> bytes:
-    """The beginning of a batch with its first report, or all of it; in good time."""
-    parts, wanted = bytearray(), _FIRST_BYTES
-    try:
-        async with asyncio.timeout(_BODY_S):
-            while len(parts) < wanted and (part := await request.content.readany()):
-                parts += part
-                wanted = max(_FIRST_BYTES, min(_FIRST_REPORT_BYTES, first_lp_bytes(parts)))
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    return bytes(parts)
+def _slots_within_memory(count: int, each_bytes: int) -> int:
+    """`count` slots, or fewer if all of them would hold too much memory."""
+    return max(_MIN_SLOTS, min(count, _SLOT_MEMORY_BYTES // each_bytes))
 
 
-def _fitting(count: int, each_bytes: int) -> int:
-    """So many places, or fewer where all of them would hold too much."""
-    return max(_FEWEST, min(count, _PLACES_BYTES // each_bytes))
-
-
-async def _read(
-    request: web.Request,
-    limit_bytes: int,
-    limit_s: float = _BODY_S,
-    *,
-    first: bytes = b"",
-    pace_bytes: int = 0,
-    place: Place | None = None,
-) -> bytes:
-    """A body of at most so many bytes, whatever its header says of it, in good time.
-
-    `first`: what was read of it before; `pace_bytes`: who sends less in _PACE_S is turned away;
-    `place`: what it is read in, and turned away with when that is lost.
-    """
-    if (request.content_length or 0) > limit_bytes:
-        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
-    parts, size = [first], len(first)
-    now_s = asyncio.get_running_loop().time
-    ends_s, due_bytes = now_s() + limit_s, size + pace_bytes
-    try:
-        async with asyncio.timeout_at(min(ends_s, now_s() + _PACE_S) if pace_bytes else ends_s) as (
-            deadline
-        ):
-            if place is not None:
-                place.until(deadline)
-            async for part in request.content.iter_any():
-                size += len(part)
-                if place is not None:
-                    place.size += len(part)
-                    if place.is_lost:
-                        raise TimeoutError
-                if pace_bytes and size >= due_bytes:
-                    due_bytes = size + pace_bytes
-                    deadline.reschedule(min(ends_s, now_s() + _PACE_S))
-                if size > limit_bytes:
-                    raise web.HTTPRequestEntityTooLarge(limit_bytes, size)
-                parts.append(part)
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    if place is not None:
-        place.whole()
-    return b"".join(parts)
-
-
-async def _say_little(_: web.Request, response: web.StreamResponse) -> None:
+async def _hide_server_version(_: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = "sonde"  # no versions
 
 
 def status_of(aggregator: Aggregator) -> dict[str, Any]:
-    """Counts for the operator; nothing of any report's content."""
+    """Counts for the operator, without any report's content."""
     store = aggregator.store
     return {
         "task": aggregator.task.name,
@@ -394,16 +351,18 @@ def status_of(aggregator: Aggregator) -> dict[str, Any]:
     }
 
 
-def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Bundle]:
-    """The aggregator whose files lie in `state`."""
-    bundle = Bundle.load(state)
+def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Credentials]:
+    """The aggregator of a state directory, and its credentials. Raises UsageError, SinkError,
+    ClockNotTrusted.
+    """
+    bundle = Credentials.load(state)
     if bundle.role not in ("leader", "helper"):
         raise UsageError(
             f"{state} belongs to a {bundle.role}, not to an aggregator",
             "name the leader's or the helper's directory",
         )
     task, roster = Task.load(state / "task.json"), Roster.load(state / "roster.json")
-    clock = PartyClock(state)  # before the state is opened, which lets expire what is old
+    clock = PartyClock(state)  # before the state is opened, which expires old batches
     path = state / "state.sqlite"
     if bundle.role == "helper":
         return Helper(task, bundle.keys, roster, path, threads, clock), bundle
@@ -412,7 +371,7 @@ def open_aggregator(state: Path, threads: int) -> tuple[Aggregator, Bundle]:
 
 
 def runner_of(service: Service) -> web.AppRunner:
-    """What strangers send is unpacked for nobody, and who asks nothing is hung up on."""
+    """The HTTP server: bodies are not decompressed, and idle connections are closed."""
     return web.AppRunner(
         service.app(),
         access_log=None,
@@ -423,14 +382,16 @@ def runner_of(service: Service) -> web.AppRunner:
 
 
 def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda url: None) -> None:
-    """Runs the aggregator of a state directory until SIGINT or SIGTERM; SIGHUP is ignored."""
+    """Runs the aggregator of a state directory until SIGINT or SIGTERM; SIGHUP is ignored. `ready`
+    receives the URL when it listens.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    keep_memory()  # a report's 70 kB are taken and freed some six times: each page zeroed anew
+    keep_memory()  # six 70 kB buffers per report: keeps the kernel from zeroing pages again
     aggregator, bundle = open_aggregator(state, threads)
     url = aggregator.task.leader_url if bundle.role == "leader" else aggregator.task.helper_url
     parts = urlsplit(url)
 
-    gc.freeze()  # a roster of a fleet is not worth a walk at every collection
+    gc.freeze()  # a large roster must not be traversed at each collection
     gc.set_threshold(20_000, 20, 50)
 
     async def run() -> None:
@@ -444,14 +405,18 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
                 parts.hostname, parts.port or 443, type=socket.SOCK_STREAM
             )
         ]
-        connections = Connections(front.server, bundle.server_tls(), aggregator.store.note_refusals)
+        connections = ConnectionLimiter(
+            front.server, bundle.server_tls(), aggregator.store.note_refusals
+        )
         accepting = [asyncio.create_task(connections.accept(one)) for one in listeners]
         ready(url)
+        _log.info("task %s: serving as %s", aggregator.task.name, bundle.role)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         await stop.wait()
+        _log.info("stopping")
         for task in accepting:
             task.cancel()
         await asyncio.gather(*accepting, return_exceptions=True)
@@ -463,7 +428,7 @@ def serve(state: Path, threads: int = 2, ready: Callable[[str], None] = lambda u
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed: it moves TLS bodies at half the cost."""
+    """uvloop's event loop if it is installed: half the CPU for TLS bodies."""
     try:
         import uvloop
     except ImportError:

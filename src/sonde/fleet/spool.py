@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bodies of reports until they are verified: files that are appended to, synced, and unlinked.
+"""Report bodies until they are verified: append-only files that are synced and later unlinked.
 
-A body lives for about a second. In a database each would be written twice (log and table), hashed
-and read back; here it is written once, in one call for a whole group, straight from where it was
-received. Which bodies exist is the database's to say: a body counts once its row is committed, and
-what lies in a file without one is left over from a crash and goes with its file.
+A body is needed for about a second. In a database it would be written twice (log and table), hashed
+and read back; here it is written once, with one call per group, from the buffer that received it.
+The database decides which bodies exist: a body counts once its row is committed. A body without a
+row is left over from a crash and is deleted with its file.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sonde.errors import SinkError
-from sonde.fleet.party_files import STATE_FLAGS
+from sonde.fleet.party_files import STATE_OPEN_FLAGS
 from sonde.private_files import is_ours
 
 SEGMENT_BYTES = 64 << 20
-_TOGETHER = 512  # below the kernel's limit of pieces in one write
+_MAX_PIECES = 512  # below the kernel's limit of pieces in one write
 
 
-class Place(NamedTuple):
-    """Where a body lies."""
+class Extent(NamedTuple):
+    """Where a body is stored: file number, offset and size in bytes."""
 
     segment: int
     offset: int
@@ -34,32 +34,35 @@ class Place(NamedTuple):
 
 
 class Spool:
-    """Threads may share it.
+    """The body files of one state. Thread-safe.
 
-    Nothing is touched before `own`: others (`sonde fleet budget`) may look at a state in use.
+    Nothing is written before `take_ownership`: other processes (`sonde fleet budget`) may read a
+    state in use.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._held: Counter[int] = Counter()
         self._lock = threading.Lock()
-        self._owned: int | None = None
+        self._directory_fd: int | None = None
         self._file: int | None = None
         self._segment = self._size = 0
 
-    def own(self, held: Callable[[], Iterable[int]]) -> None:
-        """Takes the directory for this process and clears away what a crash has left. Raises
-        SinkError, also where another process has it.
+    def take_ownership(self, held: Callable[[], Iterable[int]]) -> None:
+        """Locks the directory for this process and removes what a crash left. Raises SinkError,
+        also if another process holds it.
 
-        `held` tells the segment of every body that is still waited for. It is asked when no one
-        else can add to them any more: before, the last owner may be about to.
+        `held` returns the segment of each body that still waits. It is called under the lock,
+        because before that the previous owner may still add bodies.
         """
         try:
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            self._owned = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | STATE_FLAGS)
-            if not is_ours(self._owned):
+            self._directory_fd = os.open(
+                self._directory, os.O_RDONLY | os.O_DIRECTORY | STATE_OPEN_FLAGS
+            )
+            if not is_ours(self._directory_fd):
                 raise OSError("others could change what is in it")
-            fcntl.flock(self._owned, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._directory_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._held = Counter(held())
             old = [int(path.stem) for path in self._directory.glob("*.reports")]
             for segment in set(old) - set(self._held):
@@ -68,41 +71,41 @@ class Spool:
             raise SinkError(f"another process uses {self._directory}", "stop it first") from error
         except (OSError, ValueError) as error:
             raise SinkError(f"cannot use {self._directory}: {error}") from error
-        self._segment = max([0, *old])  # never appended to again: its end may be torn
+        self._segment = max([0, *old])  # never appended to again: its end may be incomplete
 
     def close(self) -> None:
-        for file in (self._file, self._owned):
+        for file in (self._file, self._directory_fd):
             if file is not None:
                 os.close(file)
-        self._file = self._owned = None
+        self._file = self._directory_fd = None
 
-    def append(self, bodies: Sequence[bytes | memoryview]) -> list[Place]:
-        """Writes bodies and syncs them. Raises SinkError; then none of them is held."""
+    def append(self, bodies: Sequence[bytes | memoryview]) -> list[Extent]:
+        """Writes and syncs bodies. Raises SinkError; none of them is then stored."""
         with self._lock:
             try:
                 file = self._open()
-                places, at = [], self._size
+                extents, at = [], self._size
                 for body in bodies:
-                    places.append(Place(self._segment, at, len(body)))
+                    extents.append(Extent(self._segment, at, len(body)))
                     at += len(body)
-                for first in range(0, len(bodies), _TOGETHER):
-                    _write(file, bodies[first : first + _TOGETHER], places[first].offset)
+                for first in range(0, len(bodies), _MAX_PIECES):
+                    _write(file, bodies[first : first + _MAX_PIECES], extents[first].offset)
                 os.fdatasync(file)
             except OSError as error:
                 raise SinkError(f"cannot keep reports in {self._directory}: {error}") from error
             self._size = at
             self._held[self._segment] += len(bodies)
-            return places
+            return extents
 
-    def read(self, place: Place) -> bytes:
-        file = os.open(self._path(place.segment), os.O_RDONLY | STATE_FLAGS)
+    def read(self, extent: Extent) -> bytes:
+        file = os.open(self._path(extent.segment), os.O_RDONLY | STATE_OPEN_FLAGS)
         try:
-            return os.pread(file, place.size, place.offset)
+            return os.pread(file, extent.size, extent.offset)
         finally:
             os.close(file)
 
     def drop(self, segments: Counter[int]) -> None:
-        """So many bodies of each segment are done with; a segment without any goes."""
+        """Removes this number of bodies from each segment; an empty segment is deleted."""
         with self._lock:
             self._held.subtract(segments)
             for segment in segments:
@@ -111,7 +114,7 @@ class Spool:
                     self._path(segment).unlink(missing_ok=True)
 
     def _open(self) -> int:
-        """The segment to append to; a new one when the last is full."""
+        """The descriptor of the segment to append to; a new one if the last is full."""
         if self._file is not None and self._size >= SEGMENT_BYTES:
             os.close(self._file)
             self._file = None
@@ -122,8 +125,8 @@ class Spool:
             path = self._path(self._segment + 1)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             self._segment, self._size = self._segment + 1, 0
-            if self._owned is not None:
-                os.fsync(self._owned)  # or the file's name may be lost with the power
+            if self._directory_fd is not None:
+                os.fsync(self._directory_fd)  # the file's name must survive a power failure
         return self._file
 
     def _path(self, segment: int) -> Path:
@@ -131,7 +134,7 @@ class Spool:
 
 
 def _write(file: int, bodies: Sequence[bytes | memoryview], offset: int) -> None:
-    """All of it, also where the kernel takes only a part at a time."""
+    """Writes all bodies, also if the kernel accepts only a part at a time."""
     left = [memoryview(body) for body in bodies]
     while left:
         written = os.pwritev(file, left, offset)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an aggregator remembers: one step of its file (`journal`) for each thing that happens.
+"""The persistent state of an aggregator: one database transaction for each event.
 
-Only the bodies of reports that wait for their proof check lie beside it (`spool`).
+Only the bodies of reports that wait for verification are stored beside the database (`spool`).
 
-What must survive `kill -9` and must not happen twice is decided here and nowhere else: a report is
-admitted once, a job is counted once, a batch is released once and its cost is booked with it.
+This module alone decides what must survive `kill -9` and must not happen twice: a report is
+admitted once, a job is counted once, a batch is released once and its cost is recorded with it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sonde.errors import SinkError, UsageError
-from sonde.fleet.budget import Entry
-from sonde.fleet.journal import Journal, count_refusals, mark, set_mark
-from sonde.fleet.spool import Place, Spool
+from sonde.fleet.budget import LedgerEntry
+from sonde.fleet.database import Database, count_refusals, get_metadata, set_metadata
+from sonde.fleet.spool import Extent, Spool
 from sonde.fleet.task import Task
+from sonde.fleet.verification import BlockResult, checksum
 from sonde.fleet.wire import Malformed, Report
-from sonde.fleet.work import Block, checksum
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS waiting (
@@ -51,15 +51,15 @@ _OF_A_BATCH = (
     ("contributor", "batch"),
     ("job", "batch"),
 )
-"""Tables that hold anything of a batch until it is released or expires, and its column in them."""
+"""Tables with data of a batch until it is released or expires, and the column of its start."""
 
 
-KEPT_REPORTS = 4096  # in memory besides on disk; more are read back when their turn comes
+MAX_CACHED_REPORTS = 4096  # in memory besides on disk; more are read back when their turn comes
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one party holds of a batch."""
+    """One party's sum of a batch: aggregate share, number of reports, checksum of their ids."""
 
     share: bytes
     count: int
@@ -67,27 +67,27 @@ class Batch:
 
 
 class Store:
-    """The state of one aggregator for one task. Threads may share it.
+    """The state of one aggregator for one task. Thread-safe.
 
-    `tenant_of` names a node's tenant, so that the cap on a tenant's nodes holds for what a batch
-    has taken already, whatever the roster said when it took it.
+    `tenant_of` returns a node's tenant, so that the cap on a tenant's nodes also holds for reports
+    that were admitted under an earlier roster.
     """
 
     def __init__(
         self, path: Path, task: Task, tenant_of: Callable[[bytes], str] = lambda node: ""
     ) -> None:
         self._task, self._tenant_of = task, tenant_of
-        self._fresh: dict[bytes, Report] = {}  # bodies on disk that need not be read back
-        self._journal = Journal(path, _SCHEMA, self._look)
+        self._cached: dict[bytes, Report] = {}  # reports whose bodies need not be read back
+        self._database = Database(path, _SCHEMA, self._load)
         self._spool = Spool(path.with_name(f"{path.name}-reports"))
 
-    def _look(self, db: sqlite3.Connection) -> None:
+    def _load(self, db: sqlite3.Connection) -> None:
         self._waiting = len(_segments(db))
-        self._expired_before = int(mark(db, "expired before") or 0)
-        """Batches that begin before this are forgotten."""
+        self._expired_before = int(get_metadata(db, "expired before") or 0)
+        """Batches that begin before this time were deleted."""
 
     def close(self) -> None:
-        self._journal.close()
+        self._database.close()
         self._spool.close()
 
     # --- admission ---------------------------------------------------------------------------
@@ -95,30 +95,30 @@ class Store:
     def admit(
         self, reports: Sequence[tuple[Report, bytes | memoryview]], now_s: float
     ) -> list[str]:
-        """Takes reports, each with its body, in one transaction; per report "" or the reason of
-        its refusal.
+        """Admits reports, each with its body, in one transaction. Returns per report "" or the
+        reason of refusal.
         """
-        reasons = self.claim([(r.id, r.node, r.time_s) for r, _ in reports])
+        reasons = self.check_claims([(r.id, r.node, r.time_s) for r, _ in reports])
         places = self._spool.append(
             [body for (_, body), reason in zip(reports, reasons, strict=True) if not reason]
         )
         taken: dict[bytes, Report] = {}
         spare: Counter[int] = Counter()
 
-        def keep() -> None:  # before anyone takes them, or what is kept would never be asked for
+        def keep() -> None:  # before a job takes them, or the cache would keep them for ever
             self._waiting += len(taken)
-            if len(self._fresh) < KEPT_REPORTS:
-                self._fresh.update(taken)
+            if len(self._cached) < MAX_CACHED_REPORTS:
+                self._cached.update(taken)
 
         try:
-            with self._journal.step(then=keep) as db:
+            with self._database.transaction(on_commit=keep) as db:
                 rest = iter(places)
                 for at, (report, _) in enumerate(reports):
                     if reasons[at]:
                         continue
                     place = next(rest)
-                    reasons[at] = self._claim(db, report.id, report.node, report.time_s)
-                    if reasons[at]:  # the first of its kind came in this very group
+                    reasons[at] = self._register(db, report.id, report.node, report.time_s)
+                    if reasons[at]:  # an earlier report of this group conflicts with it
                         spare[place.segment] += 1
                         continue
                     db.execute(
@@ -133,37 +133,39 @@ class Store:
         self._spool.drop(spare)
         return reasons
 
-    def own_reports(self) -> None:
-        """Makes this process the one that takes reports. Raises SinkError if another does, and
-        UsageError if the state was made for another task: its ledger and what it holds of reports
-        mean nothing in this one.
+    def take_ownership(self) -> None:
+        """Makes this process the owner of the state. Raises SinkError if another process is, and
+        UsageError if the state belongs to another task: its ledger and reports are meaningless in
+        this one.
         """
-        self._spool.own(self._held_segments)
+        self._spool.take_ownership(self._held_segments)
         self._waiting = len(self._held_segments())
-        with self._journal.step(thorough=True) as db:
-            held = mark(db, "task")
+        with self._database.transaction(erase=True) as db:
+            held = get_metadata(db, "task")
             if held is None:
-                set_mark(db, "task", self._task.id)
+                set_metadata(db, "task", self._task.id)
         if held is not None and held != self._task.id:
             self.close()
             raise UsageError(
                 "this state belongs to another task",
-                "put task.json back as it was, or begin anew in another directory",
+                "restore task.json, or start in an empty directory",
             )
 
     def _held_segments(self) -> list[int]:
-        with self._journal.reading() as db:
+        with self._database.reading() as db:
             return _segments(db)
 
     @property
     def waiting(self) -> int:
-        """Reports that are admitted and not yet through the proof check."""
+        """Number of reports that are admitted but not verified."""
         return self._waiting
 
-    def _claim(self, db: sqlite3.Connection, id_: bytes, node: bytes, time_s: int) -> str:
-        """Books a report's id and its node's period, once; or says why not."""
+    def _register(self, db: sqlite3.Connection, id_: bytes, node: bytes, time_s: int) -> str:
+        """Registers a report's id and its node's period, once. Returns "" or the reason of
+        refusal.
+        """
         batch = self._task.batch_of(time_s)
-        if batch < self._expired_before:  # whatever the clock says: what was seen is forgotten
+        if batch < self._expired_before:  # whatever the clock: the ids of that age are deleted
             return "late"
         if db.execute("SELECT 1 FROM release WHERE start = ?", (batch,)).fetchone():
             return "late"
@@ -182,7 +184,9 @@ class Store:
         return ""
 
     def _within_cap(self, db: sqlite3.Connection, node: bytes, batch: int) -> bool:
-        """Books a node under its tenant; False where as many others of the tenant are in."""
+        """Registers a node under its tenant; False if the tenant has reached its cap in this
+        batch.
+        """
         cap = self._task.privacy.tenant_cap
         if cap is None:
             return True
@@ -197,22 +201,24 @@ class Store:
         db.execute("INSERT INTO contributor VALUES (?, ?, ?)", (batch, tenant, node))
         return True
 
-    def claim(self, claims: Sequence[tuple[bytes, bytes, int]]) -> list[str]:
-        """Whether these (id, node, time) could be taken; nothing is booked yet."""
-        with self._journal.trying() as db:
-            return [self._claim(db, *claim) for claim in claims]
+    def check_claims(self, claims: Sequence[tuple[bytes, bytes, int]]) -> list[str]:
+        """Per (id, node, time) "" or the reason to refuse it. Registers nothing."""
+        with self._database.rolled_back() as db:
+            return [self._register(db, *check_claims) for check_claims in claims]
 
     def note_refusals(self, reasons: Counter[str]) -> None:
-        """Counts refusals that took nothing (`Journal.note`)."""
-        self._journal.note(reasons)
+        """Counts refusals in memory (`Database.note_refusals`)."""
+        self._database.note_refusals(reasons)
 
     # --- jobs --------------------------------------------------------------------------------
 
-    def take_job(
+    def next_job(
         self, new_id: bytes, limit: int, busy: Collection[bytes] = ()
     ) -> tuple[bytes, list[Report]] | None:
-        """An unfinished job that nobody is busy with, else a new one of up to `limit` reports."""
-        with self._journal.step() as db:
+        """An unfinished job that is not `busy`, else a new one of up to `limit` reports; None if
+        nothing waits.
+        """
+        with self._database.transaction() as db:
             rows = db.execute("SELECT id FROM job WHERE done = 0").fetchall()
             job = next((id_ for (id_,) in rows if id_ not in busy), None)
             if job is None:
@@ -227,7 +233,7 @@ class Store:
                     (job, first[0], limit),
                 )
             ids = db.execute("SELECT id FROM waiting WHERE job = ? ORDER BY id", (job,)).fetchall()
-            found = {id_: self._fresh.pop(id_, None) or self._read_back(db, id_) for (id_,) in ids}
+            found = {id_: self._cached.pop(id_, None) or self._read_back(db, id_) for (id_,) in ids}
             lost = [id_ for id_, report in found.items() if report is None]
             spare = Counter(self._drop_lost(db, id_) for id_ in lost)
         if spare:
@@ -235,21 +241,21 @@ class Store:
         return job, [report for report in found.values() if report is not None]
 
     def _drop_lost(self, db: sqlite3.Connection, id_: bytes) -> int:
-        """Takes a report that cannot be read out of the others' way; the segment that had it."""
+        """Removes a report whose body cannot be read. Returns its segment."""
         (segment,) = db.execute("SELECT segment FROM waiting WHERE id = ?", (id_,)).fetchone()
         db.execute("DELETE FROM waiting WHERE id = ?", (id_,))
         count_refusals(db, Counter({"lost on disk": 1}))
         self._waiting -= 1
         return int(segment)
 
-    def finish_job(self, job: bytes, block: Block, now_s: float) -> None:
-        """The leader's end of a job: counted, and its reports forgotten, in one step."""
+    def finish_job(self, job: bytes, block: BlockResult, now_s: float) -> None:
+        """Finishes a job at the leader: counts it and removes its reports, in one transaction."""
         gone: list[tuple[int, float]] = []
 
         def forget() -> None:
             self._waiting -= len(gone)
 
-        with self._journal.step(then=forget) as db:
+        with self._database.transaction(on_commit=forget) as db:
             row = db.execute("SELECT batch, done FROM job WHERE id = ?", (job,)).fetchone()
             if row is None or row[1]:
                 return
@@ -269,17 +275,17 @@ class Store:
         self._spool.drop(Counter(segment for segment, _ in gone))
 
     def _read_back(self, db: sqlite3.Connection, id_: bytes) -> Report | None:
-        """A report as it lies on disk; None if that is not what was once written."""
+        """A report from disk; None if its body is missing or damaged."""
         row = db.execute("SELECT segment, offset, size FROM waiting WHERE id = ?", (id_,))
         try:
-            report = Report.decode(self._spool.read(Place(*row.fetchone())))
+            report = Report.decode(self._spool.read(Extent(*row.fetchone())))
         except (Malformed, FileNotFoundError):
             return None
         return report if report.id == id_ else None
 
     def reply_of(self, job: bytes) -> bytes | None:
-        """The helper's stored answer, if it has done this job before."""
-        with self._journal.reading() as db:
+        """The helper's stored answer to a job; None if the job is new."""
+        with self._database.reading() as db:
             row = db.execute("SELECT reply FROM job WHERE id = ?", (job,)).fetchone()
         return None if row is None else row[0]
 
@@ -288,19 +294,21 @@ class Store:
         job: bytes,
         batch: int,
         claims: Sequence[tuple[bytes, bytes, int]],
-        block: Block,
+        block: BlockResult,
         reply: bytes,
     ) -> None:
-        """The helper's end of a job: ids booked, sum and answer kept, in one step."""
-        with self._journal.step() as db:
-            for claim in claims:
-                if reason := self._claim(db, *claim):
-                    raise SinkError(f"a report of this job was taken meanwhile ({reason})")
+        """Finishes a job at the helper: registers ids, adds the sum and stores the answer, in one
+        transaction. Raises SinkError.
+        """
+        with self._database.transaction() as db:
+            for check_claims in claims:
+                if reason := self._register(db, *check_claims):
+                    raise SinkError(f"a report of this job was registered meanwhile ({reason})")
             self._add(db, batch, block)
             db.execute("INSERT INTO job VALUES (?, ?, 1, ?)", (job, batch, reply))
             count_refusals(db, Counter(block.refused.values()))
 
-    def _add(self, db: sqlite3.Connection, start: int, block: Block) -> None:
+    def _add(self, db: sqlite3.Connection, start: int, block: BlockResult) -> None:
         if not block.accepted:
             return
         row = db.execute("SELECT share, count, checksum FROM batch WHERE start = ?", (start,))
@@ -315,32 +323,33 @@ class Store:
     # --- releases ----------------------------------------------------------------------------
 
     def pending(self, start: int) -> int:
-        """Reports of a batch that are not yet through the proof check."""
-        with self._journal.reading() as db:
+        """Number of reports of a batch that are not verified."""
+        with self._database.reading() as db:
             query = "SELECT count(*) FROM waiting WHERE batch = ?"
             return int(db.execute(query, (start,)).fetchone()[0])
 
     def batch(self, start: int) -> Batch:
-        with self._journal.reading() as db:
+        with self._database.reading() as db:
             row = db.execute(
                 "SELECT share, count, checksum FROM batch WHERE start = ?", (start,)
             ).fetchone()
         return Batch(self._task.aggregation().zero(), 0, bytes(32)) if row is None else Batch(*row)
 
     def released(self, start: int) -> bytes | None:
-        """The answer that was given for a batch: noise is drawn once and never again. It is empty
-        once the batch has expired.
+        """The stored answer of a released batch, else None: noise is drawn once and never again.
+        Empty after the batch has expired.
         """
-        with self._journal.reading() as db:
+        with self._database.reading() as db:
             row = db.execute("SELECT answer FROM release WHERE start = ?", (start,)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def release(self, start: int, answer: bytes, entry: Entry) -> bytes:
-        """Books a release with its cost and forgets the raw share; the first answer wins.
+    def release(self, start: int, answer: bytes, entry: LedgerEntry) -> bytes:
+        """Records a release and its cost, and deletes the raw share. Returns the first answer if
+        there is one.
 
-        What is forgotten is overwritten, in the file and in its log.
+        Deleted data is overwritten, in the file and in its log.
         """
-        with self._journal.step(thorough=True) as db:
+        with self._database.transaction(erase=True) as db:
             row = db.execute("SELECT answer FROM release WHERE start = ?", (start,)).fetchone()
             if row is not None:
                 return bytes(row[0])
@@ -363,8 +372,8 @@ class Store:
         return answer
 
     def expire(self, before: int) -> int:
-        """Forgets all of the batches that begin before this but what they have cost; how many
-        reports of theirs were never released. From then on no report of that age is taken.
+        """Deletes all data, except costs, of batches that begin before this time. Returns the
+        number of their unreleased reports. Reports of that age are refused from then on.
         """
         gone: list[tuple[bytes, int]] = []
 
@@ -372,12 +381,12 @@ class Store:
             self._expired_before = before
             self._waiting -= len(gone)
             for id_, _ in gone:
-                self._fresh.pop(id_, None)
+                self._cached.pop(id_, None)
 
         if before <= self._expired_before:
-            self._journal.tidy()
+            self._database.erase_log()
             return 0
-        with self._journal.step(thorough=True, then=forget) as db:
+        with self._database.transaction(erase=True, on_commit=forget) as db:
             query = "SELECT coalesce(sum(count), 0) FROM batch WHERE start < ?"
             lost = int(db.execute(query, (before,)).fetchone()[0])
             gone = db.execute(
@@ -390,35 +399,35 @@ class Store:
             for table, column in _OF_A_BATCH:
                 db.execute(f"DELETE FROM {table} WHERE {column} < ?", (before,))
             db.execute("UPDATE release SET answer = x'' WHERE start < ?", (before,))
-            set_mark(db, "expired before", before)
+            set_metadata(db, "expired before", before)
             count_refusals(db, Counter({"expired": lost + len(gone)} if lost or gone else {}))
         self._spool.drop(Counter(segment for _, segment in gone))
         return lost + len(gone)
 
-    def ledger(self) -> list[Entry]:
-        with self._journal.reading() as db:
+    def ledger(self) -> list[LedgerEntry]:
+        with self._database.reading() as db:
             rows = db.execute(
                 "SELECT start, gpu_rho, gpu_epsilon, tenant_rho, tenant_epsilon FROM release "
                 "ORDER BY start"
             ).fetchall()
-        return [Entry(*row) for row in rows]
+        return [LedgerEntry(*row) for row in rows]
 
     # --- status ------------------------------------------------------------------------------
 
     def refusals(self) -> dict[str, int]:
-        return self._journal.refusals()
+        return self._database.refusals()
 
     def counts(self) -> dict[int, int]:
-        """Verified reports a batch that is not yet released."""
-        with self._journal.reading() as db:
+        """Number of verified reports of each batch that is not released."""
+        with self._database.reading() as db:
             return dict(db.execute("SELECT start, count FROM batch ORDER BY start"))
 
     def latencies(self) -> list[tuple[int, float]]:
         """(reports, seconds since its oldest report was admitted) of each finished job."""
-        with self._journal.reading() as db:
+        with self._database.reading() as db:
             return list(db.execute("SELECT count, oldest_s FROM latency"))
 
 
 def _segments(db: sqlite3.Connection) -> list[int]:
-    """Where the bodies of reports lie that wait, one each."""
+    """The segment of each waiting report."""
     return [segment for (segment,) in db.execute("SELECT segment FROM waiting")]

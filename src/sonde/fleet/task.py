@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A task: everything the parties agree on before the first report.
 
-It is public. Changing any field of it changes the context that every proof is bound to.
+It is public. Changing a field changes the context that each proof is bound to.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from urllib.parse import urlsplit
 from sonde._native import Aggregation
 from sonde.errors import UsageError
 from sonde.fleet.noise import Mechanism, MechanismKind
-from sonde.fleet.party_files import AGREED_BYTES, read_text
+from sonde.fleet.party_files import MAX_TASK_FILE_BYTES, read_text
 from sonde.fleet.wire import JOB_HEAD_BYTES, JOB_REPORTS
 
 Kind = Literal["histogram", "l1boundsum", "sumvec", "plain"]
 Unit = Literal["gpu", "tenant"]
 
-KEEP_S = 7 * 86_400
+DEFAULT_KEEP_S = 7 * 86_400
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """What one release promises, and how much a year may cost.
+    """The privacy guarantee of a release, and the yearly budget.
 
     unit         whose presence is hidden: one GPU's reports, or all reports of one tenant
     mechanism    noise that *each* aggregator adds, so that one honest one suffices
     scale        Laplace: b; Gaussian: sigma; in counts
     delta        of the yearly (epsilon, delta); a single Laplace release has delta 0
     budget       the yearly epsilon that may be spent
-    tenant_cap   at most so many nodes of a tenant count in a release; None: tenants unbounded
+    tenant_cap   maximum nodes of a tenant that count in a release; None: tenants unbounded
     """
 
     unit: Unit
@@ -54,28 +54,28 @@ class Privacy:
             raise UsageError(f"no such noise: {self.mechanism}", "use laplace or gaussian")
         for name in ("scale", "budget"):
             value = getattr(self, name)
-            _demand(_number(value) and 0 < value < math.inf, name, value, "above 0")
-        _demand(_number(self.delta) and 0 < self.delta < 1, "delta", self.delta, "from 0 to 1")
+            _require(_is_number(value) and 0 < value < math.inf, name, value, "above 0")
+        _require(_is_number(self.delta) and 0 < self.delta < 1, "delta", self.delta, "from 0 to 1")
         cap = self.tenant_cap
-        _demand(cap is None or (_whole(cap) and cap > 0), "tenant_cap", cap, "from 1 on")
+        _require(cap is None or (_is_int(cap) and cap > 0), "tenant_cap", cap, "from 1 on")
 
 
-def _whole(value: object) -> bool:
+def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, float) or _whole(value)
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or _is_int(value)
 
 
-def _demand(holds: bool, name: str, value: object, wanted: str) -> None:
+def _require(holds: bool, name: str, value: object, wanted: str) -> None:
     if not holds:
         raise UsageError(f"a task with {name} = {value!r}", f"write a number {wanted}")
 
 
-_MOST_BUCKETS = 1 << 20
-_MOST_SAMPLES = 1 << 16
-"""A task file comes from another party: what it makes us take memory and time for is bounded."""
+_MAX_BUCKETS = 1 << 20
+_MAX_SAMPLES = 1 << 16
+"""A task file comes from another party: the memory and time that it can cause are bounded."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Task:
     max_samples      samples in one report (1 for a histogram)
     period_s         one report a node and period
     release_s        a batch: releases lie on this grid and each is collected once
-    grace_s          how long after its batch a report may still come
+    grace_s          how long after its batch a report is still admitted
     keep_s           how long after it is due a batch can be collected; then it expires
     """
 
@@ -105,7 +105,7 @@ class Task:
     helper_key: str = ""
     collector_key: str = ""
     space: dict[str, Any] = field(default_factory=dict)
-    keep_s: int = KEEP_S
+    keep_s: int = DEFAULT_KEEP_S
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -116,10 +116,10 @@ class Task:
                 "give the task another name",
             )
         for name in ("buckets", "max_samples", "period_s", "release_s", "min_batch", "keep_s"):
-            _demand(_whole(value := getattr(self, name)) and value > 0, name, value, "from 1 on")
-        for name, most in (("buckets", _MOST_BUCKETS), ("max_samples", _MOST_SAMPLES)):
-            _demand((value := getattr(self, name)) <= most, name, value, f"up to {most:,}")
-        _demand(_whole(self.grace_s) and self.grace_s >= 0, "grace_s", self.grace_s, "from 0 on")
+            _require(_is_int(value := getattr(self, name)) and value > 0, name, value, "from 1 on")
+        for name, most in (("buckets", _MAX_BUCKETS), ("max_samples", _MAX_SAMPLES)):
+            _require((value := getattr(self, name)) <= most, name, value, f"up to {most:,}")
+        _require(_is_int(self.grace_s) and self.grace_s >= 0, "grace_s", self.grace_s, "from 0 on")
         if self.release_s % self.period_s:
             raise UsageError("a release must hold whole periods")
         if self.kind == "histogram" and self.max_samples != 1:
@@ -129,7 +129,7 @@ class Task:
         self._check_addresses()
 
     def _check_addresses(self) -> None:
-        """What is empty is not known yet; what is there must be of use."""
+        """Raises UsageError for invalid URLs and keys; empty ones are not known yet."""
         for name in ("leader_url", "helper_url"):
             if url := getattr(self, name):
                 try:
@@ -145,7 +145,7 @@ class Task:
 
     @cached_property
     def id(self) -> bytes:
-        """32 bytes that change with any field."""
+        """32 bytes: a hash of all fields."""
         return sha256(self.to_json().encode()).digest()
 
     @property
@@ -153,9 +153,9 @@ class Task:
         return Mechanism(self.privacy.mechanism, self.privacy.scale)
 
     def sensitivity(self, unit: Unit) -> int | None:
-        """How much one unit can move a release, in counts: L1, which bounds L2 as well.
+        """The largest change of a release by one unit, in counts: L1, which also bounds L2.
 
-        None when nothing bounds it (tenants without a cap, or reports without proof).
+        None if it is unbounded (tenants without a cap, or reports without proofs).
         """
         if self.kind == "plain":
             return None
@@ -176,7 +176,7 @@ class Task:
         return start_s + self.release_s + self.grace_s + 1
 
     def expires_s(self, start_s: int) -> int:
-        """From when on the batch that begins at start_s is nobody's any more."""
+        """When the batch that begins at start_s expires."""
         return self.due_s(start_s) + self.keep_s
 
     def expired_before(self, now_s: float) -> int:
@@ -188,24 +188,26 @@ class Task:
         return self.batch_of(int(now_s) - self.release_s - self.grace_s - 1)
 
     def aggregation(self) -> Aggregation:
-        """The native scheme, bound to this task."""
+        """The native aggregation scheme, bound to this task."""
         return _aggregation(self.kind, self.buckets, self.max_samples, self.id)
 
     @property
     def max_report_bytes(self) -> int:
-        """Upper bound of an honest report; more is refused unread."""
+        """Upper bound of an honest report in bytes; a longer one is refused unread."""
         bits = max(1, self.max_samples.bit_length()) if self.kind in ("l1boundsum", "sumvec") else 1
         elements = self.buckets * bits + 16 * math.isqrt(self.buckets * bits) + 256
         return 16 * elements + 4096
 
     @property
     def max_job_bytes(self) -> int:
-        """Upper bound of a job: an item is shorter than its report, whose larger part it lacks."""
+        """Upper bound of a job in bytes: an item is shorter than its report, because it lacks the
+        leader's share.
+        """
         return JOB_HEAD_BYTES + JOB_REPORTS * self.max_report_bytes
 
     @property
     def max_sealed_bytes(self) -> int:
-        """Upper bound of a noised share that is sealed for the collector."""
+        """Upper bound of a sealed, noised share in bytes."""
         return 16 * self.buckets + 1024
 
     def to_json(self) -> str:
@@ -224,7 +226,7 @@ class Task:
     @staticmethod
     def load(path: Path) -> Task:
         try:
-            return Task.from_json(read_text(path, AGREED_BYTES))
+            return Task.from_json(read_text(path, MAX_TASK_FILE_BYTES))
         except OSError as error:
             raise UsageError(
                 f"no task at {path}: {error.strerror}",
@@ -235,11 +237,11 @@ class Task:
 
 
 def chunk_length(elements: int) -> int:
-    """Gadget chunk of a proof: about 2·√n, so that it is used 2^k - 1 times.
+    """The chunk length of a proof's gadget: about 2·√n, so that it is called 2^k - 1 times.
 
-    The proof's polynomials have a point more than the gadget has uses, and are padded to a power
-    of two: 31 uses fill 32 points, 32 uses pay for 64. At 4,096 buckets a proof so takes a fifth
-    less to verify and half as long to make as with a chunk of 256 (docs/design/fleet.md).
+    The proof's polynomials have one point more than the gadget has calls and are padded to a power
+    of two: 31 calls fill 32 points, 32 calls need 64. At 4,096 buckets a proof takes a fifth less
+    to verify and half as long to make as with a chunk of 256 (docs/lab/fleet.md).
     """
     uses = (1 << max(1, math.ceil(math.log2(math.sqrt(elements) / 2)))) - 1
     return -(-elements // uses)

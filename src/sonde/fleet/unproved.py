@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Additive shares without proofs, at the rate of memory rather than of public-key cryptography.
+"""Additive shares without proofs, at memory speed instead of public-key speed.
 
 ```
 bundle      task 32, n × record                        relay → leader
 record      session 16, id 16, time_s u64,
             leader 4·buckets + 16, helper 48           sealed by the node, one for each party
-asked       n × (session 16, id 16, time_s u64, helper 48)            leader → helper
+query       n × (session 16, id 16, time_s u64, helper 48)            leader → helper
 verdict     n × u8: 1 if it counts
 ```
 
-The relay holds no key. **What is given up against proved reports is stated in
-docs/design/fleet.md**: a node can add any vector to the sums, so nothing bounds what one unit
-moves, there is no epsilon, and the aggregators refuse to release such a task.
+The relay holds no key. **docs/design/fleet.md lists what is lost against proved reports**: a node
+can add any vector to the sums, so one unit's contribution is unbounded, there is no epsilon, and
+the aggregators refuse to release such a task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sonde._native import Intake, Taken
-from sonde.fleet import seal
+from sonde.fleet import hpke
 from sonde.fleet.session import Session, Sessions, binding
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed
@@ -30,40 +30,41 @@ from sonde.fleet.wire import Malformed
 _HEAD = struct.Struct(">16s16sQ")
 _TAG_BYTES, _SEED_BYTES, _NONCE_BYTES = 16, 32, 12
 _HELPER_BYTES = _SEED_BYTES + _TAG_BYTES
-_ASKED_BYTES = _HEAD.size + _HELPER_BYTES
+_QUERY_BYTES = _HEAD.size + _HELPER_BYTES
 _COUNTED = 0
 _REASONS = ("", "unknown session", "late", "forged", "quota")
-"""Of a verdict that the native part gives."""
+"""The reason for each verdict of the native module."""
 
-Ask = Callable[[bytes], bytes]
+AskHelper = Callable[[bytes], bytes]
 
 
 class Party:
-    """One aggregator in one batch: its sessions, and the report that each (node, period) has sent.
-
-    Threads may share it.
+    """One aggregator in one batch: its sessions, and the report of each (node, period).
+    Thread-safe.
     """
 
     def __init__(self, task: Task, sessions: Sessions, start_s: int) -> None:
         self.task, self.sessions = task, sessions
-        leads = sessions.role == seal.LEADER
+        leads = sessions.role == hpke.LEADER
         sealed = leader_bytes(task) if leads else _HELPER_BYTES
         first = len(task.id) if leads else 0
-        self.step = _HEAD.size + (sealed + _HELPER_BYTES if leads else sealed)
+        self.record_bytes = _HEAD.size + (sealed + _HELPER_BYTES if leads else sealed)
         self.intake = Intake(
             task.aggregation(),
             sessions.held,
             leads,
             binding(sessions.role, task.id),
-            (first, self.step, sealed),
+            (first, self.record_bytes, sealed),
             (start_s, start_s + task.release_s),
             task.period_s,
         )
 
 
 @dataclass
-class Added:
-    """What came of a bundle: a share of the sum, the reports in it, the refusals."""
+class BundleResult:
+    """The outcome of a bundle: a share of the sum, the ids of its reports, and counts of
+    refusals.
+    """
 
     aggregate: bytes
     accepted: list[bytes] = field(default_factory=list)
@@ -77,13 +78,13 @@ def leader_bytes(task: Task) -> int:
 def make_record(
     task: Task, session: Session, id_: bytes, time_s: int, leader: bytes, helper: bytes
 ) -> bytes:
-    """A node's report: its two shares, each sealed for one party."""
+    """A node's report: two shares, each sealed for one party."""
     head, nonce = _HEAD.pack(session.id, id_, time_s), id_[:_NONCE_BYTES]
     return b"".join(
         (
             head,
-            session.leader.encrypt(nonce, leader, binding(seal.LEADER, task.id) + head),
-            session.helper.encrypt(nonce, helper, binding(seal.HELPER, task.id) + head),
+            session.leader.encrypt(nonce, leader, binding(hpke.LEADER, task.id) + head),
+            session.helper.encrypt(nonce, helper, binding(hpke.HELPER, task.id) + head),
         )
     )
 
@@ -92,25 +93,27 @@ def bundle(task: Task, records: Sequence[bytes]) -> bytes:
     return b"".join((task.id, *records))
 
 
-def lead(party: Party, body: bytes, ask: Ask) -> Added:
-    """The leader's side of a bundle; a report counts only if the helper says that it does."""
+def add_as_leader(party: Party, body: bytes, ask: AskHelper) -> BundleResult:
+    """The leader's side of a bundle. A report counts only if the helper accepts it as well. Raises
+    Malformed.
+    """
     first = len(party.task.id)
-    if body[:first] != party.task.id or (len(body) - first) % party.step:
+    if body[:first] != party.task.id or (len(body) - first) % party.record_bytes:
         raise Malformed("not a bundle of this task")
     taken = party.intake.add(body)
-    starts = range(first, len(body), party.step)
+    starts = range(first, len(body), party.record_bytes)
     counted = [number for number, why in enumerate(taken.verdicts) if why == _COUNTED]
-    tail = party.step - _HELPER_BYTES
+    tail = party.record_bytes - _HELPER_BYTES
     parts: list[bytes] = []
     for number in counted:
         at = starts[number]
-        parts += (body[at : at + _HEAD.size], body[at + tail : at + party.step])
+        parts += (body[at : at + _HEAD.size], body[at + tail : at + party.record_bytes])
     try:
         verdict = ask(b"".join(parts))
         if len(verdict) != len(counted):
-            raise Malformed("an answer that does not fit the bundle")
+            raise Malformed("the answer does not fit the bundle")
     except BaseException:
-        taken.leave_out(counted)  # may be sent again
+        taken.leave_out(counted)  # the bundle may be sent again
         raise
     refused = _refusals(taken)
     denied = [number for number, counts in zip(counted, verdict, strict=True) if not counts]
@@ -122,21 +125,21 @@ def lead(party: Party, body: bytes, ask: Ask) -> Added:
         for number, counts in zip(counted, verdict, strict=True)
         if counts
     ]
-    return Added(taken.share(), accepted, refused)
+    return BundleResult(taken.share(), accepted, refused)
 
 
-def assist(party: Party, body: bytes) -> tuple[Added, bytes]:
-    """The helper's side: its share of the sum, and the verdict on each report."""
-    if len(body) % _ASKED_BYTES:
-        raise Malformed("not a question")
+def add_as_helper(party: Party, body: bytes) -> tuple[BundleResult, bytes]:
+    """The helper's side: its share of the sum, and the verdict on each report. Raises Malformed."""
+    if len(body) % _QUERY_BYTES:
+        raise Malformed("not a query")
     taken = party.intake.add(body)
     verdict = bytes(why == _COUNTED for why in taken.verdicts)
     accepted = [
-        body[number * _ASKED_BYTES + 16 : number * _ASKED_BYTES + 32]
+        body[number * _QUERY_BYTES + 16 : number * _QUERY_BYTES + 32]
         for number, counts in enumerate(verdict)
         if counts
     ]
-    return Added(taken.share(), accepted, _refusals(taken)), verdict
+    return BundleResult(taken.share(), accepted, _refusals(taken)), verdict
 
 
 def _refusals(taken: Taken) -> Counter[str]:

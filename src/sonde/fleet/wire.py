@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The messages, in bytes. Big endian; `lp` is a u32 length and as many bytes.
+"""The messages as bytes. Big endian; `lp` is a length-prefixed field: a u32 length and that number
+of bytes.
 
 ```
 report        task 32, id 16, time_s u64, node 32,
@@ -10,8 +11,8 @@ job           job 16, n u32, n × item
 job reply     n u32, n × (ok u8, reply lp or reason lp)
 ```
 
-A node is its Ed25519 public key. It signs the digests of all parts, so each aggregator checks for
-itself that an enrolled node made the report, whatever the other one claims.
+A node is its Ed25519 public key. It signs the digests of all parts, so each aggregator can verify
+alone that an enrolled node made the report.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ _ITEM = struct.Struct(">16sQ32s32s")
 _LENGTH = struct.Struct(">I")
 SIGNATURE_BYTES = 64
 JOB_REPORTS = 256
-"""In one job, at most."""
+"""Maximum reports of one job."""
 JOB_HEAD_BYTES = 16 + _LENGTH.size
 
 
 class Malformed(Exception):
-    """Bytes that are no such message."""
+    """Bytes that are not a valid message."""
 
 
-class OtherCount(Malformed):
-    """A message of another number of parts than was asked for: refused before it is taken apart."""
+class WrongCount(Malformed):
+    """A message with an unexpected number of parts: refused before it is decoded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a node uploads to the leader. Shares are sealed, one for each aggregator."""
+    """What a node uploads to the leader. The shares are sealed, one for each aggregator."""
 
     task: bytes
     id: bytes
@@ -55,7 +56,7 @@ class Report:
 
     @property
     def leader_digest(self) -> bytes:
-        """SHA-256 of the leader's sealed share, worked out once."""
+        """SHA-256 of the leader's sealed share, computed once."""
         if not self._digest:
             object.__setattr__(self, "_digest", sha256(self.leader).digest())
         return self._digest
@@ -70,13 +71,25 @@ class Report:
 
     def encode(self) -> bytes:
         head = _HEAD.pack(self.task, self.id, self.time_s, self.node)
-        return b"".join((head, lp(self.public), lp(self.leader), lp(self.helper), self.signature))
+        return b"".join(
+            (
+                head,
+                length_prefixed(self.public),
+                length_prefixed(self.leader),
+                length_prefixed(self.helper),
+                self.signature,
+            )
+        )
 
     @staticmethod
     def decode(data: bytes | memoryview) -> Report:
         reader = Reader(data)
         task, id_, time_s, node = reader.unpack(_HEAD)
-        public, leader, helper = reader.lp(), reader.lp(), reader.lp()
+        public, leader, helper = (
+            reader.length_prefixed(),
+            reader.length_prefixed(),
+            reader.length_prefixed(),
+        )
         signature = reader.take(SIGNATURE_BYTES)
         reader.end()
         return Report(task, id_, time_s, node, public, leader, helper, signature)
@@ -84,7 +97,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One report as the leader hands it to the helper: without the leader's share."""
+    """One report as the leader sends it to the helper: without the leader's share."""
 
     id: bytes
     time_s: int
@@ -97,7 +110,7 @@ class Item:
 
     @staticmethod
     def of(report: Report, message: bytes) -> Item:
-        """A report with the leader's first message about it."""
+        """The item of a report and the leader's first message about it."""
         return Item(
             report.id,
             report.time_s,
@@ -119,18 +132,18 @@ class Item:
 def signed_part(
     task: bytes, id_: bytes, time_s: int, public: bytes, leader_digest: bytes, helper: bytes
 ) -> bytes:
-    """What a node signs."""
+    """The bytes that a node signs."""
     digests = sha256(public).digest() + leader_digest + sha256(helper).digest()
     return b"sonde fleet report 1" + task + id_ + struct.pack(">Q", time_s) + digests
 
 
 def share_binding(role: bytes, task: bytes, id_: bytes, time_s: int, node: bytes) -> bytes:
-    """What a sealed input share is bound to: it opens in no other report."""
+    """The binding of a sealed input share: it opens in no other report."""
     return b"sonde fleet share 1" + role + task + id_ + struct.pack(">Q", time_s) + node
 
 
 def aggregate_binding(role: bytes, task: bytes, start_s: int, duration_s: int) -> bytes:
-    """What a sealed aggregate share is bound to."""
+    """The binding of a sealed aggregate share."""
     return b"sonde fleet aggregate 1" + role + task + struct.pack(">QQ", start_s, duration_s)
 
 
@@ -138,30 +151,37 @@ def encode_job(job: bytes, items: Iterable[Item]) -> bytes:
     parts = []
     for item in items:
         parts.append(_ITEM.pack(item.id, item.time_s, item.node, item.leader_digest))
-        parts += (lp(item.public), lp(item.helper), item.signature, lp(item.message))
+        parts += (
+            length_prefixed(item.public),
+            length_prefixed(item.helper),
+            item.signature,
+            length_prefixed(item.message),
+        )
     return b"".join((job, _LENGTH.pack(len(parts) // 5), *parts))
 
 
 def decode_job(data: bytes) -> tuple[bytes, list[Item]]:
-    """(job, items). Raises OtherCount where there are more than a job holds."""
+    """(job, items). Raises WrongCount if there are more items than a job may hold; Malformed."""
     reader = Reader(data)
     job = reader.take(16)
     (count,) = reader.unpack(_LENGTH)
     if count > JOB_REPORTS:
-        raise OtherCount(f"{count} reports in a job")
+        raise WrongCount(f"{count} reports in a job")
     items = []
     for _ in range(count):
         id_, time_s, node, digest = reader.unpack(_ITEM)
-        public, helper = reader.lp(), reader.lp()
+        public, helper = reader.length_prefixed(), reader.length_prefixed()
         signature = reader.take(SIGNATURE_BYTES)
-        items.append(Item(id_, time_s, node, digest, public, helper, signature, reader.lp()))
+        items.append(
+            Item(id_, time_s, node, digest, public, helper, signature, reader.length_prefixed())
+        )
     reader.end()
     return job, items
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The helper's word on one report: its message, or the reason of its refusal."""
+    """The helper's reply to one report: its message, or the reason of refusal."""
 
     message: bytes | None
     reason: str = ""
@@ -169,23 +189,25 @@ class Reply:
 
 def encode_replies(replies: Iterable[Reply]) -> bytes:
     parts = [
-        b"\x00" + lp(reply.reason.encode())
+        b"\x00" + length_prefixed(reply.reason.encode())
         if reply.message is None
-        else b"\x01" + lp(reply.message)
+        else b"\x01" + length_prefixed(reply.message)
         for reply in replies
     ]
     return _LENGTH.pack(len(parts)) + b"".join(parts)
 
 
 def decode_replies(data: bytes, expected: int) -> list[Reply]:
-    """As many replies as the job had items. Raises OtherCount where there are more or fewer."""
+    """The replies to a job of `expected` items. Raises WrongCount for any other number;
+    Malformed.
+    """
     reader = Reader(data)
     (count,) = reader.unpack(_LENGTH)
     if count != expected:
-        raise OtherCount(f"{count} replies to {expected} reports")
+        raise WrongCount(f"{count} replies to {expected} reports")
     replies = []
     for _ in range(count):
-        accepted, body = reader.take(1), reader.lp()
+        accepted, body = reader.take(1), reader.length_prefixed()
         if accepted == b"\x01":
             replies.append(Reply(body))
         else:
@@ -194,13 +216,13 @@ def decode_replies(data: bytes, expected: int) -> list[Reply]:
     return replies
 
 
-def lp(data: bytes) -> bytes:
+def length_prefixed(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def split_lp(data: bytes, most: int) -> list[memoryview]:
-    """The parts of a request that holds several reports, `lp` each: views, not copies. Raises
-    Malformed where there are more than `most`: of empty ones a request could hold millions.
+def split_length_prefixed(data: bytes, max_parts: int) -> list[memoryview]:
+    """The length-prefixed parts of a request, as views, not copies. Raises Malformed if there are
+    more than `max_parts`: a request could hold millions of empty ones.
     """
     view, at, parts = memoryview(data), 0, []
     while at < len(view):
@@ -212,26 +234,28 @@ def split_lp(data: bytes, most: int) -> list[memoryview]:
             raise Malformed("cut short")
         parts.append(view[at : at + size])
         at += size
-        if len(parts) > most:
+        if len(parts) > max_parts:
             raise Malformed("too many reports")
     return parts
 
 
-def first_lp_bytes(data: bytes | bytearray) -> int:
-    """How much of a request of `lp` parts its first takes, as its first bytes say."""
+def first_length_prefixed_bytes(data: bytes | bytearray) -> int:
+    """Size of the first length-prefixed part with its length, from the first bytes of the request;
+    0 if they are missing.
+    """
     return _LENGTH.size + _LENGTH.unpack_from(data)[0] if len(data) >= _LENGTH.size else 0
 
 
-def first_lp(data: bytes) -> memoryview:
-    """The first part; empty where it is not all there."""
-    end = first_lp_bytes(data)
+def first_length_prefixed(data: bytes) -> memoryview:
+    """The first length-prefixed part; empty if it is incomplete."""
+    end = first_length_prefixed_bytes(data)
     return (
         memoryview(data)[_LENGTH.size : end] if _LENGTH.size < end <= len(data) else memoryview(b"")
     )
 
 
 class Reader:
-    """Reads a message front to back; raises Malformed where it ends too soon or too late."""
+    """Decodes a message front to back. Raises Malformed if it is too short or too long."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self._data = data
@@ -248,7 +272,7 @@ class Reader:
     def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
         return layout.unpack(self.take(layout.size))
 
-    def lp(self) -> bytes:
+    def length_prefixed(self) -> bytes:
         (size,) = self.unpack(_LENGTH)
         return self.take(size)
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many nodes of a tenant should count when a whole tenant is the unit of privacy.
+"""Chooses the tenant cap: how many nodes of a tenant count if a whole tenant is the unit of
+privacy.
 
-Few make the noise small, for it grows with the cap; many make the bias small, for tenants above the
-cap weigh less than they are. The choice looks at what is public anyway, the tenants' sizes and the
-promise, and at nothing that a node ever reports: it costs no privacy.
+A low cap makes the noise small, because noise grows with the cap. A high cap makes the bias small,
+because tenants above the cap are underweighted. The choice uses only public data (the tenants'
+sizes and the privacy parameters) and no report: it costs no privacy.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sonde.errors import UsageError
 from sonde.fleet.noise import plan
 
 CAPS = (1, 2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
-LOYALTY = 0.3
+CONCENTRATION = 0.3
 
 
 def expected_error(
@@ -28,15 +29,15 @@ def expected_error(
     epsilon: float,
     delta: float,
     releases: int = 1,
-    loyalty: float = LOYALTY,
+    concentration: float = CONCENTRATION,
 ) -> tuple[float, float]:
-    """(noise, bias), both relative, that a middling class's share is to be expected with.
+    """The expected relative error of a typical class's share: (noise, bias).
 
-    A class is taken to have half of its even part, `1 / 2·classes`, and to belong to an application
-    with `1 / √classes` of the fleet. Noise: the deviation of both aggregators' noise. Bias: a
-    tenant has `loyalty` of its nodes on one application, so the shares that the cap takes from
-    large tenants and gives to the others are off by as much; and the nodes that count stand for
-    all, with the error of so large a sample.
+    A class is assumed to have half of an even share, `1 / 2·classes`, and to belong to an
+    application with `1 / √classes` of the fleet. Noise: the deviation of both aggregators' noise.
+    Bias: a tenant runs its main application on a share `concentration` of its nodes, so the cap
+    distorts shares by the weight that it moves from large tenants to others; and the counted nodes
+    represent all, with the sampling error of their number. Raises UsageError.
     """
     whole = np.array(list(sizes), dtype=np.float64)
     kept = np.minimum(whole, cap)
@@ -45,7 +46,7 @@ def expected_error(
     mechanism = plan(periods * cap, epsilon, delta, releases)
     noise = mechanism.deviation() / (periods * kept.sum()) * 2 * classes
     moved = kept / kept.sum() - whole / whole.sum()
-    spread = loyalty**2 * float((moved**2).sum()) + 1 / kept.sum() - 1 / whole.sum()
+    spread = concentration**2 * float((moved**2).sum()) + 1 / kept.sum() - 1 / whole.sum()
     return noise, math.sqrt(spread * (math.sqrt(classes) - 1))
 
 
@@ -57,7 +58,7 @@ def choose_cap(
     delta: float,
     releases: int = 1,
 ) -> int:
-    """The cap of the least expected error, of a few round ones."""
+    """The cap with the least expected error, out of `CAPS`."""
     whole = list(sizes)
 
     def error(cap: int) -> float:

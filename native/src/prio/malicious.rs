@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A dishonest node, for the attack harness: any vector it likes, with the best proof there is.
+//! A malicious node, for attacks in tests and simulations: any vector, with the best possible proof.
 //!
-//! The proof is what the honest prover computes for a statement that does not hold; shares, seeds
-//! and joint randomness are all in order. Only the soundness of the proof stands against it.
+//! The honest prover computes the proof of a false statement; shares, seeds and joint randomness are
+//! correct. Only the soundness of the proof prevents success.
 
 use prio::field::Field128;
 use prio::flp::{Flp, FlpError, Gadget, Type};
 
-/// `T` whose measurement is the encoded input itself, valid or not.
+/// `T` whose measurement is the encoded input, valid or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Liar<T>(pub T);
+pub struct Unchecked<T>(pub T);
 
-impl<T: Type<Field = Field128>> Flp for Liar<T> {
+impl<T: Type<Field = Field128>> Flp for Unchecked<T> {
     type Field = Field128;
 
     fn gadget(&self) -> Vec<Box<dyn Gadget<Field128>>> {
@@ -57,7 +57,7 @@ impl<T: Type<Field = Field128>> Flp for Liar<T> {
     }
 }
 
-impl<T: Type<Field = Field128>> Type for Liar<T> {
+impl<T: Type<Field = Field128>> Type for Unchecked<T> {
     type Measurement = Vec<Field128>;
     type AggregateResult = T::AggregateResult;
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A made-up fleet: Zipf tenants, applications, kernels, and a day that moves round the world.
+"""A synthetic fleet: Zipf-distributed tenants, applications and kernels, with a daily cycle.
 
-Sizes of tenants, popularity of applications and of kernels within an application all follow
-Zipf's law with exponent 1. Every application ranks the kernels in its own order. A node is busy
-with a probability that swings with its tenant's hour. No figure comes from a real fleet.
+Sizes of tenants, popularity of applications, and popularity of kernels within an application follow
+Zipf's law with exponent 1. Each application ranks the kernels in a different order. A node is busy
+with a probability that varies with its tenant's local time. No figure comes from a real fleet.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ def zipf(count: int, exponent: float = 1.0) -> Floats:
 
 
 def grid(buckets: int) -> tuple[int, int]:
-    """(applications, kernels): the squarest grid of so many buckets."""
+    """(applications, kernels): the most nearly square grid of this many buckets."""
     applications = next(n for n in range(math.isqrt(buckets), 0, -1) if buckets % n == 0)
     return applications, buckets // applications
 
 
 @dataclass(frozen=True)
 class Population:
-    """tenant, application: one a node; kernel_of[a, r]: the kernel of rank r in application a."""
+    """`tenant`, `application`: per node. `kernel_of[a, r]`: the kernel of rank r in application
+    a.
+    """
 
     buckets: int
     tenant: Ints
@@ -43,23 +45,29 @@ class Population:
 
     @staticmethod
     def draw(
-        nodes: int, buckets: int, tenants: int, rng: np.random.Generator, loyalty: float = 0.7
+        nodes: int, buckets: int, tenants: int, rng: np.random.Generator, concentration: float = 0.7
     ) -> Population:
-        """Tenants' sizes by Zipf's law."""
+        """Draws a fleet whose tenant sizes follow Zipf's law."""
         tenant = rng.choice(tenants, size=nodes, p=zipf(tenants))
-        return Population.of_tenants(tenant, tenants, buckets, rng, loyalty)
+        return Population.of_tenants(tenant, tenants, buckets, rng, concentration)
 
     @staticmethod
     def of_tenants(
-        tenant: Ints, tenants: int, buckets: int, rng: np.random.Generator, loyalty: float = 0.7
+        tenant: Ints,
+        tenants: int,
+        buckets: int,
+        rng: np.random.Generator,
+        concentration: float = 0.7,
     ) -> Population:
-        """A node runs its tenant's main application with probability `loyalty`, else any."""
+        """Draws a fleet of given tenants. A node runs its tenant's main application with
+        probability `concentration`, else a random one.
+        """
         applications, kernels = grid(buckets)
         nodes = len(tenant)
         popularity = zipf(applications)
         main = rng.choice(applications, size=tenants, p=popularity)
         other = rng.choice(applications, size=nodes, p=popularity)
-        application = np.where(rng.random(nodes) < loyalty, main[tenant], other)
+        application = np.where(rng.random(nodes) < concentration, main[tenant], other)
         kernel_of = np.stack([rng.permutation(kernels) for _ in range(applications)])
         return Population(
             buckets, tenant, application, kernel_of, zipf(kernels), rng.uniform(0, 24, tenants)
@@ -70,19 +78,19 @@ class Population:
         return len(self.tenant)
 
     def busy(self, hour: float) -> Floats:
-        """How likely each node is to be busy in this hour (UTC): 0.4 to 1, 0.7 on average."""
+        """Probability that each node is busy in this hour (UTC): 0.4 to 1, 0.7 on average."""
         local = hour + self.longitude_h[self.tenant]
         return np.asarray(0.7 + 0.3 * np.cos((local - 15) * math.pi / 12))
 
     def sample(self, hour: float, rng: np.random.Generator) -> Ints:
-        """One bucket a node: what it did at a random instant of the hour; bucket 0 is idle."""
+        """One bucket per node: its activity at a random instant of the hour; bucket 0 is idle."""
         kernels = len(self.kernel_share)
         rank = rng.choice(kernels, size=self.nodes, p=self.kernel_share)
         bucket = self.application * kernels + self.kernel_of[self.application, rank]
         return np.where(rng.random(self.nodes) < self.busy(hour), bucket, 0)
 
     def truth(self, hours: list[float]) -> Floats:
-        """Expected samples by bucket if every node sends one an hour."""
+        """Expected samples per bucket if each node sends one per hour."""
         applications, kernels = self.kernel_of.shape
         expected = np.zeros((applications, kernels))
         idle = 0.0

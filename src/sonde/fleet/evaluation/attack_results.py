@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an attack reached, and how sure one can be of it.
+"""The outcome of an attack, and its statistical confidence.
 
-Verdicts are one-sided tests: a promise counts as broken only where what was seen would be seen, if
-the promise held, less often than `1 - confidence`. What such a test cannot see it would pass in
-silence, so each kind of test is also run against a mechanism that is broken on purpose: a control.
+Each outcome is a one-sided test: a guarantee counts as broken only if the observation has a
+probability below `1 - confidence` while the guarantee holds. Such a test passes silently what it
+cannot detect, so each kind of test also runs against a deliberately broken mechanism: a control.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.fleet.population import Floats
+from sonde.fleet.evaluation.population import Floats
 
-CONFIDENCE = 0.999  # of every verdict: an attack that reaches its limit exactly passes as held
+CONFIDENCE = 0.999  # of each test: an attack that just reaches its limit counts as held
 
 
 @dataclass(frozen=True)
-class Attack:
-    """One attack: what it reached, what it may reach, and whether the promise held.
+class AttackResult:
+    """One attack: what it achieved, its limit, and whether the guarantee held.
 
-    held      None: nothing is promised
-    control   the attack was on something that is broken, and must not find it held
+    held      None: nothing is guaranteed
+    control   the target was deliberately broken, and the test must detect it
     """
 
     name: str
@@ -38,15 +38,15 @@ class Attack:
     def verdict(self) -> str:
         if self.control:
             return "MISSED" if self.held else "caught"
-        return {True: "held", False: "BROKEN", None: "not promised"}[self.held]
+        return {True: "held", False: "BROKEN", None: "not guaranteed"}[self.held]
 
 
-def wrong(attacks: Sequence[Attack]) -> list[Attack]:
-    """Promises that did not hold, and controls that were not caught."""
+def unexpected_results(attacks: Sequence[AttackResult]) -> list[AttackResult]:
+    """Guarantees that did not hold, and controls that were not detected."""
     return [attack for attack in attacks if attack.verdict in ("BROKEN", "MISSED")]
 
 
-def to_table(attacks: Sequence[Attack]) -> str:
+def to_table(attacks: Sequence[AttackResult]) -> str:
     lines = [f"{'attack':<42} {'reached':<24} {'limit':<22} verdict"]
     for attack in attacks:
         lines.append(f"{attack.name:<42} {attack.reached:<24} {attack.limit:<22} {attack.verdict}")
@@ -55,7 +55,9 @@ def to_table(attacks: Sequence[Attack]) -> str:
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float) -> tuple[float, float]:
-    """One-sided bounds, lower and upper, of a probability: each holds with that confidence."""
+    """One-sided (lower, upper) bounds of a probability, each with this confidence (Clopper and
+    Pearson 1934).
+    """
     counts = np.arange(trials + 1, dtype=np.float64)
     log_ways = math.lgamma(trials + 1) - _cumulative(trials) - _cumulative(trials)[::-1]
 

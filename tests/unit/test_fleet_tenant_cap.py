@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from sonde.errors import UsageError
-from sonde.fleet import accuracy
+from sonde.fleet.evaluation import accuracy
+from sonde.fleet.evaluation.population import Population
 from sonde.fleet.noise import plan
-from sonde.fleet.population import Population
-from sonde.fleet.tenants import CAPS, choose_cap, expected_error
+from sonde.fleet.tenant_cap import CAPS, choose_cap, expected_error
 
 DELTA = 1e-6
 
@@ -40,7 +40,7 @@ def test_the_cap_never_exceeds_the_largest_tenant_and_needs_one():
 
 def test_the_chosen_cap_keeps_ten_percent_where_the_docs_say_so():
     rng = np.random.default_rng(1)
-    mix = accuracy.by_mix(100_000, 5000, 0.0, 24, 1.0, rng, fleets=1)
+    mix = accuracy.error_by_mix(100_000, 5000, 0.0, 24, 1.0, rng, fleets=1)
     assert mix.total < 0.10
     fleet = Population.draw(100_000, 64, 5000, rng, 0.0)
     assert mix.cap in CAPS
@@ -52,5 +52,5 @@ def test_noise_and_bias_of_three_tenants_are_those_reckoned_by_hand():
     noise, bias = expected_error([4, 1, 1], 2, 4, 3, 1.0, DELTA)
     assert noise == pytest.approx(plan(6, 1.0, DELTA).deviation() / (3 * 4) * 8)
     assert bias == pytest.approx(math.sqrt(0.3**2 / 24 + 1 / 4 - 1 / 6))
-    _, bias = expected_error([4, 1, 1], 2, 9, 3, 1.0, DELTA, loyalty=1.0)
+    _, bias = expected_error([4, 1, 1], 2, 9, 3, 1.0, DELTA, concentration=1.0)
     assert bias == pytest.approx(math.sqrt((1 / 24 + 1 / 12) * 2))

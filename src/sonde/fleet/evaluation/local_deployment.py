@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Both aggregators in one process, with a clock that can be set: for attacks and for tests.
+"""Leader, helper and collector in one process, with a clock that can be set: for attacks and tests.
 
-Everything but the sockets is the real thing: the state on disk, the admission, the proof checks,
-the noise, the ledger.
+Everything but the sockets is real: the state on disk, admission, verification, noise, ledger.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sonde.fleet import seal
+from sonde.fleet import hpke
 from sonde.fleet.aggregator import Helper, Leader
-from sonde.fleet.collector import join
+from sonde.fleet.collector import combine_shares
 from sonde.fleet.node import make_report
 from sonde.fleet.result import Result
 from sonde.fleet.roster import Identity, Roster
 from sonde.fleet.task import Kind, Privacy, Task
+from sonde.fleet.verification import AggregatorKeys
 from sonde.fleet.wire import Report, aggregate_binding
-from sonde.fleet.work import Keys
 
 HOUR_S = 3600
 START_S = 1_800_000_000 // HOUR_S * HOUR_S
@@ -37,7 +36,7 @@ def small_task(
 ) -> Task:
     """A task of one-hour releases with Laplace noise."""
     return Task(
-        name="rehearsal",
+        name="local deployment",
         kind=kind,
         buckets=buckets,
         max_samples=max_samples,
@@ -49,10 +48,11 @@ def small_task(
     )
 
 
-class Rehearsal:
+class LocalDeployment:
     """A leader, a helper, a collector and their nodes.
 
-    `parties`: of which classes the first two are, to see what broken ones do.
+    `wrap` wraps the leader's calls to the helper. `party_types` are the classes of leader and
+    helper, to test broken ones.
     """
 
     def __init__(
@@ -63,30 +63,30 @@ class Rehearsal:
         wrap: Callable[[Callable[[str, bytes], bytes]], Callable[[str, bytes], bytes]] = lambda p: (
             p
         ),
-        parties: tuple[type[Leader], type[Helper]] = (Leader, Helper),
+        party_types: tuple[type[Leader], type[Helper]] = (Leader, Helper),
     ) -> None:
         self.now_s = START_S + 60.0
-        keys = [seal.new_key() for _ in range(3)]
+        keys = [hpke.generate_key_pair() for _ in range(3)]
         self.task = replace(
             task, leader_key=keys[0][1], helper_key=keys[1][1], collector_key=keys[2][1]
         )
-        self._collector = seal.Opener(keys[2][0])
+        self._collector = hpke.Opener(keys[2][0])
         self.nodes = [Identity() for _ in tenants]
         self.roster = Roster({n.public: t for n, t in zip(self.nodes, tenants, strict=True)})
         verify_key = os.urandom(32)
-        self._keys = Keys(keys[0][0], verify_key), Keys(keys[1][0], verify_key)
-        self._directory, self._wrap, self._parties = directory, wrap, parties
+        self._keys = AggregatorKeys(keys[0][0], verify_key), AggregatorKeys(keys[1][0], verify_key)
+        self._directory, self._wrap, self._party_types = directory, wrap, party_types
         self.open()
 
     def open(self) -> None:
-        """Starts both parties from what lies on disk, as after a crash."""
-        leader, helper = self._parties
+        """Starts both parties from their state on disk, as after a crash."""
+        leader, helper = self._party_types
         self.helper = helper(
             self.task, self._keys[1], self.roster, self._directory / "helper.sqlite", 1, self._clock
         )
 
         def post(path: str, body: bytes) -> bytes:
-            return self.helper.job(body) if path == "jobs" else self.helper.release(body)
+            return self.helper.process_job(body) if path == "jobs" else self.helper.release(body)
 
         self.leader = leader(
             self.task,
@@ -109,15 +109,15 @@ class Rehearsal:
         return make_report(self.task, self.nodes[node], samples, int(self.now_s))
 
     def send(self, *reports: Report | bytes) -> list[str]:
-        """Uploads and works through them; per upload "" or the leader's reason."""
+        """Uploads and verifies reports. Returns per upload "" or the leader's reason of refusal."""
         bodies = [r if isinstance(r, bytes) else r.encode() for r in reports]
         reasons = self.leader.admit(bodies)
-        while self.leader.step():
+        while self.leader.process_job():
             pass
         return reasons
 
-    def raw(self, start_s: int = START_S) -> list[int]:
-        """The sums before noise, which nobody could see in earnest."""
+    def exact_sums(self, start_s: int = START_S) -> list[int]:
+        """The sums before noise, which no single party can compute."""
         shares = [party.store.batch(start_s).share for party in (self.leader, self.helper)]
         return self.task.aggregation().unshard(shares)
 
@@ -127,13 +127,13 @@ class Rehearsal:
         self.now_s += self.task.grace_s + 1
 
     def collect(self, start_s: int = START_S) -> Result:
-        return join(self.task, start_s, self.collected_shares(start_s))
+        return combine_shares(self.task, start_s, self.collected_shares(start_s))
 
     def collected_shares(self, start_s: int) -> list[bytes]:
         """Both parties' noised shares, as the collector opens them."""
         sealed = self.leader.release(start_s, self.task.release_s)
         shares = []
-        for role, share in zip((seal.LEADER, seal.HELPER), sealed, strict=True):
+        for role, share in zip((hpke.LEADER, hpke.HELPER), sealed, strict=True):
             binding = aggregate_binding(role, self.task.id, start_s, self.task.release_s)
             shares.append(self._collector.open(share, binding))
         return shares

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release per tenant is worth, told before any is made or paid for.
+"""The expected error of a release per tenant, before any release is made or paid for.
 
-Tenants' sizes decide it, and they are public to the aggregators: a forecast costs no privacy.
+It depends on the tenants' sizes, which are public to the aggregators: a forecast costs no privacy.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sonde.errors import UsageError
-from sonde.fleet.accuracy import DELTA, DRAWS, errors, noised, rank_in_tenant
 from sonde.fleet.budget import entry_for, epsilon
-from sonde.fleet.noise import Mechanism, plan, stated
-from sonde.fleet.population import Population
+from sonde.fleet.evaluation.accuracy import DELTA, DRAWS, errors, noised, rank_in_tenant
+from sonde.fleet.evaluation.population import Population
+from sonde.fleet.noise import Mechanism, format_rounded_up, plan
 from sonde.fleet.task import Task
-from sonde.fleet.tenants import choose_cap
+from sonde.fleet.tenant_cap import choose_cap
 
-LOYALTIES = (0.0, 0.3, 0.7)
-WORTH = 0.10  # a relative error above it is told as such
+CONCENTRATIONS = (0.0, 0.3, 0.7)
+TARGET_ERROR = 0.10  # a relative error above it is marked
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Made-up work on tenants of the sizes given, with the real noise.
+    """A forecast: synthetic load on tenants of the given sizes, with the real noise.
 
-    errors    relative error of the median of the largest classes against the true shares of all
-              nodes, by how much of a tenant's work is one application; bias of the cap included
+    errors    median relative error of the largest classes against the true shares of all nodes, per
+              concentration (share of a tenant's nodes on one application); bias of the cap included
     """
 
     nodes: int
@@ -41,27 +41,31 @@ class Forecast:
     errors: dict[float, float]
 
     def summary(self) -> str:
-        """For people."""
-        told = ", ".join(
-            f"{_rough(error)} if {loyalty:.0%} is one application"
-            if loyalty
+        """The forecast as text."""
+        by_concentration = ", ".join(
+            f"{_rough(error)} if {concentration:.0%} is one application"
+            if concentration
             else f"{_rough(error)} if a tenant's work is mixed"
-            for loyalty, error in self.errors.items()
+            for concentration, error in self.errors.items()
         )
-        good = [loyalty for loyalty, error in self.errors.items() if error <= WORTH]
+        good = [
+            concentration for concentration, error in self.errors.items() if error <= TARGET_ERROR
+        ]
         if len(good) == len(self.errors):
-            verdict = f"within {WORTH:.0%}"
+            verdict = f"within {TARGET_ERROR:.0%}"
         elif good:
             most = f"up to {max(good):.0%} on one application" if max(good) else "if it is mixed"
-            verdict = f"within {WORTH:.0%} only {most}"
+            verdict = f"within {TARGET_ERROR:.0%} only {most}"
         else:
-            verdict = f"NOT within {WORTH:.0%}"
-        promise = "no ε" if self.epsilon is None else f"ε = {stated(self.epsilon)}"
+            verdict = f"NOT within {TARGET_ERROR:.0%}"
+        privacy_guarantee = (
+            "no ε" if self.epsilon is None else f"ε = {format_rounded_up(self.epsilon)}"
+        )
         return (
-            f"per tenant, {promise} for a release of {self.hours:g} h: "
+            f"per tenant, {privacy_guarantee} for a release of {self.hours:g} h: "
             f"{self.nodes:,} nodes of {self.tenants:,} tenants (the largest has "
             f"{self.largest:.0%}), at most {self.cap} of each; {self.classes:,} classes\n"
-            f"  expected error of a class: {told}: {verdict}"
+            f"  expected error of a class: {by_concentration}: {verdict}"
         )
 
 
@@ -80,16 +84,18 @@ def forecast(
     fleets: int = 3,
     count: int = 64,
 ) -> Forecast:
-    """The forecast of one release to which each node adds a sample a period."""
+    """The forecast of one release to which each node contributes a sample per period. Raises
+    UsageError.
+    """
     if not sizes or min(sizes) < 1:
         raise UsageError("a forecast needs tenants with nodes")
     tenant = np.repeat(np.arange(len(sizes)), sizes)
     hours = [number * period_s / 3600 % 24 for number in range(periods)]
     found: dict[float, float] = {}
-    for loyalty in LOYALTIES:
+    for concentration in CONCENTRATIONS:
         totals = []
         for _ in range(fleets):
-            fleet = Population.of_tenants(tenant, len(sizes), classes, rng, loyalty)
+            fleet = Population.of_tenants(tenant, len(sizes), classes, rng, concentration)
             kept = np.flatnonzero(rank_in_tenant(fleet, rng) < cap)
             counted = replace(fleet, tenant=fleet.tenant[kept], application=fleet.application[kept])
             exact = np.zeros(classes, dtype=np.int64)
@@ -103,10 +109,12 @@ def forecast(
                 released = noised(exact[largest], mechanism) * scale
                 line = errors("", released, exact[largest] * scale, truth[largest], count)
                 totals.append(line.total_median)
-        found[loyalty] = float(np.mean(totals))
+        found[concentration] = float(np.mean(totals))
     whole, hours_long = sum(sizes), periods * period_s / 3600
-    stated = mechanism.cost(periods * cap).epsilon
-    return Forecast(whole, len(sizes), max(sizes) / whole, cap, classes, hours_long, stated, found)
+    pure_epsilon = mechanism.cost(periods * cap).epsilon
+    return Forecast(
+        whole, len(sizes), max(sizes) / whole, cap, classes, hours_long, pure_epsilon, found
+    )
 
 
 def forecast_of(task: Task, sizes: Sequence[int], rng: np.random.Generator) -> Forecast:
@@ -117,9 +125,11 @@ def forecast_of(task: Task, sizes: Sequence[int], rng: np.random.Generator) -> F
     return replace(made, epsilon=epsilon([entry_for(task, 0)], "tenant", task.privacy.delta))
 
 
-def forecast_of_a_day(sizes: Sequence[int], promise: float, rng: np.random.Generator) -> Forecast:
-    """The forecast of one day of hourly samples in 64 classes at epsilon = `promise`, with the cap
-    that suits it best.
+def forecast_of_a_day(
+    sizes: Sequence[int], release_epsilon: float, rng: np.random.Generator
+) -> Forecast:
+    """The forecast of one day of hourly samples in 64 classes at `release_epsilon`, with the best
+    cap.
     """
-    cap = choose_cap(sizes, 64, 24, promise, DELTA)
-    return forecast(sizes, 64, 24, 3600, plan(24 * cap, promise, DELTA), cap, rng)
+    cap = choose_cap(sizes, 64, 24, release_epsilon, DELTA)
+    return forecast(sizes, 64, 24, 3600, plan(24 * cap, release_epsilon, DELTA), cap, rng)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol under attack: each attack is carried out, and its success measured.
+"""Attacks on the protocol: each is carried out, and its success measured.
 
-`limit` is what the model promises: chance where nothing may leak, the stated epsilon where a
-bounded leak is the promise. Attacks on what is *not* promised are carried out too and marked so.
-Controls are the same attacks on something broken on purpose: there they must succeed.
+`limit` is the guarantee: chance if nothing may leak, the stated epsilon if the leak is bounded.
+Attacks on properties that are *not* guaranteed are carried out too and marked. Controls are the
+same attacks on deliberately broken targets: there they must succeed.
 """
 
 from __future__ import annotations
@@ -17,84 +17,86 @@ from pathlib import Path
 import numpy as np
 
 from sonde.fleet.aggregator import Aggregator, Helper, Leader, Refused, release_request
-from sonde.fleet.audit import canary, membership, views
-from sonde.fleet.crowd import overstate
-from sonde.fleet.population import Floats, Ints
-from sonde.fleet.rehearsal import HOUR_S, START_S, Rehearsal, small_task
+from sonde.fleet.evaluation.attack_results import CONFIDENCE, AttackResult, clopper_pearson
+from sonde.fleet.evaluation.local_deployment import HOUR_S, START_S, LocalDeployment, small_task
+from sonde.fleet.evaluation.population import Floats, Ints
+from sonde.fleet.evaluation.privacy_audit import audit_canaries, canary_counts, membership_inference
+from sonde.fleet.evaluation.simulated_nodes import overstated_report
 from sonde.fleet.roster import Identity
 from sonde.fleet.task import Task
-from sonde.fleet.verdicts import CONFIDENCE, Attack, clopper_pearson
 from sonde.fleet.wire import Item, Report, encode_job
 
-_WORD = 6  # bytes that a float holds exactly
+_WORD_BYTES = 6  # bytes that a float holds exactly
 _CLASSES = 8
 
 
-def run_all(seed: int = 1, confidence: float = CONFIDENCE) -> list[Attack]:
-    """Every attack, and the controls; takes some seconds."""
+def run_all(seed: int = 1, confidence: float = CONFIDENCE) -> list[AttackResult]:
+    """Runs all attacks and controls; takes some seconds."""
     rng = np.random.default_rng(seed)
     table = reconstruction(rng, confidence)
     table.append(collusion(rng))
-    honest = [views(kind, e, rng) for kind, e in (("laplace", 0.5), ("laplace", 1.0))]
-    honest.append(views("gaussian", 1.0, rng))
-    table += [canary(seen, confidence) for seen in honest]
-    table.append(membership(honest[1], confidence))
-    weak = [views(kind, 1.0, rng, weaken=0.5) for kind in ("laplace", "gaussian")]
-    table += [canary(seen, confidence, "control: half the noise") for seen in weak]
-    table.append(membership(weak[0], confidence, "control: membership, half the noise"))
+    honest = [canary_counts(kind, e, rng) for kind, e in (("laplace", 0.5), ("laplace", 1.0))]
+    honest.append(canary_counts("gaussian", 1.0, rng))
+    table += [audit_canaries(seen, confidence) for seen in honest]
+    table.append(membership_inference(honest[1], confidence))
+    weak = [canary_counts(kind, 1.0, rng, weaken=0.5) for kind in ("laplace", "gaussian")]
+    table += [audit_canaries(seen, confidence, "control: half the noise") for seen in weak]
+    table.append(membership_inference(weak[0], confidence, "control: membership, half the noise"))
     return table + poisoning() + intersection()
 
 
-# --- what one server sees ------------------------------------------------------------------------
+# --- what one aggregator sees --------------------------------------------------------------------
 
 
-def _sight(reports: int, rng: np.random.Generator) -> tuple[Ints, Floats, Floats]:
-    """(labels, what the leader sees, what the helper sees) of each report, as numbers in [0, 1).
+def _aggregator_views(reports: int, rng: np.random.Generator) -> tuple[Ints, Floats, Floats]:
+    """(labels, the leader's view, the helper's view) of each report, as numbers in [0, 1).
 
-    Of every element of the output share its high and its low digits; the public share; and what the
-    other party said of the report.
+    A view has the high and low digits of each element of the output share, the public share, and
+    the other party's message about the report.
     """
     aggregation = small_task(_CLASSES).aggregation()
     labels = rng.integers(_CLASSES, size=reports)
     ids = [os.urandom(16) for _ in labels]
     made = aggregation.shard(ids, [[int(b)] for b in labels], 2)
     key = os.urandom(32)
-    sights: tuple[list[list[float]], list[list[float]]] = ([], [])
+    views_: tuple[list[list[float]], list[list[float]]] = ([], [])
     for id_, (public, leader, helper) in zip(ids, made, strict=True):
         pending = aggregation.begin(key, [id_], [public], [leader], 1)
         message = pending.messages[0]
         assert message is not None
         replies, _, theirs = aggregation.check(key, [id_], [public], [helper], [message], 1)
         _, ours = pending.finish(replies, 1)
-        sights[0].append(_digits(ours) + _words(public + (replies[0] or b"")))
-        sights[1].append(_digits(theirs) + _words(public + message))
-    return labels, np.array(sights[0]), np.array(sights[1])
+        views_[0].append(_digits(ours) + _words(public + (replies[0] or b"")))
+        views_[1].append(_digits(theirs) + _words(public + message))
+    return labels, np.array(views_[0]), np.array(views_[1])
 
 
 def _digits(share: bytes) -> list[float]:
-    """High digits of every element, then the low ones."""
+    """High digits of all elements, then the low ones."""
     width = len(share) // _CLASSES
     elements = [share[at : at + width] for at in range(0, len(share), width)]
-    return [_number(e[-_WORD:]) for e in elements] + [_number(e[:_WORD]) for e in elements]
+    return [_number(e[-_WORD_BYTES:]) for e in elements] + [
+        _number(e[:_WORD_BYTES]) for e in elements
+    ]
 
 
 def _words(text: bytes) -> list[float]:
-    return [_number(text[at : at + _WORD]) for at in range(0, len(text), _WORD)]
+    return [_number(text[at : at + _WORD_BYTES]) for at in range(0, len(text), _WORD_BYTES)]
 
 
 def _number(word: bytes) -> float:
-    return int.from_bytes(word, "little") / 256.0**_WORD
+    return int.from_bytes(word, "little") / 256.0**_WORD_BYTES
 
 
 def reconstruction(
     rng: np.random.Generator, confidence: float = CONFIDENCE, reports: int = 2000
-) -> list[Attack]:
-    """One aggregator guesses the bucket of a report from all that it sees of it; and, as a control,
-    from shares whose mask is the same in every report.
+) -> list[AttackResult]:
+    """One aggregator guesses the bucket of a report from its whole view; and, as a control, from
+    shares with the same mask in each report.
     """
-    labels, leader, helper = _sight(reports, rng)
+    labels, leader, helper = _aggregator_views(reports, rng)
     repeated = np.tile(rng.random(2 * _CLASSES), (reports, 1))
-    repeated[np.arange(reports), _CLASSES + labels] += 256.0**-_WORD
+    repeated[np.arange(reports), _CLASSES + labels] += 256.0**-_WORD_BYTES
     return [
         _guess("reconstruction by the leader", labels, leader, confidence),
         _guess("reconstruction by the helper", labels, helper, confidence),
@@ -103,13 +105,13 @@ def reconstruction(
 
 
 def _guess(
-    name: str, labels: Ints, sight: Floats, confidence: float, control: bool = False
-) -> Attack:
-    """The best of several guesses is taken: extreme elements, and class means learned from half of
-    the reports with their labels.
+    name: str, labels: Ints, view: Floats, confidence: float, control: bool = False
+) -> AttackResult:
+    """The best of several guesses: the extreme elements, and class means learned from half of the
+    reports with their labels.
     """
     half = len(labels) // 2
-    known, unknown, shares = sight[:half], sight[half:], sight[half:, :_CLASSES]
+    known, unknown, shares = view[:half], view[half:], view[half:, :_CLASSES]
     means = np.stack([known[labels[:half] == b].mean(axis=0) for b in range(_CLASSES)])
     distance = ((unknown[:, None, :] - means[None]) ** 2).sum(axis=2)
     guesses = {
@@ -120,7 +122,7 @@ def _guess(
     hits = max(int((guess == labels[half:]).sum()) for guess in guesses.values())
     # three guesses were tried: each gets a third of the error
     low = clopper_pearson(hits, len(unknown), 1 - (1 - confidence) / len(guesses))[0]
-    return Attack(
+    return AttackResult(
         name,
         f"{hits / len(unknown):.1%} right",
         f"chance {1 / _CLASSES:.1%}",
@@ -131,7 +133,7 @@ def _guess(
     )
 
 
-def collusion(rng: np.random.Generator) -> Attack:
+def collusion(rng: np.random.Generator) -> AttackResult:
     """Both aggregators together: they add their shares."""
     labels = rng.integers(8, size=50)
     aggregation = small_task(8).aggregation()
@@ -145,7 +147,7 @@ def collusion(rng: np.random.Generator) -> Attack:
         )
         left = pending.finish(replies, 1)[1]
         hits += aggregation.unshard([left, right]).index(1) == int(label)
-    return Attack(
+    return AttackResult(
         "reconstruction by both together",
         f"{hits / len(labels):.1%} right",
         "-",
@@ -154,31 +156,31 @@ def collusion(rng: np.random.Generator) -> Attack:
     )
 
 
-# --- what a client or a server can do ------------------------------------------------------------
+# --- what a node or an aggregator can do ---------------------------------------------------------
 
 
-def poisoning() -> list[Attack]:
-    """Nodes that want to move the sums by more than one sample."""
+def poisoning() -> list[AttackResult]:
+    """Nodes that try to change the sums by more than one sample."""
     table = []
 
     def attempt(
         name: str,
         note: str,
-        act: Callable[[Rehearsal], object],
+        act: Callable[[LocalDeployment], object],
         limit: int,
         task: Task | None = None,
     ) -> None:
         with tempfile.TemporaryDirectory() as directory:
-            fleet = Rehearsal(Path(directory), task or small_task(), ["a"] * 4)
+            fleet = LocalDeployment(Path(directory), task or small_task(), ["a"] * 4)
             fleet.send(fleet.report(0, [3]), fleet.report(1, [3]))
-            before = fleet.raw()
+            before = fleet.exact_sums()
             act(fleet)
-            moved = sum(abs(a - b) for a, b in zip(fleet.raw(), before, strict=True))
+            moved = sum(abs(a - b) for a, b in zip(fleet.exact_sums(), before, strict=True))
             refused = {**fleet.leader.store.refusals(), **fleet.helper.store.refusals()}
             fleet.close()
         reasons = ", ".join(sorted(refused)) or "accepted"
         table.append(
-            Attack(
+            AttackResult(
                 f"{'control' if task else 'poisoning'}: {name}",
                 f"moved {moved} ({reasons})",
                 f"{limit} sample{'s' * (limit != 1)}",
@@ -188,47 +190,47 @@ def poisoning() -> list[Attack]:
             )
         )
 
-    def overweight(fleet: Rehearsal) -> None:
-        fleet.send(overstate(fleet.task, fleet.nodes[2], fleet.report(2, [0])))
+    def overweight(fleet: LocalDeployment) -> None:
+        fleet.send(overstated_report(fleet.task, fleet.nodes[2], fleet.report(2, [0])))
 
-    def swapped(fleet: Rehearsal) -> None:
+    def swapped(fleet: LocalDeployment) -> None:
         good, other = fleet.report(2, [1]), fleet.report(3, [2])
         body = replace(other, public=good.public)
         fleet.send(replace(body, signature=fleet.nodes[3].sign(body.signed())))
 
-    def stuffed(fleet: Rehearsal) -> None:
+    def stuffed(fleet: LocalDeployment) -> None:
         fleet.send(*(fleet.report(2, [0]) for _ in range(50)))
 
-    def replayed(fleet: Rehearsal) -> None:
+    def replayed(fleet: LocalDeployment) -> None:
         report = fleet.report(2, [0])
         fleet.send(*[report] * 50)
 
-    def sybils(fleet: Rehearsal) -> None:
+    def sybils(fleet: LocalDeployment) -> None:
         for _ in range(50):
             fleet.nodes[2] = Identity()
             fleet.send(fleet.report(2, [0]))
 
-    def impostor(fleet: Rehearsal) -> None:
+    def impostor(fleet: LocalDeployment) -> None:
         report: Report = fleet.report(2, [0])
         fleet.send(replace(report, node=fleet.nodes[3].public))
 
-    def invented(fleet: Rehearsal) -> None:  # a leader without the nodes' keys
+    def invented(fleet: LocalDeployment) -> None:  # a leader without a node's key
         report = replace(fleet.report(2, [0]), signature=bytes(64))
-        fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
+        fleet.helper.process_job(encode_job(os.urandom(16), [Item.of(report, b"")]))
 
-    def twice(fleet: Rehearsal) -> None:  # a leader that asks about one report again
+    def twice(fleet: LocalDeployment) -> None:  # a leader that sends one report again
         report = fleet.report(2, [0])
         fleet.send(report)
         for _ in range(20):
-            fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
+            fleet.helper.process_job(encode_job(os.urandom(16), [Item.of(report, b"")]))
 
-    def forgotten(fleet: Rehearsal) -> None:  # when nothing remembers its id any more
+    def forgotten(fleet: LocalDeployment) -> None:  # when its id is deleted
         report = fleet.report(2, [0])
         fleet.now_s = fleet.task.expires_s(START_S) + 1.0
         fleet.leader.expire()
         fleet.helper.expire()
         fleet.send(report)
-        fleet.helper.job(encode_job(os.urandom(16), [Item.of(report, b"")]))
+        fleet.helper.process_job(encode_job(os.urandom(16), [Item.of(report, b"")]))
 
     attempt("a share that claims 1,000", "the proof does not hold", overweight, 0)
     attempt("another report's proof", "proofs are bound to their report", swapped, 0)
@@ -260,10 +262,10 @@ def poisoning() -> list[Attack]:
     return table
 
 
-def intersection() -> list[Attack]:
-    """Readers that compare releases, or ask for small ones."""
+def intersection() -> list[AttackResult]:
+    """Readers that compare releases, or request small ones."""
     with tempfile.TemporaryDirectory() as directory:
-        fleet = Rehearsal(Path(directory), small_task(min_batch=3), ["a"] * 6)
+        fleet = LocalDeployment(Path(directory), small_task(min_batch=3), ["a"] * 6)
         fleet.send(*(fleet.report(n, [n]) for n in range(4)))
         fleet.close_batch()
         first = fleet.collect()
@@ -277,7 +279,7 @@ def intersection() -> list[Attack]:
             (START_S + HOUR_S // 2, HOUR_S // 2),
         ]
         overlaps = sum(_granted(fleet, *interval) for interval in intervals)
-        careless = _careless(intervals[0])
+        granted_without_grid = _granted_without_grid(intervals[0])
         fleet.now_s = START_S + HOUR_S + 60.0
         fleet.send(fleet.report(5, [1]))
         open_ = _granted(fleet, START_S + HOUR_S, HOUR_S)
@@ -285,36 +287,36 @@ def intersection() -> list[Attack]:
         small = _granted(fleet, START_S + HOUR_S, HOUR_S)
         fleet.close()
     return [
-        Attack(
+        AttackResult(
             "batch intersection",
             f"{overlaps} of {len(intervals)} granted",
             "0",
             not overlaps,
             "releases lie on one grid; overlapping intervals do not exist, nor at the helper alone",
         ),
-        Attack(
+        AttackResult(
             "control: no grid of releases",
-            "granted" if careless else "refused",
+            "granted" if granted_without_grid else "refused",
             "refused",
-            not careless,
+            not granted_without_grid,
             "the same question to aggregators that release any interval",
             control=True,
         ),
-        Attack(
+        AttackResult(
             "averaging the noise away",
             "same answer" if again else "new noise",
             "one draw a batch",
             again and spent == (1, 1),
             "20 repeated collections: noise is drawn, and paid for, once",
         ),
-        Attack(
+        AttackResult(
             "a batch of one report",
             "granted" if small else "refused",
             "refused",
             not small,
             "fewer reports than the minimum are never released",
         ),
-        Attack(
+        AttackResult(
             "a batch that is still open",
             "granted" if open_ else "refused",
             "refused",
@@ -324,8 +326,8 @@ def intersection() -> list[Attack]:
     ]
 
 
-def _granted(fleet: Rehearsal, start_s: int, duration_s: int) -> bool:
-    """By both, or to a leader that asks the helper without asking itself."""
+def _granted(fleet: LocalDeployment, start_s: int, duration_s: int) -> bool:
+    """Whether the release is granted: by both, or by the helper to a leader without checks."""
     held = fleet.helper.store.batch(start_s)
     for ask in (
         lambda: fleet.leader.release(start_s, duration_s),
@@ -339,26 +341,26 @@ def _granted(fleet: Rehearsal, start_s: int, duration_s: int) -> bool:
     return False
 
 
-class _AnyInterval(Aggregator):
-    """Releases whatever is asked for."""
+class _WithoutGrid(Aggregator):
+    """Grants any interval."""
 
     def check_release(self, start_s: int, duration_s: int) -> None:
         """Nothing is refused."""
 
 
-class _CarelessLeader(_AnyInterval, Leader):
+class _LeaderWithoutGrid(_WithoutGrid, Leader):
     pass
 
 
-class _CarelessHelper(_AnyInterval, Helper):
+class _HelperWithoutGrid(_WithoutGrid, Helper):
     pass
 
 
-def _careless(interval: tuple[int, int]) -> bool:
-    """Whether a fleet without the check of the grid grants the interval."""
+def _granted_without_grid(interval: tuple[int, int]) -> bool:
+    """Whether a deployment without the grid check grants the interval."""
     with tempfile.TemporaryDirectory() as directory:
-        parties = (_CarelessLeader, _CarelessHelper)
-        fleet = Rehearsal(Path(directory), small_task(), ["a"] * 2, parties=parties)
+        parties = (_LeaderWithoutGrid, _HelperWithoutGrid)
+        fleet = LocalDeployment(Path(directory), small_task(), ["a"] * 2, party_types=parties)
         fleet.send(*(fleet.report(n, [n]) for n in range(2)))
         fleet.close_batch()
         granted = _granted(fleet, *interval)

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 from leader import listening
-from sonde.fleet import places, service
+from sonde.fleet import request_body, service, upload_slots
+from sonde.fleet.evaluation.local_deployment import LocalDeployment, small_task
 from sonde.fleet.node import sign
-from sonde.fleet.places import NoPlace, Places
-from sonde.fleet.rehearsal import Rehearsal, small_task
-from sonde.fleet.wire import first_lp, lp
+from sonde.fleet.upload_slots import NoFreeSlot, UploadSlots
+from sonde.fleet.wire import first_length_prefixed, length_prefixed
 
 
 @pytest.fixture
 def fleet(tmp_path):
-    made = Rehearsal(tmp_path, small_task(), ["a"] * 4)
+    made = LocalDeployment(tmp_path, small_task(), ["a"] * 4)
     yield made
     made.close()
 
@@ -47,14 +47,12 @@ async def steady(port, request, first, more):
 
 
 @pytest.mark.parametrize("path", ["reports", "reports/batch"])
-def test_strangers_that_send_slowly_but_steadily_keep_no_relay_and_no_node_out(
-    fleet, monkeypatch, path
-):
-    monkeypatch.setattr(service, "_SINGLES", 24)
+def test_slow_strangers_block_no_relay_and_no_node(fleet, monkeypatch, path):
+    monkeypatch.setattr(service, "_REPORT_SLOTS", 24)
     is_batch = path.endswith("batch")
     report = fleet.report(0, [1]).encode()
-    body = lp(report) if is_batch else report
-    size, first = (8_000_000, service._FIRST_BYTES) if is_batch else (9000, 10)
+    body = length_prefixed(report) if is_batch else report
+    size, first = (8_000_000, request_body.FIRST_BYTES) if is_batch else (9000, 10)
     slow = 5000 if is_batch else 50
 
     async def send():
@@ -80,79 +78,85 @@ def test_strangers_that_send_slowly_but_steadily_keep_no_relay_and_no_node_out(
 
 def test_a_batch_is_known_by_its_first_report_whenever_that_was_made(fleet):
     report = fleet.report(0, [1])
-    known = fleet.leader.is_of_a_node
-    assert known(first_lp(lp(report.encode()) + b"more"))
+    known = fleet.leader.is_from_enrolled_node
+    assert known(first_length_prefixed(length_prefixed(report.encode()) + b"more"))
     fleet.send(report)
     assert known(report.encode())  # sent again, after an answer that was lost
     assert not known(replace(report, id=os.urandom(16)).encode())
     assert not known(sign(fleet.nodes[0], replace(report, task=bytes(32))).encode())
     stranger = type(fleet.nodes[0])()
     assert not known(sign(stranger, replace(report, node=stranger.public)).encode())
-    for cut in (b"", b"\x00", b"\xff" * 5, lp(b""), lp(report.encode())[:-1]):
-        assert not known(first_lp(cut))
+    for cut in (
+        b"",
+        b"\x00",
+        b"\xff" * 5,
+        length_prefixed(b""),
+        length_prefixed(report.encode())[:-1],
+    ):
+        assert not known(first_length_prefixed(cut))
 
 
 @contextlib.asynccontextmanager
-async def reading(of, size=0, is_known=False):
-    """A place in which a body of so many bytes has come so far."""
-    async with of.take(is_known) as place, asyncio.timeout(5) as deadline:
-        place.until(deadline)
-        place.size = size
-        yield place
+async def reading(slots, size=0, is_from_node=False):
+    """A slot whose body has received `size` bytes."""
+    async with slots.acquire(is_from_node) as slot, asyncio.timeout(5) as deadline:
+        slot.start_reading(deadline)
+        slot.received_bytes = size
+        yield slot
 
 
-async def lost(of, size=0, is_known=False):
-    """Whether a body that never comes to its end loses its place."""
+async def lost(slots, size=0, is_from_node=False):
+    """Whether the slot of a body that never completes is revoked."""
     try:
-        async with reading(of, size, is_known) as place:
+        async with reading(slots, size, is_from_node) as slot:
             await asyncio.Event().wait()
     except TimeoutError:
-        return place.is_lost
+        return slot.is_revoked
 
 
-def test_nobody_loses_a_place_while_there_are_others():
+def test_no_slot_is_revoked_while_others_are_free():
     async def stay():
-        of = Places(2)
-        async with reading(of) as one, reading(of) as other:
-            await asyncio.sleep(3 * places.HOLD_S)
-            return one.is_lost, other.is_lost
+        slots = UploadSlots(2)
+        async with reading(slots) as one, reading(slots) as other:
+            await asyncio.sleep(3 * upload_slots.MIN_HOLD_S)
+            return one.is_revoked, other.is_revoked
 
     assert asyncio.run(stay()) == (False, False)
 
 
-def test_the_slowest_goes_and_who_is_fast_or_whole_stays():
+def test_the_slowest_is_revoked_but_not_a_fast_or_complete_one():
     async def turn():
-        of = Places(3)
-        slow, fast = (asyncio.create_task(lost(of, size)) for size in (1000, 50 << 20))
+        slots = UploadSlots(3)
+        slow, fast = (asyncio.create_task(lost(slots, size)) for size in (1000, 50 << 20))
         await asyncio.sleep(0)
-        async with of.take() as whole:
-            whole.whole()
+        async with slots.acquire() as whole:
+            whole.complete()
             loop = asyncio.get_running_loop()
             came_s = loop.time()
-            async with of.take():
+            async with slots.acquire():
                 waited_s = loop.time() - came_s
         assert await slow
         assert not fast.done()
-        assert not whole.is_lost
+        assert not whole.is_revoked
         fast.cancel()
         return waited_s
 
-    assert places.HOLD_S * 0.9 <= asyncio.run(turn()) < 2
+    assert upload_slots.MIN_HOLD_S * 0.9 <= asyncio.run(turn()) < 2
 
 
-def test_what_may_be_anybodys_waits_behind_what_is_known_and_takes_nothing_from_it():
+def test_requests_of_unknown_origin_wait_behind_those_of_nodes():
     async def turns():
-        of = Places(1)
+        slots = UploadSlots(1)
         order = []
 
-        async def take(name, is_known):
-            async with of.take(is_known):
+        async def take(name, is_from_node):
+            async with slots.acquire(is_from_node):
                 order.append(name)
 
-        holder = asyncio.create_task(lost(of, 1000, True))
+        holder = asyncio.create_task(lost(slots, 1000, True))
         await asyncio.sleep(0.01)
         stranger = asyncio.create_task(take("stranger", False))
-        await asyncio.sleep(2 * places.HOLD_S)
+        await asyncio.sleep(2 * upload_slots.MIN_HOLD_S)
         assert not holder.done()
         node = asyncio.create_task(take("node", True))
         await asyncio.gather(stranger, node)
@@ -162,40 +166,40 @@ def test_what_may_be_anybodys_waits_behind_what_is_known_and_takes_nothing_from_
     assert asyncio.run(turns()) == ["node", "stranger"]
 
 
-def test_no_more_than_so_many_wait_and_strangers_make_room_for_nodes(monkeypatch):
-    monkeypatch.setattr(places, "MOST_WAITING", 2)
+def test_the_number_of_waiting_requests_is_bounded_and_nodes_have_priority(monkeypatch):
+    monkeypatch.setattr(upload_slots, "MAX_WAITING", 2)
 
     async def crowd():
-        of = Places(1)
-        async with of.take() as first:
-            first.whole()
-            waiting = [asyncio.create_task(lost(of)) for _ in range(2)]
+        slots = UploadSlots(1)
+        async with slots.acquire() as first:
+            first.complete()
+            waiting = [asyncio.create_task(lost(slots)) for _ in range(2)]
             await asyncio.sleep(0.01)
-            with pytest.raises(NoPlace):
-                await of.take().__aenter__()
-            node = asyncio.create_task(lost(of, 0, True))
+            with pytest.raises(NoFreeSlot):
+                await slots.acquire().__aenter__()
+            node = asyncio.create_task(lost(slots, 0, True))
             await asyncio.sleep(0.01)
-            with pytest.raises(NoPlace):
+            with pytest.raises(NoFreeSlot):
                 await waiting[1]
         await asyncio.sleep(0.01)
         for one in (waiting[0], node):
             one.cancel()
         await asyncio.gather(waiting[0], node, return_exceptions=True)
-        async with of.take(), asyncio.timeout(1):
+        async with slots.acquire(), asyncio.timeout(1):
             return True
 
     assert asyncio.run(crowd())
 
 
-def test_a_place_that_is_granted_to_one_who_has_just_gone_is_not_lost():
+def test_a_slot_granted_to_a_cancelled_request_is_not_lost():
     async def gone():
-        of = Places(1)
-        async with of.take():
-            waiting = asyncio.create_task(lost(of))
+        slots = UploadSlots(1)
+        async with slots.acquire():
+            waiting = asyncio.create_task(lost(slots))
             await asyncio.sleep(0.01)
         waiting.cancel()  # after the grant, before it has run
         await asyncio.gather(waiting, return_exceptions=True)
-        async with asyncio.timeout(1), of.take():
+        async with asyncio.timeout(1), slots.acquire():
             return True
 
     assert asyncio.run(gone())

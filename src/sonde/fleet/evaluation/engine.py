@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where blocks of reports are worked on: threads of this machine, or a Ray cluster.
+"""Where the simulation processes blocks of reports: threads of this machine, or a Ray cluster.
 
-The work is the same functions either way (`work`), because they are pure; nothing distributed is
-written here.
+Both run the same pure functions (`verification`).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ O_ = TypeVar("O_")
 
 
 class Engine(Protocol):
-    """Applies a pure function to every item; results come in any order."""
+    """Applies a pure function to each item; results come in any order."""
 
     workers: int
 
@@ -29,7 +28,7 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """Threads: the native part gives up the interpreter lock, so blocks run side by side."""
+    """Threads: the native code releases the interpreter lock, so blocks run in parallel."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -72,8 +71,8 @@ class RayEngine:
 
 
 def _stay_on(core: int) -> None:
-    """Keeps the calling thread on a core: threads that work for some milliseconds at a time are
-    woken where they last ran, which may be all on one core for as long as that lasts.
+    """Pins the calling thread to a core. Otherwise threads that work for milliseconds are woken
+    where they last ran, possibly all on one core.
     """
     os.sched_setaffinity(0, {core})
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole fleet through the real protocol in one process: real shares, seals, signatures, proofs.
+"""Simulates a whole fleet through the real protocol in one process: real shares, encryption,
+signatures, proofs.
 
-Reports are made (the nodes' cost) and then verified and summed by both parties (timed apart), a
-chunk at a time, so that memory does not grow with the fleet. What is left out is the wire and the
-disk; the services' own figures come from `bench/fleet_services.py`.
+Reports are made (the nodes' cost), then verified and summed by both parties (timed separately), one
+chunk at a time, so that memory does not grow with the fleet. Network and disk are left out;
+`bench/fleet_services.py` measures the services.
 """
 
 from __future__ import annotations
@@ -20,26 +21,39 @@ from typing import Any
 import numpy as np
 
 from sonde._native import signed_by
-from sonde.fleet import seal, unproved
-from sonde.fleet.collector import join
-from sonde.fleet.crowd import BATCH_S, CHUNK, HOUR_S, PLAIN_CHUNK, Scenario, make_chunk
-from sonde.fleet.engine import Engine, open_engine
+from sonde.fleet import hpke, unproved
+from sonde.fleet.collector import combine_shares
+from sonde.fleet.evaluation.engine import Engine, open_engine
+from sonde.fleet.evaluation.population import Population, grid
+from sonde.fleet.evaluation.simulated_nodes import (
+    BATCH_S,
+    CHUNK,
+    HOUR_S,
+    PLAIN_CHUNK,
+    Scenario,
+    make_chunk,
+)
 from sonde.fleet.noise import plan
-from sonde.fleet.population import Population, grid
 from sonde.fleet.result import Result
 from sonde.fleet.session import SESSION_S, Sessions
 from sonde.fleet.task import Privacy, Task
+from sonde.fleet.verification import (
+    AggregatorKeys,
+    BlockResult,
+    checksum,
+    verify_as_helper,
+    verify_as_leader,
+)
 from sonde.fleet.wire import Item, Malformed, Reply, Report
-from sonde.fleet.work import Block, Keys, checksum, help_block, lead
 
-__all__ = ["Outcome", "Scenario", "open_engine", "run"]
+__all__ = ["Scenario", "SimulationResult", "open_engine", "run"]
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass
-class Outcome:
-    """What a simulation showed."""
+class SimulationResult:
+    """The figures of a simulation."""
 
     scenario: Scenario
     release: Result
@@ -58,9 +72,9 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """Reports verified and summed a second, the opening of their sessions included.
+        """Reports verified and summed per second, including the opening of their sessions.
 
-        A session serves a week of hourly reports; each bears its part of it.
+        A session serves a week of hourly reports; each report bears its part of it.
         """
         whole_s = self.server_s + self.hello_s * HOUR_S / SESSION_S
         return self.verified / whole_s if whole_s else 0.0
@@ -82,12 +96,12 @@ class Outcome:
             "node_ms": 1000 * self.node_s / max(1, self.sent),
             "report_bytes": self.report_bytes,
             "peak_bytes": self.peak_bytes,
-            "privacy": self.release.promise(),
+            "privacy": self.release.privacy_guarantee(),
             "top_error": self.top_error,
         }
 
     def summary(self) -> str:
-        """For people."""
+        """The figures as text."""
         refused = ", ".join(f"{count} {reason}" for reason, count in sorted(self.refused.items()))
         lines = [
             f"{self.scenario.nodes} nodes, {self.scenario.buckets} buckets, "
@@ -101,7 +115,7 @@ class Outcome:
             f"node: {1000 * self.node_s / max(1, self.sent):.2f} ms CPU, "
             f"{self.report_bytes / 1000:.1f} kB a report; "
             f"peak memory {self.peak_bytes / 1e6:.0f} MB",
-            f"privacy: {self.release.promise()}",
+            f"privacy: {self.release.privacy_guarantee()}",
             "top-50 error by the noise: "
             + ", ".join(f"{name} {value:.2%}" for name, value in self.top_error.items()),
         ]
@@ -109,25 +123,25 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Work:
-    """What a worker needs besides the uploads."""
+class _PartyKeys:
+    """The task and both aggregators' keys."""
 
     task: Task
-    leader: Keys
-    helper: Keys
+    leader: AggregatorKeys
+    helper: AggregatorKeys
 
 
 @dataclass
-class _Verified:
-    """Both parties' word on a block of uploads."""
+class _BlockOutcome:
+    """Both parties' results for a block of uploads."""
 
-    leader: Block
-    helper: Block
+    leader: BlockResult
+    helper: BlockResult
     refused: Counter[str]
 
 
-def verify_block(work: _Work, uploads: Sequence[bytes]) -> _Verified:
-    """Everything both aggregators do for a block of uploads, but for wire and disk."""
+def verify_block(work: _PartyKeys, uploads: Sequence[bytes]) -> _BlockOutcome:
+    """All work of both aggregators for a block of uploads, except network and disk."""
     refused: Counter[str] = Counter()
     reports = []
     for upload in uploads:
@@ -142,16 +156,16 @@ def verify_block(work: _Work, uploads: Sequence[bytes]) -> _Verified:
             refused["forged"] += 1
         else:
             reports.append(report)
-    theirs = Block(work.task.aggregation().zero())
+    helper_block = BlockResult(work.task.aggregation().zero())
 
     def exchange(items: list[Item]) -> list[Reply]:
-        nonlocal theirs
-        theirs, replies = help_block(work.task, work.helper, items)
+        nonlocal helper_block
+        helper_block, replies = verify_as_helper(work.task, work.helper, items)
         return replies
 
-    ours = lead(work.task, work.leader, reports, exchange)
-    refused.update(ours.refused.values())
-    return _Verified(ours, theirs, refused)
+    leader_block = verify_as_leader(work.task, work.leader, reports, exchange)
+    refused.update(leader_block.refused.values())
+    return _BlockOutcome(leader_block, helper_block, refused)
 
 
 @dataclass(frozen=True)
@@ -163,60 +177,62 @@ class _Parties:
     start_s: int
 
     @staticmethod
-    def of(work: _Work, start_s: int) -> _Parties:
+    def of(work: _PartyKeys, start_s: int) -> _Parties:
         parties = [
             unproved.Party(work.task, Sessions(work.task, role, keys.hpke_private), start_s)
-            for role, keys in ((seal.LEADER, work.leader), (seal.HELPER, work.helper))
+            for role, keys in ((hpke.LEADER, work.leader), (hpke.HELPER, work.helper))
         ]
         return _Parties(parties[0], parties[1], start_s)
 
     def open(self, hellos: Sequence[bytes]) -> None:
-        """Each party checks and opens the sessions for itself."""
+        """Opens the sessions at each party."""
         for hello in hellos:
             for party in (self.leader, self.helper):
                 reason = party.sessions.admit(hello, lambda node: True, self.start_s + 60)
                 assert not reason, reason
 
 
-def add_bundle(parties: _Parties, bundle: bytes) -> _Verified:
-    """Everything both aggregators do for a bundle of reports without proofs, but for the wire."""
-    theirs: list[unproved.Added] = []
+def add_bundle(parties: _Parties, bundle: bytes) -> _BlockOutcome:
+    """All work of both aggregators for a bundle of reports without proofs, except the network."""
+    helper_block: list[unproved.BundleResult] = []
 
-    def ask(body: bytes) -> bytes:
-        added, verdict = unproved.assist(parties.helper, body)
-        theirs.append(added)
+    def query(body: bytes) -> bytes:
+        added, verdict = unproved.add_as_helper(parties.helper, body)
+        helper_block.append(added)
         return verdict
 
-    ours = unproved.lead(parties.leader, bundle, ask)
-    blocks = [Block(added.aggregate, added.accepted) for added in (ours, theirs[0])]
-    return _Verified(blocks[0], blocks[1], ours.refused)
+    leader_block = unproved.add_as_leader(parties.leader, bundle, query)
+    blocks = [
+        BlockResult(added.aggregate, added.accepted) for added in (leader_block, helper_block[0])
+    ]
+    return _BlockOutcome(blocks[0], blocks[1], leader_block.refused)
 
 
-def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) -> Outcome:
-    """Simulates one release of one report a node."""
+def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) -> SimulationResult:
+    """Simulates one release with one report per node."""
     rng = np.random.default_rng(scenario.seed)
     population = Population.draw(scenario.nodes, scenario.buckets, scenario.tenants, rng)
     work = make_work(scenario)
     present = rng.random(scenario.nodes) >= scenario.dropouts
     nodes = np.flatnonzero(present)
     samples = population.sample(12.0, rng)
-    fate = rng.random(scenario.nodes)
+    fault_draws = rng.random(scenario.nodes)
     expected = np.zeros(scenario.buckets, dtype=np.int64)
     aggregation = work.task.aggregation()
-    ours, theirs = aggregation.zero(), aggregation.zero()
+    leader_block, helper_block = aggregation.zero(), aggregation.zero()
     accepted: tuple[list[bytes], list[bytes]] = ([], [])
     refused: Counter[str] = Counter()
     node_s = server_s = server_cpu_s = hello_s = 0.0
     report_bytes = 0
     parties = _Parties.of(work, scenario.start_s)
     size = CHUNK if scenario.kind != "plain" else PLAIN_CHUNK
-    verify: Callable[[Any], _Verified] = (
+    verify: Callable[[Any], _BlockOutcome] = (
         partial(verify_block, work) if scenario.kind != "plain" else partial(add_bundle, parties)
     )
     for at in range(0, len(nodes), size):
         chunk = nodes[at : at + size]
         before = time.process_time()
-        made = make_chunk(scenario, work.task, chunk, samples, fate, engine.workers)
+        made = make_chunk(scenario, work.task, chunk, samples, fault_draws, engine.workers)
         node_s += time.process_time() - before
         np.add.at(expected, samples[made.honest], 1)
         report_bytes = max(report_bytes, made.report_bytes)
@@ -224,26 +240,27 @@ def run(scenario: Scenario, engine: Engine, progress: Progress | None = None) ->
         parties.open(made.hellos)
         hello_s += time.perf_counter() - began
         began, began_cpu = time.perf_counter(), time.process_time()
-        shares: tuple[list[bytes], list[bytes]] = ([ours], [theirs])
+        shares: tuple[list[bytes], list[bytes]] = ([leader_block], [helper_block])
         for done in engine.map(verify, made.blocks):
             shares[0].append(done.leader.aggregate)
             shares[1].append(done.helper.aggregate)
             accepted[0].extend(done.leader.accepted)
             accepted[1].extend(done.helper.accepted)
             refused.update(done.refused)
-        ours, theirs = (aggregation.merge(party) for party in shares)
+        leader_block, helper_block = (aggregation.merge(party) for party in shares)
         server_s += time.perf_counter() - began
         server_cpu_s += time.process_time() - began_cpu
         if progress is not None:
             progress(at + len(chunk), len(nodes))
-    exact = np.array_equal(aggregation.unshard([ours, theirs]), expected)
+    exact = np.array_equal(aggregation.unshard([leader_block, helper_block]), expected)
     mechanism = work.task.mechanism
     noised = [
-        aggregation.add_noise(share, mechanism.sample(scenario.buckets)) for share in (ours, theirs)
+        aggregation.add_noise(share, mechanism.sample(scenario.buckets))
+        for share in (leader_block, helper_block)
     ]
-    release = join(work.task, BATCH_S, noised)
+    release = combine_shares(work.task, BATCH_S, noised)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Outcome(
+    return SimulationResult(
         scenario,
         release,
         len(nodes),
@@ -271,9 +288,13 @@ def top_error(exact: Any, released: Any, count: int = 50) -> dict[str, float]:
     return {"median": float(np.median(error)), "p90": float(np.quantile(error, 0.9))}
 
 
-def make_work(scenario: Scenario) -> _Work:
+def make_work(scenario: Scenario) -> _PartyKeys:
     """A task of one-hour releases and both parties' keys."""
-    leader, helper, collector = seal.new_key(), seal.new_key(), seal.new_key()
+    leader, helper, collector = (
+        hpke.generate_key_pair(),
+        hpke.generate_key_pair(),
+        hpke.generate_key_pair(),
+    )
     mechanism = plan(1, scenario.epsilon, scenario.delta)
     applications, kernels = grid(scenario.buckets)
     task = Task(
@@ -292,4 +313,6 @@ def make_work(scenario: Scenario) -> _Work:
         space={"applications": applications, "kernels": kernels},
     )
     verify_key = sha256(b"verify key" + leader[0].encode()).digest()
-    return _Work(task, Keys(leader[0], verify_key), Keys(helper[0], verify_key))
+    return _PartyKeys(
+        task, AggregatorKeys(leader[0], verify_key), AggregatorKeys(helper[0], verify_key)
+    )

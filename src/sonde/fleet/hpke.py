@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HPKE (RFC 9180, X25519, HKDF-SHA256, AES-128-GCM): each share readable by one party only."""
+"""HPKE (RFC 9180: X25519, HKDF-SHA256, AES-128-GCM): each share is readable by one party only."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.AES_128_GCM)
 LEADER, HELPER, COLLECTOR = b"\x00", b"\x01", b"\x02"
 
 
-class Unreadable(Exception):
-    """A ciphertext that is not for this key, or was bound to something else."""
+class DecryptionError(Exception):
+    """A ciphertext for another key, or with another binding."""
 
 
-def new_key() -> tuple[str, str]:
+def generate_key_pair() -> tuple[str, str]:
     """(private, public), hexadecimal."""
     key = X25519PrivateKey.generate()
     return key.private_bytes_raw().hex(), key.public_key().public_bytes_raw().hex()
 
 
 def seal(plaintext: bytes, public_key: str, binding: bytes) -> bytes:
-    """Only the holder of the key can open it, and only under the same binding."""
+    """Encrypts for the holder of the private key. `binding` (`info` in the RFC) must be the same
+    when opening.
+    """
     key = X25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
     return _SUITE.encrypt(plaintext, key, binding)
 
 
 class Opener:
-    """Opens what was sealed for one private key."""
+    """Decrypts what was sealed for one private key."""
 
     def __init__(self, private_key: str) -> None:
         self._key = X25519PrivateKey.from_private_bytes(bytes.fromhex(private_key))
@@ -38,4 +40,4 @@ class Opener:
         try:
             return _SUITE.decrypt(ciphertext, self._key, binding)
         except (InvalidTag, ValueError) as error:
-            raise Unreadable from error
+            raise DecryptionError from error

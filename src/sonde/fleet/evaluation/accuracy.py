@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a release is from the truth, by epsilon, beside local DP and no privacy at all.
+"""The error of a release by epsilon, beside local differential privacy and no privacy.
 
-The sums are drawn from the made-up fleet and noised by the real mechanisms; the cryptography in
-between is exact and therefore left out. Two errors are told apart:
+Sums are drawn from the synthetic fleet and noised by the real mechanisms; the cryptography in
+between is exact and left out. Two errors are distinguished:
 
-noise   released against the exact sums: what privacy costs
+noise   released against the exact sums: the cost of privacy
 total   released against the true shares of time: noise and sampling together
 """
 
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sonde.fleet.evaluation.population import Floats, Ints, Population
 from sonde.fleet.noise import Mechanism, plan
-from sonde.fleet.population import Floats, Ints, Population
-from sonde.fleet.tenants import CAPS, choose_cap
+from sonde.fleet.tenant_cap import CAPS, choose_cap
 
 DELTA = 1e-6
 DRAWS = 12
 
 
 @dataclass(frozen=True)
-class Line:
-    """Relative errors of the largest buckets: median and 90th percentile; means over draws of
-    noise, where there are several.
+class ErrorSummary:
+    """Relative errors of the largest buckets: median and 90th percentile; means over draws of noise
+    if there are several.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Line:
     total_p90: float
 
 
-def errors(name: str, released: Floats, exact: Floats, truth: Floats, count: int) -> Line:
+def errors(name: str, released: Floats, exact: Floats, truth: Floats, count: int) -> ErrorSummary:
     """Errors over the `count` truly largest buckets; all vectors in expected counts."""
     top = np.argsort(truth)[::-1][:count]
     noise = np.abs(released[top] - exact[top]) / np.maximum(exact[top], 1)
     total = np.abs(released[top] - truth[top]) / truth[top]
-    return Line(
+    return ErrorSummary(
         name,
         float(np.median(noise)),
         float(np.quantile(noise, 0.9)),
@@ -51,14 +51,14 @@ def errors(name: str, released: Floats, exact: Floats, truth: Floats, count: int
     )
 
 
-def over_draws(
+def mean_over_draws(
     name: str, exact: Ints, mechanism: Mechanism, truth: Floats, count: int, draws: int = DRAWS
-) -> Line:
-    """The errors that a release is to be expected with: one draw's median is off by a fifth."""
+) -> ErrorSummary:
+    """The expected errors of a release: the median of a single draw varies by a fifth."""
     lines = [
         errors(name, noised(exact, mechanism), floats(exact), truth, count) for _ in range(draws)
     ]
-    return Line(
+    return ErrorSummary(
         name,
         float(np.mean([line.noise_median for line in lines])),
         float(np.mean([line.noise_p90 for line in lines])),
@@ -67,8 +67,8 @@ def over_draws(
     )
 
 
-def sums(population: Population, hours: int, rng: np.random.Generator) -> Ints:
-    """Exact counts if every node sends one sample an hour."""
+def exact_sums(population: Population, hours: int, rng: np.random.Generator) -> Ints:
+    """Exact counts if each node sends one sample per hour."""
     total = np.zeros(population.buckets, dtype=np.int64)
     for hour in range(hours):
         sampled = population.sample(hour % 24, rng)
@@ -86,15 +86,15 @@ def noised(exact: Ints, mechanism: Mechanism) -> Floats:
     return np.asarray(exact + noise, dtype=np.float64)
 
 
-def local(exact: Ints, hours: int, epsilon: float, rng: np.random.Generator) -> Floats:
-    """The same fleet under local DP: every node tells one of its samples by optimised unary
-    encoding (Wang et al., USENIX Security 2017), spending its whole epsilon on it.
+def local_dp_estimate(exact: Ints, hours: int, epsilon: float, rng: np.random.Generator) -> Floats:
+    """The estimate under local differential privacy: each node reports one of its samples by
+    optimised unary encoding (Wang et al., USENIX Security 2017) and spends its whole epsilon on it.
     """
     nodes = int(exact.sum()) // hours
-    told = rng.multinomial(nodes, exact / exact.sum())
+    reporting = rng.multinomial(nodes, exact / exact.sum())
     q = 1 / (math.exp(epsilon) + 1)
-    heard = rng.binomial(told, 0.5) + rng.binomial(nodes - told, q)
-    return np.asarray((heard - nodes * q) / (0.5 - q) * hours)
+    received = rng.binomial(reporting, 0.5) + rng.binomial(nodes - reporting, q)
+    return np.asarray((received - nodes * q) / (0.5 - q) * hours)
 
 
 def by_epsilon(
@@ -103,29 +103,31 @@ def by_epsilon(
     epsilons: list[float],
     rng: np.random.Generator,
     count: int = 50,
-) -> list[Line]:
-    """One release of so many hours per GPU, at each epsilon; then without privacy."""
-    exact = sums(population, hours, rng)
+) -> list[ErrorSummary]:
+    """One release of this many hours at each epsilon, under central and local differential privacy;
+    then without privacy.
+    """
+    exact = exact_sums(population, hours, rng)
     truth = population.truth([hour % 24 for hour in range(hours)])
     lines = []
     for epsilon in epsilons:
         mechanism = plan(hours, epsilon, DELTA)
-        lines.append(over_draws(f"ε = {epsilon:g}", exact, mechanism, truth, count))
-        told = local(exact, hours, epsilon, rng)
-        lines.append(errors(f"ε = {epsilon:g}, local DP", told, floats(exact), truth, count))
+        lines.append(mean_over_draws(f"ε = {epsilon:g}", exact, mechanism, truth, count))
+        reporting = local_dp_estimate(exact, hours, epsilon, rng)
+        lines.append(errors(f"ε = {epsilon:g}, local DP", reporting, floats(exact), truth, count))
     lines.append(errors("no privacy", floats(exact), floats(exact), truth, count))
     return lines
 
 
 def yearly(
     population: Population, hours: int, releases: int, epsilon: float, rng: np.random.Generator
-) -> Line:
-    """One of `releases` equal releases a year that together cost epsilon per GPU."""
-    exact = sums(population, hours, rng)
+) -> ErrorSummary:
+    """One of `releases` equal releases per year that together cost epsilon per GPU."""
+    exact = exact_sums(population, hours, rng)
     truth = population.truth([hour % 24 for hour in range(hours)])
     mechanism = plan(hours, epsilon, DELTA, releases)
     name = f"{releases} releases a year at ε = {epsilon:g}"
-    return over_draws(name, exact, mechanism, truth, 50)
+    return mean_over_draws(name, exact, mechanism, truth, 50)
 
 
 def per_tenant(
@@ -134,11 +136,12 @@ def per_tenant(
     epsilon: float,
     caps: Sequence[int],
     rng: np.random.Generator,
-) -> list[Line]:
-    """Shares of the classes when a whole tenant is the unit; a line a cap.
+) -> list[ErrorSummary]:
+    """Errors of the classes' shares if a whole tenant is the unit of privacy; one line per cap.
 
-    At most `cap` nodes of a tenant count, chosen at random. Large tenants so weigh less than they
-    are: that bias is in the total error, which compares shares with the true shares of all nodes.
+    At most `cap` randomly chosen nodes of a tenant count. Large tenants are therefore
+    underweighted; that bias is in the total error, which compares with the true shares of all
+    nodes.
     """
     rank = rank_in_tenant(population, rng)
     kept = [np.flatnonzero(rank < cap) for cap in caps]
@@ -166,16 +169,16 @@ def per_tenant(
 
 
 @dataclass(frozen=True)
-class Mix:
-    """Errors per tenant for one mix of a fleet: of the chosen cap, and of the best of CAPS.
+class TenantMixError:
+    """Errors per tenant for one fleet composition: at the chosen cap, and at the best of CAPS.
 
-    `total` and `noise` are medians over the classes and means over the fleets drawn; `bias` is the
-    rest of the total, without noise.
+    `total` and `noise` are medians over the classes and means over the fleets; the rest of the
+    total is bias.
     """
 
     nodes: int
     tenants: int
-    loyalty: float
+    concentration: float
     cap: int
     total: float
     noise: float
@@ -183,20 +186,20 @@ class Mix:
     best: float
 
 
-def by_mix(
+def error_by_mix(
     nodes: int,
     tenants: int,
-    loyalty: float,
+    concentration: float,
     hours: int,
     epsilon: float,
     rng: np.random.Generator,
     fleets: int = 3,
     classes: int = 64,
-) -> Mix:
-    """One release per tenant, at the cap that `tenants.choose_cap` takes from the sizes alone."""
+) -> TenantMixError:
+    """One release per tenant, at the cap that `tenant_cap.choose_cap` derives from their sizes."""
     chosen, totals = [], []
     for _ in range(fleets):
-        fleet = Population.draw(nodes, classes, tenants, rng, loyalty)
+        fleet = Population.draw(nodes, classes, tenants, rng, concentration)
         sizes = np.bincount(fleet.tenant, minlength=tenants)
         cap = choose_cap(sizes, classes, hours, epsilon, DELTA)
         caps = sorted({cap, *(c for c in CAPS if c <= 50)})
@@ -205,10 +208,10 @@ def by_mix(
         totals.append({c: line.total_median for c, line in zip(caps, lines, strict=True)})
     mean = {c: float(np.mean([t[c] for t in totals if c in t])) for c in totals[0]}
     best = min(mean, key=lambda c: mean[c])
-    return Mix(
+    return TenantMixError(
         nodes,
         tenants,
-        loyalty,
+        concentration,
         chosen[0][0],
         float(np.mean([line.total_median for _, line in chosen])),
         float(np.mean([line.noise_median for _, line in chosen])),

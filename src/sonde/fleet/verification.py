@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The heavy part of an aggregator: open, check the signature, verify the proof, add up.
+"""Verification of a block of reports: decrypt, check the signature, verify the proof, sum.
 
-Pure functions of a block of reports: no clock, no file, no socket of their own. The services call
-them with their blocks, the simulation spreads them over processes or Ray.
+Pure functions: no clock, no file, no socket. The services call them with their jobs; the simulation
+distributes them over threads or Ray.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from sonde._native import signed_by
-from sonde.fleet import seal
+from sonde.fleet import hpke
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Item, Reply, Report
 
@@ -20,10 +20,10 @@ Exchange = Callable[[list[Item]], list[Reply]]
 
 
 @dataclass(frozen=True)
-class Keys:
+class AggregatorKeys:
     """An aggregator's secrets: its own HPKE key, and the verify key that both share.
 
-    Nodes must never learn the verify key; a proof is sound only against who does not know it.
+    Nodes must never learn the verify key: a proof is sound only against a prover without it.
     """
 
     hpke_private: str
@@ -31,8 +31,10 @@ class Keys:
 
 
 @dataclass
-class Block:
-    """What came of a block: an aggregate share, who is in it, and why the others are not."""
+class BlockResult:
+    """The outcome of a block: an aggregate share, the accepted report ids, and the reason per
+    refused id.
+    """
 
     aggregate: bytes
     accepted: list[bytes] = field(default_factory=list)
@@ -40,29 +42,35 @@ class Block:
 
 
 def checksum(ids: Sequence[bytes]) -> bytes:
-    """XOR of the hashes of report ids: equal at both parties if they counted the same reports."""
+    """XOR of the SHA-256 hashes of report ids: equal at both parties if they counted the same
+    reports.
+    """
     total = 0
     for id_ in ids:
         total ^= int.from_bytes(sha256(id_).digest(), "big")
     return total.to_bytes(32, "big")
 
 
-def lead(
-    task: Task, keys: Keys, reports: Sequence[Report], exchange: Exchange, threads: int = 1
-) -> Block:
-    """The leader's side of a block; `exchange` asks the helper.
+def verify_as_leader(
+    task: Task,
+    keys: AggregatorKeys,
+    reports: Sequence[Report],
+    exchange: Exchange,
+    threads: int = 1,
+) -> BlockResult:
+    """The leader's side of a block; `exchange` sends items to the helper and returns its replies.
 
-    Signatures are checked at admission, before a report is taken.
+    Signatures are checked earlier, at admission.
     """
-    aggregation, opener = task.aggregation(), seal.Opener(keys.hpke_private)
-    block = Block(aggregation.zero())
+    aggregation, opener = task.aggregation(), hpke.Opener(keys.hpke_private)
+    block = BlockResult(aggregation.zero())
     opened: list[Report] = []
     shares: list[bytes] = []
     for report in reports:
         try:
-            shares.append(opener.open(report.leader, report.binding(seal.LEADER)))
+            shares.append(opener.open(report.leader, report.binding(hpke.LEADER)))
             opened.append(report)
-        except seal.Unreadable:
+        except hpke.DecryptionError:
             block.refused[report.id] = "malformed"
     ids, publics = [r.id for r in opened], [r.public for r in opened]
     pending = aggregation.begin(keys.verify_key, ids, publics, shares, threads)
@@ -91,11 +99,11 @@ def lead(
     return block
 
 
-def help_block(
-    task: Task, keys: Keys, items: Sequence[Item], threads: int = 1
-) -> tuple[Block, list[Reply]]:
-    """The helper's side: its share of the sum, and one reply an item in their order."""
-    aggregation, opener = task.aggregation(), seal.Opener(keys.hpke_private)
+def verify_as_helper(
+    task: Task, keys: AggregatorKeys, items: Sequence[Item], threads: int = 1
+) -> tuple[BlockResult, list[Reply]]:
+    """The helper's side: its share of the sum, and one reply per item, in their order."""
+    aggregation, opener = task.aggregation(), hpke.Opener(keys.hpke_private)
     refused: dict[bytes, str] = {}
     good: list[Item] = []
     shares: list[bytes] = []
@@ -105,9 +113,9 @@ def help_block(
             refused[item.id] = "forged"
             continue
         try:
-            shares.append(opener.open(item.helper, item.binding(seal.HELPER, task_id)))
+            shares.append(opener.open(item.helper, item.binding(hpke.HELPER, task_id)))
             good.append(item)
-        except seal.Unreadable:
+        except hpke.DecryptionError:
             refused[item.id] = "malformed"
     messages, faults, aggregate = aggregation.check(
         keys.verify_key,
@@ -117,7 +125,7 @@ def help_block(
         [i.message for i in good],
         threads,
     )
-    block, by_id = Block(aggregate, refused=refused), {}
+    block, by_id = BlockResult(aggregate, refused=refused), {}
     for item, message, fault in zip(good, messages, faults, strict=True):
         if message is None:
             refused[item.id] = str(fault)

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What evaluates the fleet protocol and never runs in a service: simulation, attacks, accuracy.
+
+```
+population        a synthetic fleet: tenants, applications, kernels
+simulated_nodes   what the nodes of that fleet upload, with dropouts and lies
+simulation        both aggregators over those uploads, in one process (engine: threads or Ray)
+accuracy          errors of a release by epsilon, beside local differential privacy
+forecast          the expected error of releases per tenant, before any is made
+local_deployment  leader, helper and collector in one process, with a clock that can be set
+attacks           attacks on that deployment; privacy_audit: canaries and membership inference
+attack_results    the outcome of an attack, with its statistics
+```
+
+Nothing in `sonde.fleet` outside this package imports it.
+"""

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the body of a request with bounds on its size, its duration and its rate."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from sonde.fleet.upload_slots import Slot
+from sonde.fleet.wire import first_length_prefixed_bytes
+
+BODY_S = 30  # for the body of an upload: a slower sender blocks a slot
+FIRST_BYTES = 64 << 10  # of a batch, or all of it, before it gets a slot
+PROGRESS_BYTES = 64 << 10  # of a batch in each PROGRESS_INTERVAL_S, or it is refused
+PROGRESS_INTERVAL_S = 2.0
+FIRST_REPORT_BYTES = 256 << 10  # at most this much, if the first report is larger
+
+
+async def read_first(request: web.Request) -> bytes:
+    """Reads the beginning of a batch including its first report, or all of it, with a deadline."""
+    parts, wanted = bytearray(), FIRST_BYTES
+    try:
+        async with asyncio.timeout(BODY_S):
+            while len(parts) < wanted and (part := await request.content.readany()):
+                parts += part
+                wanted = max(
+                    FIRST_BYTES, min(FIRST_REPORT_BYTES, first_length_prefixed_bytes(parts))
+                )
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    return bytes(parts)
+
+
+async def read_body(
+    request: web.Request,
+    limit_bytes: int,
+    limit_s: float = BODY_S,
+    *,
+    first: bytes = b"",
+    progress_bytes: int = 0,
+    slot: Slot | None = None,
+) -> bytes:
+    """Reads a body of at most `limit_bytes`, whatever its header claims, within `limit_s`.
+
+    `first`: the part that was read before. `progress_bytes`: the sender must send this much in each
+    PROGRESS_INTERVAL_S. `slot`: the slot that it is read in; the request is refused if that is
+    revoked.
+    """
+    if (request.content_length or 0) > limit_bytes:
+        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
+    parts, size = [first], len(first)
+    now_s = asyncio.get_running_loop().time
+    ends_s, due_bytes = now_s() + limit_s, size + progress_bytes
+    try:
+        async with asyncio.timeout_at(
+            min(ends_s, now_s() + PROGRESS_INTERVAL_S) if progress_bytes else ends_s
+        ) as (deadline):
+            if slot is not None:
+                slot.start_reading(deadline)
+            async for part in request.content.iter_any():
+                size += len(part)
+                if slot is not None:
+                    slot.received_bytes += len(part)
+                    if slot.is_revoked:
+                        raise TimeoutError
+                if progress_bytes and size >= due_bytes:
+                    due_bytes = size + progress_bytes
+                    deadline.reschedule(min(ends_s, now_s() + PROGRESS_INTERVAL_S))
+                if size > limit_bytes:
+                    raise web.HTTPRequestEntityTooLarge(limit_bytes, size)
+                parts.append(part)
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    if slot is not None:
+        slot.complete()
+    return b"".join(parts)

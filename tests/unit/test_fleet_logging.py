@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Log output of the aggregators: text, JSON, and the choice between them."""
+
+import json
+import logging
+import os
+import sys
+
+import pytest
+
+from sonde.cli import fleet_logging
+
+
+def log_all(as_json, level):
+    log = logging.getLogger("sonde.fleet.test")
+    with fleet_logging.to_stderr(as_json, level):
+        log.info("reports: %d", 3)
+        log.warning("a name with \x1b[31m in it")
+        try:
+            raise OSError("disk full")
+        except OSError:
+            log.exception("a job failed")
+
+
+def test_text_has_a_level_and_no_escapes_for_the_terminal(capsys):
+    log_all(False, "info")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("INFO reports: 3")
+    assert "WARNING a name with" in lines[1]
+    assert "\x1b" not in lines[1]
+    assert lines[-1] == "OSError: disk full"
+
+
+def test_json_is_one_object_per_line(capsys):
+    log_all(True, "info")
+    first, second, third = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (first["level"], first["message"]) == ("info", "reports: 3")
+    assert first["logger"] == "sonde.fleet.test"
+    assert second["message"] == "a name with \x1b[31m in it"
+    assert third["level"] == "error"
+    assert third["exception"].endswith("OSError: disk full")
+
+
+def test_the_level_is_a_lower_bound_and_ends_with_the_block(capsys):
+    before = logging.getLogger("sonde").level
+    log_all(False, "warning")
+    assert "reports: 3" not in capsys.readouterr().err
+    assert logging.getLogger("sonde").level == before
+
+
+@pytest.mark.parametrize(("choice", "expected"), [("json", True), ("text", False)])
+def test_an_explicit_format_holds_everywhere(monkeypatch, choice, expected):
+    monkeypatch.setenv("JOURNAL_STREAM", "8:1")
+    assert fleet_logging.is_json(choice) is expected
+
+
+def test_json_is_the_default_only_if_stderr_is_the_stream_of_journald(monkeypatch, tmp_path):
+    with (tmp_path / "stream").open("w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        stat = os.fstat(stream.fileno())
+        monkeypatch.delenv("JOURNAL_STREAM", raising=False)
+        assert not fleet_logging.is_json("auto")
+        monkeypatch.setenv("JOURNAL_STREAM", f"{stat.st_dev}:{stat.st_ino + 1}")
+        assert not fleet_logging.is_json("auto")
+        monkeypatch.setenv("JOURNAL_STREAM", f"{stat.st_dev}:{stat.st_ino}")
+        assert fleet_logging.is_json("auto")
