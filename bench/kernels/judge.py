@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sonde.model.profile import ProfileKind
 from sonde.query import questions
 from sonde.query.capture import read
 from sonde.query.memory import memory as memory_of
@@ -129,7 +130,10 @@ def samples(step: Step, folder: Path) -> str:
     pid, much, little = _share(step)
     count, seconds = _cpu(session, pid)
     where = questions.Where(pids=[pid])
-    used = {it.function: it.total_count for it in questions.top_functions(session, "cpu", where)}
+    used = {
+        it.function: it.total_count
+        for it in questions.top_functions(session, ProfileKind.ON_CPU, where)
+    }
     ours = used.get("three_quarters", 0) + used.get("one_quarter", 0)
     hold(ours, "its functions are not in it")
     share = used["three_quarters"] / ours

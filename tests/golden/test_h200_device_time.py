@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sonde.export import html, summary, table
+from sonde.model.profile import ProfileKind
 from sonde.query import questions
 from sonde.query.capture import read
 from sonde.query.device_callers import device_callers
@@ -67,7 +68,7 @@ def test_who_asked_is_a_function_of_the_program(capture):
 
 
 def test_every_run_lies_under_the_stack_that_asked_for_it(capture):
-    profile = questions.profile(capture[1], "kernel")
+    profile = questions.profile(capture[1], ProfileKind.GPU_TIME)
     whole = sum(row.ns for row in profile)
     assert whole == pytest.approx(sum(it.ns for it in device_runs(capture[1])), rel=1e-3)
     assert all(row.stack for row in profile)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sonde.export import summary
+from sonde.model.profile import ProfileKind
 from sonde.query import questions
 from sonde.query.capture import read
 from sonde.query.session import Session
@@ -41,15 +42,16 @@ def test_the_trainer_and_its_loaders_have_the_cpu(session):
 
 
 def test_functions_of_pytorch_are_named_with_their_library(session):
-    named = {(it.function, it.binary) for it in questions.top_functions(session, "cpu", limit=500)}
+    top = questions.top_functions(session, ProfileKind.ON_CPU, limit=500)
+    named = {(it.function, it.binary) for it in top}
     assert ("_PyEval_EvalFrameDefault", "python3.12") in named
     assert any(function.startswith("at::") for function, file in named if file == "libtorch_cpu.so")
 
 
 def test_threads_that_wait_are_named_with_what_they_wait_for(session):
     waits = {(it.thread.comm, it.kind, it.reason) for it in questions.waits(session)}
-    assert ("pt_data_pin", "blocked", "poll") in waits
-    assert ("pt_autograd_0", "blocked", "futex") in waits
+    assert ("pt_data_pin", ProfileKind.OFF_CPU, "poll") in waits
+    assert ("pt_autograd_0", ProfileKind.OFF_CPU, "futex") in waits
 
 
 def test_the_summary_says_it_on_one_screen(session):

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from sonde.model.profile import ProfileKind
 from sonde.query import questions
 
 pytestmark = pytest.mark.bpf
@@ -38,7 +39,7 @@ def test_two_functions_that_share_a_cpu_get_their_shares(record, program):
     used = {
         use.function: use.total_count
         for use in questions.top_functions(
-            recorder.session, "cpu", questions.Where(pids=[share.pid])
+            recorder.session, ProfileKind.ON_CPU, questions.Where(pids=[share.pid])
         )
     }
     ours = used["three_quarters"] + used["one_quarter"]
@@ -59,7 +60,7 @@ def test_the_callers_are_in_the_stack(record, program):
     where = questions.Where(pids=[share.pid])
     total = {
         use.function: use.total_count
-        for use in questions.top_functions(recorder.session, "cpu", where)
+        for use in questions.top_functions(recorder.session, ProfileKind.ON_CPU, where)
     }
     leaves = total["three_quarters"] + total["one_quarter"]
     assert total["main"] >= 0.95 * leaves
@@ -69,7 +70,8 @@ def test_kernel_frames_come_before_user_frames(record):
     with record("-F", str(HZ)) as recorder:
         copy = run("dd", "if=/dev/zero", "of=/dev/null", "bs=1M", "count=40000", "status=none")
         copy.wait()
-    profile = questions.profile(recorder.session, "cpu", questions.Where(pids=[copy.pid]))
+    where = questions.Where(pids=[copy.pid])
+    profile = questions.profile(recorder.session, ProfileKind.ON_CPU, where)
     stacks = [
         [profile.stacks.frames[i].kind for i in profile.stacks.indices(stack)]
         for stack in profile.row_stack

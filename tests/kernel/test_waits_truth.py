@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from sonde.model.profile import ProfileKind
 from sonde.query import questions
 
 pytestmark = pytest.mark.bpf
@@ -102,7 +103,7 @@ def test_the_waker_is_named(waiters, thread, waker):
     wait = next(
         wait
         for wait in questions.waits(waiters.recorder.session)
-        if wait.thread.tid == waiters.tid[thread] and wait.kind == "blocked"
+        if wait.thread.tid == waiters.tid[thread] and wait.kind == ProfileKind.OFF_CPU
     )
     assert wait.waker == f"{waker} ({waiters.tid[waker]})"
 
@@ -244,7 +245,7 @@ def test_a_late_page_is_a_page_fault(record, program):
     wait = next(
         wait
         for wait in questions.waits(recorder.session)
-        if wait.thread.tid == tid and wait.reason == "page fault" and wait.kind == "blocked"
+        if (wait.thread.tid, wait.reason, wait.kind) == (tid, "page fault", ProfileKind.OFF_CPU)
     )
     assert wait.waker == f"pager ({truth['pager'][0]})"
 

@@ -5,6 +5,7 @@ import pytest
 
 from captures import KERNEL, SECOND_NS, START_NS, Writer, scene
 from sonde.model.code import NO_STACK
+from sonde.model.profile import ProfileKind
 from sonde.query import questions
 from sonde.query.capture import read
 from sonde.query.questions import Where
@@ -50,14 +51,14 @@ def test_usage_of_some_processes_and_times(session):
 
 
 def test_a_profile_has_the_weights_of_its_kind(session):
-    profile = questions.profile(session, "cpu")
+    profile = questions.profile(session, ProfileKind.ON_CPU)
     assert profile.total_events == 650
     assert profile.total_ns == pytest.approx(650 / 99 * 1e9, abs=10)
-    assert questions.profile(session, "device").total_bytes == 5_000_000_000
+    assert questions.profile(session, ProfileKind.GPU_CALLS).total_bytes == 5_000_000_000
 
 
 def test_rows_come_heaviest_first_with_their_thread_and_stack(session):
-    first = next(iter(profile := questions.profile(session, "cpu")))
+    first = next(iter(profile := questions.profile(session, ProfileKind.ON_CPU)))
     assert profile.threads[first.thread].tid == 4211
     assert names(profile.stacks[first.stack]) == ["memmove", "train_step", "main", "_start"]
     assert (first.name, first.events) == ("", 300)
@@ -69,13 +70,13 @@ def test_rows_of_several_chunks_are_summed(ask):
     for second in range(2):
         writer.on_cpu(key, 7, writer.stack("main"), 10)
         writer.rows["sample"][-1]["time_ns"] = START_NS + second * SECOND_NS
-    profile = questions.profile(ask(writer), "cpu")
+    profile = questions.profile(ask(writer), ProfileKind.ON_CPU)
     assert len(profile) == 1
     assert profile.total_events == 20
 
 
 def test_a_stack_that_was_not_taken_is_one_frame(session):
-    profile = questions.profile(session, "blocked", Where(names=["sleep"]))
+    profile = questions.profile(session, ProfileKind.OFF_CPU, Where(names=["sleep"]))
     assert [profile.stacks[row.stack] for row in profile] == [(NO_STACK,)]
 
 
@@ -93,11 +94,11 @@ def test_a_stack_that_was_not_taken_is_one_frame(session):
     ids=str,
 )
 def test_a_filter_leaves_out_the_rest(session, where, events):
-    assert questions.profile(session, "cpu", where).total_events == events
+    assert questions.profile(session, ProfileKind.ON_CPU, where).total_events == events
 
 
 def test_names_filter_reasons(session):
-    rows = questions.profile(session, "blocked", Where(names=["futex", "read"]))
+    rows = questions.profile(session, ProfileKind.OFF_CPU, Where(names=["futex", "read"]))
     assert {row.name for row in rows} == {"futex", "read"}
 
 
@@ -111,17 +112,20 @@ def test_stacks_of_waits_end_where_the_thread_did_not_where_the_probe_did(ask):
     session = ask(writer)
     ends = {
         kind: profile.stacks[next(iter(profile)).stack][0].name
-        for kind in ("cpu", "blocked")
+        for kind in (ProfileKind.ON_CPU, ProfileKind.OFF_CPU)
         for profile in [questions.profile(session, kind)]
     }
-    assert ends == {"cpu": "bpf_prog_1f_on_switch", "blocked": "schedule"}
+    assert ends == {
+        ProfileKind.ON_CPU: "bpf_prog_1f_on_switch",
+        ProfileKind.OFF_CPU: "schedule",
+    }
 
 
 def test_a_process_without_a_dictionary_entry_still_counts(ask):
     writer = Writer()
     writer.on_cpu({"pid": 77, "start_ns": 5}, 77, writer.stack("main"), 3)
     session = ask(writer)
-    assert questions.profile(session, "cpu").total_events == 3
+    assert questions.profile(session, ProfileKind.ON_CPU).total_events == 3
     assert questions.processes(session)[0].process.label == "pid 77"
 
 
@@ -129,26 +133,26 @@ def test_a_frame_without_a_dictionary_entry_is_unknown(ask):
     writer = Writer()
     writer.on_cpu(writer.process(7, "p"), 7, writer.stack("main", "gone"), 3)
     del writer.rows["frame"][1]
-    profile = questions.profile(ask(writer), "cpu")
+    profile = questions.profile(ask(writer), ProfileKind.ON_CPU)
     assert names(profile.stacks[next(iter(profile)).stack]) == ["[unknown]", "main"]
 
 
 def test_an_empty_capture_answers_with_nothing(ask):
     session = ask(Writer())
-    assert len(questions.profile(session, "cpu")) == 0
+    assert len(questions.profile(session, ProfileKind.ON_CPU)) == 0
     for ask_for in (
         *(questions.processes, questions.waits, questions.device_calls),
         *(questions.losses, questions.notices, questions.metrics),
     ):
         assert ask_for(session) == []
-    assert questions.top_functions(session, "cpu") == []
+    assert questions.top_functions(session, ProfileKind.ON_CPU) == []
 
 
 # ---- functions ----
 
 
 def test_self_is_the_leaf_and_total_the_whole_stack(session):
-    by_name = {use.function: use for use in questions.top_functions(session, "cpu")}
+    by_name = {use.function: use for use in questions.top_functions(session, ProfileKind.ON_CPU)}
     assert (by_name["memmove"].self_count, by_name["memmove"].total_count) == (300, 300)
     assert (by_name["train_step"].self_count, by_name["train_step"].total_count) == (0, 400)
     assert by_name["train_step"].file == "/src/train.cc"
@@ -156,22 +160,23 @@ def test_self_is_the_leaf_and_total_the_whole_stack(session):
 
 
 def test_recursion_counts_once(session):
-    (fold,) = (u for u in questions.top_functions(session, "cpu") if u.function == "fold")
+    top = questions.top_functions(session, ProfileKind.ON_CPU)
+    (fold,) = (use for use in top if use.function == "fold")
     assert (fold.self_count, fold.total_count) == (40, 40)
 
 
 def test_addresses_without_a_symbol_go_by_their_binary(session):
-    functions = [use.function for use in questions.top_functions(session, "cpu")]
+    functions = [use.function for use in questions.top_functions(session, ProfileKind.ON_CPU)]
     assert "[libjpeg.so.62]" in functions
 
 
 def test_functions_of_one_name_in_two_binaries_are_two(session):
-    mains = [u.binary for u in questions.top_functions(session, "cpu") if u.function == "main"]
-    assert sorted(mains) == ["cc1", "python3"]
+    top = questions.top_functions(session, ProfileKind.ON_CPU)
+    assert sorted(use.binary for use in top if use.function == "main") == ["cc1", "python3"]
 
 
 def test_the_limit_keeps_the_hottest(session):
-    top = questions.top_functions(session, "cpu", limit=2)
+    top = questions.top_functions(session, ProfileKind.ON_CPU, limit=2)
     assert [use.function for use in top] == ["memmove", "decode"]
 
 
@@ -186,7 +191,7 @@ def test_processes_are_summed_over_their_threads(session):
     assert python.runqueue_ns == round(0.25 * SECOND_NS)
 
 
-def wait_of(session, reason, kind="blocked"):
+def wait_of(session, reason, kind=ProfileKind.OFF_CPU):
     (wait,) = (w for w in questions.waits(session) if w.reason == reason and w.kind == kind)
     return wait
 
@@ -199,8 +204,8 @@ def test_waits_are_exact_totals_by_thread_and_reason(session):
 
 
 def test_time_for_a_cpu_is_told_apart(session):
-    assert wait_of(session, "futex", "runqueue").ns == SECOND_NS // 4
-    assert wait_of(session, "preempted", "runqueue").ns == 3 * SECOND_NS
+    assert wait_of(session, "futex", ProfileKind.RUN_QUEUE).ns == SECOND_NS // 4
+    assert wait_of(session, "preempted", ProfileKind.RUN_QUEUE).ns == 3 * SECOND_NS
 
 
 def test_a_wait_names_its_waker_and_the_code_that_waited(session):

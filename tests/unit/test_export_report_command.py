@@ -74,8 +74,21 @@ def test_output_goes_where_it_is_told(report, tmp_path):
 
 
 def test_metric_and_pid_choose(report):
-    _, out, _ = report("--format", "folded", "--metric", "runqueue", "--pid", "5000")
+    _, out, _ = report("--format", "folded", "--metric", "run-queue", "--pid", "5000")
     assert out == "cc1 <\"&'>;_start;(preempted) 3000000\n"
+
+
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [("cpu", "on-cpu"), ("offcpu", "off-cpu"), ("runqueue", "run-queue"),
+     ("device", "gpu-time"), ("device-calls", "gpu-calls"), ("held", "memory-held")],
+)  # fmt: skip
+def test_former_names_of_metrics_are_accepted_but_not_shown(report, former, name):
+    arguments = ("--format", "folded", "--metric")
+    assert report(*arguments, former) == report(*arguments, name)
+    help_words = report("--help")[1].replace(",", " ").replace("{", " ").split()
+    assert name in help_words
+    assert former not in ("offcpu", "runqueue", "device-calls") or former not in help_words
 
 
 def test_a_range_of_seconds_chooses(report):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from sonde.export.picture import tip
 from sonde.model.code import NO_STACK, Frame
-from sonde.model.profile import KERNEL, Profile
+from sonde.model.profile import Profile, ProfileKind
 
 LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
 """Stands for the frames that were folded."""
@@ -61,7 +61,7 @@ class CallTree:
     functions: list[Function]
     parent: Sequence[int]
     function: Sequence[int]
-    kinds: dict[str, KindRows]
+    kinds: dict[ProfileKind, KindRows]
     folded_nodes: int
     """Nodes that were too light to keep."""
 
@@ -104,7 +104,8 @@ class _Growing:
             if node is None:
                 node = self._of_stack[row.stack] = self._walk(profile, row.stack)
             if end := tip(profile, row):
-                kind = "call" if profile.kind in ("device", KERNEL) else "wait"
+                on_gpu = profile.kind in (ProfileKind.GPU_CALLS, ProfileKind.GPU_TIME)
+                kind = "call" if on_gpu else "wait"
                 node = self._child(node, self._number(Frame(kind, end, "")))
             nodes.append(node)
         return nodes

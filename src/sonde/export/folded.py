@@ -18,7 +18,7 @@ from sonde.errors import CaptureTooLarge
 from sonde.export.layout import one_line
 from sonde.export.picture import check_amount, frames_root_first, tip
 from sonde.model.code import Frame
-from sonde.model.profile import KINDS, MEMORY
+from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
@@ -30,7 +30,7 @@ _ANNOTATIONS = {"kernel": "_[k]", "jit": "_[j]", "inlined": "_[i]"}
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
     """Write one line a stack, heaviest first. Several kinds are told apart by a first frame."""
@@ -43,7 +43,8 @@ def write(
         # Lines by the numbers of their texts: as text they would take many times the capture's
         # memory.
         weights: dict[tuple[int, tuple[int, ...], int], int] = {}
-        for row in profile:
+        in_samples = kind == ProfileKind.ON_CPU
+        for row, weight in zip(profile, profile.row_weight, strict=True):
             path = of_stack.get(row.stack)
             if path is None:
                 frames = frames_root_first(profile.stacks, row.stack)
@@ -52,10 +53,9 @@ def write(
             process = texts.number(_safe(profile.threads[row.thread].process.name))
             end = tip(profile, row)
             key = (process, path, texts.number(_safe(end)) if end else -1)
-            weight = row.events if kind == "cpu" else row.bytes if kind in MEMORY else row.ns
-            weights[key] = weights.get(key, 0) + weight
+            weights[key] = weights.get(key, 0) + (row.events if in_samples else weight)
         _check_size(texts, weights)
-        unit = 1 if kind == "cpu" or kind in MEMORY else 1000
+        unit = 1 if in_samples or kind.is_memory else 1000
         before = f"{kind};" if len(kinds) > 1 else ""
         for key, weight in sorted(weights.items(), key=lambda item: -item[1]):
             if rounded := round(weight / unit):

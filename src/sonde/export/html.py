@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from sonde.export import call_tree, json_report, signals, strict_json
 from sonde.export.call_tree import CallTree
 from sonde.export.summary import directions
-from sonde.model.profile import KERNEL, KINDS
+from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query import questions
 from sonde.query.device_runs import device_runs
 from sonde.query.questions import EVERYTHING, Where
@@ -37,7 +37,7 @@ _SCRIPTS = ("numbers.js", "capture.js", "tree.js", "colours.js", "flame.js", "ta
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
     """Write the page. With several kinds it begins with the first that was seen."""
@@ -108,7 +108,7 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _document(session: Session, kinds: Sequence[str], where: Where) -> dict[str, Any]:
+def _document(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dict[str, Any]:
     profiles = [questions.profile(session, kind, where) for kind in kinds]
     tree = call_tree.build(profiles, MAX_NODES, session.hold)
     idle = questions.idle_threads(session)
@@ -157,12 +157,12 @@ def _tree(tree: CallTree) -> dict[str, Any]:
     }
 
 
-def _tables(session: Session, kinds: Sequence[str], where: Where) -> dict[str, Any]:
+def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dict[str, Any]:
     numbers = {process: number for number, process in enumerate(session.processes)}
     threads = {thread: number for number, thread in enumerate(session.threads)}
     waits = [wait for wait in questions.waits(session, where) if wait.kind in kinds]
-    calls = questions.device_calls(session, where) if "device" in kinds else []
-    runs = device_runs(session, where) if KERNEL in kinds else []
+    calls = questions.device_calls(session, where) if ProfileKind.GPU_CALLS in kinds else []
+    runs = device_runs(session, where) if ProfileKind.GPU_TIME in kinds else []
     uses = questions.processes(session, where)
     return {
         "waits": [

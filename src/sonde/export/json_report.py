@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, TypeVar
 from sonde.export import strict_json
 from sonde.model.answers import Wait
 from sonde.model.process import Process
-from sonde.model.profile import KERNEL, KINDS
+from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query import questions
 from sonde.query.capture import CaptureInfo
 from sonde.query.device_callers import device_callers
@@ -21,14 +21,14 @@ from sonde.query.session import Session
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
 
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
     """Write the document. Fields are those of `sonde.model.answers`."""
@@ -44,16 +44,16 @@ def write(
         "waits": (rows.of_wait(row) for row in _each(questions.waits, session, where)
                   if row.kind in kinds),
         "device_calls": map(rows.of, _each(questions.device_calls, session, where))
-        if "device" in kinds
+        if ProfileKind.GPU_CALLS in kinds
         else [],
         "usage": map(rows.of, _each(questions.usage, session, where)),
         "device_runs": (
             {**rows.of(row), "mean_ns": row.mean_ns} for row in _each(device_runs, session, where)
         )
-        if KERNEL in kinds
+        if ProfileKind.GPU_TIME in kinds
         else [],
         "device_callers": map(rows.of, _each(device_callers, session, where))
-        if KERNEL in kinds
+        if ProfileKind.GPU_TIME in kinds
         else [],
         "memory": map(rows.of, _each(memory, session, where)),
         "memory_growth": map(rows.of, _each(growth, session, where)),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sonde.errors import CaptureTooLarge
 from sonde.model.code import NO_STACK, Frame, Stacks
-from sonde.model.profile import KERNEL, Profile, ProfileRow
+from sonde.model.profile import Profile, ProfileKind, ProfileRow
 
 MOST_FRAMES = 100_000_000
 """In all stacks of a profile together, each as often as it comes. Those of an hour on a large
@@ -39,9 +39,9 @@ def tip(profile: Profile, row: ProfileRow) -> str:
     """
     if not row.name:
         return ""
-    if profile.kind == KERNEL:
+    if profile.kind == ProfileKind.GPU_TIME:
         return row.name
-    if profile.kind == "device":
+    if profile.kind == ProfileKind.GPU_CALLS:
         frames = profile.stacks.indices(row.stack)
         leaf = profile.stacks.frames[frames[0]].function if frames else ""
         return "" if leaf == row.name else row.name

@@ -18,29 +18,33 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from sonde.export.picture import check_amount
 from sonde.model.code import NO_STACK, Frame
-from sonde.model.profile import KINDS, MEMORY, Profile
+from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, Profile, ProfileKind
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
-SAMPLE_TYPES: dict[str, tuple[tuple[str, str], ...]] = {
-    "cpu": (("samples", "count"), ("cpu", "nanoseconds")),
-    "blocked": (("waits", "count"), ("blocked", "nanoseconds")),
-    "runqueue": (("queued", "count"), ("runqueue", "nanoseconds")),
-    "device": (("calls", "count"), ("device", "nanoseconds"), ("device_bytes", "bytes")),
-    "kernel": (("kernels", "count"), ("device_time", "nanoseconds")),
-    "mapped": (("mappings", "count"), ("mapped_bytes", "bytes")),
-    "faulted": (("faults", "count"), ("faulted_bytes", "bytes")),
-    "held": (("held", "count"), ("held_bytes", "bytes")),
+SAMPLE_TYPES: dict[ProfileKind, tuple[tuple[str, str], ...]] = {
+    ProfileKind.ON_CPU: (("samples", "count"), ("cpu", "nanoseconds")),
+    ProfileKind.OFF_CPU: (("waits", "count"), ("off_cpu", "nanoseconds")),
+    ProfileKind.RUN_QUEUE: (("run_queue_waits", "count"), ("run_queue", "nanoseconds")),
+    ProfileKind.GPU_CALLS: (
+        ("gpu_calls", "count"),
+        ("gpu_call_time", "nanoseconds"),
+        ("gpu_call_bytes", "bytes"),
+    ),
+    ProfileKind.GPU_TIME: (("gpu_runs", "count"), ("gpu_time", "nanoseconds")),
+    ProfileKind.MEMORY_MAPPED: (("mappings", "count"), ("mapped_bytes", "bytes")),
+    ProfileKind.MEMORY_FAULTED: (("faults", "count"), ("faulted_bytes", "bytes")),
+    ProfileKind.MEMORY_HELD: (("held_mappings", "count"), ("held_bytes", "bytes")),
 }
 """Name and unit of the values of each kind: events, time, and bytes where calls move them."""
 
 _LABELS = {
-    "blocked": "reason",
-    "runqueue": "reason",
-    "device": "call",
-    "kernel": "kernel",
-    **dict.fromkeys(MEMORY, "memory"),
+    ProfileKind.OFF_CPU: "reason",
+    ProfileKind.RUN_QUEUE: "reason",
+    ProfileKind.GPU_CALLS: "call",
+    ProfileKind.GPU_TIME: "kernel",
+    **dict.fromkeys(MEMORY_KINDS, "memory"),
 }
 
 # name, number, type; a leading * marks a repeated field, a capital a message.
@@ -139,7 +143,7 @@ def profile_class() -> Any:
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
     """Write one gzipped profile; the time of the first kind is what pprof shows unless asked."""
@@ -154,7 +158,7 @@ class _Builder:
     """A profile under construction."""
 
     def __init__(
-        self, session: Session, kinds: Sequence[str], write: Callable[[bytes], object]
+        self, session: Session, kinds: Sequence[ProfileKind], write: Callable[[bytes], object]
     ) -> None:
         self._write = write
         self._pending = 0
@@ -166,7 +170,7 @@ class _Builder:
         self._mappings: dict[tuple[str, str], Any] = {}
         self._functions: dict[tuple[str, str, str], int] = {}
         self._locations: dict[int, int] = {}
-        self._value_at: dict[str, int] = {}
+        self._value_at: dict[ProfileKind, int] = {}
         self._values = 0
         for kind in kinds:
             self._value_at[kind] = self._values
@@ -177,7 +181,7 @@ class _Builder:
         message.time_nanos = info.start_ns + info.wall_offset_ns
         message.duration_nanos = info.duration_ns
         message.default_sample_type = self._text(SAMPLE_TYPES[kinds[0]][1][0])
-        if "cpu" in kinds and info.hz:
+        if ProfileKind.ON_CPU in kinds and info.hz:
             message.period_type.type = self._text("cpu")
             message.period_type.unit = self._text("nanoseconds")
             message.period = round(1e9 / info.hz)
@@ -197,7 +201,7 @@ class _Builder:
         for row in profile:
             thread = profile.threads[row.thread]
             values = [0] * self._values
-            values[at : at + 2] = row.events, row.bytes if profile.kind in MEMORY else row.ns
+            values[at : at + 2] = row.events, row.bytes if profile.kind.is_memory else row.ns
             if with_bytes:
                 values[at + 2] = row.bytes
             sample = self.message.sample.add()

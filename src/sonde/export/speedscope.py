@@ -12,27 +12,27 @@ from typing import Any, BinaryIO
 
 from sonde.export import strict_json
 from sonde.export.picture import check_amount, frames_root_first, tip
-from sonde.model.profile import KINDS, MEMORY, Profile
+from sonde.model.profile import BASIC_KINDS, Profile, ProfileKind
 from sonde.query import questions
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
 _TITLES = {
-    "cpu": "On-CPU",
-    "blocked": "Off-CPU: blocked",
-    "runqueue": "Off-CPU: run queue",
-    "device": "Device calls",
-    "kernel": "On the device",
-    "mapped": "Memory mapped",
-    "faulted": "Memory touched",
-    "held": "Memory held",
+    ProfileKind.ON_CPU: "On-CPU",
+    ProfileKind.OFF_CPU: "Off-CPU: blocked",
+    ProfileKind.RUN_QUEUE: "Off-CPU: run queue",
+    ProfileKind.GPU_CALLS: "GPU API calls",
+    ProfileKind.GPU_TIME: "GPU time",
+    ProfileKind.MEMORY_MAPPED: "Memory mapped",
+    ProfileKind.MEMORY_FAULTED: "Memory page-faulted",
+    ProfileKind.MEMORY_HELD: "Memory held",
 }
 
 
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
     """Write one JSON document. Kinds of which nothing was seen are left out, unless all are."""
@@ -72,9 +72,9 @@ class _Frames:
 
 
 def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
-    is_memory = profile.kind in MEMORY
+    is_memory = profile.kind.is_memory
     check_amount(profile)
-    weights = profile.row_bytes if is_memory else profile.row_ns
+    weights = profile.row_weight
     return {
         "type": "sampled",
         "name": _TITLES[profile.kind],

@@ -27,7 +27,7 @@ from sonde.model.answers import (
     Wait,
 )
 from sonde.model.process import Process, Thread
-from sonde.model.profile import KINDS
+from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query import questions
 from sonde.query.capture import CaptureInfo, read
 from sonde.query.device_runs import device_runs
@@ -56,7 +56,7 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     info = session.info
     processes = questions.processes(session, where)
     waits = questions.waits(session, where)
-    functions = questions.top_functions(session, "cpu", where, limit=CPU_ROWS)
+    functions = questions.top_functions(session, ProfileKind.ON_CPU, where, limit=CPU_ROWS)
     whole = where == EVERYTHING and info.host.get("whole_machine", True)
     lines = [_headline(info, processes, waits, "Whole machine" if whole else "Chosen processes")]
     lines += ["", *_on_cpu(info, processes, functions)]
@@ -76,7 +76,7 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
     """Write the summary as UTF-8 text; it always tells of every kind."""
@@ -92,7 +92,7 @@ def _headline(
     at = f" at {info.hz} Hz" if info.hz else ""
     seen = (
         f"{sum(use.cpu_samples for use in processes):,} samples{at}, "
-        f"{sum(wait.count for wait in waits if wait.kind == 'blocked'):,} waits, "
+        f"{sum(wait.count for wait in waits if wait.kind == ProfileKind.OFF_CPU):,} waits, "
         f"{sum(use.device_calls for use in processes):,} device calls"
     )
     return f"{scope}, {', '.join(machine)}: {seen}"
@@ -140,7 +140,7 @@ class _ThreadWaits:
     """Of those that blocked it."""
 
     def add(self, wait: Wait) -> None:
-        if wait.kind == "runqueue":
+        if wait.kind == ProfileKind.RUN_QUEUE:
             self.queued_ns += wait.ns
             return
         self.blocked_ns += wait.ns

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from sonde.export import signals
 from sonde.export.layout import columns, duration, loss_line, one_line, percent, rate, size
 from sonde.export.summary import directions
-from sonde.model.profile import KERNEL, KINDS, MEMORY
+from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
 from sonde.query import questions
 from sonde.query.device_callers import device_callers
 from sonde.query.device_runs import device_runs
@@ -25,22 +25,22 @@ ROWS = 30
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
     limit: int = ROWS,
 ) -> None:
     """Write the tables of the kinds as UTF-8 text; `limit` 0 writes every row."""
     sections = [_capture(session), _processes(session, where, limit)]
-    if "cpu" in kinds:
+    if ProfileKind.ON_CPU in kinds:
         sections.append(_functions(session, where, limit))
-    off_cpu = [kind for kind in kinds if kind in ("blocked", "runqueue")]
+    off_cpu = [kind for kind in kinds if kind in (ProfileKind.OFF_CPU, ProfileKind.RUN_QUEUE)]
     sections += [_waits(session, kind, where, limit) for kind in off_cpu]
-    if "device" in kinds:
+    if ProfileKind.GPU_CALLS in kinds:
         sections.append(_device_calls(session, where, limit))
-    if KERNEL in kinds:
+    if ProfileKind.GPU_TIME in kinds:
         sections.append(_device_runs(session, where, limit))
         sections.append(_device_callers(session, where, limit))
-    if any(kind in MEMORY for kind in kinds):
+    if any(kind in MEMORY_KINDS for kind in kinds):
         sections.append(_memory(session, where, limit))
         sections.append(_growth(session, where, limit))
     sections.append(_usage(session, where, limit))
@@ -127,7 +127,7 @@ def _usage(session: Session, where: Where, limit: int) -> Iterator[str]:
 
 
 def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
-    uses = questions.top_functions(session, "cpu", where)
+    uses = questions.top_functions(session, ProfileKind.ON_CPU, where)
     all_ns = sum(use.self_ns for use in uses)
     rows = [
         (
@@ -144,7 +144,7 @@ def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
     return _rows(head, rows, (-7, -7, -7, -7, 22, 0), limit)
 
 
-def _waits(session: Session, kind: str, where: Where, limit: int) -> Iterator[str]:
+def _waits(session: Session, kind: ProfileKind, where: Where, limit: int) -> Iterator[str]:
     waits = [wait for wait in questions.waits(session, where) if wait.kind == kind]
     # Bystanders last: threads that slept all the time, and the kernel's own.
     waits.sort(key=lambda wait: wait.idle or wait.thread.process.is_kernel)
@@ -162,7 +162,7 @@ def _waits(session: Session, kind: str, where: Where, limit: int) -> Iterator[st
         )
         for wait in waits
     ]
-    title = "BLOCKED" if kind == "blocked" else "WAITING FOR A CPU"
+    title = "BLOCKED" if kind == ProfileKind.OFF_CPU else "WAITING FOR A CPU"
     head = (title, "total", "waits", "longest", "reason", "woken by", "in")
     return _rows(head, rows, (24, -7, -9, -7, 22, 22, 0), limit)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sonde.model.process import Process, Thread
+from sonde.model.profile import ProfileKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class Wait:
     """Exact total of a thread's waits for one reason."""
 
     thread: Thread
-    kind: str
-    """blocked | runqueue"""
+    kind: ProfileKind
+    """OFF_CPU or RUN_QUEUE."""
     reason: str
     system_call: str
     count: int

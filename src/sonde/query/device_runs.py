@@ -10,20 +10,20 @@ chosen whole, from how the totals of windows differ.
 from __future__ import annotations
 
 from sonde.model.answers import DeviceRuns
-from sonde.model.profile import KERNEL, KINDS, MEMORY
+from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
 from sonde.query.questions import EVERYTHING, Where
 from sonde.query.session import Session
 
 NORMAL_95 = 1.96
 
 
-def kinds_seen(session: Session) -> tuple[str, ...]:
-    """The kinds of profile that a report of this capture tells of by default."""
-    seen: tuple[str, ...] = KINDS
+def kinds_seen(session: Session) -> tuple[ProfileKind, ...]:
+    """The kinds of profile that a report of this capture shows by default."""
+    seen: tuple[ProfileKind, ...] = BASIC_KINDS
     if session.rows("SELECT 1 FROM device_run LIMIT 1"):
-        seen += (KERNEL,)
+        seen += (ProfileKind.GPU_TIME,)
     if session.rows("SELECT 1 FROM sample WHERE kind IN ('mapped', 'faulted') LIMIT 1"):
-        seen += MEMORY
+        seen += MEMORY_KINDS
     return seen
 
 

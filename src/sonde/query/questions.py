@@ -26,7 +26,7 @@ from sonde.model.answers import (
     Wait,
 )
 from sonde.model.code import Frame, Stacks
-from sonde.model.profile import MEMORY, Profile
+from sonde.model.profile import Profile, ProfileKind
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
 
@@ -111,15 +111,15 @@ class Where:
 EVERYTHING = Where()
 
 
-def profile(session: Session, kind: str, where: Where = EVERYTHING) -> Profile:
+def profile(session: Session, kind: ProfileKind, where: Where = EVERYTHING) -> Profile:
     """Weighted stacks of one kind, heaviest first.
 
     Held is what was mapped less what was unmapped of it, where that is more than nothing; mappings
     without rights are no memory and left out of it.
     """
-    kinds = [kind]
+    kinds = [kind.column_value]
     clause, parameters = where.sql("kind = ?")
-    if kind == "held":
+    if kind == ProfileKind.MEMORY_HELD:
         kinds = []
         clause, parameters = where.sql("kind IN ('mapped', 'unmapped')", "name <> 'reserved'")
     sign = "CASE kind WHEN 'unmapped' THEN -1 ELSE 1 END"
@@ -129,8 +129,8 @@ def profile(session: Session, kind: str, where: Where = EVERYTHING) -> Profile:
         " CAST(round(sum(weight_ns)) AS BIGINT) AS ns,"
         f" CAST(round(sum({sign} * weight_bytes)) AS BIGINT) AS bytes "
         f"FROM sample {clause} GROUP BY thread, stack, name"
-        f"{f' HAVING sum({sign} * weight_bytes) >= 1' if kind == 'held' else ''}"
-        f" ORDER BY {'bytes' if kind in MEMORY else 'ns'} DESC, thread, stack, name",
+        f"{f' HAVING sum({sign} * weight_bytes) >= 1' if kind == ProfileKind.MEMORY_HELD else ''}"
+        f" ORDER BY {'bytes' if kind.is_memory else 'ns'} DESC, thread, stack, name",
         [*kinds, *parameters],
     )
     names = rows.column("name").combine_chunks().dictionary_encode()
@@ -154,7 +154,7 @@ def profile(session: Session, kind: str, where: Where = EVERYTHING) -> Profile:
 
 
 def top_functions(
-    session: Session, kind: str, where: Where = EVERYTHING, limit: int = 0
+    session: Session, kind: ProfileKind, where: Where = EVERYTHING, limit: int = 0
 ) -> list[FunctionUse]:
     """Functions by their own time, then by that of what they called; `limit` 0 gives all."""
     functions = session.functions
@@ -174,7 +174,7 @@ def top_functions(
         " whole.n, whole.ns, whole.b "
         "FROM whole LEFT JOIN own ON whole.function = own.function "
         f"ORDER BY 3 DESC, 6 DESC, 1{f' LIMIT {limit}' if limit else ''}",
-        [kind, *parameters],
+        [kind.column_value, *parameters],
     )
     return [
         FunctionUse(*functions[number], *(round(weight) for weight in weights))
@@ -243,7 +243,7 @@ def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
         answers.append(
             Wait(
                 thread=session.threads[thread],
-                kind=kind,
+                kind=ProfileKind.from_column(kind),
                 reason=reason,
                 system_call=system_call,
                 count=count,

@@ -136,7 +136,7 @@ function functionColumns(page) {
 }
 
 function waitColumns(capture) {
-  const titles = { blocked: "blocked", runqueue: "for a CPU" };
+  const titles = { "off-cpu": "blocked", "run-queue": "for a CPU" };
   return [
     words("Thread", (row) => threadLabel(capture, row.thread)),
     words("Process", (row) => processLabel(capture, capture.threads.process[row.thread])),
@@ -197,7 +197,7 @@ function processColumns(capture) {
     number("Samples", (row) => row.samples),
     number("Blocked", (row) => row.blocked, duration),
     number("For a CPU", (row) => row.runqueue, duration),
-    number("Device calls", (row) => row.calls),
+    number("GPU API calls", (row) => row.calls),
     number("In device calls", (row) => row.device, duration),
   ];
 }
