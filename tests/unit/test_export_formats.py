@@ -4,11 +4,13 @@
 import gzip
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from captures import START_NS, WALL_OFFSET_NS, Writer, scene
-from sonde.export import json_report, pprof, speedscope
+from sonde.export import json_report, pprof, pprof_profile_pb2, speedscope
 from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query.capture import read
 from sonde.query.questions import Where
@@ -33,7 +35,7 @@ class Decoded:
     """A profile read back with the same message classes."""
 
     def __init__(self, data):
-        self.message = pprof.profile_class().FromString(gzip.decompress(data))
+        self.message = pprof_profile_pb2.Profile.FromString(gzip.decompress(data))
         self.text = self.message.string_table
         self.functions = {function.id: function for function in self.message.function}
         self.locations = {location.id: location for location in self.message.location}
@@ -111,6 +113,19 @@ def test_pprof_of_one_kind_and_process(session):
 
 def test_pprof_of_the_same_capture_is_the_same_bytes(session):
     assert written(pprof, session) == written(pprof, session)
+
+
+def test_generated_messages_are_those_of_the_proto():
+    folder = Path(pprof_profile_pb2.__file__).parent
+    text = re.sub(r"//.*", "", (folder / "pprof_profile.proto").read_text())
+    declared = {
+        message: set(re.findall(r"(\w+) = (\d+);", fields))
+        for message, fields in re.findall(r"message (\w+) \{(.*?)\}", text, re.DOTALL)
+    }
+    assert declared == {
+        name: {(field.name, str(field.number)) for field in message.fields}
+        for name, message in pprof_profile_pb2.DESCRIPTOR.message_types_by_name.items()
+    }
 
 
 # ---- speedscope ----

@@ -11,7 +11,7 @@ import pytest
 
 from captures import SECOND_NS, START_NS, Writer
 from sonde.export import folded, html, json_report, pprof, speedscope, summary, table
-from sonde.export.pprof import profile_class
+from sonde.export.pprof_profile_pb2 import Profile
 from sonde.model.profile import MEMORY_KINDS, ProfileKind
 from sonde.query.capture import read
 from sonde.query.device_runs import kinds_seen
@@ -115,9 +115,7 @@ def test_every_format_tells_of_memory(session):
     (shown,) = json.loads(written(speedscope, ProfileKind.MEMORY_HELD))["profiles"]
     assert shown["unit"] == "bytes"
     assert shown["endValue"] == 2 * MIB * SECONDS + 90 * MIB + 1000 * SECONDS
-    message = profile_class().FromString(
-        gzip.decompress(written(pprof, ProfileKind.MEMORY_FAULTED))
-    )
+    message = Profile.FromString(gzip.decompress(written(pprof, ProfileKind.MEMORY_FAULTED)))
     assert [sum(it.value[1] for it in message.sample)] == [2 * MIB * SECONDS]
     told = json.loads(written(json_report))
     assert told["memory"][0]["faulted_bytes"] == 2 * MIB * SECONDS

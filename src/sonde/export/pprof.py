@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pprof's profile.proto, gzipped: one profile that holds every kind as sample types of its own.
+"""pprof's format: a gzipped protocol buffer with one profile.
 
-The message classes are made at run time from the table below, whose field numbers are those of the
-public https://github.com/google/pprof/blob/main/proto/profile.proto. Look at one kind with
-`pprof -sample_index=cpu`, at one process with `-tagfocus=pid=4211`, at one reason with
-`-tagfocus=reason=futex`.
+Each kind has separate sample types in that profile. Show one kind with
+`pprof -sample_index=cpu`, one process with `-tagfocus=pid=4211`, one reason of waits with
+`-tagfocus=reason=futex`. The messages are declared in `pprof_profile.proto`. Source:
+https://github.com/google/pprof/blob/main/proto/README.md
 """
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, BinaryIO
-
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from typing import BinaryIO
 
 from sonde.export.picture import check_amount
+from sonde.export.pprof_profile_pb2 import Mapping
+from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.model.code import NO_STACK, Frame
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, Profile, ProfileKind
 from sonde.query import questions
@@ -47,97 +46,9 @@ _LABELS = {
     **dict.fromkeys(MEMORY_KINDS, "memory"),
 }
 
-# name, number, type; a leading * marks a repeated field, a capital a message.
-_MESSAGES: dict[str, tuple[tuple[str, int, str], ...]] = {
-    "Profile": (
-        ("sample_type", 1, "*ValueType"),
-        ("sample", 2, "*Sample"),
-        ("mapping", 3, "*Mapping"),
-        ("location", 4, "*Location"),
-        ("function", 5, "*Function"),
-        ("string_table", 6, "*string"),
-        ("drop_frames", 7, "int64"),
-        ("keep_frames", 8, "int64"),
-        ("time_nanos", 9, "int64"),
-        ("duration_nanos", 10, "int64"),
-        ("period_type", 11, "ValueType"),
-        ("period", 12, "int64"),
-        ("comment", 13, "*int64"),
-        ("default_sample_type", 14, "int64"),
-    ),
-    "ValueType": (("type", 1, "int64"), ("unit", 2, "int64")),
-    "Sample": (
-        ("location_id", 1, "*uint64"),
-        ("value", 2, "*int64"),
-        ("label", 3, "*Label"),
-    ),
-    "Label": (
-        ("key", 1, "int64"),
-        ("str", 2, "int64"),
-        ("num", 3, "int64"),
-        ("num_unit", 4, "int64"),
-    ),
-    "Mapping": (
-        ("id", 1, "uint64"),
-        ("memory_start", 2, "uint64"),
-        ("memory_limit", 3, "uint64"),
-        ("file_offset", 4, "uint64"),
-        ("filename", 5, "int64"),
-        ("build_id", 6, "int64"),
-        ("has_functions", 7, "bool"),
-        ("has_filenames", 8, "bool"),
-        ("has_line_numbers", 9, "bool"),
-        ("has_inline_frames", 10, "bool"),
-    ),
-    "Location": (
-        ("id", 1, "uint64"),
-        ("mapping_id", 2, "uint64"),
-        ("address", 3, "uint64"),
-        ("line", 4, "*Line"),
-        ("is_folded", 5, "bool"),
-    ),
-    "Line": (("function_id", 1, "uint64"), ("line", 2, "int64")),
-    "Function": (
-        ("id", 1, "uint64"),
-        ("name", 2, "int64"),
-        ("system_name", 3, "int64"),
-        ("filename", 4, "int64"),
-        ("start_line", 5, "int64"),
-    ),
-}
 _MOST_PENDING = 1 << 18
 _SAMPLE_WEIGHT = 16
 """What is written at once, in frames of stacks; a sample without them is as large as some."""
-_PACKAGE = "perftools.profiles"
-_FIELD = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    "int64": _FIELD.TYPE_INT64,
-    "uint64": _FIELD.TYPE_UINT64,
-    "bool": _FIELD.TYPE_BOOL,
-    "string": _FIELD.TYPE_STRING,
-}
-
-
-@cache
-def profile_class() -> Any:
-    """The class of `perftools.profiles.Profile`."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="sonde/profile.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for message, fields in _MESSAGES.items():
-        described = file.message_type.add(name=message)
-        for name, number, kind in fields:
-            field = described.field.add(name=name, number=number)
-            field.label = _FIELD.LABEL_REPEATED if kind[0] == "*" else _FIELD.LABEL_OPTIONAL
-            kind = kind.lstrip("*")
-            if kind in _SCALARS:
-                field.type = _SCALARS[kind]
-            else:
-                field.type = _FIELD.TYPE_MESSAGE
-                field.type_name = f".{_PACKAGE}.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))
 
 
 def write(
@@ -162,12 +73,10 @@ class _Builder:
     ) -> None:
         self._write = write
         self._pending = 0
-        self.message = message = profile_class()()
+        self.message = message = PprofProfile()
         self._strings: dict[str, int] = {}
         self._text("")  # The format wants '' first.
-        self._mapping_class = type(message.mapping.add())
-        del message.mapping[:]
-        self._mappings: dict[tuple[str, str], Any] = {}
+        self._mappings: dict[tuple[str, str], Mapping] = {}
         self._functions: dict[tuple[str, str, str], int] = {}
         self._locations: dict[int, int] = {}
         self._value_at: dict[ProfileKind, int] = {}
@@ -261,7 +170,7 @@ class _Builder:
         if key not in self._mappings:
             # Addresses are offsets in the file, so each mapping starts at 0 and is as long as the
             # greatest of them needs. Names are resolved already: pprof need not look for files.
-            self._mappings[key] = self._mapping_class(
+            self._mappings[key] = Mapping(
                 id=len(self._mappings) + 1,
                 filename=self._text(frame.binary),
                 build_id=self._text(frame.build_id),
@@ -272,8 +181,7 @@ class _Builder:
             )
         mapping = self._mappings[key]
         mapping.memory_limit = max(mapping.memory_limit, min(frame.offset + 1, (1 << 64) - 1))
-        number: int = mapping.id
-        return number
+        return mapping.id
 
     def _function(self, frame: Frame) -> int:
         key = (frame.name, frame.binary, frame.file)
