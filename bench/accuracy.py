@@ -14,7 +14,7 @@ from bench.overhead import say
 from bench.tools import Sonde
 from sonde.model.profile import ProfileKind
 from sonde.query.capture import read
-from sonde.query.questions import Where, top_functions
+from sonde.query.queries import Where, top_functions
 from sonde.query.session import Session
 
 PROGRAMS = Path(__file__).parents[1] / "tests/programs/truth"

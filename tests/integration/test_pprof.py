@@ -10,7 +10,7 @@ import pytest
 
 from sonde.export import pprof
 from sonde.model.profile import ProfileKind
-from sonde.query import questions
+from sonde.query import queries
 
 _BUILT = Path(__file__).parents[2] / "build" / "tools" / "pprof"
 PPROF = str(_BUILT) if _BUILT.exists() else shutil.which("pprof")
@@ -62,7 +62,7 @@ def top(text):
 def ours(session, kind, own, whole):
     """The same of our own table; pprof puts functions of one name together."""
     rows = {}
-    for use in questions.top_functions(session, kind):
+    for use in queries.top_functions(session, kind):
         flat, cum = rows.get(use.function, (0, 0))
         rows[use.function] = (flat + getattr(use, own), cum + getattr(use, whole))
     return rows

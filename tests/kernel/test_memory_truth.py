@@ -13,7 +13,7 @@ import pytest
 
 from sonde.model.profile import ProfileKind
 from sonde.query.memory import growth, memory
-from sonde.query.questions import profile
+from sonde.query.queries import profile
 
 pytestmark = pytest.mark.bpf
 

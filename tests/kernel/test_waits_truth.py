@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sonde.model.profile import ProfileKind
-from sonde.query import questions
+from sonde.query import queries
 
 pytestmark = pytest.mark.bpf
 
@@ -102,7 +102,7 @@ def test_threads_have_their_names(waiters):
 def test_the_waker_is_named(waiters, thread, waker):
     wait = next(
         wait
-        for wait in questions.waits(waiters.recorder.session)
+        for wait in queries.waits(waiters.recorder.session)
         if wait.thread.tid == waiters.tid[thread] and wait.kind == ProfileKind.OFF_CPU
     )
     assert wait.waker == f"{waker} ({waiters.tid[waker]})"
@@ -244,7 +244,7 @@ def test_a_late_page_is_a_page_fault(record, program):
     assert blocked["page fault"] + ready["page fault"] == pytest.approx(seconds, rel=EXACT)
     wait = next(
         wait
-        for wait in questions.waits(recorder.session)
+        for wait in queries.waits(recorder.session)
         if (wait.thread.tid, wait.reason, wait.kind) == (tid, "page fault", ProfileKind.OFF_CPU)
     )
     assert wait.waker == f"pager ({truth['pager'][0]})"

@@ -13,7 +13,7 @@ from captures import START_NS, WALL_OFFSET_NS, Writer, scene
 from sonde.export import json_report, pprof, pprof_profile_pb2, speedscope
 from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query.capture import read
-from sonde.query.questions import Where
+from sonde.query.queries import Where
 from sonde.query.session import Session
 
 

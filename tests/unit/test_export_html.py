@@ -14,7 +14,7 @@ import pytest
 from captures import Writer, scene
 from sonde.export import call_tree, html
 from sonde.model.profile import ProfileKind
-from sonde.query import questions
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
 
@@ -102,7 +102,7 @@ def profiles(tmp_path):
         )
         writer.on_cpu(key, 7, stack, 40 - number)
     session = Session(read(writer.write(tmp_path / "b.sonde")))
-    return [questions.profile(session, ProfileKind.ON_CPU)]
+    return [queries.profile(session, ProfileKind.ON_CPU)]
 
 
 def paths(tree, kind=ProfileKind.ON_CPU):
@@ -130,7 +130,7 @@ def test_a_run_of_frames_without_a_symbol_is_one_node(tmp_path):
     runs = (("", "a.so", "", 1), ("", "a.so", "", 2), ("", "b.so"), ("", "a.so"), "work", "work")
     writer.on_cpu(writer.process(7, "p"), 7, writer.stack(*runs), 3)
     session = Session(read(writer.write(tmp_path / "c.sonde")))
-    tree = call_tree.build([questions.profile(session, ProfileKind.ON_CPU)], max_nodes=100)
+    tree = call_tree.build([queries.profile(session, ProfileKind.ON_CPU)], max_nodes=100)
     assert paths(tree) == {"[a.so];[b.so];[a.so];work;work": 3}
 
 

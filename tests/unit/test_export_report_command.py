@@ -67,7 +67,7 @@ def test_the_rest_goes_to_a_file_beside_the_capture(report, capture, name, suffi
 
 def test_output_goes_where_it_is_told(report, tmp_path):
     assert report("-o", tmp_path / "t.txt")[0] == 0
-    assert "BLOCKED" in (tmp_path / "t.txt").read_text()
+    assert "OFF-CPU" in (tmp_path / "t.txt").read_text()
     assert report("--format", "pprof", "-o", tmp_path / "p")[0] == 0
     assert gzip.decompress((tmp_path / "p").read_bytes())
     assert report("--format", "speedscope", "-o", "-")[1].startswith("{")

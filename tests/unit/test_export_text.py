@@ -14,7 +14,7 @@ from captures import Writer, scene
 from sonde.export import folded, layout, summary, table
 from sonde.model.profile import ProfileKind
 from sonde.query.capture import read
-from sonde.query.questions import Where
+from sonde.query.queries import Where
 from sonde.query.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
@@ -123,7 +123,7 @@ def test_a_summary_of_chosen_processes(opened):
     text = summary.render(opened(scene()), Where(pids=(5000,)))
     assert text.startswith("Chosen processes")
     assert "python3" not in text
-    assert "DEVICE CALLS  none seen" in text
+    assert "GPU API CALLS  none seen" in text
 
 
 def test_an_empty_capture_has_a_summary(opened):
@@ -143,8 +143,8 @@ def test_a_table_says_what_it_leaves_out(opened):
 
 def test_a_table_of_one_kind(opened):
     text = written(table, opened(scene()), kinds=(ProfileKind.GPU_CALLS,))
-    assert "DEVICE CALLS" in text
-    assert "BLOCKED" not in text
+    assert "GPU API CALLS" in text
+    assert "OFF-CPU" not in text
 
 
 # ---- folded ----

@@ -16,7 +16,7 @@ from sonde.model.profile import MEMORY_KINDS, ProfileKind
 from sonde.query.capture import read
 from sonde.query.device_runs import kinds_seen
 from sonde.query.memory import growth, memory
-from sonde.query.questions import profile
+from sonde.query.queries import profile
 from sonde.query.session import Session
 
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from sonde.model.profile import BASIC_KINDS, ProfileKind
 
 if TYPE_CHECKING:
     from sonde.query.capture import Capture
-    from sonde.query.questions import Where
+    from sonde.query.queries import Where
     from sonde.query.session import Session
 
 EXAMPLE = """\
@@ -224,7 +224,7 @@ def _with_lines(capture: Capture) -> Capture:
 
 
 def _where(args: argparse.Namespace, session: Session) -> Where:
-    from sonde.query.questions import Where
+    from sonde.query.queries import Where
 
     known = {process.pid for process in session.processes}
     for pid in args.pid:

@@ -13,13 +13,13 @@ import gzip
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from sonde.export.picture import check_amount
 from sonde.export.pprof_profile_pb2 import Mapping
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
+from sonde.export.stack_frames import check_size
 from sonde.model.code import NO_STACK, Frame
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, Profile, ProfileKind
-from sonde.query import questions
-from sonde.query.questions import EVERYTHING, Where
+from sonde.query import queries
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 SAMPLE_TYPES: dict[ProfileKind, tuple[tuple[str, str], ...]] = {
@@ -36,7 +36,7 @@ SAMPLE_TYPES: dict[ProfileKind, tuple[tuple[str, str], ...]] = {
     ProfileKind.MEMORY_FAULTED: (("faults", "count"), ("faulted_bytes", "bytes")),
     ProfileKind.MEMORY_HELD: (("held_mappings", "count"), ("held_bytes", "bytes")),
 }
-"""Name and unit of the values of each kind: events, time, and bytes where calls move them."""
+"""(name, unit) of the values of each kind: events, time or bytes, and bytes that calls moved."""
 
 _LABELS = {
     ProfileKind.OFF_CPU: "reason",
@@ -47,8 +47,9 @@ _LABELS = {
 }
 
 _MOST_PENDING = 1 << 18
+"""A message is written once it has about this many stack frames."""
 _SAMPLE_WEIGHT = 16
-"""What is written at once, in frames of stacks; a sample without them is as large as some."""
+"""Size of a sample without its stack, in units of a stack frame."""
 
 
 def write(
@@ -57,11 +58,11 @@ def write(
     kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
-    """Write one gzipped profile; the time of the first kind is what pprof shows unless asked."""
+    """Write one gzipped profile; pprof shows the first kind by default."""
     with gzip.GzipFile("", "wb", 6, out, mtime=0) as packed:
         builder = _Builder(session, kinds, packed.write)
         for kind in kinds:
-            builder.add(questions.profile(session, kind, where))
+            builder.add(queries.profile(session, kind, where))
         builder.finish()
 
 
@@ -95,7 +96,7 @@ class _Builder:
             message.period_type.unit = self._text("nanoseconds")
             message.period = round(1e9 / info.hz)
         message.comment.append(self._text(f"recorded by sonde {info.version}"))
-        for loss in questions.losses(session):
+        for loss in queries.losses(session):
             message.comment.append(self._text(f"lost: {loss.amount:.0f} {loss.name} {loss.text}"))
 
     def add(self, profile: Profile) -> None:
@@ -103,7 +104,7 @@ class _Builder:
         at = self._value_at[profile.kind]
         with_bytes = len(SAMPLE_TYPES[profile.kind]) == 3
         name_key = self._text(_LABELS.get(profile.kind, ""))
-        check_amount(profile)
+        check_size(profile)
         stacks: dict[int, list[int]] = {}
         pid_key, tid_key = self._text("pid"), self._text("tid")
         process_key, thread_key = self._text("process"), self._text("thread")
@@ -130,13 +131,13 @@ class _Builder:
                 self._flush()
 
     def finish(self) -> None:
-        """Write what is left, and the mappings, whose lengths are known now."""
+        """Write the rest, and the mappings, whose lengths are known now."""
         for mapping in self._mappings.values():
             self.message.mapping.append(mapping)
         self._flush()
 
     def _flush(self) -> None:
-        """Write what there is so far: messages one after another are one message."""
+        """Write the message so far: concatenated protobuf messages are merged by the reader."""
         self._write(self.message.SerializeToString())
         self.message.Clear()
         self._pending = 0
@@ -168,8 +169,8 @@ class _Builder:
     def _mapping(self, frame: Frame) -> int:
         key = (frame.binary, frame.build_id)
         if key not in self._mappings:
-            # Addresses are offsets in the file, so each mapping starts at 0 and is as long as the
-            # greatest of them needs. Names are resolved already: pprof need not look for files.
+            # Addresses are offsets in the file, so each mapping starts at 0 and ends after the
+            # greatest of them. Names are resolved already: pprof need not search for files.
             self._mappings[key] = Mapping(
                 id=len(self._mappings) + 1,
                 filename=self._text(frame.binary),

@@ -3,7 +3,7 @@
 
 Bounded whatever the node does. What is told of single processes is summed up by whose they are
 (pod, job, unit) and by the name of their program, so ten thousand processes that come and go are
-one series; a metric has at most `MAX_OWNED` of these, and of one party `MAX_OF_ONE` (sinks.parties:
+one series; a metric has at most `MAX_OWNED` of these, and of one party `MAX_OF_ONE` (sinks.tenants:
 a pod, a container, a user, a unit of root's). What finds no room is added to the series `other` of
 its owner, or of the party where that has many owners, so that the many names and owners of one
 party cost nobody else's totals. A series of which nothing was heard for a while is forgotten.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sonde.metrics import COSTS, Metric, MetricRow, catalogue
-from sonde.sinks.parties import Attributes, party_of
+from sonde.sinks.tenants import Attributes, tenant_of
 
 MAX_SERIES = 10_000
 MAX_OWNED = 200
@@ -206,7 +206,7 @@ class Board:
     ) -> tuple[Attributes, Attributes | None]:
         """Where the first of a series goes that speaks of processes: to itself, as part of its
         party's share; to `other` of its owner; of its party; to `other` of all."""
-        party = party_of(base)
+        party = tenant_of(base)
         shares = self._shares.setdefault(series, {})
         held = sum(shares.values())
         if shares.get(party, 0) < MAX_OF_ONE and held < MAX_OWNED:

@@ -25,7 +25,7 @@ _USERS_SLICE: Final = re.compile(r"^(?:/\.\.)*/user\.slice/(user-[0-9]+\.slice)(
 
 
 @lru_cache(maxsize=1024)
-def party_of(owner: Attributes) -> Attributes:
+def tenant_of(owner: Attributes) -> Attributes:
     """Of an owner's attributes those that say whose share it takes."""
     given = dict(owner)
     for names in (POD, CONTAINER):
