@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine can do, found by asking for the feature, never by comparing versions.
+"""What this machine supports, found by trying each feature, never by comparing versions.
 
 `examine()` runs every probe and returns one `Finding` each. Probes read /proc and /sys and make
 a few harmless system calls: what they create (a map of one page, a disabled perf event) is gone
@@ -26,7 +26,7 @@ _ROOMS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def examine() -> list[Finding]:
-    """Every finding about this machine, in the order a person wants to read them."""
+    """Every finding about this machine, in the order of the report."""
     return [finding for room in _ROOMS for finding in room()]
 
 
