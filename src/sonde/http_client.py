@@ -40,7 +40,7 @@ class RequestError(OSError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """A complete response: status and body."""
 
     status: int
@@ -81,7 +81,7 @@ def request(
     body: bytes = b"",
     headers: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | None = None,
-) -> Answer:
+) -> Response:
     """Send one request on a new connection. Raises OSError, or ValueError for a bad URL.
 
     `tls` is for https only; by default the system's certificate authorities are trusted.
@@ -91,7 +91,7 @@ def request(
     connection = Connection(parts.hostname or "", parts.port, secure)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
-        return connection.ask(
+        return connection.request(
             method, target, body, headers or {}, deadline_s=deadline_s, max_bytes=max_bytes
         )
     finally:
@@ -118,7 +118,7 @@ class Connection:
         if sock is not None:
             sock.close()
 
-    def ask(
+    def request(
         self,
         method: str,
         target: str,
@@ -127,7 +127,7 @@ class Connection:
         *,
         deadline_s: float,
         max_bytes: int,
-    ) -> Answer:
+    ) -> Response:
         """Send a request and read the response. On OSError the connection is closed.
 
         ConnectionError where the other side hung up, TimeoutError at the deadline.
@@ -202,13 +202,15 @@ def _left(end_s: float) -> float:
     return left_s
 
 
-_looking: list[threading.Thread] = []
-_looking_lock = threading.Lock()
+_running_lookups: list[threading.Thread] = []
+_lookups_lock = threading.Lock()
 
 
 def _look_up(host: str, port: int, end_s: float) -> list[Any]:
-    """Addresses of a host. A resolver knows no deadline, so a name is looked up in a thread that
-    can be left behind; few may hang at a time.
+    """Addresses of a host, within a deadline.
+
+    A resolver has no timeout, so names are resolved in a thread, which may be abandoned; at most
+    `_LOOKUPS` threads may hang.
     """
     kind = socket.SOCK_STREAM
     try:
@@ -218,18 +220,18 @@ def _look_up(host: str, port: int, end_s: float) -> list[Any]:
     found: list[list[Any]] = []
     failed: list[Exception] = []
 
-    def look() -> None:
+    def look_up() -> None:
         try:
             found.append(socket.getaddrinfo(host, port, type=kind))
         except (OSError, ValueError) as error:
             failed.append(error)
 
-    thread = threading.Thread(target=look, name="sonde-lookup", daemon=True)
-    with _looking_lock:
-        _looking[:] = [one for one in _looking if one.is_alive()]
-        if len(_looking) >= _LOOKUPS:
+    thread = threading.Thread(target=look_up, name="sonde-lookup", daemon=True)
+    with _lookups_lock:
+        _running_lookups[:] = [one for one in _running_lookups if one.is_alive()]
+        if len(_running_lookups) >= _LOOKUPS:
             raise RequestError("name lookups hang")
-        _looking.append(thread)
+        _running_lookups.append(thread)
         thread.start()
     thread.join(_left(end_s))
     if failed:
@@ -247,20 +249,20 @@ def _send(sock: socket.socket, data: bytes | memoryview, end_s: float) -> None:
 
 
 class _Wire(io.RawIOBase):
-    """Reads from a socket until a deadline, at most `room` bytes."""
+    """Reads from a socket until a deadline, at most `remaining_bytes`."""
 
-    def __init__(self, sock: socket.socket, end_s: float, room: int) -> None:
-        self._sock, self._end_s, self.room = sock, end_s, room
+    def __init__(self, sock: socket.socket, end_s: float, remaining_bytes: int) -> None:
+        self._sock, self._end_s, self.remaining_bytes = sock, end_s, remaining_bytes
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if self.room <= 0:
+        if self.remaining_bytes <= 0:
             raise RequestError("the response is too long")
         self._sock.settimeout(_left(self._end_s))
-        count = self._sock.recv_into(memoryview(buffer)[: self.room])
-        self.room -= count
+        count = self._sock.recv_into(memoryview(buffer)[: self.remaining_bytes])
+        self.remaining_bytes -= count
         return count
 
 
@@ -274,24 +276,24 @@ class _Source:
         return io.BufferedReader(self._wire, _PIECE)
 
 
-def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tuple[Answer, bool]:
+def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tuple[Response, bool]:
     """(response, whether the connection can be reused)."""
     wire = _Wire(sock, end_s, HEAD_BYTES)
     source: Any = _Source(wire)
     response = http.client.HTTPResponse(source, method=method)
     response.begin()
-    told = response.length
-    if (told or 0) > max_bytes:
+    length = response.length
+    if (length or 0) > max_bytes:
         raise RequestError("the response is too long")
     if response.getheader("Content-Encoding", "identity").strip().lower() != "identity":
         raise RequestError("the response is compressed, which was not requested")
-    wire.room = _FRAMING * max_bytes + HEAD_BYTES
+    wire.remaining_bytes = _FRAMING * max_bytes + HEAD_BYTES
     parts, size = [], 0
     while part := response.read(min(_PIECE, max_bytes - size + 1)):
         parts.append(part)
         size += len(part)
         if size > max_bytes:
             raise RequestError("the response is too long")
-    if told is not None and size < told:
+    if length is not None and size < length:
         raise RequestError("the response is truncated")
-    return Answer(response.status, b"".join(parts)), not response.will_close
+    return Response(response.status, b"".join(parts)), not response.will_close

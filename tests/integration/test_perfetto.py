@@ -77,7 +77,7 @@ def test_all_that_was_written_is_shown(kind, chromium, origin):
     for lane in timeline.lanes:
         if lane.kind == "stream":
             assert parents[lane.label] == f"GPU{lane.device}"
-    assert parents["why it waited"] == "GPU0"
+    assert parents["stalls by cause"] == "GPU0"
 
 
 def test_times_and_counters_come_through(chromium, origin):

@@ -93,7 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "report",
         help="a capture as flame graph, tables, pprof, speedscope, JSON",
-        description="Show what a capture holds. Needs no privileges and no network.",
+        description="Show a capture. Needs no privileges and no network.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

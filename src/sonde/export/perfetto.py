@@ -95,8 +95,8 @@ class _Names:
         number = self._known.get(name)
         if number is None:
             number = self._known[name] = len(self._known) + 1
-            told = packet.interned_data.event_names.add()
-            told.iid, told.name = number, name
+            interned = packet.interned_data.event_names.add()
+            interned.iid, interned.name = number, name
         packet.track_event.name_iid = number
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """JSON that every parser accepts: NaN and infinite numbers become null.
 
-Documents are written in pieces. A text takes up to six times its size as JSON, so a document of all
-that a capture holds would take many times the memory of the capture.
+Documents are written in pieces: escaped text is up to six times longer, so a whole document would
+need many times the memory of the capture.
 """
 
 from __future__ import annotations

@@ -288,15 +288,15 @@ def directions(one: DeviceCalls) -> str:
 
 def _stack_ends(ends: Sequence[StackEnd]) -> list[str]:
     """Empty where all stacks are complete."""
-    walks = sum(end.count for end in ends if end.kind != "note")
+    total = sum(end.count for end in ends if end.kind != "note")
     short = [end for end in ends if end.kind in ("early", "first")]
     if not short:
         return []
-    share = sum(end.count for end in short) / walks
+    share = sum(end.count for end in short) / total
     most = short[0]
     rest = f", and {len(short) - 1} other reasons: --format table" if len(short) > 1 else ""
     return [
-        f"STACKS  {100 * share:.1f} % of {walks:,} truncated: {most.count:,} × {most.text}{rest}"
+        f"STACKS  {100 * share:.1f} % of {total:,} truncated: {most.count:,} × {most.text}{rest}"
     ]
 
 

@@ -263,8 +263,8 @@ def _stack_ends(session: Session) -> Iterator[str]:
     ends = queries.stack_ends(session)
     if not ends:
         return
-    walks = sum(end.count for end in ends if end.kind != "note")
-    rows = [(f"{end.count:,}", percent(end.count, walks), end.kind, end.text) for end in ends]
+    total = sum(end.count for end in ends if end.kind != "note")
+    rows = [(f"{end.count:,}", percent(end.count, total), end.kind, end.text) for end in ends]
     yield from _rows(("STACK ENDS", "", "", "reason"), rows, (-10, -7, 6, 0), 0)
     greatest = {use.series: use.max for use in queries.metrics(session) if not use.labels}
     maps, tables = (

@@ -35,7 +35,7 @@ def ask(
     """(status, answer). Raises OSError, also for an answer beyond `most_bytes`; then the connection
     is closed.
     """
-    answer = connection.ask(
+    answer = connection.request(
         "POST",
         f"/tasks/{task.id.hex()}/{path}",
         body,

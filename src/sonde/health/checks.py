@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All health checks: facts in, results out; without clock, files or devices.
 
-A check passes, warns or fails, with its figure, what was expected, and what to do. What a device
-does not tell is left out.
+A check passes, warns or fails, with its figure, the expected value and a remedy. A check is skipped
+where the device does not report the values that it needs.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ def _reachable(device: Device, facts: Facts) -> Iterator[Result]:
     gaps = [gap for gap in facts.gaps if index and gap.index == index]
     lost = [gap for gap in gaps if gap.of_device]
     status = Status.FAIL if lost else Status.WARN if gaps else Status.PASS
-    said = "; ".join(gap.text for gap in lost or gaps) or "answers"
+    figure = "; ".join(gap.text for gap in lost or gaps) or "answers"
     remedy = "" if lost else "Run as root; if that does not help, read the driver's log with dmesg."
-    yield result("reachable", device, status, said, "answers", "gpu", remedy)
+    yield result("reachable", device, status, figure, "answers", "gpu", remedy)
 
 
 def _memory_size(device: Device, facts: Facts) -> Iterator[Result]:

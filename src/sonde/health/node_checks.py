@@ -22,9 +22,9 @@ def node_results(facts: Facts) -> Iterator[Result]:
 def _library(facts: Facts) -> Result:
     """Failures of single devices are checked by `reachable`."""
     whole = [gap for gap in facts.gaps if gap.of_all]
-    signals = [gap for gap in facts.gaps if not gap.of_all and not gap.index]
-    status = Status.FAIL if whole else Status.WARN if signals else Status.PASS
-    figure = "; ".join(gap.text for gap in whole or signals) or "answers"
+    missing = [gap for gap in facts.gaps if not gap.of_all and not gap.index]
+    status = Status.FAIL if whole else Status.WARN if missing else Status.PASS
+    figure = "; ".join(gap.text for gap in whole or missing) or "answers"
     remedy = (
         "" if whole else "Run as root; if that does not help, read the driver's log with dmesg."
     )

@@ -15,7 +15,7 @@ from sonde.host.finding import Finding, Status
 
 __all__ = ["Finding", "Status", "blocking", "examine"]
 
-_ROOMS: tuple[Callable[[], Iterator[Finding]], ...] = (
+_SECTIONS: tuple[Callable[[], Iterator[Finding]], ...] = (
     machine.findings,
     kernel.findings,
     namespaces.findings,
@@ -27,9 +27,9 @@ _ROOMS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 def examine() -> list[Finding]:
     """Every finding about this machine, in the order of the report."""
-    return [finding for room in _ROOMS for finding in room()]
+    return [finding for section in _SECTIONS for finding in section()]
 
 
 def blocking(findings: list[Finding]) -> list[Finding]:
-    """Those of `findings` without whose remedy `sonde record` cannot work at all."""
+    """The findings that must be fixed before `sonde record` can work."""
     return [finding for finding in findings if finding.status is Status.FAIL]

@@ -49,7 +49,7 @@ def all_initial(folder: Path = FOLDER) -> bool:
 
 
 def proc_is_ours(status: Path = SELF_STATUS) -> bool | None:
-    """Whether /proc shows the process ids of our own pid namespace; None where it is not known.
+    """Whether /proc shows the process ids of our pid namespace; None where it is not known.
 
     There a process has one number. In the /proc of a namespace above ours, as a container has that
     mounts the host's, it has one more for each level; in one beside or below ours it is not there.
@@ -88,7 +88,7 @@ def require_host_pids(folder: Path = FOLDER, status: Path = SELF_STATUS) -> None
 
 def findings() -> Iterator[Finding]:
     """Process ids that the kernel reports are the host's; /proc must show the same ones."""
-    name, needed_for = "PID namespace", "recording, dump and agent: whose a sample is"
+    name, needed_for = "PID namespace", "recording, dump and agent: the process of a sample"
     if is_initial("pid") is None:
         yield Finding(name, Status.ABSENT, f"{FOLDER}/pid cannot be read")
         return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of metrics: name, unit, kind, attributes and cost of every series there may be.
+"""The catalogue of metrics: name, unit, kind, attributes and cost of every possible series.
 
-It is abi/metrics.json, to which `metrics.json` here is a link, so that an installed package holds
-it too. Adding a metric is adding a line to it; docs/metrics.md is made from it.
+It is abi/metrics.json; `metrics.json` here is a link to it, for installed packages. A new metric is
+a new line there; docs/metrics.md is generated from it.
 """
 
 from __future__ import annotations

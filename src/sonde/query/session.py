@@ -2,9 +2,9 @@
 """A capture's tables in an embedded SQL engine, with dense dictionaries beside them.
 
 Tables that queries may read: `sample`, `activity` and `device_run` as in a chunk, with the columns
-`thread`, `process` and (not activity) `stack`, indices into the lists here; `process`, `thread`;
-`leaf` and `member`, which function a stack ends in and which ones it holds; `usage` with the column
-`process`; `event` and `metric`.
+`thread`, `process` and (not `activity`) `stack`, indices into the lists here; `process`, `thread`;
+`leaf` and `member`, the leaf function of each stack and all functions in it; `usage` with the
+column `process`; `event` and `metric`.
 The SQL is limited to what both DuckDB and Spark support.
 """
 
@@ -111,7 +111,7 @@ class Session:
     def arrow(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
         """Run a query and return its rows as columns.
 
-        Raises CaptureError where sums overflow, because the capture holds impossible numbers.
+        Raises CaptureError where sums overflow, because the capture has impossible numbers.
         """
         with self._engine_errors():
             table = self._connection.sql(sql, params=parameters).to_arrow_table()
@@ -129,7 +129,7 @@ class Session:
             yield
         except (duckdb.OutOfRangeException, duckdb.ConversionException) as error:
             raise CaptureError(
-                f"{self.info.path} holds impossible numbers: {str(error).splitlines()[0][:120]}",
+                f"{self.info.path} has impossible numbers: {str(error).splitlines()[0][:120]}",
                 "get it again from its source, or record again",
             ) from error
         except duckdb.OutOfMemoryException as error:

@@ -64,7 +64,7 @@ def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Window
 
 
 def _inside(times: Windows, intervals: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Whether each time lies in one of the intervals, whose starts are exclusive."""
+    """Whether each time is in one of the intervals, whose starts are exclusive."""
     if not intervals:
         return np.zeros(len(times), bool)
     since, until = np.array(sorted(intervals), np.int64).T
