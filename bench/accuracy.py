@@ -12,8 +12,9 @@ from typing import Any
 
 from bench.overhead import say
 from bench.tools import Sonde
+from sonde.model.profile import ProfileKind
 from sonde.query.capture import read
-from sonde.query.questions import Where, top_functions
+from sonde.query.queries import Where, top_functions
 from sonde.query.session import Session
 
 PROGRAMS = Path(__file__).parents[1] / "tests/programs/truth"
@@ -64,7 +65,10 @@ def _record(folder: Path, name: str, seconds: float) -> tuple[Session, int, dict
 
 def _shares(folder: Path, seconds: float) -> list[Figure]:
     session, pid, truth = _record(folder, "share", seconds)
-    used = {use.function: use.total_ns for use in top_functions(session, "cpu", Where(pids=[pid]))}
+    used = {
+        use.function: use.total_ns
+        for use in top_functions(session, ProfileKind.ON_CPU, Where(pids=[pid]))
+    }
     both = used.get("three_quarters", 0) + used.get("one_quarter", 0)
     share = used.get("three_quarters", 0) / both if both else 0.0
     true_share = truth["three_quarters"] / (truth["three_quarters"] + truth["one_quarter"])

@@ -14,17 +14,17 @@ TARGET = Path(__file__).parents[1] / "docs" / "metrics.md"
 HEAD = """\
 # Metrics
 
-Made from `abi/metrics.json` by `scripts/metrics_docs.py`; a test holds it. Names and units follow
-OpenTelemetry's semantic conventions where those have one; ours begin with `sonde.`. In a capture,
-a row of the table `metric` has the name as its series and the attributes as its labels. Prometheus
-has the second name, and dots in attributes become underscores.
+Generated from `abi/metrics.json` by `scripts/metrics_docs.py`; a test checks that it is current.
+Names and units follow OpenTelemetry's semantic conventions where these exist; Sonde's own names
+begin with `sonde.`. In a capture, a row of the table `metric` has the name as its series and the
+attributes as its labels. Prometheus has the second name, and dots in attributes become
+underscores.
 
-How often: cheap 10 Hz, steady 1 Hz, dear every 10 s, event as it happens. What speaks of single
-processes (`process.pid`) is summed by owner and program before it leaves the machine: in place of
-the process stand `process.executable.name` and what is known of `k8s.namespace.name`,
+How often: cheap 10 Hz, steady 1 Hz, dear every 10 s, event as it happens. Series of single
+processes (`process.pid`) are summed by owner and program before they leave the machine: in place
+of the process they have `process.executable.name` and what is known of `k8s.namespace.name`,
 `k8s.pod.name`, `k8s.container.name`; `sonde.slurm.job`, `sonde.slurm.step`, `process.owner`;
-`container.id`; `sonde.unit`. Those with source `tasks` are rows of the
-table `usage` in a capture.
+`container.id`; `sonde.unit`. Those with source `tasks` are rows of the table `usage` in a capture.
 """
 
 GROUPS = {

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sonde.query import questions
+from sonde.model.profile import ProfileKind
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.memory import memory as memory_of
 from sonde.query.session import Session
@@ -128,8 +129,11 @@ def samples(step: Step, folder: Path) -> str:
     session = _session(folder, "samples")
     pid, much, little = _share(step)
     count, seconds = _cpu(session, pid)
-    where = questions.Where(pids=[pid])
-    used = {it.function: it.total_count for it in questions.top_functions(session, "cpu", where)}
+    where = queries.Where(pids=[pid])
+    used = {
+        it.function: it.total_count
+        for it in queries.top_functions(session, ProfileKind.ON_CPU, where)
+    }
     ours = used.get("three_quarters", 0) + used.get("one_quarter", 0)
     hold(ours, "its functions are not in it")
     share = used["three_quarters"] / ours
@@ -279,7 +283,7 @@ def dump(step: Step, folder: Path) -> str:
 def usage(step: Step, folder: Path) -> str:
     session = _session(folder, "usage")
     pid, much, little = _share(step)
-    rows = questions.usage(session, questions.Where(pids=[pid]))
+    rows = queries.usage(session, queries.Where(pids=[pid]))
     hold(rows, "no usage")
     return close("CPU seconds", rows[0].cpu_ns / 1e9, much + little)
 
@@ -298,7 +302,7 @@ def syscalls(step: Step, folder: Path) -> str:
 
 def memory(step: Step, folder: Path) -> str:
     session = _session(folder, "memory")
-    rows = memory_of(session, questions.Where(pids=[step["program"]["pid"]]))
+    rows = memory_of(session, queries.Where(pids=[step["program"]["pid"]]))
     hold(rows, "no rows")
     return close("MiB mapped", rows[0].mapped_bytes / 2**20, 100.0)
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sonde.query import questions
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
 
@@ -39,7 +39,7 @@ class Recording:
         self._device = self._first_device()
 
     def _first_device(self) -> str:
-        for one in questions.metric_series(self.session, ["sonde.gpu.info"]):
+        for one in queries.metric_series(self.session, ["sonde.gpu.info"]):
             about = json.loads(one.labels)
             if about.get("sonde.gpu.index") == "0":
                 return str(about["hw.id"])
@@ -47,7 +47,7 @@ class Recording:
 
     def each(self, series: str, wanted: Mapping[str, str]) -> Iterator[Points]:
         """Points of each series that has these attributes, of the first device."""
-        for one in questions.metric_series(self.session, [series]):
+        for one in queries.metric_series(self.session, [series]):
             attributes = json.loads(one.labels or "{}")
             of = attributes.get("hw.id", self._device)
             if wanted.items() <= attributes.items() and (of == self._device or not self._device):
@@ -85,7 +85,7 @@ class Recording:
 
     def copied(self, way: str) -> int:
         """Bytes of all device calls of the recording in that direction: h2d, d2h."""
-        return sum(call.bytes.get(way, 0) for call in questions.device_calls(self.session))
+        return sum(call.bytes.get(way, 0) for call in queries.device_calls(self.session))
 
     def dmon(self, path: Path) -> Rows:
         """What dmon (-o T, in UTC) said of the first device."""

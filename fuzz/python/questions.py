@@ -14,7 +14,7 @@ from captures import chunk, file_header, filled
 from data import Data, MemoryFile
 from sonde.analyze.bound import explain
 from sonde.export import folded, html, json_report, pprof, speedscope, summary, table, verdict
-from sonde.query import device_callers, memory, questions
+from sonde.query import device_callers, memory, queries
 from sonde.query.capture import read
 from sonde.query.device_runs import device_runs, kinds_seen
 from sonde.query.schema import TABLES
@@ -31,9 +31,9 @@ _KINDS = (
 )
 _MOST_ROWS = 6
 _QUESTIONS = (
-    *(questions.processes, questions.usage, questions.waits, questions.idle_threads),
-    *(questions.device_calls, questions.losses, questions.stack_ends, questions.notices),
-    *(questions.metrics, device_callers.device_callers, device_runs, memory.memory, memory.growth),
+    *(queries.processes, queries.usage, queries.waits, queries.idle_threads),
+    *(queries.device_calls, queries.losses, queries.stack_ends, queries.notices),
+    *(queries.metrics, device_callers.device_callers, device_runs, memory.memory, memory.growth),
 )
 _WRITERS = (folded, html, json_report, pprof, speedscope, table, summary)
 
@@ -52,9 +52,9 @@ def one(raw: bytes) -> None:
             question(session)
     kinds = kinds_seen(session)
     for kind in kinds:
-        questions.top_functions(session, kind)
+        queries.top_functions(session, kind)
     writer = _WRITERS[written % len(_WRITERS)]
-    writer.write(session, kinds=kinds, where=questions.EVERYTHING, out=io.BytesIO())
+    writer.write(session, kinds=kinds, where=queries.EVERYTHING, out=io.BytesIO())
     if asked & 128:
         timeline = of_capture(capture)
         check(timeline)

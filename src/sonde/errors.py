@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every error Sonde raises on purpose.
+"""The exceptions that Sonde raises.
 
 ```
 SondeError                    cause + remedy + exit code
@@ -8,17 +8,17 @@ SondeError                    cause + remedy + exit code
 │   ├── PermissionDenied      a capability is missing: which one, and how to grant it
 │   ├── KernelUnsupported     no BTF, lockdown, a feature the kernel lacks
 │   ├── MissingDependency     a library or program that the command needs
-│   └── TargetRefused         this process cannot take a library in (static, stopped, traced, …)
+│   └── TargetRefused         no library can be injected here (static, stopped, traced, …)
 ├── CaptureError              exit 1: a capture cannot be read
 │   ├── NotACapture           foreign file
 │   ├── CaptureTruncated      nothing readable is left (a cut tail alone is a warning, not an error)
 │   ├── CaptureTooNew         written by a newer version
 │   └── CaptureTooLarge       takes more memory than is allowed: damaged, hostile, or very long
-├── AttachFailed              exit 1: it was tried, and did not work; the process is unharmed
+├── AttachFailed              exit 1: the attempt failed; the process is unharmed
 │   ├── TracerFailed          the attaching process does not work, whatever the target
 │   └── ProcessGone           the process ended meanwhile
 ├── SinkError                 exit 1: output cannot be written (disk full, no permission)
-└── InternalError             exit 1: a bug of ours, reported as such
+└── InternalError             exit 1: a bug in Sonde, reported as such
 ```
 
 A message is one line; a remedy is one imperative sentence. Only `sonde.cli` prints them.
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 
 class SondeError(Exception):
-    """Base of every deliberate error: what went wrong and what mends it."""
+    """Base of every deliberate error: the cause and how to fix it."""
 
     exit_code = 1
 
@@ -42,13 +42,13 @@ class SondeError(Exception):
 
 
 class UsageError(SondeError):
-    """The call itself was wrong."""
+    """The command or function was called with wrong arguments."""
 
     exit_code = 2
 
 
 class HostError(SondeError):
-    """This machine cannot do it."""
+    """This machine does not support or allow it."""
 
     exit_code = 3
 
@@ -66,15 +66,15 @@ class MissingDependency(HostError):
 
 
 class TargetRefused(HostError):
-    """This process cannot take a library in."""
+    """No library can be injected into this process."""
 
 
 class TargetStopped(TargetRefused):
-    """Not now: it is stopped, by a signal or a debugger."""
+    """Not possible now: the process is stopped by a signal or a debugger."""
 
 
 class AttachFailed(SondeError):
-    """It was tried, and did not work."""
+    """Attaching to a process failed; the process is unharmed."""
 
 
 class TracerFailed(AttachFailed):
@@ -110,4 +110,4 @@ class SinkError(SondeError):
 
 
 class InternalError(SondeError):
-    """A defect of Sonde itself."""
+    """A bug in Sonde itself."""

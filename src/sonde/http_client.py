@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTTP requests to endpoints that may be hostile: bounded in time, in bytes and in where they go.
+"""HTTP client for endpoints that may be hostile, with limits on time, size and destination.
 
-Every outgoing request of this program is made here. One deadline covers all of it: name lookup,
-connecting, TLS, sending, and the whole answer, however slowly it drips. An answer beyond its limit
-is refused, never held. No redirect is followed and no proxy of the environment is used, so that
-what is sent, and the credential with it, reaches the named host or nobody. Answers are never
-unpacked.
+Every outgoing request of Sonde is made here. One deadline covers the whole request: name lookup,
+connecting, TLS, sending, and the response, however slowly it arrives. A response beyond its limit
+is refused, not buffered. No redirect is followed and no proxy of the environment is used, so
+requests and credentials reach only the named host. Responses are never decompressed.
 """
 
 from __future__ import annotations
@@ -23,33 +22,33 @@ from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 HEAD_BYTES: Final = 64 << 10
-"""Of an answer before its body."""
+"""Greatest size of status line and headers."""
 _PIECE: Final = 64 << 10
 _FRAMING: Final = 8
-"""Bytes on the wire for one of the body, at most: what tiny chunks may cost."""
+"""Greatest number of bytes on the wire per byte of the body: the overhead of tiny chunks."""
 _ADDRESSES: Final = 4
-"""Of a name that are tried."""
+"""Addresses of a host that are tried."""
 _LOOKUPS: Final = 4
-"""Name lookups that may hang at a time."""
+"""Name lookups that may hang at the same time."""
 _TARGET: Final = re.compile(r"[!-~]+")
 _VALUE: Final = re.compile(r"[!-~]([ -~]*[!-~])?|")
 _NAME: Final = re.compile(r"[A-Za-z0-9-]+")
 
 
 class RequestError(OSError):
-    """No answer that could be taken."""
+    """There was no valid response."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Status and body, whole."""
+class Response:
+    """A complete response: status and body."""
 
     status: int
     body: bytes
 
 
 def split_url(url: str) -> SplitResult:
-    """A URL that may be asked. Raises ValueError, whose text shows no secret."""
+    """The parts of a valid URL. Raises ValueError with a message that shows no secret."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -60,12 +59,12 @@ def split_url(url: str) -> SplitResult:
     if "@" in parts.netloc:
         raise ValueError("a name and password in a URL are shown in logs and process lists")
     if not _TARGET.fullmatch(url):
-        raise ValueError("blanks, control or other characters that no URL holds")
+        raise ValueError("blanks, control or other characters that a URL must not have")
     return parts
 
 
 def shown(url: str) -> str:
-    """A URL for messages: without name and password, query and what is unprintable."""
+    """A URL for messages: without credentials, query and unprintable characters."""
     scheme, mark, rest = url.partition("://")
     address = re.split(r"[?#]", rest if mark else scheme, maxsplit=1)[0]
     host, slash, path = address.partition("/")
@@ -82,17 +81,17 @@ def request(
     body: bytes = b"",
     headers: Mapping[str, str] | None = None,
     tls: ssl.SSLContext | None = None,
-) -> Answer:
-    """One request on a connection of its own. Raises OSError, or ValueError for a bad URL.
+) -> Response:
+    """Send one request on a new connection. Raises OSError, or ValueError for a bad URL.
 
-    `tls` is for https alone; without one the system's authorities are trusted.
+    `tls` is for https only; by default the system's certificate authorities are trusted.
     """
     parts = split_url(url)
     secure = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
     connection = Connection(parts.hostname or "", parts.port, secure)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     try:
-        return connection.ask(
+        return connection.request(
             method, target, body, headers or {}, deadline_s=deadline_s, max_bytes=max_bytes
         )
     finally:
@@ -100,26 +99,26 @@ def request(
 
 
 class Connection:
-    """A connection that is kept for the next request. For one thread at a time."""
+    """A persistent connection. Not thread-safe."""
 
     def __init__(self, host: str, port: int | None, tls: ssl.SSLContext | None) -> None:
-        """`tls` None: in the clear."""
+        """`tls` None: without encryption."""
         self._host, self._tls = host, tls
         self._port = port or (443 if tls else 80)
         self._sock: socket.socket | None = None
 
     @property
     def is_open(self) -> bool:
-        """Whether the next request finds it open, as far as is known."""
+        """Whether the connection is open, as far as is known."""
         return self._sock is not None
 
     def close(self) -> None:
-        """The next request opens it again."""
+        """Close the connection; the next request opens it again."""
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
 
-    def ask(
+    def request(
         self,
         method: str,
         target: str,
@@ -128,8 +127,8 @@ class Connection:
         *,
         deadline_s: float,
         max_bytes: int,
-    ) -> Answer:
-        """Sends a request and reads its answer. Raises OSError; then it is closed.
+    ) -> Response:
+        """Send a request and read the response. On OSError the connection is closed.
 
         ConnectionError where the other side hung up, TimeoutError at the deadline.
         """
@@ -143,9 +142,9 @@ class Connection:
             answer, keep = _read(self._sock, method, end_s, max_bytes)
         except (http.client.HTTPException, ValueError) as error:
             self.close()
-            if isinstance(error, OSError):  # hung up; or a certificate, which is both
+            if isinstance(error, OSError):  # disconnected, or a certificate error
                 raise
-            raise RequestError(f"no HTTP answer: {type(error).__name__}") from error
+            raise RequestError(f"no HTTP response: {type(error).__name__}") from error
         except TimeoutError as error:
             self.close()
             raise TimeoutError(f"took longer than {deadline_s:g} s") from error
@@ -157,9 +156,9 @@ class Connection:
         return answer
 
     def _head(self, method: str, target: str, size: int, headers: Mapping[str, str]) -> bytes:
-        """Nothing of it may begin a line of its own. Raises RequestError, which shows no value."""
+        """Raise RequestError for line breaks and other bad characters; it shows no value."""
         if not _TARGET.fullmatch(target):
-            raise RequestError("a path with characters that no URL holds")
+            raise RequestError("a path with characters that a URL must not have")
         name = f"[{self._host}]" if ":" in self._host else self._host
         lines = {
             "Host": f"{name}:{self._port}",
@@ -170,7 +169,7 @@ class Connection:
         }
         for key, value in lines.items():
             if not _NAME.fullmatch(key) or not _VALUE.fullmatch(value):
-                raise RequestError(f"a header {key!r} with characters that no header holds")
+                raise RequestError(f"a header {key!r} with characters that a header must not have")
         text = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
         return f"{method} {target} HTTP/1.1\r\n{text}\r\n".encode("ascii")
 
@@ -203,13 +202,15 @@ def _left(end_s: float) -> float:
     return left_s
 
 
-_looking: list[threading.Thread] = []
-_looking_lock = threading.Lock()
+_running_lookups: list[threading.Thread] = []
+_lookups_lock = threading.Lock()
 
 
 def _look_up(host: str, port: int, end_s: float) -> list[Any]:
-    """Addresses of a host. A resolver knows no deadline, so a name is looked up in a thread that
-    can be left behind; few may hang at a time.
+    """Addresses of a host, within a deadline.
+
+    A resolver has no timeout, so names are resolved in a thread, which may be abandoned; at most
+    `_LOOKUPS` threads may hang.
     """
     kind = socket.SOCK_STREAM
     try:
@@ -219,24 +220,24 @@ def _look_up(host: str, port: int, end_s: float) -> list[Any]:
     found: list[list[Any]] = []
     failed: list[Exception] = []
 
-    def look() -> None:
+    def look_up() -> None:
         try:
             found.append(socket.getaddrinfo(host, port, type=kind))
         except (OSError, ValueError) as error:
             failed.append(error)
 
-    thread = threading.Thread(target=look, name="sonde-lookup", daemon=True)
-    with _looking_lock:
-        _looking[:] = [one for one in _looking if one.is_alive()]
-        if len(_looking) >= _LOOKUPS:
+    thread = threading.Thread(target=look_up, name="sonde-lookup", daemon=True)
+    with _lookups_lock:
+        _running_lookups[:] = [one for one in _running_lookups if one.is_alive()]
+        if len(_running_lookups) >= _LOOKUPS:
             raise RequestError("name lookups hang")
-        _looking.append(thread)
+        _running_lookups.append(thread)
         thread.start()
     thread.join(_left(end_s))
     if failed:
         raise RequestError(f"no address of {host}: {failed[0]}") from failed[0]
     if not found:
-        raise TimeoutError(f"looking up {host} took too long")
+        raise TimeoutError(f"the lookup of {host} took too long")
     return found[0]
 
 
@@ -248,25 +249,25 @@ def _send(sock: socket.socket, data: bytes | memoryview, end_s: float) -> None:
 
 
 class _Wire(io.RawIOBase):
-    """What comes from a socket until a time, and no more than `room` bytes of it."""
+    """Reads from a socket until a deadline, at most `remaining_bytes`."""
 
-    def __init__(self, sock: socket.socket, end_s: float, room: int) -> None:
-        self._sock, self._end_s, self.room = sock, end_s, room
+    def __init__(self, sock: socket.socket, end_s: float, remaining_bytes: int) -> None:
+        self._sock, self._end_s, self.remaining_bytes = sock, end_s, remaining_bytes
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        if self.room <= 0:
-            raise RequestError("an answer too long")
+        if self.remaining_bytes <= 0:
+            raise RequestError("the response is too long")
         self._sock.settimeout(_left(self._end_s))
-        count = self._sock.recv_into(memoryview(buffer)[: self.room])
-        self.room -= count
+        count = self._sock.recv_into(memoryview(buffer)[: self.remaining_bytes])
+        self.remaining_bytes -= count
         return count
 
 
 class _Source:
-    """Stands for the socket where the library asks it for a file."""
+    """Stands for the socket where `http.client` needs a file."""
 
     def __init__(self, wire: _Wire) -> None:
         self._wire = wire
@@ -275,24 +276,24 @@ class _Source:
         return io.BufferedReader(self._wire, _PIECE)
 
 
-def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tuple[Answer, bool]:
-    """The answer, and whether the connection is good for another."""
+def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tuple[Response, bool]:
+    """(response, whether the connection can be reused)."""
     wire = _Wire(sock, end_s, HEAD_BYTES)
     source: Any = _Source(wire)
     response = http.client.HTTPResponse(source, method=method)
     response.begin()
-    told = response.length
-    if (told or 0) > max_bytes:
-        raise RequestError("an answer too long")
+    length = response.length
+    if (length or 0) > max_bytes:
+        raise RequestError("the response is too long")
     if response.getheader("Content-Encoding", "identity").strip().lower() != "identity":
-        raise RequestError("a packed answer, which was not asked for")
-    wire.room = _FRAMING * max_bytes + HEAD_BYTES
+        raise RequestError("the response is compressed, which was not requested")
+    wire.remaining_bytes = _FRAMING * max_bytes + HEAD_BYTES
     parts, size = [], 0
     while part := response.read(min(_PIECE, max_bytes - size + 1)):
         parts.append(part)
         size += len(part)
         if size > max_bytes:
-            raise RequestError("an answer too long")
-    if told is not None and size < told:
-        raise RequestError("an answer cut short")
-    return Answer(response.status, b"".join(parts)), not response.will_close
+            raise RequestError("the response is too long")
+    if length is not None and size < length:
+        raise RequestError("the response is truncated")
+    return Response(response.status, b"".join(parts)), not response.will_close

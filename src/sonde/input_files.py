@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that a user names for Sonde to read, which lie where other users may put things.
+"""Opens files that a user names, in directories where other users may put anything.
 
-A pipe there would make root wait without end, and opening a terminal or a device does something. So
-a path is held, looked at, and opened through that handle: only regular files are read. A pipe that
-the user chose is one that this process already has open: /dev/stdin, or /dev/fd/N as a shell's
-<(…) makes it. Those are read as they are.
+Reading a pipe there could block for ever, and opening a terminal or a device has side effects. So a
+path is opened with O_PATH, checked, and reopened through that handle: only regular files are read.
+Exceptions are pipes that this process already has open: /dev/stdin, or /dev/fd/N of a shell's <(…).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _KINDS = (
 
 
 def open_input(path: Path) -> BinaryIO:
-    """The file at `path`, for reading. Raises CaptureError for what is no file, and OSError."""
+    """Open the file at `path` for reading. Raises CaptureError for anything but a file, OSError."""
     own = own_descriptor(path)
     if own is not None and not stat.S_ISREG(os.fstat(own).st_mode):
         return os.fdopen(os.dup(own), "rb")
@@ -40,7 +39,7 @@ def open_input(path: Path) -> BinaryIO:
             kind = next((name for is_it, name in _KINDS if is_it(mode)), "not a regular file")
             remedy = "give a file"
             if stat.S_ISFIFO(mode):
-                remedy = "give a file, or what comes through a pipe as /dev/stdin or by <(command)"
+                remedy = "give a file, /dev/stdin, or <(command)"
             raise CaptureError(f"{path} is {kind}", remedy)
         return os.fdopen(reopen(handle, os.O_RDONLY), "rb")
     finally:
@@ -48,7 +47,7 @@ def open_input(path: Path) -> BinaryIO:
 
 
 def own_descriptor(path: Path) -> int | None:
-    """The descriptor of this process that a path such as /dev/stdin or /dev/fd/63 stands for."""
+    """The descriptor that a path such as /dev/stdin or /dev/fd/63 refers to, else None."""
     text = str(path)
     if text == "/dev/stdin":
         return 0
@@ -57,7 +56,7 @@ def own_descriptor(path: Path) -> int | None:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path is a pipe of the user's choice, which can be read only once.
+    """Whether a path is a pipe that this process has open, which can be read only once.
 
     Raises OSError where there is no such descriptor.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory a file of somebody else's may take once it is unpacked.
+"""Limits the memory that an untrusted file may use once it is decompressed.
 
-A few kilobytes can unpack to any size. So each reader of files (captures, traces, profiles) spends
-from one budget before it takes memory, and ends with a clear error where that is used up. It is
-half of the machine's memory, 4 GB at the most; SONDE_READ_LIMIT sets another.
+A few kilobytes can decompress to any size. So each reader of files (captures, traces, profiles)
+accounts for memory in a budget before it allocates, and ends with a clear error where the budget is
+exceeded. It is half of the machine's memory, at most 4 GB; SONDE_READ_LIMIT sets another limit.
 """
 
 from __future__ import annotations
@@ -16,66 +16,66 @@ from collections.abc import Mapping
 from sonde.errors import CaptureTooLarge, UsageError
 
 VARIABLE = "SONDE_READ_LIMIT"
-USUAL_BYTES = 4 << 30
+DEFAULT_LIMIT_BYTES = 4 << 30
 FREE_BYTES = 64 << 20
-"""What unpacks to no more than this may have any ratio."""
+"""Up to this decompressed size any compression ratio is allowed."""
 RATIO = 512
-"""Above that, unpacked bytes for each packed one. Captures reach 40, traces 60."""
+"""Greatest compression ratio above that. Captures reach 40, traces 60."""
 
 MOST_NAME_CHARS = 16_384
-"""Of a name or path as it is read; the rest is cut off, counted and reported. Compilers make names
-of some kilobytes; the longest so far has some 20,000 characters."""
+"""Names and paths are cut to this length; cuts are counted and reported. Compilers make names of
+kilobytes; the longest known one has some 20,000 characters."""
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def most_bytes(environ: Mapping[str, str] = os.environ) -> int:
-    """The limit for one file. Raises UsageError for a value that is no size."""
-    told = environ.get(VARIABLE, "")
-    if not told:
+    """The limit for one file. Raises UsageError for an invalid SONDE_READ_LIMIT."""
+    text = environ.get(VARIABLE, "")
+    if not text:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(USUAL_BYTES, memory // 2) if memory > 0 else USUAL_BYTES
-    found = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", told.strip(), re.IGNORECASE | re.ASCII)
+        return min(DEFAULT_LIMIT_BYTES, memory // 2) if memory > 0 else DEFAULT_LIMIT_BYTES
+    found = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", text.strip(), re.IGNORECASE | re.ASCII)
     size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
     if not size:
-        raise UsageError(f"{VARIABLE} is {told!r}", f"give a size, as {VARIABLE}=8G")
+        raise UsageError(f"{VARIABLE} is {text!r}", f"set a size, for example {VARIABLE}=8G")
     return size
 
 
 def text_bytes(text: str) -> int:
-    """Memory that Python takes for a text: up to four bytes a character, by the widest of them."""
+    """Memory of a Python string: one to four bytes per character, by the widest character."""
     return sys.getsizeof(text)
 
 
 def shortened(text: str) -> str:
-    """A name, cut to what is kept of one."""
+    """A name, cut to `MOST_NAME_CHARS`."""
     return text if len(text) <= MOST_NAME_CHARS else text[: MOST_NAME_CHARS - 1] + "…"
 
 
 def is_plausible(unpacked_bytes: int, packed_bytes: int) -> bool:
-    """Whether data of our kind can be packed so well."""
+    """Whether such a compression ratio is possible for the files that Sonde reads."""
     return unpacked_bytes <= max(FREE_BYTES, RATIO * packed_bytes)
 
 
 class Budget:
-    """The memory that one file may take."""
+    """The memory that one file may use, and how much of it is used."""
 
     def __init__(self, name: str, packed_bytes: int, limit_bytes: int | None = None) -> None:
-        """`name`: the file's, for messages; `packed_bytes`: its size on the disk."""
+        """`name`: of the file, for messages; `packed_bytes`: its size on disk."""
         self.name = name
         self.packed_bytes = packed_bytes
         self.limit_bytes = most_bytes() if limit_bytes is None else limit_bytes
         self.unpacked_bytes = 0
-        """In all, also what was let go of since."""
+        """In total, including memory that was freed since."""
         self.held_bytes = 0
 
     def unpack(self, count_bytes: int) -> None:
-        """Account for bytes about to be unpacked and held. Raises CaptureTooLarge."""
+        """Account for bytes about to be decompressed and kept. Raises CaptureTooLarge."""
         self.pass_on(count_bytes)
         self.hold(count_bytes)
 
     def pass_on(self, count_bytes: int) -> None:
-        """Account for bytes that are unpacked and not held. Raises CaptureTooLarge."""
+        """Account for bytes that are decompressed but not kept. Raises CaptureTooLarge."""
         self.unpacked_bytes += count_bytes
         if not is_plausible(self.unpacked_bytes, self.packed_bytes):
             raise CaptureTooLarge(
@@ -85,7 +85,7 @@ class Budget:
             )
 
     def hold(self, count_bytes: int) -> None:
-        """Account for memory about to be taken; negative: given back. Raises CaptureTooLarge."""
+        """Account for memory about to be used; negative: freed. Raises CaptureTooLarge."""
         self.held_bytes += count_bytes
         if self.held_bytes > self.limit_bytes:
             raise CaptureTooLarge(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who else could change what lies at a path: asked before root runs, loads or believes it."""
+"""Whether other users could change the file at a path; checked before root runs or loads it."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 @cache
 def owners() -> frozenset[int]:
-    """Users who decide what this process does anyway: root, its own user, and the owner of this
-    very file, whose code is running."""
+    """Trusted users: root, the user of this process, and the owner of this source file."""
     return frozenset({0, os.geteuid(), Path(__file__).stat().st_uid})
 
 
 def only_ours(path: Path, by: Collection[int] | None = None) -> bool:
-    """Whether nobody but `by` (default: `owners`) can change what lies at `path`, or replace it.
+    """Whether only the users `by` (default: `owners`) can change or replace the file at `path`.
 
-    Every folder on the way counts, and every symbolic link. A folder with the sticky bit, like
-    /tmp, may be on the way to what is ours, because nobody else can replace that there.
+    Every parent folder and every symbolic link is checked. A parent may have the sticky bit, like
+    /tmp: other users cannot replace trusted files there.
     """
     trusted = owners() if by is None else by
-    literal = Path(os.path.abspath(path))  # noqa: PTH100 (links stay, to be looked at too)
+    literal = Path(os.path.abspath(path))  # noqa: PTH100 (links stay, to be checked too)
     try:
-        ways = {literal, literal.resolve(strict=True)}
-        return all(_is_kept(way, trusted) for way in ways)
+        paths = {literal, literal.resolve(strict=True)}
+        return all(_is_protected(each, trusted) for each in paths)
     except (OSError, RuntimeError):
         return False
 
 
-def _is_kept(path: Path, trusted: Collection[int]) -> bool:
-    """Raises OSError where a part of the path is not there."""
+def _is_protected(path: Path, trusted: Collection[int]) -> bool:
+    """Whether only trusted users can change each part. Raises OSError for a missing part."""
     for part in (path, *path.parents):
         found = part.lstat()
         if found.st_uid not in trusted:
@@ -44,17 +43,17 @@ def _is_kept(path: Path, trusted: Collection[int]) -> bool:
         if stat.S_ISLNK(found.st_mode) or not found.st_mode & _WRITABLE_BY_OTHERS:
             continue
         by_group_root = not found.st_mode & stat.S_IWOTH and found.st_gid == 0
-        on_the_way = part != path and bool(found.st_mode & stat.S_ISVTX)
-        if not (by_group_root or on_the_way):
+        is_sticky_parent = part != path and bool(found.st_mode & stat.S_ISVTX)
+        if not (by_group_root or is_sticky_parent):
             return False
     return True
 
 
 def trusted_folders(folders: Iterable[str]) -> list[str]:
-    """Those of a search path that nobody else can put a file into.
+    """The folders of a search path that other users cannot put files into.
 
-    An empty or relative one means the working directory, which may be anybody's: never kept. For a
-    user other than root, who endangers nobody else, absolute is enough.
+    Relative folders are left out: they depend on the working directory, which may be any user's.
+    For users other than root, who endanger nobody else, any absolute folder is accepted.
     """
     absolute = [folder for folder in folders if folder.startswith("/")]
     if os.geteuid() != 0:

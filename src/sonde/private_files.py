@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files for one user's eyes, written by root into directories that others may write, too.
+"""Writes private files, also as root into directories that other users may write to.
 
-What Sonde writes holds what other users' processes did, so each file has mode 0600; under sudo it
-belongs to the caller. The steps of a path are opened one by one: a symbolic link that belongs to
-neither root nor the caller is refused. A file is created under a name that was free, and replaced
-by renaming; nothing that exists is opened for writing but pipes and character devices. Folders
-are made and filled through descriptors: who exchanges one that was just made changes nothing.
+Files of Sonde contain data on other users' processes, so each has mode 0600; under sudo it belongs
+to the caller. The components of a path are opened one by one: a symbolic link that belongs to
+neither root nor the caller is refused. A file is created under an unused name, and replaced by
+renaming; of existing files only pipes and character devices are opened for writing. Folders are
+made and filled through descriptors, so exchanging a new folder has no effect.
 
-Whatever Sonde writes goes through here (`tests/unit/test_architecture.py` lists the exceptions).
+All output of Sonde is written here (`tests/unit/test_architecture.py` lists the exceptions).
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from sonde.ownership import only_ours, owners
 
 MODE = 0o600
 _MOST_LINKS = 40
-"""As many as the kernel follows in one path."""
+"""The kernel's limit for one path."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An open file: one of our own making, or a stream."""
+    """An open file: a new one, or an existing stream."""
 
     fd: int
     is_stream: bool
-    """A pipe, a terminal or another character device; or standard output, whatever it is."""
+    """A pipe, a terminal or another character device; or standard output of any type."""
 
 
 def caller(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
-    """(uid, gid) of who called sudo; None when nobody did, root did, or this is not root.
+    """(uid, gid) of the caller of sudo; None without sudo, if root called it, or if not root.
 
-    The variables count for root alone, and only where they are plain numbers.
+    SUDO_UID and SUDO_GID are used by root only, and only if they are plain numbers.
     """
     if os.geteuid() != 0:
         return None
@@ -59,8 +59,8 @@ def caller(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
 def create(path: Path, force: bool = False) -> Opened:
     """Make the file, or open the stream that is there. Raises SinkError.
 
-    A file that exists is an error, unless `force`: then a new one takes its name at once. What the
-    name stood for, a link included, is not written to.
+    An existing file is an error, unless `force`: then a new file replaces it atomically. The old
+    file, or the target of a link, is not written to.
     """
     with _reported(path), _folder(path) as (folder, name):
         found = _stream(path, folder, name)
@@ -87,10 +87,10 @@ def create(path: Path, force: bool = False) -> Opened:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, for_folders_owner: bool = False) -> Iterator[BinaryIO]:
-    """A stream whose content takes the place of `path` once it is whole. Raises SinkError.
+    """A stream whose content replaces `path` when it is complete. Raises SinkError.
 
-    The new file has mode 0600, whatever the old one had. `for_folders_owner`: root gives it to the
-    owner of its folder, for the state of a service that runs as that user.
+    The new file has mode 0600, whatever the old one had. `for_folders_owner`: as root, make the
+    owner of its folder its owner, for the state of a service that runs as that user.
     """
     with _reported(path), _folder(path) as (folder, name):
         found = _stream(path, folder, name)
@@ -112,14 +112,14 @@ def replacing(path: Path, *, for_folders_owner: bool = False) -> Iterator[Binary
 
 
 class Folder:
-    """A directory held open; what is made in it lands there, whatever its name leads to by now."""
+    """An open directory; files are made in it even if its name refers to another one by now."""
 
     def __init__(self, fd: int, path: Path) -> None:
         """`path`: for messages."""
         self._fd, self.path = fd, path
 
     def write(self, name: str, content: bytes) -> None:
-        """A new file of mode 0600. Raises SinkError, also where the name is taken."""
+        """Write a new file of mode 0600. Raises SinkError, also where the name exists."""
         with _reported(self.path / name):
             fd = os.open(name, _NEW, MODE, dir_fd=self._fd)
             with os.fdopen(fd, "wb") as out:
@@ -127,7 +127,7 @@ class Folder:
 
     @contextlib.contextmanager
     def make(self, name: str) -> Iterator[Folder]:
-        """A new directory in this one, ours alone. Raises SinkError, also where it exists."""
+        """Make a private directory in this one. Raises SinkError, also where it exists."""
         path = self.path / name
         with _reported(path):
             made = _make_folder(self._fd, name, 0o700)
@@ -139,28 +139,29 @@ class Folder:
 
 @contextlib.contextmanager
 def secret_folder(path: Path) -> Iterator[Folder]:
-    """A directory, made where it is missing, for keys: as root, one that nobody but root and the
-    caller of sudo can change or exchange. Raises SinkError, UsageError.
+    """A directory for keys, made if it is missing. As root, nobody but root and the caller of sudo
+    may be able to change or exchange it. Raises SinkError, UsageError.
     """
     with _folder(path / "x", make=0o700) as (fd, _):
         if os.geteuid() == 0 and not is_ours(fd):
             raise UsageError(
                 f"{path} could be changed by other users, and with it the keys in it",
-                "name a directory that only you can write, in none that others own",
+                "choose a directory that only you can write to, in none that others own",
             )
         yield Folder(fd, path)
 
 
 def make_folder(path: Path) -> None:
-    """Make a directory and those above it, unless they are there. Raises SinkError."""
+    """Make a directory and its parents, where they are missing. Raises SinkError."""
     with _reported(path), _folder(path / "x", make=0o777):
         pass
 
 
 def is_ours(held: int) -> bool:
-    """Whether nobody but root, this user and the caller of sudo can change the file or directory
-    that a descriptor holds. As root, also whether it is at its path for good, as far as others go;
-    another user endangers nobody else, and may share directories with its group.
+    """Whether only root, this user and the caller of sudo can change an open file or directory.
+
+    As root, also whether no other user can exchange it at its path. Users other than root endanger
+    nobody else, and may share directories with their group.
     """
     called_by = caller()
     trusted = {*owners(), *([called_by[0]] if called_by else [])}
@@ -175,7 +176,7 @@ def is_ours(held: int) -> bool:
 
 
 def _make_folder(within: int, name: str, mode: int) -> int:
-    """A new directory, held. Raises OSError, SinkError where another one has taken its name."""
+    """Make and open a directory. Raises OSError; SinkError where it was exchanged."""
     os.mkdir(name, mode, dir_fd=within)
     made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=within)
     if os.fstat(made).st_uid != os.geteuid():
@@ -188,7 +189,7 @@ def _make_folder(within: int, name: str, mode: int) -> int:
 
 
 def remove(path: Path, made: os.stat_result) -> None:
-    """Remove `path` if it still is the file that we made; leave anything else alone."""
+    """Remove `path` if it still is the file `made`; otherwise do nothing."""
     with contextlib.suppress(OSError, SinkError), _folder(path) as (folder, name):
         there = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISREG(there.st_mode) and os.path.samestat(there, made):
@@ -202,17 +203,17 @@ def _reported(path: Path) -> Iterator[None]:
     except OSError as error:
         raise SinkError(
             f"cannot write {path}: {error.strerror or error}",
-            "choose another place with -o, or free some space",
+            "choose another path with -o, or free some space",
         ) from error
     except ValueError as error:  # A NUL byte in the path.
-        raise SinkError(f"{str(path)!r} is no path: {error}", "check the path") from error
+        raise SinkError(f"{str(path)!r} is not a path: {error}", "check the path") from error
 
 
 @contextlib.contextmanager
 def _folder(path: Path, make: int | None = None) -> Iterator[tuple[int, str]]:
-    """The directory that `path` lies in, and its name there; each step opened by itself.
+    """(descriptor of the parent directory of `path`, file name), opened component by component.
 
-    `make`: the mode of directories to make where they are missing.
+    `make`: the mode of missing directories, which are then made.
     """
     if path.name in ("", ".."):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -248,19 +249,19 @@ def _folder(path: Path, make: int | None = None) -> Iterator[tuple[int, str]]:
 
 
 def _trust(at: os.stat_result, path: Path, what: str) -> None:
-    """Root follows and opens only what is root's own or the caller's."""
+    """Raise SinkError if root would follow or open something of a user other than the caller."""
     called_by = caller()
     if os.geteuid() == 0 and at.st_uid not in (0, called_by[0] if called_by else 0):
         raise SinkError(
-            f"{path} is not written: {what} on its way belongs to user {at.st_uid}",
+            f"{path} is not written: {what} on its path belongs to user {at.st_uid}",
             "choose a directory of your own with -o",
         )
 
 
 def _stream(path: Path, folder: int, name: str) -> int | None:
-    """A descriptor of the pipe or device that `path` is; None for a file, or nothing.
+    """A descriptor of `path` if it is a pipe or a character device; None for a file or nothing.
 
-    Raises SinkError for what is neither (a directory, a socket, a disk).
+    Raises SinkError for other types (a directory, a socket, a disk).
     """
     number = _own_descriptor(path)
     if number is not None:
@@ -275,8 +276,8 @@ def _stream(path: Path, folder: int, name: str) -> int | None:
     if not (stat.S_ISFIFO(to.st_mode) or stat.S_ISCHR(to.st_mode)):
         kind = "a directory" if stat.S_ISDIR(to.st_mode) else "neither a file nor a pipe"
         raise SinkError(f"cannot write {path}: it is {kind}", "choose another name with -o")
-    _trust(at, path, "what lies there")
-    _trust(to, path, "what lies there")
+    _trust(at, path, "the existing file")
+    _trust(to, path, "the existing file")
     fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY, dir_fd=folder)
     opened = os.fstat(fd)
     if not os.path.samestat(opened, to):  # exchanged meanwhile
@@ -286,16 +287,16 @@ def _stream(path: Path, folder: int, name: str) -> int | None:
 
 
 def _own_descriptor(path: Path) -> int | None:
-    """The descriptor that a path such as /dev/stdout stands for."""
+    """The descriptor that a path such as /dev/stdout refers to; None for other paths."""
     text = str(path)
     if text in ("/dev/stdout", "/dev/stderr"):
         return 1 if text == "/dev/stdout" else 2
-    told = _OWN_DESCRIPTOR.fullmatch(text)
-    return int(told[1]) if told else None
+    match = _OWN_DESCRIPTOR.fullmatch(text)
+    return int(match[1]) if match else None
 
 
 def _draft(folder: int) -> tuple[int, str]:
-    """A new file under a name that nobody foresees."""
+    """Make a new file with an unpredictable name: (descriptor, name)."""
     name = f".sonde-{os.urandom(8).hex()}"
     fd = os.open(name, _NEW, MODE, dir_fd=folder)
     _give(fd, folder)
@@ -303,9 +304,9 @@ def _draft(folder: int) -> tuple[int, str]:
 
 
 def _give(fd: int, folder: int) -> None:
-    """Give our new file to the caller of sudo, if the directory is one that they may write.
+    """Make the caller of sudo the owner of a new file, if they may write to its directory.
 
-    Elsewhere it stays root's: that somebody may record is no leave to own files in /etc.
+    Elsewhere it stays root's: permission to record is no permission to own files in /etc.
     """
     to = caller()
     if to is None or not _may_write(os.fstat(folder), *to):

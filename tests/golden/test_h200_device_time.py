@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from sonde.export import html, summary, table
-from sonde.query import questions
+from sonde.model.profile import ProfileKind
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.device_callers import device_callers
 from sonde.query.device_runs import device_runs, kinds_seen
-from sonde.query.questions import Where
+from sonde.query.queries import Where
 from sonde.query.session import Session
 
 DATA = Path(__file__).parents[1] / "data" / "device_time"
@@ -67,7 +68,7 @@ def test_who_asked_is_a_function_of_the_program(capture):
 
 
 def test_every_run_lies_under_the_stack_that_asked_for_it(capture):
-    profile = questions.profile(capture[1], "kernel")
+    profile = queries.profile(capture[1], ProfileKind.GPU_TIME)
     whole = sum(row.ns for row in profile)
     assert whole == pytest.approx(sum(it.ns for it in device_runs(capture[1])), rel=1e-3)
     assert all(row.stack for row in profile)
@@ -75,7 +76,7 @@ def test_every_run_lies_under_the_stack_that_asked_for_it(capture):
 
 def test_reports_tell_of_the_device(capture, tmp_path):
     session = capture[1]
-    assert "ON THE DEVICE" in summary.render(session)
+    assert "GPU TIME" in summary.render(session)
     for exporter in (table, html):
         with (tmp_path / "out").open("wb") as out:
             exporter.write(session, out, kinds_seen(session))

@@ -15,7 +15,7 @@ from bench.signals import agreement
 from bench.signals.recording import EDGE_NS, HEADERS, Recording, column
 
 from sonde.export import summary
-from sonde.query import questions
+from sonde.query import queries
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -47,7 +47,7 @@ def test_it_is_a_minute_at_ten_readings_a_second(recording):
     gaps = [(b - a) / 1e9 for (a, _), (b, _) in pairwise(points)]
     assert sorted(gaps)[len(gaps) // 2] == pytest.approx(0.1, abs=0.005)
     assert max(gaps) < 0.5
-    assert not questions.losses(recording.session)
+    assert not queries.losses(recording.session)
 
 
 def test_device_memory_traffic_is_what_was_moved(recording):
@@ -66,8 +66,8 @@ def test_pcie_traffic_is_what_was_copied_and_the_headers(recording, phase, way):
 def test_device_calls_on_the_same_clock_moved_the_same_bytes(recording, phase):
     """Exact totals of the calls, beside the signals: two instruments, one recording."""
     phases = recording.phases[phase]
-    where = questions.Where(start_ns=phases["start_ns"], end_ns=phases["end_ns"])
-    calls = questions.device_calls(recording.session, where)
+    where = queries.Where(start_ns=phases["start_ns"], end_ns=phases["end_ns"])
+    calls = queries.device_calls(recording.session, where)
     moved = sum(call.bytes.get(phase, 0) for call in calls)
     assert moved == pytest.approx(phases["bytes"], rel=0.15)  # rows of a second, cut at its start
 
@@ -132,5 +132,5 @@ def test_the_table_of_agreement_holds(recording, dmon):
 
 def test_the_first_screen_shows_them(recording):
     text = summary.render(recording.session)
-    assert "SIGNALS OF DEVICES" in text
+    assert "GPU METRICS" in text
     assert "memory traffic" in text

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from sonde.export import summary
-from sonde.query import questions
+from sonde.model.profile import ProfileKind
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
 
@@ -19,7 +20,7 @@ def session():
 
 
 def calls_of(session, function):
-    return next(it for it in questions.device_calls(session) if it.function == function)
+    return next(it for it in queries.device_calls(session) if it.function == function)
 
 
 def test_each_step_copies_its_batch_in_and_its_loss_out(session):
@@ -36,20 +37,21 @@ def test_each_step_copies_its_batch_in_and_its_loss_out(session):
 
 
 def test_the_trainer_and_its_loaders_have_the_cpu(session):
-    users = sorted(questions.processes(session), key=lambda it: -it.cpu_ns)[:3]
+    users = sorted(queries.processes(session), key=lambda it: -it.cpu_ns)[:3]
     assert [it.process.comm for it in users] == ["python3", "pt_data_worker", "pt_data_worker"]
 
 
 def test_functions_of_pytorch_are_named_with_their_library(session):
-    named = {(it.function, it.binary) for it in questions.top_functions(session, "cpu", limit=500)}
+    top = queries.top_functions(session, ProfileKind.ON_CPU, limit=500)
+    named = {(it.function, it.binary) for it in top}
     assert ("_PyEval_EvalFrameDefault", "python3.12") in named
     assert any(function.startswith("at::") for function, file in named if file == "libtorch_cpu.so")
 
 
 def test_threads_that_wait_are_named_with_what_they_wait_for(session):
-    waits = {(it.thread.comm, it.kind, it.reason) for it in questions.waits(session)}
-    assert ("pt_data_pin", "blocked", "poll") in waits
-    assert ("pt_autograd_0", "blocked", "futex") in waits
+    waits = {(it.thread.comm, it.kind, it.reason) for it in queries.waits(session)}
+    assert ("pt_data_pin", ProfileKind.OFF_CPU, "poll") in waits
+    assert ("pt_autograd_0", ProfileKind.OFF_CPU, "futex") in waits
 
 
 def test_the_summary_says_it_on_one_screen(session):

@@ -18,7 +18,7 @@ import pytest
 
 from sonde.query.capture import read
 from sonde.query.device_callers import device_callers
-from sonde.query.questions import EVERYTHING, Where, losses
+from sonde.query.queries import EVERYTHING, Where, losses
 from sonde.query.session import Session
 
 pytestmark = [

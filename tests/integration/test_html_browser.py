@@ -150,20 +150,20 @@ def test_the_policy_stops_scripts_that_are_not_its_own(page):
 
 
 def test_each_kind_shows_its_total(page):
-    assert "6.57 s" in page.text("kind-cpu")
-    assert "16.4 % of 4 CPUs" in page.text("kind-cpu")
-    assert "6.50 s" in page.text("kind-blocked")
-    assert "3.25 s" in page.text("kind-runqueue")
-    assert "3,000 calls, 5.00 GB" in page.text("kind-device")
+    assert "6.57 s" in page.text("kind-on-cpu")
+    assert "16.4 % of 4 CPUs" in page.text("kind-on-cpu")
+    assert "6.50 s" in page.text("kind-off-cpu")
+    assert "3.25 s" in page.text("kind-run-queue")
+    assert "3,000 calls, 5.00 GB" in page.text("kind-gpu-calls")
 
 
 def test_switching_the_kind_redraws_graph_legend_and_table(page):
     seen = set()
     for kind, title, legend, hottest in (
-        ("cpu", "On-CPU by time: 6.57 s", "libc.so.6", "memmove"),
-        ("blocked", "Off-CPU: blocked by time: 6.50 s", "libc.so.6", "(futex)"),
-        ("runqueue", "Off-CPU: run queue by time: 3.25 s", "app", "(preempted)"),
-        ("device", "Device calls by time: 3.25 s", "libOpenCL.so.1", "clFinish"),
+        ("on-cpu", "On-CPU by time: 6.57 s", "libc.so.6", "memmove"),
+        ("off-cpu", "Off-CPU: blocked by time: 6.50 s", "libc.so.6", "(futex)"),
+        ("run-queue", "Off-CPU: run queue by time: 3.25 s", "app", "(preempted)"),
+        ("gpu-calls", "GPU API calls by time: 3.25 s", "libOpenCL.so.1", "clFinish"),
     ):
         page.show(kind)
         assert page.find(f"kind-{kind}").get_attribute("aria-selected") == "true"
@@ -175,7 +175,7 @@ def test_switching_the_kind_redraws_graph_legend_and_table(page):
 
 
 def test_frames_are_as_wide_as_their_weight(page):
-    page.show("runqueue")
+    page.show("run-queue")
     assert page.hover(0.45, 1).startswith("cc1")
     assert "92.3 % of all" in page.text("tooltip")
     assert page.hover(0.90, 1).startswith("cc1")
@@ -183,13 +183,13 @@ def test_frames_are_as_wide_as_their_weight(page):
 
 
 def test_device_calls_weigh_by_bytes_too(page):
-    page.show("device")
+    page.show("gpu-calls")
     page.choose("metric", "bytes")
-    assert page.canvas.get_attribute("aria-label") == "Device calls by bytes: 5.00 GB"
+    assert page.canvas.get_attribute("aria-label") == "GPU API calls by bytes: 5.00 GB"
     assert page.table()[0][:2] == ["clEnqueueWriteBuffer", "libOpenCL.so.1"]
     assert page.table()[0][3:5] == ["4.00 GB", "80.0 %"]
     page.choose("metric", "calls")
-    assert page.canvas.get_attribute("aria-label") == "Device calls by count: 3,000"
+    assert page.canvas.get_attribute("aria-label") == "GPU API calls by count: 3,000"
 
 
 # ---- search ----
@@ -225,7 +225,7 @@ def test_search_takes_binaries_and_patterns(page):
 def test_the_share_follows_the_kind(page):
     page.search("/^read$/")
     assert page.text("match") == "0 % matched"
-    page.show("blocked")
+    page.show("off-cpu")
     assert page.text("match") == "38.5 % matched"
 
 
@@ -296,8 +296,8 @@ def test_arrows_walk_the_frames(page):
 
 
 def test_kinds_and_tabs_follow_the_arrow_keys(page):
-    page.find("kind-cpu").send_keys(Keys.ARROW_RIGHT)
-    assert page.find("kind-blocked").get_attribute("aria-selected") == "true"
+    page.find("kind-on-cpu").send_keys(Keys.ARROW_RIGHT)
+    assert page.find("kind-off-cpu").get_attribute("aria-selected") == "true"
     page.find("tab-functions").send_keys(Keys.ARROW_RIGHT)
     assert page.find("tab-waits").get_attribute("aria-selected") == "true"
 
@@ -307,14 +307,14 @@ def test_kinds_and_tabs_follow_the_arrow_keys(page):
 
 def test_a_process_can_be_picked(page):
     page.choose("process", "cc1 <\"&'> (5000)")
-    assert "606 ms" in page.text("kind-cpu")
+    assert "606 ms" in page.text("kind-on-cpu")
     assert [row[0] for row in page.table()] == ["fold", "parse", "_start", "main"]
     page.open("waits")
     assert [row[0] for row in page.table()] == ["cc1 <\"&'> (5000)"]
-    page.show("device")
+    page.show("gpu-calls")
     assert page.text("empty") == "No calls here for this process."
     page.choose("process", "all (4)")
-    assert "3,000 calls" in page.text("kind-device")
+    assert "3,000 calls" in page.text("kind-gpu-calls")
 
 
 def test_stacks_group_by_program_process_or_thread(page):
@@ -328,12 +328,12 @@ def test_stacks_group_by_program_process_or_thread(page):
 
 
 def test_bystanders_are_hidden_until_asked_for(page):
-    page.show("blocked")
+    page.show("off-cpu")
     page.open("waits")
-    assert "2 threads hidden" in page.text("kind-blocked")
+    assert "2 threads hidden" in page.text("kind-off-cpu")
     assert "cron (900)" not in [row[0] for row in page.table()]
     page.find("bystanders").click()
-    assert "25.5 s" in page.text("kind-blocked")
+    assert "25.5 s" in page.text("kind-off-cpu")
     assert page.table()[0][0] == "cron (900)"
     assert "goes on" in page.table()[0]
 
@@ -458,8 +458,8 @@ def test_fifty_thousand_frames_stay_quick(chromium, tmp_path):
     page = Page(chromium, written(writer, tmp_path))
     took_ms = page.js(
         "const began = performance.now();"
-        "document.getElementById('kind-blocked').click();"
-        "document.getElementById('kind-cpu').click();"
+        "document.getElementById('kind-off-cpu').click();"
+        "document.getElementById('kind-on-cpu').click();"
         "const redrawn = performance.now();"
         "const search = document.getElementById('search');"
         "search.value = 'g4'; search.dispatchEvent(new Event('input'));"

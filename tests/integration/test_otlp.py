@@ -22,7 +22,7 @@ from nvml_stub import Stub
 from sonde.errors import UsageError
 from sonde.metrics import catalogue, labels
 from sonde.sinks.otlp import OtlpPusher, endpoint_of
-from sonde.sinks.series import Board
+from sonde.sinks.series import MetricRegistry
 
 COLLECTOR = Path(__file__).parents[2] / "build/tools/otelcol"
 WAIT_S = 60
@@ -138,7 +138,7 @@ def receiver():
 
 
 def pusher(url):
-    board = Board()
+    board = MetricRegistry()
     board.take([(time.monotonic_ns(), "hw.power", labels(hw__id="GPU-1"), 300.0)])
     return OtlpPusher(url, 3600, board.families, {"service.name": "sonde"})
 

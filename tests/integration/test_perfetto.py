@@ -77,7 +77,7 @@ def test_all_that_was_written_is_shown(kind, chromium, origin):
     for track in timeline.tracks:
         if track.kind == "stream":
             assert parents[track.label] == f"GPU{track.device}"
-    assert parents["why it waited"] == "GPU0"
+    assert parents["stalls by cause"] == "GPU0"
 
 
 def test_times_and_counters_come_through(chromium, origin):

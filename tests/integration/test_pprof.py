@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sonde.export import pprof
-from sonde.query import questions
+from sonde.model.profile import ProfileKind
+from sonde.query import queries
 
 _BUILT = Path(__file__).parents[2] / "build" / "tools" / "pprof"
 PPROF = str(_BUILT) if _BUILT.exists() else shutil.which("pprof")
@@ -61,7 +62,7 @@ def top(text):
 def ours(session, kind, own, whole):
     """The same of our own table; pprof puts functions of one name together."""
     rows = {}
-    for use in questions.top_functions(session, kind):
+    for use in queries.top_functions(session, kind):
         flat, cum = rows.get(use.function, (0, 0))
         rows[use.function] = (flat + getattr(use, own), cum + getattr(use, whole))
     return rows
@@ -70,15 +71,15 @@ def ours(session, kind, own, whole):
 @pytest.mark.parametrize(
     ("index", "unit", "kind", "field"),
     [
-        ("samples", "count", "cpu", "count"),
-        ("cpu", "ns", "cpu", "ns"),
-        ("waits", "count", "blocked", "count"),
-        ("blocked", "ns", "blocked", "ns"),
-        ("queued", "count", "runqueue", "count"),
-        ("runqueue", "ns", "runqueue", "ns"),
-        ("calls", "count", "device", "count"),
-        ("device", "ns", "device", "ns"),
-        ("device_bytes", "B", "device", "bytes"),
+        ("samples", "count", ProfileKind.ON_CPU, "count"),
+        ("cpu", "ns", ProfileKind.ON_CPU, "ns"),
+        ("waits", "count", ProfileKind.OFF_CPU, "count"),
+        ("off_cpu", "ns", ProfileKind.OFF_CPU, "ns"),
+        ("run_queue_waits", "count", ProfileKind.RUN_QUEUE, "count"),
+        ("run_queue", "ns", ProfileKind.RUN_QUEUE, "ns"),
+        ("gpu_calls", "count", ProfileKind.GPU_CALLS, "count"),
+        ("gpu_call_time", "ns", ProfileKind.GPU_CALLS, "ns"),
+        ("gpu_call_bytes", "B", ProfileKind.GPU_CALLS, "bytes"),
     ],
 )
 def test_top_tables_agree(ask, session, index, unit, kind, field):

@@ -80,7 +80,7 @@ def test_the_device_time_of_a_program(folder: Path, record: Record) -> None:
     assert done.returncode == 0, done.stderr
     assert "device time alone: recording needs the capabilities CAP_BPF" in done.stderr
     assert "remedy: " in done.stderr
-    assert "ON THE DEVICE" in done.stdout
+    assert "GPU TIME" in done.stdout
     copies, error = total(folder / "x.sonde")
     # And what was under way at the begin and the end.
     assert abs(copies - 200_000) < 4 * error + 0.03 * 200_000

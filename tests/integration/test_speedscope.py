@@ -81,7 +81,7 @@ def test_every_kind_is_a_profile_of_its_own(scope):
     for title, name, total in (
         ("Off-CPU: blocked (2/4)", "(futex)", "4.00s (16%)"),
         ("Off-CPU: run queue (3/4)", "(preempted)", "3.00s (92%)"),
-        ("Device calls (4/4)", "clFinish", "2.00s (62%)"),
+        ("GPU API calls (4/4)", "clFinish", "2.00s (62%)"),
     ):
         press(scope, "n")
         await_text(scope, title)

@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from sonde.query import questions
+from sonde.model.profile import ProfileKind
+from sonde.query import queries
 
 pytestmark = pytest.mark.bpf
 
@@ -37,8 +38,8 @@ def test_two_functions_that_share_a_cpu_get_their_shares(record, program):
         truth = json.loads(share.communicate()[0])
     used = {
         use.function: use.total_count
-        for use in questions.top_functions(
-            recorder.session, "cpu", questions.Where(pids=[share.pid])
+        for use in queries.top_functions(
+            recorder.session, ProfileKind.ON_CPU, queries.Where(pids=[share.pid])
         )
     }
     ours = used["three_quarters"] + used["one_quarter"]
@@ -56,10 +57,10 @@ def test_the_callers_are_in_the_stack(record, program):
     with record("-F", str(HZ)) as recorder:
         share = run(program("truth/share"), 1)
         share.communicate()
-    where = questions.Where(pids=[share.pid])
+    where = queries.Where(pids=[share.pid])
     total = {
         use.function: use.total_count
-        for use in questions.top_functions(recorder.session, "cpu", where)
+        for use in queries.top_functions(recorder.session, ProfileKind.ON_CPU, where)
     }
     leaves = total["three_quarters"] + total["one_quarter"]
     assert total["main"] >= 0.95 * leaves
@@ -69,7 +70,8 @@ def test_kernel_frames_come_before_user_frames(record):
     with record("-F", str(HZ)) as recorder:
         copy = run("dd", "if=/dev/zero", "of=/dev/null", "bs=1M", "count=40000", "status=none")
         copy.wait()
-    profile = questions.profile(recorder.session, "cpu", questions.Where(pids=[copy.pid]))
+    where = queries.Where(pids=[copy.pid])
+    profile = queries.profile(recorder.session, ProfileKind.ON_CPU, where)
     stacks = [
         [profile.stacks.frames[i].kind for i in profile.stacks.indices(stack)]
         for stack in profile.row_stack

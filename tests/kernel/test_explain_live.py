@@ -15,7 +15,7 @@ import pytest
 from sonde.analyze.bound import explain
 from sonde.cli.timelines import open_timeline
 from sonde.model.causes import Bound, Cause
-from sonde.query import questions
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
 
@@ -86,7 +86,7 @@ def test_by_the_devices_own_time(cause, tmp_path):
         assert recording.stderr is not None
         complaints = recording.stderr.read()
     timeline = open_timeline([capture])
-    assert len(timeline.device), (complaints, questions.losses(Session(read(capture))))
+    assert len(timeline.device), (complaints, queries.losses(Session(read(capture))))
     (verdict,) = explain(timeline).verdicts
 
     assert verdict.bounds[0].key in DEVICE_BOUNDS[cause], verdict.evidence

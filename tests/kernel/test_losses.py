@@ -16,7 +16,7 @@ from sonde.collect.cpu import CpuSampler
 from sonde.collect.kernel import Kernel
 from sonde.collect.waits import WaitCollector
 from sonde.config import Config
-from sonde.query import questions
+from sonde.query import queries
 
 pytestmark = pytest.mark.bpf
 
@@ -171,7 +171,7 @@ def test_losses_reach_the_capture_and_the_summary(record):
     lost = recorder.losses()
     assert lost["waits.ring_full"] > 100
     assert recorder.outcome["lost"] == sum(lost.values())
-    told = {loss.name: loss for loss in questions.losses(recorder.session)}
+    told = {loss.name: loss for loss in queries.losses(recorder.session)}
     assert told["waits.ring_full"].amount == lost["waits.ring_full"]
     assert told["waits.ring_full"].text
     command = [sys.executable, "-m", "sonde", "report", str(recorder.path), "--format", "table"]

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from sonde.model.profile import ProfileKind
 from sonde.query.memory import growth, memory
-from sonde.query.questions import profile
+from sonde.query.queries import profile
 
 pytestmark = pytest.mark.bpf
 
@@ -49,7 +50,7 @@ def recorded(record, *command, **settings):
 
 def by_function(session, kind, *functions):
     """(events, bytes) of the stacks that lead through each of some functions."""
-    found = profile(session, kind)
+    found = profile(session, ProfileKind.from_column(kind))
     sums = defaultdict(lambda: [0, 0])
     for row in found:
         names = {frame.function for frame in found.stacks[row.stack]}

@@ -12,8 +12,8 @@ import pytest
 from control_groups import group
 from truths import TRUTH, agrees
 
-from sonde.query import questions
-from sonde.query.questions import Where
+from sonde.query import queries
+from sonde.query.queries import Where
 
 pytestmark = pytest.mark.bpf
 
@@ -40,7 +40,7 @@ def tell(**more):
 
 
 def told(recorder, pid):
-    (row,) = questions.usage(recorder.session, Where(pids=[pid]))
+    (row,) = queries.usage(recorder.session, Where(pids=[pid]))
     return row
 
 
@@ -154,7 +154,7 @@ def test_memory_freed_by_the_one_who_is_over_the_limit(record, tmp_path):
     agrees("pages freed at a memory limit, by its cache", used.reclaimed_pages, truth)
     assert 0 < used.reclaim_ns < 60e9
     assert used.process.owner.cgroup == "/sonde-test-limit"
-    others = [row for row in questions.usage(recorder.session) if row.reclaims]
+    others = [row for row in queries.usage(recorder.session) if row.reclaims]
     in_group = [row for row in others if row.process.owner.cgroup == "/sonde-test-limit"]
     assert [row.process.pid for row in in_group] == [worker.pid]
 

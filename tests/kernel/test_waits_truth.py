@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from sonde.query import questions
+from sonde.model.profile import ProfileKind
+from sonde.query import queries
 
 pytestmark = pytest.mark.bpf
 
@@ -101,8 +102,8 @@ def test_threads_have_their_names(waiters):
 def test_the_waker_is_named(waiters, thread, waker):
     wait = next(
         wait
-        for wait in questions.waits(waiters.recorder.session)
-        if wait.thread.tid == waiters.tid[thread] and wait.kind == "blocked"
+        for wait in queries.waits(waiters.recorder.session)
+        if wait.thread.tid == waiters.tid[thread] and wait.kind == ProfileKind.OFF_CPU
     )
     assert wait.waker == f"{waker} ({waiters.tid[waker]})"
 
@@ -243,8 +244,8 @@ def test_a_late_page_is_a_page_fault(record, program):
     assert blocked["page fault"] + ready["page fault"] == pytest.approx(seconds, rel=EXACT)
     wait = next(
         wait
-        for wait in questions.waits(recorder.session)
-        if wait.thread.tid == tid and wait.reason == "page fault" and wait.kind == "blocked"
+        for wait in queries.waits(recorder.session)
+        if (wait.thread.tid, wait.reason, wait.kind) == (tid, "page fault", ProfileKind.OFF_CPU)
     )
     assert wait.waker == f"pager ({truth['pager'][0]})"
 

@@ -25,7 +25,7 @@ from sonde.collect import (
 )
 from sonde.collect.kernel import LOSSES
 from sonde.collect.reasons import reason_of
-from sonde.query import questions
+from sonde.query import queries
 from sonde.query.schema import TABLES
 from sonde.unwind import ENDS
 
@@ -110,7 +110,7 @@ def test_losses_have_the_names_of_the_kernel_side():
 
 
 def test_every_loss_is_explained_to_people():
-    assert set(LOSSES) <= questions.LOSS_TEXT.keys()
+    assert set(LOSSES) <= queries.LOSS_TEXT.keys()
 
 
 def test_reasons_have_the_numbers_of_the_kernel_side():

@@ -5,9 +5,10 @@ import pytest
 
 from captures import KERNEL, SECOND_NS, START_NS, Writer, scene
 from sonde.model.code import NO_STACK
-from sonde.query import questions
+from sonde.model.profile import ProfileKind
+from sonde.query import queries
 from sonde.query.capture import read
-from sonde.query.questions import Where
+from sonde.query.queries import Where
 from sonde.query.session import Session
 
 
@@ -34,7 +35,7 @@ def names(frames):
 
 
 def test_usage_adds_up_over_time_and_keeps_whose_it_is(session):
-    first, second = questions.usage(session)
+    first, second = queries.usage(session)
     assert (first.process.pid, first.cpu_ns, first.voluntary) == (4211, 4_050_000_000, 900)
     assert (first.major_faults, first.read_bytes, first.reclaim_ns) == (2, 3_000_000, 70_000)
     assert first.process.owner.label == "job 77.0"
@@ -42,7 +43,7 @@ def test_usage_adds_up_over_time_and_keeps_whose_it_is(session):
 
 
 def test_usage_of_some_processes_and_times(session):
-    (only,) = questions.usage(session, Where(pids=[4211], start_ns=START_NS + 5 * SECOND_NS))
+    (only,) = queries.usage(session, Where(pids=[4211], start_ns=START_NS + 5 * SECOND_NS))
     assert (only.cpu_ns, only.major_faults) == (50_000_000, 2)
 
 
@@ -50,14 +51,14 @@ def test_usage_of_some_processes_and_times(session):
 
 
 def test_a_profile_has_the_weights_of_its_kind(session):
-    profile = questions.profile(session, "cpu")
+    profile = queries.profile(session, ProfileKind.ON_CPU)
     assert profile.total_events == 650
     assert profile.total_ns == pytest.approx(650 / 99 * 1e9, abs=10)
-    assert questions.profile(session, "device").total_bytes == 5_000_000_000
+    assert queries.profile(session, ProfileKind.GPU_CALLS).total_bytes == 5_000_000_000
 
 
 def test_rows_come_heaviest_first_with_their_thread_and_stack(session):
-    first = next(iter(profile := questions.profile(session, "cpu")))
+    first = next(iter(profile := queries.profile(session, ProfileKind.ON_CPU)))
     assert profile.threads[first.thread].tid == 4211
     assert names(profile.stacks[first.stack]) == ["memmove", "train_step", "main", "_start"]
     assert (first.name, first.events) == ("", 300)
@@ -69,13 +70,13 @@ def test_rows_of_several_chunks_are_summed(ask):
     for second in range(2):
         writer.on_cpu(key, 7, writer.stack("main"), 10)
         writer.rows["sample"][-1]["time_ns"] = START_NS + second * SECOND_NS
-    profile = questions.profile(ask(writer), "cpu")
+    profile = queries.profile(ask(writer), ProfileKind.ON_CPU)
     assert len(profile) == 1
     assert profile.total_events == 20
 
 
 def test_a_stack_that_was_not_taken_is_one_frame(session):
-    profile = questions.profile(session, "blocked", Where(names=["sleep"]))
+    profile = queries.profile(session, ProfileKind.OFF_CPU, Where(names=["sleep"]))
     assert [profile.stacks[row.stack] for row in profile] == [(NO_STACK,)]
 
 
@@ -93,11 +94,11 @@ def test_a_stack_that_was_not_taken_is_one_frame(session):
     ids=str,
 )
 def test_a_filter_leaves_out_the_rest(session, where, events):
-    assert questions.profile(session, "cpu", where).total_events == events
+    assert queries.profile(session, ProfileKind.ON_CPU, where).total_events == events
 
 
 def test_names_filter_reasons(session):
-    rows = questions.profile(session, "blocked", Where(names=["futex", "read"]))
+    rows = queries.profile(session, ProfileKind.OFF_CPU, Where(names=["futex", "read"]))
     assert {row.name for row in rows} == {"futex", "read"}
 
 
@@ -111,44 +112,47 @@ def test_stacks_of_waits_end_where_the_thread_did_not_where_the_probe_did(ask):
     session = ask(writer)
     ends = {
         kind: profile.stacks[next(iter(profile)).stack][0].name
-        for kind in ("cpu", "blocked")
-        for profile in [questions.profile(session, kind)]
+        for kind in (ProfileKind.ON_CPU, ProfileKind.OFF_CPU)
+        for profile in [queries.profile(session, kind)]
     }
-    assert ends == {"cpu": "bpf_prog_1f_on_switch", "blocked": "schedule"}
+    assert ends == {
+        ProfileKind.ON_CPU: "bpf_prog_1f_on_switch",
+        ProfileKind.OFF_CPU: "schedule",
+    }
 
 
 def test_a_process_without_a_dictionary_entry_still_counts(ask):
     writer = Writer()
     writer.on_cpu({"pid": 77, "start_ns": 5}, 77, writer.stack("main"), 3)
     session = ask(writer)
-    assert questions.profile(session, "cpu").total_events == 3
-    assert questions.processes(session)[0].process.label == "pid 77"
+    assert queries.profile(session, ProfileKind.ON_CPU).total_events == 3
+    assert queries.processes(session)[0].process.label == "pid 77"
 
 
 def test_a_frame_without_a_dictionary_entry_is_unknown(ask):
     writer = Writer()
     writer.on_cpu(writer.process(7, "p"), 7, writer.stack("main", "gone"), 3)
     del writer.rows["frame"][1]
-    profile = questions.profile(ask(writer), "cpu")
+    profile = queries.profile(ask(writer), ProfileKind.ON_CPU)
     assert names(profile.stacks[next(iter(profile)).stack]) == ["[unknown]", "main"]
 
 
 def test_an_empty_capture_answers_with_nothing(ask):
     session = ask(Writer())
-    assert len(questions.profile(session, "cpu")) == 0
+    assert len(queries.profile(session, ProfileKind.ON_CPU)) == 0
     for ask_for in (
-        *(questions.processes, questions.waits, questions.device_calls),
-        *(questions.losses, questions.notices, questions.metrics),
+        *(queries.processes, queries.waits, queries.device_calls),
+        *(queries.losses, queries.notices, queries.metrics),
     ):
         assert ask_for(session) == []
-    assert questions.top_functions(session, "cpu") == []
+    assert queries.top_functions(session, ProfileKind.ON_CPU) == []
 
 
 # ---- functions ----
 
 
 def test_self_is_the_leaf_and_total_the_whole_stack(session):
-    by_name = {use.function: use for use in questions.top_functions(session, "cpu")}
+    by_name = {use.function: use for use in queries.top_functions(session, ProfileKind.ON_CPU)}
     assert (by_name["memmove"].self_count, by_name["memmove"].total_count) == (300, 300)
     assert (by_name["train_step"].self_count, by_name["train_step"].total_count) == (0, 400)
     assert by_name["train_step"].file == "/src/train.cc"
@@ -156,22 +160,23 @@ def test_self_is_the_leaf_and_total_the_whole_stack(session):
 
 
 def test_recursion_counts_once(session):
-    (fold,) = (u for u in questions.top_functions(session, "cpu") if u.function == "fold")
+    top = queries.top_functions(session, ProfileKind.ON_CPU)
+    (fold,) = (use for use in top if use.function == "fold")
     assert (fold.self_count, fold.total_count) == (40, 40)
 
 
 def test_addresses_without_a_symbol_go_by_their_binary(session):
-    functions = [use.function for use in questions.top_functions(session, "cpu")]
+    functions = [use.function for use in queries.top_functions(session, ProfileKind.ON_CPU)]
     assert "[libjpeg.so.62]" in functions
 
 
 def test_functions_of_one_name_in_two_binaries_are_two(session):
-    mains = [u.binary for u in questions.top_functions(session, "cpu") if u.function == "main"]
-    assert sorted(mains) == ["cc1", "python3"]
+    top = queries.top_functions(session, ProfileKind.ON_CPU)
+    assert sorted(use.binary for use in top if use.function == "main") == ["cc1", "python3"]
 
 
 def test_the_limit_keeps_the_hottest(session):
-    top = questions.top_functions(session, "cpu", limit=2)
+    top = queries.top_functions(session, ProfileKind.ON_CPU, limit=2)
     assert [use.function for use in top] == ["memmove", "decode"]
 
 
@@ -179,15 +184,15 @@ def test_the_limit_keeps_the_hottest(session):
 
 
 def test_processes_are_summed_over_their_threads(session):
-    python = questions.processes(session)[0]
+    python = queries.processes(session)[0]
     assert python.process.comm == "python3"
     assert (python.threads, python.cpu_samples, python.device_calls) == (2, 580, 3000)
     assert python.blocked_ns == round(6.5 * SECOND_NS)
     assert python.runqueue_ns == round(0.25 * SECOND_NS)
 
 
-def wait_of(session, reason, kind="blocked"):
-    (wait,) = (w for w in questions.waits(session) if w.reason == reason and w.kind == kind)
+def wait_of(session, reason, kind=ProfileKind.OFF_CPU):
+    (wait,) = (w for w in queries.waits(session) if w.reason == reason and w.kind == kind)
     return wait
 
 
@@ -199,8 +204,8 @@ def test_waits_are_exact_totals_by_thread_and_reason(session):
 
 
 def test_time_for_a_cpu_is_told_apart(session):
-    assert wait_of(session, "futex", "runqueue").ns == SECOND_NS // 4
-    assert wait_of(session, "preempted", "runqueue").ns == 3 * SECOND_NS
+    assert wait_of(session, "futex", ProfileKind.RUN_QUEUE).ns == SECOND_NS // 4
+    assert wait_of(session, "preempted", ProfileKind.RUN_QUEUE).ns == 3 * SECOND_NS
 
 
 def test_a_wait_names_its_waker_and_the_code_that_waited(session):
@@ -227,12 +232,12 @@ def test_a_waker_that_nobody_knows_is_a_number(ask):
 def test_only_a_wait_as_long_as_the_recording_makes_a_thread_idle(session):
     assert wait_of(session, "sleep").idle
     assert not wait_of(session, "kernel thread").idle  # long in all, in many short waits
-    idle = questions.idle_threads(session)
+    idle = queries.idle_threads(session)
     assert [session.threads[number].tid for number in idle] == [900]
 
 
 def test_device_calls_are_exact_by_direction(session):
-    read_back = {call.function: call for call in questions.device_calls(session)}
+    read_back = {call.function: call for call in queries.device_calls(session)}
     call = read_back["clEnqueueReadBuffer"]
     assert (call.calls, call.errors, call.bytes) == (1000, 1, {"d2h": 1_000_000_000})
     assert call.ns == 751_000_000
@@ -241,7 +246,7 @@ def test_device_calls_are_exact_by_direction(session):
 
 
 def test_device_calls_come_longest_first(session):
-    assert questions.device_calls(session)[0].function == "clFinish"
+    assert queries.device_calls(session)[0].function == "clFinish"
 
 
 # ---- losses, notices, metrics ----
@@ -252,7 +257,7 @@ def test_losses_are_summed_and_worded(ask):
     for _ in range(2):
         writer.event("loss", "waits.ring_full", 21)
     writer.event("loss", "cpu.other", 0)
-    (loss,) = questions.losses(ask(writer))
+    (loss,) = queries.losses(ask(writer))
     assert (loss.name, loss.amount) == ("waits.ring_full", 42)
     assert "totals hold them" in loss.text
 
@@ -262,18 +267,18 @@ def test_damage_of_the_file_is_a_loss_too(tmp_path):
     data[60] ^= 1
     path = tmp_path / "a.sonde"
     path.write_bytes(data[:-3])
-    losses = questions.losses(Session(read(path)))
+    losses = queries.losses(Session(read(path)))
     assert [loss.name for loss in losses] == ["chunks damaged", "bytes cut"]
 
 
 def test_every_loss_that_the_kernel_side_counts_has_words():
     from sonde.collect.kernel import LOSSES
 
-    assert set(LOSSES) <= set(questions.LOSS_TEXT)
+    assert set(LOSSES) <= set(queries.LOSS_TEXT)
 
 
 def test_notices_and_metrics(session):
-    (notice,) = questions.notices(session)
+    (notice,) = queries.notices(session)
     assert (notice.name, notice.text) == ("probe_refused", "would single-step")
-    (metric,) = questions.metrics(session)
+    (metric,) = queries.metrics(session)
     assert (metric.points, metric.first, metric.last, metric.mean) == (3, 1e6, 3e6, 2e6)

@@ -8,7 +8,7 @@ from captures import SECOND_NS, START_NS, Writer, chunk, file_header, filled, me
 from sonde.limits import Budget
 from sonde.query.capture import _Merge, read
 from sonde.query.framing import CHUNK_HEADER
-from sonde.query.sound import ROW_BYTES
+from sonde.query.validation import ROW_BYTES
 
 
 @pytest.fixture

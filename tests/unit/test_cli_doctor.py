@@ -48,7 +48,7 @@ def test_without_capabilities_it_names_them_and_says_how_to_grant_them() -> None
 
 def test_the_verdict_follows_the_worst_finding() -> None:
     assert doctor.verdict([GOOD]) == "sonde record works here, with everything it needs."
-    assert "sees less" in doctor.verdict([GOOD, POOR])
+    assert "less data" in doctor.verdict([GOOD, POOR])
     assert "Boot another kernel." in doctor.verdict([GOOD, POOR])
     assert "cannot work here" in doctor.verdict([GOOD, POOR, BROKEN])
     assert "Boot another kernel." not in doctor.verdict([POOR, BROKEN])

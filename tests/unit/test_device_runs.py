@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from sonde.model.profile import ProfileKind
 from sonde.query.capture import Capture, CaptureInfo
 from sonde.query.device_callers import shares_of
 from sonde.query.device_runs import device_runs, kinds_seen
@@ -73,8 +74,8 @@ def test_windows_are_chosen_whole():
 
 
 def test_a_capture_without_any_does_not_speak_of_devices():
-    assert "kernel" not in kinds_seen(session([]))
-    assert "kernel" in kinds_seen(session([(1, "kernel", "k", 1, 1.0, 0, 0)]))
+    assert ProfileKind.GPU_TIME not in kinds_seen(session([]))
+    assert ProfileKind.GPU_TIME in kinds_seen(session([(1, "kernel", "k", 1, 1.0, 0, 0)]))
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,16 @@
 import gzip
 import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from captures import START_NS, WALL_OFFSET_NS, Writer, scene
-from sonde.export import json_report, pprof, speedscope
-from sonde.model.profile import KINDS
+from sonde.export import json_report, pprof, pprof_profile_pb2, speedscope
+from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.query.capture import read
-from sonde.query.questions import Where
+from sonde.query.queries import Where
 from sonde.query.session import Session
 
 
@@ -33,7 +35,7 @@ class Decoded:
     """A profile read back with the same message classes."""
 
     def __init__(self, data):
-        self.message = pprof.profile_class().FromString(gzip.decompress(data))
+        self.message = pprof_profile_pb2.Profile.FromString(gzip.decompress(data))
         self.text = self.message.string_table
         self.functions = {function.id: function for function in self.message.function}
         self.locations = {location.id: location for location in self.message.location}
@@ -54,7 +56,7 @@ def decoded(session):
 
 def test_pprof_has_the_sample_types_of_every_kind(decoded):
     types = [(decoded.text[t.type], decoded.text[t.unit]) for t in decoded.message.sample_type]
-    assert types == [pair for kind in KINDS for pair in pprof.SAMPLE_TYPES[kind]]
+    assert types == [pair for kind in BASIC_KINDS for pair in pprof.SAMPLE_TYPES[kind]]
     assert decoded.text[decoded.message.default_sample_type] == "cpu"
     assert decoded.text[0] == ""
 
@@ -103,13 +105,27 @@ def test_pprof_knows_mappings_lines_and_times(decoded):
 
 
 def test_pprof_of_one_kind_and_process(session):
-    decoded = Decoded(written(pprof, session, kinds=("blocked",), where=Where(pids=(4211,))))
-    assert [decoded.text[t.type] for t in decoded.message.sample_type] == ["waits", "blocked"]
+    where = Where(pids=(4211,))
+    decoded = Decoded(written(pprof, session, kinds=(ProfileKind.OFF_CPU,), where=where))
+    assert [decoded.text[t.type] for t in decoded.message.sample_type] == ["waits", "off_cpu"]
     assert {decoded.labels(sample)["pid"] for sample in decoded.message.sample} == {4211}
 
 
 def test_pprof_of_the_same_capture_is_the_same_bytes(session):
     assert written(pprof, session) == written(pprof, session)
+
+
+def test_generated_messages_are_those_of_the_proto():
+    folder = Path(pprof_profile_pb2.__file__).parent
+    text = re.sub(r"//.*", "", (folder / "pprof_profile.proto").read_text())
+    declared = {
+        message: set(re.findall(r"(\w+) = (\d+);", fields))
+        for message, fields in re.findall(r"message (\w+) \{(.*?)\}", text, re.DOTALL)
+    }
+    assert declared == {
+        name: {(field.name, str(field.number)) for field in message.fields}
+        for name, message in pprof_profile_pb2.DESCRIPTOR.message_types_by_name.items()
+    }
 
 
 # ---- speedscope ----
@@ -125,7 +141,7 @@ def test_speedscope_has_one_sampled_profile_a_kind(scope):
         ("sampled", "On-CPU", "nanoseconds"),
         ("sampled", "Off-CPU: blocked", "nanoseconds"),
         ("sampled", "Off-CPU: run queue", "nanoseconds"),
-        ("sampled", "Device calls", "nanoseconds"),
+        ("sampled", "GPU API calls", "nanoseconds"),
     ]
 
 
@@ -162,11 +178,11 @@ def test_speedscope_of_nothing_is_still_a_file(tmp_path):
 
 def test_json_answers_every_question(session):
     document = json.loads(written(json_report, session))
-    assert document["format"] == 1
+    assert document["format"] == 2
     assert document["capture"]["duration_ns"] == 10_000_000_000
     assert document["processes"][0]["comm"] == "python3"
-    assert document["functions"]["cpu"][0]["function"] == "memmove"
-    (futex,) = (w for w in document["waits"] if w["reason"] == "futex" and w["kind"] == "blocked")
+    assert document["functions"]["on-cpu"][0]["function"] == "memmove"
+    (futex,) = (w for w in document["waits"] if w["reason"] == "futex" and w["kind"] == "off-cpu")
     assert (futex["pid"], futex["tid"], futex["ns"]) == (4211, 4211, 4_000_000_000)
     assert document["device_calls"][0]["function"] == "clFinish"
     assert document["losses"] == []
@@ -174,7 +190,7 @@ def test_json_answers_every_question(session):
 
 
 def test_json_of_one_kind(session):
-    document = json.loads(written(json_report, session, kinds=("runqueue",)))
-    assert list(document["functions"]) == ["runqueue"]
-    assert {wait["kind"] for wait in document["waits"]} == {"runqueue"}
+    document = json.loads(written(json_report, session, kinds=(ProfileKind.RUN_QUEUE,)))
+    assert list(document["functions"]) == ["run-queue"]
+    assert {wait["kind"] for wait in document["waits"]} == {"run-queue"}
     assert document["device_calls"] == []

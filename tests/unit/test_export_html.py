@@ -13,7 +13,8 @@ import pytest
 
 from captures import Writer, scene
 from sonde.export import call_tree, html
-from sonde.query import questions
+from sonde.model.profile import ProfileKind
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
 
@@ -78,9 +79,9 @@ def test_the_data_holds_exact_tables(page):
 
 def test_sums_of_the_tree_are_those_of_the_profiles(page):
     kinds = data_of(page)["tree"]["kinds"]
-    assert sum(kinds["cpu"]["count"]) == 650
-    assert sum(kinds["blocked"]["ns"]) == 25_500_000_000
-    assert sum(kinds["device"]["bytes"]) == 5_000_000_000
+    assert sum(kinds[ProfileKind.ON_CPU]["count"]) == 650
+    assert sum(kinds[ProfileKind.OFF_CPU]["ns"]) == 25_500_000_000
+    assert sum(kinds[ProfileKind.GPU_CALLS]["bytes"]) == 5_000_000_000
 
 
 def test_files_of_the_page_are_small_enough_to_read():
@@ -101,10 +102,10 @@ def profiles(tmp_path):
         )
         writer.on_cpu(key, 7, stack, 40 - number)
     session = Session(read(writer.write(tmp_path / "b.sonde")))
-    return [questions.profile(session, "cpu")]
+    return [queries.profile(session, ProfileKind.ON_CPU)]
 
 
-def paths(tree, kind="cpu"):
+def paths(tree, kind=ProfileKind.ON_CPU):
     rows = tree.kinds[kind]
     found = {}
     for node, events in zip(rows.node, rows.events, strict=True):
@@ -129,7 +130,7 @@ def test_a_run_of_frames_without_a_symbol_is_one_node(tmp_path):
     runs = (("", "a.so", "", 1), ("", "a.so", "", 2), ("", "b.so"), ("", "a.so"), "work", "work")
     writer.on_cpu(writer.process(7, "p"), 7, writer.stack(*runs), 3)
     session = Session(read(writer.write(tmp_path / "c.sonde")))
-    tree = call_tree.build([questions.profile(session, "cpu")], max_nodes=100)
+    tree = call_tree.build([queries.profile(session, ProfileKind.ON_CPU)], max_nodes=100)
     assert paths(tree) == {"[a.so];[b.so];[a.so];work;work": 3}
 
 
@@ -144,8 +145,8 @@ def test_light_stacks_are_folded_and_no_weight_is_lost(profiles, max_nodes):
     tree = call_tree.build(profiles, max_nodes)
     assert len(tree.parent) <= 2 * max_nodes + 1
     assert tree.folded_nodes > 0
-    assert sum(tree.kinds["cpu"].events) == profiles[0].total_events
-    assert sum(tree.kinds["cpu"].ns) == profiles[0].total_ns
+    assert sum(tree.kinds[ProfileKind.ON_CPU].events) == profiles[0].total_events
+    assert sum(tree.kinds[ProfileKind.ON_CPU].ns) == profiles[0].total_ns
     light = [path for path in paths(tree) if "(lighter stacks)" in path]
     assert all(path.endswith("(lighter stacks)") for path in light)
     if max_nodes >= 10:

@@ -67,15 +67,28 @@ def test_the_rest_goes_to_a_file_beside_the_capture(report, capture, name, suffi
 
 def test_output_goes_where_it_is_told(report, tmp_path):
     assert report("-o", tmp_path / "t.txt")[0] == 0
-    assert "BLOCKED" in (tmp_path / "t.txt").read_text()
+    assert "OFF-CPU" in (tmp_path / "t.txt").read_text()
     assert report("--format", "pprof", "-o", tmp_path / "p")[0] == 0
     assert gzip.decompress((tmp_path / "p").read_bytes())
     assert report("--format", "speedscope", "-o", "-")[1].startswith("{")
 
 
 def test_metric_and_pid_choose(report):
-    _, out, _ = report("--format", "folded", "--metric", "runqueue", "--pid", "5000")
+    _, out, _ = report("--format", "folded", "--metric", "run-queue", "--pid", "5000")
     assert out == "cc1 <\"&'>;_start;(preempted) 3000000\n"
+
+
+@pytest.mark.parametrize(
+    ("former", "name"),
+    [("cpu", "on-cpu"), ("offcpu", "off-cpu"), ("runqueue", "run-queue"),
+     ("device", "gpu-time"), ("device-calls", "gpu-calls"), ("held", "memory-held")],
+)  # fmt: skip
+def test_former_names_of_metrics_are_accepted_but_not_shown(report, former, name):
+    arguments = ("--format", "folded", "--metric")
+    assert report(*arguments, former) == report(*arguments, name)
+    help_words = report("--help")[1].replace(",", " ").replace("{", " ").split()
+    assert name in help_words
+    assert former not in ("offcpu", "runqueue", "device-calls") or former not in help_words
 
 
 def test_a_range_of_seconds_chooses(report):

@@ -12,8 +12,9 @@ import pytest
 
 from captures import Writer, scene
 from sonde.export import folded, layout, summary, table
+from sonde.model.profile import ProfileKind
 from sonde.query.capture import read
-from sonde.query.questions import Where
+from sonde.query.queries import Where
 from sonde.query.session import Session
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "report"
@@ -122,7 +123,7 @@ def test_a_summary_of_chosen_processes(opened):
     text = summary.render(opened(scene()), Where(pids=(5000,)))
     assert text.startswith("Chosen processes")
     assert "python3" not in text
-    assert "DEVICE CALLS  none seen" in text
+    assert "GPU API CALLS  none seen" in text
 
 
 def test_an_empty_capture_has_a_summary(opened):
@@ -141,16 +142,16 @@ def test_a_table_says_what_it_leaves_out(opened):
 
 
 def test_a_table_of_one_kind(opened):
-    text = written(table, opened(scene()), kinds=("device",))
-    assert "DEVICE CALLS" in text
-    assert "BLOCKED" not in text
+    text = written(table, opened(scene()), kinds=(ProfileKind.GPU_CALLS,))
+    assert "GPU API CALLS" in text
+    assert "OFF-CPU" not in text
 
 
 # ---- folded ----
 
 
 def test_folded_lines_are_a_stack_and_a_weight(opened):
-    lines = written(folded, opened(scene()), kinds=("cpu",)).splitlines()
+    lines = written(folded, opened(scene()), kinds=(ProfileKind.ON_CPU,)).splitlines()
     assert lines[0] == "python3;_start;main;train_step;memmove 300"
     assert sum(int(line.rpartition(" ")[2]) for line in lines) == 650
 
@@ -158,14 +159,17 @@ def test_folded_lines_are_a_stack_and_a_weight(opened):
 def test_folded_names_cannot_break_the_line(opened):
     writer = Writer()
     writer.on_cpu(writer.process(7, "a;b\nc"), 7, writer.stack("x;y\n\t5"), 3)
-    assert written(folded, opened(writer), kinds=("cpu",)) == "a:b\ufffdc;x:y\ufffd\ufffd5 3\n"
+    assert (
+        written(folded, opened(writer), kinds=(ProfileKind.ON_CPU,))
+        == "a:b\ufffdc;x:y\ufffd\ufffd5 3\n"
+    )
 
 
 def test_a_run_of_frames_without_a_symbol_is_one(opened):
     writer = Writer()
     runs = (("", "a.so", "", 1), ("", "a.so", "", 2), ("", "b.so"), ("", "a.so"), "work", "work")
     writer.on_cpu(writer.process(7, "p"), 7, writer.stack(*runs), 3)
-    lines = written(folded, opened(writer), kinds=("cpu",))
+    lines = written(folded, opened(writer), kinds=(ProfileKind.ON_CPU,))
     assert lines == "p;[a.so];[b.so];[a.so];work;work 3\n"
 
 

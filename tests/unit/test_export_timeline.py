@@ -119,7 +119,7 @@ def test_everything_is_there_by_an_independent_reading(kind):
     both = {flow for flow, ends in seen.flows.items() if {e for e, _ in ends} == {"s", "f"}}
     assert both == joined - {0}
     titles = {name for name, _ in seen.tracks.values()}
-    assert {"GPU0", "why it waited"} <= titles
+    assert {"GPU0", "stalls by cause"} <= titles
     for track in timeline.tracks:
         assert any(track.label in title for title in titles)
 

@@ -12,7 +12,7 @@ from sonde.fleet.evaluation.local_deployment import small_task
 from sonde.fleet.from_capture import period_of
 from sonde.fleet.page import render
 from sonde.fleet.result import make_result
-from sonde.query.device_use import _laid_out
+from sonde.query.device_use import _end_to_end
 
 
 def test_kernels_are_taken_as_they_ran_and_calls_only_without_them(tmp_path):
@@ -54,7 +54,7 @@ def test_runs_that_were_sampled_stand_for_more_than_themselves(tmp_path):
 
 def test_rows_of_a_second_fill_it_in_proportion():
     rows = [(0, "a", 3e9), (0, "b", 1e9), (SECOND_NS, "a", 2e8)]
-    uses = _laid_out(rows, 2 * SECOND_NS)
+    uses = _end_to_end(rows, 2 * SECOND_NS)
     ns = Counter()
     for use in uses:
         ns[use.name, use.start_ns >= SECOND_NS] += use.duration_ns
@@ -63,7 +63,7 @@ def test_rows_of_a_second_fill_it_in_proportion():
 
 
 def test_a_second_whose_weights_come_to_nothing_holds_nothing():
-    assert _laid_out([(0, "a", 5e8), (0, "b", -6e8), (SECOND_NS, "a", 0.0)], 2 * SECOND_NS) == []
+    assert _end_to_end([(0, "a", 5e8), (0, "b", -6e8), (SECOND_NS, "a", 0.0)], 2 * SECOND_NS) == []
 
 
 def test_nothing_in_a_page_can_become_markup():

@@ -21,8 +21,8 @@ PTRACE = 1 << 19
         ("1", PTRACE, "x86_64", Status.PASS, "every user"),
         ("1", 0, "x86_64", Status.WARN, "ptrace_scope is 1"),
         ("2", 0, "x86_64", Status.WARN, "ptrace_scope is 2"),
-        ("3", PTRACE, "x86_64", Status.WARN, "nobody"),
-        (None, PTRACE, "aarch64", Status.WARN, "x86-64 alone"),
+        ("3", PTRACE, "x86_64", Status.WARN, "no process"),
+        (None, PTRACE, "aarch64", Status.WARN, "x86-64 only"),
     ],
 )
 def test_whom_this_user_may_attach_to(

@@ -183,7 +183,7 @@ def test_control_group_versions_are_told_apart(tmp_path: Path) -> None:
         path.touch()
 
     assert machine.control_groups(tmp_path / "two").detail == "version 2"
-    assert "beside it" in machine.control_groups(tmp_path / "both").detail
+    assert "version 1 and version 2" in machine.control_groups(tmp_path / "both").detail
     assert machine.control_groups(tmp_path / "one").detail == "version 1"
     assert machine.control_groups(tmp_path / "none").status is Status.ABSENT
 

@@ -191,7 +191,7 @@ def test_sums_beyond_64_bits_are_one_clear_error(tmp_path, capsys):
     path.write_bytes(file_header() + chunk({"sample": filled("sample", rows)}, **meta()))
     assert cli.main(["report", str(path), "--format", "folded"]) == 1
     said = capsys.readouterr().err
-    assert "holds numbers that no machine gives" in said
+    assert "has impossible numbers" in said
     assert "remedy: " in said
 
 

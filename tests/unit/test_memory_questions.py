@@ -11,11 +11,12 @@ import pytest
 
 from captures import SECOND_NS, START_NS, Writer
 from sonde.export import folded, html, json_report, pprof, speedscope, summary, table
-from sonde.export.pprof import profile_class
+from sonde.export.pprof_profile_pb2 import Profile
+from sonde.model.profile import MEMORY_KINDS, ProfileKind
 from sonde.query.capture import read
 from sonde.query.device_runs import kinds_seen
 from sonde.query.memory import growth, memory
-from sonde.query.questions import profile
+from sonde.query.queries import profile
 from sonde.query.session import Session
 
 MIB = 1 << 20
@@ -92,15 +93,15 @@ def test_totals_are_those_of_the_exact_rows(session):
 
 
 def test_held_is_what_was_mapped_less_what_was_unmapped(session):
-    held = profile(session, "held")
+    held = profile(session, ProfileKind.MEMORY_HELD)
     by = {held.stacks[row.stack][1].function: row.bytes for row in held}
     assert by == {"leak": 2 * MIB * SECONDS, "fill": 90 * MIB, "small": 1000 * SECONDS}
-    assert profile(session, "faulted").total_bytes == 2 * MIB * SECONDS
+    assert profile(session, ProfileKind.MEMORY_FAULTED).total_bytes == 2 * MIB * SECONDS
 
 
 def test_every_format_tells_of_memory(session):
     kinds = kinds_seen(session)
-    assert kinds[-3:] == ("mapped", "faulted", "held")
+    assert kinds[-3:] == MEMORY_KINDS
 
     def written(exporter, *only):
         out = io.BytesIO()
@@ -108,12 +109,13 @@ def test_every_format_tells_of_memory(session):
         return out.getvalue()
 
     assert (
-        f"app;main;leak;malloc;(anonymous) {2 * MIB * SECONDS}" in written(folded, "held").decode()
+        f"app;main;leak;malloc;(anonymous) {2 * MIB * SECONDS}"
+        in written(folded, ProfileKind.MEMORY_HELD).decode()
     )
-    (shown,) = json.loads(written(speedscope, "held"))["profiles"]
+    (shown,) = json.loads(written(speedscope, ProfileKind.MEMORY_HELD))["profiles"]
     assert shown["unit"] == "bytes"
     assert shown["endValue"] == 2 * MIB * SECONDS + 90 * MIB + 1000 * SECONDS
-    message = profile_class().FromString(gzip.decompress(written(pprof, "faulted")))
+    message = Profile.FromString(gzip.decompress(written(pprof, ProfileKind.MEMORY_FAULTED)))
     assert [sum(it.value[1] for it in message.sample)] == [2 * MIB * SECONDS]
     told = json.loads(written(json_report))
     assert told["memory"][0]["faulted_bytes"] == 2 * MIB * SECONDS

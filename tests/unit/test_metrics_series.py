@@ -11,7 +11,7 @@ from sonde.agent.whose import attributes
 from sonde.metrics import labels
 from sonde.model.owner import Owner
 from sonde.sinks import series
-from sonde.sinks.series import OTHER, PROGRAM, Board
+from sonde.sinks.series import OTHER, PROGRAM, MetricRegistry
 
 SECOND = 1_000_000_000
 GPU = "GPU-1"
@@ -41,14 +41,16 @@ def clock():
 
 
 def test_the_last_value_counts(clock):
-    board = Board(clock=clock)
-    board.take([(1, "hw.power", labels(hw__id=GPU), 1.0), (2, "hw.power", labels(hw__id=GPU), 2.0)])
+    board = MetricRegistry(clock=clock)
+    board.record(
+        [(1, "hw.power", labels(hw__id=GPU), 1.0), (2, "hw.power", labels(hw__id=GPU), 2.0)]
+    )
     assert values(board, "hw.power") == {(("hw.id", GPU),): 2.0}
 
 
 def test_processes_of_one_owner_are_one_series(clock):
-    board = Board(lambda pid, start: {PROGRAM: "train" if pid < 10 else "serve"}, clock)
-    board.take(
+    board = MetricRegistry(lambda pid, start: {PROGRAM: "train" if pid < 10 else "serve"}, clock)
+    board.record(
         (clock.now_ns, "sonde.process.gpu.memory", of_process(pid), 10.0) for pid in (1, 2, 11)
     )
     assert values(board, "sonde.process.gpu.memory") == {
@@ -58,10 +60,12 @@ def test_processes_of_one_owner_are_one_series(clock):
 
 
 def test_a_process_that_is_gone_is_taken_away(clock):
-    board = Board(lambda pid, start: {PROGRAM: "train"}, clock)
-    board.take((clock.now_ns, "sonde.process.gpu.memory", of_process(pid), 10.0) for pid in (1, 2))
+    board = MetricRegistry(lambda pid, start: {PROGRAM: "train"}, clock)
+    board.record(
+        (clock.now_ns, "sonde.process.gpu.memory", of_process(pid), 10.0) for pid in (1, 2)
+    )
     clock.now_ns += 4 * SECOND
-    board.take([(clock.now_ns, "sonde.process.gpu.memory", of_process(1), 10.0)])
+    board.record([(clock.now_ns, "sonde.process.gpu.memory", of_process(1), 10.0)])
     clock.now_ns += 2 * SECOND
     assert list(values(board, "sonde.process.gpu.memory").values()) == [10.0]
     clock.now_ns += 60 * SECOND
@@ -69,11 +73,11 @@ def test_a_process_that_is_gone_is_taken_away(clock):
 
 
 def test_a_counter_never_falls_when_processes_end(clock):
-    board = Board(lambda pid, start: {PROGRAM: "train"}, clock)
+    board = MetricRegistry(lambda pid, start: {PROGRAM: "train"}, clock)
     before = 0.0
     for pid in range(1, 400):
         clock.now_ns += SECOND
-        board.take([(clock.now_ns, "sonde.process.gpu.engine.time", of_process(pid), 2.0)])
+        board.record([(clock.now_ns, "sonde.process.gpu.engine.time", of_process(pid), 2.0)])
         (now,) = values(board, "sonde.process.gpu.engine.time").values()
         assert now >= before
         before = now
@@ -82,11 +86,11 @@ def test_a_counter_never_falls_when_processes_end(clock):
 
 def test_ten_thousand_short_lived_processes_do_not_grow_the_series(clock):
     """Each with a program of its own: the worst there is."""
-    board = Board(lambda pid, start: {PROGRAM: f"program-{pid}"}, clock)
+    board = MetricRegistry(lambda pid, start: {PROGRAM: f"program-{pid}"}, clock)
     total = 0.0
     for pid in range(1, 10_001):
         clock.now_ns += 5_000_000
-        board.take([(clock.now_ns, "sonde.process.gpu.engine.time", of_process(pid), 1.0)])
+        board.record([(clock.now_ns, "sonde.process.gpu.engine.time", of_process(pid), 1.0)])
         board.count("process.cpu.time", {"process.pid": str(pid)}, 1.0)
         total += 1.0
     assert len(board) <= 2 * (series.MAX_OWNED + 1)
@@ -100,36 +104,36 @@ def test_ten_thousand_short_lived_processes_do_not_grow_the_series(clock):
 
 def test_series_of_other_kinds_are_bounded_too(clock, monkeypatch):
     monkeypatch.setattr(series, "MAX_SERIES", 50)
-    board = Board(clock=clock)
+    board = MetricRegistry(clock=clock)
     for number in range(1000):
-        board.take([(clock.now_ns, "hw.power", labels(hw__id=f"GPU-{number}"), 1.0)])
+        board.record([(clock.now_ns, "hw.power", labels(hw__id=f"GPU-{number}"), 1.0)])
     assert len(board) == 50
     assert board.folded == 950
 
 
 def test_what_is_not_heard_of_any_more_is_forgotten(clock):
-    board = Board(clock=clock)
-    board.take([(clock.now_ns, "hw.power", labels(hw__id=GPU), 1.0)])
+    board = MetricRegistry(clock=clock)
+    board.record([(clock.now_ns, "hw.power", labels(hw__id=GPU), 1.0)])
     clock.now_ns += int(1.5 * series.FORGOTTEN_AFTER_S * SECOND)
     assert not values(board, "hw.power")
 
 
 def test_random_rows_never_break_it(clock):
     chance = random.Random(7)
-    board = Board(lambda pid, start: {PROGRAM: f"p{pid % 7}"}, clock)
+    board = MetricRegistry(lambda pid, start: {PROGRAM: f"p{pid % 7}"}, clock)
     names = ["hw.power", "sonde.process.gpu.memory", "sonde.process.gpu.engine.time", "unheard.of"]
     for _ in range(5_000):
         clock.now_ns += chance.randrange(10**8)
         name = chance.choice(names)
         tags = of_process(chance.randrange(500)) if "process" in name else labels(hw__id=GPU)
-        board.take([(clock.now_ns, name, tags, chance.random())])
+        board.record([(clock.now_ns, name, tags, chance.random())])
         if chance.random() < 0.01:
             board.families()
     assert len(board) < 20
 
 
 def test_the_names_of_one_user_cost_no_other_users_counters(clock):
-    board = Board(clock=clock)
+    board = MetricRegistry(clock=clock)
     for number in range(600):
         mallory = {PROGRAM: f"n{number}", "process.owner": "mallory"}
         board.count_owned(mallory, [("process.cpu.time", {}, 1.0)])
@@ -139,13 +143,13 @@ def test_the_names_of_one_user_cost_no_other_users_counters(clock):
     found = values(board, "process.cpu.time")
     assert found[("process.executable.name", "train"), ("process.owner", "ada")] == 5.0
     rest = found[("process.executable.name", OTHER), ("process.owner", "mallory")]
-    assert rest == 600 - series.MAX_OF_ONE
+    assert rest == 600 - series.MAX_OF_TENANT
     assert sum(found.values()) == 605
     assert board.folded == rest
 
 
 def test_where_many_owners_hold_all_room_an_owner_keeps_its_total(clock):
-    board = Board(clock=clock)
+    board = MetricRegistry(clock=clock)
     for number in range(600):
         user = {PROGRAM: f"n{number}", "process.owner": f"user{number % 8}"}
         board.count_owned(user, [("process.cpu.time", {}, 1.0)])
@@ -178,8 +182,8 @@ POSES = {
 
 
 @pytest.mark.parametrize("pose", POSES.values(), ids=POSES)
-def test_however_many_owners_one_party_poses_as_the_others_keep_their_series(clock, pose):
-    board = Board(clock=clock)
+def test_however_many_owners_one_tenant_poses_as_the_others_keep_their_series(clock, pose):
+    board = MetricRegistry(clock=clock)
     for number in range(1000):
         board.count_owned(attributes("spin", pose(number)), [("process.cpu.time", {}, 1.0)])
     for number in range(10):
@@ -190,11 +194,11 @@ def test_however_many_owners_one_party_poses_as_the_others_keep_their_series(clo
     adas = {key: value for key, value in found.items() if ("process.owner", "ada") in key}
     assert list(adas.values()) == [5.0] * 10
     assert sum(found.values()) == 1050
-    assert len(found) <= series.MAX_OF_ONE + series.MAX_RESTS_OF_ONE + 1 + 10
+    assert len(found) <= series.MAX_OF_TENANT + series.MAX_RESTS_OF_TENANT + 1 + 10
 
 
 def test_counters_of_processes_that_are_gone_give_their_room_back(clock):
-    board = Board(clock=clock)
+    board = MetricRegistry(clock=clock)
     for number in range(600):
         mallory = {PROGRAM: f"n{number}", "process.owner": "mallory"}
         board.count_owned(mallory, [("process.cpu.time", {}, 1.0)])

@@ -8,12 +8,12 @@ import pytest
 from sonde.agent.run_metrics import KERNELS_NAMED, RunMetrics
 from sonde.sinks import series
 from sonde.sinks.chunk import columns_of
-from sonde.sinks.series import OTHER, Board
+from sonde.sinks.series import OTHER, MetricRegistry
 
 
 @pytest.fixture
 def board():
-    return Board()
+    return MetricRegistry()
 
 
 def row(**values):

@@ -11,7 +11,7 @@ import pytest
 
 from sonde import _native
 from sonde.agent.unwinding import Unwinding
-from sonde.query.questions import LOSS_TEXT
+from sonde.query.queries import LOSS_TEXT
 from sonde.resolve import Resolver
 from sonde.unwind.loader import Unwinder
 

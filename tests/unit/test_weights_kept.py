@@ -31,7 +31,7 @@ from sonde.fleet.noise import discovery_threshold
 from sonde.fleet.result import Result, Row
 from sonde.query import framing
 from sonde.sinks.chunk import columns_of
-from sonde.sinks.series import Board
+from sonde.sinks.series import MetricRegistry
 
 PROGRAM = Path(__file__).parents[1] / "programs/inject/weights.c"
 DEVICE_RUN = columns_of("device_run")
@@ -249,7 +249,7 @@ def test_what_is_shown_live_is_weighed(live):
 
 
 def test_counters_of_copies_tell_their_directions():
-    board = Board()
+    board = MetricRegistry()
     metrics = RunMetrics(board)
     for way, moved, weight in (("h2d", 1000, 2.0), ("d2h", 300, 5.0)):
         run = a_run(abi.Type.COPY, direction=way, bytes=moved, weight=weight)

@@ -21,7 +21,7 @@ from sonde.metrics import Metric, MetricRow, labels, labels_of
 from sonde.sinks import exposition
 from sonde.sinks.otlp import OtlpPusher
 from sonde.sinks.prometheus import NothingNewError, PrometheusServer
-from sonde.sinks.series import Board, Series, Whose
+from sonde.sinks.series import MetricRegistry, OwnerLookup, Series
 
 _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
 """As seen from the device, which is how the conventions count."""
@@ -44,14 +44,14 @@ class Outlets:
     def __init__(
         self,
         config: Config,
-        whose: Whose,
+        whose: OwnerLookup,
         fresh: Callable[[], None] = lambda: None,
         loop_age_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`fresh` returns when what is new was taken, or soon anyway; `loop_age_s` says how long
         ago who takes it last did. Both are called from threads of outlets. Raises UsageError for a
         bad address, SinkError where it cannot be listened on."""
-        self.board = Board(whose)
+        self.board = MetricRegistry(whose)
         self._runs = RunMetrics(self.board)
         self._fresh = fresh
         self._loop_age_s = loop_age_s
@@ -104,7 +104,7 @@ class Outlets:
 
     def take_metrics(self, rows: Iterable[MetricRow]) -> None:
         """Rows of the table metric."""
-        self.board.take(rows)
+        self.board.record(rows)
 
     def take_loss(self, name: str, count: float) -> None:
         """Something was lost."""
@@ -122,14 +122,14 @@ class Outlets:
         if self.pusher is not None:
             now_ns = time.monotonic_ns()
             done, failed = float(self.pusher.pushed), float(self.pusher.failed)
-            self.board.take(
+            self.board.record(
                 (now_ns, "sonde.otlp.pushes", labels(sonde__outcome=outcome), count)
                 for outcome, count in (("done", done), ("failed", failed))
             )
         found = self._board_with_age()
         if time.monotonic() - self._examined_s > HEALTH_S:
             self._examined_s = time.monotonic()
-            self.board.take(_health(found))
+            self.board.record(_health(found))
             found = self.board.families()
         return found
 
@@ -148,7 +148,7 @@ class Outlets:
         return self._loop_age_s() > self._stuck_s
 
     def _board_with_age(self) -> Families:
-        self.board.take([(time.monotonic_ns(), LOOP_AGE, "", self._loop_age_s())])
+        self.board.record([(time.monotonic_ns(), LOOP_AGE, "", self._loop_age_s())])
         return self.board.families()
 
     def _take_calls(self, row: TableRow) -> None:

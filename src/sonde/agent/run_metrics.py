@@ -13,7 +13,7 @@ from math import prod
 
 from sonde.collect.collector import TableRow
 from sonde.sinks.chunk import columns_of
-from sonde.sinks.series import OTHER, Board
+from sonde.sinks.series import OTHER, MetricRegistry
 
 KERNELS_NAMED = 40
 KERNELS_WEIGHED = 2_000
@@ -29,7 +29,7 @@ _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
 class RunMetrics:
     """Counts runs into a board."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: MetricRegistry) -> None:
         self._board = board
         self._named: set[str] = set()
         self._weighed: dict[str, float] = {}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from sonde.model.owner import Owner
-from sonde.sinks.parties import unit_of
 from sonde.sinks.series import PROGRAM
+from sonde.sinks.tenants import unit_of
 
 OWNERS_KEPT = 1_024
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde diff`: what changed between two records of the same work, for people and for CI."""
+"""`sonde diff`: compares two recordings of the same work, for people and for CI."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `diff` to the commands."""
     parser = subparsers.add_parser(
         "diff",
-        help="what changed between two records: steps, kernels, causes, functions",
-        description="Compare two records of the same work.",
+        help="what changed between two recordings: steps, kernels, causes, functions",
+        description="Compare two recordings of the same work.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("before", metavar="A", type=Path, help="as `sonde explain` takes it")
-    parser.add_argument("after", metavar="B", type=Path, help="the same, later")
+    parser.add_argument("before", metavar="A", type=Path, help="a file for `sonde explain`")
+    parser.add_argument("after", metavar="B", type=Path, help="the later one")
     parser.add_argument(
         "--fail-above",
         type=_share,
@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; 1 where something got worse than allowed. Raises CaptureError."""
+    """Print the comparison; 1 where something got worse than allowed. Raises CaptureError."""
     from sonde.cli.timelines import open_timeline
 
     before, after = (open_timeline([path]) for path in (args.before, args.after))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde doctor`: what this machine can observe, what is missing, and the command that mends it."""
+"""`sonde doctor`: what this machine can observe, what is missing, and how to fix it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `doctor` to the commands."""
     parser = subparsers.add_parser(
         "doctor",
-        help="what this machine can observe, what is missing, and what mends it",
+        help="what this machine can observe, what is missing, and how to fix it",
         description="Examine this machine. Changes nothing; works without privileges.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; 0 when nothing stands in record's way, else 3."""
+    """Print the findings; 0 if `sonde record` can work here, else 3."""
     from sonde import host
 
     findings = host.examine()
@@ -60,21 +60,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kernel_memory() -> list[Finding]:
-    """What a recording's BPF maps take, by loading them; nothing where they do not load."""
+    """Memory of a recording's BPF maps, measured by loading them; empty where that fails."""
     from sonde.agent.kernel_memory import kernel_memory
     from sonde.errors import HostError
     from sonde.host import Finding, Status
 
     try:
-        held, most = kernel_memory()
+        at_start, most = kernel_memory()
     except HostError:
         return []
-    detail = f"{held / 1e6:.0f} MB at the start, at most {most / 1e6:.0f} MB with unwind tables"
+    detail = f"{at_start / 1e6:.0f} MB at the start, at most {most / 1e6:.0f} MB with unwind tables"
     return [Finding("memory of BPF maps", Status.PASS, detail)]
 
 
 def table(findings: list[Finding], *, width: int, colour: bool) -> str:
-    """One line a finding, details wrapped, and what a shortcoming costs below it."""
+    """One line per finding, with wrapped details and what needs it."""
     names = max(len(finding.name) for finding in findings) + 2
     indent = " " * (names + 2)
     lines = []
@@ -92,7 +92,7 @@ def table(findings: list[Finding], *, width: int, colour: bool) -> str:
 
 
 def verdict(findings: list[Finding]) -> str:
-    """What follows from the findings, with each remedy said once."""
+    """The conclusion, with each remedy once."""
     from sonde import host
 
     blocking = host.blocking(findings)
@@ -100,7 +100,7 @@ def verdict(findings: list[Finding]) -> str:
     if blocking:
         first = "sonde record cannot work here as this user:"
     elif wanting:
-        first = "sonde record works here, but sees less than it could:"
+        first = "sonde record works here, with less data than possible:"
     else:
         return "sonde record works here, with everything it needs."
     remedies: dict[str, list[str]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde dump PID`: where every thread of a process is now."""
+"""`sonde dump PID`: the current stack of every thread of a process."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `dump` to the commands."""
     parser = subparsers.add_parser(
         "dump",
-        help="where every thread of a process is now",
+        help="the current stack of every thread of a process",
         description="Print the whole stack of every thread of a running process, once.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("pid", type=_pid, metavar="PID", help="the process")
-    add("--python", action="store_true", help="Python frames alone")
-    add("--no-kernel", action="store_true", help="leave the kernel's frames out")
+    add("--python", action="store_true", help="Python frames only")
+    add("--no-kernel", action="store_true", help="leave out kernel frames")
     add("--json", action="store_true", help="print the threads as JSON")
     parser.set_defaults(run=run)
 
@@ -64,7 +64,7 @@ def _pid(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Take the stacks and print them."""
+    """Print the stacks of all threads."""
     from sonde.cli.at_once import EndsAtOnce
 
     with EndsAtOnce():
@@ -83,11 +83,16 @@ def _run(args: argparse.Namespace) -> int:
     if args.python:
         hidden = {"kernel", "user", "vdso", "jit", "unknown"}
     if args.json:
-        said = [
+        documents = [
             {**asdict(it), "frames": [one._asdict() for one in it.frames if one.kind not in hidden]}
             for it in threads
         ]
-        whole = {"pid": args.pid, "name": comm, "threads": said, "left_out": left_alone.counts()}
+        whole = {
+            "pid": args.pid,
+            "name": comm,
+            "threads": documents,
+            "left_out": left_alone.counts(),
+        }
         print(json.dumps(whole, indent=2))
     else:
         print(text(args.pid, comm, threads, hidden))
@@ -97,7 +102,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _require(pid: int) -> str:
-    """The name of a process that user code runs in. Raises UsageError."""
+    """The name of a process that is no thread and no zombie. Raises UsageError."""
     folder = Path(f"/proc/{pid}")
     try:
         status = procfs.read_lines(folder / "status")
@@ -108,12 +113,12 @@ def _require(pid: int) -> str:
     if group != pid:
         raise UsageError(f"{pid} is a thread of process {group}", f"Ask for it: sonde dump {group}")
     if fields["State"].startswith("Z"):
-        raise UsageError(f"process {pid} has ended; its parent did not ask for its status yet")
+        raise UsageError(f"process {pid} has ended; its parent has not read its exit status yet")
     return fields["Name"]
 
 
 def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) -> str:
-    """The dump as people read it, leaf first."""
+    """The dump as text, leaf frames first."""
     count = f"{len(threads)} thread{'s' if len(threads) != 1 else ''}"
     lines = [f"process {pid} ({_plain(comm)}), {count}"]
     for it in threads:
@@ -135,5 +140,5 @@ def _line(frame: Frame) -> str:
 
 
 def _plain(name: str) -> str:
-    """Without anything that would move the cursor: names come from programs not our own."""
+    """Text without control characters: names come from other programs."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)

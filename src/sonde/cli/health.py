@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde health`: is this node fit for work? For people, for Slurm, for Kubernetes."""
+"""`sonde health`: node health checks, for people, Slurm and Kubernetes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ exit code: 0 where nothing failed (warnings may be there), 1 where something did
 """
 
 REASON_MAX = 200
-"""Of a line for Slurm's Reason or a condition's message."""
+"""Greatest length of Slurm's Reason or of a condition's message."""
 CONDITION = "SondeDevicesHealthy"
 
 
@@ -52,12 +52,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--bandwidth", action="store_true",
         help="also measure copies from the host; refused while the GPU is in use")  # fmt: skip
     parser.add_argument("--kernel-log", type=Path, metavar="FILE",
-        help="look for XIDs here rather than in the kernel's own log")  # fmt: skip
+        help="read XIDs from this file instead of the kernel's log")  # fmt: skip
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check and tell; 1 where something failed."""
+    """Run the checks and print the results; 1 where one failed."""
     from sonde import health
 
     facts = health.gather(kernel_log=args.kernel_log)
@@ -87,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def table(results: Sequence[Result], *, width: int, colour: bool) -> str:
-    """One line a check; what did not pass with its remedy below."""
+    """One line per check; failures and warnings with their remedy."""
     if not results:
-        return "no device that Sonde can ask"
+        return "no device that Sonde can query"
     names = max(len(f"{one.device} {one.check}".strip()) for one in results) + 2
     indent = " " * (names + 2)
     lines = []
@@ -107,8 +107,8 @@ def verdict(results: Sequence[Result]) -> str:
     """The last line for people."""
     count = {status: sum(one.status == status for one in results) for status in MARKS}
     word = "unfit" if count["fail"] else "fit, with warnings" if count["warn"] else "fit"
-    told = f"{count['pass']} passed, {count['warn']} warned, {count['fail']} failed"
-    return f"{word} for work: {told}"
+    text = f"{count['pass']} passed, {count['warn']} warned, {count['fail']} failed"
+    return f"{word} for work: {text}"
 
 
 def line(results: Sequence[Result]) -> str:
@@ -116,13 +116,13 @@ def line(results: Sequence[Result]) -> str:
     for status in ("fail", "warn"):
         bad = [one for one in results if one.status == status]
         if bad:
-            told = "; ".join(f"{one.device} {one.check}: {one.figure}".strip() for one in bad)
-            return textwrap.shorten(f"sonde {status}: {told}", REASON_MAX, placeholder=" …")
+            text = "; ".join(f"{one.device} {one.check}: {one.figure}".strip() for one in bad)
+            return textwrap.shorten(f"sonde {status}: {text}", REASON_MAX, placeholder=" …")
     return "sonde pass"
 
 
 def condition(results: Sequence[Result]) -> dict[str, str]:
-    """A NodeCondition: True says that all is well."""
+    """A NodeCondition: True means healthy."""
     failed = [one for one in results if one.status == "fail"]
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     words = failed[0].check.split("_") if failed else ["all", "checks", "passed"]

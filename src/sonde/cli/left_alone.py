@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is missing from an answer, because it makes its readers wait."""
+"""Processes that are left out of a result because reading them would block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sonde import procfs
 
 
 def counts() -> dict[str, int]:
-    """Processes that are left alone now, and those of which files are."""
+    """Number of processes left out, and of processes of which files are left out."""
     processes, files = procfs.BROKER.left_alone()
     return {"processes": processes, "processes_with_files": files}
 
@@ -20,4 +20,4 @@ def line() -> str:
         parts.append(f"{processes} process{'es' if processes != 1 else ''}")
     if files:
         parts.append(f"files of {files} process{'es' if files != 1 else ''}")
-    return f"left out: {' and '.join(parts)} that make their readers wait" if parts else ""
+    return f"left out: {' and '.join(parts)} that block their readers" if parts else ""

@@ -17,17 +17,17 @@ from sonde.errors import SondeError
 from sonde.export.layout import one_line
 
 COMMANDS = {
-    "doctor": "what this machine can observe, what is missing, and what mends it",
+    "doctor": "what this machine can observe, what is missing, and how to fix it",
     "record": "capture where time goes: on-CPU, waits, device calls",
     "report": "a capture as flame graph, tables, pprof, speedscope, JSON",
     "explain": "what limits the work, why the GPU stalled, and one next step",
-    "diff": "what changed between two records: steps, kernels, causes, functions",
+    "diff": "what changed between two recordings: steps, kernels, causes, functions",
     "attach": "bring the library for device time into a running process",
     "detach": "end device time in a process",
     "agent": "run on a node and let its metrics out: Prometheus, OTLP",
     "health": "whether this node's devices are fit for work",
-    "top": "who uses the CPUs and the devices now",
-    "dump": "where every thread of a process is now",
+    "top": "live table of the processes that use CPUs and devices",
+    "dump": "the current stack of every thread of a process",
     "fleet": "fleet totals with differential privacy",
 }
 """Every command with the line that its own module says of it."""

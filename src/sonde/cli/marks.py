@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sign in front of a line that says whether something is as it should be."""
+"""The status sign at the beginning of a line."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _RESET: Final = "\033[0m"
 
 
 def mark(status: str, *, colour: bool) -> str:
-    """The sign of a status: one character, in its colour where the terminal shows colours."""
+    """The sign of a status: one character, coloured on terminals that support it."""
     return f"{_COLOURS[status]}{MARKS[status]}{_RESET}" if colour else MARKS[status]

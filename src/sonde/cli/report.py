@@ -17,27 +17,38 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
+from sonde.model.profile import BASIC_KINDS, ProfileKind
 
 if TYPE_CHECKING:
     from sonde.query.capture import Capture
-    from sonde.query.questions import Where
+    from sonde.query.queries import Where
     from sonde.query.session import Session
 
 EXAMPLE = """\
 formats:
-  table       processes, functions, waits, device calls, losses (the default)
-  summary     the first screen, as `sonde record` prints it
+  table       processes, functions, waits, GPU API calls, losses (the default)
+  summary     one screen, as `sonde record` prints it
   html        one self-contained page with an interactive flame graph; opens without a network
   flamegraph  the same as html
-  pprof       for `go tool pprof`; look at waits with -sample_index=blocked
-  folded      folded stacks for FlameGraph's scripts: samples on a CPU, bytes, or microseconds
+  pprof       for `go tool pprof`; show waits with -sample_index=off_cpu
+  folded      folded stacks for FlameGraph's scripts: CPU samples, bytes, or microseconds
   speedscope  for https://www.speedscope.app
   json        everything, for scripts; times in ns
+
+metrics:
+  on-cpu          time on a CPU
+  off-cpu         time blocked, by reason: lock, I/O, sleep
+  run-queue       time runnable, waiting for a CPU
+  gpu-calls       host time inside GPU API calls, and the bytes that they move
+  gpu-time        time on the GPU, under the host stack that launched the work
+  memory-mapped   bytes mapped by mmap and brk
+  memory-faulted  bytes brought in by page faults: memory touched for the first time
+  memory-held     bytes mapped and not unmapped by the end of the recording
 
 examples:
   sonde report run.sonde
   sonde report run.sonde --format flamegraph            writes run.html
-  sonde report run.sonde --format html --metric offcpu --pid 4211 -o waits.html
+  sonde report run.sonde --format html --metric off-cpu --pid 4211 -o waits.html
   sonde report run.sonde --format pprof --lines          with inlined functions and source lines
   sonde report run.sonde --format json | jq '.device_calls[] | {function, calls, bytes}'
 """
@@ -48,7 +59,7 @@ class _Format:
     module: str
     suffix: str = ""
     """Of the file that is written by default; '' for standard output."""
-    default_kinds: tuple[str, ...] = ("cpu", "blocked", "runqueue", "device")
+    default_kinds: tuple[ProfileKind, ...] = BASIC_KINDS
 
 
 _HTML = _Format("html", ".html")
@@ -58,20 +69,21 @@ _FORMATS = {
     "html": _HTML,
     "flamegraph": _HTML,
     "pprof": _Format("pprof", ".pb.gz"),
-    "folded": _Format("folded", default_kinds=("cpu",)),
+    "folded": _Format("folded", default_kinds=(ProfileKind.ON_CPU,)),
     "speedscope": _Format("speedscope", ".speedscope.json"),
     "json": _Format("json_report"),
 }
-_METRICS = {
-    "cpu": "cpu",
-    "offcpu": "blocked",
-    "runqueue": "runqueue",
-    "device": "kernel",
-    "device-calls": "device",
-    "mapped": "mapped",
-    "faulted": "faulted",
-    "held": "held",
+_FORMER_METRIC_NAMES = {
+    "cpu": ProfileKind.ON_CPU,
+    "offcpu": ProfileKind.OFF_CPU,
+    "runqueue": ProfileKind.RUN_QUEUE,
+    "device": ProfileKind.GPU_TIME,
+    "device-calls": ProfileKind.GPU_CALLS,
+    "mapped": ProfileKind.MEMORY_MAPPED,
+    "faulted": ProfileKind.MEMORY_FAULTED,
+    "held": ProfileKind.MEMORY_HELD,
 }
+"""Accepted for scripts that were written for version 0.2 and before; not in the help."""
 
 _PROGRESS_AFTER_S = 1.0
 
@@ -81,7 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "report",
         help="a capture as flame graph, tables, pprof, speedscope, JSON",
-        description="Show what a capture holds. Needs no privileges and no network.",
+        description="Show a capture. Needs no privileges and no network.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -89,10 +101,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--format", choices=_FORMATS, default="table", help="see below")
     parser.add_argument(
         "--metric",
-        choices=_METRICS,
-        help="time on CPUs, blocked, waiting for a CPU, on the device (under the stacks that asked "
-        "for it), in device calls; bytes mapped, touched for the first time, or mapped and not "
-        "unmapped since (default: all that were recorded; folded: cpu)",
+        type=_metric,
+        choices=[kind.value for kind in ProfileKind],
+        help="what to show, see below (default: all that were recorded; folded: on-cpu)",
     )
     parser.add_argument(
         "--pid", type=_whole, action="append", default=[], help="only this process; may be repeated"
@@ -141,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         raise MissingDependency(
             f"the Python package {error.name} is missing", "run: pip install --upgrade sonde"
         ) from error
-    kinds = (_METRICS[args.metric],) if args.metric else _all_seen(session, chosen)
+    kinds = (ProfileKind(args.metric),) if args.metric else _recorded_kinds(session, chosen)
     more: dict[str, Any] = {} if args.limit is None else {"limit": args.limit}
     write = partial(exporter.write, session, kinds=kinds, where=_where(args, session), **more)
     if output is None:
@@ -155,7 +166,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _all_seen(session: Session, chosen: _Format) -> tuple[str, ...]:
+def _recorded_kinds(session: Session, chosen: _Format) -> tuple[ProfileKind, ...]:
+    """The kinds to show where --metric names none."""
     from sonde.query.device_runs import kinds_seen
 
     return kinds_seen(session) if len(chosen.default_kinds) > 1 else chosen.default_kinds
@@ -165,7 +177,7 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
     """The file to write, None for standard output."""
     if args.output == "-" or (args.output is None and not chosen.suffix):
         if chosen.suffix == ".pb.gz" and sys.stdout.isatty():
-            raise UsageError("a pprof profile is binary", "name a file with -o, or pipe it on")
+            raise UsageError("a pprof profile is binary", "name a file with -o, or pipe it")
         return None
     output: Path = Path(args.output) if args.output else args.file.with_suffix(chosen.suffix)
     with contextlib.suppress(OSError):
@@ -212,7 +224,7 @@ def _with_lines(capture: Capture) -> Capture:
 
 
 def _where(args: argparse.Namespace, session: Session) -> Where:
-    from sonde.query.questions import Where
+    from sonde.query.queries import Where
 
     known = {process.pid for process in session.processes}
     for pid in args.pid:
@@ -242,6 +254,12 @@ def _to_standard_output(write: Callable[..., None]) -> None:
         raise SinkError(
             f"cannot write to standard output: {error.strerror or error}", "write to a file with -o"
         ) from error
+
+
+def _metric(text: str) -> str:
+    """The present name of a metric; unknown text is returned as it is, for argparse to refuse."""
+    kind = _FORMER_METRIC_NAMES.get(text)
+    return kind.value if kind else text
 
 
 def _whole(text: str) -> int:

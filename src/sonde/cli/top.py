@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde top`: who uses the CPUs and the devices now."""
+"""`sonde top`: a live table of the processes that use CPUs and devices."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  sonde top                          every process, anew each second, until Ctrl-C
+  sonde top                          every process, refreshed each second, until Ctrl-C
   sonde top -p 4711 --interval 5     one process and what it launches on devices
   sonde top --once --json | jq '.processes[] | select(.device.busy > 0.5)'
 
 Device columns need the library in a process: `sonde attach PID`, or `sonde record -- CMD`; a
-process whose library a recorder reads shows none here. BUSY is the time of its runs on devices by
-the time that passed, from the runs that were timed: an estimate.
+process whose library a recorder reads shows none here. BUSY is the time of its runs on devices as a
+share of the elapsed time: an estimate from the runs that were timed.
 """
 BUDGET: Final = 0.01
 CLEAR: Final = "\033[H\033[J"
@@ -40,17 +40,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `top` to the commands."""
     parser = subparsers.add_parser(
         "top",
-        help="who uses the CPUs and the devices now",
+        help="live table of the processes that use CPUs and devices",
         description="A live table: processes with CPU time, device time and launches.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("-p", "--pid", type=int, action="append", metavar="PID", help="these alone; repeat")
-    add("--interval", type=_seconds, default=1.0, metavar="S", help="between looks (default 1)")
-    add("--lines", type=int, default=0, metavar="N", help="of processes (default: what fits)")
-    add("--once", action="store_true", help="one look, then end")
-    add("--json", action="store_true", help="print each look as a line of JSON")
+    add("-p", "--pid", type=int, action="append", metavar="PID", help="only these; may be repeated")
+    add("--interval", type=_seconds, default=1.0, metavar="S", help="refresh interval (default 1)")
+    add("--lines", type=int, default=0, metavar="N", help="of processes (default: as many as fit)")
+    add("--once", action="store_true", help="print once, then exit")
+    add("--json", action="store_true", help="print each update as a line of JSON")
     parser.set_defaults(run=run)
 
 
@@ -65,14 +65,14 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look and print until told to stop."""
+    """Print the table repeatedly until interrupted."""
     from sonde.cli.at_once import EndsAtOnce
 
     try:
         with EndsAtOnce():
             return _run(args)
     except KeyboardInterrupt:
-        return 0  # how it is meant to end
+        return 0  # the normal way to end
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -96,8 +96,8 @@ def _run(args: argparse.Namespace) -> int:
 def _show(top: Top, args: argparse.Namespace) -> None:
     found = top.look()
     if args.json:
-        said = {"processes": [asdict(one) for one in found], "left_out": left_alone.counts()}
-        print(json.dumps(said), flush=True)
+        document = {"processes": [asdict(one) for one in found], "left_out": left_alone.counts()}
+        print(json.dumps(document), flush=True)
         return
     columns, rows = shutil.get_terminal_size((100, 40))
     lines = args.lines or max(1, rows - SPARE_LINES)
@@ -106,7 +106,7 @@ def _show(top: Top, args: argparse.Namespace) -> None:
 
 
 def table(found: Sequence[Usage], lines: int, width: int, note: str = "") -> str:
-    """The busiest processes, what they sum up to, and a line for what is missing."""
+    """The busiest processes, their totals, and a note on what is missing."""
     devices = [one.device for one in found if one.device is not None]
     cpus = sum(one.cpu for one in found)
     text = [

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures in the formats of others, and in our own for people.
+"""Exports captures: to HTML, tables and text for people, and to the formats of other tools.
 
-Every exporter is one module with `write(session, out, kinds, where)`, which writes to a binary
-stream what `sonde.query` answers. None of them prints.
+Each exporter is a module with `write(session, out, kinds, where)`, which writes results of
+`sonde.query` to a binary stream. None of them prints.
 """

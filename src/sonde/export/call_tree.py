@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks of all kinds as one tree of functions, small enough to ship in a page.
+"""The stacks of all kinds as one call tree, small enough for an HTML page.
 
-Stacks share most of their frames, so a tree of them is far smaller than the stacks: a node is a
-function and its parent, and a stack is the node that it ends in. Nodes that carry next to nothing
-are folded into one child of their nearest heavier ancestor, which keeps every sum exact.
+Stacks share most of their frames, so the tree is far smaller than the stacks: a node is a function
+and its parent, and a stack is its leaf node. Nodes with very little weight are merged into one
+child of their nearest heavier ancestor, which keeps every sum exact.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sonde.export.picture import tip
+from sonde.export.stack_frames import leaf_label
 from sonde.model.code import NO_STACK, Frame
-from sonde.model.profile import KERNEL, Profile
+from sonde.model.profile import Profile, ProfileKind
 
 LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
-"""Stands for the frames that were folded."""
+"""Stands for the frames that were merged."""
 
 _ROOT = 0
 NODE_BYTES = 256
-"""What a node takes while the tree grows."""
+"""Memory for a node while the tree is built."""
 _NODES_AT_ONCE = 4_096
 
 
 @dataclass(slots=True)
 class Function:
-    """A function and the source lines of it that occur."""
+    """A function and the range of its source lines in the stacks."""
 
     name: str
     kind: str
@@ -36,8 +36,8 @@ class Function:
     first_line: int = 0
     last_line: int = 0
 
-    def saw(self, line: int) -> None:
-        """Widen the lines to hold one more; 0 is unknown."""
+    def add_line(self, line: int) -> None:
+        """Extend the range by a line; 0 is unknown."""
         if line:
             self.first_line = min(self.first_line or line, line)
             self.last_line = max(self.last_line, line)
@@ -45,7 +45,7 @@ class Function:
 
 @dataclass(slots=True)
 class KindRows:
-    """Weights of one kind, columnwise: what a thread did at a node."""
+    """Weights of one kind by thread and node, stored by column."""
 
     thread: list[int] = field(default_factory=list)
     node: list[int] = field(default_factory=list)
@@ -61,9 +61,9 @@ class CallTree:
     functions: list[Function]
     parent: Sequence[int]
     function: Sequence[int]
-    kinds: dict[str, KindRows]
+    kinds: dict[ProfileKind, KindRows]
     folded_nodes: int
-    """Nodes that were too light to keep."""
+    """Number of nodes that were merged into `LIGHT`."""
 
 
 def build(
@@ -71,19 +71,19 @@ def build(
 ) -> CallTree:
     """Build the tree of several profiles of one capture; at most 2 × `max_nodes` nodes.
 
-    `hold` is called with the memory that the tree is about to take before it is folded.
+    `hold` is called with the bytes that the tree is about to use before light nodes are merged.
     """
-    growing = _Growing(hold)
-    ends = [growing.add(profile) for profile in profiles]
-    place, folded = growing.fold(_shares(growing.parent, profiles, ends), max_nodes)
+    builder = _TreeBuilder(hold)
+    ends = [builder.add(profile) for profile in profiles]
+    new_node, folded = builder.merge_light(_shares(builder.parent, profiles, ends), max_nodes)
     kinds = {
-        profile.kind: _rows(profile, [place[node] for node in nodes])
+        profile.kind: _rows(profile, [new_node[node] for node in nodes])
         for profile, nodes in zip(profiles, ends, strict=True)
     }
-    return CallTree(growing.functions, growing.parent, growing.function, kinds, folded)
+    return CallTree(builder.functions, builder.parent, builder.function, kinds, folded)
 
 
-class _Growing:
+class _TreeBuilder:
     """A tree while stacks are added to it."""
 
     def __init__(self, hold: Callable[[int], None]) -> None:
@@ -93,24 +93,25 @@ class _Growing:
         self.function = array("i", [-1])
         self._function_numbers: dict[tuple[str, str, str], int] = {}
         self._children: dict[tuple[int, int], int] = {}
-        self._of_frame: dict[int, int] = {}
-        self._of_stack: dict[int, int] = {}
+        self._function_of_frame: dict[int, int] = {}
+        self._node_of_stack: dict[int, int] = {}
 
     def add(self, profile: Profile) -> list[int]:
-        """Add the stacks of a profile; returns the node that each of its rows ends in."""
+        """Add the stacks of a profile; return the leaf node of each row."""
         nodes = []
         for row in profile:
-            node = self._of_stack.get(row.stack)
+            node = self._node_of_stack.get(row.stack)
             if node is None:
-                node = self._of_stack[row.stack] = self._walk(profile, row.stack)
-            if end := tip(profile, row):
-                kind = "call" if profile.kind in ("device", KERNEL) else "wait"
+                node = self._node_of_stack[row.stack] = self._add_stack(profile, row.stack)
+            if end := leaf_label(profile, row):
+                on_gpu = profile.kind in (ProfileKind.GPU_CALLS, ProfileKind.GPU_TIME)
+                kind = "call" if on_gpu else "wait"
                 node = self._child(node, self._number(Frame(kind, end, "")))
             nodes.append(node)
         return nodes
 
-    def _walk(self, profile: Profile, stack: int) -> int:
-        stacks, of_frame, children = profile.stacks, self._of_frame, self._children
+    def _add_stack(self, profile: Profile, stack: int) -> int:
+        stacks, of_frame, children = profile.stacks, self._function_of_frame, self._children
         indices = stacks.indices(stack)
         if not len(indices):
             return self._child(_ROOT, self._number(NO_STACK))
@@ -120,7 +121,7 @@ class _Growing:
             if function is None:
                 function = of_frame[index] = self._number(stacks.frames[index])
             if function == last and not stacks.frames[index].function:
-                continue  # As picture.root_first, which would take twice as long here.
+                continue  # As `stack_frames.root_first`, which would be half as fast here.
             last = function
             child = children.get((node, function))
             node = self._child(node, function) if child is None else child
@@ -143,11 +144,11 @@ class _Growing:
         if number is None:
             number = self._function_numbers[key] = len(self.functions)
             self.functions.append(Function(frame.name, frame.kind, frame.binary, frame.file))
-        self.functions[number].saw(frame.line)
+        self.functions[number].add_line(frame.line)
         return number
 
-    def fold(self, shares: Sequence[float], max_nodes: int) -> tuple[Sequence[int], int]:
-        """Keep the heaviest nodes; returns where each old node went, and how many were folded."""
+    def merge_light(self, shares: Sequence[float], max_nodes: int) -> tuple[Sequence[int], int]:
+        """Keep the heaviest nodes; return (new node of each old one, number of merged nodes)."""
         count = len(self.parent)
         if count <= max_nodes:
             return range(count), 0
@@ -155,26 +156,28 @@ class _Growing:
         light = self._number(LIGHT)
         parent, function = self.parent, self.function
         self.parent, self.function, self._children = array("i", [-1]), array("i", [-1]), {}
-        place = array("i", [0]) * count
+        new_node = array("i", [0]) * count
         kept = bytearray(count)
         kept[_ROOT] = 1
         folded = 0
         for node in range(1, count):
             above = parent[node]
-            # No child is heavier than its parent, so what is kept hangs together.
+            # No child is heavier than its parent, so the kept nodes form a tree.
             if shares[node] > least:
                 kept[node] = 1
-                place[node] = self._child(place[above], function[node])
+                new_node[node] = self._child(new_node[above], function[node])
             else:
                 folded += 1
-                place[node] = self._child(place[above], light) if kept[above] else place[above]
-        return place, folded
+                new_node[node] = (
+                    self._child(new_node[above], light) if kept[above] else new_node[above]
+                )
+        return new_node, folded
 
 
 def _shares(
     parent: Sequence[int], profiles: Sequence[Profile], ends: Sequence[Sequence[int]]
 ) -> Sequence[float]:
-    """Of each node and what it called: its share of a kind, summed over the kinds."""
+    """Weight of each node with its callees, as a share of its kind, summed over the kinds."""
     shares = array("d", [0.0]) * len(parent)
     for profile, nodes in zip(profiles, ends, strict=True):
         whole = sum(profile.row_weight) or 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline as Chrome's trace JSON, for viewers that know no Perfetto."""
+"""A timeline as Chrome's trace JSON, for viewers that cannot read Perfetto traces."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sonde.export.tracks import tracks_of
 from sonde.model.timeline import Timeline
 
 _DEVICES = 1 << 24
-"""Processes of devices are numbered from here, out of the way of pids."""
+"""Devices are shown as processes with numbers from here on, above all pids."""
 
 
 def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> int:
-    """Write the trace; returns how many events it has. Times are µs, as the format has them."""
+    """Write the trace, with times in µs; return the number of events."""
     count = 0
     out.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
     for event in _events(timeline, causes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What changed between two records, as text and as JSON."""
+"""The difference of two recordings, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = 20
 
 
 class Changed(Protocol):
-    """One figure in both (`sonde.analyze.difference.Change`)."""
+    """One figure in both recordings (`sonde.analyze.difference.Change`)."""
 
     @property
     def kind(self) -> str: ...
@@ -52,12 +52,12 @@ def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
         )
     lines = columns(rows, (8, -13, -12, -9, -10, 14, 0))
     if len(changes) > limit:
-        lines.append(f"  {len(changes) - limit} smaller ones not shown")
+        lines.append(f"  {len(changes) - limit} smaller changes not shown")
     return "\n".join(lines)
 
 
 def worse(per: str, failed: Sequence[Changed]) -> list[str]:
-    """A line for each that got worse by more than allowed."""
+    """One line for each figure that got worse by more than allowed."""
     return [
         one_line(f"worse by {100 * one.weight:.1f} % of a {per}: {one.kind} {one.name}")
         for one in failed

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folded stacks, one a line, as Brendan Gregg's FlameGraph reads them.
+"""Folded stacks, one per line, as Brendan Gregg's FlameGraph reads them.
 
     python3;_start;main;train_step;do_syscall_64_[k] 4211
 
-The process comes first, kernel frames carry `_[k]`, compiled ones
-`_[j]`, inlined ones `_[i]`. Weights are samples
-on a CPU, bytes of memory, and microseconds of anything else. Source:
+The process comes first. Frames of the kernel end in `_[k]`, of JIT code in `_[j]`, inlined ones in
+`_[i]`. Weights are CPU samples, bytes of memory, and microseconds of all other kinds. Source:
 https://github.com/brendangregg/FlameGraph#2-fold-stacks
 """
 
@@ -16,11 +15,11 @@ from typing import BinaryIO
 
 from sonde.errors import CaptureTooLarge
 from sonde.export.layout import one_line
-from sonde.export.picture import check_amount, frames_root_first, tip
+from sonde.export.stack_frames import check_size, frames_root_first, leaf_label
 from sonde.model.code import Frame
-from sonde.model.profile import KINDS, MEMORY
-from sonde.query import questions
-from sonde.query.questions import EVERYTHING, Where
+from sonde.model.profile import BASIC_KINDS, ProfileKind
+from sonde.query import queries
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 MOST_CHARS = 1 << 30
@@ -30,32 +29,31 @@ _ANNOTATIONS = {"kernel": "_[k]", "jit": "_[j]", "inlined": "_[i]"}
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
-    """Write one line a stack, heaviest first. Several kinds are told apart by a first frame."""
+    """Write one line per stack, heaviest first. With several kinds, the first frame is the kind."""
     texts = _Texts()
     for kind in kinds:
-        profile = questions.profile(session, kind, where)
-        check_amount(profile)
+        profile = queries.profile(session, kind, where)
+        check_size(profile)
         paths: dict[tuple[int, ...], tuple[int, ...]] = {}
         of_stack: dict[int, tuple[int, ...]] = {}
-        # Lines by the numbers of their texts: as text they would take many times the capture's
-        # memory.
+        # Lines by indices of their texts: as text they would need many times the capture's memory.
         weights: dict[tuple[int, tuple[int, ...], int], int] = {}
-        for row in profile:
+        in_samples = kind == ProfileKind.ON_CPU
+        for row, weight in zip(profile, profile.row_weight, strict=True):
             path = of_stack.get(row.stack)
             if path is None:
                 frames = frames_root_first(profile.stacks, row.stack)
                 path = tuple(map(texts.of_frame, frames))
                 path = of_stack[row.stack] = paths.setdefault(path, path)
             process = texts.number(_safe(profile.threads[row.thread].process.name))
-            end = tip(profile, row)
+            end = leaf_label(profile, row)
             key = (process, path, texts.number(_safe(end)) if end else -1)
-            weight = row.events if kind == "cpu" else row.bytes if kind in MEMORY else row.ns
-            weights[key] = weights.get(key, 0) + weight
+            weights[key] = weights.get(key, 0) + (row.events if in_samples else weight)
         _check_size(texts, weights)
-        unit = 1 if kind == "cpu" or kind in MEMORY else 1000
+        unit = 1 if in_samples or kind.is_memory else 1000
         before = f"{kind};" if len(kinds) > 1 else ""
         for key, weight in sorted(weights.items(), key=lambda item: -item[1]):
             if rounded := round(weight / unit):
@@ -64,7 +62,7 @@ def write(
 
 
 class _Texts:
-    """Numbers for the texts of lines."""
+    """Interned texts: a number for each text of a line."""
 
     def __init__(self) -> None:
         self.listed: list[str] = []
@@ -96,7 +94,7 @@ def _numbers(key: tuple[int, tuple[int, ...], int]) -> Iterator[int]:
 
 
 def _check_size(texts: _Texts, keys: Iterable[tuple[int, tuple[int, ...], int]]) -> None:
-    """Raise CaptureTooLarge where lines would have no end: a name may come in any of them."""
+    """Raise CaptureTooLarge for too much text: any line may repeat a long name."""
     length = [len(text) for text in texts.listed]
     of_path: dict[int, int] = {}
     size = 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One self-contained page: an interactive flame graph and the exact tables beside it.
+"""One self-contained HTML page: an interactive flame graph and tables.
 
-The page needs no network and no server. Its content security policy allows the script and the
-style that are in it, by their hashes, and nothing else. What the capture says travels as
-base64 of gzipped JSON, so that no name in it can end up as markup.
+The page needs no network and no server. Its content security policy allows its own script and
+style by their hashes, and nothing else. The data is embedded as base64 of gzipped JSON, so that no
+name in it can become markup.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, BinaryIO
 
-from sonde.export import call_tree, json_report, signals, strict_json
+from sonde.export import call_tree, json_report, metric_charts, strict_json
 from sonde.export.call_tree import CallTree
 from sonde.export.summary import directions
-from sonde.model.profile import KERNEL, KINDS
-from sonde.query import questions
+from sonde.model.profile import BASIC_KINDS, ProfileKind
+from sonde.query import queries
 from sonde.query.device_runs import device_runs
-from sonde.query.questions import EVERYTHING, Where
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 MAX_NODES = 150_000
-"""Of the flame graph's tree: what a page loads in well under a second."""
+"""Of the flame graph's tree: a page loads them in well under a second."""
 MAX_ROWS = 5_000
 """Of each table."""
 
@@ -37,10 +37,10 @@ _SCRIPTS = ("numbers.js", "capture.js", "tree.js", "colours.js", "flame.js", "ta
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
-    """Write the page. With several kinds it begins with the first that was seen."""
+    """Write the page. It opens with the first of the kinds that is not empty."""
     script = "".join(_asset(name) for name in _SCRIPTS)
     style = _asset("page.css")
     policy = (
@@ -55,7 +55,7 @@ def write(
         "@data@": document,
         "@script@": script,
     }
-    # Split rather than replaced one by one: a value may contain another's mark.
+    # Split, not replaced one by one: a value may contain another placeholder.
     page = _asset("page.html")
     for mark, value in parts.items():
         before, found, rest = page.partition(mark)
@@ -79,7 +79,7 @@ def _write_packed(document: dict[str, Any], out: BinaryIO) -> None:
 
 
 class _Base64(io.RawIOBase):
-    """Writes bytes as base64, three by three."""
+    """A stream that writes bytes as base64."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
@@ -96,7 +96,7 @@ class _Base64(io.RawIOBase):
         return len(data)
 
     def finish(self) -> None:
-        """Write what is left of the last three."""
+        """Write the last, incomplete group of three bytes."""
         self._out.write(base64.b64encode(self._rest))
 
 
@@ -108,10 +108,10 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _document(session: Session, kinds: Sequence[str], where: Where) -> dict[str, Any]:
-    profiles = [questions.profile(session, kind, where) for kind in kinds]
+def _document(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dict[str, Any]:
+    profiles = [queries.profile(session, kind, where) for kind in kinds]
     tree = call_tree.build(profiles, MAX_NODES, session.hold)
-    idle = questions.idle_threads(session)
+    idle = queries.idle_threads(session)
     numbers = {process: number for number, process in enumerate(session.processes)}
     return {
         "capture": json_report.capture(session.info),
@@ -157,13 +157,13 @@ def _tree(tree: CallTree) -> dict[str, Any]:
     }
 
 
-def _tables(session: Session, kinds: Sequence[str], where: Where) -> dict[str, Any]:
+def _tables(session: Session, kinds: Sequence[ProfileKind], where: Where) -> dict[str, Any]:
     numbers = {process: number for number, process in enumerate(session.processes)}
     threads = {thread: number for number, thread in enumerate(session.threads)}
-    waits = [wait for wait in questions.waits(session, where) if wait.kind in kinds]
-    calls = questions.device_calls(session, where) if "device" in kinds else []
-    runs = device_runs(session, where) if KERNEL in kinds else []
-    uses = questions.processes(session, where)
+    waits = [wait for wait in queries.waits(session, where) if wait.kind in kinds]
+    calls = queries.device_calls(session, where) if ProfileKind.GPU_CALLS in kinds else []
+    runs = device_runs(session, where) if ProfileKind.GPU_TIME in kinds else []
+    uses = queries.processes(session, where)
     return {
         "waits": [
             {
@@ -230,7 +230,7 @@ def _tables(session: Session, kinds: Sequence[str], where: Where) -> dict[str, A
         "processesInAll": len(uses),
         "losses": [
             {"name": loss.name, "amount": loss.amount, "text": loss.text}
-            for loss in questions.losses(session)
+            for loss in queries.losses(session)
         ],
         "notices": [
             {
@@ -239,23 +239,23 @@ def _tables(session: Session, kinds: Sequence[str], where: Where) -> dict[str, A
                 "count": notice.count,
                 "text": notice.text,
             }
-            for notice in questions.notices(session)[:MAX_ROWS]
+            for notice in queries.notices(session)[:MAX_ROWS]
         ],
-        "signals": [
+        "charts": [
             {
-                "name": signal.name,
-                "of": " ".join((signal.of, *signal.about)).strip(),
-                "bars": signals.bars(signal.cells, signal.top),
-                "told": [
-                    signals.amount(value, signal.unit)
-                    for value in (signal.low, signal.mean, signal.high)
+                "name": chart.name,
+                "of": " ".join((chart.of, *chart.about)).strip(),
+                "bars": metric_charts.bars(chart.cells, chart.top),
+                "values": [
+                    metric_charts.amount(value, chart.unit)
+                    for value in (chart.low, chart.mean, chart.high)
                 ],
             }
-            for signal in signals.every(session, where)[:MAX_ROWS]
+            for chart in metric_charts.all_charts(session, where)[:MAX_ROWS]
         ],
         "metrics": [
             {"series": metric.series, "labels": metric.labels, "last": metric.last}
-            for metric in questions.metrics(session)[:MAX_ROWS]
+            for metric in queries.metrics(session)[:MAX_ROWS]
             if metric.series.startswith("sonde.") and not metric.labels
         ],
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One JSON document for scripts: every question, every row, numbers in ns and bytes."""
+"""One JSON document for scripts: every query, every row; times in ns, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from typing import Any, BinaryIO, TypeVar
 from sonde.export import strict_json
 from sonde.model.answers import Wait
 from sonde.model.process import Process
-from sonde.model.profile import KERNEL, KINDS
-from sonde.query import questions
+from sonde.model.profile import BASIC_KINDS, ProfileKind
+from sonde.query import queries
 from sonde.query.capture import CaptureInfo
 from sonde.query.device_callers import device_callers
 from sonde.query.device_runs import device_runs
 from sonde.query.memory import growth, memory
-from sonde.query.questions import EVERYTHING, Where
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 T = TypeVar("T")
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
 
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
     """Write the document. Fields are those of `sonde.model.answers`."""
@@ -36,38 +36,38 @@ def write(
     document: dict[str, Any] = {
         "format": FORMAT,
         "capture": capture(session.info),
-        "processes": map(rows.of, _each(questions.processes, session, where)),
+        "processes": map(rows.of, _each(queries.processes, session, where)),
         "functions": {
-            kind: map(rows.of, _each(questions.top_functions, session, kind, where))
+            kind: map(rows.of, _each(queries.top_functions, session, kind, where))
             for kind in kinds
         },
-        "waits": (rows.of_wait(row) for row in _each(questions.waits, session, where)
+        "waits": (rows.of_wait(row) for row in _each(queries.waits, session, where)
                   if row.kind in kinds),
-        "device_calls": map(rows.of, _each(questions.device_calls, session, where))
-        if "device" in kinds
+        "device_calls": map(rows.of, _each(queries.device_calls, session, where))
+        if ProfileKind.GPU_CALLS in kinds
         else [],
-        "usage": map(rows.of, _each(questions.usage, session, where)),
+        "usage": map(rows.of, _each(queries.usage, session, where)),
         "device_runs": (
             {**rows.of(row), "mean_ns": row.mean_ns} for row in _each(device_runs, session, where)
         )
-        if KERNEL in kinds
+        if ProfileKind.GPU_TIME in kinds
         else [],
         "device_callers": map(rows.of, _each(device_callers, session, where))
-        if KERNEL in kinds
+        if ProfileKind.GPU_TIME in kinds
         else [],
         "memory": map(rows.of, _each(memory, session, where)),
         "memory_growth": map(rows.of, _each(growth, session, where)),
-        "losses": map(rows.of, _each(questions.losses, session)),
-        "notices": map(rows.of, _each(questions.notices, session)),
-        "metrics": map(rows.of, _each(questions.metrics, session)),
+        "losses": map(rows.of, _each(queries.losses, session)),
+        "notices": map(rows.of, _each(queries.notices, session)),
+        "metrics": map(rows.of, _each(queries.metrics, session)),
     }  # fmt: skip
     strict_json.write_indented(out.write, document)
     out.write(b"\n")
 
 
-def _each(question: Callable[..., Iterable[T]], *about: Any) -> Iterator[T]:
-    """The rows of an answer, asked for when the first of them is written."""
-    yield from question(*about)
+def _each(query: Callable[..., Iterable[T]], *about: Any) -> Iterator[T]:
+    """The rows of a query, which runs when the first of them is written."""
+    yield from query(*about)
 
 
 def _fields(row: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _fields(row: Any) -> dict[str, Any]:
 
 
 class _Rows:
-    """Rows of answers as fields; a process is spelled out in fields of its own."""
+    """Rows as JSON objects; the fields of a process are put in place of the process."""
 
     def __init__(self) -> None:
         self._process: tuple[Process | None, dict[str, Any]] = (None, {})
@@ -97,14 +97,14 @@ class _Rows:
     def _of(self, process: Process) -> dict[str, Any]:
         known, fields = self._process
         if known is not process:
-            # Not `asdict`, which takes ten times as long to copy what is never changed.
+            # Not `asdict`: it makes deep copies and is ten times slower.
             fields = {**_fields(process), "owner": _fields(process.owner)}
             self._process = (process, fields)
         return fields
 
 
 def capture(info: CaptureInfo) -> dict[str, Any]:
-    """What the document says about the capture itself."""
+    """The document's section on the capture itself."""
     return {
         **asdict(info),
         "path": str(info.path),

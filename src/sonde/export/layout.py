@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers and columns as people read them in a terminal."""
+"""Formats numbers and columns of text for a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def duration(ns: float) -> str:
-    """Nanoseconds with three significant digits and a fitting unit: '1.25 s', '340 µs'."""
+    """Nanoseconds with three significant digits and a suitable unit: '1.25 s', '340 µs'."""
     if ns >= 600e9:
         return f"{ns / 60e9:,.0f} min"
     for limit_ns, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
@@ -30,7 +30,7 @@ def size(count_bytes: float) -> str:
 
 
 def rate(count_bytes: float, ns: float) -> str:
-    """Bytes a second: '12.3 GB/s', '' of nothing."""
+    """Bytes per second: '12.3 GB/s', '' for none."""
     return f"{size(count_bytes * 1e9 / ns)}/s" if count_bytes and ns else ""
 
 
@@ -40,28 +40,28 @@ def three_digits(value: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share: '12.3 %', '-' of nothing."""
+    """A share: '12.3 %', '-' of a total of 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def loss_line(loss: Loss) -> str:
-    """One loss in words."""
+    """One loss as a line for people."""
     amount = f"{loss.amount:,.0f}"
     return one_line(f"{amount} × {loss.name}: {loss.text}".removesuffix(": "))
 
 
 def one_line(text: str) -> str:
-    """Text without anything that would move the cursor: names come from programs not our own."""
+    """Text without control characters: names come from other programs and may be hostile."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def width_of(text: str) -> int:
-    """Terminal cells that a printable text takes."""
+    """Width of a printable text in terminal cells."""
     if text.isascii():
         return len(text)
-    import unicodedata  # half a megabyte, which the recorder's line of progress does not need
+    import unicodedata  # half a megabyte, not needed for ASCII
 
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
@@ -70,7 +70,7 @@ def width_of(text: str) -> int:
 
 
 def fit(text: str, width: int) -> str:
-    """Text of exactly `width` cells: cut in its middle, where names differ least, or padded."""
+    """Text of exactly `width` cells: padded, or shortened in its middle."""
     text = one_line(text)
     if width_of(text) > width:
         if not text.isascii():
@@ -82,9 +82,9 @@ def fit(text: str, width: int) -> str:
 
 
 def _beginning(text: str, width: int) -> str:
-    """As much of a text as fits."""
+    """As much of a text as fits into `width` cells."""
     taken = 0
-    for number, char in enumerate(text[: 4 * width]):  # marks that combine take no cell
+    for number, char in enumerate(text[: 4 * width]):  # combining marks have no width
         taken += width_of(char)
         if taken > width:
             return text[:number]

@@ -2,8 +2,8 @@
 """A timeline as a Perfetto trace, for https://ui.perfetto.dev.
 
 Written packet by packet with the messages of the `perfetto` package (its generated protos), on a
-sequence of its own with interned names: track descriptors, begin and end of each slice, a flow from
-each call to what the device did for it, counters, and a track of causes for each device.
+separate sequence with interned names: track descriptors, begin and end of each slice, a flow from
+each call to the run on the device that it launched, counters, and a track of causes per device.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Cause = tuple[int, int, int, str]
 
 
 def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> int:
-    """Write the trace; returns how many packets it has."""
+    """Write the trace; return the number of packets."""
     count = 0
     for packet in packets(timeline, causes):
         raw = packet.SerializeToString()
@@ -42,7 +42,7 @@ def write(timeline: Timeline, out: BinaryIO, causes: Iterable[Cause] = ()) -> in
 
 
 def packets(timeline: Timeline, causes: Iterable[Cause] = ()) -> Iterator[Any]:
-    """The trace's packets, in the order that they are written in."""
+    """The packets of the trace in the order of the file."""
     names = _Names()
     first = proto.TracePacket()
     first.trusted_packet_sequence_id = _SEQUENCE
@@ -70,9 +70,9 @@ def packets(timeline: Timeline, causes: Iterable[Cause] = ()) -> Iterator[Any]:
 
 
 def _clocks(timeline: Timeline) -> Any:
-    """One instant by the clock of the timeline and by the time of day.
+    """One instant on the clock of the timeline and in wall-clock time.
 
-    Without it the trace processor knows no way from this clock to the trace's, and drops all.
+    The trace processor needs it to convert times, and drops all events without it.
     """
     packet = proto.TracePacket()
     packet.trusted_packet_sequence_id = _SEQUENCE
@@ -80,13 +80,13 @@ def _clocks(timeline: Timeline) -> Any:
     snapshot.primary_trace_clock = _MONOTONIC
     now = max(0, timeline.start_ns)
     for clock, time_ns in ((_MONOTONIC, now), (_REALTIME, now + timeline.wall_offset_ns)):
-        told = snapshot.clocks.add()
-        told.clock_id, told.timestamp = clock, max(0, time_ns)
+        reading = snapshot.clocks.add()
+        reading.clock_id, reading.timestamp = clock, max(0, time_ns)
     return packet
 
 
 class _Names:
-    """Numbers for names; each is told once."""
+    """Interning ids for names; each name is written once."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
@@ -95,8 +95,8 @@ class _Names:
         number = self._known.get(name)
         if number is None:
             number = self._known[name] = len(self._known) + 1
-            told = packet.interned_data.event_names.add()
-            told.iid, told.name = number, name
+            interned = packet.interned_data.event_names.add()
+            interned.iid, interned.name = number, name
         packet.track_event.name_iid = number
 
 
@@ -146,7 +146,7 @@ def _causes(parents: dict[str, int], names: _Names, causes: Iterable[Cause]) -> 
         if device not in known:
             known.add(device)
             parent = parents.get(f"GPU{device}", 0)
-            yield _descriptor(_CAUSES + device, "why it waited", parent)
+            yield _descriptor(_CAUSES + device, "stalls by cause", parent)
         packet = _event(start_ns, _CAUSES + device, begin)
         names.put(packet, title)
         yield packet

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""speedscope's own file format: one "sampled" profile a kind, weights in nanoseconds,
-of memory in bytes.
+"""speedscope's file format: one "sampled" profile per kind, with weights in ns or bytes.
 
 Source: https://www.speedscope.app/file-format-schema.json
 """
@@ -11,32 +10,32 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from sonde.export import strict_json
-from sonde.export.picture import check_amount, frames_root_first, tip
-from sonde.model.profile import KINDS, MEMORY, Profile
-from sonde.query import questions
-from sonde.query.questions import EVERYTHING, Where
+from sonde.export.stack_frames import check_size, frames_root_first, leaf_label
+from sonde.model.profile import BASIC_KINDS, Profile, ProfileKind
+from sonde.query import queries
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 _TITLES = {
-    "cpu": "On-CPU",
-    "blocked": "Off-CPU: blocked",
-    "runqueue": "Off-CPU: run queue",
-    "device": "Device calls",
-    "kernel": "On the device",
-    "mapped": "Memory mapped",
-    "faulted": "Memory touched",
-    "held": "Memory held",
+    ProfileKind.ON_CPU: "On-CPU",
+    ProfileKind.OFF_CPU: "Off-CPU: blocked",
+    ProfileKind.RUN_QUEUE: "Off-CPU: run queue",
+    ProfileKind.GPU_CALLS: "GPU API calls",
+    ProfileKind.GPU_TIME: "GPU time",
+    ProfileKind.MEMORY_MAPPED: "Memory mapped",
+    ProfileKind.MEMORY_FAULTED: "Memory page-faulted",
+    ProfileKind.MEMORY_HELD: "Memory held",
 }
 
 
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
-    """Write one JSON document. Kinds of which nothing was seen are left out, unless all are."""
-    profiles = [questions.profile(session, kind, where) for kind in kinds]
+    """Write one JSON document. Empty kinds are left out, unless all are empty."""
+    profiles = [queries.profile(session, kind, where) for kind in kinds]
     seen = [profile for profile in profiles if len(profile)] or profiles
     frames = _Frames()
     document = {
@@ -45,14 +44,14 @@ def write(
         "name": session.info.path.name,
         "activeProfileIndex": 0,
         "profiles": tuple(_profile(profile, frames) for profile in seen),
-        # Behind the profiles, whose samples find out which frames there are.
+        # After the profiles: their samples collect the frames.
         "shared": {"frames": frames.listed},
     }
     strict_json.write_compact(out.write, document)
 
 
 class _Frames:
-    """The frames that all profiles share."""
+    """The frames that all profiles share, numbered."""
 
     def __init__(self) -> None:
         self.listed: list[dict[str, Any]] = []
@@ -72,9 +71,9 @@ class _Frames:
 
 
 def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
-    is_memory = profile.kind in MEMORY
-    check_amount(profile)
-    weights = profile.row_bytes if is_memory else profile.row_ns
+    is_memory = profile.kind.is_memory
+    check_size(profile)
+    weights = profile.row_weight
     return {
         "type": "sampled",
         "name": _TITLES[profile.kind],
@@ -87,7 +86,7 @@ def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
 
 
 def _samples(profile: Profile, shared: _Frames) -> Iterator[str]:
-    """The frames of each row as JSON, by their numbers; those of a stack are spelled out once."""
+    """The frame numbers of each row as JSON; those of a stack are formatted once."""
     stacks = profile.stacks
     known: dict[int, str] = {}
     for row in profile:
@@ -99,6 +98,6 @@ def _samples(profile: Profile, shared: _Frames) -> Iterator[str]:
             ]
             text = known[row.stack] = ",".join(numbers)
         process = profile.threads[row.thread].process
-        end = tip(profile, row)
+        end = leaf_label(profile, row)
         behind = f",{shared.number(end)}" if end else ""
         yield f"[{shared.number(process.label)},{text}{behind}]"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON that every parser takes: what is no number becomes null, never NaN or Infinity.
+"""JSON that every parser accepts: NaN and infinite numbers become null.
 
-Documents are written in pieces. A text takes up to six times its size as JSON, so a document of all
-that a capture holds would take many times the memory of the capture.
+Documents are written in pieces: escaped text is up to six times longer, so a whole document would
+need many times the memory of the capture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Write = Callable[[bytes], object]
 
 
 class Fragments:
-    """A list whose items come as JSON."""
+    """A list whose items are JSON already."""
 
     def __init__(self, items: Iterable[str]) -> None:
         self.items = items
@@ -31,12 +31,12 @@ def dumps(document: Any, **options: Any) -> str:
     """As `json.dumps`, by RFC 8259."""
     try:
         return json.dumps(document, allow_nan=False, **options)
-    except ValueError:  # rare, so the document is gone through only now
+    except ValueError:  # rare, so the document is only searched now
         return json.dumps(_finite(document), allow_nan=False, **options)
 
 
 def write_compact(write: Write, document: dict[str, Any]) -> None:
-    """Write a document without any space.
+    """Write a document without whitespace.
 
     A list is encoded some items at a time, what a tuple, an iterator or `Fragments` holds item by
     item.
@@ -45,7 +45,7 @@ def write_compact(write: Write, document: dict[str, Any]) -> None:
 
 
 def write_indented(write: Write, document: dict[str, Any]) -> None:
-    """Write a document as `json.dumps(…, indent=1)` has it; lists in it may be iterators."""
+    """Write a document in the format of `json.dumps(…, indent=1)`; lists in it may be iterators."""
     _write(write, _indented(document, "\n"))
 
 
@@ -90,7 +90,7 @@ def _compact(value: Any) -> Iterator[str]:
 
 
 def _indented(value: Any, line: str) -> Iterator[str]:
-    """`line`: the line break and the indent that the value stands behind."""
+    """`line`: the line break and indentation before the value."""
     if isinstance(value, dict):
         comma, inner = "{", f"{line} "
         for key, one in value.items():

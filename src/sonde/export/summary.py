@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first screen: what a recording says at once, in 25 lines of 100 columns.
+"""The summary of a recording, in 25 lines of 100 columns.
 
-Which code the CPUs ran, what threads waited for, what was asked of devices, and what was lost.
-Bystanders would drown the answer, so threads that slept all the time and kernel threads that
-waited are folded into one line; processes that used a device come first, then those that worked.
+Which code ran on CPUs, what threads waited for, which GPU API calls were made, and what was lost.
+Threads that slept all the time and waiting kernel threads are only counted. Processes that used a
+device come first, then those that used CPU time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
-from sonde.export import signals
+from sonde.export import metric_charts
 from sonde.export.layout import columns, duration, fit, loss_line, one_line, percent, size
 from sonde.model.answers import (
     DeviceCalls,
@@ -27,12 +27,12 @@ from sonde.model.answers import (
     Wait,
 )
 from sonde.model.process import Process, Thread
-from sonde.model.profile import KINDS
-from sonde.query import questions
+from sonde.model.profile import BASIC_KINDS, ProfileKind
+from sonde.query import queries
 from sonde.query.capture import CaptureInfo, read
 from sonde.query.device_runs import device_runs
 from sonde.query.memory import growth
-from sonde.query.questions import EVERYTHING, Where
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 CPU_ROWS = 5
@@ -40,8 +40,8 @@ WAIT_ROWS = 5
 DEVICE_ROWS = 4
 LOSS_ROWS = 3
 MEMORY_ROWS = 4
-WORKED_SHARE = 0.01
-"""A process worked if it was on a CPU, or wanted to be, for this share of the recording."""
+ACTIVE_SHARE = 0.01
+"""A process is active if it was on a CPU or in a run queue for this share of the recording."""
 
 _LEFT_WIDTH = 44
 
@@ -52,34 +52,34 @@ def of_file(path: Path) -> str:
 
 
 def render(session: Session, where: Where = EVERYTHING) -> str:
-    """The summary, without a line end behind its last line."""
+    """The summary, without a newline at its end."""
     info = session.info
-    processes = questions.processes(session, where)
-    waits = questions.waits(session, where)
-    functions = questions.top_functions(session, "cpu", where, limit=CPU_ROWS)
+    processes = queries.processes(session, where)
+    waits = queries.waits(session, where)
+    functions = queries.top_functions(session, ProfileKind.ON_CPU, where, limit=CPU_ROWS)
     whole = where == EVERYTHING and info.host.get("whole_machine", True)
     lines = [_headline(info, processes, waits, "Whole machine" if whole else "Chosen processes")]
     lines += ["", *_on_cpu(info, processes, functions)]
     lines += ["", *_waits(info, processes, waits)]
-    lines += ["", *_device_calls(questions.device_calls(session, where))]
+    lines += ["", *_device_calls(queries.device_calls(session, where))]
     if runs := device_runs(session, where):
         lines += ["", *_device_runs(runs)]
-    if told := signals.summary(session, where):
-        lines += ["", *told]
+    if charts := metric_charts.summary(session, where):
+        lines += ["", *charts]
     if held := _held(growth(session, where)):
         lines += ["", *held]
-    lines += ["", _lost(info, questions.losses(session))]
-    lines += _stack_ends(questions.stack_ends(session))
+    lines += ["", _lost(info, queries.losses(session))]
+    lines += _stack_ends(queries.stack_ends(session))
     return "\n".join(map(one_line, lines))
 
 
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
 ) -> None:
-    """Write the summary as UTF-8 text; it always tells of every kind."""
+    """Write the summary as UTF-8 text; it always has every kind."""
     out.write(f"{render(session, where)}\n".encode(errors="replace"))
 
 
@@ -92,8 +92,8 @@ def _headline(
     at = f" at {info.hz} Hz" if info.hz else ""
     seen = (
         f"{sum(use.cpu_samples for use in processes):,} samples{at}, "
-        f"{sum(wait.count for wait in waits if wait.kind == 'blocked'):,} waits, "
-        f"{sum(use.device_calls for use in processes):,} device calls"
+        f"{sum(wait.count for wait in waits if wait.kind == ProfileKind.OFF_CPU):,} waits, "
+        f"{sum(use.device_calls for use in processes):,} GPU API calls"
     )
     return f"{scope}, {', '.join(machine)}: {seen}"
 
@@ -131,16 +131,16 @@ def _on_cpu(
 
 @dataclass(slots=True)
 class _ThreadWaits:
-    """The waits of one thread, together."""
+    """All waits of one thread."""
 
     thread: Thread
     blocked_ns: int = 0
     queued_ns: int = 0
     longest: Wait | None = None
-    """Of those that blocked it."""
+    """The longest total of one reason off-CPU."""
 
     def add(self, wait: Wait) -> None:
-        if wait.kind == "runqueue":
+        if wait.kind == ProfileKind.RUN_QUEUE:
             self.queued_ns += wait.ns
             return
         self.blocked_ns += wait.ns
@@ -167,7 +167,7 @@ class _ThreadWaits:
         )
 
 
-_WAIT_HEAD = ("LONGEST WAITS", "blocked", "mostly for", "in", "woken by", "for a CPU")
+_WAIT_HEAD = ("LONGEST WAITS", "off-CPU", "main reason", "in", "woken by", "run queue")
 _WAIT_WIDTHS = (28, -7, 16, 16, 14, -9)
 
 
@@ -197,21 +197,21 @@ def _waits(info: CaptureInfo, processes: Sequence[ProcessUse], waits: Sequence[W
 
 
 def _ranks(info: CaptureInfo, processes: Sequence[ProcessUse]) -> dict[Process, int]:
-    """0 for processes that used a device, 1 for those that worked, 2 for the rest."""
-    least_ns = info.duration_ns * WORKED_SHARE
+    """0 for processes that used a device, 1 for active ones, 2 for the rest."""
+    least_ns = info.duration_ns * ACTIVE_SHARE
     return {
         use.process: 0 if use.device_calls else 1 if use.cpu_ns + use.runqueue_ns >= least_ns else 2
         for use in processes
     }
 
 
-_DEVICE_HEAD = ("DEVICE CALLS", "", "calls", "bytes", "time", "longest", "errors")
+_DEVICE_HEAD = ("GPU API CALLS", "", "calls", "bytes", "time", "longest", "errors")
 _DEVICE_WIDTHS = (22, 22, -9, -15, -7, -7, -6)
 
 
 def _device_calls(calls: Sequence[DeviceCalls]) -> list[str]:
     if not calls:
-        return ["DEVICE CALLS  none seen"]
+        return ["GPU API CALLS  none seen"]
     rows = [_device_row(one) for one in calls[:DEVICE_ROWS]]
     lines = columns([_DEVICE_HEAD, *rows], _DEVICE_WIDTHS)
     if more := calls[DEVICE_ROWS:]:
@@ -235,7 +235,7 @@ def _device_row(one: DeviceCalls) -> tuple[str, ...]:
     )
 
 
-_RUNS_HEAD = ("ON THE DEVICE", "", "runs", "total", "95 %", "mean", "p99")
+_RUNS_HEAD = ("GPU TIME", "", "runs", "total", "95 %", "mean", "p99")
 _RUNS_WIDTHS = (44, -7, -10, -7, -8, -7, -7)
 
 
@@ -260,7 +260,7 @@ def _device_runs(runs: Sequence[DeviceRuns]) -> list[str]:
 
 
 def _held(grown: Sequence[MemoryGrowth]) -> list[str]:
-    """Nothing where memory was not recorded, or nothing grew."""
+    """Empty where memory was not recorded, or nothing grew."""
     rows = [
         (f"  {one.process.label}", size(one.bytes), "leak?" if one.is_suspect else "",
          " < ".join(one.frames))
@@ -273,9 +273,11 @@ def _held(grown: Sequence[MemoryGrowth]) -> list[str]:
 
 
 def _moved(one: DeviceCalls) -> str:
-    """All bytes and the ways they went: '4.00 GB h2d+d2h'. The table tells them apart."""
-    ways = sorted(one.bytes, key=lambda way: -one.bytes[way])
-    return f"{size(one.bytes_total)} {'+'.join(ways) if all(ways) else ''}".rstrip() if ways else ""
+    """All bytes and their directions: '4.00 GB h2d+d2h'."""
+    if not one.bytes:
+        return ""
+    names = sorted(one.bytes, key=lambda name: -one.bytes[name])
+    return f"{size(one.bytes_total)} {'+'.join(names) if all(names) else ''}".rstrip()
 
 
 def directions(one: DeviceCalls) -> str:
@@ -285,22 +287,23 @@ def directions(one: DeviceCalls) -> str:
 
 
 def _stack_ends(ends: Sequence[StackEnd]) -> list[str]:
-    """Nothing where all stacks are whole: then there is nothing to know."""
-    walks = sum(end.count for end in ends if end.kind != "note")
+    """Empty where all stacks are complete."""
+    total = sum(end.count for end in ends if end.kind != "note")
     short = [end for end in ends if end.kind in ("early", "first")]
     if not short:
         return []
-    share = sum(end.count for end in short) / walks
+    share = sum(end.count for end in short) / total
     most = short[0]
     rest = f", and {len(short) - 1} other reasons: --format table" if len(short) > 1 else ""
-    told = f"{100 * share:.1f} % of {walks:,} end early: {most.count:,} × {most.text}{rest}"
-    return [f"STACKS  {told}"]
+    return [
+        f"STACKS  {100 * share:.1f} % of {total:,} truncated: {most.count:,} × {most.text}{rest}"
+    ]
 
 
 def _lost(info: CaptureInfo, losses: Sequence[Loss]) -> str:
-    told = [loss_line(loss) for loss in losses]
+    lines = [loss_line(loss) for loss in losses]
     if not info.clean_end:
-        told.append("the recorder was killed: what it saw last never reached the file")
-    if len(told) > LOSS_ROWS:
-        told[LOSS_ROWS - 1 :] = [f"and {len(told) - LOSS_ROWS + 1} other kinds of loss"]
-    return "\n".join(f"LOST  {line}" for line in told or ["nothing"])
+        lines.append("the recorder was killed: its last rows are not in the file")
+    if len(lines) > LOSS_ROWS:
+        lines[LOSS_ROWS - 1 :] = [f"and {len(lines) - LOSS_ROWS + 1} other kinds of loss"]
+    return "\n".join(f"LOST  {line}" for line in lines or ["nothing"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables for a terminal: processes, functions, waits, device calls, losses."""
+"""Tables for a terminal: processes, functions, waits, GPU API calls, losses."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from sonde.export import signals
+from sonde.export import metric_charts
 from sonde.export.layout import columns, duration, loss_line, one_line, percent, rate, size
 from sonde.export.summary import directions
-from sonde.model.profile import KERNEL, KINDS, MEMORY
-from sonde.query import questions
+from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
+from sonde.query import queries
 from sonde.query.device_callers import device_callers
 from sonde.query.device_runs import device_runs
 from sonde.query.memory import growth, memory
-from sonde.query.questions import EVERYTHING, Where
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 ROWS = 30
-"""Rows of each table unless asked for more."""
+"""Rows of each table by default."""
 
 
 def write(
     session: Session,
     out: BinaryIO,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[ProfileKind] = BASIC_KINDS,
     where: Where = EVERYTHING,
     limit: int = ROWS,
 ) -> None:
     """Write the tables of the kinds as UTF-8 text; `limit` 0 writes every row."""
     sections = [_capture(session), _processes(session, where, limit)]
-    if "cpu" in kinds:
+    if ProfileKind.ON_CPU in kinds:
         sections.append(_functions(session, where, limit))
-    off_cpu = [kind for kind in kinds if kind in ("blocked", "runqueue")]
+    off_cpu = [kind for kind in kinds if kind in (ProfileKind.OFF_CPU, ProfileKind.RUN_QUEUE)]
     sections += [_waits(session, kind, where, limit) for kind in off_cpu]
-    if "device" in kinds:
+    if ProfileKind.GPU_CALLS in kinds:
         sections.append(_device_calls(session, where, limit))
-    if KERNEL in kinds:
+    if ProfileKind.GPU_TIME in kinds:
         sections.append(_device_runs(session, where, limit))
         sections.append(_device_callers(session, where, limit))
-    if any(kind in MEMORY for kind in kinds):
+    if any(kind in MEMORY_KINDS for kind in kinds):
         sections.append(_memory(session, where, limit))
         sections.append(_growth(session, where, limit))
     sections.append(_usage(session, where, limit))
-    if told := signals.table(session, where, limit):
-        sections.append(iter(told))
+    if charts := metric_charts.table(session, where, limit):
+        sections.append(iter(charts))
     if ends := list(_stack_ends(session)):
         sections.append(iter(ends))
     sections.append(_losses(session))
@@ -79,7 +79,7 @@ def _rows(
 
 
 def _processes(session: Session, where: Where, limit: int) -> Iterator[str]:
-    uses = questions.processes(session, where)
+    uses = queries.processes(session, where)
     busy_ns = sum(use.cpu_ns for use in uses)
     rows = [
         (
@@ -96,8 +96,8 @@ def _processes(session: Session, where: Where, limit: int) -> Iterator[str]:
         for use in uses
     ]
     head = (
-        *("PROCESSES", "threads", "CPU", "on CPU", "blocked", "for a CPU", "calls", "device"),
-        "whose",
+        *("PROCESSES", "threads", "CPU", "on CPU", "off-CPU", "run queue", "calls", "in calls"),
+        "owner",
     )
     return _rows(head, rows, (28, -7, -7, -7, -7, -9, -9, -7, 0), limit)
 
@@ -117,17 +117,17 @@ def _usage(session: Session, where: Where, limit: int) -> Iterator[str]:
             duration(use.reclaim_ns),
             use.process.owner.label,
         )
-        for use in questions.usage(session, where)
+        for use in queries.usage(session, where)
     ]
     head = (
-        *("USED", "on CPU", "for a CPU", "waited", "preempted", "migrated", "major faults"),
-        *("read", "written", "reclaim", "whose"),
+        *("USAGE", "on CPU", "run queue", "waits", "preempted", "migrated", "major faults"),
+        *("read", "written", "reclaim", "owner"),
     )
     return _rows(head, rows, (28, -7, -9, -9, -9, -8, -12, -8, -8, -7, 0), limit)
 
 
 def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
-    uses = questions.top_functions(session, "cpu", where)
+    uses = queries.top_functions(session, ProfileKind.ON_CPU, where)
     all_ns = sum(use.self_ns for use in uses)
     rows = [
         (
@@ -144,9 +144,9 @@ def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
     return _rows(head, rows, (-7, -7, -7, -7, 22, 0), limit)
 
 
-def _waits(session: Session, kind: str, where: Where, limit: int) -> Iterator[str]:
-    waits = [wait for wait in questions.waits(session, where) if wait.kind == kind]
-    # Bystanders last: threads that slept all the time, and the kernel's own.
+def _waits(session: Session, kind: ProfileKind, where: Where, limit: int) -> Iterator[str]:
+    waits = [wait for wait in queries.waits(session, where) if wait.kind == kind]
+    # Last come threads that slept all the time, and kernel threads.
     waits.sort(key=lambda wait: wait.idle or wait.thread.process.is_kernel)
     rows = [
         (
@@ -162,7 +162,7 @@ def _waits(session: Session, kind: str, where: Where, limit: int) -> Iterator[st
         )
         for wait in waits
     ]
-    title = "BLOCKED" if kind == "blocked" else "WAITING FOR A CPU"
+    title = "OFF-CPU" if kind == ProfileKind.OFF_CPU else "RUN QUEUE"
     head = (title, "total", "waits", "longest", "reason", "woken by", "in")
     return _rows(head, rows, (24, -7, -9, -7, 22, 22, 0), limit)
 
@@ -179,9 +179,9 @@ def _device_calls(session: Session, where: Where, limit: int) -> Iterator[str]:
             call.api,
             call.function,
         )
-        for call in questions.device_calls(session, where)
+        for call in queries.device_calls(session, where)
     ]
-    head = ("DEVICE CALLS", "calls", "time", "longest", "errors", "bytes", "API", "function")
+    head = ("GPU API CALLS", "calls", "time", "longest", "errors", "bytes", "API", "function")
     return _rows(head, rows, (24, -9, -7, -7, -6, -13, 12, 0), limit)
 
 
@@ -204,7 +204,7 @@ def _device_runs(session: Session, where: Where, limit: int) -> Iterator[str]:
         )
         for run in runs
     ]
-    head = ("ON THE DEVICE", "runs", "", "total", "95 %", "mean", "p50", "p99", "", "timed", "name")
+    head = ("GPU TIME", "runs", "", "total", "95 %", "mean", "p50", "p99", "", "timed", "name")
     return _rows(head, rows, (24, -9, -7, -7, -8, -7, -7, -7, -10, -7, 0), limit)
 
 
@@ -221,7 +221,7 @@ def _device_callers(session: Session, where: Where, limit: int) -> Iterator[str]
         )
         for it in device_callers(session, where)
     ]
-    head = ("ASKED FOR BY", "", "95 %", "total", "runs", "timed", "function")
+    head = ("LAUNCHED BY", "", "95 %", "total", "runs", "timed", "function")
     return _rows(head, rows, (24, -7, -6, -7, -9, -7, 0), limit)
 
 
@@ -237,7 +237,7 @@ def _memory(session: Session, where: Where, limit: int) -> Iterator[str]:
         )
         for use in memory(session, where)
     ]
-    head = ("MEMORY", "mapped", "unmapped", "reserved", "touched", "faults")
+    head = ("MEMORY", "mapped", "unmapped", "reserved", "faulted", "faults")
     return _rows(head, rows, (28, -8, -8, -8, -8, -11), limit)
 
 
@@ -259,26 +259,27 @@ def _growth(session: Session, where: Where, limit: int) -> Iterator[str]:
 
 
 def _stack_ends(session: Session) -> Iterator[str]:
-    """How walks of stacks ended, and what the kernel held to walk by."""
-    ends = questions.stack_ends(session)
+    """How stack unwinding ended, and the memory of the unwind tables in the kernel."""
+    ends = queries.stack_ends(session)
     if not ends:
         return
-    walks = sum(end.count for end in ends if end.kind != "note")
-    rows = [(f"{end.count:,}", percent(end.count, walks), end.kind, end.text) for end in ends]
-    yield from _rows(("STACKS END", "", "", "because"), rows, (-10, -7, 6, 0), 0)
-    held = {use.series: use.max for use in questions.metrics(session) if not use.labels}
+    total = sum(end.count for end in ends if end.kind != "note")
+    rows = [(f"{end.count:,}", percent(end.count, total), end.kind, end.text) for end in ends]
+    yield from _rows(("STACK ENDS", "", "", "reason"), rows, (-10, -7, 6, 0), 0)
+    greatest = {use.series: use.max for use in queries.metrics(session) if not use.labels}
     maps, tables = (
-        held.get(f"sonde.{name}", 0.0) for name in ("agent.kernel_map_bytes", "unwind.table_bytes")
+        greatest.get(f"sonde.{name}", 0.0)
+        for name in ("agent.kernel_map_bytes", "unwind.table_bytes")
     )
     if maps:
-        yield f"BPF maps {size(maps)} at the most, of it unwind tables {size(tables)}"
+        yield f"BPF maps {size(maps)} at most, of which unwind tables {size(tables)}"
 
 
 def _losses(session: Session) -> Iterator[str]:
-    lines = [f"LOST  {loss_line(loss)}" for loss in questions.losses(session)]
+    lines = [f"LOST  {loss_line(loss)}" for loss in queries.losses(session)]
     if not session.info.clean_end:
-        lines.append("LOST  the recorder was killed: what it saw last never reached the file")
+        lines.append("LOST  the recorder was killed: its last rows are not in the file")
     yield from lines or ["LOST  nothing"]
-    for notice in questions.notices(session):
+    for notice in queries.notices(session):
         where = f" {notice.process}" if notice.process else ""
         yield one_line(f"NOTICE  {notice.count:,} × {notice.name}{where}: {notice.text}")

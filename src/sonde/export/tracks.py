@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline as tracks of slices: what the formats of timeline viewers have in common.
+"""A timeline as tracks of slices, the model that timeline viewers share.
 
-Slices of a track nest or follow one another. So a thread's functions, calls and states are tracks
-of their own, and intervals of one table that overlap without nesting (Python functions of a
-coroutine) are spread over as many as it takes.
+Slices of a track nest or follow one another. So a thread has separate tracks for functions, calls
+and states, and intervals of one table that overlap without nesting (Python functions of coroutines)
+are spread over several tracks.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sonde.model.timeline import Events, Timeline
 
 TABLES = ("device", "calls", "host", "states")
 MOST_LEVELS = 32
-"""Tracks of one lane for what overlaps; coroutines need some ten."""
+"""Greatest number of tracks for overlapping intervals; coroutines need about ten."""
 
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """One row of the picture."""
+    """One row of a timeline viewer."""
 
     number: int
     """Unique, from 1."""
@@ -30,16 +30,16 @@ class Track:
     table: str
     lane: int
     parent: str
-    """What it is shown under: a device or a process."""
+    """The group that it is shown in: a device or a process."""
     pid: int
     tid: int
     slices: Sequence[tuple[int, int, int, int]]
-    """(start_ns, end_ns, name, flow) by start, longer ones first; flow joins a call with what the
-    device did for it, 0 none."""
+    """(start_ns, end_ns, name, flow) by start, longer ones first; flow joins a call and the run
+    on the device that it launched, 0 none."""
 
 
 def tracks_of(timeline: Timeline) -> Iterator[Track]:
-    """Every track of a timeline that holds something."""
+    """Every track of a timeline that is not empty."""
     number = 0
     for table in TABLES:
         events: Events = getattr(timeline, table)
@@ -68,8 +68,8 @@ def _title(table: str, label: str) -> str:
 
 
 def _nested(events: Events) -> tuple[list[list[tuple[int, int, int, int]]], int]:
-    """The rows, spread over levels within each of which intervals nest, and how many found no
-    room on any."""
+    """(the rows, spread over levels within which intervals nest; number of rows beyond the last
+    level)."""
     left_out = 0
     levels: list[list[tuple[int, int, int, int]]] = []
     open_ends: list[list[int]] = []
@@ -93,7 +93,7 @@ def _nested(events: Events) -> tuple[list[list[tuple[int, int, int, int]]], int]
 
 
 def _level_of(open_ends: list[list[int]], start: int, end: int) -> int:
-    """The first level where the interval nests in what is still open; one more if none."""
+    """The first level where the interval nests in the open ones; the number of levels if none."""
     for level, ends in enumerate(open_ends):
         while ends and ends[-1] <= start:
             ends.pop()

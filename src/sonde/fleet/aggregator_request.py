@@ -37,7 +37,7 @@ def post_request(
     """POSTs a body and returns (status, answer). Raises OSError, also for an answer above
     `max_bytes`; the connection is then closed.
     """
-    answer = connection.ask(
+    answer = connection.request(
         "POST",
         f"/tasks/{task.id.hex()}/{path}",
         body,

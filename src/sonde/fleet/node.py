@@ -108,7 +108,7 @@ class UploadConnection:
 
     def _post(self, path: str, body: bytes | memoryview) -> tuple[int, str]:
         try:
-            answer = self._connection.ask(
+            answer = self._connection.request(
                 "POST",
                 self._path + path,
                 body,

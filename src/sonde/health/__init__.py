@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a node is fit for work, in the manner of node-health suites.
+"""Node health checks.
 
-`gather()` collects facts (the same signals that the agent has, and some files of the kernel),
-`examine()` judges them. Nothing on a device is changed, and nothing runs on it.
+`gather()` collects facts (the device metrics that the agent reads, and some files of the kernel),
+`examine()` checks them. Nothing on a device is changed, and nothing runs on it.
 """
 
 from sonde.health.checks import CHECKS, examine, worst

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the host can copy to each device: on demand, never on a device in use.
+"""Measures copy bandwidth from the host to each device, on request, never on a device in use.
 
-Runs in a process of its own through the driver's C interface (libcuda), so that a hang or a crash
-of the driver is one more fact. Takes about a second and 256 MiB of device memory for each device.
+Runs in a separate process through the driver's C interface (libcuda), so that a hang or a crash
+of the driver is a result, too. Takes about a second and 256 MiB of device memory for each device.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ LIBRARY = "libcuda.so.1"
 
 def measure(facts: Facts) -> dict[str, float]:
     """uuid to bytes a second. Raises UsageError where a device is in use, HostError where the
-    driver cannot be asked."""
+    driver does not work.
+    """
     wanted = [device for device in facts.devices if not is_part(device.about)]
     for device in wanted:
         busy = device.get("hw.gpu.utilization", hw__gpu__task="general") or 0.0
         held = device.get("hw.gpu.memory.usage") or 0.0
         if busy > 0.02 or held > 2 << 30:
             raise UsageError(
-                f"{device.label} is in use ({100 * busy:.0f} % busy, {held / 2**30:.1f} GiB held)",
+                f"{device.label} is in use ({100 * busy:.0f} % busy, {held / 2**30:.1f} GiB used)",
                 "Measure bandwidth when no job has the node.",
             )
     if not wanted:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judgement of a node's health: facts in, results out; no clock, no file, no device.
+"""All health checks: facts in, results out; without clock, files or devices.
 
-A check passes, warns or fails, with its figure, what was expected, and what to do. What a device
-does not tell is left out.
+A check passes, warns or fails, with its figure, the expected value and a remedy. A check is skipped
+where the device does not report the values that it needs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHECKS = tuple(table("checks"))
 
 
 def examine(facts: Facts) -> list[Result]:
-    """Every result, the node's first, then device by device."""
+    """Every result: of the node first, then device by device."""
     results = list(node_results(facts))
     for device in facts.devices:
         if not is_part(device.about):
@@ -27,6 +27,6 @@ def examine(facts: Facts) -> list[Result]:
 
 
 def worst(results: list[Result]) -> Status:
-    """Of all of them."""
+    """The worst status of the results."""
     found = {result.status for result in results}
     return next((one for one in (Status.FAIL, Status.WARN) if one in found), Status.PASS)

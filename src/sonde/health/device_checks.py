@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a device: what it said of itself against what it should say."""
+"""Checks of a device: its reported values against expected ones."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _reachable(device: Device, facts: Facts) -> Iterator[Result]:
     gaps = [gap for gap in facts.gaps if index and gap.index == index]
     lost = [gap for gap in gaps if gap.of_device]
     status = Status.FAIL if lost else Status.WARN if gaps else Status.PASS
-    said = "; ".join(gap.text for gap in lost or gaps) or "answers"
-    remedy = "" if lost else "Run as root; if it stays, look at the driver's log with dmesg."
-    yield result("reachable", device, status, said, "answers", "gpu", remedy)
+    figure = "; ".join(gap.text for gap in lost or gaps) or "answers"
+    remedy = "" if lost else "Run as root; if that does not help, read the driver's log with dmesg."
+    yield result("reachable", device, status, figure, "answers", "gpu", remedy)
 
 
 def _memory_size(device: Device, facts: Facts) -> Iterator[Result]:
@@ -52,8 +52,8 @@ def _ecc(device: Device, facts: Facts) -> Iterator[Result]:
         status = Status.FAIL if now else Status.PASS
         if not now and life is not None and life >= most:
             status = Status.WARN
-            figure = f"{life:.0f} uncorrected in its life"
-        text = (figure, f"0, < {most:.0f} in its life")
+            figure = f"{life:.0f} uncorrected in its lifetime"
+        text = (figure, f"0, < {most:.0f} in its lifetime")
         yield result("dram_errors", device, status, *text, "gpu_memory")
     corrected = device.get("sonde.gpu.ecc.volatile", error__type="corrected")
     if corrected is not None:
@@ -64,16 +64,16 @@ def _ecc(device: Device, facts: Facts) -> Iterator[Result]:
 
 
 def _sram(device: Device) -> Iterator[Result]:
-    bad, mended = (
+    bad, corrected = (
         device.get("hw.errors", error__type=kind, sonde__gpu__memory__kind="sram")
         for kind in ("uncorrected", "corrected")
     )
     if bad is None:
         return
     most = limit("sram_corrected_warn")
-    status = Status.WARN if (mended or 0) >= most else Status.PASS
+    status = Status.WARN if (corrected or 0) >= most else Status.PASS
     status = Status.FAIL if bad >= limit("sram_uncorrected_fail") else status
-    figure = f"{bad:.0f} uncorrected, {mended or 0:.0f} corrected"
+    figure = f"{bad:.0f} uncorrected, {corrected or 0:.0f} corrected"
     yield result("sram_errors", device, status, figure, f"0, < {most:.0f} corrected", "sram")
 
 
@@ -85,7 +85,7 @@ def _remapping(device: Device, facts: Facts) -> Iterator[Result]:
     failed = device.get("sonde.gpu.remap.state", sonde__gpu__remap="failed")
     status = graded(rows, limit("remapped_uncorrected_warn"), limit("remapped_uncorrected_fail"))
     figure = f"{rows:.0f} rows replaced"
-    remedy = "Keep an eye on it: spare rows are few." if status is Status.WARN else ""
+    remedy = "Watch it: few spare rows are left." if status is Status.WARN else ""
     if pending:
         status = max(status, Status.WARN, key=weight)
         figure += ", one pending"
@@ -107,8 +107,8 @@ def _xids(device: Device, facts: Facts) -> Iterator[Result]:
     judged = [(number, _xid(number)) for number in dict.fromkeys(numbers)]
     bad = [one for one in judged if one[1]["status"] != "pass"]
     if not bad:
-        said = ", ".join(f"{number}: {what['what']}" for number, what in judged) or "none"
-        yield result("xid", device, Status.PASS, said, "none that is the GPU's fault", "gpu")
+        found = ", ".join(f"{number}: {what['what']}" for number, what in judged) or "none"
+        yield result("xid", device, Status.PASS, found, "none caused by the GPU", "gpu")
         return
     number, what = max(bad, key=lambda one: weight(Status(one[1]["status"])))
     others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -131,9 +131,11 @@ def _nvlink(device: Device, facts: Facts) -> Iterator[Result]:
         up = states.get("up", 0)
         known = expected_of(device, "nvlinks")
         expected = known or up + states.get("down", 0)
-        short = Status.FAIL if known else Status.WARN  # links may end at no bridge
+        short = Status.FAIL if known else Status.WARN  # links may not be connected to a bridge
         status = short if up < expected else Status.PASS
-        remedy = "" if known else "Is there a bridge? Enter the links of this model in skus.toml."
+        remedy = (
+            "" if known else "Is there an NVLink bridge? Add the links of this model to skus.toml."
+        )
         text = (f"{up:.0f} up", f"{expected:.0f} up")
         yield result("nvlink_up", device, status, *text, "nvlink", remedy)
     errors = device.all("sonde.gpu.nvlink.errors", "error.type")
@@ -156,8 +158,9 @@ def _pcie(device: Device, facts: Facts) -> Iterator[Result]:
 
 
 def _pcie_link(device: Device, what: str) -> Iterator[Result]:
-    """Below what card and slot can do together is a fault; a slot that can do less than the card
-    is how the node was built, and for a person to look at."""
+    """A link below what card and slot both support is a fault; a slot that supports less than the
+    card may be the design of the node, which is a warning.
+    """
     name, series = f"pcie_{what}", f"sonde.gpu.pcie.link.{what}"
     now = device.get(series, sonde__gpu__pcie__link="current")
     most = device.get(series, sonde__gpu__pcie__link="max")
@@ -168,13 +171,15 @@ def _pcie_link(device: Device, what: str) -> Iterator[Result]:
     status, figure, remedy = Status.PASS, f"{now:.0f}", ""
     if now < min(expected, most or expected):
         if what == "generation" and not busy:
-            figure += " while idle"  # an idle link slows down on purpose
+            figure += " while idle"  # idle links reduce their speed to save power
         else:
             status = Status.FAIL
     if status is Status.PASS and (most or expected) < expected:
         status = Status.WARN
         figure += f", the slot can do {most:.0f}"
-        remedy = "Is the slot built so? Else reseat the card or its riser; compare with its peers."
+        remedy = (
+            "Is the slot wired so? If not, reseat the card or its riser; compare with other slots."
+        )
     yield result(name, device, status, figure, f"{expected:.0f}", "pcie", remedy)
 
 
@@ -215,7 +220,9 @@ def _throttling(device: Device, facts: Facts) -> Iterator[Result]:
     soft = [name for name in now if name == "software_thermal"]
     status = Status.FAIL if hard else Status.WARN if soft else Status.PASS
     figure = ", ".join(name.replace("_", " ") for name in now) or "none"
-    yield result("throttling", device, status, figure, "no heat, no power brake", "thermal")
+    yield result(
+        "throttling", device, status, figure, "no thermal throttling, no power brake", "thermal"
+    )
 
 
 def _power_limit(device: Device, facts: Facts) -> Iterator[Result]:
@@ -244,7 +251,7 @@ def _clocks(device: Device, facts: Facts) -> Iterator[Result]:
     capped = device.get("sonde.gpu.throttled", sonde__gpu__throttle__reason="software_power_cap")
     share = now / most if busy and not capped else 1.0
     text = (f"{now / 1e6:.0f} MHz", f"up to {most / 1e6:.0f} MHz")
-    remedy = "Busy, not capped, and yet slow: compare with another GPU of the node."
+    remedy = "Busy, not capped, and still slow: compare with another GPU of the node."
     slow = Status.FAIL if share < limit("clock_share_fail") else Status.WARN
     status = slow if share < limit("clock_share_warn") else Status.PASS
     yield result("clocks", device, status, *text, "gpu", remedy)
@@ -264,4 +271,4 @@ DEVICE_CHECKS: tuple[Check, ...] = (
     _power_limit,
     _clocks,
 )
-"""Each yields nothing where the device does not tell what it judges."""
+"""Each check yields nothing where the device does not report the values that it needs."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checks judge: the last values of a node's metrics, and what its files say."""
+"""The input of checks: the last values of a node's metrics, and the content of its files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sonde.metrics import COSTS, MetricRow
 
 @dataclass(slots=True)
 class Device:
-    """What a device said of itself."""
+    """The metrics of one device."""
 
     uuid: str
     about: dict[str, str]
@@ -22,12 +22,12 @@ class Device:
 
     @property
     def label(self) -> str:
-        """Its index, as nvidia-smi has it, else its id."""
+        """Its index, as nvidia-smi shows it, else its id."""
         index = self.about.get("sonde.gpu.index")
         return f"gpu {index}" if index else self.uuid
 
     def get(self, series: str, **attributes: str) -> float | None:
-        """The value of a series that has these attributes (__ stands for a dot); None: not told."""
+        """The value of a series with these attributes (__ for dots); None if there is none."""
         wanted = {(name.replace("__", "."), value) for name, value in attributes.items()}
         for (name, tags), value in self.values.items():
             if name == series and wanted <= tags:
@@ -45,60 +45,60 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A signal that was lost, by its name: nvml, nvml.events, nvml.0.cheap, nvml.0.power."""
+    """A metric source that failed, by its name: nvml, nvml.events, nvml.0.cheap, nvml.0.power."""
 
     name: str
     text: str
-    """With the reason."""
+    """`name: reason`."""
 
     @property
     def of_all(self) -> bool:
-        """Whether the whole source does not answer."""
+        """Whether the whole source failed."""
         return "." not in self.name
 
     @property
     def index(self) -> str:
-        """Of the device whose it is; '' for none."""
-        place = self.name.partition(".")[2].partition(".")[0]
-        return place if place.isdigit() else ""
+        """Index of the device that it belongs to; '' for none."""
+        part = self.name.partition(".")[2].partition(".")[0]
+        return part if part.isdigit() else ""
 
     @property
     def of_device(self) -> bool:
-        """Whether it is all that a device tells at one pace, so that the device is gone."""
+        """Whether it is all metrics of a device with one interval, so that the device is gone."""
         return bool(self.index) and self.name.rpartition(".")[2] in COSTS
 
 
 @dataclass(slots=True)
 class Facts:
-    """Of one node."""
+    """Facts about one node."""
 
     devices: list[Device]
     trouble: list[str]
-    """Signals that were lost while asking: `name: reason`."""
+    """Metric sources that failed: `name: reason`."""
     on_the_bus: int = 0
-    """NVIDIA devices that PCI knows."""
+    """Number of NVIDIA devices on the PCI bus."""
     module_version: str = ""
-    """Of the driver in the kernel; '' without one."""
+    """Version of the kernel driver; '' without one."""
     installed: frozenset[str] = frozenset()
-    """Versions of NVML that lie on disk; empty where they are in no usual place."""
+    """Versions of NVML on disk; empty where it is in none of the usual folders."""
     xids: list[tuple[str, int]] = field(default_factory=list)
     """(PCI address, number) of the errors in the kernel's log."""
     memory_corrected: int | None = None
     memory_uncorrected: int | None = None
-    """Of the host, by EDAC; None where nothing counts them."""
+    """Memory errors of the host, from EDAC; None where they are not counted."""
     ports: dict[str, str] = field(default_factory=dict)
     """InfiniBand and RoCE ports: name to state."""
     bandwidth: dict[str, float] = field(default_factory=dict)
-    """uuid to bytes a second from the host, where it was measured."""
+    """uuid to bytes per second from the host, where it was measured."""
 
     @property
     def gaps(self) -> list[Gap]:
-        """The troubles, taken apart."""
+        """`trouble`, parsed."""
         return [Gap(text.partition(": ")[0], text) for text in self.trouble]
 
 
 def devices_of(rows: Iterable[MetricRow]) -> list[Device]:
-    """Devices that rows speak of, in the order of their indices."""
+    """The devices in rows of the table `metric`, sorted by index."""
     found: dict[str, Device] = {}
     for _, series, labels, value in rows:
         tags = json.loads(labels) if labels else {}
@@ -110,14 +110,14 @@ def devices_of(rows: Iterable[MetricRow]) -> list[Device]:
             device.about = {name: str(value) for name, value in tags.items()}
         plain = frozenset((name, str(value)) for name, value in tags.items())
         device.values[series, plain] = value
-    return sorted(found.values(), key=lambda device: _place(device.about))
+    return sorted(found.values(), key=lambda device: _sort_key(device.about))
 
 
-def _place(about: Mapping[str, str]) -> list[int]:
-    """What to sort devices by: 2 comes before 10, and a GPU before its parts."""
+def _sort_key(about: Mapping[str, str]) -> list[int]:
+    """Sort key of a device: 2 before 10, and a GPU before its MIG instances."""
     return [int(digits) for digits in re.findall(r"\d+", about.get("sonde.gpu.index", ""))]
 
 
 def is_part(about: Mapping[str, str]) -> bool:
-    """Whether it is a MIG instance."""
+    """Whether a device is a MIG instance."""
     return bool(about.get("hw.parent"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers the facts of this node: asks its devices, within a deadline, and reads its files."""
+"""Collects the facts of this node: queries its devices with a deadline, and reads its files."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from sonde.health.facts import Facts, devices_of
 from sonde.metrics import MetricRow
 
 DEADLINE_S = 15.0
-"""An idle driver needs seconds to wake up; one that needs longer hangs."""
+"""An idle driver needs seconds to initialise; one that needs longer hangs."""
 NVIDIA, DISPLAY = "0x10de", "0x03"
-LIBRARY_PLACES = (
+LIBRARY_FOLDERS = (
     *("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"),
     *("usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib/aarch64-linux-gnu/nvidia/current"),
 )
 XIDS_KEPT = 4_096
-"""The newest: more than a kernel's log holds, which one bad device can fill."""
+"""Newest entries kept: more than fit into the kernel's log, which one bad device can fill."""
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 
 
 def gather(root: Path = Path("/"), kernel_log: Path | None = None) -> Facts:
-    """Ask and read. Never raises for what is not there; a hang is a trouble among the facts."""
-    points = _ask()
+    """Collect all facts. Missing devices and files raise nothing; a hang is listed in `trouble`."""
+    points = _poll_devices()
     trouble = [str(row[6]) for row in points.events if row[2] == "signal_lost"]
     return with_files(points.metrics, trouble, root, kernel_log)
 
@@ -44,7 +44,7 @@ def with_files(
     root: Path = Path("/"),
     kernel_log: Path | None = None,
 ) -> Facts:
-    """Facts of what devices said, with what the kernel's files say now."""
+    """Facts from rows of device metrics, with the present content of the kernel's files."""
     facts = Facts(
         devices=devices_of(rows),
         trouble=trouble,
@@ -58,8 +58,8 @@ def with_files(
     return facts
 
 
-def _ask() -> Points:
-    """One round of every question to the devices."""
+def _poll_devices() -> Points:
+    """Read all metrics of the devices once."""
     if not present.nvidia():
         return Points()
     runner = Apart("nvml", "sonde.collect.devices.nvml:NvmlSource")
@@ -94,18 +94,18 @@ def _module_version(root: Path) -> str:
 
 
 def _installed(root: Path) -> frozenset[str]:
-    """Of `libnvidia-ml.so.580.159` and the like."""
+    """Versions in names such as `libnvidia-ml.so.580.159`."""
     found: set[str] = set()
-    for place in LIBRARY_PLACES:
-        folder = root / place
+    for path in LIBRARY_FOLDERS:
+        folder = root / path
         with suppress(OSError):
             found |= _installed_in(str(folder), folder.stat().st_mtime_ns)
     return frozenset(found)
 
 
-@lru_cache(maxsize=2 * len(LIBRARY_PLACES))
+@lru_cache(maxsize=2 * len(LIBRARY_FOLDERS))
 def _installed_in(folder: str, _changed_ns: int) -> frozenset[str]:
-    """Looked through once, as long as the folder does not change: it has thousands of files."""
+    """Cached until the folder changes: it has thousands of files."""
     return frozenset(
         file.name.partition(".so.")[2] for file in Path(folder).glob("libnvidia-ml.so.*.*")
     )
@@ -126,7 +126,7 @@ def _edac(root: Path) -> tuple[int | None, int | None]:
 
 
 def _ports(root: Path) -> dict[str, str]:
-    """'4: ACTIVE' is how the kernel says it."""
+    """Port name to state; the kernel's files have the form '4: ACTIVE'."""
     return {
         f"{card.name}/{port.name}": _read(port / "state").rpartition(": ")[2]
         for card in _children(root / "sys/class/infiniband")
@@ -135,8 +135,11 @@ def _ports(root: Path) -> dict[str, str]:
 
 
 class _KernelLog:
-    """What the kernel's log had on XIDs so far. It stays open: an agent asks again and again, and
-    reading all of the log takes a system call for each of its lines."""
+    """XID errors in the kernel's log so far.
+
+    The log stays open: an agent reads it repeatedly, and reading the whole log takes one system
+    call per line.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,7 +160,7 @@ class _KernelLog:
             try:
                 yield os.read(self._fd, 8192).decode(errors="replace")
             except BrokenPipeError:
-                continue  # overwritten while we read: go on with the next
+                continue  # overwritten while it was read: continue with the next
             except OSError:
                 return  # no more
 

@@ -10,7 +10,7 @@ from sonde.health.results import Result, Status, result
 
 
 def node_results(facts: Facts) -> Iterator[Result]:
-    """Those of the checks that this node has something to say to."""
+    """The results of all checks for which the node has values."""
     if facts.on_the_bus or facts.devices or facts.module_version or facts.trouble:
         yield _library(facts)
         yield _device_count(facts)
@@ -20,20 +20,22 @@ def node_results(facts: Facts) -> Iterator[Result]:
 
 
 def _library(facts: Facts) -> Result:
-    """What single devices do not tell is theirs: see `reachable`."""
+    """Failures of single devices are checked by `reachable`."""
     whole = [gap for gap in facts.gaps if gap.of_all]
-    signals = [gap for gap in facts.gaps if not gap.of_all and not gap.index]
-    status = Status.FAIL if whole else Status.WARN if signals else Status.PASS
-    said = "; ".join(gap.text for gap in whole or signals) or "answers"
-    remedy = "" if whole else "Run as root; if it stays, look at the driver's log with dmesg."
-    return result("library", None, status, said, "answers", "software", remedy)
+    missing = [gap for gap in facts.gaps if not gap.of_all and not gap.index]
+    status = Status.FAIL if whole else Status.WARN if missing else Status.PASS
+    figure = "; ".join(gap.text for gap in whole or missing) or "answers"
+    remedy = (
+        "" if whole else "Run as root; if that does not help, read the driver's log with dmesg."
+    )
+    return result("library", None, status, figure, "answers", "software", remedy)
 
 
 def _device_count(facts: Facts) -> Result:
     seen = sum(not is_part(device.about) for device in facts.devices)
     bus = facts.on_the_bus or seen
     status = Status.PASS if seen == bus else Status.FAIL if seen < bus else Status.WARN
-    remedy = "" if seen < bus else "PCI hides devices from here: check from outside the container."
+    remedy = "" if seen < bus else "PCI devices are hidden here: check from outside the container."
     return result("device_count", None, status, str(seen), f"{bus} on the bus", "gpu", remedy)
 
 
@@ -46,14 +48,14 @@ def _driver_match(facts: Facts) -> Iterator[Result]:
     }
     if not versions or not loaded:
         return
-    said, remedy = f"library {', '.join(sorted(versions))}", ""
+    figure, remedy = f"library {', '.join(sorted(versions))}", ""
     status = Status.PASS if versions == {loaded} else Status.FAIL
     if status is Status.PASS and facts.installed and loaded not in facts.installed:
         status = Status.WARN
-        said += f", installed is {', '.join(sorted(facts.installed))}"
-        remedy = "Another driver was installed and waits for a reboot: new programs will fail."
+        figure += f", installed is {', '.join(sorted(facts.installed))}"
+        remedy = "A newer driver is installed and needs a reboot: new programs will fail."
     expected = f"kernel module {loaded}"
-    yield result("driver_match", None, status, said, expected, "software", remedy)
+    yield result("driver_match", None, status, figure, expected, "software", remedy)
 
 
 def _host_memory(facts: Facts) -> Iterator[Result]:

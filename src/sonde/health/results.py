@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check says, and the tables that checks judge by.
+"""Results of checks, and the tables of expected values and limits.
 
 Expected values and limits are in skus.toml, classes of failure in failures.toml, what each state of
 each check means in checks.toml.
@@ -20,7 +20,7 @@ from sonde.health.facts import Device
 
 
 class Status(enum.StrEnum):
-    """What a check came to."""
+    """Outcome of a check."""
 
     PASS = "pass"
     WARN = "warn"
@@ -29,7 +29,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One check of one device, or of the node."""
+    """The result of one check of one device, or of the node."""
 
     check: str
     device: str
@@ -50,12 +50,12 @@ def table(name: str) -> Mapping[str, Any]:
 
 
 def limit(name: str) -> float:
-    """What holds for any device."""
+    """Expected values and limits of any device."""
     return float(table("skus")["limits"][name])
 
 
 def expectations(name: str) -> Mapping[str, Any]:
-    """What a device of this name should say; empty for one that nobody entered."""
+    """Expected values of a device of this name; empty for an unknown model."""
     for sku in table("skus")["sku"]:
         if fnmatchcase(name, sku["match"]):
             expected: Mapping[str, Any] = sku
@@ -64,18 +64,18 @@ def expectations(name: str) -> Mapping[str, Any]:
 
 
 def expected_of(device: Device, name: str) -> float | None:
-    """One value that a device should say; None where nobody entered it."""
+    """One expected value of a device; None where it is not known."""
     value = expectations(device.about.get("hw.model", "")).get(name)
     return float(value) if value is not None else None
 
 
 def graded(value: float, warn: float, fail: float) -> Status:
-    """More is worse."""
+    """Status of a figure that is worse the greater it is."""
     return Status.FAIL if value >= fail else Status.WARN if value >= warn else Status.PASS
 
 
 def weight(status: Status) -> int:
-    """Worse is more."""
+    """The more severe status is greater."""
     return (Status.PASS, Status.WARN, Status.FAIL).index(status)
 
 
@@ -88,7 +88,7 @@ def result(
     failure: str,
     remedy: str = "",
 ) -> Result:
-    """With the remedy of its class of failure, unless it has its own."""
+    """A result with the given remedy, or that of its class of failure."""
     passed = status is Status.PASS
     return Result(
         check=check,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine can do, found by asking for the feature, never by comparing versions.
+"""What this machine supports, found by trying each feature, never by comparing versions.
 
 `examine()` runs every probe and returns one `Finding` each. Probes read /proc and /sys and make
 a few harmless system calls: what they create (a map of one page, a disabled perf event) is gone
@@ -15,7 +15,7 @@ from sonde.host.finding import Finding, Status
 
 __all__ = ["Finding", "Status", "blocking", "examine"]
 
-_ROOMS: tuple[Callable[[], Iterator[Finding]], ...] = (
+_SECTIONS: tuple[Callable[[], Iterator[Finding]], ...] = (
     machine.findings,
     kernel.findings,
     namespaces.findings,
@@ -26,10 +26,10 @@ _ROOMS: tuple[Callable[[], Iterator[Finding]], ...] = (
 
 
 def examine() -> list[Finding]:
-    """Every finding about this machine, in the order a person wants to read them."""
-    return [finding for room in _ROOMS for finding in room()]
+    """Every finding about this machine, in the order of the report."""
+    return [finding for section in _SECTIONS for finding in section()]
 
 
 def blocking(findings: list[Finding]) -> list[Finding]:
-    """Those of `findings` without whose remedy `sonde record` cannot work at all."""
+    """The findings that must be fixed before `sonde record` can work."""
     return [finding for finding in findings if finding.status is Status.FAIL]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a library may be brought into a process that already runs (`sonde attach`)."""
+"""Whether a library may be injected into a running process (`sonde attach`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CAP_SYS_PTRACE: Final = 19
 
 
 def findings() -> Iterator[Finding]:
-    """One finding."""
+    """The finding on `sonde attach`."""
     yield attach()
 
 
@@ -29,20 +29,20 @@ def attach(
     machine: str | None = None,
     capabilities: int | None = None,
 ) -> Finding:
-    """What this user may attach to here."""
+    """Which processes this user may attach to."""
     machine = machine or platform.machine()
     thrown = next((path for path in off if path.exists()), None)
     if thrown is not None:
         return _warn(f"turned off on this machine by {thrown}", f"rm {thrown}")
     if machine != "x86_64":
         return _warn(
-            f"proved on x86-64 alone, not on {machine}",
+            f"supported on x86-64 only, not on {machine}",
             "Start programs with: sonde record -- CMD",
         )
     scope = _scope(yama)
     if scope == 3:
         return _warn(
-            "kernel.yama.ptrace_scope is 3: nobody may trace a process",
+            "kernel.yama.ptrace_scope is 3: no process may be traced",
             "Boot with another setting, or start programs with: sonde record -- CMD",
         )
     mask = effective() if capabilities is None else capabilities
@@ -50,7 +50,7 @@ def attach(
         return Finding(_NAME, Status.PASS, "to processes of every user", _NEEDED_FOR)
     if scope:
         return _warn(
-            f"kernel.yama.ptrace_scope is {scope}, and CAP_SYS_PTRACE is not held",
+            f"kernel.yama.ptrace_scope is {scope}, and CAP_SYS_PTRACE is missing",
             "Run it with sudo: sudo sonde attach PID",
         )
     return Finding(_NAME, Status.PASS, "to processes of this user", _NEEDED_FOR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Linux capabilities this process holds, which it needs, and how to grant them."""
+"""Which Linux capabilities this process has, which it needs, and how to grant them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Capability:
     bit: int
     needed_for: str
     required: bool  # record cannot start without it
-    substitute: int | None = None  # holding this bit does as well
+    substitute: int | None = None  # this one is sufficient, too
 
 
 SYS_ADMIN = 21
@@ -52,7 +52,7 @@ def effective(status: str | None = None) -> int:
 
 
 def held(mask: int, capability: Capability) -> bool:
-    """Whether `mask` holds the capability, or the one that does as well."""
+    """Whether `mask` has the capability or its substitute."""
     bits = [capability.bit]
     if capability.substitute is not None:
         bits.append(capability.substitute)
@@ -88,7 +88,7 @@ def in_container() -> str | None:
 
 
 def how_to_grant() -> str:
-    """One sentence: the command that gives what is missing, for where this process runs."""
+    """One sentence: how to grant what is missing, on a host or in this kind of container."""
     names = [capability.name for capability in NEEDED]
     match in_container():
         case "kubernetes":
@@ -117,7 +117,7 @@ def without_root() -> str:
 
 def _command() -> str:
     """The command to repeat with privileges; for any but record itself, `sonde record`."""
-    # sudo has a PATH of its own, so name the script by its place.
+    # sudo uses another PATH, so the script is named by its full path.
     program = "sonde"
     if Path(sys.argv[0]).name == program:
         program = shutil.which(sys.argv[0]) or program
@@ -126,7 +126,7 @@ def _command() -> str:
 
 
 def require() -> None:
-    """Raise `PermissionDenied` when record cannot start for want of a capability."""
+    """Raise `PermissionDenied` when record cannot start because a capability is missing."""
     lacking = missing(required_only=True)
     if lacking:
         names = " and ".join(capability.name for capability in lacking)
@@ -135,7 +135,7 @@ def require() -> None:
 
 
 def findings() -> Iterator[Finding]:
-    """One finding a capability."""
+    """One finding per capability."""
     mask = effective()
     for capability in NEEDED:
         if held(mask, capability):
@@ -144,7 +144,7 @@ def findings() -> Iterator[Finding]:
             yield Finding(
                 capability.name,
                 Status.FAIL if capability.required else Status.WARN,
-                "not held by this process",
+                "missing in this process",
                 capability.needed_for,
                 how_to_grant(),
             )

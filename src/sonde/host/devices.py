@@ -16,7 +16,7 @@ OPENCL_VENDORS = Path("/etc/OpenCL/vendors")
 
 
 def findings() -> Iterator[Finding]:
-    """What there is; a machine without a device is a good machine too."""
+    """Findings on devices; a machine without any is fine, too."""
     yield nvidia()
     yield nvidia_signals()
     yield opencl()
@@ -50,8 +50,8 @@ def nvidia(driver: Path = NVIDIA_DRIVER, gpus: Path = NVIDIA_GPUS) -> Finding:
 
 
 def nvidia_signals(driver: Path = NVIDIA_DRIVER) -> Finding:
-    """NVML, which comes with the driver and tells what its devices do; nothing is loaded here."""
-    name = "NVIDIA device signals"
+    """NVML, the driver's library for device metrics; it is not loaded here."""
+    name = "NVIDIA device metrics"
     if not driver.exists() and not list(Path("/dev").glob("nvidia[0-9]*")):
         return Finding(name, Status.ABSENT, "no NVIDIA driver is loaded")
     if _findable(NVML):
@@ -132,8 +132,7 @@ def _findable(library: str) -> bool:
 
 
 def _configured_folders() -> Iterator[str]:
-    """What /etc/ld.so.conf adds to them (ldconfig(8)); no program is asked, which PATH would
-    choose."""
+    """Folders that /etc/ld.so.conf adds (ldconfig(8)), read without running ldconfig."""
     for file in (Path("/etc/ld.so.conf"), *sorted(Path("/etc/ld.so.conf.d").glob("*.conf"))):
         with suppress(OSError, UnicodeDecodeError):
             lines = (

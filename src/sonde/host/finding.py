@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One thing that this machine can or cannot do."""
+"""A finding of `sonde doctor`: one thing that this machine supports or not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 
 
 class Status(enum.StrEnum):
-    """How a finding bears on `sonde record`."""
+    """What a finding means for `sonde record`."""
 
     PASS = "pass"
-    WARN = "warn"  # record works, but sees less
+    WARN = "warn"  # record works, with less data
     FAIL = "fail"  # record cannot work
-    ABSENT = "n/a"  # not here, or not to be known without more privileges; nothing is wrong
+    ABSENT = "n/a"  # not present, or not known without more privileges; not an error
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, what was found, who needs it, and the command that mends it."""
+    """What was checked, what was found, what needs it, and how to fix it."""
 
     name: str
     status: Status

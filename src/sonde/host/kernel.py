@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the running kernel offers to observers, and what it forbids."""
+"""Features of the running kernel that Sonde uses, and settings that restrict them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def findings() -> Iterator[Finding]:
         "uprobe_multi",
         syscalls.link_uprobe_multi,
         "attaching many device-call probes at once",
-        "Linux 6.6 and newer have it; without it each probe is attached on its own.",
+        "Linux 6.6 and newer have it; without it each probe is attached separately.",
         essential=False,
     )
     yield _feature(
@@ -49,7 +49,7 @@ def findings() -> Iterator[Finding]:
 
 
 def bpf_programs() -> Iterator[Finding]:
-    """What the recorder's own programs cannot do without, then what makes them better."""
+    """Features that the BPF programs of the recorder require, then optional ones."""
     yield _feature(
         "BPF",
         syscalls.create_array_map,
@@ -66,7 +66,7 @@ def bpf_programs() -> Iterator[Finding]:
         "BPF task storage",
         syscalls.create_task_storage,
         "waits (off-CPU time)",
-        "Boot Linux 5.15 or newer: 5.11 has it, but not all that waits need.",
+        "Boot Linux 5.15 or newer: 5.11 has it, but lacks other features that waits need.",
     )
     yield _feature(
         "BPF on perf events",
@@ -90,7 +90,7 @@ def bpf_programs() -> Iterator[Finding]:
         "loops in BPF",
         syscalls.load_loop,
         "whole user stacks, Python's among them",
-        "Linux 5.17 and newer have them; without them frame pointers lead.",
+        "Linux 5.17 and newer have them; without them stacks are unwound by frame pointers.",
         essential=False,
     )
 
@@ -146,7 +146,7 @@ def _feature(
     if error == 0:
         return Finding(name, Status.PASS, "works", needed_for)
     if error in _NOT_PERMITTED:
-        # The capability has a finding of its own; this one is not known, rather than broken.
+        # The capability has a separate finding; this feature is unknown, not broken.
         return Finding(name, Status.ABSENT, _UNKNOWABLE, needed_for)
     detail = f"refused: {os.strerror(error)}"
     return Finding(name, Status.FAIL if essential else Status.WARN, detail, needed_for, remedy)
@@ -185,7 +185,7 @@ def _sysctl(name: str) -> int | None:
 
 
 def settings() -> Iterator[Finding]:
-    """Settings that decide what is open to processes without privileges."""
+    """Settings for processes without privileges."""
     unprivileged = _sysctl("unprivileged_bpf_disabled")
     yield Finding(
         "unprivileged BPF",

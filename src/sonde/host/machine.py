@@ -16,7 +16,7 @@ _LOW_DISK_BYTES = 200 * 2**20
 
 
 def findings() -> Iterator[Finding]:
-    """What the machine is made of."""
+    """Findings on the machine itself."""
     yield architecture()
     yield memory()
     yield disk(Path.cwd())
@@ -25,7 +25,7 @@ def findings() -> Iterator[Finding]:
 
 
 def architecture(machine: str | None = None) -> Finding:
-    """x86-64 is proved, aarch64 lacks whole stacks, others have no BPF register layout here."""
+    """x86-64 is fully supported, aarch64 without complete stacks, no other architecture."""
     machine = machine or platform.machine()
     detail = f"{os.cpu_count()} CPUs, {machine}"
     if machine == "x86_64":
@@ -67,7 +67,7 @@ def memory(path: Path = Path("/proc/meminfo")) -> Finding:
 
 
 def disk(folder: Path) -> Finding:
-    """Room for captures where they go by default: the working directory."""
+    """Free disk space for captures in their default folder, the working directory."""
     try:
         free = os.statvfs(folder)
     except OSError as error:
@@ -89,7 +89,7 @@ def control_groups(root: Path = Path("/sys/fs/cgroup")) -> Finding:
     if (root / "cgroup.controllers").exists():
         return Finding("control groups", Status.PASS, "version 2")
     if (root / "unified" / "cgroup.procs").exists():
-        return Finding("control groups", Status.PASS, "version 1, with version 2 beside it")
+        return Finding("control groups", Status.PASS, "version 1 and version 2")
     if (root / "cpu").exists() or (root / "memory").exists():
         return Finding("control groups", Status.PASS, "version 1")
     return Finding("control groups", Status.ABSENT, f"none mounted at {root}")

@@ -4,8 +4,8 @@
 The kernel gives its first namespaces fixed inode numbers (include/linux/proc_ns.h).
 
 BPF programs see processes by their numbers in the first pid namespace, system calls by those in the
-caller's, and /proc shows those of whoever mounted it. Where they differ, a number names one process
-here and another one there: so nothing that joins two of them starts before all are the same.
+caller's, and /proc shows those of the namespace that mounted it. Where they differ, one number
+means different processes, so nothing that combines two of them starts before all are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REMEDY = (
 
 
 def is_initial(kind: str, folder: Path = FOLDER) -> bool | None:
-    """Whether this process lives in the first namespace of `kind`; None when it cannot be told."""
+    """Whether this process lives in the first namespace of `kind`; None where it is not known."""
     try:
         return int(re.sub(r"\D", "", str((folder / kind).readlink()))) == INITIAL[kind]
     except (OSError, ValueError):
@@ -49,7 +49,7 @@ def all_initial(folder: Path = FOLDER) -> bool:
 
 
 def proc_is_ours(status: Path = SELF_STATUS) -> bool | None:
-    """Whether /proc shows the process ids of our own pid namespace; None when it cannot be told.
+    """Whether /proc shows the process ids of our pid namespace; None where it is not known.
 
     There a process has one number. In the /proc of a namespace above ours, as a container has that
     mounts the host's, it has one more for each level; in one beside or below ours it is not there.
@@ -79,7 +79,7 @@ def require_host_pids(folder: Path = FOLDER, status: Path = SELF_STATUS) -> None
     """Raise HostError where a process id that the kernel reports is another process's here."""
     if is_initial("pid", folder) is False:
         raise HostError(
-            "this is a pid namespace of its own: the kernel reports the host's process ids, which "
+            "this is a separate pid namespace: the kernel reports the host's process ids, which "
             "are other processes here",
             REMEDY,
         )
@@ -88,7 +88,7 @@ def require_host_pids(folder: Path = FOLDER, status: Path = SELF_STATUS) -> None
 
 def findings() -> Iterator[Finding]:
     """Process ids that the kernel reports are the host's; /proc must show the same ones."""
-    name, needed_for = "PID namespace", "recording, dump and agent: whose a sample is"
+    name, needed_for = "PID namespace", "recording, dump and agent: the process of a sample"
     if is_initial("pid") is None:
         yield Finding(name, Status.ABSENT, f"{FOLDER}/pid cannot be read")
         return

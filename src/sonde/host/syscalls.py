@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bpf(2) and perf_event_open(2) through ctypes, for probes that only a real call can answer.
+"""bpf(2) and perf_event_open(2) through ctypes, to test features by real system calls.
 
 Layouts follow the kernel's own include/uapi/linux/bpf.h and perf_event.h. Every function returns
 0 on success or the errno; what it opened is closed before it returns.
@@ -81,7 +81,7 @@ def _map(kind: int, key: int, value: int, entries: int) -> int:
 
 
 def create_array_map() -> int:
-    """The simplest thing bpf(2) can be asked for: is the call allowed at all?"""
+    """The simplest request to bpf(2): is the system call allowed at all?"""
     return _closed(_map(MAP_ARRAY, 4, 4, 1))
 
 
@@ -91,7 +91,7 @@ def create_ring_buffer() -> int:
 
 
 def create_task_storage() -> int:
-    """A task-storage map (kernel 5.11), whose key and value types it takes from BTF: one int."""
+    """A task-storage map (kernel 5.11), with the BTF type int for key and value."""
     names = b"\0int\0"
     an_int = struct.pack("<4I", 1, 1 << 24, 4, (1 << 24) | 32)  # BTF_KIND_INT, signed, 32 bits
     header = struct.pack("<HBBI4I", 0xEB9F, 1, 0, 24, 0, len(an_int), len(an_int), len(names))
@@ -143,7 +143,7 @@ def _load(kind: int, attach_type: int, code: bytes = b"") -> int:
 
 
 def load_perf_event_program() -> int:
-    """Whether the verifier takes the kind of program that samples run."""
+    """Whether the verifier accepts programs on perf events, which take samples."""
     return _closed(_load(PROG_PERF_EVENT, 0))
 
 
@@ -161,8 +161,8 @@ def load_cookie_reader() -> int:
 def load_loop() -> int:
     """Whether programs may loop by a helper (kernel 5.17).
 
-    It is called with no function to repeat: a kernel that knows it takes exception to the arguments
-    (EACCES), one that does not to the call (EINVAL).
+    It is called without a callback: a kernel that has it rejects the arguments (EACCES), one that
+    does not rejects the call (EINVAL).
     """
     zeros = b"".join(struct.pack("<BBhi", 0xB7, register, 0, 0) for register in range(1, 5))
     error = _closed(_load(PROG_PERF_EVENT, 0, zeros + _call(LOOP)))
@@ -170,10 +170,10 @@ def load_loop() -> int:
 
 
 def link_uprobe_multi() -> int:
-    """uprobe_multi (kernel 6.6), asked the way libbpf asks.
+    """uprobe_multi (kernel 6.6), tested the way libbpf does.
 
-    A link to offset 0 of "/" cannot be made; a kernel that knows the attach type says that the
-    file is of the wrong kind (EBADF), one that does not says EINVAL, which comes back as such.
+    A link to offset 0 of "/" always fails: a kernel that has the attach type returns EBADF, because
+    the file has the wrong type; one that does not returns EINVAL.
     """
     program = _load(PROG_KPROBE, ATTACH_UPROBE_MULTI)
     if program < 0:

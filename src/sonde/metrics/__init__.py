@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of metrics: name, unit, kind, attributes and cost of every series there may be.
+"""The catalogue of metrics: name, unit, kind, attributes and cost of every possible series.
 
-It is abi/metrics.json, to which `metrics.json` here is a link, so that an installed package holds
-it too. Adding a metric is adding a line to it; docs/metrics.md is made from it.
+It is abi/metrics.json; `metrics.json` here is a link to it, for installed packages. A new metric is
+a new line there; docs/metrics.md is generated from it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from importlib.resources import files
 from types import MappingProxyType
 
 MetricRow = tuple[int, str, str, float]
-"""A row of the table metric: time_ns, series, labels, value; labels as `labels` makes them."""
+"""A row of the table `metric`: (time_ns, series, labels, value), labels in the form of `labels`."""
 
 KINDS = ("gauge", "counter", "updowncounter")
 COSTS = {"cheap": 0.1, "steady": 1.0, "dear": 10.0, "event": 0.0}
-"""Seconds between two readings; 0 for what is told as it happens."""
+"""Seconds between two readings; 0 for events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Metric:
     group: str
     name: str
     unit: str
-    """As UCUM writes it: By, s, W, Cel, 1 for a share, {thing} for a count of things."""
+    """In UCUM notation: By, s, W, Cel, 1 for a ratio, {thing} for a count of things."""
     kind: str
     attributes: tuple[str, ...]
     cost: str
@@ -39,7 +39,7 @@ class Metric:
 
     @property
     def monotonic(self) -> bool:
-        """Whether its value only grows, from the start of its source."""
+        """Whether it is a counter that only grows, from the start of its source."""
         return self.kind == "counter"
 
 
@@ -56,7 +56,7 @@ def catalogue() -> Mapping[str, Metric]:
 
 
 def labels(**attributes: object) -> str:
-    """Attributes as the column `labels` holds them; dots are written as __ in keywords.
+    """Attributes in the form of the column `labels`; keywords have __ in place of dots.
 
     One spelling for one set: keys sorted, no spaces. '' for none.
     """

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that the questions of `sonde.query` answer with."""
+"""Rows that the queries of `sonde.query` return."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from sonde.model.process import Process, Thread
+from sonde.model.profile import ProfileKind
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What one process did while the capture ran."""
+    """What one process did during the recording."""
 
     process: Process
     threads: int
@@ -18,7 +19,7 @@ class ProcessUse:
     cpu_ns: int
     """Estimated from the samples."""
     blocked_ns: int
-    """Summed over its threads, as are the others."""
+    """Summed over its threads, like the other times."""
     runqueue_ns: int
     device_calls: int
     device_ns: int
@@ -26,7 +27,7 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process used by the kernel's own counters: exact, ended threads included."""
+    """Resource usage of a process by the kernel's counters: exact, ended threads included."""
 
     process: Process
     cpu_ns: int
@@ -46,41 +47,39 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a process did to its address space while the capture ran: exact."""
+    """Changes of a process's address space during the recording: exact."""
 
     process: Process
     mapped_bytes: int
-    """By mmap and brk; without what was only reserved."""
+    """By mmap and brk, without reserved addresses."""
     unmapped_bytes: int
     reserved_bytes: int
     faults: int
     faulted_bytes: int
-    """Brought in by page faults: what it touched for the first time, or again after giving it
-    back."""
+    """Brought in by page faults: memory touched for the first time, or again after it was freed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryGrowth:
-    """What one way through a process's code had mapped and not unmapped at the end: estimated."""
+    """Memory that one call path of a process had mapped and not unmapped at the end: estimated."""
 
     process: Process
     frames: tuple[str, ...]
-    """Names of the innermost frames, inner first: Python's where there are any, else those that are
-    not the C library's."""
+    """Names of the innermost frames, innermost first: of Python code if any, else of code outside
+    the C library."""
     bytes: int
     mapped_bytes: int
     unmapped_bytes: int
     grew: int
-    """Of `windows` parts of the time that the process was seen, those in which it held more at the
-    end than at the beginning."""
+    """How many of the `windows` (equal parts of the time of the process) it grew in."""
     windows: int
     is_suspect: bool
-    """It grew all the while, not just at first: what a leak looks like."""
+    """It grew all the time, not only at first, like a leak."""
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionUse:
-    """A function's own weight (self) and that with everything it called (total)."""
+    """A function's weight without (self) and with (total) the functions that it called."""
 
     function: str
     binary: str
@@ -98,19 +97,19 @@ class Wait:
     """Exact total of a thread's waits for one reason."""
 
     thread: Thread
-    kind: str
-    """blocked | runqueue"""
+    kind: ProfileKind
+    """OFF_CPU or RUN_QUEUE."""
     reason: str
     system_call: str
     count: int
     ns: int
     max_ns: int
     waker: str
-    """The thread that ended most of this time: 'name (tid)', '' unknown."""
+    """The thread that woke it up after most of this time: 'name (tid)', '' unknown."""
     idle: bool
-    """One wait of this thread spanned the whole recording, or nearly so."""
+    """One wait of this thread lasted (nearly) the whole recording."""
     hint: str
-    """The function of the thread's own code that waited, from the heaviest sampled stack."""
+    """The function of the program that waited, from the heaviest sampled stack."""
     hint_binary: str
 
 
@@ -138,9 +137,9 @@ class DeviceCalls:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRuns:
-    """Estimated total of what one process ran on its devices under one name.
+    """Estimated total of the runs of one name that one process launched on its devices.
 
-    From a sample of them: `timed` runs were timed, and stand for `count`.
+    `timed` runs were timed; they are a sample of all `count` runs.
     """
 
     process: Process
@@ -148,12 +147,12 @@ class DeviceRuns:
     """kernel | replay (of a whole graph) | copy | set | sync"""
     name: str
     sources: str
-    """How durations were come by: event, cupti, opencl."""
+    """How durations were measured: event, cupti, opencl."""
     timed: int
     count: int
     ns: int
     error_ns: int
-    """Half of the 95 % interval of `ns`: what the choice of the timed ones may make out."""
+    """Half of the 95 % confidence interval of `ns` (sampling error)."""
     p50_ns: int
     p99_ns: int
     bytes: int
@@ -169,11 +168,11 @@ class DeviceRuns:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCaller:
-    """Estimated device time of what one function of a process's own asked for."""
+    """Estimated device time of the runs that one function of a process launched."""
 
     process: Process
     function: str
-    """The innermost Python function; without one, the innermost of no device library."""
+    """The innermost Python function; without one, the innermost outside device API libraries."""
     file: str
     """Of a Python function."""
     binary: str
@@ -183,12 +182,12 @@ class DeviceCaller:
     share: float
     """Of the device time of all rows, 0 to 1."""
     share_error: float
-    """Half of the 95 % interval of `share`."""
+    """Half of the 95 % confidence interval of `share`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Something that the capture does not hold, and how much of it."""
+    """Something that is missing from the capture, and how much of it."""
 
     name: str
     amount: float
@@ -198,10 +197,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class StackEnd:
-    """How some of the walks of user stacks ended."""
+    """A reason for which unwinding of user stacks ended."""
 
     kind: str
-    """whole: to the entry | early | first: frame pointers alone | note: the walk went on"""
+    """whole: reached the entry | early | first: frame pointers only | note: unwinding continued"""
     name: str
     count: int
     text: str
@@ -221,7 +220,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class MetricUse:
-    """A series of numbers, summed up."""
+    """A summary of one metric series."""
 
     series: str
     labels: str
@@ -236,7 +235,7 @@ class MetricUse:
 
 @dataclass(frozen=True, slots=True)
 class MetricSeries:
-    """The values of one series, in the order of time."""
+    """The values of one metric series, sorted by time."""
 
     series: str
     labels: str

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed questions to stored observations, asked as SQL that an embedded engine answers.
+"""Typed queries over captures, answered by an embedded SQL engine (DuckDB over Arrow).
 
-`capture` reads a `.sonde` file into columnar tables, `questions` asks them.
+`capture` reads a `.sonde` file into columnar tables, `session` opens them in the engine, `queries`
+and the modules named after a subject (`memory`, `device_runs`, ...) return typed rows.
 """

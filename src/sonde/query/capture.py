@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a capture file into one set of columnar tables.
+"""Reads a capture file into one set of columnar tables.
 
 Chunks repeat the dictionary rows (stack, frame, process, thread) that they need; here every key
-appears once. Rows of the other tables are put one after another. What could not be read is counted
-in `CaptureInfo`, never passed over in silence.
+appears once. Rows of the other tables are concatenated. Whatever could not be read is counted in
+`CaptureInfo`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import pyarrow as pa
 from sonde.errors import CaptureError, CaptureTruncated
 from sonde.input_files import open_input
 from sonde.limits import Budget, is_plausible
-from sonde.query import framing, messages, sound
+from sonde.query import framing, messages, validation
 from sonde.query.schema import TABLES, conform
 
 Progress = Callable[[int, int], None]
-"""Called with bytes read so far and bytes in all."""
+"""Called with (bytes read so far, bytes in total)."""
 
 _MAX_RAW_BYTES = 512 << 20
-"""A chunk holds seconds of one machine; one that claims more than this is damaged or hostile."""
+"""A chunk covers seconds of one machine; one that claims more than this is damaged or hostile."""
 _MOST_TABLES = 256
 _ENGINE_BYTES = 1 << 30
 _FIXED_BYTES = 56 << 20
-"""What buffers of Arrow, the engine and writers take however small a capture is."""
+"""Memory for buffers of Arrow, the SQL engine and the writers, for any capture."""
 _COMPACT_ROWS = 20_000
-"""So many rows of a dictionary are held twice before the older ones are let go of."""
+"""Duplicate rows of a dictionary are dropped after this many new ones."""
 
 _KEYS: dict[str, tuple[str, ...]] = {
     "stack": ("stack_id",),
@@ -41,38 +41,38 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "thread": ("pid", "start_ns", "tid"),
 }
 _RENAMED_BY_EXEC = ("process", "thread")
-"""Dictionaries whose last entry holds: a program may rename itself. The others never change."""
+"""Dictionaries of which the last row counts: a program may rename itself. Others never change."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureInfo:
-    """What a capture says about itself, and what could be read of it."""
+    """Metadata of a capture, and how much of the file could be read."""
 
     path: Path
     size_bytes: int
     id: str
     version: str
-    """Version of Sonde that recorded."""
+    """Version of Sonde that made the recording."""
     host: dict[str, Any]
     start_ns: int
     """CLOCK_MONOTONIC, as `end_ns`."""
     end_ns: int
     paused_ns: int
-    """Time in between in which the recorder was told to observe nothing."""
+    """Time in between in which the recorder was paused."""
     wall_offset_ns: int
     """Add to a monotonic time for the time since 1970."""
     chunks: int
     chunks_damaged: int
-    """Stretches between chunks that hold something unreadable."""
+    """Parts of the file between chunks that are unreadable."""
     chunks_missing: int
-    """Chunks absent from the sequence that no damaged stretch accounts for."""
+    """Gaps in the sequence of chunks, less the damaged parts."""
     damaged_bytes: int
     tail_bytes: int
     """Bytes after the last readable chunk: a chunk that was being written."""
     clean_end: bool
     """The recorder closed the file; it was not killed."""
     rows_refused: int = 0
-    """Rows with numbers that no recorder writes (NaN, infinite, beyond all time), left out."""
+    """Rows with impossible numbers (NaN, infinite, far too large), left out."""
     names_cut: int = 0
     """Texts that were longer than `limits.MOST_NAME_CHARS`."""
 
@@ -99,16 +99,16 @@ class Capture:
     info: CaptureInfo
     tables: dict[str, pa.Table]
     budget: Budget | None = None
-    """What reading it has taken so far, for those who make something large of it."""
+    """Memory used for reading so far; large results are accounted for here, too."""
 
 
 class _DamagedError(Exception):
-    """A chunk whose checksums hold but whose content does not make sense."""
+    """A chunk with correct checksums and invalid content."""
 
 
 @dataclass(slots=True)
 class _Merge:
-    """Tables of the chunks read so far."""
+    """The tables of the chunks read so far, merged."""
 
     budget: Budget
     parts: dict[str, list[pa.Table]] = field(default_factory=lambda: {n: [] for n in TABLES})
@@ -124,11 +124,11 @@ class _Merge:
             table = self._unseen(name, keys[0], table)
         if not table.num_rows:
             return
-        self.budget.hold(table.num_rows * sound.ROW_BYTES[name] + sound.text_bytes(table))
+        self.budget.hold(table.num_rows * validation.ROW_BYTES[name] + validation.text_bytes(table))
         if name == "metric":
-            self.budget.hold(sound.LABELS_BYTES * sound.label_sets(table))
+            self.budget.hold(validation.LABELS_BYTES * validation.label_set_count(table))
         if name == "stack":
-            self.budget.hold(sound.FRAME_BYTES * sound.frames(table))
+            self.budget.hold(validation.FRAME_BYTES * validation.frame_count(table))
         self.parts[name].append(table)
         if name in _RENAMED_BY_EXEC:
             self.pending[name] += table.num_rows
@@ -144,16 +144,16 @@ class _Merge:
                 fresh.append(row)
         if len(fresh) == table.num_rows:
             return table
-        # The copy lets go of the chunk it was read from.
+        # The copy releases the memory of the chunk that it was read from.
         return table.take(pa.array(fresh, pa.int64()))
 
     def _compact(self, name: str) -> None:
-        """Of a process that every chunk tells of, one row is enough."""
+        """Keep one row of a process that is in every chunk."""
         former = pa.concat_tables(self.parts[name])
         table = _last_of_each(name, former)
-        let_go = former.num_rows - table.num_rows
-        text_bytes = sound.text_bytes(former) - sound.text_bytes(table)
-        self.budget.hold(-let_go * sound.ROW_BYTES[name] - text_bytes)
+        dropped = former.num_rows - table.num_rows
+        text_bytes = validation.text_bytes(former) - validation.text_bytes(table)
+        self.budget.hold(-dropped * validation.ROW_BYTES[name] - text_bytes)
         self.parts[name] = [table]
         self.kept[name], self.pending[name] = table.num_rows, 0
 
@@ -176,14 +176,14 @@ def read(path: Path, on_progress: Progress | None = None) -> Capture:
     """Read a capture file.
 
     Raises CaptureError (NotACapture, CaptureTruncated, CaptureTooNew) where nothing can be read;
-    damage that leaves something readable is told in the result's `info`.
+    damage that leaves something readable is reported in the `info` of the result.
     """
     try:
         with open_input(path) as file:
             if not file.seekable():
                 raise CaptureError(
-                    f"{path} is a pipe, and a recording is read from its end, too",
-                    "write it to a file first, and give that",
+                    f"{path} is a pipe, and a recording must be seekable",
+                    "write it to a file first",
                 )
             return _read(file, path, on_progress)
     except FileNotFoundError:
@@ -198,14 +198,14 @@ def read(path: Path, on_progress: Progress | None = None) -> Capture:
     except OSError as error:
         raise CaptureError(
             f"{path} cannot be read: {error.strerror or error}",
-            "check the path and the disk that it lies on",
+            "check the path and its disk",
         ) from error
     except ValueError as error:  # A NUL byte in the path.
-        raise CaptureError(f"{str(path)!r} is no path: {error}", "check the path") from error
+        raise CaptureError(f"{str(path)!r} is not a path: {error}", "check the path") from error
 
 
 def engine_bytes(limit_bytes: int) -> int:
-    """The part of a file's memory that is the SQL engine's; beyond it the engine uses the disk."""
+    """The SQL engine's part of the memory for a file; beyond it the engine uses the disk."""
     return min(_ENGINE_BYTES, limit_bytes // 4)
 
 
@@ -270,20 +270,20 @@ def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
 
 
 def _gaps(numbers: list[int]) -> int:
-    """How many numbers of 0, 1, 2, ... up to the greatest are absent."""
+    """How many of the numbers 0, 1, 2, ... up to the greatest are missing."""
     return max(numbers) + 1 - len(set(numbers))
 
 
 def _decode(
     chunk: framing.RawChunk, budget: Budget
 ) -> tuple[dict[str, Any], dict[str, pa.Table], int, int]:
-    """What a chunk holds, how many rows of it make no sense, and how many names were cut.
+    """(metadata, tables, number of refused rows, number of cut names) of a chunk.
 
-    Raises _DamagedError; CaptureTooLarge where the file is used up its budget.
+    Raises _DamagedError; CaptureTooLarge where the file exceeds its budget.
     """
     meta = _meta(chunk.meta)
     if not is_plausible(meta["raw_len"], len(chunk.payload)):
-        raise _DamagedError("it unpacks to more than it can hold")
+        raise _DamagedError("it decompresses to an implausible size")
     budget.unpack(meta["raw_len"])
     try:
         raw = pa.decompress(chunk.payload, decompressed_size=meta["raw_len"], codec="zstd")
@@ -299,11 +299,11 @@ def _decode(
                 raise _DamagedError(f"table {name} lies outside its payload")
             part = raw.slice(offset, length)
             table = messages.read_table(part, TABLES[name].names, budget.hold)
-            sound.check(name, table)
-            budget.hold(sound.casting_bytes(name, table))
-            table, cut = sound.cut(table)
-            budget.hold(sound.repeated_bytes(table))
-            tables[name], left_out = sound.rows(name, conform(name, table))
+            validation.check_columns(name, table)
+            budget.hold(validation.casting_bytes(name, table))
+            table, cut = validation.truncate_names(table)
+            budget.hold(validation.repeated_bytes(table))
+            tables[name], left_out = validation.valid_rows(name, conform(name, table))
             refused += left_out
             names_cut += cut
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -317,7 +317,7 @@ def _meta(raw: bytes) -> dict[str, Any]:
         numbers = [meta[k] for k in ("seq", "start_ns", "end_ns", "wall_offset_ns", "raw_len")]
         numbers.append(meta.get("paused_ns", 0))
         capture = meta["capture"]
-        sound = (
+        is_plausible_meta = (
             all(type(number) is int and abs(number) < 1 << 62 for number in numbers)
             and 0 <= meta["seq"] < 1 << 40
             and min(meta["start_ns"], meta["end_ns"], numbers[-1]) >= 0
@@ -330,13 +330,13 @@ def _meta(raw: bytes) -> dict[str, Any]:
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _DamagedError(f"meta: {error}") from error
-    if not sound:
+    if not is_plausible_meta:
         raise _DamagedError("meta: a value is out of range")
     return meta
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _whole(value: object) -> int:

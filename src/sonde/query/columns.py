@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a capture as columns of a timeline: numbers of threads, names, what stacks hold."""
+"""Columns of a capture converted for a timeline: indices of threads and names, frames in stacks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.model.timeline import I32, I64, U8, Interner, Mask
 
 
 class Lanes:
-    """Numbers of threads, for whole columns of them."""
+    """Maps columns of pid and tid to the indices of threads in a timeline."""
 
     def __init__(self, naming: Interner, tables: dict[str, pa.Table]) -> None:
         self._naming = naming
@@ -38,7 +38,7 @@ class Lanes:
         return f"{self._comm_of_tid.get(tid) or 'tid'} ({tid})"
 
     def of(self, table: pa.Table, prefix: str = "") -> I32:
-        """The lane of each row by its pid and tid, columns that begin with `prefix`."""
+        """Index of the thread of each row, from the columns pid and tid with a `prefix`."""
         pids, tids = whole(table, f"{prefix}pid"), whole(table, f"{prefix}tid")
         keys, inverse = np.unique((pids << 32) | tids, return_inverse=True)
         numbers = [
@@ -54,7 +54,7 @@ class Lanes:
         return lanes
 
     def wakers(self, spans: pa.Table) -> I64:
-        """The lane of the thread that ended each, plus 1; 0 unknown."""
+        """Index of the thread that ended each span, plus 1; 0 unknown."""
         found = np.zeros(spans.num_rows, np.int64)
         known = np.flatnonzero(whole(spans, "waker_tid"))
         found[known] = self.of(spans.take(pa.array(known)), "waker_") + 1
@@ -62,7 +62,7 @@ class Lanes:
 
 
 class Frames:
-    """What the stacks of a capture hold."""
+    """Answers which stacks of a capture contain which frames."""
 
     def __init__(self, tables: dict[str, pa.Table]) -> None:
         frame, stack = tables["frame"], tables["stack"]
@@ -76,12 +76,12 @@ class Frames:
         self._file = frame.column("file").cast(pa.string())
 
     def in_files(self, stack_ids: Any, parts: tuple[str, ...]) -> Mask:
-        """Whether each stack holds code of a file whose name has one of the parts."""
+        """Whether each stack has a frame in a file whose name contains one of the parts."""
         pattern = "|".join(map(re.escape, parts))
         return self._holding(stack_ids, pc.match_substring_regex(self._file, pattern))
 
     def holding(self, stack_ids: Any, functions: tuple[str, ...]) -> Mask:
-        """Whether each stack holds one of the functions."""
+        """Whether each stack contains one of the functions."""
         named = pc.is_in(self._function, value_set=pa.array(functions))
         return self._holding(stack_ids, named)
 
@@ -93,7 +93,7 @@ class Frames:
         return stacks[self._row(stack_ids)]
 
     def functions(self, naming: Interner, stack_ids: Any) -> I32:
-        """The innermost named function of each stack that is not the kernel's."""
+        """Name index of the innermost named function of each stack outside the kernel."""
         mine = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
         of_frame = np.full(len(self._frame_ids) + 1, -1, np.int32)
         rows = np.flatnonzero(mine.to_numpy(zero_copy_only=False))
@@ -113,17 +113,19 @@ class Frames:
 
 
 def whole(rows: pa.Table, column: str) -> I64:
+    """A column of integers as int64."""
     return np.asarray(rows.column(column).to_numpy(), np.int64)
 
 
 def texts_of(rows: pa.Table, column: str) -> list[str]:
-    """The texts of a column of a dictionary; equal ones are one object."""
+    """The texts of a dictionary-encoded column; equal texts are one object."""
     texts = rows.column(column).combine_chunks()
     known = texts.dictionary.to_pylist()
     return [known[number] for number in texts.indices.to_pylist()]
 
 
 def names_of(naming: Interner, rows: pa.Table, column: str) -> I32:
+    """Name indices of a dictionary-encoded column."""
     texts = rows.column(column).combine_chunks()
     known = [naming.name(text) for text in texts.dictionary.to_pylist()]
     numbers: I32 = np.array(known or [0], np.int32)[texts.indices.to_numpy()]
@@ -131,6 +133,7 @@ def names_of(naming: Interner, rows: pa.Table, column: str) -> I32:
 
 
 def coded(rows: pa.Table, column: str, codes: dict[str, int]) -> U8:
+    """Codes of the texts of a dictionary-encoded column; 0 for texts without one."""
     texts = rows.column(column).combine_chunks()
     known = [codes.get(text, 0) for text in texts.dictionary.to_pylist()]
     numbers: U8 = np.array(known or [0], np.uint8)[texts.indices.to_numpy()]

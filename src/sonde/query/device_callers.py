@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of the program's own functions asked for the time that a device was at work.
+"""Device time by the function of the program that launched the work.
 
 The share R = Y / T of a function is a ratio of two estimates from the same sample, each run of
-which was chosen with the chance 1 / weight. Its variance is that of the sum of
-weight * d * ([the function asked] - R), divided by T * T (Taylor linearisation; Sarndal, Swensson,
-Wretman, Model Assisted Survey Sampling, 1992, section 5.6).
+which was sampled with probability 1 / weight. Its variance is that of the sum of
+weight * d * ([launched by the function] - R), divided by T * T (Taylor linearisation;
+Sarndal, Swensson, Wretman, Model Assisted Survey Sampling, 1992, section 5.6).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import TypeVar
 from sonde.model.answers import DeviceCaller
 from sonde.model.code import Frame, Stacks
 from sonde.query.device_runs import NORMAL_95
-from sonde.query.questions import EVERYTHING, Where, own_frame
+from sonde.query.queries import EVERYTHING, Where, own_frame
 from sonde.query.session import Session
 
 K = TypeVar("K", bound=Hashable)
 
 DEVICE_LIBRARIES = ("libcuda.", "libcudart", "libOpenCL", "libpocl", "libamdhip", "libze_")
-"""What a call goes through on its way to a device."""
+"""Device API libraries, which are never reported as the caller."""
 
 
 @dataclass(slots=True)
@@ -31,12 +31,12 @@ class _Sum:
     timed: int = 0
     count: float = 0.0
     ns: float = 0.0
-    own: float = 0.0
-    """Sum of weight * (weight - 1) * d * d."""
+    variance: float = 0.0
+    """Sum of weight * (weight - 1) * d * d: the variance of `ns`."""
 
 
 def device_callers(session: Session, where: Where = EVERYTHING) -> list[DeviceCaller]:
-    """By process and function, the longest total first; without the host's waits for a device."""
+    """Device time by process and calling function, longest first; without host waits."""
     clause, parameters = where.sql("kind <> 'sync'")
     clause = clause.replace("time_ns", "start_time_ns")
     rows = session.rows(
@@ -50,13 +50,13 @@ def device_callers(session: Session, where: Where = EVERYTHING) -> list[DeviceCa
     known: dict[int, tuple[str, str, str]] = {}
     for process, stack, timed, count, ns, own in rows:
         if stack not in known:
-            known[stack] = _told(caller(session.stacks, stack))
+            known[stack] = _caller_key(caller(session.stacks, stack))
         it = sums[process, *known[stack]]
         it.timed += timed
         it.count += count
         it.ns += ns
-        it.own += own
-    shares = shares_of({key: (it.ns, it.own) for key, it in sums.items()})
+        it.variance += own
+    shares = shares_of({key: (it.ns, it.variance) for key, it in sums.items()})
     found = []
     for key, it in sums.items():
         process, function, file, binary = key
@@ -78,22 +78,22 @@ def device_callers(session: Session, where: Where = EVERYTHING) -> list[DeviceCa
 
 
 def shares_of(sums: Mapping[K, tuple[float, float]]) -> dict[K, tuple[float, float]]:
-    """By key, its share of all and half of the share's 95 % interval.
+    """By key: (its share of the total, half of the 95 % confidence interval of the share).
 
-    `sums`: sum of weight * d, and of weight * (weight - 1) * d * d.
+    `sums`: (sum of weight * d, sum of weight * (weight - 1) * d * d), with durations d in ns.
     """
     all_ns = sum(ns for ns, _ in sums.values()) or 1.0
-    all_own = sum(own for _, own in sums.values())
+    all_variance = sum(own for _, own in sums.values())
     found = {}
     for key, (ns, own) in sums.items():
         share = ns / all_ns
-        variance = (1 - 2 * share) * own + share * share * all_own
+        variance = (1 - 2 * share) * own + share * share * all_variance
         found[key] = share, NORMAL_95 * max(variance, 0.0) ** 0.5 / all_ns
     return found
 
 
 def caller(stacks: Stacks, stack: int) -> Frame | None:
-    """The innermost Python function; else the innermost function of no device's library."""
+    """The innermost Python function; else the innermost function outside device API libraries."""
     frames = [stacks.frames[i] for i in stacks.indices(stack)]
     python = next((frame for frame in frames if frame.kind == "python"), None)
     if python:
@@ -106,5 +106,5 @@ def caller(stacks: Stacks, stack: int) -> Frame | None:
     return next(own, None) or own_frame(stacks, stack)
 
 
-def _told(frame: Frame | None) -> tuple[str, str, str]:
+def _caller_key(frame: Frame | None) -> tuple[str, str, str]:
     return (frame.name, frame.file, frame.binary) if frame else ("", "", "")

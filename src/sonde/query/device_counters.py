@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture holds of each GPU's clocks, power and throttling, as counters of a timeline, and
-which GPUs its processes use."""
+"""Clocks, power and throttling of GPUs as counters of a timeline; which GPUs processes use."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ SERIES = {
     "sonde.gpu.dram.active": "",
     "sonde.gpu.tensor.active": "sonde.gpu.precision",
 }
-"""Series, and the label that tells several of a device apart."""
-_INFO, _HELD = "sonde.gpu.info", "sonde.process.gpu.memory"
+"""Series to the label that distinguishes several series of one device, '' for none."""
+_INFO, _PROCESS_MEMORY = "sonde.gpu.info", "sonde.process.gpu.memory"
 
 
 def device_counters(metric: pa.Table) -> list[Counter]:
-    """The series of GPUs that bear on how fast they compute; devices by their index."""
+    """The series of `SERIES`, by name and labels; devices by their index."""
     rows = _rows_of(metric, [*SERIES, _INFO])
     names = rows.column("series").cast(pa.string()).to_pylist()
     labels = rows.column("labels").cast(pa.string()).to_pylist()
@@ -35,23 +34,23 @@ def device_counters(metric: pa.Table) -> list[Counter]:
     points: dict[tuple[str, str], list[int]] = {}
     for row, key in enumerate(zip(names, labels, strict=True)):
         points.setdefault(key, []).append(row)
-    told = {text: attributes_of(text) for text in set(labels)}
-    numbers = _numbers(told[text] for name, text in points if name == _INFO)
+    attributes = {text: attributes_of(text) for text in set(labels)}
+    numbers = _numbers(attributes[text] for name, text in points if name == _INFO)
     found = []
     for (name, text), chosen in sorted(points.items()):
         label = SERIES.get(name)
-        device = numbers.get(told[text].get("hw.id", ""), -1)
+        device = numbers.get(attributes[text].get("hw.id", ""), -1)
         if label is None or device < 0:
             continue
-        which = told[text].get(label, "") if label else ""
+        which = attributes[text].get(label, "") if label else ""
         order = np.array(chosen)[np.argsort(times[chosen], kind="stable")]
         found.append(Counter(name, times[order], values[order], device, which))
     return found
 
 
 def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
-    """Indices of the GPUs that hold memory of a process, by its pid, ascending."""
-    rows = _rows_of(metric, [_HELD, _INFO])
+    """Ascending indices of the GPUs on which a process has memory, by pid."""
+    rows = _rows_of(metric, [_PROCESS_MEMORY, _INFO])
     pairs = {
         (name, text)
         for name, text in zip(
@@ -60,25 +59,25 @@ def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
             strict=True,
         )
     }
-    told = [(name, attributes_of(text)) for name, text in pairs]
-    numbers = _numbers(labels for name, labels in told if name == _INFO)
+    series = [(name, attributes_of(text)) for name, text in pairs]
+    numbers = _numbers(labels for name, labels in series if name == _INFO)
     found: dict[int, set[int]] = {}
-    for name, labels in told:
+    for name, labels in series:
         number, pid = numbers.get(labels.get("hw.id", ""), -1), labels.get("process.pid", "")
-        if name == _HELD and number >= 0 and pid.isdecimal() and len(pid) < 11:
+        if name == _PROCESS_MEMORY and number >= 0 and pid.isdecimal() and len(pid) < 11:
             found.setdefault(int(pid), set()).add(number)
     return {pid: sorted(gpus) for pid, gpus in found.items()}
 
 
 def device_ids(metric: pa.Table) -> dict[int, tuple[str, ...]]:
-    """By index: what a GPU is called everywhere, its own id and its PCI address."""
+    """UUID and PCI address of each GPU, by index."""
     rows = _rows_of(metric, [_INFO])
     found: dict[int, set[str]] = {}
     for text in set(rows.column("labels").cast(pa.string()).to_pylist()):
-        told = attributes_of(text)
-        index = index_of(told.get("sonde.gpu.index", ""))
+        attributes = attributes_of(text)
+        index = index_of(attributes.get("sonde.gpu.index", ""))
         if index >= 0:
-            ids = (told.get("hw.id", ""), told.get("sonde.gpu.pci.address", ""))
+            ids = (attributes.get("hw.id", ""), attributes.get("sonde.gpu.pci.address", ""))
             found.setdefault(index, set()).update(str(one) for one in ids if one)
     return {index: tuple(sorted(ids)) for index, ids in found.items()}
 
@@ -88,5 +87,5 @@ def _rows_of(metric: pa.Table, series: list[str]) -> pa.Table:
 
 
 def _numbers(infos: Iterable[dict[str, str]]) -> dict[str, int]:
-    """Index of each device by its id; -1 for what has none of its own, as a part of a GPU."""
-    return {told.get("hw.id", ""): index_of(told.get("sonde.gpu.index", "")) for told in infos}
+    """Index of each device by its id; -1 for one without an index, such as a MIG instance."""
+    return {info.get("hw.id", ""): index_of(info.get("sonde.gpu.index", "")) for info in infos}

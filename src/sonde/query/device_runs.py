@@ -1,34 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ran on devices: estimates from the runs that were timed.
+"""Runs on devices (kernels, copies, sets, graphs): estimates from the runs that were timed.
 
-Each run is chosen with the chance 1 / weight (or with the others of its window), so sums
-of weights are unbiased (Horvitz and Thompson 1952). Of runs chosen by themselves the variance of a
-sum of weight * d is estimated by the sum of weight * (weight - 1) * d * d; of windows, which are
-chosen whole, from how the totals of windows differ.
+Each run is sampled with probability 1 / weight, on its own or with all others of its window, so
+sums of weights are unbiased (Horvitz and Thompson 1952). For single runs the variance of a sum of
+weight * d is estimated by the sum of weight * (weight - 1) * d * d; for windows, which are sampled
+whole, from the variance between the totals of windows.
 """
 
 from __future__ import annotations
 
 from sonde.model.answers import DeviceRuns
-from sonde.model.profile import KERNEL, KINDS, MEMORY
-from sonde.query.questions import EVERYTHING, Where
+from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 NORMAL_95 = 1.96
 
 
-def kinds_seen(session: Session) -> tuple[str, ...]:
-    """The kinds of profile that a report of this capture tells of by default."""
-    seen: tuple[str, ...] = KINDS
+def kinds_seen(session: Session) -> tuple[ProfileKind, ...]:
+    """The kinds of profile that a report of this capture shows by default."""
+    seen: tuple[ProfileKind, ...] = BASIC_KINDS
     if session.rows("SELECT 1 FROM device_run LIMIT 1"):
-        seen += (KERNEL,)
+        seen += (ProfileKind.GPU_TIME,)
     if session.rows("SELECT 1 FROM sample WHERE kind IN ('mapped', 'faulted') LIMIT 1"):
-        seen += MEMORY
+        seen += MEMORY_KINDS
     return seen
 
 
 def device_runs(session: Session, where: Where = EVERYTHING) -> list[DeviceRuns]:
-    """By process, kind and name, the longest total first; without the host's waits for a device."""
+    """Totals by process, kind and name, longest first; without host waits for a device."""
     clause, parameters = where.sql()
     clause = clause.replace("time_ns", "start_time_ns")
     rows = session.rows(
@@ -53,7 +53,7 @@ def device_runs(session: Session, where: Where = EVERYTHING) -> list[DeviceRuns]
         " count(DISTINCT device) AS devices, count(DISTINCT stream) AS streams"
         " FROM run GROUP BY process, kind, name) "
         "SELECT t.process, t.kind, t.name, t.sources, t.timed, t.n, t.ns,"
-        # A weight below 1, which no recorder writes, would make it negative.
+        # A weight below 1, which no recorder writes, would make the variance negative.
         " sqrt(greatest(0, s.own + s.n * s.between_windows)),"
         " t.p50, t.p99, t.bytes, t.devices, t.streams "
         "FROM total t JOIN spread s"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a capture says about the use of devices, as intervals with a name.
+"""Use of devices in a capture, as named intervals.
 
-The best that the capture holds is taken: runs on devices; else the calls of device APIs; else what
-ran on the CPUs. Runs that were all timed are exact intervals. The rest are weighted samples without
-an exact place in their second; the rows of a second are laid end to end, and shortened together
-where they ran side by side, so that an instant drawn at random meets each name as often as it was
-seen.
+The best source in the capture is used: runs on devices; else calls of device APIs; else on-CPU
+samples. Runs that were all timed are exact intervals. The rest are weighted samples without an
+exact time within their second: the rows of a second are placed one after another, and scaled down
+where they add up to more than a second, so that a random instant meets each name with the right
+probability.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeviceUse:
 
 
 def device_uses(capture: Capture, source: Source | None = None) -> tuple[Source, list[DeviceUse]]:
-    """The uses of one source: the given one, or the first that holds any.
+    """(source, its intervals): of the given source, or of the first one that has any.
 
     Raises UsageError if there are none.
     """
@@ -44,7 +44,7 @@ def device_uses(capture: Capture, source: Source | None = None) -> tuple[Source,
             return one, uses
     raise UsageError(
         f"{capture.info.path.name} holds no {source or 'kernels, device calls or CPU samples'}",
-        "record while the device is in use" if source is None else "leave --source away",
+        "record while the device is in use" if source is None else "leave out --source",
     )
 
 
@@ -61,7 +61,7 @@ def _kernels(capture: Capture) -> list[DeviceUse]:
             " sum(weight * CAST(end_time_ns - start_time_ns AS DOUBLE)) "
             f"{runs} GROUP BY second, known ORDER BY second, known"
         )
-        return _laid_out(rows, capture.info.end_ns)
+        return _end_to_end(rows, capture.info.end_ns)
     single = session.rows(f"SELECT {name}, start_time_ns, end_time_ns {runs} ORDER BY 2")
     return [DeviceUse(known, start, end - start) for known, start, end in single]
 
@@ -82,11 +82,11 @@ def _sampled(capture: Capture, source: Source) -> list[DeviceUse]:
             "GROUP BY s.time_ns, l.function ORDER BY s.time_ns, l.function"
         )
         rows = [(time_ns, functions[number][0], ns) for time_ns, number, ns in numbered]
-    return _laid_out(rows, capture.info.end_ns)
+    return _end_to_end(rows, capture.info.end_ns)
 
 
-def _laid_out(rows: Iterable[tuple[Any, ...]], end_ns: int) -> list[DeviceUse]:
-    """Rows (start of an interval, name, weight in ns), ordered by time, end to end."""
+def _end_to_end(rows: Iterable[tuple[Any, ...]], end_ns: int) -> list[DeviceUse]:
+    """Place rows (start of an interval, name, weight in ns), sorted by time, one after another."""
     intervals = [(start, list(group)) for start, group in groupby(rows, key=lambda row: row[0])]
     uses = []
     for number, (start_ns, group) in enumerate(intervals, 1):

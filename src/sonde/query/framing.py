@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outer layout of a `.sonde` file: a header, then chunks that each stand for themselves.
+"""The outer layout of a `.sonde` file: a header, then independent chunks.
 
 ```
 file    "SONDE\\r\\n\\x1a"  u16 version  6 × 0                                        16 bytes
@@ -10,8 +10,8 @@ chunk   "SCHK" u16 version u16 flags u32 meta_len u32 meta_crc32
 ```
 
 All little endian; checksums are CRC-32 as in zlib, `header_crc32` over the 28 bytes before it. A
-recorder that is killed leaves a chunk that ends too early; a bad disk leaves one whose checksum is
-wrong. Either costs that chunk alone: the reader looks for the next header whose checksum holds.
+recorder that is killed leaves a truncated chunk; a bad disk leaves one with a wrong checksum.
+Either costs that chunk only: the reader searches for the next header with a correct checksum.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ VERSION = 1
 
 _SCAN_BYTES = 1 << 20
 _MOST_META_BYTES = 1 << 20
-"""Of a chunk's description; ours have some 2 KB."""
+"""Greatest size of a chunk's metadata; Sonde writes about 2 KB."""
 _MOST_PAYLOAD_BYTES = 512 << 20
 _MOST_WASTED = 2
-"""So many times the file's size is read for chunks that turn out damaged, then no more: headers
-can be laid so that each claims the rest of the file."""
+"""Reading stops after this many times the file's size was read for damaged chunks: in a hostile
+file each of many headers can claim the rest of the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RawChunk:
-    """A chunk whose checksums hold."""
+    """A chunk with correct checksums."""
 
     meta: bytes
     payload: bytes
@@ -54,12 +54,12 @@ class RawChunk:
 
 @dataclass(frozen=True, slots=True)
 class BadChunk:
-    """A stretch of the file that holds no readable chunk."""
+    """A part of the file without a readable chunk."""
 
     offset: int
     size_bytes: int
     at_end: bool
-    """Nothing readable follows: the tail of a recording that was cut."""
+    """Nothing readable follows: the end of a truncated recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,9 @@ def check_file_header(head: bytes, name: str) -> None:
 
 
 def chunks(file: BinaryIO, size_bytes: int) -> Iterator[RawChunk | BadChunk]:
-    """Walk the chunks that follow the file header.
+    """Iterate over the chunks after the file header.
 
-    `file` must be seekable; `size_bytes` is its length. Never raises for what the file holds.
+    `file` must be seekable; `size_bytes` is its length. No content of the file raises an error.
     """
     position = FILE_HEADER.size
     wasted_bytes = 0
@@ -137,7 +137,7 @@ def _header_at(file: BinaryIO, position: int) -> _Header | None:
 
 
 def _chunk_at(file: BinaryIO, position: int, header: _Header, size_bytes: int) -> RawChunk | None:
-    """Read the chunk behind a header; the file stands after that header."""
+    """Read the chunk after its header, where the file is positioned; None if it is damaged."""
     end = position + header.size_bytes
     if header.version != VERSION or end > size_bytes:
         return None
@@ -157,7 +157,7 @@ def _after_damage(
 ) -> int | None:
     """Offset of the next chunk header after a bad chunk, None where there is none."""
     if header:
-        # The header holds, so its lengths do too, unless bytes were cut out or put in.
+        # The header is correct, so its lengths are too, unless bytes were removed or inserted.
         end = position + header.size_bytes
         if end == size_bytes:
             return end
@@ -180,7 +180,7 @@ def _after_damage(
 
 
 def _past_hole(file: BinaryIO, position: int, size_bytes: int) -> int:
-    """Where the next written byte may lie: a terabyte that was never written costs no time."""
+    """Offset of the next data: skips holes of sparse files, which may be terabytes."""
     try:
         return max(position, file.seek(position, os.SEEK_DATA))
     except OSError as error:  # no more data, or a file system without holes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts source lines, and the functions that a compiler inlined, into the tables of a capture."""
+"""Adds source lines and inlined functions to the tables of a capture."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sonde.query.schema import TABLES
 
 Tables = dict[str, pa.Table]
 Places = Mapping[tuple[str, int], Sequence[tuple[str, str, int]]]
-"""By (build id, offset in the file): (function, source file, line) of what is inlined there,
-innermost first, and last of the function that the code belongs to."""
+"""(build id, offset in the file) to (function, source file, line) of each function inlined there,
+innermost first, and at last of the function that they are inlined into."""
 
 INLINED = "inlined"
-"""Kind of the frames that are added."""
+"""`kind` of the added frames."""
 
 
 def wanted(tables: Tables) -> dict[str, list[int]]:
-    """Offsets in files, by build id, of the frames that may have lines."""
+    """By build id: file offsets of the user frames without a source line."""
     found: dict[str, list[int]] = {}
     for row in tables["frame"].select(["kind", "build_id", "offset", "line"]).to_pylist():
         if row["kind"] == "user" and row["build_id"] and not row["line"]:
@@ -30,7 +30,7 @@ def wanted(tables: Tables) -> dict[str, list[int]]:
 
 
 def with_lines(tables: Tables, places: Places) -> Tables:
-    """The tables with lines in `frame`, and with frames of inlined functions in it and `stack`."""
+    """The tables with source lines in `frame`, and inlined functions in `frame` and `stack`."""
     rows = []
     inner: dict[int, list[int]] = {}
     for row in tables["frame"].to_pylist():

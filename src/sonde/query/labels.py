@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Labels of a series as attributes."""
+"""Labels of metric series, as captures store them (JSON), parsed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 
 
 def attributes_of(labels: str) -> dict[str, str]:
-    """Attributes of a series; none where the capture holds something else in their place."""
+    """Attributes of a series by name; empty where the labels are no JSON object."""
     try:
         found = json.loads(labels or "{}")
     except (ValueError, RecursionError):
@@ -16,5 +16,5 @@ def attributes_of(labels: str) -> dict[str, str]:
 
 
 def index_of(text: str) -> int:
-    """The index of a device, -1 for what is none."""
+    """The index of a device, -1 where the text is none."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Host memory: what processes mapped and touched, and what grows.
+"""Host memory: what processes mapped and touched, and what looks like a leak.
 
-A stack is suspected of a leak by how it grew, not by how much: a program that fills its caches
-grows at first and then no more, one that leaks grows in every part of its life. What frees memory
-into an allocator's own lists and maps nothing anew does not grow at all.
+A call path is suspected of a leak by how steadily it grew, not by how much: a program that fills
+its caches grows at first and then stops, one that leaks grows all the time. Memory that an
+allocator keeps in its free lists and reuses does not grow at all.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 
 from sonde.model.answers import MemoryGrowth, MemoryUse
 from sonde.model.code import NO_STACK, Frame, Stacks
-from sonde.query.questions import EVERYTHING, RUNTIME_LIBRARIES, Where
+from sonde.query.queries import EVERYTHING, RUNTIME_LIBRARIES, Where
 from sonde.query.session import Session
 
 WINDOWS = 10
-"""Parts that the time of a process is cut into, fewer where it was seen in fewer ticks."""
+"""Equal parts of the time of a process; fewer where it was seen in fewer ticks."""
 LEAST_WINDOWS = 3
 GREW_SHARE = 0.6
-"""Of those parts, in which a suspect grew; one of them is among the last two."""
+"""A suspect grew in at least this share of the windows, and in one of the last two."""
 LEAST_BYTES = 1 << 20
-"""What grew by less is told of no one."""
-FRAMES_TOLD = 4
+"""Call paths that grew by less are not reported."""
+FRAMES_SHOWN = 4
 
 
 def memory(session: Session, where: Where = EVERYTHING) -> list[MemoryUse]:
-    """What each process mapped, unmapped and touched, who touched most first."""
+    """What each process mapped, unmapped and page-faulted, most page-faulted bytes first."""
     clause, parameters = where.sql("kind IN ('mapped', 'unmapped', 'faulted')")
 
     def total(of: str, what: str = "bytes") -> str:
@@ -49,8 +49,8 @@ def memory(session: Session, where: Where = EVERYTHING) -> list[MemoryUse]:
 
 
 @dataclass(slots=True)
-class _Way:
-    """What came by one way through the code, by the time of it."""
+class _CallPath:
+    """Bytes mapped and unmapped by one call path; `at`: change by time in ns."""
 
     mapped: float = 0.0
     unmapped: float = 0.0
@@ -63,7 +63,7 @@ class _Way:
 
 
 def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
-    """Ways through the code that hold more than at first, suspects first, then by bytes."""
+    """Call paths that hold more at the end than at the beginning: suspects first, then by bytes."""
     clause, parameters = where.sql("kind IN ('mapped', 'unmapped')", "name <> 'reserved'")
     rows = session.rows(
         "WITH part AS (SELECT process, stack, time_ns,"
@@ -73,27 +73,27 @@ def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
         "SELECT process, stack, time_ns, mapped, unmapped FROM part",
         parameters,
     )
-    ways: dict[tuple[int, tuple[Frame, ...]], _Way] = defaultdict(_Way)
+    paths: dict[tuple[int, tuple[Frame, ...]], _CallPath] = defaultdict(_CallPath)
     known: dict[int, tuple[Frame, ...]] = {}
-    placeless = _Placeless(session.stacks)
+    user_frames = _UserFrames(session.stacks)
     for process, stack, time_ns, mapped, unmapped in rows:
         if stack not in known:
-            known[stack] = placeless.frames(stack)
-        ways[process, known[stack]].add(time_ns, mapped, unmapped)
+            known[stack] = user_frames.frames(stack)
+        paths[process, known[stack]].add(time_ns, mapped, unmapped)
     seen = _seen(session, where)
     found = []
-    for (process, frames), way in ways.items():
-        held = round(way.mapped - way.unmapped)
+    for (process, frames), path in paths.items():
+        held = round(path.mapped - path.unmapped)
         if held < LEAST_BYTES:
             continue
-        grew, windows, is_suspect = _judge(way, *seen[process])
+        grew, windows, is_suspect = _judge(path, *seen[process])
         found.append(
             MemoryGrowth(
                 process=session.processes[process],
-                frames=_told(frames),
+                frames=_frame_names(frames),
                 bytes=held,
-                mapped_bytes=round(way.mapped),
-                unmapped_bytes=round(way.unmapped),
+                mapped_bytes=round(path.mapped),
+                unmapped_bytes=round(path.unmapped),
                 grew=grew,
                 windows=windows,
                 is_suspect=is_suspect,
@@ -103,7 +103,7 @@ def growth(session: Session, where: Where = EVERYTHING) -> list[MemoryGrowth]:
 
 
 def _seen(session: Session, where: Where) -> dict[int, tuple[int, int, int]]:
-    """(first, last, how many) ticks in which each process did anything that was recorded."""
+    """By process: (time of the first tick, of the last, number of ticks) with recorded rows."""
     clause, parameters = where.sql()
     rows = session.rows(
         "SELECT process, min(time_ns), max(time_ns), count(DISTINCT time_ns) FROM ("
@@ -114,12 +114,12 @@ def _seen(session: Session, where: Where) -> dict[int, tuple[int, int, int]]:
     return {process: (first, last, ticks) for process, first, last, ticks in rows}
 
 
-def _judge(way: _Way, first_ns: int, last_ns: int, ticks: int) -> tuple[int, int, bool]:
-    """(windows in which it grew, windows, whether it is a suspect)."""
+def _judge(path: _CallPath, first_ns: int, last_ns: int, ticks: int) -> tuple[int, int, bool]:
+    """(windows in which the path grew, windows, whether it is suspected of a leak)."""
     windows = max(1, min(WINDOWS, ticks))
     length_ns = max(1, last_ns - first_ns)
     changes = [0.0] * windows
-    for time_ns, change in way.at.items():
+    for time_ns, change in path.at.items():
         changes[min(windows - 1, windows * (time_ns - first_ns) // length_ns)] += change
     grew = sum(change > 0 for change in changes)
     is_suspect = (
@@ -130,9 +130,10 @@ def _judge(way: _Way, first_ns: int, last_ns: int, ticks: int) -> tuple[int, int
     return grew, windows, is_suspect
 
 
-class _Placeless:
-    """User frames of stacks, inner first, without their places: calls from several lines of a
-    function are one way through the code."""
+class _UserFrames:
+    """User frames of stacks, innermost first, without line and offset: calls from several lines of
+    a function are one call path.
+    """
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
@@ -140,7 +141,7 @@ class _Placeless:
         self._of: dict[int, Frame | None] = {}
 
     def frames(self, stack: int) -> tuple[Frame, ...]:
-        """Of one stack; `NO_STACK` alone where none was taken."""
+        """Frames of one stack; `NO_STACK` alone where none was recorded."""
         indices = self._stacks.indices(stack)
         found = (self._frame(index) for index in indices)
         return tuple(frame for frame in found if frame) if len(indices) else (NO_STACK,)
@@ -154,8 +155,8 @@ class _Placeless:
         return self._of[index]
 
 
-def _told(frames: tuple[Frame, ...]) -> tuple[str, ...]:
-    """Names of the innermost frames: Python's where there are any, else not the C library's."""
+def _frame_names(frames: tuple[Frame, ...]) -> tuple[str, ...]:
+    """Names of the innermost frames: of Python code if any, else of code outside the C library."""
     python = [frame for frame in frames if frame.kind == "python"]
     own = [frame for frame in frames if not frame.binary.startswith(RUNTIME_LIBRARIES)]
-    return tuple(frame.name for frame in (python or own or frames)[:FRAMES_TOLD])
+    return tuple(frame.name for frame in (python or own or frames)[:FRAMES_SHOWN])

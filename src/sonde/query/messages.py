@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrow streams from files that may be hostile: checked before Arrow takes memory for them.
+"""Arrow IPC streams from untrusted files, checked before Arrow allocates memory for them.
 
-Arrow believes what a message says of itself: how many rows it has, and how large its buffers are
-once they are decompressed. So the messages are walked here first. Allowed is what our writer makes:
-one schema of few plain columns, then record batches, none compressed on their own. Columns that
-nobody asks for are not decoded.
+Arrow trusts the metadata of a message: the number of rows, and the decompressed size of buffers.
+So the messages are checked here first. Allowed is what Sonde's writer makes: one schema of few
+plain columns, then record batches without compression. Columns that are not wanted are not decoded.
 
 Layout: https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format, and
 Message.fbs beside it; a table of FlatBuffers begins with the distance back to its vtable.
@@ -18,13 +17,13 @@ from collections.abc import Callable, Collection
 import pyarrow as pa
 
 MOST_META_BYTES = 256 << 10
-"""Of one message's description; ours have some 3 KB."""
+"""Greatest size of one message's metadata; Sonde writes about 3 KB."""
 MOST_BATCHES = 20_000
 """Of one table in a chunk: a chunk of 600 s with a part every 0.05 s has 12,000."""
 MOST_COLUMNS = 256
 BATCH_BYTES = 1_024
 COLUMN_BYTES = 512
-"""What Arrow takes for a batch, and for each column of one, however few rows it has."""
+"""Memory that Arrow uses for a batch, and for each of its columns, without any rows."""
 
 _CONTINUES = 0xFFFFFFFF
 _SCHEMA, _RECORD_BATCH = 1, 3
@@ -33,15 +32,15 @@ _LENGTH, _COMPRESSION = 0, 3
 
 
 class RefusedError(ValueError):
-    """A stream that our writer does not make."""
+    """A stream that Sonde's writer does not make."""
 
 
 def read_table(raw: pa.Buffer, wanted: Collection[str], hold: Callable[[int], None]) -> pa.Table:
-    """The wanted columns of a stream; `hold` is called with the memory that it will take.
+    """The wanted columns of a stream; `hold` is called with the bytes that are about to be used.
 
-    Raises RefusedError, pyarrow.ArrowException or OSError for what makes no sense.
+    Raises RefusedError, pyarrow.ArrowException or OSError for an invalid stream.
     """
-    batches = _walk(raw)
+    batches = _checked_batches(raw)
     stream = pa.ipc.open_stream(raw)
     names = stream.schema.names
     if len(names) > MOST_COLUMNS:
@@ -54,13 +53,13 @@ def read_table(raw: pa.Buffer, wanted: Collection[str], hold: Callable[[int], No
     hold(batches * (BATCH_BYTES + COLUMN_BYTES * len(chosen)))
     options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
     table = pa.ipc.open_stream(raw, options=options).read_all()
-    # A checksum proves that these are the writer's bytes, not that it was a friend.
+    # A checksum shows that these are the writer's bytes, not that the writer was honest.
     table.validate(full=True)
     return table
 
 
 def _check_type(field: pa.Field) -> None:
-    """Plain columns only: a row of any other kind may be as long as it says, and cost no byte."""
+    """Allow plain columns only: rows of other types can claim any size without any bytes."""
     kind = field.type
     item = kind.value_type if pa.types.is_list(kind) else kind
     if not (
@@ -72,8 +71,8 @@ def _check_type(field: pa.Field) -> None:
         raise RefusedError(f"column {field.name} is {str(kind)[:80]}")
 
 
-def _walk(raw: pa.Buffer) -> int:
-    """Check every message of the stream; returns how many record batches it has."""
+def _checked_batches(raw: pa.Buffer) -> int:
+    """Check every message of the stream; return the number of record batches."""
     view, at, batches = memoryview(raw), 0, 0
     first = True
     while at < len(view):
@@ -86,7 +85,7 @@ def _walk(raw: pa.Buffer) -> int:
             break  # the end of the stream
         at += 8
         if length > min(MOST_META_BYTES, len(view) - at):
-            raise RefusedError(f"a description of {length} bytes")
+            raise RefusedError(f"metadata of {length} bytes")
         kind, body = _check_message(bytes(view[at : at + length]))
         if kind != (_SCHEMA if first else _RECORD_BATCH):
             raise RefusedError(f"a message of kind {kind}")
@@ -113,21 +112,21 @@ def _check_message(meta: bytes) -> tuple[int, int]:
         if kind == _RECORD_BATCH and header_at:
             header = header_at + struct.unpack_from("<I", meta, header_at)[0]
             if _field(meta, header, _COMPRESSION):
-                raise RefusedError("a batch compressed on its own")
+                raise RefusedError("a compressed batch")
             rows_at = _field(meta, header, _LENGTH)
             rows = struct.unpack_from("<q", meta, rows_at)[0] if rows_at else 0
-            if not 0 <= rows <= max(0, 8 * body):  # a bit a row at the least
+            if not 0 <= rows <= max(0, 8 * body):  # at least one bit per row
                 raise RefusedError(f"{rows} rows in {body} bytes")
     except (struct.error, IndexError) as error:
-        raise RefusedError("a description that leads astray") from error
+        raise RefusedError("metadata with an offset out of range") from error
     return kind, body
 
 
 def _field(meta: bytes, table: int, number: int) -> int:
-    """Where a field of a table lies, 0 where it is left out."""
+    """Offset of a field of a FlatBuffers table, 0 where it is missing."""
     vtable = table - struct.unpack_from("<i", meta, table)[0]
     if vtable < 0:
-        raise RefusedError("a description that leads astray")
+        raise RefusedError("metadata with an offset out of range")
     size = struct.unpack_from("<H", meta, vtable)[0]
     entry = 4 + 2 * number
     if entry + 2 > size:

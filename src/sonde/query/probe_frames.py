@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks of waits without the frames that took them.
+"""Removes the frames of Sonde's BPF programs from stacks of waits.
 
-A wait's stack is taken inside the scheduler's tracepoint, so it ends in the tracepoint and in the
-BPF program that walked it, where the thread itself ended in the scheduler. Stacks sampled on a CPU
-keep such frames: there they are work that was done.
+The stack of a wait is recorded inside the scheduler's tracepoint, so its innermost frames are the
+tracepoint and the BPF program, while the thread itself was in the scheduler. On-CPU samples keep
+such frames: there they are CPU time that was spent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PROBE_PREFIXES = ("bpf_prog_", "bpf_trace_run", "bpf_trampoline_", "__traceiter
 
 
 def without_probe_frames(stacks: Stacks) -> tuple[Stacks, list[int]]:
-    """The stacks, bare ones added behind them, and which stack to take instead of each."""
+    """The stacks with stripped copies appended, and for each stack the index of the one to use."""
     probes = {
         number
         for number, frame in enumerate(stacks.frames)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a chunk as the reading side wants them; a test holds this to abi/tables.json.
+"""Arrow schemas of the tables of a chunk; a test compares them with abi/tables.json.
 
-A chunk may come from any version of the writer: what is unknown here is ignored, a column that
-was added later and is missing is filled with its default, and every column is brought to the type
-given here. Strings that repeat are kept as dictionaries, which a million rows need.
+A chunk may come from any version of the writer: unknown columns are ignored, a missing column that
+was added in a later version is filled with its default, and every column is cast to the type given
+here. Repeating strings are dictionary-encoded, because a capture may have millions of rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ USAGE_COUNTERS = (
     *("minor_faults", "major_faults", "read_bytes", "written_bytes"),
     *("reclaims", "reclaim_ns", "reclaimed_pages"),
 )
-"""Columns of `usage` that add up."""
+"""Columns of `usage` that are counters: rows are summed."""
 
 TABLES: dict[str, pa.Schema] = {
     "sample": pa.schema(
@@ -158,10 +158,10 @@ ADDED_LATER: dict[str, frozenset[str]] = {
 
 
 def conform(name: str, table: pa.Table) -> pa.Table:
-    """Bring a table read from a chunk to the schema here.
+    """Cast a table read from a chunk to its schema.
 
     Raises KeyError for a missing column that every version writes, and pyarrow.ArrowException for
-    one that cannot be cast.
+    a column that cannot be cast.
     """
     schema = TABLES[name]
     columns = []

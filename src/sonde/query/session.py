@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capture's tables in an embedded SQL engine, with dense dictionaries beside them.
 
-Tables that questions may ask: `sample`, `activity` and `device_run` as in a chunk, with the columns
-`thread`, `process` and (not activity) `stack`, indices into the lists here; `process`, `thread`;
-`leaf` and `member`, which function a stack ends in and which ones it holds; `usage` with the column
-`process`; `event` and `metric`.
-SQL is kept to what DuckDB and Spark both speak.
+Tables that queries may read: `sample`, `activity` and `device_run` as in a chunk, with the columns
+`thread`, `process` and (not `activity`) `stack`, indices into the lists here; `process`, `thread`;
+`leaf` and `member`, the leaf function of each stack and all functions in it; `usage` with the
+column `process`; `event` and `metric`.
+The SQL is limited to what both DuckDB and Spark support.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ def _function_key(frame: Frame) -> FunctionKey:
     return (frame.name, frame.binary, frame.file)
 
 
-def _answer_bytes(columns: int) -> int:
-    """What a row of an answer takes, and what is made of it."""
+def _result_bytes(columns: int) -> int:
+    """Memory for a row of a result and for the object made of it."""
     return 128 + 48 * columns
 
 
-def _sharing(row: tuple[Any, ...], at: Sequence[int], texts: dict[str, str]) -> tuple[Any, ...]:
-    """A row with each of its texts (at these places) as the same object wherever it occurs."""
+def _with_shared_texts(
+    row: tuple[Any, ...], at: Sequence[int], texts: dict[str, str]
+) -> tuple[Any, ...]:
+    """The row with equal texts (in the columns `at`) replaced by one shared object."""
     values = list(row)
     for number in at:
         text = values[number]
@@ -59,19 +61,19 @@ def _sharing(row: tuple[Any, ...], at: Sequence[int], texts: dict[str, str]) -> 
 
 
 class Session:
-    """Answers SQL about one capture. Not safe to share between threads."""
+    """Runs SQL over one capture. Not thread-safe."""
 
     def __init__(self, capture: Capture) -> None:
         self.info: CaptureInfo = capture.info
         self._budget = capture.budget
         tables = capture.tables
-        # What it spills there has foreseeable names: never into a directory that others may write.
+        # Spill files have predictable names: never in a directory that other users may write to.
         spill = tempfile.mkdtemp(prefix="sonde-query-")
         self._removed = weakref.finalize(self, shutil.rmtree, spill, ignore_errors=True)
-        # Nothing is fetched and no extension is loaded: a report works without a network.
+        # No extension is downloaded or loaded: a report works without a network.
         self._connection = duckdb.connect(
             config={
-                # Beyond it the engine spills to the disk.
+                # Beyond this the engine spills to disk.
                 "memory_limit": f"{engine_bytes(most_bytes()) >> 10}KiB",
                 "temp_directory": spill,
                 "autoinstall_known_extensions": False,
@@ -82,9 +84,9 @@ class Session:
         self._connection.register("event", tables["event"])
         self._connection.register("metric", tables["metric"])
         self._connection.register("raw_usage", tables["usage"])
-        self.stacks, instead = without_probe_frames(_stacks(tables["stack"], tables["frame"]))
+        self.stacks, replacements = without_probe_frames(_stacks(tables["stack"], tables["frame"]))
         for name in ("sample", "device_run"):
-            table = _with_stack(tables[name], tables["stack"], instead)
+            table = _with_stack(tables[name], tables["stack"], replacements)
             self._connection.register(f"raw_{name}", table)
         self.processes: Sequence[Process] = self._index_processes(tables["process"])
         self.threads: Sequence[Thread] = self._index_threads(tables["thread"])
@@ -94,57 +96,56 @@ class Session:
     def rows(self, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows as tuples. Raises CaptureError as `arrow` does."""
         found: list[tuple[Any, ...]] = []
-        # The engine makes a new text for each row; one of each is enough.
+        # The engine makes a new text for each row; one copy is enough.
         texts: dict[str, str] = {}
-        with self._numbers():
-            answer = self._connection.execute(sql, parameters)
-            at = [number for number, one in enumerate(answer.description) if one[1] == "STRING"]
-            while batch := answer.fetchmany(_ROWS_AT_ONCE):
-                self.hold(len(batch) * _answer_bytes(len(answer.description)))
+        with self._engine_errors():
+            result = self._connection.execute(sql, parameters)
+            at = [number for number, one in enumerate(result.description) if one[1] == "STRING"]
+            while batch := result.fetchmany(_ROWS_AT_ONCE):
+                self.hold(len(batch) * _result_bytes(len(result.description)))
                 if at:
-                    batch = [_sharing(row, at, texts) for row in batch]
+                    batch = [_with_shared_texts(row, at, texts) for row in batch]
                 found += batch
         return found
 
     def arrow(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
         """Run a query and return its rows as columns.
 
-        Raises CaptureError where the capture holds numbers that add up to more than any machine's.
+        Raises CaptureError where sums overflow, because the capture has impossible numbers.
         """
-        with self._numbers():
+        with self._engine_errors():
             table = self._connection.sql(sql, params=parameters).to_arrow_table()
-        self.hold(table.nbytes + table.num_rows * _answer_bytes(table.num_columns))
+        self.hold(table.nbytes + table.num_rows * _result_bytes(table.num_columns))
         return table
 
     def hold(self, count_bytes: int) -> None:
-        """Account for memory about to be taken for an answer. Raises CaptureTooLarge."""
+        """Account for memory that a result is about to use. Raises CaptureTooLarge."""
         if self._budget is not None:
             self._budget.hold(count_bytes)
 
     @contextlib.contextmanager
-    def _numbers(self) -> Iterator[None]:
+    def _engine_errors(self) -> Iterator[None]:
         try:
             yield
         except (duckdb.OutOfRangeException, duckdb.ConversionException) as error:
             raise CaptureError(
-                f"{self.info.path} holds numbers that no machine gives: "
-                f"{str(error).splitlines()[0][:120]}",
-                "get it from whoever recorded it, or record again",
+                f"{self.info.path} has impossible numbers: {str(error).splitlines()[0][:120]}",
+                "get it again from its source, or record again",
             ) from error
         except duckdb.OutOfMemoryException as error:
             raise CaptureTooLarge(
-                f"{self.info.path} takes more memory and disk to read than there is",
+                f"{self.info.path} needs more memory and disk space to read than there is",
                 f"free some space in {tempfile.gettempdir()}, or record for a shorter time",
             ) from error
 
     @cached_property
     def functions(self) -> Sequence[FunctionKey]:
-        """Every function of the capture, at the numbers that `function_of_frame` gives."""
+        """Every function of the capture; `function_of_frame` has indices into it."""
         return list(self._function_numbers)
 
     @cached_property
     def function_of_frame(self) -> Sequence[int]:
-        """The function of each frame of `stacks`; the function of an empty stack comes last."""
+        """Index of the function of each frame of `stacks`; that of an empty stack comes last."""
         return [*map(self._function_numbers.__getitem__, map(_function_key, self._frames()))]
 
     @cached_property
@@ -158,7 +159,7 @@ class Session:
         return chain(self.stacks.frames, [NO_STACK])
 
     def index_functions(self) -> None:
-        """Make the tables `leaf` and `member`, once."""
+        """Create the tables `leaf` and `member`, once."""
         if not self._functions_indexed:
             self._index_functions()
             self._functions_indexed = True
@@ -166,7 +167,7 @@ class Session:
     def _index_processes(self, table: pa.Table) -> list[Process]:
         processes = [_process(row) for row in table.to_pylist()]
         self._connection.register("known_process", table.select(["pid", "start_ns"]))
-        # A process may have ended before anything could be learned about it.
+        # A process may have ended before its name could be read.
         processes += [
             Process(pid=pid, start_ns=start_ns)
             for pid, start_ns in self.rows(
@@ -246,15 +247,15 @@ class Session:
         )
         flat = pa.array(of_frame, pa.int32()).take(_array(frames, pa.int32()))
         lists = pa.ListArray.from_arrays(_array(offsets, pa.int32()), flat)
-        places = pa.table(
+        stack_functions = pa.table(
             {"stack": pc.list_parent_indices(lists).cast(pa.int32()), "function": lists.flatten()}
         )
-        self._connection.register("place", places)
+        self._connection.register("stack_function", stack_functions)
         self._connection.execute(
-            "CREATE TABLE member AS SELECT DISTINCT stack, function FROM place UNION "
+            "CREATE TABLE member AS SELECT DISTINCT stack, function FROM stack_function UNION "
             f"SELECT 0 AS stack, {no_stack} AS function"
         )
-        self._connection.unregister("place")
+        self._connection.unregister("stack_function")
 
 
 def _process(row: dict[str, Any]) -> Process:
@@ -263,7 +264,7 @@ def _process(row: dict[str, Any]) -> Process:
 
 
 def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
-    """Dense stacks: number 0 is the empty one, the others follow in the table's order."""
+    """Stacks with dense indices: 0 is the empty stack, the others follow in table order."""
     names = [
         [sys.intern(text) for text in frame.column(name).to_pylist()]
         for name in ("kind", "function", "binary", "build_id", "file")
@@ -285,12 +286,15 @@ def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
     return Stacks(frames=frames, offsets=_memory(ends), frame_indices=_memory(flat))
 
 
-def _with_stack(rows: pa.Table, stack: pa.Table, of_waits: Sequence[int]) -> pa.Table:
-    """Replace `stack_id` by the number of the stack, 0 for one that is not there."""
+def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: Sequence[int]) -> pa.Table:
+    """Replace `stack_id` by the index of the stack, 0 where it is missing.
+
+    `wait_stacks`: for each stack, the one to use in rows of waits (`without_probe_frames`).
+    """
     number = pc.index_in(rows.column("stack_id"), value_set=stack.column("stack_id"))
     number = pc.fill_null(pc.add(number, 1), 0)
     waits = pc.is_in(rows.column("kind"), value_set=pa.array(["blocked", "runqueue"]))
-    number = pc.if_else(waits, pc.take(pa.array(of_waits, pa.int32()), number), number)
+    number = pc.if_else(waits, pc.take(pa.array(wait_stacks, pa.int32()), number), number)
     return rows.drop_columns(["stack_id"]).append_column("stack", number)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Totals of threads and of what devices ran for them, where single intervals are not all kept."""
+"""Totals per thread and of its runs on devices, for what is not recorded interval by interval."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAULT_FRAMES = (
     *("munmap", "__x64_sys_munmap", "__arm64_sys_munmap", "__vm_munmap", "do_vmi_munmap"),
     *("unmap_region", "unmap_vmas", "shmem_evict_inode"),
 )
-"""Memory is made for the program, or taken back: both is what new mappings cost."""
+"""The kernel allocates or frees memory of the program: both are costs of new mappings."""
 GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
 ASKED = {
     "kernel": CallKind.LAUNCH,
@@ -61,16 +61,16 @@ _LAUNCHES = (
     *("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyAsync", "cuMemsetD8Async"),
     *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaGraphLaunch", "cudaMemcpyAsync"),
 )
-"""A thread that yields in one of them waits for room in the device's queue."""
+"""A thread that yields in one of them waits for a free slot in the device's queue."""
 MOSTLY = 0.4
-"""A thread that yields for so much of its time in launches asks for room in between, too."""
+"""A thread that yields for this share of its time in launches finds the queue full all the time."""
 _LOADERS = ("torch/utils/data/", "nvidia/dali/", "tensorflow/python/data/")
 STRETCHED = 4
 """A kernel that took this many times its usual time, and a turn of a rival longer, was held up."""
 TURN_NS = 1_000_000
 USUAL_OF = 20
 FEW_BLOCKS = 16
-"""Of a device with 40 multiprocessors or more; how many one has is not in captures."""
+"""Kernels with so few blocks leave most of a device with 40 or more multiprocessors idle."""
 RARELY = 0.2
 """As in `sonde.analyze.stalls`: so many runs tell what is usual, and no more of them are not."""
 
@@ -78,7 +78,7 @@ RARELY = 0.2
 def totals_of(
     lanes: Lanes, frames: Frames, tables: dict[str, pa.Table], run: pa.Table
 ) -> list[Total]:
-    """All of them; `run`: rows of `device_run` that were chosen singly."""
+    """All totals; `run`: rows of `device_run` that were sampled one by one."""
     return [
         *_totals(lanes, frames, tables),
         *_sampled(lanes, frames, tables["sample"]),
@@ -87,7 +87,7 @@ def totals_of(
 
 
 def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
-    """Estimated totals of what devices ran, from runs chosen one by one.
+    """Estimated totals of runs on devices, from runs sampled one by one.
 
     Kernels that took far longer than usual are cut: the rest is of `TotalKind.INTERRUPTED`. Kernels
     with so few thread blocks that most of any device stays idle also count as
@@ -136,8 +136,9 @@ def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
 
 
 def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
-    """What the samples of threads tell of beyond the function that ran: time on a CPU in the input
-    pipeline, in a launch that finds the device's queue full, with page faults."""
+    """CPU time by activity, from on-CPU stacks: input pipeline, launches that find the device's
+    queue full, page faults.
+    """
     rows = table.filter(pc.equal(table.column("kind"), "cpu"))
     stacks = rows.column("stack_id")
     lane, weight = lanes.of(rows), whole(rows, "weight_ns")
@@ -162,7 +163,7 @@ def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[T
     keys = ["pid", "tid", "kind", "name", "op", "direction", "waker_tid"]
     plain = activity.select([*keys, "ns", "count", "bytes"])
     texts = {}
-    for name in ("kind", "name", "op", "direction"):  # by their numbers: a text may be long
+    for name in ("kind", "name", "op", "direction"):  # by dictionary index: a text may be long
         column = plain.column(name).combine_chunks()
         texts[name] = column.dictionary.to_pylist()
         plain = plain.set_column(plain.schema.get_field_index(name), name, column.indices)
@@ -197,7 +198,7 @@ def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[T
 
 
 def _parted(total: Total, within: Mapping[WaitDetail, float]) -> list[Total]:
-    """The total, by what the thread was in: `within`, parts of it."""
+    """The total, split: `within` has the share of each part, the rest comes last."""
     made = []
     for what, part in within.items():
         ns, count = round(total.ns * part), round(total.count * part)
@@ -209,8 +210,8 @@ def _parted(total: Total, within: Mapping[WaitDetail, float]) -> list[Total]:
 def _within(
     lanes: Lanes, frames: Frames, sample: pa.Table
 ) -> dict[tuple[int, str], dict[WaitDetail, float]]:
-    """For a thread and a reason to wait, which part of its waits was in the input pipeline or for
-    the interpreter's lock, by the stacks that were taken of some of them."""
+    """By thread and reason of a wait: the shares of its waits in the input pipeline and for the
+    interpreter lock (GIL), from the sampled stacks."""
     rows = sample.filter(pc.equal(sample.column("kind"), "blocked"))
     stacks = rows.column("stack_id")
     weight = whole(rows, "weight_ns")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A capture as a timeline: its single waits and calls, and what its CPU samples tell."""
+"""A capture as a timeline: single waits and calls, runs on devices, CPU samples, counters."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ from sonde.query.device_counters import (
     device_ids,
     gpus_of_processes,
 )
-from sonde.query.device_layout import laid_out
-from sonde.query.sound import frames as frames_in
-from sonde.query.stretches import APART, window_of, windows_ns
+from sonde.query.device_times import times_on_device
 from sonde.query.thread_totals import (
     ASKED,
     CALLS,
@@ -42,12 +40,14 @@ from sonde.query.thread_totals import (
     WAYS,
     totals_of,
 )
+from sonde.query.timed_windows import SINGLE, window_of, windows_ns
+from sonde.query.validation import frame_count
 
 _DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
 _ROW_BYTES = {"sample": 448, "activity": 512, "span": 320, "device_run": 512, "metric": 256}
-"""What a row takes from here to the verdict."""
+"""Memory for a row from here to the verdict."""
 _FRAME_BYTES = 64
-"""The same of a frame in a stack."""
+"""Memory for a frame in a stack."""
 _TICK_NS = 1_000_000_000
 _LOST = ("device_time.lost_ring", "device_time.lost_pool", "device_time.lost_order")
 
@@ -55,9 +55,9 @@ _LOST = ("device_time.lost_ring", "device_time.lost_pool", "device_time.lost_ord
 def of_capture(capture: Capture) -> Timeline:
     """The timeline of a capture, on its own clock (CLOCK_MONOTONIC)."""
     if capture.budget is not None:
-        # No SQL is asked here.
+        # The SQL engine is not used here.
         capture.budget.hold(-engine_bytes(capture.budget.limit_bytes))
-        capture.budget.hold(_FRAME_BYTES * frames_in(capture.tables["stack"]))
+        capture.budget.hold(_FRAME_BYTES * frame_count(capture.tables["stack"]))
         capture.budget.hold(
             sum(size * capture.tables[name].num_rows for name, size in _ROW_BYTES.items())
         )
@@ -73,10 +73,10 @@ def of_capture(capture: Capture) -> Timeline:
     run = tables["device_run"].filter(pc.invert(waits))
     tick_ns = _tick(tables["sample"])
     window = window_of(run, _lossy(tables["event"], tick_ns))
-    all_timed = window != APART
+    all_timed = window != SINGLE
     traced = run.filter(pa.array(all_timed))
     singly = run.filter(pa.array(~all_timed))
-    times = laid_out(traced)
+    times = times_on_device(traced)
     gpus = gpus_of_processes(tables["metric"])
     device, asked = _device(naming, lanes, traced, times, gpus)
     if len(device) and not (calls.kind == CallKind.SYNC).any():
@@ -108,9 +108,9 @@ def _device(
     times: tuple[I64, I64],
     gpus: Mapping[int, Sequence[int]],
 ) -> tuple[Events, Events]:
-    """What the device ran, and a stand-in for each call.
+    """(runs on the device, a stand-in for the call that launched each).
 
-    Who asked is known; when, where runs were timed by events (`device_layout`).
+    The launching thread is known; the time of the launch where runs were timed by events.
     """
     if not rows.num_rows:
         return no_events(), no_events()
@@ -153,7 +153,7 @@ def _device(
 
 
 def _waits(naming: Interner, lanes: Lanes, rows: pa.Table) -> Events:
-    """Waits for the device that the host timed itself."""
+    """Waits for the device, as the host timed them."""
     return events(
         start_ns=whole(rows, "start_time_ns"),
         end_ns=whole(rows, "end_time_ns"),
@@ -166,12 +166,11 @@ def _waits(naming: Interner, lanes: Lanes, rows: pa.Table) -> Events:
 def _timed(
     rows: pa.Table, traced: pa.Table, tables: dict[str, pa.Table], start_ns: int
 ) -> tuple[int, int] | None:
-    """When runs were chosen singly: from the first to the last, and as much more as usually lies
-    between two; None where fewer than two were.
+    """(start, end) of the time in which single runs were sampled; None for fewer than two runs.
 
-    Runs are counted, and told of by those timed later, from when the library began: events say; in
-    a capture without those, waits of the host for the device do, which are timed from then on. Not
-    so for a process of which all was `traced` for a while.
+    It ends one mean interval after the last run. It starts when the injected library started to
+    count runs, by its event `timing`; in a capture without such events, at the first wait of the
+    host for the device. Processes that have `traced` windows are left out of that.
     """
     if rows.num_rows < 2:
         return None
@@ -194,7 +193,7 @@ def _of(table: pa.Table, kind: str, pids: pa.Array) -> pa.Table:
 
 
 def _lossy(event: pa.Table, tick_ns: int) -> list[tuple[int, int]]:
-    """When launches that were chosen could not be timed: losses are told at the end of a tick."""
+    """Intervals in which sampled launches were lost: losses are recorded at the end of a tick."""
     lost = pc.and_(
         pc.equal(event.column("kind").cast(pa.string()), "loss"),
         pc.is_in(event.column("name").cast(pa.string()), pa.array(_LOST)),
@@ -220,7 +219,7 @@ def _calls(naming: Interner, lanes: Lanes, rows: pa.Table) -> Events:
 
 
 def _together(calls: Events, asked: Events) -> Events:
-    """Calls, and stand-ins for those that no span holds."""
+    """Calls, and stand-ins for calls without a span."""
     if not len(asked):
         return calls
     columns = {
@@ -256,6 +255,6 @@ def _samples(naming: Interner, lanes: Lanes, frames: Frames, table: pa.Table) ->
 
 
 def _tick(sample: pa.Table) -> int:
-    """What samples are summed over: the usual distance between their times."""
+    """The interval that samples are summed over: the median distance of their times."""
     times = np.unique(whole(sample, "time_ns"))
     return int(np.median(np.diff(times))) if len(times) > 2 else _TICK_NS

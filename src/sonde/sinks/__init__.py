@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where chunks go: a file today, a server tomorrow."""
+"""Where chunks and metrics are written: capture files, Prometheus, OTLP."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file sink: a header, then chunk after chunk. Killed at any byte, it leaves a readable file.
+"""Writes capture files: a header, then chunks. A file cut at any byte stays readable.
 
 ```text
 SONDE\\r\\n\\x1a | u16 version | 6 zero bytes | chunk | chunk | …
@@ -20,12 +20,12 @@ HEADER = struct.pack("<8sH6x", b"SONDE\r\n\x1a", 1)
 
 
 class CaptureFile:
-    """Appends whole chunks. A chunk that does not fit is taken back, so the file stays whole."""
+    """Appends whole chunks. A chunk that does not fit is removed again, so the file stays valid."""
 
     def __init__(self, path: Path, force: bool = False) -> None:
         """Make the file, mode 0600; `force`: in place of one that is there. Raises SinkError.
 
-        A pipe or a device is written as it comes: what it took cannot be taken back.
+        A pipe or device is written directly: a partly written chunk cannot be removed from it.
         """
         self.path = path
         self.written_bytes = 0
@@ -56,20 +56,18 @@ class CaptureFile:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             raise SinkError(
                 f"cannot write {self.path}: {error.strerror}",
-                "free some space; what was recorded until then is kept"
-                if full
-                else "check the disk",
+                "free some space; the recording up to now is kept" if full else "check the disk",
             ) from error
         self.written_bytes += len(chunk)
 
     def close(self) -> None:
-        """Close the file; more than once does no harm."""
+        """Close the file; may be called more than once."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def discard(self) -> None:
-        """Close the file and remove it, unless its name stands for something else by now."""
+        """Close the file and remove it, unless its name refers to another file by now."""
         self.close()
         if not self.is_stream:
             private_files.remove(self.path, self._made)

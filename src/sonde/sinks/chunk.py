@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gathers the rows of one chunk and encodes it with the dictionary rows that they need."""
+"""Collects the rows of one chunk and encodes them."""
 
 from __future__ import annotations
 

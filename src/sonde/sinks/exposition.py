@@ -2,8 +2,8 @@
 """Series in the text format that Prometheus reads, under OpenTelemetry's rules for names.
 
 hw.gpu.memory.usage in By becomes hw_gpu_memory_usage_bytes; a counter ends in _total, a share in
-_ratio. On request the same values also come under the names of NVIDIA's dcgm-exporter (dcgm.toml),
-so that dashboards made for those go on working.
+_ratio. On request the page also has the values under the names of NVIDIA's dcgm-exporter
+(dcgm.toml), for dashboards that were made for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sonde.metrics import Metric, catalogue
 from sonde.sinks.series import Series
 
 LABELS_KEPT = 4_096
-"""Some 200 bytes each."""
+"""Cached label texts, of about 200 bytes each."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _UNITS = {
@@ -40,7 +40,7 @@ Families = Iterable[tuple[Metric, list[Series]]]
 
 @cache
 def name_of(metric: Metric) -> str:
-    """Its name in Prometheus."""
+    """The name of a metric in Prometheus."""
     name = _FOREIGN.sub("_", metric.name)
     unit = _UNITS.get(metric.unit, "")
     if metric.unit == "1" and metric.monotonic:
@@ -51,9 +51,9 @@ def name_of(metric: Metric) -> str:
 
 
 def render(families: Families, target: Mapping[str, str]) -> str:
-    """The whole page; `target` says what is observed, as OpenTelemetry's target_info has it."""
+    """The whole page; `target` has the attributes of target_info, as in OpenTelemetry."""
     lines = [
-        "# HELP target_info What is observed, and by what",
+        "# HELP target_info Attributes of the observed host and of the agent",
         "# TYPE target_info gauge",
         f"target_info{_labels(target)} 1",
     ]
@@ -71,7 +71,7 @@ def _labels(attributes: Mapping[str, str]) -> str:
 
 @lru_cache(maxsize=LABELS_KEPT)
 def _labels_of(attributes: tuple[tuple[str, str], ...]) -> str:
-    """Of the same series in every page."""
+    """Label text; cached, because pages repeat the same series."""
     pairs = (
         f'{_FOREIGN.sub("_", name)}="{value.translate(_ESCAPES)}"'
         for name, value in sorted(attributes)
@@ -93,12 +93,12 @@ class DcgmField:
     where: Mapping[str, str]
     """Attributes that a series must have."""
     less: str
-    """A series to take away: free memory is all less what is used."""
+    """A series to subtract: free memory is total less used memory."""
 
 
 @cache
 def dcgm_fields() -> tuple[DcgmField, ...]:
-    """The names that we can fill."""
+    """The fields of dcgm-exporter that Sonde has values for."""
     text = files("sonde.sinks").joinpath("dcgm.toml").read_text(encoding="utf-8")
     return tuple(
         DcgmField(
@@ -148,5 +148,5 @@ def render_dcgm(families: Families, host: str) -> str:
 
 
 def _holds(one: Series, where: Mapping[str, str]) -> bool:
-    """Whether it has these attributes."""
+    """Whether a series has these attributes."""
     return all(one.attributes.get(name, "") == value for name, value in where.items())

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Series pushed to an OpenTelemetry collector: OTLP over HTTP, in its JSON encoding.
 
-Off unless a URL is given: then, and only then, do metrics leave the machine on their own. A push
-that fails is dropped and counted; the next one carries the newer values anyway. Nothing that the
-other side does makes a push take longer than `PUSH_S` or hold more than a small answer.
+Off unless a URL is configured. A push that fails is dropped and counted; the next one has the newer
+values. Whatever the endpoint does, a push takes at most `PUSH_S` and reads a small response only.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ PATH = "/v1/metrics"
 PUSH_S = 5.0
 """For a whole push, from the name lookup to the last byte of the answer."""
 ANSWER_BYTES = 64 << 10
-"""Nothing of an answer is used but its status."""
+"""Limit of a response; only its status is used."""
 CUMULATIVE = 2
 """AGGREGATION_TEMPORALITY_CUMULATIVE"""
 
 
 def endpoint_of(url: str) -> str:
-    """The URL to post to: with OTLP's path where none is given. Raises UsageError."""
-    # Only where this is on: it brings TLS along, a few MB.
+    """The URL to post to, with OTLP's default path where it has none. Raises UsageError."""
+    # Imported only where a URL is configured: TLS takes a few MB.
     from sonde import http_client
 
     try:
         parts = http_client.split_url(url)
     except ValueError as error:
         raise UsageError(
-            f"{http_client.shown(url)!r} is no URL to push to: {error}",
+            f"{http_client.shown(url)!r} is not a URL to push to: {error}",
             "write http://HOST:4318, as of a collector",
         ) from error
     return url if parts.path.strip("/") else url.rstrip("/") + PATH
@@ -87,7 +86,7 @@ def request(
 
 
 def _double(value: float) -> float | str:
-    """As JSON of protocol buffers has it: what is no number is a string."""
+    """The JSON encoding of protobuf: NaN and infinite numbers are strings."""
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -100,7 +99,7 @@ def _attributes(attributes: Mapping[str, str]) -> list[dict[str, object]]:
 
 
 class OtlpPusher:
-    """Pushes what `families` gives, every `period_s`, in a thread of its own."""
+    """Pushes what `families` gives, every `period_s`, in a separate thread."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class OtlpPusher:
         families: Callable[[], list[tuple[Metric, list[Series]]]],
         resource: Mapping[str, str],
     ) -> None:
-        """Raises UsageError for what is no URL."""
+        """Raises UsageError for an invalid URL."""
         self._url = endpoint_of(url)
         self._period_s = period_s
         self._families = families
@@ -120,14 +119,14 @@ class OtlpPusher:
         self.pushed = 0
         self.failed = 0
         self.error = ""
-        """Why the last push failed, '' where it did not."""
+        """Why the last push failed; '' after a successful one."""
 
     def start(self) -> None:
-        """Begin to push."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Push once more, then stop; waits no longer than one push may take."""
+        """Push a last time, then stop; waits at most as long as one push may take."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join(PUSH_S + 1)

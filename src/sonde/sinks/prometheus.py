@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page that Prometheus scrapes: GET /metrics on an address of the operator's choice.
+"""The HTTP server that Prometheus scrapes: GET /metrics on a configured address.
 
-Loopback unless another address is named. One thread serves everybody and waits for nobody: who
-sends a request or takes an answer too slowly is hung up on, and where there are too many, the
-slowest goes first. So sockets that say nothing shut no scrape out, and what they hold is bounded.
+The default is loopback. One thread serves all clients without blocking. A client that sends its
+request or reads its response too slowly is disconnected; with too many clients, the slowest is
+disconnected first. So idle connections cannot block scrapes, and memory is bounded.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from sonde.errors import SinkError, UsageError
 from sonde.sinks.exposition import CONTENT_TYPE
 
 CONNECTIONS = 256
-"""At a time. With one more, the slowest goes."""
+"""At a time. With one more, the slowest is disconnected."""
 ANSWERING = 16
-"""Of these, at most so many hold a page that they have not taken."""
-STAY_S = 0.1
-"""Nobody goes sooner, not to lose a scrape whose request is on its way."""
+"""Of these, clients that have not read all of their response."""
+MIN_STAY_S = 0.1
+"""No client is disconnected sooner: its request may still be on its way."""
 REQUEST_S = 5.0
-"""For a whole request, however it comes."""
+"""Deadline for a whole request."""
 ANSWER_S = 10.0
-"""For taking a whole answer."""
+"""Deadline for reading a whole response."""
 REQUEST_BYTES = 8192
 PAGE_S = 0.1
-"""Requests so close to one another are given the same page; for longer where a page is much work,
-so that no flood of requests takes more than a fifth of a core."""
+"""Requests within this time get the same page. The time is longer where a page takes much CPU time,
+so that a flood of requests uses at most a fifth of a core."""
 _ACCEPTED = 32
-"""Between two looks at those who are here."""
+"""New connections accepted in one iteration of the event loop."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -43,7 +43,7 @@ def parse_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or "127.0.0.1"
     if not port.isdecimal() or int(port) > 65_535:
-        raise UsageError(f"{text!r} is no address", "write HOST:PORT, as in 127.0.0.1:9400")
+        raise UsageError(f"{text!r} is not an address", "write HOST:PORT, as in 127.0.0.1:9400")
     return host, int(port)
 
 
@@ -52,11 +52,11 @@ def _nothing(_name: str, _count: float) -> None:
 
 
 class NothingNewError(Exception):
-    """What a page would show has not changed for too long; its text says why, in one line."""
+    """The values of the page are too old; the message is the reason, in one line."""
 
 
 class PrometheusServer:
-    """Serves a page that is made when somebody asks."""
+    """Serves a page that is made on request."""
 
     def __init__(
         self,
@@ -64,9 +64,10 @@ class PrometheusServer:
         page: Callable[[], str],
         lose: Callable[[str, float], None] = _nothing,
     ) -> None:
-        """`lose` is given the name and number of scrapes that went unanswered.
+        """`lose` is called with the name of a loss and the number of scrapes without a response.
 
-        Raises UsageError for what is no address, SinkError where it cannot listen."""
+        Raises UsageError for an invalid address, SinkError where it cannot listen.
+        """
         host, port = parse_address(address)
         try:
             self._server = _Server((host, port), page, lose)
@@ -80,16 +81,16 @@ class PrometheusServer:
 
     @property
     def address(self) -> str:
-        """Where it listens: HOST:PORT."""
+        """The address that it listens on: HOST:PORT."""
         host, port = self._server.server_address[:2]
         return f"{host!s}:{port}"
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the server thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop the server."""
         if self._thread.is_alive():
             self._server.leave()
             self._thread.join()
@@ -97,11 +98,11 @@ class PrometheusServer:
 
 
 class _RefusedError(Exception):
-    """A request that gets no page."""
+    """A request that gets an error status."""
 
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status, self.words = status, words
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
 
 
 @dataclass(eq=False, slots=True)
@@ -126,7 +127,7 @@ class _Client:
 
 
 class _Server:
-    """An event loop over its sockets. One thread's, but for `leave`."""
+    """The event loop over all sockets. Used by one thread, except `leave`."""
 
     def __init__(
         self, address: tuple[str, int], page: Callable[[], str], lose: Callable[[str, float], None]
@@ -135,7 +136,7 @@ class _Server:
         self._page, self._lose = page, lose
         self._made = b""
         self._made_until_s = float("-inf")
-        self._clients: dict[_Client, None] = {}  # who came first, first
+        self._clients: dict[_Client, None] = {}  # in order of arrival
         self._listener = socket.create_server(address, family=family, backlog=512)
         self._listener.setblocking(False)
         self._is_listening = False
@@ -145,32 +146,32 @@ class _Server:
         self.server_address = self._listener.getsockname()
 
     def serve(self) -> None:
-        """Answer until `leave`; sleeps while nobody asks."""
+        """Run until `leave` is called; sleeps while there are no requests."""
         self._listen(True)
         while True:
             ready = self._selector.select(self._wait_s())
             now_s = time.monotonic()
-            asked: list[_Client] = []
+            requests: list[_Client] = []
             for key, _ in ready:
                 if key.fd == self._left:
                     return
                 if key.data is not None:
-                    self._go_on(key.data, asked, now_s)
-            if asked:
-                self._answer_all(asked)
-            self._hang_up_late(time.monotonic())
+                    self._advance(key.data, requests, now_s)
+            if requests:
+                self._answer_all(requests)
+            self._disconnect_late(time.monotonic())
             if self._is_listening or len(self._clients) < CONNECTIONS or self._may_evict(now_s):
                 self._listen(True)
                 self._accept(time.monotonic())
 
     def leave(self) -> None:
-        """Have `serve` return."""
+        """Make `serve` return."""
         os.write(self._leave, b"!")
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         for client in list(self._clients):
-            self._hang_up(client)
+            self._disconnect(client)
         self._listener.close()
         self._selector.close()
         for fd in (self._left, self._leave):
@@ -178,7 +179,7 @@ class _Server:
                 os.close(fd)
         self._left = self._leave = -1
 
-    # --- who comes and goes ---------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------
 
     def _listen(self, on: bool) -> None:
         if on and not self._is_listening:
@@ -189,12 +190,12 @@ class _Server:
 
     def _wait_s(self) -> float | None:
         ends_s = [client.until_s for client in self._clients]
-        if not self._is_listening:  # full of newcomers: until the first of them may be sent away
-            ends_s.append(min(client.came_s for client in self._clients) + STAY_S)
+        if not self._is_listening:  # full of new clients: until the first may be disconnected
+            ends_s.append(min(client.came_s for client in self._clients) + MIN_STAY_S)
         return max(0.0, min(ends_s) - time.monotonic()) if ends_s else None
 
     def _may_evict(self, now_s: float) -> bool:
-        return next(iter(self._clients)).came_s + STAY_S <= now_s
+        return next(iter(self._clients)).came_s + MIN_STAY_S <= now_s
 
     def _accept(self, now_s: float) -> None:
         for _ in range(_ACCEPTED):
@@ -203,35 +204,35 @@ class _Server:
                     self._listen(False)  # the others wait in the kernel's queue
                     return
                 asking = (client for client in self._clients if client.answer is None)
-                self._hang_up(next(asking, next(iter(self._clients))), "scrapes evicted")
+                self._disconnect(next(asking, next(iter(self._clients))), "scrapes evicted")
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # out of descriptors, or the caller is gone: the slowest makes room
+            except OSError:  # out of descriptors, or the client is gone: disconnect the slowest
                 if self._clients:
-                    self._hang_up(next(iter(self._clients)), "scrapes evicted")
+                    self._disconnect(next(iter(self._clients)), "scrapes evicted")
                 return
             sock.setblocking(False)
             client = _Client(sock, now_s, now_s + REQUEST_S)
             self._clients[client] = None
             self._selector.register(sock, selectors.EVENT_READ, client)
 
-    def _hang_up(self, client: _Client, lost: str = "") -> None:
+    def _disconnect(self, client: _Client, lost: str = "") -> None:
         del self._clients[client]
         self._selector.unregister(client.sock)
         client.sock.close()
         if lost:
             self._lose(lost, 1)
 
-    def _hang_up_late(self, now_s: float) -> None:
+    def _disconnect_late(self, now_s: float) -> None:
         for client in [one for one in self._clients if one.until_s <= now_s]:
-            self._hang_up(client, "scrapes too slow")
+            self._disconnect(client, "scrapes too slow")
 
-    # --- what they ask ----------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
-    def _go_on(self, client: _Client, asked: list[_Client], now_s: float) -> None:
-        """The next piece of a request or of an answer."""
+    def _advance(self, client: _Client, requests: list[_Client], now_s: float) -> None:
+        """Read the next part of a request, or write the next part of a response."""
         if client not in self._clients:
             return
         try:
@@ -248,15 +249,15 @@ class _Server:
                 raise _RefusedError(405, "Method Not Allowed")
             if words[1].split(b"?")[0] != b"/metrics":
                 raise _RefusedError(404, "there is only /metrics")
-            asked.append(client)
+            requests.append(client)
         except BlockingIOError:
             return
         except _RefusedError as refused:
-            self._begin(client, _message(refused.status, refused.words, "text/plain", b""))
+            self._begin(client, _message(refused.status, refused.reason, "text/plain", b""))
         except OSError:
-            self._hang_up(client)
+            self._disconnect(client)
 
-    def _answer_all(self, asked: list[_Client]) -> None:
+    def _answer_all(self, requests: list[_Client]) -> None:
         now_s = time.monotonic()
         if now_s >= self._made_until_s:
             began_s = time.thread_time()
@@ -267,12 +268,12 @@ class _Server:
                 text = f"{stale}\n".encode()
                 self._made = _message(503, "Service Unavailable", "text/plain", text)
                 self._lose("scrapes refused", 1)
-            except Exception:  # a bug in one metric ends no agent
+            except Exception:  # a bug in one metric must not end the agent
                 self._made = _message(500, "Internal Server Error", "text/plain", b"")
                 self._lose("scrapes failed", 1)
             work_s = time.thread_time() - began_s
             self._made_until_s = time.monotonic() + max(PAGE_S, 4 * work_s)
-        for client in asked:
+        for client in requests:
             self._begin(client, self._made)
 
     def _begin(self, client: _Client, answer: bytes) -> None:
@@ -285,28 +286,28 @@ class _Server:
         except BlockingIOError:
             pass
         except OSError:
-            self._hang_up(client)
+            self._disconnect(client)
             return
         self._selector.modify(client.sock, selectors.EVENT_WRITE, client)
-        taking = [one for one in self._clients if one.answer is not None]
-        if len(taking) > ANSWERING:
-            self._hang_up(min(taking, key=lambda one: one.until_s), "scrapes too slow")
+        reading = [one for one in self._clients if one.answer is not None]
+        if len(reading) > ANSWERING:
+            self._disconnect(min(reading, key=lambda one: one.until_s), "scrapes too slow")
 
     def _send(self, client: _Client) -> bool:
-        """True once it has all of it."""
+        """Whether the response was sent completely."""
         assert client.answer is not None
         client.answer = client.answer[client.sock.send(client.answer) :]
         if client.answer:
             return False
         with suppress(OSError):
             client.sock.shutdown(socket.SHUT_WR)
-        self._hang_up(client)
+        self._disconnect(client)
         return True
 
 
-def _message(status: int, words: str, kind: str, body: bytes) -> bytes:
+def _message(status: int, reason: str, kind: str, body: bytes) -> bytes:
     head = (
-        f"HTTP/1.1 {status} {words}\r\nServer: sonde\r\nContent-Type: {kind}\r\n"
+        f"HTTP/1.1 {status} {reason}\r\nServer: sonde\r\nContent-Type: {kind}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

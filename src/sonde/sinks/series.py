@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last value of each series, for those who ask now and then: Prometheus, OTLP.
+"""The metric registry: the last value of each series, for Prometheus and OTLP.
 
-Bounded whatever the node does. What is told of single processes is summed up by whose they are
-(pod, job, unit) and by the name of their program, so ten thousand processes that come and go are
-one series; a metric has at most `MAX_OWNED` of these, and of one party `MAX_OF_ONE` (sinks.parties:
-a pod, a container, a user, a unit of root's). What finds no room is added to the series `other` of
-its owner, or of the party where that has many owners, so that the many names and owners of one
-party cost nobody else's totals. A series of which nothing was heard for a while is forgotten.
+Its size is bounded whatever the node does. Series of single processes are summed by owner (pod,
+job, unit) and program name, so ten thousand short-lived processes are one series. A metric has at
+most `MAX_OWNED` such series, of which one tenant (`sonde.sinks.tenants`: a pod, a container, a
+user, a unit of root) has at most `MAX_OF_TENANT`. What does not fit is added to the series `other`
+of its owner, or of its tenant where that has many owners. So the many names and owners of one
+tenant do not cost other tenants their totals. A series without new values is forgotten after a
+while.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sonde.metrics import COSTS, Metric, MetricRow, catalogue
-from sonde.sinks.parties import Attributes, party_of
+from sonde.sinks.tenants import Attributes, tenant_of
 
 MAX_SERIES = 10_000
 MAX_OWNED = 200
-"""Series of one metric that speak of processes."""
-MAX_OF_ONE = MAX_OWNED // 4
-"""Of these, those of one party."""
+"""Series of processes that one metric may have."""
+MAX_OF_TENANT = MAX_OWNED // 4
+"""Of these, series that one tenant may have."""
 MAX_RESTS = MAX_OWNED
-"""Series `other` of one metric; what finds no room even there goes to one for all."""
-MAX_RESTS_OF_ONE = MAX_RESTS // 16
-"""Of these, those of single owners of one party; its other owners then share one."""
+"""Series `other` of one metric; what exceeds even these goes to one series for all."""
+MAX_RESTS_OF_TENANT = MAX_RESTS // 16
+"""Of these, series for single owners of one tenant; its other owners share one series."""
 PLANS_KEPT = 20_000
 FORGOTTEN_AFTER_S = 60.0
-"""Longer than the rarest reading."""
+"""Longer than the longest interval between readings."""
 COUNTERS_FORGOTTEN_AFTER_S = 600.0
 PID, START = "process.pid", "sonde.process.start"
 PROGRAM = "process.executable.name"
 OTHER = "other"
 
-Whose = Callable[[int, int], Mapping[str, str]]
-"""Attributes that tell whose a process (pid, start) is."""
+OwnerLookup = Callable[[int, int], Mapping[str, str]]
+"""Attributes of the owner of a process (pid, start in ns)."""
 
 
-def nobody(_pid: int, _start_ns: int) -> Mapping[str, str]:
-    """For those who do not know whose processes are."""
+def no_owner(_pid: int, _start_ns: int) -> Mapping[str, str]:
+    """The lookup where owners are not known."""
     return {}
 
 
 @dataclass(slots=True)
 class Series:
-    """Attributes and value."""
+    """Attributes and value of one series."""
 
     attributes: dict[str, str]
     value: float
@@ -67,44 +68,46 @@ class _Owned:
 
     processes: dict[str, _Last] = field(default_factory=dict)
     ended: float = 0.0
-    """Of a counter: what processes had counted that are gone."""
+    """Of a counter: the sum of processes that have ended."""
     time_ns: int = 0
     base: Attributes | None = None
-    """The party whose share it is part of."""
+    """The tenant whose share it counts against."""
 
 
 @dataclass(slots=True)
 class _Count:
-    """A counter that is kept here."""
+    """A counter whose sum is kept in the registry."""
 
     value: float = 0.0
     time_ns: int = 0
-    """0: it speaks of no process, and is kept."""
+    """0: not about a process, never forgotten."""
     base: Attributes | None = None
 
 
 @dataclass(slots=True)
 class _Plan:
-    """How the rows of one (series, labels) are taken."""
+    """How rows with one (series, labels) are recorded."""
 
     metric: Metric
     process: str
-    """'' where it speaks of none."""
+    """'' for series that are not about a process."""
     attributes: Attributes
-    """With whose the process is, instead of the process."""
+    """With the owner of the process in place of the process."""
     base: Attributes
-    """Whose the process is, without the name of its program."""
+    """The owner of the process, without the name of its program."""
     kept: Attributes
-    """What the row says besides the process."""
+    """The other attributes of the row."""
     last: _Last | None = None
-    """Where the value goes, of what speaks of no process."""
+    """Where values are stored, for series that are not about a process."""
 
 
-class Board:
-    """Takes rows, gives series."""
+class MetricRegistry:
+    """Records rows of the table `metric` and returns the current series. Thread-safe."""
 
-    def __init__(self, whose: Whose = nobody, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._whose = whose
+    def __init__(
+        self, owner_of: OwnerLookup = no_owner, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._owner_of = owner_of
         self._clock = clock
         self._lock = threading.Lock()
         self._plans: dict[tuple[str, str], _Plan | None] = {}
@@ -112,46 +115,46 @@ class Board:
         self._owned: dict[str, dict[Attributes, _Owned]] = {}
         self._counts: dict[str, dict[Attributes, _Count]] = {}
         self._shares: dict[str, dict[Attributes, int]] = {}
-        """Of a metric: how many series a party has."""
+        """By metric and tenant: number of series."""
         self._rests: dict[str, dict[Attributes, int]] = {}
-        """Of a metric: how many of its owners have a series `other` of their own."""
+        """By metric and tenant: number of owners with a separate series `other`."""
         self._wholes: dict[Attributes, dict[tuple[str, str], Attributes]] = {}
-        """Of an owner: attributes of its series by name and the value of their one more, or ""."""
+        """By owner: attributes of its series, by name and value of the further attribute."""
         self.folded = 0
-        """Rows and counts that found no series of their own."""
+        """Rows and counts that were added to a series `other`."""
 
     def __len__(self) -> int:
         with self._lock:
             owned = sum(map(len, self._owned.values()))
             return len(self._plain) + owned + sum(map(len, self._counts.values()))
 
-    def take(self, rows: Iterable[MetricRow]) -> None:
-        """Note the values of rows of the table metric; series unknown to the catalogue pass."""
+    def record(self, rows: Iterable[MetricRow]) -> None:
+        """Record the values of rows of the table `metric`; unknown series are ignored."""
         with self._lock:
             for time_ns, series, labels, value in rows:
                 plan = self._plan(series, labels)
                 if plan is None:
                     continue
                 if plan.process:
-                    self._take_owned(plan, time_ns, value)
+                    self._record_owned(plan, time_ns, value)
                     continue
                 last = plan.last
                 if last is None or not last.time_ns:
-                    last = plan.last = self._place((series, plan.attributes))
+                    last = plan.last = self._slot((series, plan.attributes))
                     if last is None:
                         self.folded += 1
                         continue
                 last.value, last.time_ns = value, time_ns
 
-    def _place(self, key: tuple[str, Attributes]) -> _Last | None:
-        """Where the value of a series goes; None where there is no room."""
+    def _slot(self, key: tuple[str, Attributes]) -> _Last | None:
+        """Storage for the value of a series; None where the registry is full."""
         known = self._plain.get(key)
         if known is None and len(self._plain) < MAX_SERIES:
             known = self._plain[key] = _Last(0.0, 0)
         return known
 
     def count(self, series: str, attributes: Mapping[str, str], more: float) -> None:
-        """Add to a counter that is kept here; a process among the attributes is folded."""
+        """Add to a counter of the registry; a process is replaced by its owner."""
         with self._lock:
             whole, base, kept = self._folded(attributes)
             known = self._counts.setdefault(series, {})
@@ -166,8 +169,10 @@ class Board:
     def count_owned(
         self, owner: Mapping[str, str], counts: Iterable[tuple[str, Mapping[str, str], float]]
     ) -> None:
-        """Add to counters that are kept here what one process did; `owner` tells whose it is. Each
-        is (series, its one attribute more or none, how much)."""
+        """Add to counters of the registry for a process of `owner`.
+
+        Each of `counts` is (series, at most one further attribute, amount).
+        """
         with self._lock:
             base = _sorted(owner)
             wholes = self._wholes.get(base)
@@ -189,14 +194,14 @@ class Board:
         known = self._counts.setdefault(series, {})
         one = known.get(whole)
         if one is None:
-            whole, share = self._room(series, known, whole, base, kept)
+            whole, share = self._assign(series, known, whole, base, kept)
             one = known.get(whole)
             if one is None:
                 one = known[whole] = _Count(base=share)
         one.value += more
         one.time_ns = self._clock()
 
-    def _room(
+    def _assign(
         self,
         series: str,
         known: Mapping[Attributes, object],
@@ -204,28 +209,31 @@ class Board:
         base: Attributes,
         kept: Attributes,
     ) -> tuple[Attributes, Attributes | None]:
-        """Where the first of a series goes that speaks of processes: to itself, as part of its
-        party's share; to `other` of its owner; of its party; to `other` of all."""
-        party = party_of(base)
+        """(attributes to record a new series under, tenant that it counts against or None).
+
+        The attributes are its own within the tenant's share; else those of `other` of its owner,
+        of its tenant, or of all.
+        """
+        tenant = tenant_of(base)
         shares = self._shares.setdefault(series, {})
         held = sum(shares.values())
-        if shares.get(party, 0) < MAX_OF_ONE and held < MAX_OWNED:
-            shares[party] = shares.get(party, 0) + 1
-            return whole, party
+        if shares.get(tenant, 0) < MAX_OF_TENANT and held < MAX_OWNED:
+            shares[tenant] = shares.get(tenant, 0) + 1
+            return whole, tenant
         self.folded += 1
         rest = _rest(kept, base)
         if rest in known:
             return rest, None
         rests = self._rests.setdefault(series, {})
         others = len(known) - held
-        if rests.get(party, 0) < MAX_RESTS_OF_ONE and others < MAX_RESTS // 2:
-            rests[party] = rests.get(party, 0) + 1
+        if rests.get(tenant, 0) < MAX_RESTS_OF_TENANT and others < MAX_RESTS // 2:
+            rests[tenant] = rests.get(tenant, 0) + 1
             return rest, None
-        rest = _rest(kept, party)
+        rest = _rest(kept, tenant)
         return (rest if rest in known or others < MAX_RESTS else _rest(kept, ())), None
 
     def families(self) -> list[tuple[Metric, list[Series]]]:
-        """Every metric that has a value now, with its series, in the order of the catalogue."""
+        """Every metric that has a value, with its series, in the order of the catalogue."""
         with self._lock:
             self._forget(self._clock())
             found: dict[str, list[Series]] = {}
@@ -257,24 +265,24 @@ class Board:
         return plan
 
     def _folded(self, attributes: Mapping[str, str]) -> tuple[Attributes, Attributes, Attributes]:
-        """Without the process, but with whose it is; that owner without the name of its program;
-        and what remains without the owner."""
+        """(attributes with the owner in place of the process; the owner without its program name;
+        the attributes without the owner)."""
         kept = {name: str(value) for name, value in attributes.items() if name not in (PID, START)}
         if PID not in attributes:
             return _sorted(kept), (), _sorted(kept)
-        owner = self._whose(int(attributes[PID]), int(attributes.get(START) or 0))
+        owner = self._owner_of(int(attributes[PID]), int(attributes.get(START) or 0))
         owner = {name: value for name, value in owner.items() if value}
         base = {name: value for name, value in owner.items() if name != PROGRAM}
         rest = {name: value for name, value in kept.items() if name not in base | {PROGRAM: ""}}
         return _sorted(kept | owner), _sorted(base), _sorted(rest)
 
-    def _take_owned(self, plan: _Plan, time_ns: int, value: float) -> None:
+    def _record_owned(self, plan: _Plan, time_ns: int, value: float) -> None:
         known = self._owned.setdefault(plan.metric.name, {})
         attributes = plan.attributes
         one = known.get(attributes)
         if one is None:
             name = plan.metric.name
-            attributes, share = self._room(name, known, attributes, plan.base, plan.kept)
+            attributes, share = self._assign(name, known, attributes, plan.base, plan.kept)
             one = known.setdefault(attributes, _Owned(base=share))
         one.processes[plan.process] = _Last(value, time_ns)
         one.time_ns = time_ns
@@ -304,7 +312,7 @@ class Board:
                     self._give_back(name, count.base)
 
     def _give_back(self, series: str, base: Attributes | None) -> None:
-        """A series of a party's share is forgotten."""
+        """Return a forgotten series to its tenant's share."""
         if base is None:
             self._rests.pop(series, None)  # counted again from here on; all are bounded by `known`
             return

@@ -38,36 +38,36 @@ const METRICS = {
 };
 
 const KINDS = {
-  cpu: {
+  "on-cpu": {
     title: "On-CPU", metrics: ["ns", "count"], events: "samples",
-    hint: "Code that the CPUs ran",
+    hint: "Code that ran on CPUs",
   },
-  blocked: {
+  "off-cpu": {
     title: "Off-CPU: blocked", metrics: ["ns", "count"], events: "waits",
-    hint: "Threads that waited for something",
+    hint: "Threads that were blocked: in locks, I/O, sleeps",
   },
-  runqueue: {
+  "run-queue": {
     title: "Off-CPU: run queue", metrics: ["ns", "count"], events: "waits",
-    hint: "Threads that were ready and waited for a CPU",
+    hint: "Runnable threads that waited for a CPU",
   },
-  device: {
-    title: "Device calls", metrics: ["ns", "count", "bytes"], events: "calls",
-    hint: "Calls to a device: time inside them and bytes they moved",
+  "gpu-calls": {
+    title: "GPU API calls", metrics: ["ns", "count", "bytes"], events: "calls",
+    hint: "Calls of a GPU API (CUDA, OpenCL): host time inside them and bytes they moved",
   },
-  kernel: {
-    title: "On the device", metrics: ["ns", "count"], events: "runs",
-    hint: "Time on the device itself, under the code that asked for it; estimated from timed runs",
+  "gpu-time": {
+    title: "GPU time", metrics: ["ns", "count"], events: "runs",
+    hint: "Time on the GPU, under the host code that launched the work; estimated from timed runs",
   },
-  mapped: {
+  "memory-mapped": {
     title: "Memory mapped", metrics: ["bytes", "count"], events: "mappings",
-    hint: "Bytes added to address spaces by mmap and brk, whatever became of them",
+    hint: "Bytes added to address spaces by mmap and brk, whether or not they were unmapped later",
   },
-  faulted: {
-    title: "Memory touched", metrics: ["bytes", "count"], events: "page faults",
+  "memory-faulted": {
+    title: "Memory page-faulted", metrics: ["bytes", "count"], events: "page faults",
     hint: "Bytes brought in by page faults, under the code that touched them first",
   },
-  held: {
+  "memory-held": {
     title: "Memory held", metrics: ["bytes", "count"], events: "mappings",
-    hint: "Bytes mapped and not unmapped again while this was recorded",
+    hint: "Bytes mapped and not unmapped by the end of the recording",
   },
 };

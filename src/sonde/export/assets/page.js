@@ -24,7 +24,7 @@ class Page {
         caption: "Functions", onPick: (row) => this.search(row.name),
       }),
       waits: new DataTable(waitColumns(capture), { caption: "Waits" }),
-      calls: new DataTable(callColumns(capture), { caption: "Device calls" }),
+      calls: new DataTable(callColumns(capture), { caption: "GPU API calls" }),
       runs: new DataTable(runColumns(capture), { caption: "Runs on devices" }),
       processes: new DataTable(processColumns(capture), {
         caption: "Processes", onPick: (row) => this.pickProcess(`pid:${row.process}`),
@@ -138,12 +138,12 @@ class Page {
     const { metrics } = KINDS[choice.kind];
     if (!metrics.includes(choice.metric)) choice.metric = metrics[0];
     this.tree = buildTree(this.capture, {
-      ...choice, hideBystanders: choice.hideBystanders && choice.kind === "blocked",
+      ...choice, hideBystanders: choice.hideBystanders && choice.kind === "off-cpu",
     });
     find("metric").replaceChildren(...metrics.map((metric) =>
       element("option", { value: metric, selected: metric === choice.metric },
         metric === "count" ? KINDS[choice.kind].events : METRICS[metric].title)));
-    find("bystanders-label").hidden = choice.kind !== "blocked";
+    find("bystanders-label").hidden = choice.kind !== "off-cpu";
     this.findMatches();
     this.flame.show(this.tree, this.found);
     this.fillKinds();
@@ -161,12 +161,12 @@ class Page {
   fillKinds() {
     const { cpus, duration_ns: length } = this.capture.capture;
     find("kinds").replaceChildren(...this.kinds.map((kind) => {
-      const hide = kind === "blocked" && this.choice.hideBystanders;
+      const hide = kind === "off-cpu" && this.choice.hideBystanders;
       const sums = this.totals(kind, hide);
       const { title, events, hint } = KINDS[kind];
       const capacity = (this.capture.capture.host.cpus ?? 0) * length;
-      const detail = kind === "cpu" && capacity ? `${percent(sums.ns, capacity)} of ${this.capture.capture.host.cpus} CPUs`
-        : kind === "device" && sums.bytes ? `${grouped(sums.count)} calls, ${byteSize(sums.bytes)}`
+      const detail = kind === "on-cpu" && capacity ? `${percent(sums.ns, capacity)} of ${this.capture.capture.host.cpus} CPUs`
+        : kind === "gpu-calls" && sums.bytes ? `${grouped(sums.count)} calls, ${byteSize(sums.bytes)}`
           : `${grouped(sums.count)} ${events}${sums.hidden.size ? `, ${grouped(sums.hidden.size)} ${sums.hidden.size === 1 ? "thread" : "threads"} hidden` : ""}`;
       const chosen = kind === this.choice.kind;
       return element("button", {
@@ -202,7 +202,7 @@ class Page {
   ownCode(node) {
     const { fn, parent } = this.tree;
     const { kind } = this.capture.tree;
-    const offCpu = this.choice.kind === "blocked" || this.choice.kind === "runqueue";
+    const offCpu = this.choice.kind === "off-cpu" || this.choice.kind === "run-queue";
     const passed = offCpu ? ["wait", "call", "kernel"] : ["wait", "call"];
     let at = node;
     while (passed.includes(kind[fn[at]]) && fn[parent[at]] >= 0) at = parent[at];
@@ -352,7 +352,7 @@ class Page {
       functions: "Functions",
       waits: `Waits ${grouped(tables.waitsInAll)}`,
       calls: `Device calls ${grouped(tables.callsInAll)}`,
-      ...(tables.runsInAll ? { runs: `On the device ${grouped(tables.runsInAll)}` } : {}),
+      ...(tables.runsInAll ? { runs: `GPU time ${grouped(tables.runsInAll)}` } : {}),
       processes: `Processes ${grouped(tables.processesInAll)}`,
       capture: "Capture",
     };

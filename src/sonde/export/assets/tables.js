@@ -136,7 +136,7 @@ function functionColumns(page) {
 }
 
 function waitColumns(capture) {
-  const titles = { blocked: "blocked", runqueue: "for a CPU" };
+  const titles = { "off-cpu": "blocked", "run-queue": "for a CPU" };
   return [
     words("Thread", (row) => threadLabel(capture, row.thread)),
     words("Process", (row) => processLabel(capture, capture.threads.process[row.thread])),
@@ -197,7 +197,7 @@ function processColumns(capture) {
     number("Samples", (row) => row.samples),
     number("Blocked", (row) => row.blocked, duration),
     number("For a CPU", (row) => row.runqueue, duration),
-    number("Device calls", (row) => row.calls),
+    number("GPU API calls", (row) => row.calls),
     number("In device calls", (row) => row.device, duration),
   ];
 }
@@ -219,19 +219,19 @@ function aboutCapture(capture) {
   for (const [name, value] of facts) list.append(element("dt", {}, name), element("dd", {}, value));
   const told = (title, rows, empty) => element("section", {}, element("h2", {}, title),
     rows.length ? element("ul", {}, ...rows.map((row) => element("li", {}, row))) : element("p", {}, empty));
-  return element("div", { class: "about-capture" }, list, signalList(tables.signals),
+  return element("div", { class: "about-capture" }, list, chartList(tables.charts),
     told("Lost", lossLines(capture), "Nothing was lost."),
     told("Notices", tables.notices.map((row) => `${grouped(row.count)} × ${row.name}${row.process ? ` in ${row.process}` : ""}: ${row.text}`),
       "Nothing else to tell."));
 }
 
-function signalList(signals) {
-  if (!signals.length) return element("section", {});
+function chartList(charts) {
+  if (!charts.length) return element("section", {});
   const head = ["Signal", "Of", "", "Least", "Mean", "Most"].map((name) => element("th", {}, name));
-  const rows = signals.map((one) => element("tr", {},
+  const rows = charts.map((one) => element("tr", {},
     element("td", {}, one.name), element("td", {}, one.of), element("td", { class: "signal" }, one.bars),
     ...one.told.map((text) => element("td", { class: "number" }, text))));
-  return element("section", { class: "signals" }, element("h2", {}, "Signals"),
+  return element("section", { class: "charts" }, element("h2", {}, "Metrics over time"),
     element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows)));
 }
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who shares the series of a metric: whom the attributes of an owner lead back to.
+"""Tenants, among whom the series of a metric are shared fairly.
 
-An owner is as fine as possible: a pod's container, a step of a job, a unit. One user has as many of
-these as they like (steps, sessions, transient units), and root of a container as many users. So
-what is shared out is shared between parties that nobody makes more of: pods, containers, users,
-and the units of root.
+An owner is as specific as possible: a container of a pod, a step of a job, a unit. One user can
+make any number of these (steps, sessions, transient units), and root of a container any number of
+users. So shares are given to tenants, which nobody can multiply: pods, containers, users, and units
+of root.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _USERS_SLICE: Final = re.compile(r"^(?:/\.\.)*/user\.slice/(user-[0-9]+\.slice)(
 
 
 @lru_cache(maxsize=1024)
-def party_of(owner: Attributes) -> Attributes:
-    """Of an owner's attributes those that say whose share it takes."""
+def tenant_of(owner: Attributes) -> Attributes:
+    """The attributes of an owner that identify its tenant."""
     given = dict(owner)
     for names in (POD, CONTAINER):
         if found := _only(given, names):
@@ -39,12 +39,12 @@ def party_of(owner: Attributes) -> Attributes:
 
 
 def is_users_slice(unit: str) -> bool:
-    """Whether it stands for all units of one user."""
+    """Whether a unit stands for all units of one user."""
     return unit.startswith("user-") and unit.endswith(".slice")
 
 
 def unit_of(cgroup: str, unit: str) -> str:
-    """The unit of a series: one for all sessions and services of a user who logs in."""
+    """The unit for series: all sessions and services of a logged-in user have the same one."""
     found = _USERS_SLICE.match(cgroup)
     return found[1] if found else unit
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sonde.query.stretches import APART, window_of, windows_ns
+from sonde.query.timed_windows import SINGLE, window_of, windows_ns
 
 MS = 1_000_000
 
@@ -43,10 +43,10 @@ def test_between_runs_that_stand_for_several_only_long_stretches_count():
         *((20 + 10 * n, 1.0, 7, 0) for n in range(12)),
     )  # fmt: skip
     window = window_of(table)
-    assert list(window[:4]) == [APART] * 4
+    assert list(window[:4]) == [SINGLE] * 4
     assert len(set(window[4:])) == 1 and window[4] > 0
-    kept = table.filter(pa.array(window != APART))
-    assert windows_ns(kept, window[window != APART], *times_of(kept)) == [(20 * MS, 131 * MS)]
+    kept = table.filter(pa.array(window != SINGLE))
+    assert windows_ns(kept, window[window != SINGLE], *times_of(kept)) == [(20 * MS, 131 * MS)]
 
 
 def test_processes_are_told_apart_and_windows_stay():
@@ -56,17 +56,17 @@ def test_processes_are_told_apart_and_windows_stay():
         *((10 * n, 30.0, 9, 3) for n in range(20)),
     )
     window = window_of(table)
-    assert list(window) == [APART] * 20 + [0] * 20 + [3] * 20
+    assert list(window) == [SINGLE] * 20 + [0] * 20 + [3] * 20
 
 
 def test_a_stretch_in_which_chosen_launches_were_lost_is_no_window():
     table = runs((0, 5.0, 7, 0), *((10 * n, 1.0, 7, 0) for n in range(1, 60)))
     lossy = [(200 * MS, 310 * MS)]
     window = window_of(table, lossy)
-    assert set(window[21:32]) == {APART}, "those of that time"
+    assert set(window[21:32]) == {SINGLE}, "those of that time"
     assert len(set(window[1:20])) == 1 and len(set(window[33:])) == 1 and window[1] != window[33]
-    kept = table.filter(pa.array(window != APART))
-    assert windows_ns(kept, window[window != APART], *times_of(kept)) == [
+    kept = table.filter(pa.array(window != SINGLE))
+    assert windows_ns(kept, window[window != SINGLE], *times_of(kept)) == [
         (10 * MS, 201 * MS), (320 * MS, 591 * MS),
     ]  # fmt: skip
 
@@ -81,8 +81,8 @@ def test_a_stretch_is_a_window_from_100_ms_and_8_runs_on():
         return window_of(table)[2]
 
     assert between(8, 99) > 0
-    assert between(8, 98) == APART
-    assert between(7, 99) == APART
+    assert between(8, 98) == SINGLE
+    assert between(7, 99) == SINGLE
 
 
 def test_a_single_window_has_its_begin_and_end():

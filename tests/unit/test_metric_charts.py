@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals as people see them: pictures over time, rates of counters, gaps that stay empty."""
+"""Metrics as people see them: charts over time, rates of counters, gaps that stay empty."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import re
 import pytest
 
 from captures import SECOND_NS, START_NS, Writer, scene
-from sonde.export import html, signals, summary, table
+from sonde.export import html, metric_charts, summary, table
 from sonde.metrics import labels
+from sonde.model.profile import ProfileKind
 from sonde.query.capture import read
 from sonde.query.session import Session
 
@@ -37,14 +38,14 @@ def opened(tmp_path):
 
 
 def only(session, name, cells=10):
-    (one,) = signals.signals(session, [name], cells=cells)
+    (one,) = metric_charts.charts(session, [name], cells=cells)
     return one
 
 
-def test_a_picture_shows_when(opened):
+def test_a_chart_shows_when(opened):
     session = opened([(t / 10, "hw.gpu.utilization", BUSY, t >= 50) for t in range(100)])
     one = only(session, "hw.gpu.utilization")
-    assert signals.bars(one.cells, one.top) == "▁▁▁▁▁█████"
+    assert metric_charts.bars(one.cells, one.top) == "▁▁▁▁▁█████"
     assert (one.low, one.mean, one.high) == (0, 0.5, 1)
     assert one.of == "gpu 0"
 
@@ -54,7 +55,7 @@ def test_a_gap_is_not_a_zero(opened):
         [(t / 10, "hw.gpu.utilization", BUSY, 1) for t in range(100) if not 30 <= t < 60]
     )
     one = only(session, "hw.gpu.utilization")
-    assert signals.bars(one.cells, one.top) == "███   ████"
+    assert metric_charts.bars(one.cells, one.top) == "███   ████"
 
 
 def test_what_is_asked_rarely_has_no_gaps(opened):
@@ -64,7 +65,7 @@ def test_what_is_asked_rarely_has_no_gaps(opened):
     assert (one.mean, one.unit) == (5, "J/s")
 
 
-def test_a_counter_that_begins_anew_is_no_negative_rate(opened):
+def test_a_counter_that_is_reset_is_no_negative_rate(opened):
     values = [100, 110, 0, 10]
     session = opened(
         [(t, "hw.gpu.io", labels(network__io__direction="receive", **GPU), v)
@@ -91,16 +92,16 @@ def test_a_counter_that_begins_anew_is_no_negative_rate(opened):
     ],
 )
 def test_amounts_have_their_unit(value, unit, text):
-    assert signals.amount(value, unit) == text
+    assert metric_charts.amount(value, unit) == text
 
 
 def test_the_first_screen_has_a_few_lines_and_only_where_there_is_a_device(opened):
     rows = [(t / 10, "hw.gpu.utilization", BUSY, 0.5) for t in range(100)]
     rows += [(t, "hw.power", labels(hw__type="gpu", **GPU), 300 + t) for t in range(10)]
     text = summary.render(opened(rows, scene()))
-    assert re.search(r"SIGNALS OF DEVICES +least +mean +most\n  busy +▅+ +50.0 %", text)
+    assert re.search(r"GPU METRICS +min +mean +max\n  busy +▅+ +50.0 %", text)
     assert max(map(len, text.splitlines())) <= 100
-    assert "SIGNALS" not in summary.render(opened([], scene()))
+    assert "GPU METRICS" not in summary.render(opened([], scene()))
 
 
 def test_the_tables_have_every_signal(opened):
@@ -113,7 +114,7 @@ def test_the_tables_have_every_signal(opened):
 def test_the_page_carries_them(opened):
     rows = [(t / 10, "hw.gpu.utilization", BUSY, 0.5) for t in range(100)]
     session = opened(rows, scene())
-    document = html._document(session, ["cpu"], signals.EVERYTHING)
-    (one,) = document["tables"]["signals"]
+    document = html._document(session, [ProfileKind.ON_CPU], metric_charts.EVERYTHING)
+    (one,) = document["tables"]["charts"]
     assert (one["name"], one["of"]) == ("hw.gpu.utilization", "gpu 0 general")
     assert set(one["bars"]) == {"▅"}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Typed questions to a capture.
+"""Typed queries over a capture.
 
-Profiles and functions come from `sample`: estimates with stacks. Waits and device calls come from
-`activity`: exact totals, to which a sampled stack is only a hint.
+Profiles and functions come from the table `sample`: estimates with stacks. Waits and device calls
+come from `activity`: exact totals, to which a sampled stack adds only a hint.
 """
 
 from __future__ import annotations
@@ -26,58 +26,66 @@ from sonde.model.answers import (
     Wait,
 )
 from sonde.model.code import Frame, Stacks
-from sonde.model.profile import MEMORY, Profile
+from sonde.model.profile import Profile, ProfileKind
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
 
 IDLE_SHARE = 0.9
-"""A thread counts as idle if one of its waits took this share of the recording, or more."""
+"""A thread counts as idle if one of its waits lasted this share of the recording or longer."""
 
 RUNTIME_LIBRARIES = ("libc.so", "libc-2.", "libpthread", "ld-linux", "ld-musl", "[vdso]")
-"""Where a waiting thread nearly always stands; what called into them is the better answer."""
+"""The innermost user frame of a waiting thread is nearly always here; its caller says more."""
 
 LOSS_TEXT = {
-    "stack_map_full": "stacks that found no room; their weight is kept, their frames are not",
-    "count_map_full": "rows that found no room; their weight is gone",
-    "by_process": "events that found no row of their own; counted by process, without their stack",
-    "together": "events that found no row even by process; counted in one row for all the rest",
+    "stack_map_full": "stacks that did not fit into the map; their weight is kept, their frames"
+    " are not",
+    "count_map_full": "rows that did not fit into the map; their weight is lost",
+    "by_process": "events for which the map had no free row; counted by process, without their"
+    " stack",
+    "together": "events for which the map had no free row even by process; counted in one row for"
+    " all",
     "task_storage": "events of threads that could not be followed",
     "ring_full": "single waits or calls not kept one by one; totals hold them",
     "user_stack": "user stacks that could not be read; kernel frames only",
     "nested_call": "calls that began in one that never returned",
     "forgotten": "stacks dropped before all their waits had ended; their weight is kept",
-    "events": "births, names and mappings of processes that went unheard; /proc was asked instead",
-    "lost_ring": "device runs that found no room on their way out of their process",
+    "events": "events of new processes, names and mappings that were lost; /proc was read instead",
+    "lost_ring": "device runs lost because the ring buffer of their process was full",
     "yielded_ms": "milliseconds in which another profiler traced a process's device calls, so that"
-    " nothing of ours was put between them",
-    "looks_cut": "looks for calls into device libraries that ended before all data of a process was"
-    " read; the next ones go on, and device runs called through the rest go unseen until then",
-    "lost_pool": "device runs that were chosen while too many others were; the rest weigh more",
-    "lost_order": "device runs that were chosen and could not be timed; the rest weigh more",
-    "lost_names": "names of device runs that found no room",
-    "records_wrong": "records of a profiled process that could not be true",
-    "records_overwritten": "records of a profiled process that were gone before they were read",
+    " Sonde did not time them",
+    "looks_cut": "scans for calls into device libraries that ended before all data of a process was"
+    " read; the next scans continue, and device runs called through the rest are missed until then",
+    "lost_pool": "sampled device runs that were dropped because too many were in flight; the rest"
+    " weigh more",
+    "lost_order": "sampled device runs that could not be timed; the rest weigh more",
+    "lost_names": "names of device runs that did not fit into the table",
+    "records_wrong": "records of a profiled process with impossible values",
+    "records_overwritten": "records of a profiled process that were overwritten before they were"
+    " read",
     "targets_full": "children of watched processes that could not be watched",
     "requests": "requests to block devices that could not be followed",
-    "mappings": "mappings that could not be followed; that they are unmapped goes unseen",
-    "share": "launches beyond what one process or user may have of the room for their stacks;"
-    " counted without one",
+    "mappings": "mappings that could not be followed; when they are unmapped is not seen",
+    "share": "launches beyond one process's or user's share of the table of stacks; counted without"
+    " a stack",
     "libraries_refused": "libraries of drivers that were not loaded, because others than root could"
     " change them; their functions are found by symbols alone",
-    "no_room": "times that the kernel had no room for a process or a table to walk its stacks by;"
-    " they were walked by frame pointers meanwhile",
-    "refused": "times that a process could not be prepared for walking its stacks, for the error"
-    " named; they were walked by frame pointers meanwhile",
-    "notes_full": "processes and control groups whose owner went unnoted; /proc was asked instead",
+    "no_room": "times that a kernel map was full, so that a process had no unwind tables; its"
+    " stacks"
+    " were unwound by frame pointers meanwhile",
+    "refused": "times that a process could not be prepared for stack unwinding, with the error"
+    " named;"
+    " its stacks were unwound by frame pointers meanwhile",
+    "notes_full": "processes and control groups whose owner was not recorded; /proc was read"
+    " instead",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which rows a question is about; an empty field leaves nothing out.
+    """Which rows a query reads; an empty field filters nothing.
 
-    `names` are reasons of waits or functions of device calls; times are CLOCK_MONOTONIC, the end
-    exclusive, and pick rows by the start of the interval that they sum over.
+    `names` are reasons of waits or functions of device calls. Times are CLOCK_MONOTONIC in ns, the
+    end exclusive; they select rows by the start of the interval that a row sums over.
     """
 
     pids: Sequence[int] = ()
@@ -87,7 +95,7 @@ class Where:
     end_ns: int | None = None
 
     def sql(self, *conditions: str) -> tuple[str, list[Any]]:
-        """The WHERE clause that also demands `conditions`, and its parameters."""
+        """(WHERE clause, its parameters); the clause also requires `conditions`."""
         wanted = list(conditions)
         parameters: list[Any] = []
         chosen: Iterable[tuple[str, Sequence[Any]]] = (
@@ -111,15 +119,15 @@ class Where:
 EVERYTHING = Where()
 
 
-def profile(session: Session, kind: str, where: Where = EVERYTHING) -> Profile:
+def profile(session: Session, kind: ProfileKind, where: Where = EVERYTHING) -> Profile:
     """Weighted stacks of one kind, heaviest first.
 
-    Held is what was mapped less what was unmapped of it, where that is more than nothing; mappings
-    without rights are no memory and left out of it.
+    Held memory is what was mapped less what was unmapped of it, where that is positive. Mappings
+    without access rights only reserve addresses and do not count.
     """
-    kinds = [kind]
+    kinds = [kind.column_value]
     clause, parameters = where.sql("kind = ?")
-    if kind == "held":
+    if kind == ProfileKind.MEMORY_HELD:
         kinds = []
         clause, parameters = where.sql("kind IN ('mapped', 'unmapped')", "name <> 'reserved'")
     sign = "CASE kind WHEN 'unmapped' THEN -1 ELSE 1 END"
@@ -129,8 +137,8 @@ def profile(session: Session, kind: str, where: Where = EVERYTHING) -> Profile:
         " CAST(round(sum(weight_ns)) AS BIGINT) AS ns,"
         f" CAST(round(sum({sign} * weight_bytes)) AS BIGINT) AS bytes "
         f"FROM sample {clause} GROUP BY thread, stack, name"
-        f"{f' HAVING sum({sign} * weight_bytes) >= 1' if kind == 'held' else ''}"
-        f" ORDER BY {'bytes' if kind in MEMORY else 'ns'} DESC, thread, stack, name",
+        f"{f' HAVING sum({sign} * weight_bytes) >= 1' if kind == ProfileKind.MEMORY_HELD else ''}"
+        f" ORDER BY {'bytes' if kind.is_memory else 'ns'} DESC, thread, stack, name",
         [*kinds, *parameters],
     )
     names = rows.column("name").combine_chunks().dictionary_encode()
@@ -154,9 +162,9 @@ def profile(session: Session, kind: str, where: Where = EVERYTHING) -> Profile:
 
 
 def top_functions(
-    session: Session, kind: str, where: Where = EVERYTHING, limit: int = 0
+    session: Session, kind: ProfileKind, where: Where = EVERYTHING, limit: int = 0
 ) -> list[FunctionUse]:
-    """Functions by their own time, then by that of what they called; `limit` 0 gives all."""
+    """Functions by self time, then by total time; `limit` 0 returns all."""
     functions = session.functions
     session.index_functions()
     clause, parameters = where.sql("kind = ?")
@@ -174,7 +182,7 @@ def top_functions(
         " whole.n, whole.ns, whole.b "
         "FROM whole LEFT JOIN own ON whole.function = own.function "
         f"ORDER BY 3 DESC, 6 DESC, 1{f' LIMIT {limit}' if limit else ''}",
-        [kind, *parameters],
+        [kind.column_value, *parameters],
     )
     return [
         FunctionUse(*functions[number], *(round(weight) for weight in weights))
@@ -183,7 +191,7 @@ def top_functions(
 
 
 def processes(session: Session, where: Where = EVERYTHING) -> list[ProcessUse]:
-    """What each process did, busiest first: on a CPU, then in device calls, then waiting."""
+    """What each process did, sorted by time on a CPU, then in device calls, then blocked."""
     clause, parameters = where.sql()
     rows = session.rows(
         "WITH every AS ("
@@ -208,8 +216,8 @@ def processes(session: Session, where: Where = EVERYTHING) -> list[ProcessUse]:
 
 
 def usage(session: Session, where: Where = EVERYTHING) -> list[Usage]:
-    """What each process used by the kernel's own counters, most time on a CPU first."""
-    # Rows are of processes: a choice of threads or names is no choice among them.
+    """Resource usage of each process by the kernel's counters, most CPU time first."""
+    # Rows are per process: filters of threads or names do not apply.
     clause, parameters = replace(where, tids=(), names=()).sql()
     sums = ", ".join(f"CAST(sum({name}) AS BIGINT)" for name in USAGE_COUNTERS)
     rows = session.rows(
@@ -235,15 +243,15 @@ def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
     idle = _idle_threads(session, rows)
     hints = _hints(session, where)
     tids = {thread.tid: thread for thread in session.threads}
-    answers = []
+    found = []
     for thread, kind, reason, count, ns, max_ns, system_call, waker_tid in rows:
         waker = tids.get(waker_tid)
         name = f"{waker.name} ({waker_tid})" if waker else f"tid {waker_tid}" if waker_tid else ""
         hint = hints.get((thread, kind, reason))
-        answers.append(
+        found.append(
             Wait(
                 thread=session.threads[thread],
-                kind=kind,
+                kind=ProfileKind.from_column(kind),
                 reason=reason,
                 system_call=system_call,
                 count=count,
@@ -255,11 +263,11 @@ def waits(session: Session, where: Where = EVERYTHING) -> list[Wait]:
                 hint_binary=hint.binary if hint else "",
             )
         )
-    return answers
+    return found
 
 
 def idle_threads(session: Session) -> frozenset[int]:
-    """Numbers of the threads of which one wait spanned (nearly) the whole recording."""
+    """Indices of the threads of which one wait lasted (nearly) the whole recording."""
     rows = session.rows(
         "SELECT thread, kind, name, 0, 0, max(max_ns) FROM activity "
         "WHERE kind = 'blocked' GROUP BY thread, kind, name"
@@ -275,7 +283,7 @@ def _idle_threads(session: Session, rows: Iterable[tuple[Any, ...]]) -> frozense
 
 
 def _hints(session: Session, where: Where) -> dict[tuple[int, str, str], Frame]:
-    """The frame to blame for the waits of (thread, kind, reason)."""
+    """The frame to blame for the waits of (thread, kind of row, reason)."""
     clause, parameters = where.sql("kind IN ('blocked', 'runqueue')")
     rows = session.rows(
         "WITH part AS ("
@@ -289,9 +297,10 @@ def _hints(session: Session, where: Where) -> dict[tuple[int, str, str], Frame]:
 
 
 def own_frame(stacks: Stacks, stack: int) -> Frame | None:
-    """The innermost frame that is the program's own rather than the C library's or the kernel's.
+    """The innermost frame of the program itself, not of the C library or the kernel.
 
-    Where its own frames have no symbol their binary still says more than the C library does.
+    A frame of the program without a symbol is preferred to one of the C library: its binary is
+    known.
     """
     user = [stacks.frames[i] for i in stacks.indices(stack) if stacks.frames[i].kind != "kernel"]
     own = [frame for frame in user if not frame.binary.startswith(RUNTIME_LIBRARIES)]
@@ -315,7 +324,7 @@ def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCall
     grouped: dict[tuple[int, str, str, str], list[tuple[Any, ...]]] = {}
     for process, name, api, op, *rest in rows:
         grouped.setdefault((process, name, api, op), []).append(tuple(rest))
-    answers = [
+    found = [
         DeviceCalls(
             process=session.processes[process],
             function=name,
@@ -329,11 +338,11 @@ def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCall
         )
         for (process, name, api, op), parts in grouped.items()
     ]
-    return sorted(answers, key=lambda row: -row.ns)
+    return sorted(found, key=lambda row: -row.ns)
 
 
 def losses(session: Session) -> list[Loss]:
-    """Everything that is known to be missing: what the recorder lost and what cannot be read."""
+    """Everything that is missing: what the recorder lost and what cannot be read."""
     found = [
         Loss(name, value or 0.0, text or LOSS_TEXT.get(name.rpartition(".")[2], ""))
         for name, value, text in session.rows(
@@ -359,7 +368,7 @@ def losses(session: Session) -> list[Loss]:
 
 
 def stack_ends(session: Session) -> list[StackEnd]:
-    """Why walks of user stacks ended, the most frequent first; none in captures before 0.2."""
+    """Why unwinding of user stacks ended, most frequent first; empty in captures before 0.2."""
     return [
         StackEnd(name.partition(".")[0], name.partition(".")[2], int(count), text)
         for name, count, text in session.rows(
@@ -370,7 +379,7 @@ def stack_ends(session: Session) -> list[StackEnd]:
 
 
 def notices(session: Session) -> list[Notice]:
-    """What happened to probes and to Sonde itself, the most frequent first."""
+    """Events of probes and of Sonde itself, most frequent first."""
     named = {(p.pid, p.start_ns): p.label for p in session.processes}
     return [
         Notice(kind, name, named.get((pid, start_ns), f"pid {pid}" if pid else ""), count, text)
@@ -383,7 +392,7 @@ def notices(session: Session) -> list[Notice]:
 
 
 def metrics(session: Session) -> list[MetricUse]:
-    """Every series, summed up over the recording."""
+    """A summary of every series over the recording."""
     return [
         MetricUse(*row)
         for row in session.rows(
@@ -397,7 +406,7 @@ def metrics(session: Session) -> list[MetricUse]:
 def metric_series(
     session: Session, names: Sequence[str], where: Where = EVERYTHING
 ) -> list[MetricSeries]:
-    """Every value of the series of these names, by series and labels; only times are filtered."""
+    """All values of the series with these names, by series and labels; filtered by time only."""
     if not names:
         return []
     during = Where(start_ns=where.start_ns, end_ns=where.end_ns)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a device was in each run, where it is known when the host asked for it and how long it took.
+"""Start and end of runs on a device, from the time of the launch and the duration.
 
-A stream takes one run after another: each begins when it was asked for, or when the one before it
-in its stream has ended, whichever is later.
+A stream executes its runs in order: each starts at its launch, or at the end of the run before it
+in its stream, whichever is later.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import pyarrow.compute as pc
 
 Times = npt.NDArray[np.int64]
 
-ASKED = ("event",)
-"""Sources whose runs carry the time at which they were enqueued; others know when they began."""
+LAUNCH_TIMED = ("event",)
+"""Sources whose rows start at the launch; rows of other sources start with the run itself."""
 
 
-def laid_out(run: pa.Table) -> tuple[Times, Times]:
-    """(start, end) on the device of each row of `device_run`; of rows that were all timed."""
+def times_on_device(run: pa.Table) -> tuple[Times, Times]:
+    """(start, end) on the device of each row of `device_run`, in ns, where all runs were timed."""
     start = run.column("start_time_ns").to_numpy().astype(np.int64)
     end = run.column("end_time_ns").to_numpy().astype(np.int64)
     sources = run.column("source").cast(pa.string())
-    rows = np.flatnonzero(pc.is_in(sources, pa.array(ASKED)).to_numpy(zero_copy_only=False))
+    rows = np.flatnonzero(pc.is_in(sources, pa.array(LAUNCH_TIMED)).to_numpy(zero_copy_only=False))
     if not len(rows):
         return start, end
     streams = [run.column(name).to_numpy() for name in ("pid", "device", "stream")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks as pictures show them: what a stack stands on, and what it ends in."""
+"""Stacks as flame graphs show them: frames from the root on, and a label on top of the leaf."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Iterator
 
 from sonde.errors import CaptureTooLarge
 from sonde.model.code import NO_STACK, Frame, Stacks
-from sonde.model.profile import KERNEL, Profile, ProfileRow
+from sonde.model.profile import Profile, ProfileKind, ProfileRow
 
 MOST_FRAMES = 100_000_000
-"""In all stacks of a profile together, each as often as it comes. Those of an hour on a large
-machine have some ten million."""
+"""In all rows of a profile together. An hour on a large machine has some ten million."""
 
 
-def check_amount(profile: Profile) -> None:
-    """Raise CaptureTooLarge where a profile written stack by stack would have no end.
+def check_size(profile: Profile) -> None:
+    """Raise CaptureTooLarge where a profile written stack by stack would be far too large.
 
-    One deep stack, which costs the capture little, may be that of any number of rows.
+    A hostile capture can refer to one deep stack from any number of rows.
     """
     stacks = profile.stacks
     depth = [stacks.offsets[row + 1] - stacks.offsets[row] for row in set(profile.row_stack)]
@@ -32,16 +31,16 @@ def check_amount(profile: Profile) -> None:
         )
 
 
-def tip(profile: Profile, row: ProfileRow) -> str:
-    """What a picture puts on top of the stack: the reason of a wait, the call, or the kernel.
+def leaf_label(profile: Profile, row: ProfileRow) -> str:
+    """The label on top of a stack: the reason of a wait, the API call, or the GPU kernel.
 
-    '' where the stack says it already: on a CPU, or where the call itself is the leaf.
+    '' for on-CPU stacks, and where the leaf frame is the API call itself.
     """
     if not row.name:
         return ""
-    if profile.kind == KERNEL:
+    if profile.kind == ProfileKind.GPU_TIME:
         return row.name
-    if profile.kind == "device":
+    if profile.kind == ProfileKind.GPU_CALLS:
         frames = profile.stacks.indices(row.stack)
         leaf = profile.stacks.frames[frames[0]].function if frames else ""
         return "" if leaf == row.name else row.name
@@ -49,10 +48,10 @@ def tip(profile: Profile, row: ProfileRow) -> str:
 
 
 def root_first(stacks: Stacks, stack: int) -> Iterator[int]:
-    """Indices of a stack's frames from the thread's entry on, as a picture shows them.
+    """Indices of a stack's frames, outermost first, as a flame graph shows them.
 
-    Frames without a symbol tell only their binary, so a run of them in one binary is one frame.
-    Empty where no stack was taken.
+    Only the binary of frames without a symbol is known, so a run of them in one binary is one
+    frame. Empty where no stack was recorded.
     """
     nameless = ""
     for index in reversed(stacks.indices(stack)):
@@ -67,7 +66,7 @@ def root_first(stacks: Stacks, stack: int) -> Iterator[int]:
 
 
 def frames_root_first(stacks: Stacks, stack: int) -> Iterator[Frame]:
-    """The frames that `root_first` gives; `NO_STACK` alone where none was taken."""
+    """The frames of `root_first`; `NO_STACK` alone where no stack was recorded."""
     shown = False
     for index in root_first(stacks, stack):
         shown = True

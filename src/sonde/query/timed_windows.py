@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""In which stretches of time everything that a device ran for a process was timed."""
+"""Windows of time in which every run on a device for a process was timed.
+
+Outside of them the recorder times a random sample of the runs, each with a weight.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,24 @@ import pyarrow as pa
 Windows = npt.NDArray[np.int64]
 
 NEARLY_ALL: Final = 1.1
-"""Up to this weight all were chosen; a little more than 1 stands for records that were lost."""
-APART: Final = -1
-"""In place of a window: chosen one by one, so that what lies before and behind is not known."""
+"""Up to this weight every run was timed; a little more than 1 makes up for lost records."""
+SINGLE: Final = -1
+"""In place of a window number: the run was sampled on its own, its neighbours were not timed."""
 LEAST_RUNS: Final = 8
 LEAST_NS: Final = 100_000_000
-"""A stretch between runs that stand for several is a window where it is at least so much."""
+"""Runs between two weighted runs are a window if they are at least this many and this long."""
 _BETWEEN: Final = 1 << 32
 
 
 def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Windows:
-    """The window of each row of `device_run`: its own; 0 where all of its process was timed; APART.
+    """The window number of each row of `device_run`.
 
-    Where launches come faster than the budget pays for, for a while or always, those chosen stand
-    for several. What lies between two of them is not idle time, but the stretches without such are
-    windows like any other, unless some that were chosen were lost then: `lossy_ns`, stretches of
-    time. What they stood for is told of by others, which need not be the next.
+    It is 0 where every run of the process was timed, and SINGLE for a run that was sampled.
+
+    Where launches come faster than the overhead budget allows, the sampled ones carry a weight
+    above 1. The time between two of these is not idle time. A part of the recording without such
+    runs is a window, too, unless records were lost in it: `lossy_ns`, intervals of time. Other runs
+    then carry the weight of the lost ones, and these need not be the next.
     """
     window: Windows = run.column("window").to_numpy().astype(np.int64)
     heavy = (run.column("weight").to_numpy() > NEARLY_ALL) & (window <= 0)
@@ -42,7 +47,7 @@ def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Window
     rows = np.flatnonzero(alone)
     rows = rows[np.lexsort((start[rows], pid[rows]))]
     first = np.flatnonzero(np.diff(pid[rows].astype(np.int64), prepend=-1))
-    # Stretches are numbered from 0 on within each process, by the heavy runs before them.
+    # The number of a part within its process is the number of weighted runs before it.
     number = np.cumsum(heavy[rows])
     number -= np.repeat(number[first] - heavy[rows[first]], np.diff([*first, len(rows)]))
     light = ~heavy[rows]
@@ -53,16 +58,16 @@ def window_of(run: pa.Table, lossy_ns: Sequence[tuple[int, int]] = ()) -> Window
         length = np.diff([*first, len(rows)])
         lasts = np.maximum.reduceat(end[rows], first) - start[rows[first]] >= LEAST_NS
         lasts &= length >= LEAST_RUNS
-        window[rows] = np.where(np.repeat(lasts, length), _BETWEEN + number, APART)
-    window[heavy] = APART
+        window[rows] = np.where(np.repeat(lasts, length), _BETWEEN + number, SINGLE)
+    window[heavy] = SINGLE
     return window
 
 
-def _inside(times: Windows, stretches: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
-    """Whether each time lies behind the begin of a stretch and not behind its end."""
-    if not stretches:
+def _inside(times: Windows, intervals: Sequence[tuple[int, int]]) -> npt.NDArray[np.bool_]:
+    """Whether each time is in one of the intervals, whose starts are exclusive."""
+    if not intervals:
         return np.zeros(len(times), bool)
-    since, until = np.array(sorted(stretches), np.int64).T
+    since, until = np.array(sorted(intervals), np.int64).T
     at = np.searchsorted(since, times, "left") - 1
     reach = np.maximum.accumulate(until)
     found: npt.NDArray[np.bool_] = (at >= 0) & (times <= reach[np.maximum(at, 0)])
@@ -72,9 +77,9 @@ def _inside(times: Windows, stretches: Sequence[tuple[int, int]]) -> npt.NDArray
 def windows_ns(
     run: pa.Table, window: Windows, start: Windows, end: Windows
 ) -> list[tuple[int, int]]:
-    """From the first to the last run of each window; empty where all was timed.
+    """(start, end) of each window, from its first run to its last; empty where all was timed.
 
-    `start`, `end`: when the device was in each.
+    `start`, `end`: times of each run on the device, in ns.
     """
     if not (window > 0).any():
         return []

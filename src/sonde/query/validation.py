@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that no recorder writes are left out and counted: numbers that are none, times to come.
+"""Validation of the tables in a chunk: rows that no recorder writes are left out and counted.
 
-One NaN among weights makes every sum of them NaN, and each verdict with it.
+Such rows hold NaN, infinite or absurdly large numbers. One NaN among weights would make every sum
+of them NaN, and each verdict with it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from sonde.limits import MOST_NAME_CHARS
 from sonde.query.schema import TABLES, USAGE_COUNTERS
 
 MOST_WEIGHT = 1e17
-"""Of one row: three years in ns."""
+"""Greatest weight of one row: three years in ns."""
 MOST_VALUE = 1e100
-"""Of a metric; a sum of many is still a number."""
+"""Greatest value of a metric; a sum of many such values is still finite."""
 MOST_NUMBER = (1 << 62) - 1
 MOST_TEXT_BYTES = 64 << 10
-"""Of one name; the longest that compilers made so far has some 20,000. What is longer is damage."""
+"""Of one name. The longest names of compilers have some 20,000 bytes; longer ones are damage."""
 MOST_FRAMES = 65_536
 
 _WEIGHTS = frozenset({"weight", "weight_count", "weight_ns", "weight_bytes"})
@@ -39,29 +40,27 @@ ROW_BYTES = {
     "metric": 160,
     "usage": 256,
 }
-"""What a row takes beyond its bytes in the file, once questions are asked of it."""
-
+"""Memory for a row beyond its bytes in the file, once it is queried."""
 
 FRAME_BYTES = 40
-"""What a frame takes for each time that it is in a stack, beyond its bytes in the file."""
-
+"""Memory for each occurrence of a frame in a stack, beyond its bytes in the file."""
 
 LABELS_BYTES = 1_024
-"""What the labels of a series take as attributes."""
+"""Memory for the labels of a series as attributes."""
 
 
-def label_sets(metric: pa.Table) -> int:
-    """How many different labels series have."""
+def label_set_count(metric: pa.Table) -> int:
+    """Number of distinct label sets."""
     return sum(len(chunk.dictionary) for chunk in metric.column("labels").chunks)
 
 
-def frames(stack: pa.Table) -> int:
-    """How many frames the stacks of a table have in all."""
+def frame_count(stack: pa.Table) -> int:
+    """Number of frames in all stacks of a table together."""
     return pc.sum(pc.list_value_length(stack.column("frame_ids"))).as_py() or 0
 
 
 def casting_bytes(name: str, table: pa.Table) -> int:
-    """Memory that bringing the columns to the types of the schema takes."""
+    """Memory needed to cast the columns to the types of the schema."""
     kinds = {column: table.schema.field(column).type for column in table.column_names}
     plain = [
         field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -71,8 +70,8 @@ def casting_bytes(name: str, table: pa.Table) -> int:
     return int(table.num_rows) * sum(4 if pa.types.is_string(kind) else 8 for kind in plain)
 
 
-def check(name: str, table: pa.Table) -> None:
-    """Raise ValueError for columns of another kind, and for names longer than any."""
+def check_columns(name: str, table: pa.Table) -> None:
+    """Raise ValueError for columns of a wrong type, too long names and too deep stacks."""
     for field in TABLES[name]:
         if field.name not in table.column_names:
             continue
@@ -87,8 +86,8 @@ def check(name: str, table: pa.Table) -> None:
             raise ValueError(f"{field.name} has more than {MOST_FRAMES} values")
 
 
-def cut(table: pa.Table) -> tuple[pa.Table, int]:
-    """The table with long names cut, and how many were."""
+def truncate_names(table: pa.Table) -> tuple[pa.Table, int]:
+    """The table with names cut to `limits.MOST_NAME_CHARS`, and how many were cut."""
     count = 0
     for at, field in enumerate(table.schema):
         column = table.column(at)
@@ -106,16 +105,16 @@ def cut(table: pa.Table) -> tuple[pa.Table, int]:
 
 
 def repeated_bytes(table: pa.Table) -> int:
-    """The texts of a table, row by row, as the engine makes them while it sorts and groups."""
+    """Bytes of all texts of a table, row by row: the engine makes copies to sort and group them."""
     columns = (column for column in table.columns if pa.types.is_string(column.type))
     return sum(pc.sum(pc.binary_length(column)).as_py() or 0 for column in columns)
 
 
 def text_bytes(table: pa.Table) -> int:
-    """Memory that the texts of a table take once they are Python's.
+    """Memory for the texts of a table as Python strings.
 
-    Those of a dictionary count once. One character that is not ASCII may make Python hold four
-    bytes for each.
+    Texts of a dictionary count once. One non-ASCII character may make Python use four bytes for
+    each character of its text.
     """
     whole = 0
     for column in table.columns:
@@ -126,8 +125,8 @@ def text_bytes(table: pa.Table) -> int:
             if not pa.types.is_string(texts.type):
                 break
             size, chars = pc.binary_length(texts), pc.utf8_length(texts)
-            held = pc.if_else(pc.equal(size, chars), size, pc.multiply(chars, 4))
-            whole += pc.sum(held.cast(pa.int64())).as_py() or 0
+            used = pc.if_else(pc.equal(size, chars), size, pc.multiply(chars, 4))
+            whole += pc.sum(used.cast(pa.int64())).as_py() or 0
     return whole
 
 
@@ -143,14 +142,14 @@ _KINDS: tuple[Callable[[pa.DataType], bool], ...] = (
 )
 
 
-def rows(name: str, table: pa.Table) -> tuple[pa.Table, int]:
-    """The rows that make sense, and how many do not.
+def valid_rows(name: str, table: pa.Table) -> tuple[pa.Table, int]:
+    """The valid rows, and the number of invalid ones.
 
-    An end before its start is an empty interval: a device's clock was set meanwhile.
+    An end before its start becomes an empty interval: a device's clock was set in between.
     """
     good = None
     for field in TABLES[name]:
-        mask = _is_sound(field.name, field.type, table.column(field.name))
+        mask = _valid_values(field.name, field.type, table.column(field.name))
         if mask is not None:
             good = mask if good is None else pc.and_(good, mask)
     left_out = 0
@@ -166,7 +165,10 @@ def rows(name: str, table: pa.Table) -> tuple[pa.Table, int]:
     return table, left_out
 
 
-def _is_sound(column: str, kind: pa.DataType, values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+def _valid_values(
+    column: str, kind: pa.DataType, values: pa.ChunkedArray
+) -> pa.ChunkedArray | None:
+    """Mask of valid values; None for a column in which every value is valid."""
     if pa.types.is_floating(kind):
         low, high = (0.0, MOST_WEIGHT) if column in _WEIGHTS else (-MOST_VALUE, MOST_VALUE)
         # Comparisons with NaN are false.

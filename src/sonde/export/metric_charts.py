@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals over time: a line of a few cells for each, on the clock of everything else.
+"""Metrics over time: one line of bars for each series, on the same clock as the profiles.
 
-Values are averaged over cells of equal length; counters are shown as rates. A cell in which
-nothing was told stays empty: that is a gap, not a zero.
+The bars are means over cells of equal length; counters are shown as rates. A cell without a
+reading stays empty: that is a gap, not a zero.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from itertools import pairwise
 from sonde.export.layout import columns, size, three_digits
 from sonde.metrics import Metric, catalogue
 from sonde.model.answers import MetricSeries
-from sonde.query import questions
+from sonde.query import queries
 from sonde.query.labels import attributes_of
-from sonde.query.questions import EVERYTHING, Where
+from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -28,22 +28,22 @@ FIRST: dict[str, tuple[str, str]] = {
     "hw.power": ("power", ""),
     "sonde.gpu.pcie.throughput": ("PCIe in", "receive"),
 }
-"""What the first screen shows: series, words for it, and the attribute that it must have."""
+"""What the summary shows: series to its title and the attribute value that it must have."""
 DEVICES_SHOWN = 2
 UNSHOWN = frozenset({"sonde.gpu.info", "hw.gpu.memory.limit", "sonde.gpu.clock.limit"})
-"""Never change."""
+"""Constants of a device: a chart of them is of no use."""
 _HEAD_WIDTHS = (21, CELLS, -9, -9, -9)
 
 
 @dataclass(frozen=True, slots=True)
-class Signal:
-    """A series as a picture: means over cells of equal length, None for a gap."""
+class MetricChart:
+    """A series as a chart: means over cells of equal length, None for a gap."""
 
     name: str
     of: str
-    """The device: 'gpu 0'; '' where it is none's."""
+    """The device: 'gpu 0'; '' for series that belong to none."""
     about: tuple[str, ...]
-    """Its other attributes."""
+    """Values of its other attributes."""
     unit: str
     cells: list[float | None]
     low: float
@@ -52,28 +52,28 @@ class Signal:
 
     @property
     def top(self) -> float:
-        """What the picture's full height means: all of it for a share, else the most there was."""
+        """The value of a full bar: 1 for a ratio, else the greatest value."""
         return 1.0 if self.unit == "1" else self.high
 
 
-def signals(
+def charts(
     session: Session, names: Sequence[str], where: Where = EVERYTHING, cells: int = CELLS
-) -> list[Signal]:
-    """Series of these names, as pictures over the whole recording."""
+) -> list[MetricChart]:
+    """Charts of the series of these names, over the recording or the part that `where` selects."""
     start_ns = where.start_ns or session.info.start_ns
     end_ns = where.end_ns or session.info.start_ns + session.info.duration_ns
     devices = _devices(session)
     found = []
-    for one in questions.metric_series(session, names, where):
+    for one in queries.metric_series(session, names, where):
         metric = catalogue().get(one.series)
         if metric is not None and end_ns > start_ns:
-            found += _signal(one, metric, devices, start_ns, end_ns, cells)
+            found += _chart(one, metric, devices, start_ns, end_ns, cells)
     return found
 
 
 def _devices(session: Session) -> dict[str, str]:
-    """What people call each device: by the index that nvidia-smi has, too."""
-    infos = questions.metric_series(session, ["sonde.gpu.info"])
+    """Name of each device by its id; the index is the one that nvidia-smi shows."""
+    infos = queries.metric_series(session, ["sonde.gpu.info"])
     known = [attributes_of(one.labels) for one in infos]
     return {
         one["hw.id"]: f"gpu {one['sonde.gpu.index']}"
@@ -82,14 +82,14 @@ def _devices(session: Session) -> dict[str, str]:
     }
 
 
-def _signal(
+def _chart(
     one: MetricSeries,
     metric: Metric,
     devices: Mapping[str, str],
     start_ns: int,
     end_ns: int,
     cells: int,
-) -> list[Signal]:
+) -> list[MetricChart]:
     points = list(zip(one.times_ns, one.values, strict=True))
     if metric.monotonic:
         points = [
@@ -111,12 +111,12 @@ def _signal(
     attributes.pop("hw.type", None)
     attributes.pop("sonde.process.start", None)
     return [
-        Signal(
+        MetricChart(
             name=one.series,
             of=devices.get(device, device),
             about=tuple(str(value) for value in attributes.values()),
             unit=f"{metric.unit}/s" if metric.monotonic else metric.unit,
-            cells=_bridged(means, one.times_ns, (end_ns - start_ns) / cells),
+            cells=_filled_between_readings(means, one.times_ns, (end_ns - start_ns) / cells),
             low=min(values),
             mean=sum(values) / len(values),
             high=max(values),
@@ -124,19 +124,19 @@ def _signal(
     ]
 
 
-def _bridged(
+def _filled_between_readings(
     means: list[float | None], times_ns: Sequence[int], cell_ns: float
 ) -> list[float | None]:
-    """Cells shorter than the pause between two readings are no gaps: they keep the value before."""
-    pauses = sorted(b - a for a, b in pairwise(times_ns))
-    usual_ns = pauses[len(pauses) // 2] if pauses else 0
+    """Fill cells that are shorter than the interval between two readings with the value before."""
+    intervals = sorted(b - a for a, b in pairwise(times_ns))
+    usual_ns = intervals[len(intervals) // 2] if intervals else 0
     reach = int(1.5 * usual_ns / cell_ns)
-    bridged, since = list(means), reach + 1
+    filled, since = list(means), reach + 1
     for place, value in enumerate(means):
         since = 0 if value is not None else since + 1
         if value is None and 0 < since <= reach:
-            bridged[place] = bridged[place - 1]
-    return bridged
+            filled[place] = filled[place - 1]
+    return filled
 
 
 def bars(cells: Sequence[float | None], top: float) -> str:
@@ -149,7 +149,7 @@ def bars(cells: Sequence[float | None], top: float) -> str:
 
 
 def amount(value: float, unit: str) -> str:
-    """A value with its unit, as people write it."""
+    """A value with its unit, for people."""
     if unit in ("1", "s/s"):
         return f"{100 * value:.1f} %"
     if unit.startswith("By"):
@@ -163,10 +163,10 @@ def amount(value: float, unit: str) -> str:
 
 
 def summary(session: Session, where: Where = EVERYTHING) -> list[str]:
-    """A few lines for the first screen; none where no device told anything."""
+    """A few lines for the summary; none where no device reported a metric."""
     found = [
         one
-        for one in signals(session, list(FIRST), where)
+        for one in charts(session, list(FIRST), where)
         if not FIRST[one.name][1] or FIRST[one.name][1] in one.about
     ]
     if not found:
@@ -182,7 +182,7 @@ def summary(session: Session, where: Where = EVERYTHING) -> list[str]:
         )
         for one in sorted(shown, key=lambda one: (one.of, order.index(one.name)))
     ]
-    head = ("SIGNALS OF DEVICES", "", "least", "mean", "most")
+    head = ("GPU METRICS", "", "min", "mean", "max")
     lines = columns([head, *rows], _HEAD_WIDTHS)
     if len(devices) > DEVICES_SHOWN:
         lines.append(f"  {len(devices) - DEVICES_SHOWN} more devices: --format table")
@@ -190,8 +190,8 @@ def summary(session: Session, where: Where = EVERYTHING) -> list[str]:
 
 
 def table(session: Session, where: Where, limit: int) -> list[str]:
-    """Every series of devices and processes on them, as pictures."""
-    found = every(session, where)
+    """Charts of all series of devices, of processes on them, and of the host."""
+    found = all_charts(session, where)
     if not found:
         return []
     rows = [
@@ -203,18 +203,18 @@ def table(session: Session, where: Where, limit: int) -> list[str]:
         )
         for one in (found[:limit] if limit else found)
     ]
-    head = ("SIGNALS", "of", "", "least", "mean", "most")
+    head = ("METRICS", "of", "", "min", "mean", "max")
     lines = columns([head, *rows], (28, 28, CELLS, -9, -9, -9))
     if limit and len(found) > limit:
         lines.append(f"… {len(found) - limit:,} more: --limit 0 shows all")
     return lines
 
 
-def every(session: Session, where: Where = EVERYTHING) -> list[Signal]:
-    """All that devices, processes on them and the machine told, if it was ever not 0."""
+def all_charts(session: Session, where: Where = EVERYTHING) -> list[MetricChart]:
+    """Charts of all series of devices, processes on them and the host that were ever not 0."""
     groups = ("device", "process", "host")
     names = [one.name for one in catalogue().values() if one.group in groups]
     wanted = [name for name in names if name not in UNSHOWN]
-    found = [one for one in signals(session, wanted, where) if one.high or one.low]
+    found = [one for one in charts(session, wanted, where) if one.high or one.low]
     place = {name: number for number, name in enumerate(catalogue())}
     return sorted(found, key=lambda one: place[one.name])  # devices first
