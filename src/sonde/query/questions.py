@@ -64,6 +64,8 @@ LOSS_TEXT = {
     " counted without one",
     "libraries_refused": "libraries of drivers that were not loaded, because others than root could"
     " change them; their functions are found by symbols alone",
+    "probes_put_off": "files whose probes had to wait, as a process kept its memory map locked; "
+    "what was called through them until then went unseen",
     "no_room": "times that the kernel had no room for a process or a table to walk its stacks by;"
     " they were walked by frame pointers meanwhile",
     "refused": "times that a process could not be prepared for walking its stacks, for the error"
