@@ -33,7 +33,8 @@ def hostile(request: pytest.FixtureRequest) -> Iterator[Tenant]:
 
 @pytest.fixture
 def broker() -> Iterator[procfs.Broker]:
-    """That of this process, as new; as new afterwards, too: agents in this process count its losses."""
+    """That of this process, as new; as new afterwards, too: agents in this process count its
+    losses."""
     _forget_all(procfs.BROKER)
     yield procfs.BROKER
     procfs.BROKER.close()
