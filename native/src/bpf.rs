@@ -329,6 +329,11 @@ impl Bpf {
         py.detach(|| links::let_go_all(all));
     }
 
+    /// Descriptors of what was attached together, open until it is detached.
+    fn link_fds(&self, link: u64) -> PyResult<Vec<RawFd>> {
+        self.links.descriptors(link)
+    }
+
     /// Run an iterator program to its end.
     fn walk(&self, py: Python<'_>, link: u64) -> PyResult<()> {
         let failed = |e: &libbpf_rs::Error| os_error("cannot walk", e);

@@ -56,6 +56,10 @@ class Bpf:
         """Side by side, so that they share the kernel's grace periods (some 0.1 s each). Unknown
         ones are passed over."""
 
+    def link_fds(self, link: int) -> list[int]:
+        """Descriptors of what was attached together, open until it is detached; a copy of one keeps
+        what is attached for longer."""
+
     def walk(self, link: int) -> None:
         """Run an iterator program to its end."""
 

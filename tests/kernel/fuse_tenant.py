@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An unprivileged user who makes others wait, in a user and mount namespace of his own.
 
-usage: fuse_tenant.py MODE SECONDS FOLDER FUSE_DEVICE
+usage: fuse_tenant.py MODE SECONDS FOLDER FUSE_DEVICE [LIBRARY]
 
 He serves a FUSE file system with one file, which stops answering. It prints a line "tenant PID …"
 once it does. Everything ends with this process, and after SECONDS at the latest.
@@ -10,6 +10,11 @@ once it does. Everything ends with this process, and after SECONDS at the latest
     elf      runs a program from overlayfs above it: readers of that file wait
     libc     maps it as libc.so.6 and has touched it: readers of that memory wait
     mmap     reads it through its own /proc/PID/mem: readers of its mappings wait
+    share    maps LIBRARY, for reading alone, and keeps the lock of its mappings for reading
+    own      the same, with somebody who waits for it for writing
+    later    the same as share, once it gets SIGUSR2
+    pulses   the same as share, again and again, for random times of up to 0.8 s
+    thread   the same as share, after its first thread has ended
     write    writes from it into the memory that the library makes: writers to it wait
     dead     the same as elf, but its server was killed: what reads that file fails
 """
@@ -18,6 +23,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import struct
 import sys
@@ -73,10 +79,11 @@ def map_file(path: str, at: int, pages: int = 1) -> int:
 class Server:
     """One file, inode 2, in a folder, inode 1. SIGUSR1: reads are answered no more."""
 
-    def __init__(self, fd: int, *, caches: bool, answers_flush: bool) -> None:
+    def __init__(self, fd: int, *, caches: bool, answers_flush: bool, late_s: float) -> None:
         self._fd = fd
         self._caches = caches
         self._answers_flush = answers_flush
+        self._late_s = late_s
         self._answers_read = True
         signal.signal(signal.SIGUSR1, self._stop_answering)
 
@@ -119,6 +126,7 @@ class Server:
                 return struct.pack("<QII", 5, 0 if self._caches else 1, 0)
             case 15:  # READ
                 _, offset, size = struct.unpack_from("<QQI", body)
+                time.sleep(random.uniform(0, self._late_s))
                 return CONTENT[offset : offset + size] if self._answers_read else None
             case 17:  # STATFS
                 return struct.pack("<5Q3I28x", 1000, 1000, 1000, 1000, 1000, PAGE, 255, PAGE)
@@ -170,10 +178,14 @@ class Steps:
     def done(self, last: Callable[[], object] = lambda: None) -> NoReturn:
         """It makes others wait once it has done the last, and stays."""
         time.sleep(0.5)
-        os.write(self._tell, b"w")
+        self.tell()
         last()
         while True:
             time.sleep(1)
+
+    def tell(self) -> None:
+        """It makes others wait."""
+        os.write(self._tell, b"w")
 
     def hear(self) -> None:
         """The process is one step further."""
@@ -185,6 +197,8 @@ class Steps:
 
 
 STEPS: Final = Steps()
+LIBRARY: Final = sys.argv[5] if len(sys.argv) > 5 else ""
+LATE_S: Final = 0.8
 
 
 def run_exec(folder: Path) -> None:
@@ -224,17 +238,79 @@ def run_write(folder: Path) -> None:
     STEPS.done()
 
 
+def read_own_memory(memory: int) -> None:
+    """Through /proc: the lock is held for reading until the page is there."""
+    os.pread(memory, 64, AT)
+
+
+def map_library() -> None:
+    map_file(LIBRARY, AT + 0x100000, 64)
+
+
+def run_share(folder: Path) -> None:
+    map_library()
+    map_file(str(folder / "fuse/f"), AT)
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    STEPS.pass_one()
+    in_thread(lambda: read_own_memory(memory))
+    STEPS.done()
+
+
+def run_own(folder: Path) -> None:
+    map_library()
+    run_mmap(folder)
+
+
+def run_later(folder: Path) -> None:
+    map_library()
+    map_file(str(folder / "fuse/f"), AT)
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    STEPS.pass_one()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    in_thread(lambda: (signal.sigwait([signal.SIGUSR2]), read_own_memory(memory)))
+    STEPS.done()
+
+
+def run_thread(folder: Path) -> None:
+    map_library()
+    map_file(str(folder / "fuse/f"), AT)
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    STEPS.pass_one()
+    in_thread(lambda: (time.sleep(0.3), read_own_memory(memory)))
+    in_thread(STEPS.done)
+    libc.syscall(60, 0)  # exit, of this thread alone
+
+
+def run_pulses(folder: Path) -> None:
+    map_library()
+    file = os.open(folder / "fuse/f", os.O_RDONLY)
+    memory = os.open("/proc/self/mem", os.O_RDONLY)
+    STEPS.pass_one()
+    STEPS.tell()
+    while True:
+        map_file(str(folder / "fuse/f"), AT)
+        read_own_memory(memory)
+        libc.munmap(ctypes.c_void_p(AT), ctypes.c_size_t(PAGE))
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        time.sleep(random.uniform(0, LATE_S))
+
+
 RUNS: Final = {
     "exec": run_exec,
     "elf": run_elf,
     "libc": run_libc,
     "mmap": run_mmap,
+    "share": run_share,
+    "own": run_own,
+    "later": run_later,
+    "thread": run_thread,
+    "pulses": run_pulses,
     "write": run_write,
     "dead": run_elf,
 }
 
 
-def main(mode: str, seconds: str, where: str, device: str) -> None:
+def main(mode: str, seconds: str, where: str, device: str, *_: str) -> None:
     signal.alarm(int(seconds))
     enter_namespaces()
     folder = Path(where)
@@ -245,7 +321,10 @@ def main(mode: str, seconds: str, where: str, device: str) -> None:
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,default_permissions"
     mount("fuse", f"{where}/fuse", "fuse", options)
     is_elf = RUNS[mode] is run_elf
-    server = fork(lambda: Server(fd, caches=not is_elf, answers_flush=mode != "exec").serve())
+    late_s = LATE_S if mode == "pulses" else 0.0
+    server = fork(
+        lambda: Server(fd, caches=not is_elf, answers_flush=mode != "exec", late_s=late_s).serve()
+    )
     os.close(fd)
     time.sleep(0.3)
     if is_elf:
@@ -260,7 +339,7 @@ def main(mode: str, seconds: str, where: str, device: str) -> None:
     if mode == "dead":
         os.kill(server, signal.SIGKILL)
         os.waitpid(server, 0)
-    elif mode != "exec":
+    elif mode not in ("exec", "pulses"):
         os.kill(server, signal.SIGUSR1)
     if not is_elf and mode != "exec":
         time.sleep(0.3)

@@ -32,7 +32,9 @@ class Tenant:
 
 
 @contextmanager
-def tenant(mode: str, user: int = TENANT, limit_s: int = LIMIT_S) -> Iterator[Tenant]:
+def tenant(
+    mode: str, user: int = TENANT, limit_s: int = LIMIT_S, library: str = ""
+) -> Iterator[Tenant]:
     """See `fuse_tenant.py` for the modes."""
     if "fuse" not in Path("/proc/filesystems").read_text():
         pytest.skip("the kernel has no FUSE")
@@ -46,6 +48,7 @@ def tenant(mode: str, user: int = TENANT, limit_s: int = LIMIT_S) -> Iterator[Te
     script.write_bytes(_SERVER.read_bytes())
     script.chmod(0o644)
     command = ["/usr/bin/python3", str(script), mode, str(limit_s), str(mount), str(device)]
+    command += [library] if library else []
     process = subprocess.Popen(
         command, user=user, group=user, extra_groups=[], stdout=subprocess.PIPE, text=True
     )

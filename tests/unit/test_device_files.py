@@ -11,13 +11,16 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sonde import apis, system_libraries
-from sonde.collect import discovery, libraries
+from sonde.collect import discovery, libraries, put_off
 from sonde.collect.discovery import Discovery
 from sonde.collect.libraries import MappedFile, identity, installed, mapped_by, open_mapped
+from sonde.collect.probes import PutOff
+from sonde.procfs import Holder
 
 A_LIBRARY = "/usr/lib/libOpenCL.so.1"
 
@@ -29,10 +32,13 @@ class FakeProbes:
         self.carriers = carriers
         self.files: dict[libraries.FileKey, str] = {}
         self.examined: list[str] = []
+        self.held: dict[libraries.FileKey, Holder] = {}
         self.notices: list[tuple[str, float, str]] = []
 
     def examine(self, fd, key, name, trusted=False):
         self.examined.append(name)
+        if key in self.held:
+            raise PutOff(self.held[key])
         if name in self.carriers:
             self.files[key] = name
             os.close(fd)
@@ -41,6 +47,7 @@ class FakeProbes:
 
     def drop(self, key):
         del self.files[key]
+        return True
 
     def tell(self, name, value, text):
         self.notices.append((name, value, text))
@@ -299,3 +306,60 @@ def test_what_need_not_be_heard_of_again_is_what_carries_nothing(opened, monkeyp
     monkeypatch.setattr(discovery, "EXAMINED_FOR_S", 0.0)
     found.hear(events)
     assert found.dull() == {}
+
+
+def test_a_file_that_is_put_off_is_tried_again_ever_more_rarely(opened, monkeypatch):
+    now_s = [1000.0]
+    monkeypatch.setattr(put_off, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    probes = FakeProbes("libOpenCL.so.1")
+    key = (8, 1, 3)
+    probes.held[key] = Holder(os.getpid(), 1000)
+    found = make(probes)
+    found.hear([mapped(10, 3, A_LIBRARY)])
+    found.hear([mapped(11, 3, A_LIBRARY)])  # one more of its users: nobody is asked for it
+    assert len(probes.examined) == 1
+    tries = []
+    for _ in range(200):
+        now_s[0] += 1
+        found.tidy()
+        if len(probes.examined) > len(tries) + 1:
+            tries.append(int(now_s[0]) - 1000)
+    assert tries == [1, 3, 7, 15, 31, 63, 123, 183]
+    assert found.put_off == 1
+    assert [notice[0] for notice in probes.notices] == ["probes_put_off"]
+    probes.held.clear()
+    now_s[0] += 60
+    found.tidy()
+    assert key in probes.files
+    found.tidy()
+    assert len(probes.examined) == 10
+
+
+def test_a_file_is_tried_at_once_where_the_process_is_gone(opened):
+    probes = FakeProbes("libOpenCL.so.1")
+    probes.held[8, 1, 3] = Holder(500_000_001, 1000)
+    found = make(probes)
+    found.hear([mapped(10, 3, A_LIBRARY)])
+    probes.held.clear()
+    found.tidy()
+    assert (8, 1, 3) in probes.files
+
+
+def test_where_the_way_to_a_file_is_gone_others_are_looked_for(opened, monkeypatch):
+    probes = FakeProbes("libOpenCL.so.1")
+    probes.held[8, 1, 3] = Holder(500_000_001, 1000)
+    found = make(probes)
+    found.hear([mapped(10, 3, A_LIBRARY)])
+    probes.held.clear()
+    other = MappedFile(12, (8, 1, 3), A_LIBRARY, 0, 1)
+
+    def open_other(file):
+        if file.pid != 12:
+            raise FileNotFoundError
+        return os.open("/dev/null", os.O_RDONLY)
+
+    monkeypatch.setattr(discovery, "open_mapped", open_other)
+    monkeypatch.setattr(discovery, "mapped_now", lambda _unread: iter([other]))
+    found.tidy()
+    found.tidy()
+    assert (8, 1, 3) in probes.files

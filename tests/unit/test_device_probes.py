@@ -9,11 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.apis.parse import parse
+from sonde.collect import probe_removal
 from sonde.collect import probes as probes_module
 from sonde.collect.device_calls import FIELDS, DeviceCalls
-from sonde.collect.probes import COST_NS, MAX_SITES, Probes
+from sonde.collect.probes import COST_NS, MAX_SITES, Probes, PutOff
+from sonde.procfs import Holder
 
 TABLE = """
 api = "test"
@@ -65,6 +67,9 @@ class FakeBpf:
         self.links[self.made] = (list(sites), multi)
         self.most_links = max(self.most_links, len(self.links))
         return self.made
+
+    def link_fds(self, link):
+        return [1000 + link]
 
     def detach_all(self, links):
         for link in links:
@@ -119,8 +124,21 @@ def bpf():
     return FakeBpf()
 
 
-def make(bpf, launches=False, budget=0.01):
-    return Probes(bpf, [parse(TABLE, "t", "x86_64")], launches, budget)
+class FakeLocks:
+    """Whose map lock cannot be had, by the inode of the file."""
+
+    def __init__(self):
+        self.held = {}
+
+    def holder(self, inode):
+        return self.held.get(inode)
+
+
+HOLDER = Holder(77, 1000)
+
+
+def make(bpf, launches=False, budget=0.01, locks=None):
+    return Probes(bpf, [parse(TABLE, "t", "x86_64")], launches, budget, locks=locks or FakeLocks())
 
 
 def examine(probes):
@@ -279,6 +297,75 @@ def test_without_room_for_more_sites_it_says_so(bpf, monkeypatch):
     examine(probes)
     assert len(bpf.offsets()) == 1
     assert any("too many probes" in notice.text for notice in probes.notices)
+
+
+def test_no_probe_is_placed_while_a_process_keeps_its_map_locked(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    locks = FakeLocks()
+    locks.held[KEY[2]] = HOLDER
+    probes = make(bpf, locks=locks)
+    with pytest.raises(PutOff, match="process 77 of user 1000 maps it"):
+        examine(probes)
+    assert not bpf.links and not probes.files
+    locks.held.clear()
+    assert examine(probes)
+    assert len(probes.sites) == 2  # none was used up
+
+
+def test_no_probe_comes_off_while_a_process_keeps_its_map_locked(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    monkeypatch.setattr(probes_module, "KEPT_ON_S", 0.0)
+    locks = FakeLocks()
+    probes = make(bpf, locks=locks)
+    examine(probes)
+    locks.held[KEY[2]] = HOLDER
+    for _ in range(20):
+        probes.charge({site_of(probes, "copy").index: 1_000_000}, 1.0)
+    assert not probes.drop(KEY)
+    assert bpf.offsets() == [100, 204]
+    kept = [notice.text for notice in probes.notices if notice.name == "probes_kept_on"]
+    assert kept[0] == f"libtest.so.1: {HOLDER}"
+    locks.held.clear()
+    probes.charge({site_of(probes, "copy").index: 1_000_000}, 1.0)
+    assert bpf.offsets() == [204]
+    assert probes.drop(KEY)
+    assert not bpf.links
+
+
+@pytest.mark.parametrize("has_child", [True, False])
+def test_at_the_end_probes_that_cannot_come_off_are_left_to_a_child(bpf, monkeypatch, has_child):
+    kept = []
+
+    class FakeBroker:
+        def keep(self, fd):
+            if not has_child:
+                raise OSError("no child")
+            kept.append(fd)
+            return 88
+
+        def outlive(self):
+            kept.append("outlives")
+
+        def close(self):
+            kept.append("ended")
+
+    FakeElf(monkeypatch, USUAL)
+    monkeypatch.setattr(probe_removal, "WAIT_S", 0.0)
+    monkeypatch.setattr(procfs, "Broker", FakeBroker)
+    locks = FakeLocks()
+    probes = make(bpf, locks=locks)
+    examine(probes)
+    locks.held[KEY[2]] = HOLDER
+    said = probes.close()
+    if has_child:
+        assert kept == [1001, "outlives"]
+        assert not bpf.links
+        [line] = said
+        assert line.startswith("the probes on libtest.so.1 stay until")
+        assert str(HOLDER) in line and line.endswith("process 88 waits for that")
+    else:
+        assert (kept, said) == (["ended"], [])
+        assert len(bpf.links) == 1  # as it is
 
 
 def row(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is attached, by number, and how it is let go.
 use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::path::Path;
 use std::thread::Builder;
 
@@ -33,6 +34,12 @@ impl Links {
 
     pub fn first(&self, number: u64) -> PyResult<&Link> {
         self.held.get(&number).and_then(|group| group.first()).ok_or_else(unknown)
+    }
+
+    /// Their descriptors: who holds one keeps what is attached.
+    pub fn descriptors(&self, number: u64) -> PyResult<Vec<RawFd>> {
+        let group = self.held.get(&number).ok_or_else(unknown)?;
+        Ok(group.iter().map(|link| link.as_fd().as_raw_fd()).collect())
     }
 
     pub fn take(&mut self, number: u64) -> PyResult<Group> {

@@ -59,6 +59,8 @@ COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
 LOST_EVENTS = "processes.events"
 HUNG = ("processes.hung", "files.hung")
 """Losses of what makes its readers wait: `procfs.broker`."""
+LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
+"""Losses that go on: what is counted before the start is lost after it, too."""
 STUCK = "agent.seconds_stuck"
 """Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
 LATE_S = 3.0
@@ -138,6 +140,7 @@ class Agent:
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
         chosen = collectors_of(config, self._kernel, privileged=privileged)
         self._collectors = chosen.all
+        self._probing = [it for it in (chosen.calls, chosen.device_time) if it is not None]
         self._map_bytes = self._kernel.memory_bytes() + sum(
             collector.memory_bytes() for collector in self._collectors
         )
@@ -303,6 +306,10 @@ class Agent:
             gc.set_threshold(*self._gc_before)
             gc.unfreeze()
 
+    def left_behind(self) -> list[str]:
+        """After `stop`: what has to be said of probes that stay on for a while."""
+        return [text for collector in self._probing for text in collector.left_behind]
+
     def live(self) -> Live:
         """How far it is."""
         return Live(
@@ -327,7 +334,7 @@ class Agent:
         self._dictionary.begin()
         self._unwinding.begin(self._dictionary.tails_dropped)
         # What hung while it was looked at for the first time is missing from now on.
-        self._unkept = {n: lost for n, lost in self._losses().items() if n not in HUNG}
+        self._unkept = {n: lost for n, lost in self._losses().items() if n not in LASTING}
 
     def _rehearse(self) -> None:
         """A chunk that nobody gets. The first one asks whose every process is and makes the memory

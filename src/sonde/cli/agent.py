@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import UsageError
+from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.agent import Live, Sink
@@ -80,6 +81,8 @@ def _run(args: argparse.Namespace) -> int:
     _say(config, agent.serves_at)
     agent.run(lambda: bool(ended), _nothing)
     agent.stop()
+    for text in agent.left_behind():
+        print(f"sonde: {one_line(text)}", file=sys.stderr)
     return 0
 
 

@@ -248,6 +248,8 @@ def _record(
         print(f"sonde: aborted; what was written until then is in {path}", file=sys.stderr)
         return ABORTED
     progress.clear()
+    for text in agent.left_behind():
+        print(f"sonde: {one_line(text)}", file=sys.stderr)
     if failure is not None and not sink.holds_chunks:
         sink.discard()
         raise failure

@@ -48,6 +48,8 @@ class DeviceCalls:
         self._walk: int | None = None
         self._exit: int | None = None
         self._left_out = 0
+        self.left_behind: list[str] = []
+        """After `stop`: what has to be said of probes that stay on for a while."""
         self._hits: dict[int, int] = {}
         self._was_hit = False
         """A site was ever hit."""
@@ -106,7 +108,7 @@ class DeviceCalls:
 
     def stop(self) -> None:
         """Take all probes off; what was summed stays readable."""
-        self._probes.close()
+        self.left_behind = self._probes.close()
         for link in (self._exit, self._walk):
             if link is not None:
                 self._bpf.detach(link)
@@ -127,6 +129,7 @@ class DeviceCalls:
             "processes_unread": found.unread.processes,
             "files_left_out": found.left_out,
             "libraries_refused": found.refused,
+            "probes_put_off": found.put_off,
         }
         return {**losses_of(self._bpf), **{name: lost for name, lost in unread.items() if lost}}
 

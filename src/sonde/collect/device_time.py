@@ -95,6 +95,8 @@ class DeviceTime:
         self._ask_again_s = 0.0
         self._notices: list[tuple[int, str, str, int, int, float, str]] = []
         self._paused = False
+        self.left_behind: list[str] = []
+        """See DeviceCalls."""
         self._stopped = threading.Event()
         self._carried = threading.Event()
         """Set while some process carries the library, and at the end."""
@@ -181,6 +183,7 @@ class DeviceTime:
         self._notices.clear()
         if not self._paused:
             self._ask_again(now_ns / 1e9)
+            self._take_stacks_in_the_kernel()
         if not self._processes and not self._left and not looks:
             return batch
         alive = set(procfs.pids())  # asked first: what a process leaves behind is still read
@@ -207,9 +210,12 @@ class DeviceTime:
         self._carried.set()
         if self._heart.is_alive():
             self._heart.join()
-        for pid, process in list(self._processes.items()):
+        for process in self._processes.values():
             with suppress(OSError):
                 process.memory.want(0)
+        if self._sites:
+            self.left_behind = self._sites.close()
+        for pid in list(self._processes):
             self._drop(pid)
 
     def pause(self) -> None:
@@ -553,6 +559,15 @@ class DeviceTime:
         for pid in list(self._withheld):
             with suppress(OSError):
                 self._open(pid)
+
+    def _take_stacks_in_the_kernel(self) -> None:
+        """Of processes whose library could not be probed before, and now can."""
+        for pid in self._sites.due() if self._sites else ():
+            process = self._processes.get(pid)
+            if process and self._sites and self._sites.add(pid):
+                process.stacks = abi.Request.SITE
+                with suppress(OSError):
+                    process.memory.want(REQUEST | process.stacks)
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:

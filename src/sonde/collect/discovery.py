@@ -25,7 +25,8 @@ from sonde.collect.libraries import (
     mapped_now,
     open_mapped,
 )
-from sonde.collect.probes import Probes
+from sonde.collect.probes import KEPT_ON_S, Probes, PutOff
+from sonde.collect.put_off import PutOffFiles
 
 EXAMINED_FILES = 16_384
 """Files remembered to carry no device API."""
@@ -61,6 +62,7 @@ class Discovery:
         self._files_of: dict[int, set[FileKey]] = {}
         self._unmapped: dict[FileKey, float] = {}
         self._dull: dict[tuple[FileKey, str], float] | None = None
+        self._put_off = PutOffFiles()
         self.unread = Unread()
         self.left_out = 0
         """Files that were not looked at, as too many waited for it."""
@@ -117,9 +119,15 @@ class Discovery:
         found, self._dull = self._dull or {}, {}
         return found
 
+    @property
+    def put_off(self) -> int:
+        """Files that had to wait for their probes, as somebody would keep the kernel waiting."""
+        return self._put_off.count
+
     def tidy(self) -> None:
         """Go on with files that wait; take probes off those that nobody maps any more."""
         self._examine_waiting(EXAMINE_S)
+        self._try_again()
         self._drop_unmapped(time.monotonic())
 
     def _is_library(self, name: str) -> bool:
@@ -129,6 +137,9 @@ class Discovery:
         """A process maps a file: note its user, or queue it to be looked at."""
         if file.key in self._probes.files:
             self._used(file.key, file.pid)
+            return
+        if file.key in self._put_off:
+            self._put_off.mapped(file)
             return
         if self._is_examined(file.key, file.path):
             return
@@ -158,7 +169,7 @@ class Discovery:
             if file.key in self._probes.files:
                 self._used(file.key, file.pid)
                 continue
-            if (file.key, file.path) in self._examined:
+            if (file.key, file.path) in self._examined or file.key in self._put_off:
                 continue
             self._examine(file)
 
@@ -169,8 +180,10 @@ class Discovery:
             if self._is_library(file.name):
                 self._probes.tell("library_gone", file.pid, f"{file.name}: gone before it was read")
             return
-        if self._examine_open(fd, file.key, file.name):
+        if self._examine_open(fd, file.key, file.name, file):
             self._used(file.key, file.pid)
+            return
+        if file.key in self._put_off:
             return
         self._examined[file.key, file.path] = time.monotonic()
         if len(self._examined) > EXAMINED_FILES:
@@ -185,16 +198,43 @@ class Discovery:
             os.close(fd)
             return
         name = os.path.basename(path)  # noqa: PTH119
-        if reason := system_libraries.why_not(path):
+        reason = system_libraries.why_not(path)
+        if reason and key not in self._put_off:
             self.refused += 1
             self._probes.tell("library_refused", 1, f"{name}: {reason}")
-        if self._examine_open(fd, key, name, trusted=not reason):
+        if self._examine_open(fd, key, name, path, trusted=not reason):
             self._users[key] = {_NOBODY}
 
-    def _examine_open(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
+    def _try_again(self) -> None:
+        """Files that were put off: those whose time has come."""
+        deadline_s = time.monotonic() + EXAMINE_S
+        tried = []
+        for key, where in self._put_off.due():
+            if isinstance(where, str):
+                self._examine_installed(where)
+            else:
+                tried.append(key)
+                self._examine(where)
+            if time.monotonic() >= deadline_s:
+                break
+        if any(key not in self._probes.files and key not in self._put_off for key in tried):
+            self.resync()  # the process that led to it is gone; others may
+
+    def _examine_open(
+        self,
+        fd: int,
+        key: FileKey,
+        name: str,
+        where: MappedFile | str,
+        trusted: bool = False,
+    ) -> bool:
+        """Whether it has probes now; then the descriptor is kept. `where` leads to it again."""
         kept = False
         try:
             kept = self._probes.examine(fd, key, name, trusted)
+        except PutOff as put_off:
+            if self._put_off.add(key, where, put_off.holder):
+                self._probes.tell("probes_put_off", 1, f"{name}: {put_off}")
         except OSError as error:
             self._probes.tell("probe_refused", 0, f"{name}: {error.strerror}")
         finally:
@@ -225,6 +265,8 @@ class Discovery:
                 due.discard(file.key)
                 self._used(file.key, file.pid)
         for key in due:
-            del self._unmapped[key]
-            self._users.pop(key, None)
-            self._probes.drop(key)
+            if self._probes.drop(key):
+                del self._unmapped[key]
+                self._users.pop(key, None)
+            else:
+                self._unmapped[key] = now_s - UNMAPPED_S + KEPT_ON_S

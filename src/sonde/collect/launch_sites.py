@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.collect.collector import ProcessKey
 from sonde.collect.inject_memory import LIBRARY
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of
 from sonde.collect.libraries import FileKey, mapped_by, open_mapped
+from sonde.collect.probe_removal import Removal
 from sonde.procfs import START_UNIT_NS
 
 FIELDS: Final = ("tgid", "start_ns", "correlation", "stack_id")
@@ -29,6 +31,10 @@ OF_ONE_PARTY: Final = 4
 any process may call the site."""
 CHEAP: Final = "emulated"
 """Of _native.probe_site. A site that some kernel would single-step is refused."""
+PUT_OFF_S: Final = 10.0
+"""To the next attempt, where somebody would keep the kernel waiting (procfs.map_locks)."""
+INODE: Final = 2
+"""Of a file's key."""
 
 
 @dataclass(slots=True)
@@ -52,15 +58,28 @@ class LaunchSites:
         }
         self._bpf = kernel.load("launch_sites", shares, most={"launch_sites": rows})
         self._files: dict[FileKey, _Probed] = {}
+        self._locks = procfs.MapLocks()
+        self._put_off: set[int] = set()
+        """Processes whose library could not be probed."""
+        self._kept_on = False
+        """A file has its probe still, though no process needs it."""
+        self._again_s = 0.0
+        """When (monotonic s) both are looked at again."""
+        self._count = 0
+        """Of processes that had to wait."""
         expect_fields(self._bpf, "launch_sites", FIELDS)
 
     def add(self, pid: int) -> bool:
-        """Probe the library that a process has mapped. False: it cannot be, or not cheaply."""
+        """Probe the library that a process has mapped. False: it cannot be, or not cheaply, or not
+        now: then `due` brings the process up again."""
         for file in mapped_by(pid):
             if not LIBRARY.search(file.path):
                 continue
             known = self._files.get(file.key)
             if known is None:
+                if self._locks.holder(file.key[INODE]):
+                    self._wait(pid)
+                    return False
                 try:
                     known = self._probe(open_mapped(file))
                 except OSError:
@@ -69,8 +88,24 @@ class LaunchSites:
                     return False
                 self._files[file.key] = known
             known.pids.add(pid)
+            self._put_off.discard(pid)
             return True
+        self._put_off.discard(pid)
         return False
+
+    def _wait(self, pid: int) -> None:
+        self._count += pid not in self._put_off
+        self._put_off.add(pid)
+        self._again_s = time.monotonic() + PUT_OFF_S
+
+    def due(self) -> list[int]:
+        """Processes to be added again, as they could not be before."""
+        if not (self._put_off or self._kept_on) or time.monotonic() < self._again_s:
+            return []
+        self._again_s = time.monotonic() + PUT_OFF_S
+        if self._kept_on:
+            self._remove_unused()
+        return list(self._put_off)
 
     def _probe(self, fd: int) -> _Probed | None:
         """The probe on an open library; its descriptor is kept, or closed. Raises OSError."""
@@ -90,12 +125,34 @@ class LaunchSites:
 
     def drop(self, pid: int) -> None:
         """A process is timed no longer."""
-        for key, probed in list(self._files.items()):
+        self._put_off.discard(pid)
+        for probed in self._files.values():
             probed.pids.discard(pid)
-            if not probed.pids:
-                self._bpf.detach(probed.link)
-                os.close(probed.fd)
-                del self._files[key]
+        self._remove_unused()
+
+    def _remove_unused(self) -> None:
+        self._kept_on = False
+        for key, probed in list(self._files.items()):
+            if probed.pids:
+                continue
+            if self._locks.holder(key[INODE]):
+                self._kept_on = True
+                self._again_s = time.monotonic() + PUT_OFF_S
+                continue
+            self._bpf.detach(probed.link)
+            os.close(probed.fd)
+            del self._files[key]
+
+    def close(self) -> list[str]:
+        """Take all probes off; what has to be said of those that stay on for a while."""
+        removal = Removal(self._bpf, self._locks)
+        for key, probed in self._files.items():
+            removal.add(key[INODE], "the library in profiled processes", [probed.link])
+        said = removal.finish()
+        for probed in self._files.values():
+            os.close(probed.fd)
+        self._files = {}
+        return said
 
     def drain(self) -> Iterator[tuple[ProcessKey, int, int]]:
         """(process, correlation, stack id) of each launch since the last call."""
@@ -104,7 +161,8 @@ class LaunchSites:
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
-        return losses_of(self._bpf)
+        put_off = {"probes_put_off": self._count} if self._count else {}
+        return {**losses_of(self._bpf), **put_off}
 
     def memory_bytes(self) -> int:
         """Kernel memory held."""

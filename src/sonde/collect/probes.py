@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.apis import Api, Call
 from sonde.collect.entry_points import entry_points
 from sonde.collect.libraries import FileKey
+from sonde.collect.probe_removal import Removal
 
 MAX_SITES = 4096
 """Room in the map `sites` of bpf/device_calls.bpf.c."""
@@ -19,6 +21,12 @@ MAX_SITES = 4096
 COST_NS = {"emulated": 2_000, "nop": 14_000, "single-step": 14_000, "unknown": 4_000}
 """Of one call, entry and return, by the instruction the entry's probe replaces; measured in
 docs/design/device_calls.md. A nop is single-stepped before Linux 6.18: taken at its dearest."""
+
+KEPT_ON_S = 10.0
+"""How long after an attempt to take probes off the next one comes, where somebody keeps the kernel
+waiting."""
+INODE = 2
+"""Of a file's key."""
 
 CHEAP = frozenset({"emulated", "unknown"})
 
@@ -69,18 +77,33 @@ class Notice:
     text: str
 
 
+class PutOff(Exception):  # noqa: N818 (nothing is wrong)
+    """A file cannot have its probes now; `holder` is why."""
+
+    def __init__(self, holder: procfs.Holder) -> None:
+        super().__init__(str(holder))
+        self.holder = holder
+
+
 class Probes:
     """All probes of this agent, a file at a time.
 
     `budget`: share of a core that one site may cost. A site that is single-stepped has a second of
     it in advance; a cheap one ten times the share, over ten seconds: below that exact totals are
     worth more than the time. What exceeds it is taken off and told.
+    `locks`: who is asked before probes are placed or removed.
     """
 
     def __init__(
-        self, bpf: _native.Bpf, apis: Iterable[Api], launches: bool, budget: float
+        self,
+        bpf: _native.Bpf,
+        apis: Iterable[Api],
+        launches: bool,
+        budget: float,
+        locks: procfs.MapLocks | None = None,
     ) -> None:
         self._bpf = bpf
+        self._locks = locks or procfs.MapLocks()
         self._apis = tuple(apis)
         self._calls = {
             (api.name, call.function): call
@@ -99,6 +122,9 @@ class Probes:
         self.sites: dict[int, Site] = {}
         """By index; those taken off stay until the index is used again."""
         self.notices: list[Notice] = []
+        self._kept_on: dict[FileKey, float] = {}
+        """Files whose sites over the budget could not be taken off, until when (monotonic s) it is
+        not tried again."""
 
     @property
     def files(self) -> Mapping[FileKey, ProbedFile]:
@@ -108,7 +134,7 @@ class Probes:
     def examine(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
         """Probe whatever an open file defines; True, and the descriptor kept, where that is any
         call. `trusted`: the system's own, it may be loaded and asked. Raises OSError where the file
-        cannot be read.
+        cannot be read, PutOff where somebody would keep the kernel waiting.
         """
         file = ProbedFile(name, fd)
         found = _native.find_functions(file.path, list(self._symbols))
@@ -117,6 +143,8 @@ class Probes:
             places += self._handed_out(file)
         if not places:
             return False
+        if holder := self._locks.holder(key[INODE]):
+            raise PutOff(holder)
         sites = self._choose(file, key, places)
         if not sites:
             return False
@@ -203,6 +231,8 @@ class Probes:
                 cost_ns = count * each_ns - allowed.share * elapsed_s * 1e9
                 site.debt_ns = max(0.0, site.debt_ns + cost_ns)
                 if site.debt_ns > allowed.share * allowed.burst_s * 1e9:
+                    if not self._may_come_off(key):
+                        break
                     self.take_off(key, site)
                     rate = count / max(elapsed_s, 1e-9)
                     self.tell(
@@ -211,6 +241,19 @@ class Probes:
                         f"{site.call.function} of {file.name}: {rate:,.0f} calls/s at "
                         f"{each_ns / 1000:.0f} µs are over the budget; not counted from here on",
                     )
+
+    def _may_come_off(self, key: FileKey) -> bool:
+        """Whether nobody keeps the kernel waiting; said where somebody does."""
+        now_s = time.monotonic()
+        if now_s < self._kept_on.get(key, 0.0):
+            return False
+        holder = self._locks.holder(key[INODE])
+        if holder is None:
+            self._kept_on.pop(key, None)
+            return True
+        self._kept_on[key] = now_s + KEPT_ON_S
+        self.tell("probes_kept_on", 1, f"{self._files[key].name}: {holder}")
+        return False
 
     def take_off(self, key: FileKey, site: Site) -> None:
         """Take one site off a file for good. Others that share its link are attached anew, first
@@ -234,19 +277,26 @@ class Probes:
         """Whether the site of this number has its probes."""
         return index in self._on
 
-    def drop(self, key: FileKey) -> None:
-        """Take all probes off a file."""
+    def drop(self, key: FileKey) -> bool:
+        """Take all probes off a file; False where they have to stay for now."""
+        if not self._may_come_off(key):
+            return False
         file = self._files.pop(key)
         self._detach(file, *file.links)
         os.close(file.fd)
         self.tell("probes_detached", 1, f"{file.name}: no process maps it any more")
+        return True
 
-    def close(self) -> None:
-        """Take all probes off."""
-        self._bpf.detach_all([link for file in self._files.values() for link in file.links])
+    def close(self) -> list[str]:
+        """Take all probes off; what has to be said of those that stay on for a while."""
+        left = Removal(self._bpf, self._locks)
+        for key, file in self._files.items():
+            left.add(key[INODE], file.name, list(file.links))
+        said = left.finish()
         for file in self._files.values():
             os.close(file.fd)
         self._files = {}
+        return said
 
     def _new_site(self, call: Call, offset: int, cost_class: str, debt_ns: float = 0.0) -> Site:
         site = Site(self._free.popleft(), call, offset, cost_class, debt_ns)

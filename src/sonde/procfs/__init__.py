@@ -16,6 +16,7 @@ from sonde.procfs.files import (
     text,
 )
 from sonde.procfs.held import HeldFile
+from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
 from sonde.procfs.processes import (
     MAX_PARENTS,
@@ -41,7 +42,9 @@ __all__ = [
     "START_UNIT_NS",
     "Broker",
     "HeldFile",
+    "Holder",
     "Hung",
+    "MapLocks",
     "MapsReader",
     "Opened",
     "Owner",

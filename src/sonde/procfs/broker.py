@@ -174,6 +174,60 @@ class Broker:
                             return found
         return found
 
+    def first_locked(self, whos: Sequence[int]) -> int | None:
+        """The first of these processes whose map lock cannot be had (`serve.take_map_lock`). None
+        is left alone for it: what else is to be known of it may be had. Raises OSError."""
+        with self._exchange():
+            for at in range(0, len(whos), MAX_EACH):
+                asked = whos[at : at + MAX_EACH]
+                self._send(("locks", list(asked)))
+                for who in asked:
+                    try:
+                        self._next(who, marks=False)
+                    except Hung:
+                        return who
+                    except OSError:
+                        if self._link is None:
+                            raise
+        return None
+
+    def maps(self, who: int, inode: int) -> bool | None:
+        """Whether such a process has a file mapped privately; True where it does not let us know,
+        False where it is gone, None where it has nothing mapped yet: it executes a program. Raises
+        OSError."""
+        with self._exchange():
+            self._send(("maps", who, inode))
+            try:
+                self._next(who, marks=False)
+            except Hung:
+                return None  # for another lock, which execve() holds before it maps anything
+            try:
+                found: bool = self._next(who, marks=False)
+            except Hung:
+                return True
+            except OSError:
+                if self._link is None:
+                    raise
+                return False
+            return found
+
+    def keep(self, fd: int) -> int:
+        """Have the child keep a descriptor; `outlive` ends that. Its pid. Raises OSError."""
+        with self._exchange():
+            self._send(("keep",), fd)
+            self._next(None)
+            assert self._child is not None
+            return self._child.pid
+
+    def outlive(self) -> None:
+        """Let the child go. One that keeps descriptors closes them once no process keeps its map
+        locked; nobody waits for it."""
+        with self._lock:
+            self._child = None
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+
     def left_alone(self) -> tuple[int, int]:
         """How many processes are left alone now, and of how many files are."""
         with self._lock:
@@ -243,7 +297,7 @@ class Broker:
         self._reap()
         if len(self._abandoned) < min(MAX_ABANDONED, MAX_ABANDONED_OF_USER):
             return False
-        user = _user_of(who)
+        user = user_of(who)
         of_user = sum(of == user for _, of in self._abandoned)
         return len(self._abandoned) >= MAX_ABANDONED or of_user >= MAX_ABANDONED_OF_USER
 
@@ -262,7 +316,7 @@ class Broker:
             del self._hung[next(iter(self._hung))]
 
     def _patience_of(self, who: int | None, now_s: float) -> _Patience:
-        user = _user_of(who)
+        user = user_of(who)
         if len(self._patience) > 1024 and user not in self._patience:
             user = -1
         return self._patience.setdefault(user, _Patience(now_s))
@@ -320,15 +374,21 @@ class Broker:
                 self._give_up()
                 raise
 
-    def _next(self, who: int | None, is_file: bool = False) -> Any:
-        """The next answer, waited for as long as that user's processes have left."""
+    def _next(self, who: int | None, is_file: bool = False, *, marks: bool = True) -> Any:
+        """The next answer, waited for as long as that user's processes have left. `marks`: who does
+        not answer is left alone for a while."""
         began_s = time.monotonic()
-        number, content = self._receive_of(who, is_file, began_s)
+        try:
+            number, content = self._receive_of(who, began_s)
+        except Hung:
+            if marks:
+                self._mark(who, is_file)
+            raise
         if number:
             raise OSError(number, os.strerror(number))
         return content
 
-    def _receive_of(self, who: int | None, is_file: bool, began_s: float) -> tuple[int, Any]:
+    def _receive_of(self, who: int | None, began_s: float) -> tuple[int, Any]:
         try:
             return self._receive(began_s + FREE_S)
         except TimeoutError:
@@ -345,8 +405,7 @@ class Broker:
                     if now_s < began_s + LATE_S and self._is_running():
                         until_s = now_s + 0.05
                         continue
-                    self._give_up(_user_of(who))
-                    self._mark(who, is_file)
+                    self._give_up(user_of(who))
                     raise Hung(str(who)) from None
         finally:
             patience.left_s -= min(time.monotonic() - now_s, self._deadline_s)
@@ -407,7 +466,7 @@ class Broker:
         self._abandoned = [lost for lost in self._abandoned if lost[0].poll() is None]
 
 
-def _user_of(who: int | None) -> int:
+def user_of(who: int | None) -> int:
     """Whose process it is; -1 of nobody. The real user: /proc/PID may be shown as root's."""
     if who is None:
         return -1

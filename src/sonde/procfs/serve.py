@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The child that reads and opens for `procfs.broker`, one request after the other.
+"""The child that reads, opens and waits for `procfs.broker`, one request after the other.
 
 Run by its path, without its package: it starts sooner. Standard input is a socket. A request and an
 answer are a length (4 bytes) and a marshalled tuple; an answer is (errno, content), and one that
@@ -17,10 +17,13 @@ from __future__ import annotations
 import errno
 import marshal
 import os
+import re
 import select
+import signal
 import socket
 import stat
 import struct
+import time
 from contextlib import suppress
 
 TYPE_CHECKING = False
@@ -46,6 +49,15 @@ MAX_COPY_BYTES = 64 << 20
 MAX_MOUNTS_BYTES = 4 << 20
 LINE_BYTES = 64 << 10
 LENGTH = struct.Struct("<I")
+NOWHERE = 0x7FFF_FFFF_FFFF_F000
+"""An address at which no process has anything, and above which none has."""
+MAX_TASKS = 8
+"""Threads asked for the memory of a process whose first thread has ended."""
+MAX_MAPS_BYTES = 32 << 20
+ANSWERED_S = 0.1
+"""A map lock that takes longer was held."""
+KEPT_S = 3600
+"""Descriptors are kept no longer than that."""
 
 
 class Mounts:
@@ -208,6 +220,74 @@ def read_file(path: str, limit: int) -> bytes:
         os.close(fd)
 
 
+def tasks_of(pid: int) -> list[str]:
+    """The folder of a process, and those of threads that may have its memory where it has not."""
+    try:
+        tids = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        tids = []
+    others = [f"/proc/{pid}/task/{tid}" for tid in tids if tid != str(pid)]
+    return [f"/proc/{pid}", *others[:MAX_TASKS]]
+
+
+def take_map_lock(pid: int) -> None:
+    """Wait until the lock of a process's memory map (mmap_lock) can be had, and let it go.
+
+    For writing, as a uprobe takes it, where a read of memory at which there is none looks for a
+    stack to be grown (Linux 6.5, 6.1.37 and 6.3.11: mm/memory.c, expand_stack), before that for
+    reading. Nothing of the process is read or changed.
+    """
+    for task in tasks_of(pid):
+        try:
+            fd = os.open(f"{task}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:  # this one asks for less, and takes the lock for reading alone
+            read_file(f"{task}/pagemap", 8)
+            return
+        except OSError:
+            continue  # it has no memory
+        try:
+            if os.pread(fd, 1, NOWHERE) == b"":
+                continue  # nor has this
+        except OSError:
+            pass  # there is nothing at that address
+        finally:
+            os.close(fd)
+        return
+
+
+def has_mapped(fd: int, inode: int) -> bool | None:
+    """Whether a list of mappings has a private one of the file, with whatever rights: that is what
+    a uprobe in it waits for. Where it is too long to tell: True; None of an empty list.
+
+    By the inode alone: each overlayfs above the same file shows another device.
+    """
+    line = re.compile(rb"(?:^|\n)\S+ \S{3}p \S+ \S+ %d[ \n]" % inode)
+    seen, rest = 0, b""
+    while piece := os.read(fd, 1 << 16):
+        seen += len(piece)
+        if line.search(rest + piece) or seen >= MAX_MAPS_BYTES:
+            return True
+        rest = b"\n" + (rest + piece).rpartition(b"\n")[2]
+    return False if seen else None
+
+
+def wait_for_map_locks() -> None:
+    """Return once no process of the machine keeps its map locked."""
+    pause_s = 0.1
+    while True:
+        longest_s = 0.0
+        for name in os.listdir("/proc"):  # noqa: PTH208
+            if name.isdecimal():
+                began_s = time.monotonic()
+                with suppress(OSError):
+                    take_map_lock(int(name))
+                longest_s = max(longest_s, time.monotonic() - began_s)
+        if longest_s < ANSWERED_S:
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 2.0)
+
+
 class Server:
     """Files that stay open between requests, and the answers."""
 
@@ -217,6 +297,8 @@ class Server:
         self.held: dict[int, int] = {}
         self.given: list[int] = []
         """Descriptors that came with requests."""
+        self.kept: list[int] = []
+        """Of these, what may be closed only while no process keeps its map locked."""
 
     def write(self, pieces: list[tuple[int, bytes]]) -> None:
         fd = self.given.pop()
@@ -243,6 +325,19 @@ class Server:
             limit -= len(piece)
         return b"".join(pieces)
 
+    def answer_whether_mapped(self, pid: int, inode: int) -> None:
+        fds = []
+        try:
+            for task in tasks_of(pid):
+                with suppress(OSError):
+                    fds.append(os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC))
+            self.answer(0, None)
+            found = (has_mapped(fd, inode) for fd in fds)
+            self.answer(0, next((it for it in found if it is not None), False))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
     def serve(self, request: tuple[Any, ...]) -> None:
         kind, *rest = request
         if kind == "read":
@@ -254,6 +349,18 @@ class Server:
                     self.answer(0, read_file(path, limit))
                 except OSError as error:
                     self.answer(error.errno or errno.EIO, None)
+        elif kind == "locks":  # the same
+            for pid in rest[0]:
+                try:
+                    take_map_lock(pid)
+                    self.answer(0, None)
+                except OSError as error:
+                    self.answer(error.errno or errno.EIO, None)
+        elif kind == "maps":  # two answers: opening it may wait for another lock
+            self.answer_whether_mapped(*rest)
+        elif kind == "keep":
+            self.kept.append(self.given.pop())
+            self.answer(0, None)
         elif kind == "link":
             self.answer(0, os.fsencode(os.readlink(*rest)))
         elif kind == "inode":
@@ -292,6 +399,15 @@ class Server:
                 os.close(self.held.pop(number))
 
 
+def outlive() -> None:
+    """Stay behind, for a bounded time, until what is kept can be closed: it closes with us."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(KEPT_S)
+    wait_for_map_locks()
+
+
 def main() -> None:
     link = socket.socket(fileno=CONTROL)
     server = Server(link)
@@ -304,6 +420,8 @@ def main() -> None:
             more, fds, _, _ = socket.recv_fds(link, LINE_BYTES, 1)
             server.given += fds
             if not more:
+                if server.kept:
+                    outlive()
                 return
             buffer += more
         (length,) = LENGTH.unpack_from(buffer)
