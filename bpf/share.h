@@ -5,7 +5,8 @@
  *
  * A party is somebody who cannot make more of themselves: a user, with all the user ids and user
  * namespaces that are theirs, or a container whose root is the machine's (by its outermost pid
- * namespace). The machine's own root is under no limit.
+ * namespace), with all the user ids that it gives itself. The machine's own root is under no limit.
+ * src/sonde/procfs/parties.py has the same rule.
  */
 #ifndef SONDE_SHARE_H
 #define SONDE_SHARE_H
@@ -37,23 +38,23 @@ static __always_inline u64 party_of(struct task_struct *task)
 	struct user_namespace *inner = BPF_CORE_READ(t, real_cred, user_ns), *outer;
 	struct pid *pid;
 	u64 at = 0;
-	u32 uid = BPF_CORE_READ(t, real_cred, uid.val);
+	u32 owner = 0;
 
 	for (u32 i = 0; i < SHARE_NAMESPACES; i++) {
 		outer = BPF_CORE_READ(inner, parent);
 		if (!outer)
 			break;
 		if (!BPF_CORE_READ(outer, parent)) { /* the outermost one: whose it is */
-			uid = BPF_CORE_READ(inner, owner.val);
+			owner = BPF_CORE_READ(inner, owner.val);
 			break;
 		}
 		inner = outer;
 	}
-	if (uid)
-		return uid;
+	if (owner)
+		return owner;
 	pid = BPF_CORE_READ(t, group_leader, thread_pid);
 	if (!BPF_CORE_READ(pid, level))
-		return 0;
+		return BPF_CORE_READ(t, real_cred, uid.val);
 	/* pid->numbers[1]: its size is that of the running kernel. */
 	bpf_probe_read_kernel(&at, sizeof(at),
 			      (void *)((u64)__builtin_preserve_access_index(&pid->numbers[0]) +

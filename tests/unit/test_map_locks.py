@@ -44,7 +44,7 @@ class FakeBroker:
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(map_locks, "pids", lambda: [1, 2, 3, 4, os.getpid()])
-    monkeypatch.setattr(map_locks, "user_of", lambda pid: 1000 + pid)
+    monkeypatch.setattr(map_locks, "party_of", lambda pid: 1000 + pid)
 
 
 def test_nobody_holds_anything() -> None:
@@ -58,7 +58,7 @@ def test_who_has_not_mapped_the_file_is_passed_over() -> None:
     locks = MapLocks(broker)  # type: ignore[arg-type]
     holder = locks.holder(INODE)
     assert holder is not None
-    assert (holder.pid, holder.user, holder.is_sure) == (4, 1004, True)
+    assert (holder.pid, holder.party, holder.is_sure) == (4, 1004, True)
     assert broker.asked == [[1, 2, 3, 4], [3, 4]]
     broker.asked.clear()
     assert locks.holder(INODE) == holder

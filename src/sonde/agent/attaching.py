@@ -3,8 +3,8 @@
 
 A process is a candidate once it maps a device's library. Attaches happen one at a time, in a thread
 of their own, each at most once for a process, unless it was stopped just then; a failure makes
-the next ones to processes of that user wait, and one that is ours alone makes all wait, longer each
-time. The kill switch is looked at before each.
+the next ones to processes of that party wait, and one that is ours alone makes all wait, longer
+each time. The kill switch is looked at before each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from sonde import procfs
 from sonde.agent.attach_queue import (
     WAITING,
-    WAITING_OF_A_USER,
+    WAITING_OF_A_PARTY,
     AttachQueue,
     Identity,
     Pauses,
@@ -57,13 +57,13 @@ class Attacher:
         self._known: set[Identity] = set()
         self._waiting = AttachQueue()
         self._stopped: dict[Identity, tuple[int, float, float]] = {}
-        """Processes that were stopped: user, when to try again (monotonic s), next pause."""
+        """Processes that were stopped: party, when to try again (monotonic s), next pause."""
         self._told: queue.Queue[tuple[str, int, str]] = queue.Queue(WAITING)
         self._ending = threading.Event()
         self._pauses = Pauses()
         self._thread = threading.Thread(target=self._work, name="sonde-attach", daemon=True)
         self.left_out = 0
-        """Candidates for which there was no room in the queue, for their user or at all, and
+        """Candidates for which there was no room in the queue, for their party or at all, and
         processes with too many mappings to see whether they are any."""
 
     def start(self) -> None:
@@ -101,9 +101,9 @@ class Attacher:
         self._known.add(identity)
         if not (self._is_watched(pid) and self._policy.allows(Facts.of(pid))):
             return
-        status = process.read_status(pid)
-        if status is not None and not self._waiting.put(
-            identity, status.uid, time.monotonic() + SETTLE_S
+        party = procfs.party_of(pid)
+        if party != procfs.NOBODY and not self._waiting.put(
+            identity, party, time.monotonic() + SETTLE_S
         ):
             self.left_out += 1
 
@@ -135,41 +135,41 @@ class Attacher:
                 self._attach(*taken)
 
     def _try_stopped(self, now_s: float) -> None:
-        for identity, (uid, due_s, pause_s) in list(self._stopped.items()):
-            paused = now_s < due_s or self._pauses.is_paused(uid, now_s)
+        for identity, (party, due_s, pause_s) in list(self._stopped.items()):
+            paused = now_s < due_s or self._pauses.is_paused(party, now_s)
             if paused or self._ending.is_set():
                 continue
-            self._stopped[identity] = (uid, now_s + pause_s, min(2 * pause_s, STOPPED_PAUSE_S))
-            self._attach(identity, uid)
+            self._stopped[identity] = (party, now_s + pause_s, min(2 * pause_s, STOPPED_PAUSE_S))
+            self._attach(identity, party)
 
-    def _attach(self, identity: Identity, uid: int) -> None:
+    def _attach(self, identity: Identity, party: int) -> None:
         pid, began = identity
         try:
             if process.start_time(pid) == began and switch.thrown() is None:
-                self._load_into(pid, uid)
+                self._load_into(pid, party)
         except TargetStopped as error:
             if identity in self._stopped:
                 return
-            of_user = sum(of == uid for of, *_ in self._stopped.values())
-            if len(self._stopped) >= WAITING or of_user >= WAITING_OF_A_USER:
+            of_party = sum(of == party for of, *_ in self._stopped.values())
+            if len(self._stopped) >= WAITING or of_party >= WAITING_OF_A_PARTY:
                 self.left_out += 1
                 return
-            self._stopped[identity] = (uid, time.monotonic() + SETTLE_S, 2 * SETTLE_S)
+            self._stopped[identity] = (party, time.monotonic() + SETTLE_S, 2 * SETTLE_S)
             self._tell("attach_waits", pid, str(error))
             return
         except ProcessGone:
             pass
         except AttachFailed as error:
             is_ours = isinstance(error, TracerFailed)
-            pause_s = self._pauses.failed(None if is_ours else uid, time.monotonic())
-            whose = "" if is_ours else f" to a process of user {uid}"
+            pause_s = self._pauses.failed(None if is_ours else party, time.monotonic())
+            whose = "" if is_ours else f" to a process of {procfs.name_of(party)}"
             text = f"{error.cause}; the next attach{whose} in {pause_s:.0f} s"
             self._tell("attach_failed", pid, text)
         except (SondeError, OSError) as error:
             self._tell("attach_refused", pid, str(error))
         self._stopped.pop(identity, None)
 
-    def _load_into(self, pid: int, uid: int) -> None:
+    def _load_into(self, pid: int, party: int) -> None:
         # Again: since it was queued it may have executed a program with other rights.
         if not self._policy.allows(Facts.of(pid)):
             return
@@ -178,7 +178,7 @@ class Attacher:
             memory.close()
             return
         self._load(pid)
-        self._pauses.worked(uid)
+        self._pauses.worked(party)
         self._tell("attached", pid, "")
 
     def _tell(self, name: str, pid: int, text: str) -> None:

@@ -8,10 +8,11 @@ A process asks by SONDE_MAY_ATTACH=on or =off in its environment, set by a pod's
 job script. off always wins. on is the process's own wish, so it counts only for the users that the
 operator named for it: "opted-in:bob", or "opted-in:*" for everybody.
 
-What a process cannot choose: its user (the real one, and only while it runs with no other's
-rights), the unit that the system's manager started it in, its job and its pod. For these its
-control group is read down to where it was delegated (procfs.cgroup_paths): below that a user, a
-container or a service makes groups of any name. What it can choose: the name of its program.
+What a process cannot choose: its user (the real one, only while it runs with no other's rights, and
+not in a container outside a user namespace, which may give itself any id), the unit that the
+system's manager started it in, its job and its pod. For these its control group is read down to
+where it was delegated (procfs.cgroup_paths): below that a user, a container or a service makes
+groups of any name. What it can choose: the name of its program.
 "exe:trainer" allows whatever anybody runs under that name.
 """
 
@@ -62,7 +63,7 @@ class Facts:
             lines = procfs.read_lines(folder / "cgroup")
             groups = [line.split(":", 2)[2] for line in lines if line.count(":") > 1]
         with suppress(OSError, KeyError, ValueError):
-            user = _user(procfs.read_lines(folder / "status"))
+            user = _user(procfs.read_lines(folder / "status"), procfs.party_of(pid))
         places = [place_of(group) for group in groups]
         units = [unit for place in places for unit in place.units]
         return cls(
@@ -75,11 +76,12 @@ class Facts:
         )
 
 
-def _user(status: Iterable[str]) -> str:
-    """Its user's name; '' for a process with the rights of two. Raises KeyError, ValueError."""
+def _user(status: Iterable[str], party: int) -> str:
+    """Its user's name; '' for a process with the rights of two, and where its party is not that
+    user. Raises KeyError, ValueError."""
     line = next((text for text in status if text.startswith("Uid:\t")), "")
     real, *others = [int(word) for word in line.split()[1:]]
-    return pwd.getpwuid(real).pw_name if {real} == set(others) else ""
+    return pwd.getpwuid(real).pw_name if {real} == {party, *others} else ""
 
 
 def _opted(environ: Path) -> bool | None:

@@ -43,7 +43,7 @@ class DeviceProcess:
     told: abi.Reason = abi.Reason.OK
     armed_ns: int = 0
     """Since when its launches are chosen, as last reported."""
-    user: int = 0
+    party: int = 0
     allowance: Allowance = field(default_factory=Allowance)
     head: int = 0
     """Of its ring, as read last."""

@@ -278,8 +278,8 @@ class DeviceTime:
             for pid in seen
             if (process := self._processes[pid])
         }
-        users = {pid: self._processes[pid].user for pid in seen}
-        parts = shares(wanted, users, turn.records)
+        parties = {pid: self._processes[pid].party for pid in seen}
+        parts = shares(wanted, parties, turn.records)
         began_s = time.thread_time()
         for pid in sorted(parts, key=lambda it: (parts[it], random.random())):
             process, most = self._processes[pid], parts[pid]
@@ -504,9 +504,8 @@ class DeviceTime:
             memory.close()
             self._withhold(key, before, to_other=not is_detached)
             return
-        owner = procfs.read_owner(pid)
-        user = owner.uids[0] if owner is not None else 0
-        if not self._has_place(user):
+        party = procfs.party_of(pid)
+        if not self._has_place(party):
             memory.close()
             self._count("rings_left_out", 1)
             return
@@ -517,7 +516,14 @@ class DeviceTime:
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
         governor = Governor(self._budget)
         process = DeviceProcess(
-            memory, Ring(memory.fd, tail), key, counted, same_tids(pid), governor, stacks, user=user
+            memory,
+            Ring(memory.fd, tail),
+            key,
+            counted,
+            same_tids(pid),
+            governor,
+            stacks,
+            party=party,
         )
         memory.ask(
             tail=tail,
@@ -528,16 +534,16 @@ class DeviceTime:
         self._processes[pid] = process
         self._carried.set()
 
-    def _has_place(self, user: int) -> bool:
-        """Whether one more process of this user may be read; another's makes room where it has
+    def _has_place(self, party: int) -> bool:
+        """Whether one more process of this party may be read; another's makes room where it has
         more than its part."""
         if len(self._processes) < MOST_RINGS:
             return True
-        held = Counter(process.user for process in self._processes.values())
+        held = Counter(process.party for process in self._processes.values())
         most, count = held.most_common(1)[0]
-        if count <= held[user] + 1:
+        if count <= held[party] + 1:
             return False
-        self._drop(next(pid for pid, process in self._processes.items() if process.user == most))
+        self._drop(next(pid for pid, process in self._processes.items() if process.party == most))
         self._count("rings_left_out", 1)
         return True
 

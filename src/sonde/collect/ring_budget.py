@@ -2,9 +2,9 @@
 """How much is read of the rings of profiled processes in one turn, and how that is shared out.
 
 A process may claim any number of records. None gets more than the launches that it was asked to
-time, and all together no more than one budget: shared evenly between users, then between the
-processes of a user, where each first gets what it wants as far as that is little. So no number of
-processes of one user takes the records of another's away.
+time, and all together no more than one budget: shared evenly between parties (users, containers),
+then between the processes of a party, where each first gets what it wants as far as that is little.
+So no number of processes of one party takes the records of another's away.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def fair(wanted: Mapping[Key, int], most: int) -> dict[Key, int]:
     return parts
 
 
-def shares(wanted: Mapping[int, int], users: Mapping[int, int], most: int) -> dict[int, int]:
-    """The same by process, first between users: `users` by process."""
-    of_user: dict[int, dict[int, int]] = {}
+def shares(wanted: Mapping[int, int], parties: Mapping[int, int], most: int) -> dict[int, int]:
+    """The same by process, first between parties: `parties` by process (procfs.party_of)."""
+    of_party: dict[int, dict[int, int]] = {}
     for pid, want in wanted.items():
-        of_user.setdefault(users[pid], {})[pid] = want
-    parts = fair({user: sum(wants.values()) for user, wants in of_user.items()}, most)
+        of_party.setdefault(parties[pid], {})[pid] = want
+    part_of = fair({party: sum(wants.values()) for party, wants in of_party.items()}, most)
     found: dict[int, int] = {}
-    for user, wants in of_user.items():
-        found |= fair(wants, parts[user])
+    for party, wants in of_party.items():
+        found |= fair(wants, part_of[party])
     return found
 
 

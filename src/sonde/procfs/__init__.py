@@ -18,6 +18,7 @@ from sonde.procfs.files import (
 from sonde.procfs.held import HeldFile
 from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
+from sonde.procfs.parties import NOBODY, name_of, party_of
 from sonde.procfs.processes import (
     MAX_PARENTS,
     START_UNIT_NS,
@@ -39,6 +40,7 @@ __all__ = [
     "BROKER",
     "MAX_MAPS_BYTES",
     "MAX_PARENTS",
+    "NOBODY",
     "START_UNIT_NS",
     "Broker",
     "HeldFile",
@@ -53,10 +55,12 @@ __all__ = [
     "family",
     "has_threads",
     "identity_of",
+    "name_of",
     "open_memory",
     "open_regular",
     "open_stable",
     "parents",
+    "party_of",
     "pids",
     "printable",
     "read_comm",

@@ -8,7 +8,8 @@ SIGKILL. So all of that is asked of a child (`serve.py`). Where it does not answ
 killed, not waited for, and another one is started; the process is left alone for a while. A child
 that cannot die holds nothing of ours: it has a session and descriptors of its own.
 
-How long is waited is bounded for each user, so that many processes of one cost no more than one.
+How long is waited is bounded for each party (parties.py), so that many processes of one cost no
+more than one. What a child costs that is started in the place of a lost one is part of it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde import interpreter
+from sonde.procfs.parties import NOBODY, party_of
 
 SERVER: Final = interpreter.command(Path(__file__).resolve().with_name("serve.py"))
 DEADLINE_S: Final = 0.25
@@ -36,20 +38,24 @@ DEADLINE_S: Final = 0.25
 LATE_S: Final = 3.0
 START_S: Final = 10.0
 FREE_S: Final = 0.02
-"""An answer that comes so soon costs its user nothing."""
+"""An answer that comes so soon costs its party nothing."""
 PATIENCE_S: Final = 1.0
-"""What may be waited for the processes of one user, and what comes back of it in a second."""
+"""What may be waited for the processes of one party, and what comes back of it in a second."""
 PATIENCE_SHARE: Final = 0.02
+FEW_HUNG: Final = 4
+"""Where more processes of a party are left alone, and its patience is used up, none is asked."""
 HUNG_S: Final = 10.0
 """A process that did not answer is left alone for so long, and twice that each time after."""
 HUNG_MOST_S: Final = 160.0
 MAX_HUNG: Final = 4096
+MAX_PARTIES: Final = 1024
+"""Whose patience is known; where all of them have used up some, newcomers share one."""
 MAX_EACH: Final = 256
 """Files asked for in one request."""
 MAX_ABANDONED: Final = 8
 """Children that did not die yet, in all."""
-MAX_ABANDONED_OF_USER: Final = 2
-"""The same over processes of one user. Beyond either, nothing is done that may cost another child;
+MAX_ABANDONED_OF_PARTY: Final = 2
+"""The same over processes of one party. Beyond either, nothing is done that may cost another child;
 files that nobody can make wait are opened still."""
 
 _LENGTH: Final = struct.Struct("<I")
@@ -89,8 +95,11 @@ class Broker:
         self._heard = b""
         self._fds: list[int] = []
         self._abandoned: list[tuple[subprocess.Popen[bytes], int]] = []
-        """With the user over whose process it was."""
-        self._hung: dict[object, tuple[float, float]] = {}
+        """With the party over whose process it was."""
+        self._hung: dict[object, tuple[float, float, int]] = {}
+        """Until when, how long in all, and of which party."""
+        self._lost_over = NOBODY
+        """The party that pays for the start of the child that is there."""
         self._patience: dict[int, _Patience] = {}
         self._pid = os.getpid()
         self._generation = 0
@@ -232,7 +241,7 @@ class Broker:
         """How many processes are left alone now, and of how many files are."""
         with self._lock:
             now_s = time.monotonic()
-            keys = [key for key, (until_s, _) in self._hung.items() if now_s < until_s]
+            keys = [key for key, (until_s, _, _) in self._hung.items() if now_s < until_s]
         files = sum(isinstance(key, tuple) for key in keys)
         return len(keys) - files, files
 
@@ -282,8 +291,20 @@ class Broker:
         return known is not None and time.monotonic() < known[0]
 
     def _check(self, who: int | None) -> None:
-        if who is not None and self._is_hung(who):
+        if who is not None and (self._is_hung(who) or self._is_exhausted(who)):
             raise Hung(str(who))
+
+    def _is_exhausted(self, who: int) -> bool:
+        """Whether its party has many processes that hang, and no patience left for one more."""
+        now_s = time.monotonic()
+        if sum(now_s < until_s for until_s, _, _ in self._hung.values()) <= FEW_HUNG:
+            return False
+        party = _party_of(who)
+        of_party = sum(now_s < until_s and of == party for until_s, _, of in self._hung.values())
+        if of_party <= FEW_HUNG or self._patience_of(party, now_s).left(now_s) > 0:
+            return False
+        self.processes_hung += 1
+        return True
 
     def _check_file(self, who: int | None) -> None:
         self._check(who)
@@ -295,11 +316,11 @@ class Broker:
         if not self._abandoned:
             return False
         self._reap()
-        if len(self._abandoned) < min(MAX_ABANDONED, MAX_ABANDONED_OF_USER):
+        if len(self._abandoned) < min(MAX_ABANDONED, MAX_ABANDONED_OF_PARTY):
             return False
-        user = user_of(who)
-        of_user = sum(of == user for _, of in self._abandoned)
-        return len(self._abandoned) >= MAX_ABANDONED or of_user >= MAX_ABANDONED_OF_USER
+        party = _party_of(who)
+        of_party = sum(of == party for _, of in self._abandoned)
+        return len(self._abandoned) >= MAX_ABANDONED or of_party >= MAX_ABANDONED_OF_PARTY
 
     def _mark(self, who: int | None, is_file: bool) -> None:
         if is_file:
@@ -309,29 +330,36 @@ class Broker:
         if who is None:
             return
         key: object = (who, "file") if is_file else who
-        _, before_s = self._hung.pop(key, (0.0, HUNG_S / 2))
+        _, before_s, _ = self._hung.pop(key, (0.0, HUNG_S / 2, NOBODY))
         held_s = min(2 * before_s, HUNG_MOST_S)
-        self._hung[key] = time.monotonic() + held_s, held_s
+        self._hung[key] = time.monotonic() + held_s, held_s, _party_of(who)
         while len(self._hung) > MAX_HUNG:
             del self._hung[next(iter(self._hung))]
 
-    def _patience_of(self, who: int | None, now_s: float) -> _Patience:
-        user = user_of(who)
-        if len(self._patience) > 1024 and user not in self._patience:
-            user = -1
-        return self._patience.setdefault(user, _Patience(now_s))
+    def _patience_of(self, party: int, now_s: float) -> _Patience:
+        if len(self._patience) > MAX_PARTIES and party not in self._patience:
+            for known, of_known in list(self._patience.items()):
+                if of_known.left(now_s) >= PATIENCE_S:  # as good as new
+                    del self._patience[known]
+            if len(self._patience) > MAX_PARTIES:
+                party = NOBODY
+        return self._patience.setdefault(party, _Patience(now_s))
 
     # The child.
 
     def _ready(self) -> socket.socket:
         link = self._start()
         if not self._is_greeted:
+            began_s = time.monotonic()
             try:
-                self._receive(time.monotonic() + START_S)
+                self._receive(began_s + START_S)
             except TimeoutError:
                 self._give_up()
                 raise
-            self._is_greeted = True
+            finally:
+                now_s = time.monotonic()
+                self._patience_of(self._lost_over, now_s).left_s -= now_s - began_s
+            self._is_greeted, self._lost_over = True, NOBODY
         return link
 
     def _start(self) -> socket.socket:
@@ -375,8 +403,8 @@ class Broker:
                 raise
 
     def _next(self, who: int | None, is_file: bool = False, *, marks: bool = True) -> Any:
-        """The next answer, waited for as long as that user's processes have left. `marks`: who does
-        not answer is left alone for a while."""
+        """The next answer, waited for as long as that party's processes have left. `marks`: who
+        does not answer is left alone for a while."""
         began_s = time.monotonic()
         try:
             number, content = self._receive_of(who, began_s)
@@ -394,7 +422,7 @@ class Broker:
         except TimeoutError:
             pass
         now_s = time.monotonic()
-        patience = self._patience_of(who, now_s)
+        patience = self._patience_of(_party_of(who), now_s)
         until_s = min(began_s + self._deadline_s, now_s + max(0.0, patience.left(now_s)))
         try:
             while True:
@@ -405,7 +433,10 @@ class Broker:
                     if now_s < began_s + LATE_S and self._is_running():
                         until_s = now_s + 0.05
                         continue
-                    self._give_up(user_of(who))
+                    self._lost_over = _party_of(who)
+                    self._give_up(self._lost_over)
+                    with suppress(OSError):
+                        self._start()  # it comes up while we do something else
                     raise Hung(str(who)) from None
         finally:
             patience.left_s -= min(time.monotonic() - now_s, self._deadline_s)
@@ -446,8 +477,8 @@ class Broker:
             return file.read(512).rpartition(b") ")[2][:1] == b"R"
         return False
 
-    def _give_up(self, user: int = -1) -> None:
-        """Kill the child and do not wait for it. `user`: over whose process it is lost."""
+    def _give_up(self, party: int = NOBODY) -> None:
+        """Kill the child and do not wait for it. `party`: over whose process it is lost."""
         child, self._child = self._child, None
         if self._link is not None:
             self._link.close()
@@ -459,23 +490,15 @@ class Broker:
             return
         with suppress(OSError):
             child.send_signal(signal.SIGKILL)
-        self._abandoned.append((child, user))
+        self._abandoned.append((child, party))
         self._reap()
 
     def _reap(self) -> None:
         self._abandoned = [lost for lost in self._abandoned if lost[0].poll() is None]
 
 
-def user_of(who: int | None) -> int:
-    """Whose process it is; -1 of nobody. The real user: /proc/PID may be shown as root's."""
-    if who is None:
-        return -1
-    with suppress(OSError, ValueError, IndexError):
-        # Takes none of the process's locks.
-        with open(f"/proc/{who}/status", "rb") as file:  # noqa: PTH123
-            raw = file.read(8192)
-        return int(raw.partition(b"\nUid:")[2].split(None, 1)[0])
-    return -1
+def _party_of(who: int | None) -> int:
+    return NOBODY if who is None else party_of(who)
 
 
 def _wait(link: socket.socket, what: int, timeout_s: float) -> bool:

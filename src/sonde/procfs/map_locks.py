@@ -22,7 +22,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from sonde.procfs.broker import BROKER, Broker, user_of
+from sonde.procfs.broker import BROKER, Broker
+from sonde.procfs.parties import name_of, party_of
 from sonde.procfs.processes import pids
 
 MAX_SILENT: Final = 4
@@ -39,12 +40,12 @@ class Holder:
     """A process that keeps its map locked."""
 
     pid: int
-    user: int
+    party: int
     is_sure: bool = True
     """It has the file mapped; else that was not known in time."""
 
     def __str__(self) -> str:
-        who = f"process {self.pid} of user {self.user}"
+        who = f"process {self.pid} of {name_of(self.party)}"
         if self.is_sure:
             return f"{who} maps it and keeps its memory map locked"
         return f"{who} keeps its memory map locked, and whether one that maps it does is not known"
@@ -86,13 +87,13 @@ class MapLocks:
                 pid = found
                 has_mapped = self._broker.maps(pid, inode)
                 if has_mapped:
-                    return Holder(pid, user_of(pid))
+                    return Holder(pid, party_of(pid))
                 if has_mapped is None:
                     self._executing[pid] = time.monotonic() + EXECUTING_S
                 silent += 1
                 if silent >= MAX_SILENT:
-                    return Holder(pid, user_of(pid), is_sure=False)
+                    return Holder(pid, party_of(pid), is_sure=False)
                 del waiting[: waiting.index(pid) + 1]
         except OSError:  # no child to ask with
-            return Holder(pid or os.getpid(), user_of(pid or os.getpid()), is_sure=False)
+            return Holder(pid or os.getpid(), party_of(pid or os.getpid()), is_sure=False)
         return None

@@ -69,8 +69,8 @@ LOSS_TEXT = {
     " a stack",
     "libraries_refused": "libraries of drivers that were not loaded, because others than root could"
     " change them; their functions are found by symbols alone",
-    "probes_put_off": "files whose probes were delayed because a process kept its memory map locked;"
-    " calls through them until then were not recorded",
+    "probes_put_off": "files whose probes were delayed because a process kept its memory map"
+    " locked; calls through them until then were not recorded",
     "no_room": "times that a kernel map was full, so that a process had no unwind tables; its"
     " stacks"
     " were unwound by frame pointers meanwhile",

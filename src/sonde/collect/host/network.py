@@ -208,7 +208,7 @@ def _shared(there: Iterable[tuple[int, int]], known: Container[int]) -> list[tup
     chosen: list[tuple[int, int]] = []
     for inode, pid in there:
         if pid:
-            waiting.setdefault(_user_of(pid), []).append((inode, pid))
+            waiting.setdefault(procfs.party_of(pid), []).append((inode, pid))
         else:
             chosen.append((inode, pid))
     for mine in waiting.values():
@@ -216,13 +216,6 @@ def _shared(there: Iterable[tuple[int, int]], known: Container[int]) -> list[tup
     rounds = zip_longest(*waiting.values())
     chosen += (one for each in rounds for one in each if one is not None)
     return chosen[:MAX_NAMESPACES]
-
-
-def _user_of(pid: int) -> int:
-    try:
-        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
-    except OSError:
-        return -1
 
 
 class _Lives:

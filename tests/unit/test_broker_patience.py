@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What processes that hang may cost: their own party's patience, the start of children included."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sonde import interpreter
+from sonde.procfs import Broker, Hung, broker
+
+SERVER = """
+import marshal, socket, struct, time
+link = socket.socket(fileno=0)
+def answer(content):
+    raw = marshal.dumps((0, content))
+    link.sendall(struct.pack("<I", len(raw)) + raw)
+time.sleep(0.1)
+answer(None)
+while length := link.recv(4, socket.MSG_WAITALL):
+    request = marshal.loads(link.recv(struct.unpack("<I", length)[0], socket.MSG_WAITALL))
+    if request[1] == "hangs":
+        time.sleep(100)
+    answer(request[1])
+"""
+GOOD, BAD = 1, 100_000
+"""Processes of one party, and from this number on of another."""
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    """A broker whose children take 0.1 s to start."""
+    monkeypatch.setattr(broker, "party_of", lambda pid: 1 if pid >= BAD else 2)
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    made = Broker(interpreter.command(script))
+    yield made
+    made.close()
+
+
+def hang(it: Broker, pid: int) -> float:
+    """How long it took to see that it does not answer."""
+    began_s = time.monotonic()
+    with pytest.raises(Hung):
+        it.ask(pid, ("read", "hangs"))
+    assert it.ask(GOOD, ("read", "there")) == "there"
+    return time.monotonic() - began_s
+
+
+def test_many_processes_that_hang_cost_little_more_than_a_few(slow: Broker) -> None:
+    assert slow.ask(GOOD, ("read", "there")) == "there"
+    took_s = [hang(slow, pid) for pid in range(BAD, BAD + 200)]
+    assert slow.generation < 30  # children started: not one for each
+    assert sorted(took_s)[100] < 0.05
+    assert slow.processes_hung == 200  # counted each, also those that were not asked
+
+
+def test_a_process_that_hangs_costs_its_neighbours_of_the_same_party_no_answer(
+    slow: Broker,
+) -> None:
+    for pid in range(BAD, BAD + broker.FEW_HUNG):
+        hang(slow, pid)
+    assert slow.ask(BAD + 1000, ("read", "there")) == "there"
