@@ -18,7 +18,7 @@ from sonde import procfs
 from sonde.agent.attaching import Attacher
 from sonde.attach.policy import Facts, Policy
 from sonde.collect.inject_memory import InjectMemory
-from sonde.procfs.broker import MAX_ABANDONED_OF_USER
+from sonde.procfs.broker import MAX_ABANDONED_OF_PARTY
 
 LIMIT_S = 45
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes a device and acts as other users")
@@ -157,7 +157,7 @@ def test_one_user_costs_nobody_else_any_file(broker: procfs.Broker) -> None:
     with tenant("elf") as hostile:
         program = _mapped(hostile.kid, "/f")
         lost = []
-        for _ in range(MAX_ABANDONED_OF_USER + 2):
+        for _ in range(MAX_ABANDONED_OF_PARTY + 2):
             broker._hung.clear()
             assert procfs.open_stable(program) is None
             lost.append(len(broker._abandoned))
