@@ -139,7 +139,7 @@ def receiver():
 
 def pusher(url):
     board = MetricRegistry()
-    board.take([(time.monotonic_ns(), "hw.power", labels(hw__id="GPU-1"), 300.0)])
+    board.record([(time.monotonic_ns(), "hw.power", labels(hw__id="GPU-1"), 300.0)])
     return OtlpPusher(url, 3600, board.families, {"service.name": "sonde"})
 
 

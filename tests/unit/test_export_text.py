@@ -109,8 +109,8 @@ def test_the_summary_fits_a_screen(opened):
 def test_losses_are_always_stated(opened):
     assert "LOST  nothing" in summary.render(opened(scene()))
     text = summary.render(opened(crowd()))
-    assert "LOST  9 × odd.kind8" in text
-    assert "LOST  and 7 other kinds of loss" in text
+    assert "\nLOST  9 × odd.kind8" in text
+    assert "\nLOST  and 7 other kinds of loss" in text
 
 
 def test_a_killed_recorder_is_told(tmp_path):

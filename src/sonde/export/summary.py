@@ -68,7 +68,7 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
         lines += ["", *charts]
     if held := _held(growth(session, where)):
         lines += ["", *held]
-    lines += ["", _lost(info, queries.losses(session))]
+    lines += ["", *_lost(info, queries.losses(session))]
     lines += _stack_ends(queries.stack_ends(session))
     return "\n".join(map(one_line, lines))
 
@@ -300,10 +300,10 @@ def _stack_ends(ends: Sequence[StackEnd]) -> list[str]:
     ]
 
 
-def _lost(info: CaptureInfo, losses: Sequence[Loss]) -> str:
+def _lost(info: CaptureInfo, losses: Sequence[Loss]) -> list[str]:
     lines = [loss_line(loss) for loss in losses]
     if not info.clean_end:
         lines.append("the recorder was killed: its last rows are not in the file")
     if len(lines) > LOSS_ROWS:
         lines[LOSS_ROWS - 1 :] = [f"and {len(lines) - LOSS_ROWS + 1} other kinds of loss"]
-    return "\n".join(f"LOST  {line}" for line in lines or ["nothing"])
+    return [f"LOST  {line}" for line in lines or ["nothing"]]
