@@ -130,7 +130,8 @@ enum call_result {
 	RESULT_NONE, /* returns nothing */
 };
 
-#define CALL_FAILED (-2147483647 - 1) /* status of a failure that gave no number */
+#define CALL_FAILED (-2147483647 - 1)  /* status of a failure that gave no number */
+#define CALL_ANY_DIRECTION 0xFFFFFFFFU /* of calls of several, in one row */
 
 /*
  * How to read one call of a device API; filled from the tables in src/sonde/apis. Arguments are

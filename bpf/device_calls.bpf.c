@@ -21,6 +21,8 @@
 #include "stack.h"
 #include "task.h"
 #include "walk_scratch.h"
+#include "host_types.h"
+#include "share.h"
 
 #define MAX_SITES 4096
 #define MAX_BYTES (1ULL << 48)
@@ -30,6 +32,15 @@ const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this ra
 
 SWAPPED_ROWS(device_calls, struct call_key, struct call_value, 16384)
 SPARE_ROWS(device_calls, struct call_key, struct call_value, 2048)
+
+/* New rows of a second: so many are first come, first served, then so many are each party's. */
+const volatile u64 free_rows = 4096;
+const volatile u64 most_rows_of_one_party = 1024;
+#define FREE_SPARE_ROWS 512
+#define MOST_SPARE_ROWS_OF_ONE_PARTY 128
+
+enum shared_by { ROWS, SPARE };
+#define EVERYBODY (~0ULL) /* no party's number */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -91,11 +102,11 @@ struct xol_area {
 struct uprobes_state {
 	struct xol_area *xol_area;
 };
-struct mm_struct {
+struct mm_struct___with_uprobes {
 	struct uprobes_state uprobes_state;
 };
 struct task_struct___with_mm {
-	struct mm_struct *mm;
+	struct mm_struct___with_uprobes *mm;
 };
 #pragma clang attribute pop
 
@@ -321,17 +332,36 @@ static __always_inline void keep_span(const struct in_call *call, const struct c
 	bpf_ringbuf_submit(span, BPF_RB_NO_WAKEUP);
 }
 
-/* The row of a call, by process where rows ran out. There is none for all the rest: of which function? */
-static __always_inline struct call_value *call_row(struct call_key *key)
+static __always_inline bool has_share(struct task_struct *task, u64 what, u64 free, u64 most)
+{
+	return within_share(EVERYBODY, what, free) || within_share(party_of(task), what, most);
+}
+
+/*
+ * The row of a call. A status is whatever the called function returns, and a process has threads and stacks as
+ * it likes: so new rows are shared by party. Where they ran out: by process, function, and whether it failed.
+ */
+static __noinline struct call_value *call_row(struct task_struct *task, struct call_key *key)
 {
 	const struct call_value zero = {};
-	struct call_value *v = find_row(&device_calls, key, &zero);
+	const struct call_key rest = {};
+	struct call_value *v = known_row(&device_calls, key);
 
+	if (!v && has_share(task, ROWS, free_rows, most_rows_of_one_party))
+		v = find_row(&device_calls, key, &zero);
 	if (v)
 		return v;
 	key->tid = 0;
 	key->stack_id = 0;
-	return spare_row_of(&device_calls_spare, key, &zero, key);
+	key->status = key->status ? CALL_FAILED : 0;
+	key->direction = CALL_ANY_DIRECTION;
+	key->flags &= CALL_GOING_ON;
+	if (known_row(&device_calls_spare, key) ||
+	    has_share(task, SPARE, FREE_SPARE_ROWS, MOST_SPARE_ROWS_OF_ONE_PARTY))
+		return spare_row_of(&device_calls_spare, key, &zero, &rest);
+	v = known_row(&device_calls_spare, &rest);
+	count_loss(v ? LOSS_TOGETHER : LOSS_COUNT_MAP_FULL);
+	return v;
 }
 
 static __always_inline int leave(struct pt_regs *ctx)
@@ -368,7 +398,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 		key.stack_id = take_stack(ctx, call, key.tgid);
 	if (span_due(call, now))
 		keep_span(call, &key, now);
-	v = call_row(&key);
+	v = call_row(task, &key);
 	if (v) {
 		ADD_TO(v->count, 1);
 		ADD_TO(v->nested, call->nested);
@@ -450,7 +480,7 @@ int on_walk(struct bpf_iter__task *ctx)
 	began = call->began_ns; /* once it is ours, the thread may begin another */
 	if (__sync_val_compare_and_swap(&call->counted_ns, from, now) != from)
 		return 0;
-	v = call_row(&key);
+	v = call_row(task, &key);
 	if (!v)
 		return 0;
 	ADD_TO(v->ns, now - from);

@@ -66,6 +66,15 @@ static __always_inline u64 start_of(struct task_struct *task)
 #define SPARE_ROWS(name, key_type, value_type, entries)                                            \
 	SWAPPED_ROWS(name##_spare, key_type, value_type, entries)
 
+/* The row under `key`; NULL where there is none. */
+static __always_inline void *known_row(void *rows_in_use, const void *key)
+{
+	const u32 first = 0;
+	void *rows = bpf_map_lookup_elem(rows_in_use, &first);
+
+	return rows ? bpf_map_lookup_elem(rows, key) : NULL;
+}
+
 /* The row under `key`, made with `zero` where it is new; NULL when there is no room. */
 static __always_inline void *find_row(void *rows_in_use, const void *key, const void *zero)
 {
@@ -96,15 +105,13 @@ static __always_inline void *row_of(void *rows_in_use, const void *key, const vo
 static __always_inline void *spare_row_of(void *spare_in_use, const void *key, const void *zero,
 					  const void *rest)
 {
-	const u32 first = 0;
-	void *row = find_row(spare_in_use, key, zero), *rows;
+	void *row = find_row(spare_in_use, key, zero);
 
 	if (row) {
 		count_loss(LOSS_BY_PROCESS);
 		return row;
 	}
-	rows = bpf_map_lookup_elem(spare_in_use, &first);
-	row = rows ? bpf_map_lookup_elem(rows, rest) : NULL;
+	row = known_row(spare_in_use, rest);
 	count_loss(row ? LOSS_TOGETHER : LOSS_COUNT_MAP_FULL);
 	return row;
 }

@@ -21,10 +21,15 @@ PATIENCE_S = 120
 class Told:
     """A program at work. With `hold` it waits until `go`."""
 
-    def __init__(self, *command: object, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *command: object, env: Mapping[str, str] | None = None, user: int | None = None
+    ) -> None:
         self.process = subprocess.Popen(
             [str(part) for part in command],
             env={**os.environ, **(env or {})},
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from sonde import _native
 from sonde.apis import Api
@@ -28,9 +28,16 @@ FIELDS = (
 SPANS_A_TICK = 20_000
 CALL_GOING_ON = 2
 """Flag of rows that hold the time of calls which have not returned (abi/events.h)."""
+ROWS: Final = 16_384
+FREE_ROWS: Final = 4
+OF_ONE_PARTY: Final = 16
+"""What part of the rows may be made in a second by whoever comes first, and what part besides by
+each user or container (bpf/share.h). An interval has two such seconds."""
 _LARGEST = 2**64 - 1
 _What = tuple[str, str, str, str, int]
 """Function, API, operation, direction, status."""
+_OTHER: Final[_What] = ("other", "", "", "", 0)
+"""Of calls that found no row even by process; theirs are of no process."""
 
 
 class DeviceCalls:
@@ -41,7 +48,12 @@ class DeviceCalls:
     def __init__(
         self, kernel: Kernel, apis: Iterable[Api], *, launches: bool, budget: float
     ) -> None:
-        self._bpf = kernel.load("device_calls", {}, most={"device_calls": by_cpus(16_384)})
+        rows = by_cpus(ROWS)
+        shares = {
+            "free_rows": rows // FREE_ROWS,
+            "most_rows_of_one_party": rows // OF_ONE_PARTY,
+        }
+        self._bpf = kernel.load("device_calls", shares, most={"device_calls": rows})
         apis = tuple(apis)
         self._probes = Probes(self._bpf, apis, launches, budget)
         self._discovery = Discovery(apis, self._probes)
@@ -144,12 +156,14 @@ class DeviceCalls:
             weight_count, weight_ns, weight_bytes, max_ns = rest
             if flags & CALL_GOING_ON and not self._probes.is_on(index):
                 continue  # its return is not seen any more: it would go on for ever
-            call = self._probes.sites[index].call
             start_ns = start - start % START_UNIT_NS
             who = (pid, start_ns, tid)
             batch.threads.add(who)
             batch.seen += count
-            what = (call.function, call.api, call.op, call.direction_of(number), status)
+            what: _What = _OTHER
+            if pid:
+                call = self._probes.sites[index].call
+                what = (call.function, call.api, call.op, call.direction_of(number), status)
             total = totals.setdefault((what, who), [0, 0, 0, 0])
             total[0] += count
             total[1] += ns
@@ -157,7 +171,7 @@ class DeviceCalls:
             total[3] = max(total[3], max_ns)
             if weight_count:
                 weights = (float(weight_count), float(weight_ns), float(weight_bytes))
-                batch.add("sample", (since_ns, "device", call.function, *who, stack_id, *weights))
+                batch.add("sample", (since_ns, "device", what[0], *who, stack_id, *weights))
                 batch.stacks[stack_id] = (pid, start_ns)
         for (what, who), total in totals.items():
             total = [min(number, _LARGEST) for number in total]

@@ -37,6 +37,9 @@ class Opened:
     is_copy: bool
     is_strange: bool
     """Mappings of it show another device than stat() does (btrfs, overlayfs)."""
+    key: tuple[int, int, int] | None
+    """(major, minor, inode) that no other file has, whoever made it; None where that is not known.
+    Mappings of it show the same, unless it is strange."""
 
 
 def whose(path: str) -> int | None:
@@ -143,6 +146,7 @@ def open_regular(path: str, *, follow: bool = False, who: int | None = None) -> 
     and where somebody can make its readers wait (`serve.py` says where that is).
 
     The last component must not be a symbolic link, except one of /proc's own, unless `follow`.
+    Below /proc/PID/root, links lead to where they lead that process.
     `who`: the process that chose the path, where that does not begin with /proc/PID.
     """
     found = open_stable(path, follow=follow, may_copy=False, who=who)
@@ -163,10 +167,10 @@ def open_stable(
     follow = follow or "/map_files/" in path
     asked = ("open", _for_child(path), follow, pid or os.getpid(), inode, may_copy)
     try:
-        (is_copy, which, is_strange), fd = BROKER.open(pid, (*asked, False), (*asked, True))
+        (is_copy, which, is_strange, key), fd = BROKER.open(pid, (*asked, False), (*asked, True))
     except (OSError, ValueError):
         return None
-    return Opened(fd, which, is_copy, is_strange)
+    return Opened(fd, which, is_copy, is_strange, key)
 
 
 def open_memory(path: str, size: int) -> int | None:

@@ -10,6 +10,9 @@ systems that an unprivileged user can mount (in a user namespace of his own), tw
 FUSE for its server, overlayfs for the file systems below it, which may be FUSE. So a file on any
 other type is handed out, one on overlayfs where the first process's mount namespace has that very
 mount's file system (container runtimes mount there), and of the rest a copy in memory.
+
+What lies below a process's root is looked up as that process would: its symbolic links lead nowhere
+else, so no container chooses which of the host's files root opens.
 """
 
 from __future__ import annotations
@@ -58,6 +61,11 @@ ANSWERED_S = 0.1
 """A map lock that takes longer was held."""
 KEPT_S = 3600
 """Descriptors are kept no longer than that."""
+OPENAT2 = 437
+"""Its number, on every architecture."""
+HOW = struct.Struct("=QQQ")
+"""struct open_how: flags, mode, resolve."""
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
 
 
 class Mounts:
@@ -105,15 +113,15 @@ def file_system(fd: int) -> int:
     return buffer[0] & 0xFFFFFFFF
 
 
-def device_of(fd: int, pid: int) -> bytes | None:
-    """Device of the file system that an open file lies on, by the process's mounts; else None.
+def device_of(fd: int, *pids: int) -> bytes | None:
+    """Device of the file system that an open file lies on, by these processes' mounts; else None.
 
     stat() shows another one on overlayfs, and before Linux 6.8 mappings do.
     """
     with open(f"/proc/self/fdinfo/{fd}", "rb") as file:  # noqa: PTH123
         words = file.read().split()
     mount = words[words.index(b"mnt_id:") + 1]
-    for who in (pid, "self", 1):
+    for who in (*pids, "self", 1):
         try:
             mounts = os.open(f"/proc/{who}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -127,12 +135,12 @@ def device_of(fd: int, pid: int) -> bytes | None:
     return None
 
 
-def is_sound(mounts: Mounts, kind: int, fd: int, pid: int) -> bool:
-    """Whether reading it waits for nobody but devices and root's servers."""
+def is_sound(mounts: Mounts, kind: int, overlay: bytes | None) -> bool:
+    """Whether reading it waits for nobody but devices and root's servers. `overlay`: the device,
+    where it is one."""
     if kind != OVERLAY_MAGIC:
         return kind not in WAITING
-    device = device_of(fd, pid)
-    return device is not None and mounts.type_of(device) == b"overlay"
+    return overlay is not None and mounts.type_of(overlay) == b"overlay"
 
 
 def is_surely_sound(mounts: Mounts, handle: int, pid: int) -> bool:
@@ -158,16 +166,78 @@ def copy_of(fd: int) -> int:
     return memory
 
 
+def root_of(path: str) -> tuple[int, str]:
+    """(pid, path below its root) of /proc/PID/root/…, (0, "") of another path."""
+    parts = path.split("/", 4)
+    if len(parts) == 5 and parts[:2] == ["", "proc"] and parts[3] == "root":
+        return int(parts[2]), parts[4].lstrip("/")
+    return 0, ""
+
+
+def hold(path: str, flags: int) -> int:
+    """An O_PATH descriptor of what a path leads to."""
+    pid, below = root_of(path)
+    if not pid:
+        return os.open(path, flags)
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return hold_below(root, below, flags)
+    finally:
+        os.close(root)
+
+
+def hold_below(root: int, path: str, flags: int) -> int:
+    """The same within a folder: a link to an absolute path leads to there below it, and none of
+    /proc's leads anywhere. Before Linux 5.6 no link does."""
+    import ctypes
+
+    name = os.fsencode(path)
+    if b"\0" in name:
+        raise ValueError("a null byte in a path")
+    how = HOW.pack(flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    for _ in range(8):  # EAGAIN: something was renamed or mounted meanwhile
+        fd: int = call(
+            ctypes.c_long(OPENAT2), root, ctypes.c_char_p(name), how, ctypes.c_size_t(HOW.size)
+        )
+        if fd >= 0:
+            return fd
+        number = ctypes.get_errno()
+        if number in (errno.ENOSYS, errno.EPERM):  # EPERM: a filter that does not know it
+            return walk_below(root, path, flags)
+        if number != errno.EAGAIN:
+            break
+    raise OSError(number, os.strerror(number), path)
+
+
+def walk_below(root: int, path: str, flags: int) -> int:
+    """The same, one folder after the other, without any link."""
+    *folders, name = [part for part in path.split("/") if part not in ("", ".")] or ["."]
+    if ".." in (*folders, name):
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+    at = os.dup(root)
+    try:
+        for folder in folders:
+            below = os.open(
+                folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at
+            )
+            os.close(at)
+            at = below
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+    finally:
+        os.close(at)
+
+
 def open_file(
     mounts: Mounts, path: str, follow: bool, pid: int, inode: int, may_copy: bool, sure: bool
-) -> tuple[int, bool, tuple[int, int, int, int, int], bool]:
-    """(descriptor, is a copy, which file it is, whether mappings of it show another device).
-    `inode`: what it must be, 0 any; `sure`: only what
-    a mapping leads to and nobody can make wait, not even for being looked at."""
+) -> tuple[int, bool, tuple[int, int, int, int, int], bool, tuple[int, int, int] | None]:
+    """(descriptor, is a copy, which file it is, whether mappings of it show another device,
+    (major, minor, inode) that only this file has). `inode`: what it must be, 0 any; `sure`: only
+    what a mapping leads to and nobody can make wait, not even for being looked at."""
     flags = os.O_PATH | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     if sure and not path.startswith(f"/proc/{pid}/map_files/"):
         raise OSError(errno.ETIMEDOUT, "looking it up may wait")
-    handle = os.open(path, flags)
+    handle = hold(path, flags)
     try:
         if sure and not is_surely_sound(mounts, handle, pid):
             raise OSError(errno.ETIMEDOUT, "it may wait")
@@ -183,8 +253,10 @@ def open_file(
     try:
         kind = file_system(fd)
         is_strange = kind in (OVERLAY_MAGIC, BTRFS_MAGIC)
-        if is_sound(mounts, kind, fd, pid):
-            return fd, False, which, is_strange
+        overlay = device_of(fd, pid, root_of(path)[0]) if kind == OVERLAY_MAGIC else None
+        key = key_of(found, kind, overlay)
+        if is_sound(mounts, kind, overlay):
+            return fd, False, which, is_strange, key
         if not may_copy:
             raise OSError(errno.EXDEV, "somebody else can make reading it wait")
         memory = copy_of(fd)
@@ -192,7 +264,18 @@ def open_file(
         os.close(fd)
         raise
     os.close(fd)
-    return memory, True, which, is_strange
+    return memory, True, which, is_strange, key
+
+
+def key_of(found: os.stat_result, kind: int, overlay: bytes | None) -> tuple[int, int, int] | None:
+    """Device and inode. stat() of a file on overlayfs may show the device of a layer, with an inode
+    that its maker chose: the mount's own device counts; None where that is not known."""
+    if kind != OVERLAY_MAGIC:
+        return os.major(found.st_dev), os.minor(found.st_dev), found.st_ino
+    if overlay is None:
+        return None
+    major, minor = overlay.split(b":")
+    return int(major), int(minor), found.st_ino
 
 
 def open_memory(path: str, device: int, size: int) -> int:

@@ -3,6 +3,11 @@
 
 A file is known by device and inode for as long as it is held open here: an inode in use is not
 given to another file. Once closed, it is compared (size, time of change) when it is opened again.
+
+What one process leads to serves every process that maps the same file, so it is kept by the device
+and inode of the file that was opened, never by those that were looked for. On btrfs and, before
+Linux 6.18, on overlayfs mappings may show those of another file: a file there is opened for each
+process, and shared by the device it really has.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ class Binary:
         "index",
         "is_copy",
         "is_elf",
+        "key",
         "kind",
         "name",
         "owner",
@@ -62,6 +68,8 @@ class Binary:
         """Kind of its frames: user, vdso."""
         self.build_id = ""
         self.is_elf = False
+        self.key: FileKey | None = None
+        """Of the file itself; None where it is known for one mapping only."""
         self.is_copy = False
         """What is open is a copy: reading the file itself could wait for somebody."""
         self.fd = -1
@@ -134,8 +142,13 @@ class Binaries:
         """Make sure that the file can be read. False where no way leads to it any more."""
         now_ns = time.monotonic_ns()
         if binary.fd < 0:
-            opened = self._open_mapped(process, mapping)
-            if opened is None or not self._hold(binary, *opened):
+            found = self._open_mapped(process, mapping)
+            if found is None:
+                return False
+            if found.key != binary.key:
+                os.close(found.fd)
+                return False
+            if not self._hold(binary, found):
                 return False
         elif binary in self._open:
             del self._open[binary]
@@ -171,15 +184,22 @@ class Binaries:
         known = self._known.get(mapping.file)
         if known is not None and known.fd >= 0:
             return known
-        opened = self._open_mapped(process, mapping)
-        binary = known or Binary(mapping.name)
-        if opened is None:
-            self._counters.files_unopened += 1
-        if opened is None or not self._hold(binary, *opened):
+        found = self._open_mapped(process, mapping)
+        if found is None:
             # It may be the known one or another: better no name than a wrong one.
+            self._counters.files_unopened += 1
+            return Binary(mapping.name)
+        known = None if found.key is None else self._known.get(found.key)
+        if known is not None and known.fd >= 0:
+            os.close(found.fd)
+            return known
+        binary = known or Binary(mapping.name)
+        binary.key = found.key
+        if not self._hold(binary, found):
             return Binary(mapping.name)
         binary.owner, binary.used_ns = process, time.monotonic_ns()
-        self._known.put(mapping.file, binary)
+        if found.key is not None:
+            self._known.put(found.key, binary)
         if self._seen is not None and binary.build_id and not binary.is_copy:
             with suppress(OSError):
                 opened_as = os.fstat(binary.fd)
@@ -187,15 +207,15 @@ class Binaries:
         self._counters.files_evicted = self._known.evicted
         return binary
 
-    def _hold(self, binary: Binary, fd: int, which: _Identity | None) -> bool:
+    def _hold(self, binary: Binary, found: procfs.Opened) -> bool:
         """False where it cannot be read."""
         try:
-            binary.take(fd, which)
+            binary.take(found.fd, found.which if found.is_copy else None)
         except OSError:
             self._counters.files_unopened += 1
-            os.close(fd)
+            os.close(found.fd)
             return False
-        self._counters.files_copied += which is not None
+        self._counters.files_copied += found.is_copy
         self._counters.files_opened += 1
         while len(self._open) >= self._max_open:
             # Deleted ones cannot be opened again once their process is gone.
@@ -209,25 +229,27 @@ class Binaries:
         os.close(binary.fd)
         binary.fd, binary.owner = -1, None
 
-    def _open_mapped(
-        self, process: LiveProcess, mapping: Mapping
-    ) -> tuple[int, _Identity | None] | None:
-        """The very file that is mapped, or a copy and which file that is of.
+    def _open_mapped(self, process: LiveProcess, mapping: Mapping) -> procfs.Opened | None:
+        """The very file that is mapped, or a copy of it.
 
         Its mapping leads to it while the process lives, whatever became of the path; after that
-        the path may, in the process's root, its parent's or ours.
+        the path may, in the process's root, its parent's or ours. The mapping may show something
+        else by now, and what lies at the path is others' choice.
         """
-        pid, path = process.pid, mapping.path
+        pid, path, inode = process.pid, mapping.path, mapping.file[2]
         if process.is_alive:
             span = f"{mapping.start:x}-{mapping.end:x}"
             found = procfs.open_stable(f"/proc/{pid}/map_files/{span}")
             if found is not None:
-                return found.fd, found.which if found.is_copy else None
+                if found.is_strange or found.which[1] == inode:
+                    return found
+                os.close(found.fd)
         for root in (f"/proc/{pid}/root", f"/proc/{process.ppid}/root", ""):
-            found = procfs.open_stable(root + path, inode=mapping.file[2], who=pid)
+            found = procfs.open_stable(root + path, inode=inode, who=pid)
             if found is not None:
-                if _is(mapping.file, found):
-                    return found.fd, found.which if found.is_copy else None
+                # Of the strange ones, those on a mount of the machine's own: not a user's.
+                if found.key == mapping.file or (found.is_strange and not found.is_copy):
+                    return found
                 os.close(found.fd)
         return None
 
@@ -237,14 +259,6 @@ class Binaries:
             self._vdso = _dump_vdso()
         same = self._vdso is not None and self._vdso.identity[2] == mapping.end - mapping.start
         return self._vdso if same else None
-
-
-def _is(file: FileKey, found: procfs.Opened) -> bool:
-    """Whether a file found by its path is the one that is mapped. Path and inode number are of its
-    maker's choice, the device is not."""
-    device, inode, *_ = found.which
-    is_there = found.is_strange or (os.major(device), os.minor(device)) == file[:2]
-    return is_there and inode == file[2]
 
 
 def _has_name(fd: int) -> bool:
