@@ -130,8 +130,9 @@ enum call_result {
 	RESULT_NONE, /* returns nothing */
 };
 
-#define CALL_FAILED (-2147483647 - 1)  /* status of a failure that gave no number */
-#define CALL_ANY_DIRECTION 0xFFFFFFFFU /* of calls of several, in one row */
+#define CALL_FAILED (-2147483647 - 1)	  /* status of a failure that gave no number */
+#define CALL_STATUS_UNKNOWN (-2147483647) /* of a call whose return is not seen */
+#define CALL_ANY_DIRECTION 0xFFFFFFFFU	  /* of calls of several, in one row */
 
 /*
  * How to read one call of a device API; filled from the tables in src/sonde/apis. Arguments are
@@ -151,6 +152,9 @@ struct call_spec {
 	__s8 blocking_arg;    /* non-zero: the call waits for its end */
 	__s8 status_arg;      /* points to where the status is written */
 	__u16 direction_at[2];
+	/* Not 0: the call is counted at its entry, its return is not seen; the function's number. */
+	__u16 at_entry;
+	__u16 reserved;
 };
 
 enum call_flags {

@@ -21,11 +21,12 @@
 #include "stack.h"
 #include "task.h"
 #include "walk_scratch.h"
+#include "call_arguments.h"
 #include "host_types.h"
 #include "share.h"
 
 #define MAX_SITES 4096
-#define MAX_BYTES (1ULL << 48)
+#define SAME_HIT_NS 5000 /* no two calls of these come one so soon after the other */
 
 const volatile u64 long_ns = 1000000; /* a call this long always gets a stack and a span */
 const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this rate, per thread */
@@ -85,6 +86,13 @@ struct in_call {
 	u32 flags;
 	u32 nested;
 	u32 result;
+	/* The last call that was counted at its entry. */
+	u64 seen_sp;
+	u64 seen_ip;
+	u64 seen_return; /* its return address */
+	u64 seen_ns;
+	u32 seen_site;
+	u32 seen_call;
 };
 
 struct {
@@ -110,53 +118,6 @@ struct task_struct___with_mm {
 };
 #pragma clang attribute pop
 
-static __always_inline u64 user_word(u64 at)
-{
-	u64 word = 0;
-
-	bpf_probe_read_user(&word, sizeof(word), (void *)at);
-	return word;
-}
-
-static __always_inline u32 user_int(u64 at)
-{
-	u32 word = 0;
-
-	bpf_probe_read_user(&word, sizeof(word), (void *)at);
-	return word;
-}
-
-/* The n-th integer word of the arguments: in registers, then on the stack. */
-static __noinline u64 argument(struct pt_regs *ctx, s32 n)
-{
-	switch (n) {
-	case 0:
-		return PT_REGS_PARM1(ctx);
-	case 1:
-		return PT_REGS_PARM2(ctx);
-	case 2:
-		return PT_REGS_PARM3(ctx);
-	case 3:
-		return PT_REGS_PARM4(ctx);
-	case 4:
-		return PT_REGS_PARM5(ctx);
-#if defined(__TARGET_ARCH_x86)
-	case 5:
-		return PT_REGS_PARM6(ctx);
-	}
-	return user_word(PT_REGS_SP(ctx) + 8 * (n - 5)); /* [0] is the return address */
-#elif defined(__TARGET_ARCH_arm64)
-	case 5:
-		return ctx->regs[5];
-	case 6:
-		return ctx->regs[6];
-	case 7:
-		return ctx->regs[7];
-	}
-	return user_word(PT_REGS_SP(ctx) + 8 * (n - 8));
-#endif
-}
-
 #if defined(__TARGET_ARCH_x86)
 #define RETURN_POPS 8 /* a return takes its address off the stack */
 
@@ -169,6 +130,12 @@ static __always_inline bool going_on(struct task_struct *task, const struct in_c
 
 	return page && return_to >= page && return_to < page + 4096;
 }
+
+/* The call that was counted at its entry has not returned, as far as its stack slot tells. */
+static __always_inline bool inside_seen(const struct in_call *call, u64 sp)
+{
+	return sp <= call->seen_sp && user_word(call->seen_sp) == call->seen_return;
+}
 #elif defined(__TARGET_ARCH_arm64)
 #define RETURN_POPS 0
 
@@ -177,96 +144,12 @@ static __always_inline bool going_on(struct task_struct *task, const struct in_c
 {
 	return true;
 }
+
+static __always_inline bool inside_seen(const struct in_call *call, u64 sp)
+{
+	return false;
+}
 #endif
-
-static __always_inline u64 bytes_of(struct pt_regs *ctx, const struct call_spec *spec)
-{
-	u64 words[3] = {}, bytes = spec->scale, vector;
-
-	if (!bytes) /* the call has no size */
-		return 0;
-	for (u32 i = 0; i < 3; i++)
-		if (spec->size_arg[i] >= 0)
-			bytes *= argument(ctx, spec->size_arg[i]);
-	if (spec->vector_arg < 0)
-		return bytes;
-	vector = argument(ctx, spec->vector_arg);
-	if (!vector ||
-	    bpf_probe_read_user(words, sizeof(words), (void *)(vector + spec->vector_at)))
-		return 0;
-	for (u32 i = 0; i < 3; i++)
-		if (i < spec->vector_len)
-			bytes *= words[i];
-	return bytes;
-}
-
-static __always_inline u32 direction_of(struct pt_regs *ctx, const struct call_spec *spec)
-{
-	u64 value;
-
-	if (spec->direction_arg < 0)
-		return 0;
-	value = argument(ctx, spec->direction_arg);
-	if (spec->direction_len) { /* it points to a struct with the direction, or with two ends */
-		u64 at = value;
-
-		value = user_int(at + spec->direction_at[0]);
-		if (spec->direction_len > 1)
-			value = value << 8 | user_int(at + spec->direction_at[1]);
-	}
-	return value & spec->direction_mask;
-}
-
-static __always_inline int enter(struct pt_regs *ctx)
-{
-	struct task_struct *task = bpf_get_current_task_btf();
-	u32 site = bpf_get_attach_cookie(ctx);
-	u64 sp = PT_REGS_SP(ctx), ip = PT_REGS_IP(ctx);
-	u64 *hit = bpf_map_lookup_elem(&hits, &site);
-	struct call_spec *spec;
-	struct in_call *call;
-
-	if (hit)
-		(*hit)++;
-	if (!watched(task->tgid))
-		return 0;
-	call = bpf_task_storage_get(&in_calls, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!call) {
-		count_loss(LOSS_TASK_STORAGE);
-		return 0;
-	}
-	if (call->entry_sp) {
-		/* A file can be attached twice for a moment, or under two names: one hit, one call. */
-		if (sp == call->entry_sp && ip == call->entry_ip && site != call->site)
-			return 0;
-		if (sp <= call->entry_sp && going_on(task, call)) {
-			call->nested++;
-			return 0;
-		}
-		count_loss(LOSS_NESTED_CALL);
-	}
-	spec = bpf_map_lookup_elem(&sites, &site);
-	if (!spec)
-		return 0;
-	if (!call->start_ns)
-		call->start_ns = start_of(task);
-	call->entry_sp = sp;
-	call->entry_ip = ip;
-	call->site = site;
-	call->nested = 0;
-	call->flags = spec->blocking_arg >= 0 && (u32)argument(ctx, spec->blocking_arg) ?
-			      CALL_BLOCKING :
-			      0;
-	call->bytes = bytes_of(ctx, spec);
-	if (call->bytes > MAX_BYTES) /* a size that was never meant, and would spoil every sum */
-		call->bytes = MAX_BYTES;
-	call->direction = direction_of(ctx, spec);
-	call->result = spec->result;
-	call->status_at = spec->status_arg >= 0 ? argument(ctx, spec->status_arg) : 0;
-	call->began_ns = bpf_ktime_get_ns();
-	__sync_lock_test_and_set(&call->counted_ns, call->began_ns);
-	return 0;
-}
 
 static __always_inline s32 status_of(struct pt_regs *ctx, const struct in_call *call)
 {
@@ -353,7 +236,8 @@ static __noinline struct call_value *call_row(struct task_struct *task, struct c
 		return v;
 	key->tid = 0;
 	key->stack_id = 0;
-	key->status = key->status ? CALL_FAILED : 0;
+	if (key->status != CALL_STATUS_UNKNOWN)
+		key->status = key->status ? CALL_FAILED : 0;
 	key->direction = CALL_ANY_DIRECTION;
 	key->flags &= CALL_GOING_ON;
 	if (known_row(&device_calls_spare, key) ||
@@ -362,6 +246,105 @@ static __noinline struct call_value *call_row(struct task_struct *task, struct c
 	v = known_row(&device_calls_spare, &rest);
 	count_loss(v ? LOSS_TOGETHER : LOSS_COUNT_MAP_FULL);
 	return v;
+}
+
+/*
+ * A call that may run functions of its caller, counted without its end: an exception or a cancellation goes
+ * through no frame whose return address is the kernel's trampoline. A loader calls the function of the same
+ * name in the library below it: one call. So is what two probes see at one place.
+ */
+static __always_inline int count_entry(struct pt_regs *ctx, struct task_struct *task,
+				       struct in_call *call, u32 function)
+{
+	struct call_key key = {.tgid = task->tgid, .tid = task->pid, .start_ns = call->start_ns};
+	u64 sp = PT_REGS_SP(ctx), ip = PT_REGS_IP(ctx), now = bpf_ktime_get_ns(), weight;
+	struct walk_scratch *mine;
+	struct call_value *v;
+
+	if (call->seen_call == function && call->seen_site != call->site &&
+	    (ip == call->seen_ip ? now - call->seen_ns < SAME_HIT_NS : inside_seen(call, sp)))
+		return 0;
+	call->seen_call = function;
+	call->seen_site = call->site;
+	call->seen_sp = sp;
+	call->seen_ip = ip;
+	call->seen_return = user_word(sp);
+	call->seen_ns = now;
+	key.site = call->site;
+	key.status = CALL_STATUS_UNKNOWN;
+	key.direction = call->direction;
+	key.flags = call->flags;
+	weight = stack_weight(&call->chance, call->site, now);
+	mine = weight ? scratch_claim() : NULL;
+	if (mine) {
+		key.stack_id =
+			stack_of(ctx, &mine->walk, call->start_ns ^ key.tgid, false, true, 0);
+		scratch_release(mine);
+	}
+	v = call_row(task, &key);
+	if (v) {
+		ADD_TO(v->count, 1);
+		ADD_TO(v->bytes, call->bytes);
+		ADD_TO(v->weight_count, weight);
+		ADD_TO(v->weight_bytes, call->bytes * weight);
+	}
+	return 0;
+}
+
+static __always_inline int enter(struct pt_regs *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	u32 site = bpf_get_attach_cookie(ctx);
+	u64 sp = PT_REGS_SP(ctx), ip = PT_REGS_IP(ctx);
+	u64 *hit = bpf_map_lookup_elem(&hits, &site);
+	struct call_spec *spec;
+	struct in_call *call;
+
+	if (hit)
+		(*hit)++;
+	if (!watched(task->tgid))
+		return 0;
+	call = bpf_task_storage_get(&in_calls, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!call) {
+		count_loss(LOSS_TASK_STORAGE);
+		return 0;
+	}
+	if (call->entry_sp) {
+		/* A file can be attached twice for a moment, or under two names: one hit, one call. */
+		if (sp == call->entry_sp && ip == call->entry_ip && site != call->site)
+			return 0;
+		if (sp <= call->entry_sp && going_on(task, call)) {
+			call->nested++;
+			return 0;
+		}
+		count_loss(LOSS_NESTED_CALL);
+	}
+	spec = bpf_map_lookup_elem(&sites, &site);
+	if (!spec)
+		return 0;
+	if (!call->start_ns)
+		call->start_ns = start_of(task);
+	call->entry_sp = sp;
+	call->entry_ip = ip;
+	call->site = site;
+	call->nested = 0;
+	call->flags = spec->blocking_arg >= 0 && (u32)argument(ctx, spec->blocking_arg) ?
+			      CALL_BLOCKING :
+			      0;
+	call->bytes = bytes_of(ctx, spec);
+	if (call->bytes > MAX_BYTES) /* a size that was never meant, and would spoil every sum */
+		call->bytes = MAX_BYTES;
+	call->direction = direction_of(ctx, spec);
+	if (spec->at_entry) {
+		call->entry_sp = 0;
+		__sync_lock_test_and_set(&call->counted_ns, 0);
+		return count_entry(ctx, task, call, spec->at_entry);
+	}
+	call->result = spec->result;
+	call->status_at = spec->status_arg >= 0 ? argument(ctx, spec->status_arg) : 0;
+	call->began_ns = bpf_ktime_get_ns();
+	__sync_lock_test_and_set(&call->counted_ns, call->began_ns);
+	return 0;
 }
 
 static __always_inline int leave(struct pt_regs *ctx)

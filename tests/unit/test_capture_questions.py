@@ -4,12 +4,14 @@
 import pytest
 
 from captures import KERNEL, SECOND_NS, START_NS, Writer, scene
+from sonde.model.calls import STATUS_UNKNOWN
 from sonde.model.code import NO_STACK
 from sonde.model.profile import ProfileKind
 from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.queries import Where
 from sonde.query.session import Session
+from sonde.query.validation import MOST_NUMBER
 
 
 @pytest.fixture
@@ -243,6 +245,24 @@ def test_device_calls_are_exact_by_direction(session):
     assert call.ns == 751_000_000
     assert read_back["clEnqueueWriteBuffer"].bytes == {"h2d": 4_000_000_000}
     assert read_back["clFinish"].bytes == {}
+
+
+def test_calls_counted_at_their_entry_are_no_errors_and_have_no_time(ask):
+    writer = Writer()
+    process = writer.process(7, "p")
+    build = {"op": "build", "status": STATUS_UNKNOWN}
+    writer.calls(process, 7, "clBuildProgram", count=3, seconds=0, **build)
+    (call,) = queries.device_calls(ask(writer))
+    assert (call.calls, call.at_entry, call.errors, call.is_timed) == (3, 3, 0, False)
+
+
+def test_sizes_that_no_call_means_leave_the_answer_readable(ask):
+    writer = Writer()
+    process = writer.process(7, "p")
+    for _ in range(8):
+        writer.calls(process, 7, "clCreateBuffer", count=1, seconds=1, op="alloc", moved=2**61)
+    (call,) = queries.device_calls(ask(writer))
+    assert (call.calls, call.bytes_total) == (8, MOST_NUMBER)
 
 
 def test_device_calls_come_longest_first(session):

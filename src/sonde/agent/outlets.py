@@ -18,6 +18,7 @@ from sonde.agent.run_metrics import RunMetrics
 from sonde.collect.collector import Batch, TableRow
 from sonde.config import Config
 from sonde.metrics import Metric, MetricRow, labels, labels_of
+from sonde.model.calls import STATUS_UNKNOWN
 from sonde.sinks import exposition
 from sonde.sinks.otlp import OtlpPusher
 from sonde.sinks.prometheus import NothingNewError, PrometheusServer
@@ -155,7 +156,7 @@ class Outlets:
         _, _, _, api, op, direction, status, *_, count, ns, size, _max, _pid, _tid = row
         way = {"network.io.direction": _DIRECTIONS.get(str(direction), str(direction))}
         call: Mapping[str, str] = {"sonde.api": str(api), "sonde.op": str(op)}
-        failed = {"error.type": str(status)} if status else {}
+        failed = {"error.type": str(status)} if status not in (0, STATUS_UNKNOWN) else {}
         count_of = self.board.count
         count_of("sonde.device.calls", {**call, **(way if direction else {}), **failed}, _f(count))
         count_of("sonde.device.call.time", call, _f(ns) / 1e9)

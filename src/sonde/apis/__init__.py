@@ -17,6 +17,7 @@ direction = "h2d"                          # fixed; or { of = ARGUMENT, by = TAB
 blocking = "blocking_read"                 # the call waits: an argument that says so, or true
 result = "handle"                          # "status" if left out; or "none"
 status = "errcode_ret"                     # pointer through which a handle's status comes back
+calls_back = true                          # runs functions of its caller: counted at the entry
 ```
 
 Size arguments are 64 bits wide (size_t) in all these APIs.

@@ -19,7 +19,7 @@ DIRECTIONS = ("", "h2d", "d2h", "d2d", "h2h", "p2p", "unknown")
 RESULTS = ("status", "handle", "none")
 """`enum call_result` of abi/events.h."""
 
-_SPEC = struct.Struct("=3bbHBBIIbBbb2H")
+_SPEC = struct.Struct("=3bbHBBIIbBbb2HH2x")
 """`struct call_spec` of abi/events.h."""
 
 _NONE = -1
@@ -45,8 +45,9 @@ class Reading:
     status_arg: int = _NONE
     result: str = "status"
 
-    def packed(self) -> bytes:
-        """The bytes of the struct."""
+    def packed(self, at_entry: int = 0) -> bytes:
+        """The bytes of the struct. `at_entry`: the function's number where its return is not seen,
+        the same in every file."""
         sizes = (*self.size_args, _NONE, _NONE, _NONE)[:3]
         ends = (*self.direction_at, 0, 0)[:2]
         return _SPEC.pack(
@@ -62,6 +63,7 @@ class Reading:
             self.blocking_arg,
             self.status_arg,
             *ends,
+            at_entry,
         )
 
 
@@ -84,6 +86,9 @@ class Call:
     """It waits for its end whatever its arguments."""
     arguments: tuple[str, ...]
     """Names as in the header; empty where none is read."""
+    calls_back: bool = False
+    """It may run functions of its caller before it returns. A probe at the return would end a
+    program whose function throws: so calls are counted at the entry, without time and status."""
 
     def direction_of(self, number: int) -> str:
         """The direction of one call by the number read from it."""

@@ -20,7 +20,7 @@ REGISTER_ARGUMENTS = {"x86_64": 6, "aarch64": 8}
 _API_KEYS = {"api", "libraries", "hands_out", "verified", "directions", "call"}
 _CALL_KEYS = {
     *("function", "suffixes", "arguments", "op", "bytes", "scale"),
-    *("direction", "blocking", "result", "status"),
+    *("direction", "blocking", "result", "status", "calls_back"),
 }
 
 
@@ -118,6 +118,7 @@ class _ApiParser:
             directions=directions,
             blocking=blocking is True,
             arguments=names,
+            calls_back=self._flag(entry, "calls_back", default=False),
         )
         self._place = self._source
         return call

@@ -19,6 +19,7 @@ from sonde.collect.discovery import Discovery
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.libraries import FileKey
 from sonde.collect.probes import Probes
+from sonde.model.calls import STATUS_UNKNOWN
 from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
@@ -33,7 +34,8 @@ FREE_ROWS: Final = 4
 OF_ONE_PARTY: Final = 16
 """What part of the rows may be made in a second by whoever comes first, and what part besides by
 each user or container (bpf/share.h). An interval has two such seconds."""
-_LARGEST = 2**64 - 1
+_LARGEST = 2**62 - 1
+"""Rows with larger numbers are left out when a capture is read (query/validation.py)."""
 _What = tuple[str, str, str, str, int]
 """Function, API, operation, direction, status."""
 _OTHER: Final[_What] = ("other", "", "", "", 0)
@@ -159,7 +161,7 @@ class DeviceCalls:
             start_ns = start - start % START_UNIT_NS
             who = (pid, start_ns, tid)
             batch.threads.add(who)
-            batch.seen += count
+            batch.seen += count if status != STATUS_UNKNOWN else 0  # no span of it comes
             what: _What = _OTHER
             if pid:
                 call = self._probes.sites[index].call

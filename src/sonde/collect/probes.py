@@ -54,8 +54,9 @@ class Site:
 
 @dataclass(slots=True)
 class ProbedFile:
-    """A file with probes on it: a link for its cheap sites, one for its costly ones. To take a
-    link off takes the kernel a tenth of a second, so there are few."""
+    """A file with probes on it: a link for its cheap sites, one for its costly ones, and the same
+    for those whose return is not probed. To take a link off takes the kernel a tenth of a second,
+    so there are few."""
 
     name: str
     fd: int
@@ -111,6 +112,9 @@ class Probes:
             for call in api.calls
             if launches or call.op != "launch"
         }
+        seen = [name for name, call in self._calls.items() if call.calls_back]
+        self._at_entry = {name: number for number, name in enumerate(seen, 1)}
+        """Functions whose return is not probed, with a number."""
         self._symbols = {symbol: call for call in self._calls.values() for symbol in call.symbols}
         self._slow = Allowance(budget, 1.0)
         self._cheap = Allowance(budget * 10, 10.0)
@@ -149,8 +153,10 @@ class Probes:
         if not sites:
             return False
         self._files[key] = file
-        self._attach(file, [site for site in sites if site.cost_class in CHEAP])
-        self._attach(file, [site for site in sites if site.cost_class not in CHEAP])
+        for calls_back in (False, True):
+            alike = [site for site in sites if site.call.calls_back == calls_back]
+            self._attach(file, [site for site in alike if site.cost_class in CHEAP])
+            self._attach(file, [site for site in alike if site.cost_class not in CHEAP])
         count = sum(len(group) for group in file.links.values())
         self.tell("probes_attached", count, f"{count} calls of {name}")
         return True
@@ -196,13 +202,19 @@ class Probes:
         return list(sites.values())
 
     def _attach(self, file: ProbedFile, sites: list[Site]) -> None:
-        """All at once where the kernel can (6.6), else one by one, leaving out what it refuses."""
+        """All at once where the kernel can (6.6), else one by one, leaving out what it refuses.
+        All of them have their returns probed, or none."""
         if not sites:
             return
+        ends = not sites[0].call.calls_back
         places = [(site.offset, site.index) for site in sites]
         try:
             link = self._bpf.attach_uprobes(
-                file.path, places, "on_call_entry_multi", "on_call_return_multi", True
+                file.path,
+                places,
+                "on_call_entry_multi",
+                "on_call_return_multi" if ends else None,
+                True,
             )
             file.links[link] = sites
             return
@@ -211,7 +223,7 @@ class Probes:
         for site, place in zip(sites, places, strict=True):
             try:
                 link = self._bpf.attach_uprobes(
-                    file.path, [place], "on_call_entry", "on_call_return", False
+                    file.path, [place], "on_call_entry", "on_call_return" if ends else None, False
                 )
                 file.links[link] = [site]
             except OSError as error:
@@ -300,7 +312,8 @@ class Probes:
 
     def _new_site(self, call: Call, offset: int, cost_class: str, debt_ns: float = 0.0) -> Site:
         site = Site(self._free.popleft(), call, offset, cost_class, debt_ns)
-        self._bpf.set_array("sites", site.index, call.reading.packed())
+        number = self._at_entry.get((call.api, call.function), 0)
+        self._bpf.set_array("sites", site.index, call.reading.packed(number))
         self.sites[site.index] = site
         self._on.add(site.index)
         return site

@@ -229,8 +229,8 @@ def _device_row(one: DeviceCalls) -> tuple[str, ...]:
         one.function,
         f"{one.calls:,}",
         _moved(one),
-        duration(one.ns),
-        duration(one.max_ns),
+        duration(one.ns) if one.is_timed else "–",
+        duration(one.max_ns) if one.is_timed else "–",
         f"{one.errors:,}",
     )
 

@@ -172,8 +172,8 @@ def _device_calls(session: Session, where: Where, limit: int) -> Iterator[str]:
         (
             call.process.label,
             f"{call.calls:,}",
-            duration(call.ns),
-            duration(call.max_ns),
+            duration(call.ns) if call.is_timed else "–",
+            duration(call.max_ns) if call.is_timed else "–",
             f"{call.errors:,}",
             directions(call),
             call.api,

@@ -128,6 +128,13 @@ class DeviceCalls:
     max_ns: int
     bytes: dict[str, int]
     """Direction ('h2d', 'd2h', ..., '' where it has none) to bytes; no entry without bytes."""
+    at_entry: int = 0
+    """Of the calls, those counted at their entry: their time and status are not known."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the end of any of them was seen."""
+        return self.at_entry < self.calls or self.ns > 0
 
     @property
     def bytes_total(self) -> int:

@@ -25,10 +25,12 @@ from sonde.model.answers import (
     Usage,
     Wait,
 )
+from sonde.model.calls import STATUS_UNKNOWN
 from sonde.model.code import Frame, Stacks
 from sonde.model.profile import Profile, ProfileKind
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
+from sonde.query.validation import MOST_NUMBER
 
 IDLE_SHARE = 0.9
 """A thread counts as idle if one of its waits lasted this share of the recording or longer."""
@@ -313,12 +315,15 @@ def own_frame(stacks: Stacks, stack: int) -> Frame | None:
 
 
 def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCalls]:
-    """Device calls by process and function, the longest total first."""
+    """Device calls by process and function, the longest total first. A program may ask for any
+    number of bytes: sums end at MOST_NUMBER."""
     clause, parameters = where.sql("kind = 'device'")
     rows = session.rows(
         'SELECT process, name, api, op, direction, CAST(sum("count") AS BIGINT),'
-        ' CAST(sum(CASE WHEN status = 0 THEN 0 ELSE "count" END) AS BIGINT),'
-        " CAST(sum(ns) AS BIGINT), CAST(max(max_ns) AS BIGINT), CAST(sum(bytes) AS BIGINT) "
+        f' CAST(sum(CASE WHEN status IN (0, {STATUS_UNKNOWN}) THEN 0 ELSE "count" END) AS BIGINT),'
+        f" CAST(sum(ns) AS BIGINT), CAST(max(max_ns) AS BIGINT),"
+        f" CAST(least(sum(bytes), {MOST_NUMBER}) AS BIGINT),"
+        f' CAST(sum(CASE WHEN status = {STATUS_UNKNOWN} THEN "count" ELSE 0 END) AS BIGINT) '
         f"FROM activity {clause} GROUP BY process, name, api, op, direction "
         "ORDER BY process, name, api, op, direction",
         parameters,
@@ -337,6 +342,7 @@ def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCall
             ns=sum(row[3] for row in parts),
             max_ns=max(row[4] for row in parts),
             bytes={row[0]: row[5] for row in parts if row[5]},
+            at_entry=sum(row[6] for row in parts),
         )
         for (process, name, api, op), parts in grouped.items()
     ]

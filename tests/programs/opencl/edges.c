@@ -3,8 +3,8 @@
  * Calls that begin and end oddly. The program brings its own OpenCL entry points, so that it decides
  * what happens inside of a call:
  *
- *   clBuildProgram runs the callback    clFinish ends in a jump to clFlush
- *   clCompileProgram calls clFlush twice, in a frame below its own
+ *   clEnqueueMigrateMemObjects runs the callback    clFinish ends in a jump to clFlush
+ *   clEnqueueSVMMigrateMem calls clFlush twice, in a frame below its own
  *
  * edges CASE COUNT [hold]: runs one of the cases below and prints "pid function count" for what
  * returned. With `hold` it prints "ready" and waits for a line before it starts.
@@ -35,8 +35,9 @@ ENTRY_POINT int clFinish(void *queue)
 	return clFlush(queue);
 }
 
-ENTRY_POINT int clBuildProgram(void *program, unsigned n, void *devices, const char *options,
-			       void (*notify)(void *, void *), void *data)
+ENTRY_POINT int clEnqueueMigrateMemObjects(void *program, unsigned n, void *devices,
+					   const char *options, void (*notify)(void *, void *),
+					   void *data)
 {
 	if (notify)
 		notify(program, data);
@@ -44,7 +45,7 @@ ENTRY_POINT int clBuildProgram(void *program, unsigned n, void *devices, const c
 	return 0;
 }
 
-ENTRY_POINT int clCompileProgram(void *program)
+ENTRY_POINT int clEnqueueSVMMigrateMem(void *program)
 {
 	volatile int status = clFlush(program);
 
@@ -102,7 +103,7 @@ static void *flush_many(void *count)
 
 static void *end_inside(void *unused)
 {
-	clBuildProgram(NULL, 0, NULL, NULL, end_thread, NULL);
+	clEnqueueMigrateMemObjects(NULL, 0, NULL, NULL, end_thread, NULL);
 	return NULL;
 }
 
@@ -122,7 +123,7 @@ int main(int argc, char **argv)
 		/* Every call is left by a jump; what comes after it, at any depth, counts. */
 		for (i = 0; i < count; i++) {
 			if (!setjmp(back))
-				clBuildProgram(NULL, 0, NULL, NULL, jump_out, NULL);
+				clEnqueueMigrateMemObjects(NULL, 0, NULL, NULL, jump_out, NULL);
 			if (i % 2)
 				clFlush(NULL);
 			else
@@ -132,7 +133,7 @@ int main(int argc, char **argv)
 	} else if (!strcmp(which, "fork")) {
 		pid_t child = 0;
 
-		clBuildProgram(NULL, 0, NULL, NULL, fork_inside, &child);
+		clEnqueueMigrateMemObjects(NULL, 0, NULL, NULL, fork_inside, &child);
 		for (i = 0; i < count; i++)
 			clFlush(NULL);
 		if (!child) {
@@ -140,7 +141,7 @@ int main(int argc, char **argv)
 			return 0;
 		}
 		waitpid(child, NULL, 0);
-		tell("clBuildProgram", 1);
+		tell("clEnqueueMigrateMemObjects", 1);
 		tell("clFlush", count);
 	} else if (!strcmp(which, "end")) {
 		pthread_t thread;
@@ -157,8 +158,8 @@ int main(int argc, char **argv)
 		tell("clFinish", count);
 	} else if (!strcmp(which, "nest")) {
 		for (i = 0; i < count; i++)
-			clCompileProgram(NULL);
-		tell("clCompileProgram", count);
+			clEnqueueSVMMigrateMem(NULL);
+		tell("clEnqueueSVMMigrateMem", count);
 	} else if (!strcmp(which, "threads")) {
 		pthread_t threads[8];
 
@@ -168,8 +169,8 @@ int main(int argc, char **argv)
 			pthread_join(threads[i], NULL);
 		tell("clFlush", 8 * count);
 	} else if (!strcmp(which, "hang")) {
-		clBuildProgram(NULL, 0, NULL, NULL, say_and_sleep, argv[2]);
-		tell("clBuildProgram", 1);
+		clEnqueueMigrateMemObjects(NULL, 0, NULL, NULL, say_and_sleep, argv[2]);
+		tell("clEnqueueMigrateMemObjects", 1);
 	} else {
 		fprintf(stderr, "no such case: %s\n", which);
 		return 2;
