@@ -64,3 +64,9 @@ def test_a_process_that_hangs_costs_its_neighbours_of_the_same_party_no_answer(
     for pid in range(BAD, BAD + broker.FEW_HUNG):
         hang(slow, pid)
     assert slow.ask(BAD + 1000, ("read", "there")) == "there"
+
+
+def test_an_answer_without_its_descriptor_is_an_error_of_that_file(slow: Broker) -> None:
+    with pytest.raises(OSError, match="Too many open files"):
+        slow.open(GOOD, ("open", "there"))
+    assert slow.ask(GOOD, ("read", "there")) == "there"

@@ -8,6 +8,7 @@ import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit, urlunsplit
 
 from sonde.errors import UsageError
 from sonde.export.layout import one_line
@@ -69,6 +70,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("nobody would hear the agent", "Give --prometheus, --otlp or -o.")
     require_host()
     from sonde.agent import Agent
+    from sonde.host import descriptors
+
+    descriptors.raise_limit()
 
     ended: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +119,13 @@ def _say(config: Config, address: str) -> None:
     if address:
         print(f"sonde: metrics at http://{address}/metrics", file=sys.stderr, flush=True)
     if config.otlp:
-        print(f"sonde: pushing to {config.otlp}", file=sys.stderr, flush=True)
+        print(f"sonde: pushing to {_without_secrets(config.otlp)}", file=sys.stderr, flush=True)
+
+
+def _without_secrets(url: str) -> str:
+    """Scheme, host and path: what stands before the host or in the query may be a key."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def _nothing(_live: Live) -> None:

@@ -222,8 +222,10 @@ def _record(
 ) -> int:
     from sonde.agent import Agent
     from sonde.cli.progress import Progress
+    from sonde.host import descriptors
     from sonde.sinks.capture import CaptureFile
 
+    descriptors.raise_limit()  # the child was forked before, with the limit that it would have had
     sink = CaptureFile(path, force=args.force)
     try:
         agent = Agent(config, sink, privileged=privileged)

@@ -150,6 +150,8 @@ class Broker:
             except OSError:
                 self.files_hung += request is crowded
                 raise
+            if not self._fds:  # the table of descriptors is full: the kernel left it out
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return content, self._fds.pop()
 
     def write(self, who: int, fd: int, pieces: Sequence[tuple[int, bytes]]) -> None:
