@@ -300,6 +300,28 @@ def test_without_room_for_more_sites_it_says_so(bpf, monkeypatch):
     assert any("too many probes" in notice.text for notice in probes.notices)
 
 
+def test_a_file_that_defines_a_call_thousands_of_times_gets_few_places(bpf, monkeypatch):
+    """Others' files would find none left."""
+    FakeElf(monkeypatch, USUAL)
+    many = [SimpleNamespace(name="wait", offset=16 * number, size=8) for number in range(4_200)]
+    monkeypatch.setattr(_native, "find_functions", lambda path, names: many)
+    monkeypatch.setattr(_native, "probe_site", lambda path, offset, size: (offset, "emulated", ""))
+    probes = make(bpf)
+    assert examine(probes)
+    assert len(bpf.offsets()) == probes_module.SITES_OF_A_CALL
+    [refused] = [notice for notice in probes.notices if notice.name == "probe_refused"]
+    assert refused.value == 4_200 - probes_module.SITES_OF_A_CALL
+
+
+def test_a_file_whose_functions_take_long_to_read_holds_nobody_up(bpf, monkeypatch):
+    FakeElf(monkeypatch, USUAL)
+    monkeypatch.setattr(probes_module, "CHOOSE_CPU_S", -1.0)
+    probes = make(bpf)
+    assert not examine(probes)
+    [refused] = [notice for notice in probes.notices if notice.name == "probe_refused"]
+    assert "take too long to read" in refused.text
+
+
 def test_no_probe_is_placed_while_a_process_keeps_its_map_locked(bpf, monkeypatch):
     FakeElf(monkeypatch, USUAL)
     locks = FakeLocks()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,6 +27,12 @@ KEPT_ON_S = 10.0
 waiting."""
 INODE = 2
 """Of a file's key."""
+
+SITES_OF_A_CALL = 16
+"""Functions of a file that are probed for one call: its names and versions. A file may define as
+many as it likes."""
+CHOOSE_CPU_S = 1.0
+"""Of one file, to look at its functions: a GPU's driver takes a tenth of it."""
 
 CHEAP = frozenset({"emulated", "unknown"})
 
@@ -142,7 +148,14 @@ class Probes:
         """
         file = ProbedFile(name, fd)
         found = _native.find_functions(file.path, list(self._symbols))
-        places = [(self._symbols[it.name], it.offset, it.size) for it in found]
+        places = _first_of_each(
+            [(self._symbols[it.name], it.offset, it.size) for it in found], SITES_OF_A_CALL
+        )
+        if len(places) < len(found):
+            left_out = len(found) - len(places)
+            self.tell(
+                "probe_refused", left_out, f"{left_out} functions of {name}: of the same name"
+            )
         if found and trusted:
             places += self._handed_out(file)
         if not places:
@@ -179,9 +192,13 @@ class Probes:
         to another library: JAX comes with such stubs of whole APIs, in 20 files."""
         name = file.name
         sites: dict[int, Site] = {}
-        passed = 0
+        passed = too_many = too_late = 0
+        until_s = time.thread_time() + CHOOSE_CPU_S
         libraries = {api.name for api in self._apis if api.is_library(name)}
         for call, start, size in places:
+            if time.thread_time() > until_s:
+                too_late += 1
+                continue
             if call.api not in libraries and _native.is_forwarder(file.path, start):
                 passed += 1  # seen where it leads to, and only there
                 continue
@@ -189,7 +206,7 @@ class Probes:
             if offset in sites or (key, offset) in self._refused:
                 continue
             if not self._free:
-                self.tell("probe_refused", 1, f"{call.function} of {name}: too many probes")
+                too_many += 1
                 continue
             if cost_class not in CHEAP:
                 each = COST_NS[cost_class] / 1000
@@ -197,6 +214,9 @@ class Probes:
                     "probe_slow", each, f"{call.function} of {name}: {each:.0f} µs a call ({text})"
                 )
             sites[offset] = self._new_site(call, offset, cost_class)
+        for count, why in ((too_many, "too many probes"), (too_late, "they take too long to read")):
+            if count:
+                self.tell("probe_refused", count, f"{count} functions of {name}: {why}")
         if passed:
             self.tell("probes_spared", passed, f"{passed} calls of {name} lead to other libraries")
         return list(sites.values())
@@ -327,3 +347,17 @@ class Probes:
     def tell(self, name: str, value: float, text: str) -> None:
         """Note something for the next drain."""
         self.notices.append(Notice(name, value, text))
+
+
+def _first_of_each(
+    places: Sequence[tuple[Call, int, int]], most: int
+) -> list[tuple[Call, int, int]]:
+    """The first `most` places of each call, in their order."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for place in places:
+        name = place[0].function
+        seen[name] += 1
+        if seen[name] <= most:
+            kept.append(place)
+    return kept
