@@ -130,7 +130,7 @@ def test_two_hundred_dripping_sockets_keep_no_node_out(fleet, listening, first):
         for number in range(4):
             client = listening.client()
             body = fleet.report(number, [1]).encode()
-            answer = client.ask("POST", path, body, deadline_s=10, max_bytes=1000)
+            answer = client.request("POST", path, body, deadline_s=10, max_bytes=1000)
             client.close()
             assert (answer.status, answer.body) == (201, b"")
         assert fleet.leader.store.refusals()["evicted"] > 0

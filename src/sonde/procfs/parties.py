@@ -2,98 +2,135 @@
 """Which party a process belongs to: somebody who cannot make more of themselves.
 
 What all share is divided between parties, so that none gets more of it by more processes, user ids
-or namespaces. The kernel's side divides by the same rule (bpf/share.h):
+or namespaces. The kernel's side divides by the same rule (bpf/share.h), which it knows from
+namespaces. Their files in /proc take a lock that a process can keep; `status` and `uid_map` take
+none, so here the rule is:
 
-1. in a user namespace: the owner of the outermost one below the machine's, unless that is root.
-   One user may have 65,536 subordinate ids, each in a process of its own;
-2. else in a pid namespace below the machine's: that container, by its outermost one. Its processes
-   may take any user id there is;
+1. a subordinate id belongs to the user who has it (/etc/subuid): one may have 65,536;
+2. in a pid namespace below the machine's and in no user namespace: that container, by the first
+   process of its outermost one. Its processes may take any user id there is;
 3. else the real user.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
-from collections.abc import Iterator
+import pwd
 from contextlib import suppress
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 NOBODY: Final = -1
 """The party of a process that is gone, or of no process."""
+_TOO_DEEP: Final = -2
+"""Of processes too far below the first one of their container: they share what one party has."""
 
-_NS_GET_PARENT: Final = 0xB702
-_NS_GET_OWNER_UID: Final = 0xB704
-"""linux/nsfs.h."""
-_INITIAL_USER: Final = 0xEFFFFFFD
-_INITIAL_PID: Final = 0xEFFFFFFC
-"""Inode numbers of the machine's own (linux/proc_ns.h)."""
-_MAX_LEVELS: Final = 33
-"""The kernel nests namespaces of a kind no deeper."""
+_SUBORDINATE: Final = Path("/etc/subuid")
+_MAX_SUBORDINATE_BYTES: Final = 1 << 20
 _MAX_STATUS_BYTES: Final = 8192
+_MAX_CLIMB: Final = 64
+_IDENTITY: Final = [b"0", b"0", b"4294967295"]
+"""uid_map of the machine's own user namespace."""
+
+
+class _Seen(NamedTuple):
+    uid: int
+    parent: int
+    levels: int
+    """Pid namespaces that it is in."""
+    is_first: bool
+    """Of the innermost one."""
 
 
 def party_of(pid: int) -> int:
-    """The party of a process: a user's id, or for a container the negated inode number of its
-    outermost pid namespace; NOBODY where the process is gone. Takes none of its locks."""
-    user = _real_user(pid)
-    if user == NOBODY:
+    """The party of a process: a user's id, or for a container a negative number; NOBODY where the
+    process is gone. Takes none of its locks."""
+    seen = _see(pid)
+    if seen is None:
         return NOBODY
-    owner, outermost_user = _outermost(pid, "user", _INITIAL_USER)
-    if owner:
-        return owner
-    _, outermost_pid = _outermost(pid, "pid", _INITIAL_PID)
-    if outermost_pid or outermost_user:
-        return -(outermost_pid or outermost_user)
-    return user
+    if seen.levels == 1 or _is_in_user_namespace(pid):
+        return _holders.of(seen.uid)
+    return _container_of(pid, seen)
 
 
 def name_of(party: int) -> str:
     """A party in words."""
     if party == NOBODY:
         return "nobody"
-    return f"user {party}" if party >= 0 else f"the container of namespace {-party}"
+    return f"user {party}" if party >= 0 else f"the container of process {-party}"
 
 
-def _real_user(pid: int) -> int:
-    """The owner of /proc/PID may be root where the process is somebody else's: asks `status`."""
+def _container_of(pid: int, seen: _Seen) -> int:
+    """The number of the first process of the outermost pid namespace below the machine's, negated.
+    Processes whose parents ended are that one's children."""
+    for _ in range(_MAX_CLIMB):
+        if seen.levels == 2 and seen.is_first:
+            return -pid
+        pid = seen.parent
+        above = _see(pid) if pid else None
+        if above is None or above.levels == 1:  # entered from outside, by setns()
+            return _TOO_DEEP
+        seen = above
+    return _TOO_DEEP
+
+
+def _see(pid: int) -> _Seen | None:
+    """What `status` has; the owner of /proc/PID may be root where the process is another's."""
     with suppress(OSError, ValueError, IndexError):
         with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
             raw = file.read(_MAX_STATUS_BYTES)
-        return int(raw.partition(b"\nUid:")[2].split(None, 1)[0])
-    return NOBODY
+        numbers = _line(raw, b"NSpid")
+        return _Seen(
+            int(_line(raw, b"Uid")[0]),
+            int(_line(raw, b"PPid")[0]),
+            max(1, len(numbers)),
+            numbers[-1:] == [b"1"],
+        )
+    return None
 
 
-def _outermost(pid: int, kind: str, initial: int) -> tuple[int, int]:
-    """(owner, inode number) of the outermost namespace of a kind below the machine's own; (0, 0)
-    where the process is in that one, and for a pid namespace without the owner."""
-    owner = inode = 0
-    for fd in _chain(pid, kind):
-        found = os.fstat(fd).st_ino
-        if found == initial:
-            break
-        inode = found
-        if kind == "user":
-            raw = fcntl.ioctl(fd, _NS_GET_OWNER_UID, bytes(4))
-            owner = struct.unpack("=I", raw)[0]
-    return owner, inode
+def _line(raw: bytes, name: bytes) -> list[bytes]:
+    return raw.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()
 
 
-def _chain(pid: int, kind: str) -> Iterator[int]:
-    """Descriptors of a process's namespace and of those around it, as far as they can be had; each
-    is open until the next is asked for."""
-    try:
-        fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    for _ in range(_MAX_LEVELS):
+def _is_in_user_namespace(pid: int) -> bool:
+    with suppress(OSError), open(f"/proc/{pid}/uid_map", "rb") as file:  # noqa: PTH123
+        return file.read(256).split() != _IDENTITY
+    return False
+
+
+class _Holders:
+    """Who has which subordinate ids, read again where the file changed."""
+
+    def __init__(self) -> None:
+        self._changed_ns = -1
+        self._ranges: list[tuple[int, int, int]] = []
+        """First id, number of ids, user."""
+
+    def of(self, uid: int) -> int:
+        """The user who has this id as a subordinate one, else the id itself."""
         try:
-            yield fd
-            outer = fcntl.ioctl(fd, _NS_GET_PARENT)
+            changed_ns = _SUBORDINATE.stat().st_mtime_ns
         except OSError:
-            return
-        finally:
-            os.close(fd)
-        fd = outer
-    os.close(fd)
+            return uid
+        if changed_ns != self._changed_ns:
+            self._ranges, self._changed_ns = _ranges(), changed_ns
+        return next((who for first, n, who in self._ranges if first <= uid < first + n), uid)
+
+
+def _ranges() -> list[tuple[int, int, int]]:
+    try:
+        with _SUBORDINATE.open("rb") as file:
+            lines = os.fsdecode(file.read(_MAX_SUBORDINATE_BYTES)).splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        with suppress(KeyError, ValueError):
+            name, first, count = line.strip().split(":")
+            who = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+            found.append((int(first), int(count), who))
+    return found
+
+
+_holders: Final = _Holders()
