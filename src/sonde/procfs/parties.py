@@ -121,7 +121,7 @@ class _Holders:
 def _ranges() -> list[tuple[int, int, int]]:
     try:
         with _SUBORDINATE.open("rb") as file:
-            lines = os.fsdecode(file.read(_MAX_SUBORDINATE_BYTES)).splitlines()
+            lines = os.fsdecode(file.read(_MAX_SUBORDINATE_BYTES)).split("\n")
     except OSError:
         return []
     found = []
