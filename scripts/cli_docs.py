@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the command line's reference from its parsers.
 
-python scripts/cli_docs.py [--check]     docs/cli.md (--check: exit 1 where it differs)
+python scripts/cli_docs.py [--check]     docs/reference/cli.md (--check: exit 1 where it differs)
 python scripts/cli_docs.py --into DIR    manual pages in DIR/man, completions in DIR/completions
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sonde.cli.main import COMMANDS, build_parser
 
-TARGET = Path(__file__).parents[1] / "docs" / "cli.md"
+TARGET = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 SHELLS = ("bash", "zsh", "tcsh")
 
 HEAD = """\

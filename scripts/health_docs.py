@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/health.md from the tables of checks: `python scripts/health_docs.py [--check]`."""
+"""Writes docs/reference/health.md from the tables of checks.
+
+python scripts/health_docs.py [--check]
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 
 from sonde.health.results import table
 
-TARGET = Path(__file__).parents[1] / "docs" / "health.md"
+TARGET = Path(__file__).parents[1] / "docs" / "reference" / "health.md"
 
 HEAD = """\
 # Node health checks

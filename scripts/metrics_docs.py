@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/metrics.md from the catalogue: `python scripts/metrics_docs.py [--check]`."""
+"""Writes docs/reference/metrics.md from the catalogue.
+
+python scripts/metrics_docs.py [--check]
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from sonde.metrics import COSTS, catalogue
 from sonde.sinks.exposition import dcgm_fields, name_of
 
-TARGET = Path(__file__).parents[1] / "docs" / "metrics.md"
+TARGET = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
 HEAD = """\
 # Metrics

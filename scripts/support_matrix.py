@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`scripts/support_matrix.py [--check]`: docs/support_matrix.md, from the code and its tests.
+"""Writes docs/reference/support_matrix.md from the code and its tests.
+
+    python scripts/support_matrix.py [--check]
 
 What is walked is told by `sonde.unwind.cpython`; what is tested, by the interpreters that
 tests/kernel/test_pythons.py and test_stacks.py run and by scripts/setup, which unpacks them.
@@ -16,7 +18,7 @@ from sonde.unwind.cpython import NEWEST, OLDEST
 from sonde.unwind.ends import ENDS
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENT = ROOT / "docs" / "support_matrix.md"
+DOCUMENT = ROOT / "docs" / "reference" / "support_matrix.md"
 
 HEAD = """\
 # Whose stacks are whole

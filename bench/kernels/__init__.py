@@ -3,5 +3,6 @@
 
 The user space is Debian 12 in a file system in memory, with Sonde in it; the programs know what
 they did, the captures come out over the console and are read here. `python -m bench.kernels`
-downloads, boots and judges; results.json holds what was seen, docs/kernels.md is written from it.
+downloads, boots and judges; results.json holds what was seen, docs/reference/kernels.md is written
+from it.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/kernels.md from results.json; a test compares."""
+"""docs/reference/kernels.md from results.json; a test compares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("results.json")
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "kernels.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "reference" / "kernels.md"
 
 FEATURES = {
     "doctor": "`sonde doctor`",

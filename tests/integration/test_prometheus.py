@@ -208,14 +208,14 @@ def test_alerts_speak_of_metrics_that_there_are():
 
 
 def test_each_alert_has_a_runbook():
-    runbooks = (ROOT / "docs/runbooks.md").read_text()
+    runbooks = (ROOT / "docs/guide/runbooks.md").read_text()
     headings = {
         line.lstrip("# ").lower().replace(" ", "-")
         for line in runbooks.splitlines()
         if line.startswith("## ")
     }
     rules = (DEPLOY / "prometheus/alerts.yml").read_text()
-    links = re.findall(r"docs/runbooks.md#(\S+)", rules)
+    links = re.findall(r"docs/guide/runbooks.md#(\S+)", rules)
     assert len(links) == len(
         re.findall(r"- alert:", (DEPLOY / "prometheus/alerts.yml").read_text())
     )

@@ -87,7 +87,7 @@ def test_no_end_by_a_hang_up_is_taken_for_a_clean_one(unit):
 
 
 def test_the_documentation_shows_the_table():
-    text = (ROOT / "docs" / "deployment.md").read_text()
+    text = (ROOT / "docs" / "guide" / "deployment.md").read_text()
     for it in TABLE["capability"]:
         lost = ", ".join(it["lost"]) + (f" ({it['only_where']})" if "only_where" in it else "")
         where = ", ".join(f"`{unit}`" for unit in it["units"]) or "none"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds docs/features.md to the code: commands exist, tests exist, nothing is left out."""
+"""Holds docs/reference/features.md to the code: commands and tests exist, nothing is left out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from sonde.cli import main as cli
 
 ROOT = Path(__file__).parents[2]
-FEATURES = ROOT / "docs" / "features.md"
+FEATURES = ROOT / "docs" / "reference" / "features.md"
 HEADER = ["capability", "command", "test", "figure", "shown on"]
 QUOTED = re.compile(r"`([^`]+)`")
 

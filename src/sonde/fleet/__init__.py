@@ -8,6 +8,7 @@ aggregators  service → aggregator → store, verification, noise, budget
 collector    collector ──noised shares──▶ result, page
 ```
 
-`docs/fleet.md` is the guide, `docs/design/fleet.md` the design with its guarantees and limits.
+`docs/guide/fleet.md` is the guide, `docs/design/fleet.md` the design with its guarantees and
+limits.
 `evaluation` simulates and attacks the protocol; nothing here imports it.
 """

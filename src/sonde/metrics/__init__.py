@@ -2,7 +2,7 @@
 """The catalogue of metrics: name, unit, kind, attributes and cost of every possible series.
 
 It is abi/metrics.json; `metrics.json` here is a link to it, for installed packages. A new metric is
-a new line there; docs/metrics.md is generated from it.
+a new line there; docs/reference/metrics.md is generated from it.
 """
 
 from __future__ import annotations
