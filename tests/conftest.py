@@ -6,6 +6,7 @@ from __future__ import annotations
 import compileall
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,14 @@ Compile = Callable[..., Path]
 
 
 def pytest_configure() -> None:
-    """Compile the product once, not in each of the hundreds of processes that tests start.
-
-    They may have been told to keep no compiled files (PYTHONDONTWRITEBYTECODE).
+    """Compile the product once, not in each of the hundreds of processes that tests start: they may
+    have been told to keep no compiled files (PYTHONDONTWRITEBYTECODE). And end by signals as
+    usual: a shell starts what it runs in the background with SIGINT ignored, nohup with SIGHUP,
+    and programs inherit that.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 

@@ -108,6 +108,10 @@ def test_the_first_signal_ends_what_does_not_hang() -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        time.sleep(4)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(15) == 0
+        try:
+            time.sleep(4)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(15) == 0
+        finally:
+            process.kill()
+            process.wait()
