@@ -59,6 +59,7 @@ class Discovery:
         """Not looked at yet: device libraries by their name, and programs."""
         self._others: deque[MappedFile] = deque()
         self._users: dict[FileKey, set[int]] = {}
+        probes.users_of = lambda key: self._users.get(key, ())
         self._files_of: dict[int, set[FileKey]] = {}
         self._unmapped: dict[FileKey, float] = {}
         self._dull: dict[tuple[FileKey, str], float] | None = None
@@ -137,6 +138,7 @@ class Discovery:
         """A process maps a file: note its user, or queue it to be looked at."""
         if file.key in self._probes.files:
             self._used(file.key, file.pid)
+            self._probes.mapped_by(file.key, file.pid)
             return
         if file.key in self._put_off:
             self._put_off.mapped(file)
