@@ -80,6 +80,14 @@ class PutOff(Exception):  # noqa: N818 (nothing is wrong)
         self.holder = holder
 
 
+class TooManyPlaces(Exception):  # noqa: N818 (nothing is wrong)
+    """A file has more functions to probe than it may have."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} functions")
+        self.count = count
+
+
 class Probes:
     """All probes of this agent, a file at a time.
 
@@ -131,10 +139,17 @@ class Probes:
         """Files with probes on them."""
         return self._files
 
-    def examine(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
+    def places(self, key: FileKey) -> int:
+        """How many probes a file has."""
+        return sum(len(group) for group in self._files[key].links.values())
+
+    def examine(
+        self, fd: int, key: FileKey, name: str, trusted: bool = False, most: int = MAX_SITES
+    ) -> bool:
         """Probe whatever an open file defines; True, and the descriptor kept, where that is any
         call. `trusted`: the system's own, it may be loaded and asked. Raises OSError where the file
-        cannot be read, PutOff where somebody would keep the kernel waiting.
+        cannot be read, PutOff where somebody would keep the kernel waiting, TooManyPlaces where
+        there are more than `most` functions.
         """
         file = ProbedFile(name, fd)
         found = _native.find_functions(file.path, list(self._symbols))
@@ -150,6 +165,8 @@ class Probes:
             places += self._handed_out(file)
         if not places:
             return False
+        if (count := len({start for _, start, _ in places})) > most:
+            raise TooManyPlaces(count)
         if holder := self._locks.holder(key[INODE]):
             raise PutOff(holder)
         sites = self._choose(file, key, places)
@@ -157,7 +174,7 @@ class Probes:
             return False
         self._files[key] = file
         self._attach_all(file, sites)
-        count = sum(len(group) for group in file.links.values())
+        count = self.places(key)
         self.tell("probes_attached", count, f"{count} calls of {name}")
         return True
 
@@ -304,7 +321,7 @@ class Probes:
     def _only_user(self, key: FileKey, party: int) -> int:
         """`party` where no process of another one maps a file; else NOBODY."""
         users = self.users_of(key)
-        if len(users) > MOST_USERS:
+        if len(users) > MOST_USERS or party == procfs.TOO_DEEP:
             return procfs.NOBODY
         others = (it for it in map(procfs.party_of, users) if it not in (party, procfs.NOBODY))
         return party if next(others, None) is None else procfs.NOBODY

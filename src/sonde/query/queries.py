@@ -73,6 +73,8 @@ LOSS_TEXT = {
     " often that its probe cost too much",
     "libraries_refused": "libraries of drivers that were not loaded, because others than root could"
     " change them; their functions are found by symbols alone",
+    "files_over_share": "times that a file got no probes, because its user or container had as many"
+    " as one may have; its device calls are not seen",
     "probes_put_off": "files whose probes were delayed because a process kept its memory map"
     " locked; calls through them until then were not recorded",
     "no_room": "times that a kernel map was full, so that a process had no unwind tables; its"
