@@ -28,6 +28,7 @@ enum sonde_loss {
 	LOSS_BY_PROCESS,     /* no row of its own: counted by process, without thread and stack */
 	LOSS_TOGETHER,	     /* not even such a row: counted in one for all that is left */
 	LOSS_SHARE,	     /* beyond what one process or user may take of what all share */
+	LOSS_OVER_BUDGET,    /* a call of a party whose calls of this function cost too much */
 	LOSS_MAX,
 };
 

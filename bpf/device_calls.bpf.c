@@ -26,6 +26,8 @@
 #include "share.h"
 
 #define MAX_SITES 4096
+#include "call_budget.h"
+
 #define SAME_HIT_NS 5000 /* no two calls of these come one so soon after the other */
 
 const volatile u64 long_ns = 1000000; /* a call this long always gets a stack and a span */
@@ -296,12 +298,13 @@ static __always_inline int enter(struct pt_regs *ctx)
 	struct task_struct *task = bpf_get_current_task_btf();
 	u32 site = bpf_get_attach_cookie(ctx);
 	u64 sp = PT_REGS_SP(ctx), ip = PT_REGS_IP(ctx);
-	u64 *hit = bpf_map_lookup_elem(&hits, &site);
+	u64 *hit = bpf_map_lookup_elem(&hits, &site), *left_out;
 	struct call_spec *spec;
 	struct in_call *call;
 
 	if (hit)
 		(*hit)++;
+	left_out = hit_of_party(task, site);
 	if (!watched(task->tgid))
 		return 0;
 	call = bpf_task_storage_get(&in_calls, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
@@ -318,6 +321,13 @@ static __always_inline int enter(struct pt_regs *ctx)
 			return 0;
 		}
 		count_loss(LOSS_NESTED_CALL);
+		call->entry_sp = 0;
+		__sync_lock_test_and_set(&call->counted_ns, 0);
+	}
+	if (left_out) {
+		__sync_fetch_and_add(left_out, 1);
+		count_loss(LOSS_OVER_BUDGET);
+		return 0;
 	}
 	spec = bpf_map_lookup_elem(&sites, &site);
 	if (!spec)

@@ -86,7 +86,8 @@ class Config:
     """Under allow-list: KIND:PATTERN with unit, job, pod or user, as unit:train-*.service; opted-in
     for users whose processes may ask for it themselves; exe for anybody's program of that name."""
     probe_budget: float = 0.01
-    """Share of one core that probes on device calls may cost before some are taken off."""
+    """Share of one core that calls of a probed function by one user may cost before some are left
+    out."""
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense, by name. Raises UsageError."""

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of device calls that one user fills: what becomes of the totals of another."""
+"""Rows of device calls that one user fills, and probes that one user's loop makes too dear: what
+becomes of the totals of another."""
 
 from __future__ import annotations
 
@@ -46,3 +47,61 @@ def test_one_users_rows_leave_another_the_totals_and_none_is_lost(calls, process
     others = [count for key, count in watch.calls.items() if key[:2] == (0, "other")]
     assert sum(others) == losses.get("together", 0)
     assert bool(others) == (processes > 1)
+
+
+BUDGET = 0.001
+LOUD_CALLS = 50_000
+
+
+def told(watch: DeviceWatch, name: str) -> list[str]:
+    """Of this test's program: others may make calls on this machine."""
+    return [text for text in watch.told(name) if "of many_statuses" in text]
+
+
+def run_loud(watch: DeviceWatch, calls: Path) -> tuple[Told, int]:
+    """A user's loops, until they are over the budget: the last one, that goes on mapping the file,
+    and how many calls they made."""
+    for runs in range(1, 50):
+        loud = Told(calls, 1, LOUD_CALLS, 0, "hold", user=ATTACKER)
+        watch.follow(loud, "ready")
+        loud.go()
+        watch.follow(loud, "made")
+        watch.drain()
+        if told(watch, "calls_left_out"):
+            return loud, runs * LOUD_CALLS
+        loud.go()
+    pytest.fail("never over the budget")
+
+
+def count_of(watch: DeviceWatch, status: int) -> dict[str, int]:
+    return {key[1]: count for key, count in watch.calls.items() if key[3] == status}
+
+
+def test_one_users_loop_costs_another_no_call(calls):
+    with DeviceWatch(budget=BUDGET) as watch:
+        victim = Told(calls, 1, 40, -7, user=VICTIM)
+        watch.follow(victim, "ready")
+        loud, made = run_loud(watch, calls)
+        assert told(watch, "probe_taken_off") == []
+        assert all(f"of user {ATTACKER}" in text for text in told(watch, "calls_left_out"))
+        more = Told(calls, 1, LOUD_CALLS, 0, user=ATTACKER)
+        watch.follow(more, "ready")
+        for program in (more, victim, loud):
+            program.go()
+        watch.finish(more, victim, loud)
+    assert count_of(watch, -7) == {"clFinish": 20, "clFlush": 20}
+    left_out = watch.collector.losses()["over_budget"]
+    assert LOUD_CALLS / 2 <= left_out <= LOUD_CALLS  # of one function or of both
+    assert sum(count_of(watch, 0).values()) + left_out == made + LOUD_CALLS
+
+
+def test_a_probe_that_one_user_alone_made_too_dear_is_back_for_another(calls):
+    with DeviceWatch(budget=BUDGET) as watch:
+        loud, _ = run_loud(watch, calls)
+        assert told(watch, "probe_taken_off")
+        victim = Told(calls, 1, 40, -7, user=VICTIM)
+        watch.follow(victim, "ready")
+        victim.go()
+        loud.go()
+        watch.finish(victim, loud)
+    assert count_of(watch, -7) == {"clFinish": 20, "clFlush": 20}

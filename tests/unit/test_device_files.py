@@ -15,11 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from sonde import apis, system_libraries
+from sonde import apis, procfs, system_libraries
 from sonde.collect import discovery, libraries, put_off
 from sonde.collect.discovery import Discovery
 from sonde.collect.libraries import MappedFile, identity, installed, mapped_by, open_mapped
-from sonde.collect.probes import PutOff
+from sonde.collect.probe_shares import FILES_OF_PARTY, PLACES_OF_PARTY
+from sonde.collect.probes import MAX_SITES, PutOff, TooManyPlaces
 from sonde.procfs import Holder
 
 A_LIBRARY = "/usr/lib/libOpenCL.so.1"
@@ -33,17 +34,29 @@ class FakeProbes:
         self.files: dict[libraries.FileKey, str] = {}
         self.examined: list[str] = []
         self.held: dict[libraries.FileKey, Holder] = {}
+        self.counts: dict[libraries.FileKey, int] = {}
         self.notices: list[tuple[str, float, str]] = []
 
-    def examine(self, fd, key, name, trusted=False):
+    def examine(self, fd, key, name, trusted=False, most=MAX_SITES):
         self.examined.append(name)
         if key in self.held:
             raise PutOff(self.held[key])
+        if self.count_of(key) > most:
+            raise TooManyPlaces(self.count_of(key))
         if name in self.carriers:
             self.files[key] = name
             os.close(fd)
             return True
         return False
+
+    def count_of(self, key):
+        return self.counts.get(key, 40)
+
+    def places(self, key):
+        return self.count_of(key)
+
+    def mapped_by(self, key, pid):
+        pass
 
     def drop(self, key):
         del self.files[key]
@@ -363,3 +376,63 @@ def test_where_the_way_to_a_file_is_gone_others_are_looked_for(opened, monkeypat
     found.tidy()
     found.tidy()
     assert (8, 1, 3) in probes.files
+
+
+GREEDY, OTHER, ROOT = 71, 72, 73
+
+
+@pytest.fixture
+def parties(opened, monkeypatch):
+    monkeypatch.setattr(procfs, "party_of", {GREEDY: 1000, OTHER: 2000, ROOT: 0}.get)
+
+
+def test_one_user_fills_no_more_places_than_a_share(parties):
+    probes = FakeProbes("libOpenCL.so.1")
+    found = make(probes)
+    found.hear([mapped(GREEDY, inode, A_LIBRARY) for inode in range(1, 200)])
+    assert 0.9 * PLACES_OF_PARTY < 40 * len(probes.files) <= PLACES_OF_PARTY
+    refused = [text for name, _, text in probes.notices if name == "probe_refused"]
+    assert refused == ["further files of user 1000"]
+    assert found.over_share == 199 - len(probes.files)
+    found.hear([mapped(OTHER, 500, A_LIBRARY), mapped(ROOT, 501, A_LIBRARY)])
+    assert {(8, 1, 500), (8, 1, 501)} <= probes.files.keys()
+
+
+def test_files_of_few_functions_are_bounded_by_their_number(parties):
+    probes = FakeProbes("libOpenCL.so.1")
+    probes.counts = {(8, 1, inode): 1 for inode in range(1, 500)}
+    make(probes).hear([mapped(GREEDY, inode, A_LIBRARY) for inode in range(1, 500)])
+    assert len(probes.files) == FILES_OF_PARTY
+
+
+def test_a_file_that_was_too_much_for_one_user_is_probed_for_another(parties):
+    probes = FakeProbes("libOpenCL.so.1")
+    found = make(probes)
+    probes.counts[8, 1, 1] = PLACES_OF_PARTY - 10
+    found.hear([mapped(GREEDY, 1, A_LIBRARY), mapped(GREEDY, 2, A_LIBRARY)])
+    assert list(probes.files) == [(8, 1, 1)]
+    found.hear([mapped(OTHER, 2, A_LIBRARY)])
+    assert list(probes.files) == [(8, 1, 1), (8, 1, 2)]
+
+
+def test_what_is_no_longer_probed_counts_no_longer(parties, monkeypatch):
+    probes = FakeProbes("libOpenCL.so.1")
+    found = make(probes)
+    probes.counts[8, 1, 1] = probes.counts[8, 1, 2] = PLACES_OF_PARTY
+    monkeypatch.setattr(discovery, "UNMAPPED_S", 0.0)
+    found.hear([mapped(GREEDY, 1, A_LIBRARY), mapped(GREEDY, 2, A_LIBRARY)])
+    assert list(probes.files) == [(8, 1, 1)]
+    found.hear([("exit", 0, GREEDY, GREEDY, GREEDY, 0)])
+    found.tidy()
+    found.hear([mapped(GREEDY, 2, A_LIBRARY)])
+    assert list(probes.files) == [(8, 1, 2)]
+
+
+def test_a_file_of_more_functions_than_any_library_is_examined_once(parties):
+    probes = FakeProbes("libOpenCL.so.1")
+    probes.counts[8, 1, 1] = PLACES_OF_PARTY + 1
+    found = make(probes)
+    found.hear([mapped(GREEDY, 1, A_LIBRARY)])
+    found.hear([mapped(OTHER, 1, A_LIBRARY)])
+    assert len(probes.examined) == 1
+    assert not probes.files

@@ -4,164 +4,36 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_probes import (
+    HOLDER,
+    KEY,
+    TABLE,
+    USUAL,
+    FakeBpf,
+    FakeElf,
+    FakeLocks,
+    charge,
+    examine,
+    make,
+    site_of,
+)
 
 from sonde import _native, procfs
 from sonde.apis.parse import parse
 from sonde.collect import probe_removal
 from sonde.collect import probes as probes_module
-from sonde.collect.device_calls import FIELDS, DeviceCalls
-from sonde.collect.probes import COST_NS, MAX_SITES, Probes, PutOff
-from sonde.procfs import Holder
+from sonde.collect.device_calls import DeviceCalls
+from sonde.collect.probe_budget import COST_NS
+from sonde.collect.probes import MAX_SITES, PutOff
 from sonde.query.validation import MOST_NUMBER
-
-TABLE = """
-api = "test"
-libraries = ["libtest.so*"]
-[directions.kind]
-1 = "h2d"
-2 = "d2h"
-[[call]]
-function = "copy"
-suffixes = ["", "_v2"]
-arguments = "size kind"
-op = "copy"
-bytes = "size"
-direction = { of = "kind", by = "kind" }
-[[call]]
-function = "wait"
-op = "sync"
-[[call]]
-function = "launch"
-op = "launch"
-"""
-KEY = (8, 1, 99)
-
-
-class FakeBpf:
-    """Notes what is attached; refuses what it is told to."""
-
-    def __init__(self):
-        self.sites: dict[int, bytes] = {}
-        self.links: dict[int, tuple[list[tuple[int, int]], bool]] = {}
-        self.made = 0
-        self.multi = True
-        self.refused_offsets: set[int] = set()
-        self.most_links = 0
-        self.rows: list[tuple[int, ...]] = []
-        self.hits: dict[int, int] = {}
-
-    def set_array(self, name, index, value):
-        assert name == "sites"
-        self.sites[index] = value
-
-    def attach_uprobes(self, path, sites, entry, leave, multi):
-        assert Path(path).exists()
-        if multi and not self.multi:
-            raise OSError(22, "Invalid argument")
-        if any(offset in self.refused_offsets for offset, _ in sites):
-            raise OSError(524, "Unknown error 524")
-        self.made += 1
-        self.links[self.made] = (list(sites), multi)
-        self.most_links = max(self.most_links, len(self.links))
-        return self.made
-
-    def link_fds(self, link):
-        return [1000 + link]
-
-    def detach_all(self, links):
-        for link in links:
-            del self.links[link]
-
-    def offsets(self):
-        return sorted(offset for sites, _ in self.links.values() for offset, _ in sites)
-
-    def fields(self, rows):
-        return list(FIELDS)
-
-    def drain(self, rows):
-        rows, self.rows = self.rows, []
-        return rows
-
-    def drain_ring(self, ring, of, limit):
-        return []
-
-    def attach(self, program):
-        return 0
-
-    def losses(self):
-        return []
-
-    def sums(self, name, indices):
-        assert name == "hits"
-        return [self.hits.get(index, 0) for index in indices]
-
-
-class FakeElf:
-    """A file of functions: name to (offset, offset of the probe, cost class)."""
-
-    def __init__(self, monkeypatch, functions, forwarders=()):
-        def find(path, names):
-            return [
-                SimpleNamespace(name=name, offset=start, size=64)
-                for name, (start, _, _) in functions.items()
-                if name in names
-            ]
-
-        def site(path, offset, size):
-            [(_, moved, cost)] = {it for it in functions.values() if it[0] == offset}
-            return moved, cost, "push rbp"
-
-        monkeypatch.setattr(_native, "find_functions", find)
-        monkeypatch.setattr(_native, "probe_site", site)
-        monkeypatch.setattr(_native, "is_forwarder", lambda path, offset: offset in forwarders)
 
 
 @pytest.fixture
 def bpf():
     return FakeBpf()
-
-
-class FakeLocks:
-    """Whose map lock cannot be had, by the inode of the file."""
-
-    def __init__(self):
-        self.held = {}
-
-    def holder(self, inode):
-        return self.held.get(inode)
-
-
-HOLDER = Holder(77, 1000)
-
-
-def make(bpf, launches=False, budget=0.01, locks=None):
-    return Probes(bpf, [parse(TABLE, "t", "x86_64")], launches, budget, locks=locks or FakeLocks())
-
-
-def examine(probes):
-    return probes.examine(os.open("/dev/null", os.O_RDONLY), KEY, "libtest.so.1")
-
-
-def site_of(probes, function):
-    [site] = [
-        site
-        for group in probes.files[KEY].links.values()
-        for site in group
-        if site.call.function == function
-    ]
-    return site
-
-
-USUAL = {
-    "copy": (100, 100, "emulated"),
-    "copy_v2": (100, 100, "emulated"),
-    "wait": (200, 204, "emulated"),
-    "launch": (300, 300, "emulated"),
-}
 
 
 def test_one_site_for_each_function_where_it_is_cheap(bpf, monkeypatch):
@@ -240,14 +112,16 @@ def test_a_single_stepped_site_may_cost_its_share_and_no_more(bpf, monkeypatch):
     examine(probes)
     affordable = int(0.01 * 1e9 / COST_NS["single-step"])
     for _ in range(100):
-        probes.charge({site_of(probes, "wait").index: affordable}, 1.0)
+        charge(probes, bpf, "wait", affordable)
     assert bpf.offsets() == [100, 200]
-    for _ in range(12):
+    for _ in range(3):
         if 200 in bpf.offsets():
-            probes.charge({site_of(probes, "wait").index: affordable * 3}, 1.0)
+            charge(probes, bpf, "wait", affordable * 3)
     assert bpf.offsets() == [100]
     [off] = [notice for notice in probes.notices if notice.name == "probe_taken_off"]
-    assert "wait of libtest.so.1" in off.text and "over the budget" in off.text
+    assert off.text == "wait of libtest.so.1: user 1000 alone maps it"
+    [out] = [notice for notice in probes.notices if notice.name == "calls_left_out"]
+    assert "calls/s of user 1000 at 14 µs are over the budget" in out.text
 
 
 def test_a_cheap_site_may_cost_ten_times_that_for_ten_seconds(bpf, monkeypatch):
@@ -256,11 +130,11 @@ def test_a_cheap_site_may_cost_ten_times_that_for_ten_seconds(bpf, monkeypatch):
     examine(probes)
     share = int(0.1 * 1e9 / COST_NS["emulated"])
     for _ in range(9):
-        probes.charge({site_of(probes, "copy").index: share * 2}, 1.0)
+        charge(probes, bpf, "copy", share * 2)
     assert bpf.offsets() == [100, 204]
-    for _ in range(3):
+    for _ in range(6):
         if 100 in bpf.offsets():
-            probes.charge({site_of(probes, "copy").index: share * 2}, 1.0)
+            charge(probes, bpf, "copy", share * 2)
     assert bpf.offsets() == [204]
 
 
@@ -343,13 +217,13 @@ def test_no_probe_comes_off_while_a_process_keeps_its_map_locked(bpf, monkeypatc
     examine(probes)
     locks.held[KEY[2]] = HOLDER
     for _ in range(20):
-        probes.charge({site_of(probes, "copy").index: 1_000_000}, 1.0)
+        charge(probes, bpf, "copy", 1_000_000)
     assert not probes.drop(KEY)
     assert bpf.offsets() == [100, 204]
     kept = [notice.text for notice in probes.notices if notice.name == "probes_kept_on"]
     assert kept[0] == f"libtest.so.1: {HOLDER}"
     locks.held.clear()
-    probes.charge({site_of(probes, "copy").index: 1_000_000}, 1.0)
+    charge(probes, bpf, "copy", 1_000_000)
     assert bpf.offsets() == [204]
     assert probes.drop(KEY)
     assert not bpf.links

@@ -144,6 +144,7 @@ class DeviceCalls:
             "files_left_out": found.left_out,
             "libraries_refused": found.refused,
             "probes_put_off": found.put_off,
+            "files_over_share": found.over_share,
         }
         return {**losses_of(self._bpf), **{name: lost for name, lost in unread.items() if lost}}
 

@@ -25,7 +25,8 @@ from sonde.collect.libraries import (
     mapped_now,
     open_mapped,
 )
-from sonde.collect.probes import KEPT_ON_S, Probes, PutOff
+from sonde.collect.probe_shares import PLACES_OF_PARTY, PlaceShares
+from sonde.collect.probes import KEPT_ON_S, MAX_SITES, Probes, PutOff, TooManyPlaces
 from sonde.collect.put_off import PutOffFiles
 
 EXAMINED_FILES = 16_384
@@ -59,10 +60,12 @@ class Discovery:
         """Not looked at yet: device libraries by their name, and programs."""
         self._others: deque[MappedFile] = deque()
         self._users: dict[FileKey, set[int]] = {}
+        probes.users_of = lambda key: self._users.get(key, ())
         self._files_of: dict[int, set[FileKey]] = {}
         self._unmapped: dict[FileKey, float] = {}
         self._dull: dict[tuple[FileKey, str], float] | None = None
         self._put_off = PutOffFiles()
+        self._shares = PlaceShares()
         self.unread = Unread()
         self.left_out = 0
         """Files that were not looked at, as too many waited for it."""
@@ -120,6 +123,11 @@ class Discovery:
         return found
 
     @property
+    def over_share(self) -> int:
+        """Files without probes, as their user or container has as many as one may have."""
+        return self._shares.refused
+
+    @property
     def put_off(self) -> int:
         """Files that had to wait for their probes, as somebody would keep the kernel waiting."""
         return self._put_off.count
@@ -137,6 +145,7 @@ class Discovery:
         """A process maps a file: note its user, or queue it to be looked at."""
         if file.key in self._probes.files:
             self._used(file.key, file.pid)
+            self._probes.mapped_by(file.key, file.pid)
             return
         if file.key in self._put_off:
             self._put_off.mapped(file)
@@ -174,20 +183,41 @@ class Discovery:
             self._examine(file)
 
     def _examine(self, file: MappedFile) -> None:
+        party = procfs.party_of(file.pid)
+        room = self._shares.room(party)
+        if room <= 0:
+            self._refuse(party)
+            return
         try:
             fd = open_mapped(file)
         except OSError:
             if self._is_library(file.name):
                 self._probes.tell("library_gone", file.pid, f"{file.name}: gone before it was read")
             return
-        if self._examine_open(fd, file.key, file.name, file):
+        try:
+            has_probes = self._examine_open(fd, file.key, file.name, file, most_places=room)
+        except TooManyPlaces as error:
+            if error.count <= PLACES_OF_PARTY:
+                self._refuse(party)
+                return
+            self._probes.tell(
+                "probe_refused", error.count, f"{error.count} functions of {file.name}"
+            )
+            has_probes = False
+        if has_probes:
             self._used(file.key, file.pid)
+            self._shares.take(file.key, party, self._probes.places(file.key))
             return
         if file.key in self._put_off:
             return
         self._examined[file.key, file.path] = time.monotonic()
         if len(self._examined) > EXAMINED_FILES:
             self._examined.popitem(last=False)
+
+    def _refuse(self, party: int) -> None:
+        """Leave a file without probes, but look at it for another party that maps it."""
+        if text := self._shares.refuse(party):
+            self._probes.tell("probe_refused", 1, text)
 
     def _examine_installed(self, path: str) -> None:
         fd = procfs.open_regular(path, follow=True)
@@ -227,11 +257,12 @@ class Discovery:
         name: str,
         where: MappedFile | str,
         trusted: bool = False,
+        most_places: int = MAX_SITES,
     ) -> bool:
         """Whether it has probes now; then the descriptor is kept. `where` leads to it again."""
         kept = False
         try:
-            kept = self._probes.examine(fd, key, name, trusted)
+            kept = self._probes.examine(fd, key, name, trusted, most_places)
         except PutOff as put_off:
             if self._put_off.add(key, where, put_off.holder):
                 self._probes.tell("probes_put_off", 1, f"{name}: {put_off}")
@@ -267,6 +298,7 @@ class Discovery:
         for key in due:
             if self._probes.drop(key):
                 del self._unmapped[key]
+                self._shares.give_back(key)
                 self._users.pop(key, None)
             else:
                 self._unmapped[key] = now_s - UNMAPPED_S + KEPT_ON_S

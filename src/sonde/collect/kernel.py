@@ -27,6 +27,7 @@ LOSSES = (
     "by_process",
     "together",
     "share",
+    "over_budget",
 )
 """Names of `enum sonde_loss`, in its order."""
 

@@ -6,21 +6,18 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sonde import _native, procfs
 from sonde.apis import Api, Call
 from sonde.collect.entry_points import entry_points
 from sonde.collect.libraries import FileKey
+from sonde.collect.probe_budget import Budget, Over, Site
 from sonde.collect.probe_removal import Removal
 
 MAX_SITES = 4096
 """Room in the map `sites` of bpf/device_calls.bpf.c."""
-
-COST_NS = {"emulated": 2_000, "nop": 14_000, "single-step": 14_000, "unknown": 4_000}
-"""Of one call, entry and return, by the instruction the entry's probe replaces; measured in
-docs/design/device_calls.md. A nop is single-stepped before Linux 6.18: taken at its dearest."""
 
 KEPT_ON_S = 10.0
 """How long after an attempt to take probes off the next one comes, where somebody keeps the kernel
@@ -33,29 +30,20 @@ SITES_OF_A_CALL = 16
 many as it likes."""
 CHOOSE_CPU_S = 1.0
 """Of one file, to look at its functions: a GPU's driver takes a tenth of it."""
-
-CHEAP = frozenset({"emulated", "unknown"})
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What a site may cost: a share of one core, and how long it may take it in advance."""
-
-    share: float
-    burst_s: float
+TAKE_OFF_EVERY_S = 10.0
+"""It takes the kernel a tenth of a second each time; until then the calls are left out alone."""
+MOST_USERS = 2_048
+"""Processes that map a file, of which is asked whose they are."""
 
 
 @dataclass(slots=True)
-class Site:
-    """A probed function of a file."""
+class TakenOff:
+    """A function without its probe, as calls of it cost too much and nobody else maps the file."""
 
-    index: int
-    call: Call
-    offset: int
-    """In the file, of the probed instruction."""
-    cost_class: str
-    debt_ns: float = 0.0
-    """Cost so far, less what was allowed meanwhile."""
+    site: Site
+    party: int
+    until_s: float
+    """When it is tried again (monotonic)."""
 
 
 @dataclass(slots=True)
@@ -92,12 +80,19 @@ class PutOff(Exception):  # noqa: N818 (nothing is wrong)
         self.holder = holder
 
 
+class TooManyPlaces(Exception):  # noqa: N818 (nothing is wrong)
+    """A file has more functions to probe than it may have."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} functions")
+        self.count = count
+
+
 class Probes:
     """All probes of this agent, a file at a time.
 
-    `budget`: share of a core that one site may cost. A site that is single-stepped has a second of
-    it in advance; a cheap one ten times the share, over ten seconds: below that exact totals are
-    worth more than the time. What exceeds it is taken off and told.
+    `budget`: share of a core that the calls of one site by one user or container may cost; beyond
+    it they are left out for a while, and the site is taken off where nobody else maps the file.
     `locks`: who is asked before probes are placed or removed.
     """
 
@@ -122,13 +117,16 @@ class Probes:
         self._at_entry = {name: number for number, name in enumerate(seen, 1)}
         """Functions whose return is not probed, with a number."""
         self._symbols = {symbol: call for call in self._calls.values() for symbol in call.symbols}
-        self._slow = Allowance(budget, 1.0)
-        self._cheap = Allowance(budget * 10, 10.0)
+        self._budget = Budget(bpf, budget)
+        self._took_off_s = -TAKE_OFF_EVERY_S
+        self._taken_off: dict[FileKey, dict[int, TakenOff]] = {}
+        """By file, then by offset."""
+        self.users_of: Callable[[FileKey], Collection[int]] = lambda key: ()
+        """The processes that map a file."""
         self._files: dict[FileKey, ProbedFile] = {}
         self._free = deque(range(MAX_SITES))
         """Used in turn: a call that began before its site came off may still name it."""
         self._on: set[int] = set()
-        self._refused: set[tuple[FileKey, int]] = set()
         self.sites: dict[int, Site] = {}
         """By index; those taken off stay until the index is used again."""
         self.notices: list[Notice] = []
@@ -141,10 +139,17 @@ class Probes:
         """Files with probes on them."""
         return self._files
 
-    def examine(self, fd: int, key: FileKey, name: str, trusted: bool = False) -> bool:
+    def places(self, key: FileKey) -> int:
+        """How many probes a file has."""
+        return sum(len(group) for group in self._files[key].links.values())
+
+    def examine(
+        self, fd: int, key: FileKey, name: str, trusted: bool = False, most: int = MAX_SITES
+    ) -> bool:
         """Probe whatever an open file defines; True, and the descriptor kept, where that is any
         call. `trusted`: the system's own, it may be loaded and asked. Raises OSError where the file
-        cannot be read, PutOff where somebody would keep the kernel waiting.
+        cannot be read, PutOff where somebody would keep the kernel waiting, TooManyPlaces where
+        there are more than `most` functions.
         """
         file = ProbedFile(name, fd)
         found = _native.find_functions(file.path, list(self._symbols))
@@ -160,17 +165,16 @@ class Probes:
             places += self._handed_out(file)
         if not places:
             return False
+        if (count := len({start for _, start, _ in places})) > most:
+            raise TooManyPlaces(count)
         if holder := self._locks.holder(key[INODE]):
             raise PutOff(holder)
         sites = self._choose(file, key, places)
         if not sites:
             return False
         self._files[key] = file
-        for calls_back in (False, True):
-            alike = [site for site in sites if site.call.calls_back == calls_back]
-            self._attach(file, [site for site in alike if site.cost_class in CHEAP])
-            self._attach(file, [site for site in alike if site.cost_class not in CHEAP])
-        count = sum(len(group) for group in file.links.values())
+        self._attach_all(file, sites)
+        count = self.places(key)
         self.tell("probes_attached", count, f"{count} calls of {name}")
         return True
 
@@ -203,23 +207,29 @@ class Probes:
                 passed += 1  # seen where it leads to, and only there
                 continue
             offset, cost_class, text = _native.probe_site(file.path, start, size)
-            if offset in sites or (key, offset) in self._refused:
+            if offset in sites:
                 continue
             if not self._free:
                 too_many += 1
                 continue
-            if cost_class not in CHEAP:
-                each = COST_NS[cost_class] / 1000
+            site = sites[offset] = self._new_site(Site(0, call, offset, cost_class))
+            if not site.is_cheap:
+                each = site.each_ns / 1000
                 self.tell(
                     "probe_slow", each, f"{call.function} of {name}: {each:.0f} µs a call ({text})"
                 )
-            sites[offset] = self._new_site(call, offset, cost_class)
         for count, why in ((too_many, "too many probes"), (too_late, "they take too long to read")):
             if count:
                 self.tell("probe_refused", count, f"{count} functions of {name}: {why}")
         if passed:
             self.tell("probes_spared", passed, f"{passed} calls of {name} lead to other libraries")
         return list(sites.values())
+
+    def _attach_all(self, file: ProbedFile, sites: Sequence[Site]) -> None:
+        for calls_back in (False, True):
+            alike = [site for site in sites if site.call.calls_back == calls_back]
+            self._attach(file, [site for site in alike if site.is_cheap])
+            self._attach(file, [site for site in alike if not site.is_cheap])
 
     def _attach(self, file: ProbedFile, sites: list[Site]) -> None:
         """All at once where the kernel can (6.6), else one by one, leaving out what it refuses.
@@ -254,25 +264,88 @@ class Probes:
                 )
 
     def charge(self, hits: Mapping[int, int], elapsed_s: float) -> None:
-        """Add what sites cost in an interval; take off those whose allowance is used up."""
-        for key, file in self._files.items():
-            for site in [site for group in file.links.values() for site in group]:
-                cheap = site.cost_class in CHEAP
-                allowed = self._cheap if cheap else self._slow
-                count, each_ns = hits.get(site.index, 0), COST_NS[site.cost_class]
-                cost_ns = count * each_ns - allowed.share * elapsed_s * 1e9
-                site.debt_ns = max(0.0, site.debt_ns + cost_ns)
-                if site.debt_ns > allowed.share * allowed.burst_s * 1e9:
-                    if not self._may_come_off(key):
-                        break
-                    self.take_off(key, site)
-                    rate = count / max(elapsed_s, 1e-9)
-                    self.tell(
-                        "probe_taken_off",
-                        rate,
-                        f"{site.call.function} of {file.name}: {rate:,.0f} calls/s at "
-                        f"{each_ns / 1000:.0f} µs are over the budget; not counted from here on",
-                    )
+        """Add what sites cost in an interval; what exceeds its budget is left out or taken off."""
+        where = {
+            site.index: (key, site)
+            for key, file in self._files.items()
+            for group in file.links.values()
+            for site in group
+        }
+        sites = {index: site for index, (_, site) in where.items()}
+        over: dict[FileKey, list[Over]] = {}
+        for it in self._budget.charge(sites, hits, elapsed_s):
+            over.setdefault(where[it.site.index][0], []).append(it)
+        now_s = time.monotonic()
+        for key, found in over.items():
+            self._tell_over(self._files[key].name, found)
+        if now_s - self._took_off_s >= TAKE_OFF_EVERY_S:
+            self._take_off_lonely(where.values(), now_s)
+        for key, taken in list(self._taken_off.items()):
+            self._put_back(key, [it for it in taken.values() if now_s >= it.until_s])
+
+    def _tell_over(self, name: str, found: Sequence[Over]) -> None:
+        """One notice a file: a process may be over the budget in all functions at once."""
+        most = max(found, key=lambda it: it.rate)
+        text = f"{most.site.call.function} of {name}: {most}; left out for {most.pause_s:.0f} s"
+        if len(found) > 1:
+            text += f", and {len(found) - 1} more like it"
+        self.tell("calls_left_out", most.rate, text)
+
+    def _take_off_lonely(self, sites: Iterable[tuple[FileKey, Site]], now_s: float) -> None:
+        """Sites of which calls are left out come off, where the one who makes them is the only one
+        to map the file: that costs him nothing more."""
+        alone: dict[FileKey, int] = {}
+        lonely: dict[FileKey, list[Site]] = {}
+        for key, site in sites:
+            for party in self._budget.paused(site.index):
+                if key not in alone:
+                    alone[key] = self._only_user(key, party)
+                if alone[key] == party != procfs.NOBODY:
+                    lonely.setdefault(key, []).append(site)
+        for key, found in lonely.items():
+            if not self._may_come_off(key):
+                continue
+            self._took_off_s = now_s
+            taken = self._taken_off.setdefault(key, {})
+            for site in found:
+                site.pause_s = self._budget.pause_s(site.index)
+                taken[site.offset] = TakenOff(site, alone[key], now_s + site.pause_s)
+            self.take_off(key, *found)
+            names = " ".join(sorted({site.call.function for site in found}))
+            self.tell(
+                "probe_taken_off",
+                len(found),
+                f"{names} of {self._files[key].name}: {procfs.name_of(alone[key])} alone maps it",
+            )
+
+    def _only_user(self, key: FileKey, party: int) -> int:
+        """`party` where no process of another one maps a file; else NOBODY."""
+        users = self.users_of(key)
+        if len(users) > MOST_USERS or party == procfs.TOO_DEEP:
+            return procfs.NOBODY
+        others = (it for it in map(procfs.party_of, users) if it not in (party, procfs.NOBODY))
+        return party if next(others, None) is None else procfs.NOBODY
+
+    def mapped_by(self, key: FileKey, pid: int) -> None:
+        """One more process maps a file: what was taken off because of another party comes back."""
+        if key in self._taken_off:
+            party = procfs.party_of(pid)
+            self._put_back(key, [it for it in self._taken_off[key].values() if it.party != party])
+
+    def _put_back(self, key: FileKey, due: Sequence[TakenOff]) -> None:
+        if due and self._locks.holder(key[INODE]):
+            for it in due:
+                it.until_s = time.monotonic() + KEPT_ON_S
+            return
+        due = due[: len(self._free)]
+        if not due:
+            return
+        sites = [self._new_site(it.site) for it in due]
+        for it in due:
+            del self._taken_off[key][it.site.offset]
+        if not self._taken_off[key]:
+            del self._taken_off[key]
+        self._attach_all(self._files[key], sites)
 
     def _may_come_off(self, key: FileKey) -> bool:
         """Whether nobody keeps the kernel waiting; said where somebody does."""
@@ -287,23 +360,21 @@ class Probes:
         self.tell("probes_kept_on", 1, f"{self._files[key].name}: {holder}")
         return False
 
-    def take_off(self, key: FileKey, site: Site) -> None:
-        """Take one site off a file for good. Others that share its link are attached anew, first
-        the new, then off with the old: the kernel side counts a hit of both once."""
+    def take_off(self, key: FileKey, *sites: Site) -> None:
+        """Take sites off a file. Others that share a link with them are attached anew, first the
+        new, then off with the old: the kernel side counts a hit of both once."""
         file = self._files[key]
-        self._refused.add((key, site.offset))
-        for link, group in list(file.links.items()):
-            if site in group:
-                rest = [other for other in group if other is not site]
-                if len(self._free) < len(rest):
-                    self._detach(file, link)  # a gap in what is counted, for want of numbers
-                self._attach(
-                    file,
-                    [self._new_site(o.call, o.offset, o.cost_class, o.debt_ns) for o in rest],
-                )
-                if link in file.links:
-                    self._detach(file, link)
-                return
+        gone = {site.index for site in sites}
+        old = [link for link, group in file.links.items() if gone & {it.index for it in group}]
+        rest = [it for link in old for it in file.links[link] if it.index not in gone]
+        if len(self._free) < len(rest):
+            self._detach(file, *old)  # a gap in what is counted, for want of numbers
+        renewed = []
+        for site in rest:
+            renewed.append(self._new_site(site, site.debt_ns))
+            self._budget.move(site.index, renewed[-1].index)
+        self._attach_all(file, renewed)
+        self._detach(file, *(link for link in old if link in file.links))
 
     def is_on(self, index: int) -> bool:
         """Whether the site of this number has its probes."""
@@ -314,6 +385,7 @@ class Probes:
         if not self._may_come_off(key):
             return False
         file = self._files.pop(key)
+        self._taken_off.pop(key, None)
         self._detach(file, *file.links)
         os.close(file.fd)
         self.tell("probes_detached", 1, f"{file.name}: no process maps it any more")
@@ -330,8 +402,9 @@ class Probes:
         self._files = {}
         return said
 
-    def _new_site(self, call: Call, offset: int, cost_class: str, debt_ns: float = 0.0) -> Site:
-        site = Site(self._free.popleft(), call, offset, cost_class, debt_ns)
+    def _new_site(self, like: Site, debt_ns: float = 0.0) -> Site:
+        site = replace(like, index=self._free.popleft(), debt_ns=debt_ns)
+        call = site.call
         number = self._at_entry.get((call.api, call.function), 0)
         self._bpf.set_array("sites", site.index, call.reading.packed(number))
         self.sites[site.index] = site
@@ -341,6 +414,8 @@ class Probes:
     def _detach(self, file: ProbedFile, *links: int) -> None:
         self._bpf.detach_all(links)
         numbers = [site.index for link in links for site in file.links.pop(link)]
+        for number in numbers:
+            self._budget.forget(number)
         self._on.difference_update(numbers)
         self._free.extend(numbers)
 

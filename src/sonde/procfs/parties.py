@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 NOBODY: Final = -1
 """The party of a process that is gone, or of no process."""
-_TOO_DEEP: Final = -2
+TOO_DEEP: Final = -2
 """Of processes too far below the first one of their container: they share what one party has."""
 
 _SUBORDINATE: Final = Path("/etc/subuid")
@@ -69,9 +69,9 @@ def _container_of(pid: int, seen: _Seen) -> int:
         pid = seen.parent
         above = _see(pid) if pid else None
         if above is None or above.levels == 1:  # entered from outside, by setns()
-            return _TOO_DEEP
+            return TOO_DEEP
         seen = above
-    return _TOO_DEEP
+    return TOO_DEEP
 
 
 def _see(pid: int) -> _Seen | None:

@@ -69,8 +69,12 @@ LOSS_TEXT = {
     "mappings": "mappings that could not be followed; when they are unmapped is not seen",
     "share": "launches beyond one process's or user's share of the table of stacks; counted without"
     " a stack",
+    "over_budget": "device calls left out because their user or container called the function so"
+    " often that its probe cost too much",
     "libraries_refused": "libraries of drivers that were not loaded, because others than root could"
     " change them; their functions are found by symbols alone",
+    "files_over_share": "times that a file got no probes, because its user or container had as many"
+    " as one may have; its device calls are not seen",
     "probes_put_off": "files whose probes were delayed because a process kept its memory map"
     " locked; calls through them until then were not recorded",
     "no_room": "times that a kernel map was full, so that a process had no unwind tables; its"

@@ -2,8 +2,9 @@
 /*
  * Device calls of its own that return another status each time, from as many processes as wanted.
  *
- * many_statuses PROCESSES CALLS [STATUS]: says "ready", waits for a line, then each process makes so many
- * calls, one process after the other; with STATUS they all return that. Prints "made" at the end.
+ * many_statuses PROCESSES CALLS [STATUS [hold]]: says "ready", waits for a line, then each process makes so many
+ * calls, one process after the other; with STATUS they all return that. Prints "made" at the end; with "hold" it
+ * waits for one more line then.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,15 @@ ENTRY_POINT int clFlush(const int *status)
 	return *status;
 }
 
+static int wait_for_line(void)
+{
+	int c;
+
+	while ((c = getchar()) != EOF && c != '\n')
+		;
+	return c;
+}
+
 int main(int argc, char **argv)
 {
 	int (*const calls[])(const int *) = {clFinish, clFlush};
@@ -30,7 +40,7 @@ int main(int argc, char **argv)
 
 	puts("ready");
 	fflush(stdout);
-	if (getchar() == EOF)
+	if (wait_for_line() == EOF)
 		return 1;
 	for (long n = 0; n < processes; n++) {
 		pid_t child = fork();
@@ -48,5 +58,7 @@ int main(int argc, char **argv)
 	}
 	puts("made");
 	fflush(stdout);
+	if (argc > 4)
+		wait_for_line();
 	return 0;
 }
