@@ -119,8 +119,8 @@ def seen(folder, beside, expected, without=()) -> set[str]:
     program that runs seldom. What a right is needed for shows itself in none."""
     prefix = units.under("sonde.service", folder, SETTINGS, without)
     found: set[str] = set()
-    for _ in range(RUNS):
-        features, said = observe(prefix, folder, beside)
+    for run in range(RUNS):
+        features, said = observe(prefix, folder, beside, 2.5 * (1 + run))
         if not features:
             assert not without or without[0] in said, said
             return set()
