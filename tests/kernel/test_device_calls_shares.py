@@ -4,6 +4,7 @@ becomes of the totals of another."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -73,8 +74,13 @@ def run_loud(watch: DeviceWatch, calls: Path) -> tuple[Told, int]:
     pytest.fail("never over the budget")
 
 
-def count_of(watch: DeviceWatch, status: int) -> dict[str, int]:
-    return {key[1]: count for key, count in watch.calls.items() if key[3] == status}
+def count_of(watch: DeviceWatch, status: int) -> Counter[str]:
+    """Of the two functions of this test's program, in all processes."""
+    found: Counter[str] = Counter()
+    for (_, function, _, of), count in watch.calls.items():
+        if of == status and function in {"clFinish", "clFlush"}:
+            found[function] += count
+    return found
 
 
 def test_one_users_loop_costs_another_no_call(calls):
@@ -86,13 +92,15 @@ def test_one_users_loop_costs_another_no_call(calls):
         assert all(f"of user {ATTACKER}" in text for text in told(watch, "calls_left_out"))
         more = Told(calls, 1, LOUD_CALLS, 0, user=ATTACKER)
         watch.follow(more, "ready")
-        for program in (more, victim, loud):
+        more.go()
+        watch.follow(more, "made")  # the victim goes on mapping the file until then
+        for program in (victim, loud):
             program.go()
         watch.finish(more, victim, loud)
     assert count_of(watch, -7) == {"clFinish": 20, "clFlush": 20}
-    left_out = watch.collector.losses()["over_budget"]
-    assert LOUD_CALLS / 2 <= left_out <= LOUD_CALLS  # of one function or of both
-    assert sum(count_of(watch, 0).values()) + left_out == made + LOUD_CALLS
+    missing = made + LOUD_CALLS - sum(count_of(watch, 0).values())
+    assert missing >= LOUD_CALLS / 2  # of one function or of both
+    assert missing <= watch.collector.losses()["over_budget"]  # others may be over it, too
 
 
 def test_a_probe_that_one_user_alone_made_too_dear_is_back_for_another(calls):
