@@ -213,7 +213,7 @@ def test_no_redirect_is_followed_with_or_without_a_credential(tmp_path, status):
         redirect = says(there.encode() + b"Content-Length: 0\r\nConnection: close\r\n\r\n")
         with server(redirect) as (port, heard):
             pods = Pods(f"http://127.0.0.1:{port}", tmp_path / "token")
-            pods.want("x")
+            pods.request("x")
             end_s = time.monotonic() + 5
             while not pods.failures and time.monotonic() < end_s:
                 time.sleep(0.01)
@@ -333,7 +333,7 @@ def test_deep_json_ends_neither_the_thread_nor_the_next_question():
     head = OK + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(deep)
     with server(says(head, deep)) as (port, _):
         pods = Pods(f"http://127.0.0.1:{port}")
-        pods.want("x")
+        pods.request("x")
         end_s = time.monotonic() + 10
         while pods.failures < 2 and time.monotonic() < end_s:
             time.sleep(0.02)

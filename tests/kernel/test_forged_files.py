@@ -19,10 +19,10 @@ from sonde import _native, procfs
 from sonde.procfs import serve
 from sonde.resolve.binaries import Binaries
 from sonde.resolve.counters import Counters
-from sonde.resolve.images import Image
-from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.perf_maps import PerfMaps
+from sonde.resolve.process_image import ProcessImage
+from sonde.resolve.tracked_process import TrackedProcess
 from symbol_programs import build, plugin
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and acts as another user")
@@ -112,8 +112,8 @@ def _mapping(file: Path, start: int = CODE) -> Mapping:
     return Mapping(start, start + 4096, 0, key, str(file))
 
 
-def _process(pid: int, ppid: int = 0, dead_ns: int = 1) -> LiveProcess:
-    process = LiveProcess(pid, 1, ppid, "x", Image(pid, "exec"))
+def _process(pid: int, ppid: int = 0, dead_ns: int = 1) -> TrackedProcess:
+    process = TrackedProcess(pid, 1, ppid, "x", ProcessImage(pid, "exec"))
     process.dead_ns = dead_ns
     return process
 

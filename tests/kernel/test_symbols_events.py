@@ -15,7 +15,7 @@ import pytest
 from sonde import _native, procfs
 from sonde.model.code import Frame
 from sonde.resolve import Resolver
-from sonde.resolve.live import LiveProcess
+from sonde.resolve.tracked_process import TrackedProcess
 from symbol_programs import Talking, build
 
 pytestmark = pytest.mark.bpf
@@ -34,13 +34,13 @@ class Watch:
     def take(self) -> None:
         self.resolver.feed(self.events.drain())
 
-    def named(self, comm: str) -> list[LiveProcess]:
+    def named(self, comm: str) -> list[TrackedProcess]:
         """Processes of that name, as events told of them, dead or alive."""
         table = self.resolver.processes
         dead = [process for same_pid in table._dead.values() for process in same_pid]
         return [it for it in [*dead, *table._live.values()] if it.comm == comm]
 
-    def frame(self, process: LiveProcess, address: int) -> Frame:
+    def frame(self, process: TrackedProcess, address: int) -> Frame:
         (known,) = self.resolver.resolve(process, [], [address])
         return known.frame
 

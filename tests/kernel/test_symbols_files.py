@@ -18,7 +18,7 @@ import pytest
 from sonde import _native, procfs
 from sonde.model.code import Frame
 from sonde.resolve import Resolver
-from sonde.resolve.live import LiveProcess
+from sonde.resolve.tracked_process import TrackedProcess
 from symbol_programs import Talking, build, plugin
 
 pytestmark = pytest.mark.bpf
@@ -31,7 +31,7 @@ def resolver() -> Iterator[Resolver]:
     resolver.close()
 
 
-def _process(resolver: Resolver, pid: int) -> LiveProcess:
+def _process(resolver: Resolver, pid: int) -> TrackedProcess:
     found = procfs.read_stat(pid)
     assert found
     return resolver.processes.find(pid, found.start_ns)
@@ -381,7 +381,7 @@ def test_looking_up_what_is_known_costs_about_a_dictionary_lookup(resolver: Reso
     assert best / len(stack) < 500e-9
 
 
-def _seconds_of(resolver: Resolver, process: LiveProcess, stack: list[int]) -> float:
+def _seconds_of(resolver: Resolver, process: TrackedProcess, stack: list[int]) -> float:
     start = time.process_time()
     for _ in range(1000):
         resolver.resolve(process, [], stack)
@@ -391,7 +391,7 @@ def _seconds_of(resolver: Resolver, process: LiveProcess, stack: list[int]) -> f
 def test_frames_are_bounded_and_come_back_when_they_were_dropped(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sonde.resolve.frames.MAX_PROCESS_FRAMES", 500)
+    monkeypatch.setattr("sonde.resolve.resolver.MAX_PROCESS_FRAMES", 500)
     me = _process(resolver, os.getpid())
     libc = next(it for it in me.space().mappings if it.name.startswith("libc.so"))
     first = resolver.resolve(me, [], [libc.start + 1])

@@ -19,10 +19,10 @@ import pytest
 from sonde import procfs
 from sonde.attach.policy import Facts, Policy
 from sonde.attach.process import read_status
-from sonde.resolve.hierarchies import Hierarchies
-from sonde.resolve.images import Image
-from sonde.resolve.live import LiveProcess
-from sonde.resolve.owners import Owners
+from sonde.resolve.cgroup_index import CgroupIndex
+from sonde.resolve.owners import OwnerResolver
+from sonde.resolve.process_image import ProcessImage
+from sonde.resolve.tracked_process import TrackedProcess
 
 NOBODY = 65534
 LINE_ENDS = ("\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
@@ -79,7 +79,7 @@ def test_a_place_named_with_a_carriage_return_hides_no_hierarchy(tmp_path: Path)
     (tmp_path / "mountinfo").write_bytes(
         b"1 1 0:1 / /mnt/a\r\xff rw - tmpfs none rw\n2 1 0:2 / /sys/fs/cgroup rw - cgroup2 c rw\n"
     )
-    assert list(Hierarchies(proc=tmp_path).mounts()) == [(0, "/sys/fs/cgroup")]
+    assert list(CgroupIndex(proc=tmp_path).mounts()) == [(0, "/sys/fs/cgroup")]
 
 
 POSED = (
@@ -102,7 +102,7 @@ sys.stdin.read()
 @contextmanager
 def delegated() -> Iterator[Path]:
     """A control group like that of a user's manager, given to nobody."""
-    mount = next((Path(mount) for _, mount in Hierarchies().mounts()), Path("/nowhere"))
+    mount = next((Path(mount) for _, mount in CgroupIndex().mounts()), Path("/nowhere"))
     made = [mount / "user.slice"]
     for name in (f"user-{NOBODY}.slice", f"user@{NOBODY}.service"):
         made.append(made[-1] / name)
@@ -137,9 +137,9 @@ def test_a_user_who_makes_groups_in_a_delegated_one_stays_the_owner(name: str):
         assert it.stdout.readline() == b"posed\n"
         stat = procfs.read_stat(it.pid)
         assert stat is not None
-        process = LiveProcess(it.pid, stat.start_ns, 1, "python3", Image(it.pid, "exec"))
+        process = TrackedProcess(it.pid, stat.start_ns, 1, "python3", ProcessImage(it.pid, "exec"))
         facts = Facts.of(it.pid)
-        owner = Owners().of(process, lambda _: None, time.monotonic_ns())
+        owner = OwnerResolver().of(process, lambda _: None, time.monotonic_ns())
         it.communicate()
 
     assert owner.cgroup.endswith(name)

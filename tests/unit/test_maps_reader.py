@@ -18,7 +18,7 @@ from sonde.collect import libraries
 from sonde.collect.libraries import FIRST_BYTES, Unread, mapped_by, mapped_now
 from sonde.collect.ring_budget import Allowance, Turn, fair, shares
 from sonde.errors import TargetRefused
-from sonde.resolve.images import Image
+from sonde.resolve.process_image import ProcessImage
 
 HERE = os.getpid()
 
@@ -52,7 +52,7 @@ def test_no_reader_of_mappings_takes_long_over_very_many(many):
             glibc.mappings_of(many)
 
     def resolved():
-        image = Image(many, "proc")
+        image = ProcessImage(many, "proc")
         assert len(image.space()) <= 16_384
         assert image.left_out == 1
 

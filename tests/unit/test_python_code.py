@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sonde import _native, procfs
-from sonde.resolve.images import Image
-from sonde.resolve.live import LiveProcess
+from sonde.resolve.process_image import ProcessImage
+from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import PythonCode
 from sonde.unwind.cpython import Found, Interpreter, interpreter
 from sonde.unwind.python_code import PYTHON_FRAME
@@ -65,13 +65,15 @@ def made():
     program.communicate()
 
 
-def process_of(pid: int) -> LiveProcess:
+def process_of(pid: int) -> TrackedProcess:
     found = procfs.read_stat(pid)
     assert found is not None
-    return LiveProcess(pid, found.start_ns, found.ppid, found.comm, Image(pid, "proc"))
+    return TrackedProcess(pid, found.start_ns, found.ppid, found.comm, ProcessImage(pid, "proc"))
 
 
-def line_of(code: PythonCode, process: LiveProcess, python: Interpreter, at: int, nth: int) -> int:
+def line_of(
+    code: PythonCode, process: TrackedProcess, python: Interpreter, at: int, nth: int
+) -> int:
     """The line that the frame of a function made above shows for one of its instructions."""
     place = python.code.instructions + 2 * nth if python.code.instructions else nth
     places = _native.Places()

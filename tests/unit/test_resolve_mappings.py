@@ -10,8 +10,8 @@ import time
 import pytest
 
 from sonde import procfs
+from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import MAX_MAPPINGS, AddressSpace, Mapping, parse_maps
-from sonde.resolve.recent import Recent
 
 MAPS = rb"""55d0c0a00000-55d0c0a01000 r--p 00000000 fe:01 1234             /opt/a b/tool
 55d0c0a01000-55d0c0a02000 r-xp 00001000 fe:01 1234             /opt/a b/tool
@@ -116,7 +116,7 @@ def _seconds(text: bytes) -> float:
 
 
 def test_recent_keeps_what_is_used_and_drops_the_rest() -> None:
-    recent: Recent[int, str] = Recent(100)
+    recent: LruCache[int, str] = LruCache(100)
     for n in range(1000):
         recent.put(n, str(n))
         assert recent.get(0) == "0"  # asked for all along

@@ -18,11 +18,11 @@ from sonde import procfs
 from sonde.attach.policy import Facts
 from sonde.model.owner import GroupNote, Owner, ProcessNote
 from sonde.procfs.cgroup_paths import place_of
-from sonde.resolve.hierarchies import MAX_GROUPS, Hierarchies, _groups
-from sonde.resolve.images import Image
-from sonde.resolve.live import LiveProcess
-from sonde.resolve.owners import Owners, Users
+from sonde.resolve.cgroup_index import MAX_GROUPS, CgroupIndex, _groups
+from sonde.resolve.owners import OwnerResolver, UserNames
 from sonde.resolve.pods import Pods, parse
+from sonde.resolve.process_image import ProcessImage
+from sonde.resolve.tracked_process import TrackedProcess
 
 NOBODY = 500_000_001
 """A pid that no kernel gives out."""
@@ -35,9 +35,11 @@ TRAINER = "9d" * 32
 
 def process(
     pid: int = NOBODY, ppid: int = 1, comm: str = "worker", dead: bool = True
-) -> LiveProcess:
+) -> TrackedProcess:
     found = procfs.read_stat(pid)
-    it = LiveProcess(pid, found.start_ns if found else 10_000_000, ppid, comm, Image(pid, "exec"))
+    it = TrackedProcess(
+        pid, found.start_ns if found else 10_000_000, ppid, comm, ProcessImage(pid, "exec")
+    )
     it.dead_ns = 1 if dead else 0
     return it
 
@@ -46,7 +48,7 @@ def note(group: tuple[int, int] = (0, 77), time_ns: int = 1, uid: int = 0) -> Pr
     return ProcessNote(time_ns, NOBODY, 10_000_000, 1, uid, 5, (group,), "exit")
 
 
-def orphan(_: LiveProcess) -> None:
+def orphan(_: TrackedProcess) -> None:
     return None
 
 
@@ -58,9 +60,9 @@ def now() -> int:
 
 
 def test_a_living_process_is_asked_of_proc():
-    owner = Owners().of(process(os.getpid(), dead=False), orphan, now())
+    owner = OwnerResolver().of(process(os.getpid(), dead=False), orphan, now())
 
-    assert owner.user == Users().name(os.getuid())
+    assert owner.user == UserNames().name(os.getuid())
     inner = Path("/proc/self/status").read_text().partition("NSpid:")[2].splitlines()[0].split()
     assert owner.inner_pid == int(inner[-1])
     paths = [line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()]
@@ -68,40 +70,40 @@ def test_a_living_process_is_asked_of_proc():
 
 
 def test_one_that_is_gone_is_known_by_its_note_and_the_group_that_was_made():
-    owners = Owners()
-    owners.learn([note()], [GroupNote(0, 77, f"/system.slice/docker-{ID}.scope")])
+    owners = OwnerResolver()
+    owners.add_notes([note()], [GroupNote(0, 77, f"/system.slice/docker-{ID}.scope")])
 
     owner = owners.of(process(), orphan, now())
 
     assert (owner.runtime, owner.container, owner.inner_pid) == ("docker", ID, 5)
-    assert owner.user == Users().name(0)
+    assert owner.user == UserNames().name(0)
 
 
 def test_the_last_note_holds():
-    owners = Owners()
+    owners = OwnerResolver()
     groups = [GroupNote(0, 77, f"/docker/{ID}"), GroupNote(0, 78, "/system.slice/cron.service")]
-    owners.learn([note((0, 77), time_ns=5), note((0, 78), time_ns=9)], groups)
-    owners.learn([note((0, 77), time_ns=7)], [])
+    owners.add_notes([note((0, 77), time_ns=5), note((0, 78), time_ns=9)], groups)
+    owners.add_notes([note((0, 77), time_ns=7)], [])
 
     assert owners.of(process(), orphan, now()).unit == "cron.service"
 
 
 def test_a_note_after_the_answer_changes_it():
-    owners = Owners()
+    owners = OwnerResolver()
     gone = process()
-    owners.learn([note((0, 77), time_ns=5)], [GroupNote(0, 77, "/a"), GroupNote(0, 78, "/b")])
+    owners.add_notes([note((0, 77), time_ns=5)], [GroupNote(0, 77, "/a"), GroupNote(0, 78, "/b")])
     assert owners.of(gone, orphan, 10).cgroup == "/a"
 
-    owners.learn([note((0, 78), time_ns=20)], [])
+    owners.add_notes([note((0, 78), time_ns=20)], [])
 
     assert owners.of(gone, orphan, 30).cgroup == "/b"
 
 
 def test_of_several_hierarchies_the_path_that_tells_most_stands_for_it():
-    owners = Owners()
+    owners = OwnerResolver()
     told = ProcessNote(1, NOBODY, 10_000_000, 1, 0, 0, ((0, 1), (4, 9), (6, 3)), "exec")
     groups = [GroupNote(0, 1, "/"), GroupNote(4, 9, "/x"), GroupNote(6, 3, "/slurm/job_7/step_2")]
-    owners.learn([told], groups)
+    owners.add_notes([told], groups)
 
     owner = owners.of(process(), orphan, now())
 
@@ -110,9 +112,9 @@ def test_of_several_hierarchies_the_path_that_tells_most_stands_for_it():
 
 
 def test_a_process_nobody_told_of_is_its_parents():
-    owners = Owners()
+    owners = OwnerResolver()
     parent = process()
-    parent.who = Owner(container=ID, runtime="docker", inner_pid=3)
+    parent.owner = Owner(container=ID, runtime="docker", inner_pid=3)
     child = process(NOBODY + 1, NOBODY)
 
     owner = owners.of(child, lambda _: parent, now())
@@ -121,15 +123,15 @@ def test_a_process_nobody_told_of_is_its_parents():
 
 
 def test_a_pid_used_again_is_not_the_one_that_is_gone():
-    it = LiveProcess(os.getpid(), 10_000_000, 1, "former", Image(os.getpid(), "exec"))
+    it = TrackedProcess(os.getpid(), 10_000_000, 1, "former", ProcessImage(os.getpid(), "exec"))
 
-    assert Owners().of(it, orphan, now()) == Owner()
+    assert OwnerResolver().of(it, orphan, now()) == Owner()
 
 
 def test_what_runs_in_a_container_is_of_no_job_that_its_root_names():
-    owners = Owners()
+    owners = OwnerResolver()
     told = ProcessNote(1, NOBODY, 10_000_000, 1, 0, 5, ((0, 77),), "exec", ("4711", "0"))
-    owners.learn([told], [GroupNote(0, 77, f"/system.slice/docker-{ID}.scope")])
+    owners.add_notes([told], [GroupNote(0, 77, f"/system.slice/docker-{ID}.scope")])
     owner = owners.of(process(), orphan, now())
 
     assert (owner.container, owner.job, owner.step) == (ID, "", "")
@@ -157,11 +159,11 @@ def step_of_a_child(
                 pid = next(iter(set(procfs.family([keeper.pid])) - {keeper.pid}), keeper.pid)
             stepd = process(pid, comm="slurmstepd", dead=False)
             shell = process(NOBODY, pid)
-            Owners.started(shell, stepd)
+            OwnerResolver.on_step_started(shell, stepd)
             task = process(NOBODY + 1, NOBODY)
             parents = {task.pid: shell, shell.pid: stepd}
 
-            owner = Owners().of(task, lambda it: parents.get(it.pid), now())
+            owner = OwnerResolver().of(task, lambda it: parents.get(it.pid), now())
         finally:
             keeper.kill()
     return owner.job, owner.step
@@ -184,7 +186,7 @@ def test_root_in_a_pid_namespace_of_its_own_speaks_for_no_step_of_slurm(tmp_path
 
 
 def test_a_control_group_named_with_a_carriage_return_is_no_step_of_slurm():
-    mount = next((mount for _, mount in Hierarchies().mounts()), None)
+    mount = next((mount for _, mount in CgroupIndex().mounts()), None)
     own = Path(mount or "/nowhere") / f"sonde-{os.getpid()}\r0::"
     groups = [own, own / "slurm", own / "slurm/job_4711"]
     try:
@@ -195,7 +197,10 @@ def test_a_control_group_named_with_a_carriage_return_is_no_step_of_slurm():
     try:
         with subprocess.Popen(["sleep", "60"]) as it:
             (groups[-1] / "cgroup.procs").write_text(str(it.pid))
-            facts, owner = Facts.of(it.pid), Owners().of(process(it.pid, dead=False), orphan, now())
+            facts, owner = (
+                Facts.of(it.pid),
+                OwnerResolver().of(process(it.pid, dead=False), orphan, now()),
+            )
             it.kill()
     finally:
         for group in reversed(groups):
@@ -206,7 +211,7 @@ def test_a_control_group_named_with_a_carriage_return_is_no_step_of_slurm():
 
 
 def test_every_control_group_of_the_machine_has_a_number_and_a_path():
-    groups = Hierarchies()
+    groups = CgroupIndex()
     groups.scan()
     for hierarchy, mount in groups.mounts():
         assert groups.path(hierarchy, Path(mount).stat().st_ino) == "/"
@@ -216,11 +221,11 @@ def test_every_control_group_of_the_machine_has_a_number_and_a_path():
 
 
 def test_the_many_groups_of_a_user_put_nobody_elses_out():
-    groups = Hierarchies()
+    groups = CgroupIndex()
     own = "/user.slice/user-7.slice/user@7.service"
-    groups.made(GroupNote(0, 1, f"/system.slice/docker-{ID}.scope"))
+    groups.add(GroupNote(0, 1, f"/system.slice/docker-{ID}.scope"))
     for number in range(2, MAX_GROUPS + 10):
-        groups.made(GroupNote(0, number, f"{own}/{number}"))
+        groups.add(GroupNote(0, number, f"{own}/{number}"))
 
     assert groups.path(0, 1) == f"/system.slice/docker-{ID}.scope"
     assert groups.path(0, MAX_GROUPS) == f"{own}/{MAX_GROUPS}"
@@ -242,7 +247,7 @@ def test_groups_of_a_users_own_are_looked_at_after_all_others(tmp_path):
 def test_users_have_names_and_those_without_keep_their_number(tmp_path):
     file = tmp_path / "passwd"
     file.write_text("root:x:0:0::/:/bin/sh\nada:x:1000:1000::/:\nbroken\nalso:x:1000:1:::\n")
-    users = Users(file)
+    users = UserNames(file)
 
     assert [users.name(uid) for uid in (0, 1000, 4242)] == ["root", "ada", "4242"]
 
@@ -326,10 +331,10 @@ def test_what_is_no_pod_is_left_out(items):
 def test_a_process_in_a_pod_has_its_name_namespace_labels_and_container(kubelet, tmp_path):
     token = tmp_path / "token"
     token.write_text("s3cret\n")
-    owners = Owners(Pods(kubelet.url, token))
+    owners = OwnerResolver(Pods(kubelet.url, token))
     path = f"/kubepods/burstable/pod{POD}/{TRAINER}"
-    owners.learn([note()], [GroupNote(0, 77, path)])
-    owners.settle(10)
+    owners.add_notes([note()], [GroupNote(0, 77, path)])
+    owners.wait_for_pods(10)
 
     owner = owners.of(process(), orphan, now())
     owners.close()
@@ -342,24 +347,24 @@ def test_a_process_in_a_pod_has_its_name_namespace_labels_and_container(kubelet,
 def test_a_kubelet_that_refuses_leaves_the_uid(kubelet):
     kubelet.status = 401
     pods = Pods(kubelet.url)
-    owners = Owners(pods)
-    owners.learn([note()], [GroupNote(0, 77, f"/kubepods/pod{POD}/{TRAINER}")])
+    owners = OwnerResolver(pods)
+    owners.add_notes([note()], [GroupNote(0, 77, f"/kubepods/pod{POD}/{TRAINER}")])
 
     owner = owners.of(process(), orphan, now())
-    owners.settle(0.5)
+    owners.wait_for_pods(0.5)
 
     assert (owner.pod_uid, owner.pod) == (POD, "")
     assert pods.failures
     assert "401" in pods.last_failure
     kubelet.status = 200
-    owners.settle(10)
+    owners.wait_for_pods(10)
     assert owners.of(process(), orphan, now()).pod == "trainer-0"
     owners.close()
 
 
 def test_nobody_is_asked_where_no_pod_turns_up(kubelet):
-    owners = Owners(Pods(kubelet.url))
-    owners.learn([note()], [GroupNote(0, 77, "/system.slice/cron.service")])
+    owners = OwnerResolver(Pods(kubelet.url))
+    owners.add_notes([note()], [GroupNote(0, 77, "/system.slice/cron.service")])
     owners.of(process(), orphan, now())
     time.sleep(0.1)
     owners.close()

@@ -13,9 +13,9 @@ from itertools import count
 from sonde import procfs
 from sonde.model.process import Process
 from sonde.resolve.counters import Counters
-from sonde.resolve.images import MAX_PENDING
-from sonde.resolve.live import MAX_THREADS, LiveProcess
+from sonde.resolve.process_image import MAX_PENDING
 from sonde.resolve.processes import GRACE_NS, ProcessTable
+from sonde.resolve.tracked_process import MAX_THREADS, TrackedProcess
 
 SHELL, CHILD, OTHER = 500_000_001, 500_000_002, 500_000_003
 Event = tuple[object, ...]
@@ -42,7 +42,7 @@ class Story:
         start = self.now_ns + boot
         return start - start % procfs.START_UNIT_NS
 
-    def live(self, pid: int) -> LiveProcess:
+    def live(self, pid: int) -> TrackedProcess:
         process = self.table._live[pid]
         return self.table.find(pid, process.start_ns)
 
@@ -68,7 +68,7 @@ def leave(pid: int, tid: int = 0) -> Event:
     return "exit", pid, 1, tid or pid, 1
 
 
-def paths(process: LiveProcess) -> list[str]:
+def paths(process: TrackedProcess) -> list[str]:
     return [mapping.path for mapping in process.space().mappings]
 
 
@@ -233,7 +233,7 @@ def test_lost_events_are_made_good_from_proc() -> None:
     table = ProcessTable()
     table.scan()
     me = table.find(os.getpid(), _own_start_ns())
-    me.executed(0)
+    me.on_exec(0)
     assert paths(me) == []
     table.resync()
     assert any(path.startswith("/") for path in paths(me))

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from sonde import _native
-from sonde.resolve.seen_files import SeenFiles
-from sonde.resolve.source_lines import look_up, shown
+from sonde.resolve.build_id_links import BuildIdLinks
+from sonde.resolve.source_lines import look_up, short_path
 
 SOURCE = Path(__file__).parents[1] / "programs" / "lines" / "inlined.cpp"
 MARKED = {
@@ -43,78 +43,78 @@ def offsets(program):
 
 
 def noted(folder, program):
-    seen = SeenFiles(folder / "seen")
+    links = BuildIdLinks(folder / "seen")
     build_id = _native.build_id(str(program))
-    seen.note(build_id, str(program), program.stat())
-    return seen, build_id
+    links.record(build_id, str(program), program.stat())
+    return links, build_id
 
 
 def chains(found):
-    return {tuple(places) for places in found.places.values()}
+    return {tuple(locations) for locations in found.locations.values()}
 
 
 @pytest.mark.parametrize("flags", [[], ["-gdwarf-4"], ["-gz"], ["-no-pie"]], ids=str)
 def test_inlined_functions_and_their_lines_are_right(tmp_path, flags):
     program = built(tmp_path, *flags)
-    seen, build_id = noted(tmp_path, program)
-    found = look_up({build_id: offsets(program)}, seen)
+    links, build_id = noted(tmp_path, program)
+    found = look_up({build_id: offsets(program)}, links)
     assert (found.files, found.not_found, found.failed) == (1, 0, 0)
     assert tuple(CHAIN) in chains(found)
     names = [place[0] for place in CHAIN]
-    for places in chains(found):
-        assert [place[0] for place in places] == names[-len(places) :]
+    for locations in chains(found):
+        assert [it.function for it in locations] == names[-len(locations) :]
 
 
 def test_a_stripped_file_has_no_lines_and_is_no_error(tmp_path):
     program = built(tmp_path)
     at = offsets(program)
     subprocess.run(["strip", program], check=True)
-    seen, build_id = noted(tmp_path, program)
-    found = look_up({build_id: at}, seen)
-    assert (found.places, found.files, found.failed) == ({}, 0, 0)
+    links, build_id = noted(tmp_path, program)
+    found = look_up({build_id: at}, links)
+    assert (found.locations, found.files, found.failed) == ({}, 0, 0)
 
 
 def test_a_file_that_was_built_anew_is_not_taken_for_the_one_that_ran(tmp_path):
     program = built(tmp_path)
-    seen, build_id = noted(tmp_path, program)
+    links, build_id = noted(tmp_path, program)
     built(tmp_path, "-DNDEBUG", "-O1")
-    found = look_up({build_id: [0x1000], "00" * 20: [0]}, seen)
-    assert (found.places, found.not_found) == ({}, 2)
+    found = look_up({build_id: [0x1000], "00" * 20: [0]}, links)
+    assert (found.locations, found.not_found) == ({}, 2)
 
 
 def test_a_path_that_leads_elsewhere_is_not_noted(tmp_path):
     program = built(tmp_path)
     other = shutil.copy(program, tmp_path / "other")
-    seen = SeenFiles(tmp_path / "seen")
+    links = BuildIdLinks(tmp_path / "seen")
     build_id = _native.build_id(str(program))
-    seen.note(build_id, str(program), Path(other).stat())
-    seen.note("../../etc", str(program), program.stat())
-    assert seen.find(build_id) is None
+    links.record(build_id, str(program), Path(other).stat())
+    links.record("../../etc", str(program), program.stat())
+    assert links.find(build_id) is None
     assert not (tmp_path / "seen").exists()
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.6, 0.9])
 def test_a_damaged_file_costs_its_lines_alone(tmp_path, cut):
     program = built(tmp_path)
-    seen, build_id = noted(tmp_path, program)
+    links, build_id = noted(tmp_path, program)
     raw = bytearray(program.read_bytes())
     at = int(len(raw) * cut)
     raw[at : at + 400] = os.urandom(400)
     program.write_bytes(raw)
-    found = look_up({build_id: offsets(program) if cut > 0.5 else [0x1100]}, seen)
-    assert len(found.places) <= 200
+    found = look_up({build_id: offsets(program) if cut > 0.5 else [0x1100]}, links)
+    assert len(found.locations) <= 200
 
 
 def test_a_reader_that_hangs_or_dies_costs_its_file_alone(tmp_path):
     program = built(tmp_path)
-    seen, build_id = noted(tmp_path, program)
+    links, build_id = noted(tmp_path, program)
     for code in ("import time; time.sleep(60)", "raise SystemExit(1)"):
         reader = (sys.executable, "-c", code)
-        found = look_up({build_id: [0x1100]}, seen, reader, file_s=0.5)
-        assert (found.places, found.failed) == ({}, 1)
+        found = look_up({build_id: [0x1100]}, links, reader, file_s=0.5)
+        assert (found.locations, found.failed) == ({}, 1)
 
 
 def test_full_paths_stay_here():
-    assert shown("/home/someone/secret/project/src/main.cpp") == "src/main.cpp"
-    assert shown("/main.cpp") == "main.cpp"
-    assert shown("main.cpp") == "main.cpp"
+    assert short_path("/home/someone/secret/project/src/main.cpp") == "src/main.cpp"
+    assert short_path("/main.cpp") == "main.cpp"
+    assert short_path("main.cpp") == "main.cpp"

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from sonde.agent.stacks import EVALUATION, aligned
+from sonde.agent.stacks import EVAL_FUNCTION, aligned
 from sonde.model.code import Frame
 from sonde.resolve import KnownFrame
 
 
 def stack(text: str) -> tuple[list[KnownFrame], list[tuple[int, int]]]:
     """Frames, the innermost first; Python's are in capitals."""
-    names = [EVALUATION if name == "loop" else name for name in text.split()]
+    names = [EVAL_FUNCTION if name == "loop" else name for name in text.split()]
     frames = [KnownFrame(i, Frame("user", name, "")) for i, name in enumerate(names)]
     loops: list[tuple[int, int]] = []
     for at, name in enumerate(names):

@@ -43,7 +43,7 @@ from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.metrics import MetricRow
 from sonde.resolve import Resolver
-from sonde.resolve.seen_files import SeenFiles
+from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.sinks.chunk import ChunkBuilder
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ class Agent:
         self._resolver = Resolver(
             grace_ns=int(3 * max(config.chunk_s, config.rest_s) * 1e9),
             pods=_pods(config),
-            seen=SeenFiles(),
-            names_code=sink is not None,
+            links=BuildIdLinks(),
+            resolves_frames=sink is not None,
         )
         self._group_io = GroupIo(self._resolver.owners.group_path)
         walks = privileged and sink is not None
@@ -288,7 +288,7 @@ class Agent:
         try:
             self._tick(chunk_ends=True)
             if self._sink is not None:
-                self._resolver.settle(PODS_S)
+                self._resolver.wait_for_pods(PODS_S)
             self._flush(last=True)
         finally:
             if self._attacher is not None:
@@ -326,7 +326,7 @@ class Agent:
     def _note(self, told: list[Batch]) -> None:
         """Of what was seen before the start: whom it spoke of, and what collectors said."""
         for batch in told:
-            self._resolver.learn(batch.notes, batch.groups)
+            self._resolver.add_notes(batch.notes, batch.groups)
             self._dictionary.take(batch)
             rows = [(self._started_ns, *row[1:]) for row in batch.rows.get("event", ())]
             self._chunk.add("event", rows)
@@ -355,7 +355,7 @@ class Agent:
         self._listening.take_in()
         for batch in batches:
             if batch.notes or batch.groups:
-                self._resolver.learn(batch.notes, batch.groups)
+                self._resolver.add_notes(batch.notes, batch.groups)
         for collector, batch in zip(self._collectors, batches, strict=True):
             count = collector.name if collector.name in self._counts else "host"
             self._counts[count] += batch.seen

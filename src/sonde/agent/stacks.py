@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from sonde import _native
 from sonde.agent.unwinding import Unwinding
 from sonde.resolve import KnownFrame, Resolver
-from sonde.resolve.frames import EVALUATION
-from sonde.resolve.live import LiveProcess
+from sonde.resolve.resolver import EVAL_FUNCTION
+from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import Interpreter, PythonCode
 from sonde.unwind.ends import WHOLE
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
@@ -44,8 +44,8 @@ def aligned(frames: list[KnownFrame], loops: Sequence[tuple[int, int]]) -> list[
     the walk, so did that one, and the outermost was left with none.
     """
     rest = range(loops[-1][1], len(frames)) if loops else ()
-    empty = [at for at in rest if frames[at].frame.function == EVALUATION]
-    if len(empty) != 1 or any(it.frame.function == EVALUATION for it in frames[: loops[-1][1]]):
+    empty = [at for at in rest if frames[at].frame.function == EVAL_FUNCTION]
+    if len(empty) != 1 or any(it.frame.function == EVAL_FUNCTION for it in frames[: loops[-1][1]]):
         return frames
     moved = frames[: loops[0][0]]
     ends = [begin for begin, _ in loops[1:]] + empty
@@ -67,7 +67,7 @@ class StackReader:
         self.python = PythonCode()
 
     def named(
-        self, process: LiveProcess, walks: Sequence[_native.Walk]
+        self, process: TrackedProcess, walks: Sequence[_native.Walk]
     ) -> Iterator[tuple[_native.Walk, tuple[KnownFrame, ...]]]:
         """Walks of one process with their frames."""
         if process.image.pending:
@@ -89,7 +89,7 @@ class StackReader:
             yield walk, frames
 
     def frames(
-        self, process: LiveProcess, kernel: Sequence[int], user: Sequence[int]
+        self, process: TrackedProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
         """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
         has_python = user and max(user) >= PYTHON_FRAME  # the highest bit tells them
@@ -99,10 +99,10 @@ class StackReader:
 
     def _merged(
         self,
-        process: LiveProcess,
+        process: TrackedProcess,
         kernel: Sequence[int],
         user: Sequence[int],
-        owners: Sequence[tuple[LiveProcess, Interpreter]],
+        owners: Sequence[tuple[TrackedProcess, Interpreter]],
         python: _native.Places | None,
     ) -> list[KnownFrame]:
         """`python`: of frames of Python that are known; None where there are none."""
@@ -142,13 +142,13 @@ class StackReader:
             frames += self._resolver.resolve(process, (), run, has_leaf)
         return aligned(frames, loops)
 
-    def _owners(self, process: LiveProcess) -> list[tuple[LiveProcess, Interpreter]]:
+    def _owners(self, process: TrackedProcess) -> list[tuple[TrackedProcess, Interpreter]]:
         """In whose memory the code of Python frames is looked for, and how.
 
         One that forked has the code objects of its parent, and may be gone by now.
         """
-        owners: list[tuple[LiveProcess, Interpreter]] = []
-        asked: LiveProcess | None = process
+        owners: list[tuple[TrackedProcess, Interpreter]] = []
+        asked: TrackedProcess | None = process
         for _ in range(_MOST_FORKS):
             if asked is None or (owners and owners[0][0].is_alive):
                 break

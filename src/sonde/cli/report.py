@@ -219,7 +219,7 @@ def _with_lines(capture: Capture) -> Capture:
         f"sonde: source lines of {found.files} files; {found.not_found} are not here{rest}",
         file=sys.stderr,
     )
-    tables = inlined.with_lines(capture.tables, found.places)
+    tables = inlined.with_lines(capture.tables, found.locations)
     return dataclasses.replace(capture, tables=tables)
 
 

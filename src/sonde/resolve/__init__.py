@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses to frames, pids to processes.
+"""Resolves addresses to frames, pids to processes, and processes to their owners.
 
-`Resolver` is the door: feed it what processes do, ask it for processes, threads and frames.
-Everything it keeps is bounded; `Counters` tells what did not fit or could not be named. Full paths
-stay in here: what leaves are file names.
+`Resolver` is the public interface: it takes process events, and returns processes, threads and
+frames. Everything it keeps is bounded; `Counters` counts what was evicted or could not be named.
+Full paths never leave this package: frames show file names.
 """
 
 from sonde.model.code import KnownFrame
 from sonde.resolve.counters import Counters
-from sonde.resolve.frames import Resolver
+from sonde.resolve.resolver import Resolver
 
 __all__ = ["Counters", "KnownFrame", "Resolver"]

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that frames lie in: found again when deleted or in another mount namespace.
+"""Opens the files behind mappings, also deleted ones and those of other mount namespaces.
 
-A file is known by device and inode for as long as it is held open here: an inode in use is not
-given to another file. Once closed, it is compared (size, time of change) when it is opened again.
+While a file is held open here, its device and inode identify it: the kernel does not reuse the
+inode. After it was closed, its identity (size, times of change) is compared when it is opened
+again.
 
-What one process leads to serves every process that maps the same file, so it is kept by the device
-and inode of the file that was opened, never by those that were looked for. On btrfs and, before
-Linux 6.18, on overlayfs mappings may show those of another file: a file there is opened for each
-process, and shared by the device it really has.
+All processes that map a file share its `Binary`. The key is the device and inode of the file that
+was opened, never those of the mapping. On btrfs and, before Linux 6.18, on overlayfs, mappings may
+show another file's numbers: there the file is opened once for each process, and shared by its real
+device.
 """
 
 from __future__ import annotations
@@ -15,111 +16,45 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from itertools import count
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
-from sonde import _native, procfs
+from sonde import procfs
+from sonde.resolve.binary import Binary, FileIdentity, FileKey
+from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.resolve.counters import Counters
-from sonde.resolve.mappings import FileKey, Mapping
-from sonde.resolve.recent import Recent
-from sonde.resolve.seen_files import SeenFiles
-
-if TYPE_CHECKING:
-    from sonde.resolve.live import LiveProcess
+from sonde.resolve.lru_cache import LruCache
+from sonde.resolve.mappings import Mapping
+from sonde.resolve.tracked_process import TrackedProcess
 
 MAX_FILES: Final = 4_096
 """Files known by device and inode."""
 MAX_OPEN: Final = 96
 """Files held open."""
 IDLE_NS: Final = 30_000_000_000
-"""How long a file is held open after its last use, so that deleted ones are freed."""
-MAX_NAME: Final = 128
-"""Characters of a file name that a frame shows."""
-
-_Identity = tuple[int, int, int, int, int]
-"""Device, inode, size, times of change of the content, which anybody may set, and of the inode,
-which nobody can: another file that gets the inode later is a different one."""
-_ELF_MAGIC: Final = b"\x7fELF"
-_indices = count(1)
+"""Files are closed this long after their last use: until then a deleted one occupies its disk."""
 
 
-class Binary:
-    """One file with code in it."""
-
-    __slots__ = (
-        "build_id",
-        "fd",
-        "identity",
-        "index",
-        "is_copy",
-        "is_elf",
-        "key",
-        "kind",
-        "name",
-        "owner",
-        "used_ns",
-    )
-
-    def __init__(self, name: str, kind: str = "user") -> None:
-        self.index = next(_indices)
-        """Of the content: another one when the file changes."""
-        self.name = procfs.printable(name)[:MAX_NAME]
-        self.kind = kind
-        """Kind of its frames: user, vdso."""
-        self.build_id = ""
-        self.is_elf = False
-        self.key: FileKey | None = None
-        """Of the file itself; None where it is known for one mapping only."""
-        self.is_copy = False
-        """What is open is a copy: reading the file itself could wait for somebody."""
-        self.fd = -1
-        """Open for reading, -1 not now."""
-        self.identity: _Identity = (0, 0, 0, 0, 0)
-        self.owner: LiveProcess | None = None
-        """Who used it last."""
-        self.used_ns = 0
-
-    @property
-    def holds_no_code(self) -> bool:
-        """It was looked at and is no ELF file: code that a compiler keeps in a file of its own."""
-        return self.identity[1] != 0 and not self.is_elf
-
-    @property
-    def path(self) -> str:
-        """Leads to the open file."""
-        return f"/proc/self/fd/{self.fd}"
-
-    def take(self, fd: int, which: _Identity | None = None) -> None:
-        """Hold it by this descriptor from now on, and learn what it is now.
-
-        `which`: the file that it is a copy of, in memory.
-        Raises OSError where it cannot be read (any more); then it is as before.
-        """
-        found = os.fstat(fd)
-        times = found.st_mtime_ns, found.st_ctime_ns
-        identity = which or (found.st_dev, found.st_ino, found.st_size, *times)
-        if identity != self.identity:
-            is_elf = os.pread(fd, 4, 0) == _ELF_MAGIC
-            if self.identity[1]:
-                self.index = next(_indices)
-            self.identity, self.is_elf = identity, is_elf
-            self.build_id = _native.build_id(f"/proc/self/fd/{fd}") if is_elf else ""
-        self.fd, self.is_copy = fd, which is not None
+@dataclass(frozen=True, slots=True)
+class _LastUse:
+    process: TrackedProcess
+    time_ns: int
+    """CLOCK_MONOTONIC."""
 
 
 class Binaries:
-    """All files of all processes, as many of them open as is allowed."""
+    """All files of all processes. The number of open ones is bounded."""
 
     def __init__(
-        self, counters: Counters, max_open: int = MAX_OPEN, seen: SeenFiles | None = None
+        self, counters: Counters, max_open: int = MAX_OPEN, links: BuildIdLinks | None = None
     ) -> None:
-        """`seen` is told where each file was."""
+        """`links` records where each file with a build id was."""
         self._counters = counters
-        self._seen = seen
+        self._links = links
         self._max_open = max_open
-        self._known: Recent[FileKey, Binary] = Recent(MAX_FILES)
-        self._open: dict[Binary, None] = {}
-        """Those used last at the end."""
+        self._known: LruCache[FileKey, Binary] = LruCache(MAX_FILES)
+        self._open: dict[Binary, _LastUse] = {}
+        """The most recently used at the end."""
         self._vdso: Binary | None = None
 
     @property
@@ -127,7 +62,7 @@ class Binaries:
         """Descriptors in use."""
         return len(self._open)
 
-    def of(self, process: LiveProcess, mapping: Mapping) -> Binary | None:
+    def of(self, process: TrackedProcess, mapping: Mapping) -> Binary | None:
         """The file behind a mapping; None where there is none."""
         binary = mapping.binary
         if binary is None:
@@ -138,9 +73,9 @@ class Binaries:
             mapping.binary = binary
         return binary
 
-    def open(self, binary: Binary, process: LiveProcess, mapping: Mapping) -> bool:
-        """Make sure that the file can be read. False where no way leads to it any more."""
-        now_ns = time.monotonic_ns()
+    def open(self, binary: Binary, process: TrackedProcess, mapping: Mapping) -> bool:
+        """Open the file for reading. False where it cannot be reached any more."""
+        use = _LastUse(process, time.monotonic_ns())
         if binary.fd < 0:
             found = self._open_mapped(process, mapping)
             if found is None:
@@ -148,45 +83,42 @@ class Binaries:
             if found.key != binary.key:
                 os.close(found.fd)
                 return False
-            if not self._hold(binary, found):
-                return False
-        elif binary in self._open:
-            del self._open[binary]
-            self._open[binary] = None
+            return self._hold(binary, found, use)
+        if binary in self._open:
             if not binary.is_copy:
                 try:
-                    binary.take(binary.fd)
+                    binary.use_descriptor(binary.fd)
                 except OSError:
                     self._counters.files_unopened += 1
                     self._release(binary)
                     return False
-        binary.used_ns, binary.owner = now_ns, process
+            del self._open[binary]
+            self._open[binary] = use
         return True
 
     def expire(self, now_ns: int) -> None:
-        """Let go of files that nobody asked about for a while."""
-        for binary in list(self._open):
-            if binary.used_ns + IDLE_NS > now_ns:
+        """Close files that were not used lately, except deleted ones of living processes."""
+        for binary, use in list(self._open.items()):
+            if use.time_ns + IDLE_NS > now_ns:
                 break
-            owner = binary.owner
-            if owner is None or not owner.is_alive or _has_name(binary.fd):
+            if not use.process.is_alive or _has_name(binary.fd):
                 self._release(binary)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close every file."""
         for binary in list(self._open):
             self._release(binary)
         if self._vdso is not None and self._vdso.fd >= 0:
             os.close(self._vdso.fd)
             self._vdso.fd = -1
 
-    def _find(self, process: LiveProcess, mapping: Mapping) -> Binary:
+    def _find(self, process: TrackedProcess, mapping: Mapping) -> Binary:
         known = self._known.get(mapping.file)
         if known is not None and known.fd >= 0:
             return known
         found = self._open_mapped(process, mapping)
         if found is None:
-            # It may be the known one or another: better no name than a wrong one.
+            # Whether it is the known file is uncertain: no name is better than a wrong one.
             self._counters.files_unopened += 1
             return Binary(mapping.name)
         known = None if found.key is None else self._known.get(found.key)
@@ -195,22 +127,22 @@ class Binaries:
             return known
         binary = known or Binary(mapping.name)
         binary.key = found.key
-        if not self._hold(binary, found):
+        if not self._hold(binary, found, _LastUse(process, time.monotonic_ns())):
             return Binary(mapping.name)
-        binary.owner, binary.used_ns = process, time.monotonic_ns()
         if found.key is not None:
             self._known.put(found.key, binary)
-        if self._seen is not None and binary.build_id and not binary.is_copy:
+        if self._links is not None and binary.build_id and not binary.is_copy:
             with suppress(OSError):
-                opened_as = os.fstat(binary.fd)
-                self._seen.note(binary.build_id, mapping.path, opened_as, process.pid)
+                status = os.fstat(binary.fd)
+                self._links.record(binary.build_id, mapping.path, status, process.pid)
         self._counters.files_evicted = self._known.evicted
         return binary
 
-    def _hold(self, binary: Binary, found: procfs.Opened) -> bool:
-        """False where it cannot be read."""
+    def _hold(self, binary: Binary, found: procfs.Opened, use: _LastUse) -> bool:
+        """Keep an opened file. False where it cannot be read."""
         try:
-            binary.take(found.fd, found.which if found.is_copy else None)
+            original = FileIdentity(*found.which) if found.is_copy else None
+            binary.use_descriptor(found.fd, original)
         except OSError:
             self._counters.files_unopened += 1
             os.close(found.fd)
@@ -218,23 +150,24 @@ class Binaries:
         self._counters.files_copied += found.is_copy
         self._counters.files_opened += 1
         while len(self._open) >= self._max_open:
-            # Deleted ones cannot be opened again once their process is gone.
-            still_there = (it for it in self._open if _has_name(it.fd))
-            self._release(next(still_there, next(iter(self._open))))
-        self._open[binary] = None
+            # A deleted file cannot be opened again once its process is gone: close those last.
+            with_name = (it for it in self._open if _has_name(it.fd))
+            self._release(next(with_name, next(iter(self._open))))
+        self._open[binary] = use
         return True
 
     def _release(self, binary: Binary) -> None:
         del self._open[binary]
         os.close(binary.fd)
-        binary.fd, binary.owner = -1, None
+        binary.fd = -1
 
-    def _open_mapped(self, process: LiveProcess, mapping: Mapping) -> procfs.Opened | None:
-        """The very file that is mapped, or a copy of it.
+    def _open_mapped(self, process: TrackedProcess, mapping: Mapping) -> procfs.Opened | None:
+        """The mapped file itself, or a copy of it.
 
-        Its mapping leads to it while the process lives, whatever became of the path; after that
-        the path may, in the process's root, its parent's or ours. The mapping may show something
-        else by now, and what lies at the path is others' choice.
+        While the process lives, /proc/PID/map_files leads to it even if the path does not. After
+        that, the path is tried in the root directory of the process, of its parent, and here.
+        The path may lead to another file by then, and another user may have put it there, so
+        the result counts only where it is the same file.
         """
         pid, path, inode = process.pid, mapping.path, mapping.file[2]
         if process.is_alive:
@@ -247,22 +180,23 @@ class Binaries:
         for root in (f"/proc/{pid}/root", f"/proc/{process.ppid}/root", ""):
             found = procfs.open_stable(root + path, inode=inode, who=pid)
             if found is not None:
-                # Of the strange ones, those on a mount of the machine's own: not a user's.
+                # On btrfs and overlayfs the key cannot match: there a mount of the machine's own
+                # counts (no copy was needed), not one of a user.
                 if found.key == mapping.file or (found.is_strange and not found.is_copy):
                     return found
                 os.close(found.fd)
         return None
 
     def _own_vdso(self, mapping: Mapping) -> Binary | None:
-        """The kernel maps the same image into every process of our kind: read it from our own."""
+        """The vDSO, read from this process: all 64-bit processes map the same image."""
         if self._vdso is None:
             self._vdso = _dump_vdso()
-        same = self._vdso is not None and self._vdso.identity[2] == mapping.end - mapping.start
+        same = self._vdso is not None and self._vdso.identity.size == mapping.end - mapping.start
         return self._vdso if same else None
 
 
 def _has_name(fd: int) -> bool:
-    """Whether the file can be found again, as far as can be told."""
+    """Whether the file still has a directory entry; True where that is unknown."""
     try:
         return os.fstat(fd).st_nlink > 0
     except OSError:
@@ -281,6 +215,6 @@ def _dump_vdso() -> Binary | None:
                 os.write(fd, image)
             except OSError:
                 return None
-            binary.take(fd)
+            binary.use_descriptor(fd)
             return binary
     return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What resolving did, and what it could not do: for the agent to report."""
+"""Counters of what was resolved, and of what could not be."""
 
 from __future__ import annotations
 
@@ -8,31 +8,36 @@ from dataclasses import asdict, dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Since the start. None of these loses a frame: an unnamed one keeps binary and offset."""
+    """Counts since the start. No frame is lost: an unnamed one keeps binary and offset.
+
+    Each field is a metric, `sonde.resolve.FIELD`.
+    """
 
     frames_new: int = 0
-    """Code locations looked up in a file, the kernel's table or a perf map."""
+    """Code locations looked up in a file, the kernel's symbols or a perf map."""
     frames_unnamed: int = 0
-    """Of those, without a symbol that covers them."""
+    """Of those, locations that no symbol covers."""
     frames_unmapped: int = 0
-    """Addresses that lie in no mapping known of their process."""
+    """Addresses outside all known mappings of their process."""
     frames_evicted: int = 0
-    """Frames forgotten to make room; they are looked up again when they return."""
+    """Frames dropped from the caches; they are looked up again when they return."""
     files_opened: int = 0
     files_unopened: int = 0
     """Mapped files that could not be opened: the process was gone, or access was denied."""
     files_copied: int = 0
-    """Mapped files read whole into memory, since reading them later might wait for a user."""
+    """Mapped files copied into memory, because later reads might block on another user."""
     files_evicted: int = 0
     perf_maps_refused: int = 0
-    """Perf maps that belong to somebody else than their process, or are no plain file."""
+    """Perf maps that are no regular file, or belong to another user than their process."""
     perf_map_lines_left_out: int = 0
+    """Lines of perf maps beyond the limit of entries."""
     processes_unknown: int = 0
-    """Processes that were gone before anything was learnt about them."""
+    """Processes that ended before anything was known of them."""
     processes_evicted: int = 0
     threads_evicted: int = 0
     mappings_left_out: int = 0
+    """Mappings beyond the limits of one process, or of all together."""
 
     def as_dict(self) -> dict[str, int]:
-        """By name, for metrics."""
+        """The counts by name."""
         return asdict(self)

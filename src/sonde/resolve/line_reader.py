@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads DWARF in a process of its own: `sonde.resolve.line_reader`.
+"""Reads DWARF line tables in a subprocess, started as `python -m sonde.resolve.line_reader`.
 
-Debug data is large and anybody may have made it: so it is read at low priority and under limits of
-memory and time, and where this dies only lines are missing. A request is a line of JSON,
-{"path", "offsets"}; the answer is one too: {"places": for each offset [[function, file, line], …]},
-the innermost inlined function first, or {"error"}.
+Debug data is large and comes from any user. So it is read at low priority, with limits of memory
+and CPU time; if this process dies, only source lines are missing.
+
+Protocol: one line of JSON per request on stdin, {"path", "offsets"}, and one per response on
+stdout: {"locations": for each offset [[function, file, line], …]}, innermost inlined function
+first, or {"error"}.
 """
 
 from __future__ import annotations
@@ -19,25 +21,25 @@ from sonde import _native
 MEMORY_BYTES = 1 << 30
 CPU_S = 60
 NICE = 10
-MAX_PLACES = 16
-"""Functions inlined into one another at one address."""
+MAX_INLINED = 16
+"""Locations returned of one address: nested inlined functions."""
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until stdin ends."""
     os.nice(NICE)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
         request = json.loads(line)
-        answer: dict[str, object]
+        response: dict[str, object]
         try:
             path, offsets = request["path"], request["offsets"]
-            answer = {"places": _native.source_lines(path, offsets, MAX_PLACES)}
+            response = {"locations": _native.source_lines(path, offsets, MAX_INLINED)}
         except (OSError, MemoryError) as error:
-            answer = {"error": str(error)}
-        sys.stdout.write(json.dumps(answer) + "\n")
+            response = {"error": str(error)}
+        sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is mapped where in a process."""
+"""The executable mappings of a process, by address."""
 
 from __future__ import annotations
 
@@ -7,18 +7,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from sys import intern
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from sonde import procfs
-
-if TYPE_CHECKING:
-    from sonde.resolve.binaries import Binary
+from sonde.resolve.binary import Binary, FileKey
 
 MAX_MAPPINGS: Final = 16_384
 """Executable mappings kept of one process."""
-
-FileKey = tuple[int, int, int]
-"""(major, minor, inode) of the device and file, as mappings tell them."""
 
 _DELETED: Final = " (deleted)"
 # start-end perms offset major:minor inode path (proc_pid_maps(5))
@@ -28,7 +23,7 @@ _EXECUTABLE: Final = re.compile(_LINE % rb"[r-][w-]x[ps]", re.DOTALL)
 
 
 class Mapping:
-    """One range of addresses and the file it shows, if any."""
+    """One range of addresses, and the file mapped there, if any."""
 
     __slots__ = ("binary", "deleted", "end", "file", "offset", "path", "prot", "start")
 
@@ -44,18 +39,18 @@ class Mapping:
         self.start = start
         self.end = end
         self.offset = offset
-        """In the file, of the first byte."""
+        """File offset of the first byte."""
         self.file = file
         self.deleted = path.endswith(_DELETED)
         self.path = intern(path.removesuffix(_DELETED))
-        """As the process sees it, '' where nothing was said; [vdso] and such as they are."""
+        """As the process sees it; '' for anonymous memory; names such as [vdso] unchanged."""
         self.prot = prot
         self.binary: Binary | None = None
-        """The file behind it, once somebody asked."""
+        """The file behind it; None until it was looked up."""
 
     @property
     def name(self) -> str:
-        """What a frame shows: the file name, [vdso], or [anon] for memory without a file."""
+        """What a frame shows: file name, [memfd:NAME], [vdso], or [anon] for anonymous memory."""
         if self.path.startswith(_MEMFD):
             return f"[memfd:{self.path.removeprefix(_MEMFD).partition('/')[0]}]"
         if self.has_file:
@@ -64,7 +59,7 @@ class Mapping:
 
     @property
     def has_file(self) -> bool:
-        """Whether a file stands behind it that may hold code (memfd_create makes such, too)."""
+        """Whether a file is mapped that may hold code, one of memfd_create(2) included."""
         return self.file[2] != 0 and self.path[:1] == "/" and not self.path.startswith(_NO_FILES)
 
     def __repr__(self) -> str:
@@ -76,11 +71,11 @@ _NO_FILES: Final = ("/dev/zero", "/SYSV", "/anon_hugepage", "//anon", "/[aio]")
 
 
 def parse_maps(text: bytes, executable_only: bool = True) -> Iterator[Mapping]:
-    """The mappings in whole lines of a /proc/PID/maps, in order of address."""
+    """The mappings in complete lines of /proc/PID/maps (proc_pid_maps(5)), in order of address."""
     pattern = _EXECUTABLE if executable_only else _ANY
     last, decoded = b"", ""
     for line in text.split(b"\n"):
-        # Most are no code's: told by the place of the "x", before anything is taken apart.
+        # Most lines are not executable: check the "x" before parsing the line.
         if executable_only and line[line.find(b" ") + 3 : line.find(b" ") + 4] != b"x":
             continue
         match = pattern.match(line)
@@ -100,7 +95,7 @@ def parse_maps(text: bytes, executable_only: bool = True) -> Iterator[Mapping]:
 
 
 class AddressSpace:
-    """The mappings of a process by address. They never overlap."""
+    """The mappings of a process, sorted by address, without overlaps."""
 
     __slots__ = ("_starts", "left_out", "mappings")
 
@@ -108,11 +103,12 @@ class AddressSpace:
         self.mappings: list[Mapping] = []
         self._starts: list[int] = []
         self.left_out = 0
+        """Mappings beyond MAX_MAPPINGS."""
         for mapping in mappings:
             self.add(mapping)
 
     def copy(self) -> AddressSpace:
-        """As a fork makes it. The mappings themselves are shared: they are never changed."""
+        """A copy, as fork(2) makes it. The `Mapping` objects are shared."""
         copy = AddressSpace()
         copy.mappings = self.mappings.copy()
         copy._starts = self._starts.copy()
@@ -120,9 +116,9 @@ class AddressSpace:
 
     @classmethod
     def read(cls, reader: procfs.MapsReader) -> AddressSpace:
-        """What a process has mapped now. Raises OSError where it is gone.
+        """What a process has mapped now. Raises OSError where it has ended.
 
-        What does not fit is counted by one as `left_out`: how much it is, nobody reads.
+        Reading stops at the first mapping beyond the limit, so `left_out` is then 1.
         """
         space = cls()
         for block in reader.blocks():
@@ -134,7 +130,7 @@ class AddressSpace:
         return space
 
     def find(self, address: int) -> Mapping | None:
-        """The mapping that holds an address."""
+        """The mapping that contains an address, None without one."""
         index = bisect_right(self._starts, address) - 1
         if index < 0:
             return None
@@ -142,7 +138,7 @@ class AddressSpace:
         return mapping if address < mapping.end else None
 
     def find_all(self, addresses: Iterable[int]) -> list[Mapping | None]:
-        """The same for several, several times as fast."""
+        """`find` for several addresses, faster than one by one."""
         starts, mappings = self._starts, self.mappings
         found: list[Mapping | None] = []
         for address in addresses:
@@ -154,7 +150,7 @@ class AddressSpace:
         return found
 
     def add(self, mapping: Mapping) -> bool:
-        """Put a mapping in, in place of what lay there. Returns whether something did."""
+        """Add a mapping, replacing what it overlaps. Returns whether it replaced something."""
         first = bisect_right(self._starts, mapping.start)
         if first and self.mappings[first - 1].end > mapping.start:
             first -= 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose processes are: asked of /proc while they live, of the kernel's notes when they are gone.
+"""Finds the owner of a process: user, control group, container, pod, job, unit.
 
-A note says which control groups a process was in when it executed, was moved or ended; control
-groups are known by number, from a look at the mounted hierarchies and from the kernel's word of
-each new one. So a process of 50 ms in a container that is gone as well has its owner.
+The source is /proc while the process lives, and notes of the kernel programs after that. A note
+(`model.owner.ProcessNote`) names the control groups of a process when it executed, was moved or
+ended. So a process of 50 ms has an owner, even if its container is gone as well.
 """
 
 from __future__ import annotations
@@ -20,63 +20,65 @@ from typing import TYPE_CHECKING, Final
 from sonde import procfs
 from sonde.model.owner import OWNER_COLUMNS, GroupNote, Owner, ProcessNote, step_of
 from sonde.procfs.cgroup_paths import Place, place_of
-from sonde.resolve.hierarchies import Hierarchies
-from sonde.resolve.live import LiveProcess
-from sonde.resolve.processes import STEP_KEEPER
-from sonde.resolve.recent import Recent
+from sonde.resolve.cgroup_index import CgroupIndex
+from sonde.resolve.lru_cache import LruCache
+from sonde.resolve.processes import STEP_DAEMON
+from sonde.resolve.tracked_process import TrackedProcess
 
 if TYPE_CHECKING:
     from sonde.resolve.pods import Pods
 
 MAX_NOTES: Final = 16_384
-MAX_ALIKE: Final = 1_024
+"""Processes whose last note is kept."""
+MAX_OWNERS: Final = 1_024
+"""Different owners kept."""
 FRESH_NS: Final = 30_000_000_000
-"""How long what /proc said holds where no note says that it changed; each time that it said the
-same again twice as long as before."""
-FRESH_MOST_NS: Final = 8 * FRESH_NS
+"""How long an owner read from /proc is valid without a newer note. The time doubles with each
+reading that finds the same owner."""
+MAX_FRESH_NS: Final = 8 * FRESH_NS
 USERS_S: Final = 10.0
-"""How long a user's name is taken for granted."""
+"""How long /etc/passwd is not checked for changes."""
 _MAX_ANCESTORS: Final = 32
 _STEPD_TITLE: Final = re.compile(rb"slurmstepd: \[(\d+)\.(\w+)\]")
 _MAX_ENVIRONMENT: Final = 1 << 17
 _PASSWD: Final = Path("/etc/passwd")
 
-_OF_MANY: Final = attrgetter(*OWNER_COLUMNS[:-1])
-"""All of an owner but the inner pid: `replace` costs three times as much."""
+_SHARED_FIELDS: Final = attrgetter(*OWNER_COLUMNS[:-1])
+"""All fields of an owner but the inner pid. Three times as fast as `dataclasses.replace`."""
 
-Parents = Callable[[LiveProcess], LiveProcess | None]
-"""The parent of a process, where it is known."""
+Parents = Callable[[TrackedProcess], TrackedProcess | None]
+"""Returns the parent of a process, None where it is unknown."""
 
 
-class Owners:
-    """Says whose a process is. Everything kept is bounded."""
+class OwnerResolver:
+    """Finds the owners of processes. Everything it keeps is bounded."""
 
     def __init__(self, pods: Pods | None = None) -> None:
-        self._groups = Hierarchies()
-        self._notes: Recent[tuple[int, int], ProcessNote] = Recent(MAX_NOTES)
-        self._steps: Recent[tuple[int, int], tuple[str, str]] = Recent(MAX_NOTES)
-        self._users = Users()
-        self._alike: Recent[tuple[tuple[str, ...], str], Owner] = Recent(MAX_ALIKE)
-        """Owners by control groups and user, of no process in particular."""
+        self._groups = CgroupIndex()
+        self._notes: LruCache[tuple[int, int], ProcessNote] = LruCache(MAX_NOTES)
+        self._steps: LruCache[tuple[int, int], tuple[str, str]] = LruCache(MAX_NOTES)
+        self._users = UserNames()
+        self._shared: LruCache[tuple[tuple[str, ...], str], Owner] = LruCache(MAX_OWNERS)
+        """Owners by control groups and user, without an inner pid."""
         self._pods = pods
 
     def start(self) -> None:
-        """Look at the control groups that there are."""
+        """Read the control groups that exist."""
         self._groups.scan()
 
     def group_path(self, hierarchy: int, number: int) -> str | None:
-        """The path of a control group, None where it is not known."""
+        """The path of a control group, None for an unknown one."""
         return self._groups.path(hierarchy, number)
 
     def close(self) -> None:
-        """Ask no one any more."""
+        """Stop the requests to the kubelet."""
         if self._pods is not None:
             self._pods.close()
 
-    def learn(self, notes: Iterable[ProcessNote], groups: Iterable[GroupNote]) -> None:
-        """What the kernel told, in order of time."""
+    def add_notes(self, notes: Iterable[ProcessNote], groups: Iterable[GroupNote]) -> None:
+        """Take in notes of the kernel programs, in order of time."""
         for group in groups:
-            self._groups.made(group)
+            self._groups.add(group)
         for note in notes:
             key = note.pid, note.start_ns
             if note.step is not None:
@@ -85,26 +87,26 @@ class Owners:
             if old is None or old.time_ns <= note.time_ns:
                 self._notes.put(key, note)
             if self._pods is not None:
-                self._want(note)
+                self._request_pod(note)
 
     @staticmethod
-    def started(process: LiveProcess, keeper: LiveProcess) -> None:
-        """A keeper of Slurm's steps started a program just now: both may be gone soon."""
-        if not _is_keeper(keeper.pid):
+    def on_step_started(process: TrackedProcess, daemon: TrackedProcess) -> None:
+        """Read the job step of a program that a slurmstepd has just started."""
+        if not _is_slurmstepd(daemon.pid):
             return
-        if keeper.step is None:
-            keeper.step = _step_of_keeper(keeper.pid)
-        process.step = keeper.step or step_of(
+        if daemon.slurm_step is None:
+            daemon.slurm_step = _step_in_title(daemon.pid)
+        process.slurm_step = daemon.slurm_step or step_of(
             procfs.read_file(f"/proc/{process.pid}/environ", _MAX_ENVIRONMENT) or b""
         )
 
-    def of(self, process: LiveProcess, parent_of: Parents, now_ns: int) -> Owner:
-        """Whose it is. `now_ns`: CLOCK_MONOTONIC."""
+    def of(self, process: TrackedProcess, parent_of: Parents, now_ns: int) -> Owner:
+        """The owner of a process. `now_ns`: CLOCK_MONOTONIC."""
         note = self._notes.get((process.pid, process.start_ns))
-        known = process.who
-        is_stale = process.who_until_ns <= now_ns and not process.dead_ns
-        is_told = note is not None and note.time_ns > process.who_ns
-        if known is None or is_stale or is_told:
+        known = process.owner
+        is_stale = process.owner_valid_until_ns <= now_ns and not process.dead_ns
+        has_newer_note = note is not None and note.time_ns > process.owner_read_ns
+        if known is None or is_stale or has_newer_note:
             found = self._read(process) if process.is_alive else None
             if found is None and note is not None:
                 found = self._of_note(note)
@@ -112,38 +114,40 @@ class Owners:
                 found = known or self._inherited(process, parent_of)
             if not (found.job or found.container or found.pod_uid):
                 found = self._with_job(process, found, parent_of)
-            if known is not None and not is_told and self._in_pod(found) == known:
-                held_ns = min(2 * (process.who_until_ns - process.who_ns), FRESH_MOST_NS)
+            if known is not None and not has_newer_note and self._in_pod(found) == known:
+                valid_ns = process.owner_valid_until_ns - process.owner_read_ns
+                valid_ns = min(2 * valid_ns, MAX_FRESH_NS)
             else:
-                held_ns = FRESH_NS
-            process.who, process.who_ns, process.who_until_ns = found, now_ns, now_ns + held_ns
-        assert process.who is not None
+                valid_ns = FRESH_NS
+            process.owner, process.owner_read_ns = found, now_ns
+            process.owner_valid_until_ns = now_ns + valid_ns
+        assert process.owner is not None
         if self._pods is not None:
-            process.who = self._in_pod(process.who)
-        return process.who
+            process.owner = self._in_pod(process.owner)
+        return process.owner
 
-    def settle(self, timeout_s: float) -> None:
-        """Wait for answers that are still to come."""
+    def wait_for_pods(self, timeout_s: float) -> None:
+        """Wait until all requested pods are known, or for `timeout_s`."""
         if self._pods is not None:
-            self._pods.settle(timeout_s)
+            self._pods.wait_for_requested(timeout_s)
 
-    # Parts of the answer.
-
-    def _read(self, process: LiveProcess) -> Owner | None:
-        who = procfs.read_owner(process.pid)
+    def _read(self, process: TrackedProcess) -> Owner | None:
+        """The owner by /proc; None where the process is gone, or its pid has a new process."""
+        credentials = procfs.read_owner(process.pid)
         raw = procfs.read_file(f"/proc/{process.pid}/cgroup")
-        still = procfs.read_stat(process.pid)
-        if who is None or not raw or still is None or still.start_ns != process.start_ns:
-            return None  # gone, or another one has its pid
+        stat = procfs.read_stat(process.pid)
+        if credentials is None or not raw or stat is None or stat.start_ns != process.start_ns:
+            return None
         paths = []
         for line in raw.split(b"\n"):
             hierarchy, _, rest = line.partition(b":")
             path = rest.partition(b":")[2]
             with suppress(ValueError):
                 paths.append((int(hierarchy), procfs.text(path)))
-        # Version 2 first: where several tell the same, its path stands for the process.
+        # Version 2 first: of paths that name equally much, the first one is shown.
         paths.sort(key=lambda item: item[0] != 0)
-        return self._owner([path for _, path in paths], who.uids[0], who.inner_pid)
+        uid, inner_pid = credentials.uids[0], credentials.inner_pid
+        return self._owner([path for _, path in paths], uid, inner_pid)
 
     def _of_note(self, note: ProcessNote) -> Owner:
         paths = [path for group in note.groups if (path := self._groups.path(*group)) is not None]
@@ -151,42 +155,40 @@ class Owners:
 
     def _owner(self, paths: Iterable[str], uid: int, inner_pid: int) -> Owner:
         key = (tuple(paths), self._users.name(uid))
-        known = self._alike.get(key)
+        known = self._shared.get(key)
         if known is None:
             known = _owner_at(*key)
-            self._alike.put(key, known)
-        return Owner(*(*_OF_MANY(known), inner_pid))
+            self._shared.put(key, known)
+        return Owner(*(*_SHARED_FIELDS(known), inner_pid))
 
     @staticmethod
-    def _inherited(process: LiveProcess, parent_of: Parents) -> Owner:
-        """Nothing is known of it but its parent: it was born into the same groups."""
+    def _inherited(process: TrackedProcess, parent_of: Parents) -> Owner:
+        """The owner of the parent, without its inner pid: a child starts in the same groups."""
         parent = parent_of(process)
-        who = parent.who if parent is not None else None
-        if who is None:
-            return Owner()
-        return replace(who, inner_pid=0)
+        owner = parent.owner if parent is not None else None
+        return Owner() if owner is None else replace(owner, inner_pid=0)
 
-    def _with_job(self, process: LiveProcess, found: Owner, parent_of: Parents) -> Owner:
-        """Slurm without control groups: the step's keeper is an ancestor and says which it is."""
-        here: LiveProcess | None = process
+    def _with_job(self, process: TrackedProcess, found: Owner, parent_of: Parents) -> Owner:
+        """The owner with the job of a Slurm without control groups: that of an ancestor's step."""
+        ancestor: TrackedProcess | None = process
         for _ in range(_MAX_ANCESTORS):
-            if here is None:
+            if ancestor is None:
                 break
-            step = here.step or self._steps.get(here.key)
-            is_named = here.comm == STEP_KEEPER and here.is_alive
-            if step is None and is_named and _is_keeper(here.pid):
-                step = here.step = _step_of_keeper(here.pid)
+            step = ancestor.slurm_step or self._steps.get(ancestor.key)
+            has_name = ancestor.comm == STEP_DAEMON and ancestor.is_alive
+            if step is None and has_name and _is_slurmstepd(ancestor.pid):
+                step = ancestor.slurm_step = _step_in_title(ancestor.pid)
             if step is not None:
                 return replace(found, job=step[0], step=step[1])
-            here = parent_of(here)
+            ancestor = parent_of(ancestor)
         return found
 
-    def _want(self, note: ProcessNote) -> None:
+    def _request_pod(self, note: ProcessNote) -> None:
         assert self._pods is not None
         for group in note.groups:
             path = self._groups.path(*group)
             if path is not None and (uid := place_of(path).pod_uid):
-                self._pods.want(uid)
+                self._pods.request(uid)
 
     def _in_pod(self, owner: Owner) -> Owner:
         if self._pods is None or not owner.pod_uid or owner.pod:
@@ -204,7 +206,7 @@ class Owners:
 
 
 def _owner_at(paths: Iterable[str], user: str) -> Owner:
-    """Whose everything of a user is that runs in these control groups."""
+    """The owner of all processes of a user in these control groups."""
     places = [place_of(path) for path in paths] or [Place("")]
     best = max(places, key=lambda place: place.tells)  # the first of equals
     return Owner(
@@ -220,53 +222,53 @@ def _owner_at(paths: Iterable[str], user: str) -> Owner:
     )
 
 
-def _is_keeper(pid: int) -> bool:
-    """Whether it is Slurm's own: any user may give a process that name and that title.
+def _is_slurmstepd(pid: int) -> bool:
+    """Whether a process is a slurmstepd of the host: any user can forge the name and the title.
 
-    The real user is root's even while it acts as the job's user. A set-user-id program that becomes
-    root, started through a link of that name, has another executable. In a pid namespace of its own
-    root is a container's, which speaks for no job of the machine.
+    Its real user is root, even while it acts as the job's user. Its executable has the right name,
+    which a set-user-id program started through a link lacks. It is in the host's pid namespace: a
+    container's root starts no job steps of the machine.
     """
-    who = procfs.read_owner(pid)
-    is_roots = who is not None and who.uids[0] == 0 and who.levels == 1
-    return is_roots and procfs.read_exe(pid) == STEP_KEEPER
+    credentials = procfs.read_owner(pid)
+    is_root = credentials is not None and credentials.uids[0] == 0 and credentials.levels == 1
+    return is_root and procfs.read_exe(pid) == STEP_DAEMON
 
 
-def _step_of_keeper(pid: int) -> tuple[str, str] | None:
-    """(job, step) as the title of slurmstepd says."""
+def _step_in_title(pid: int) -> tuple[str, str] | None:
+    """(job, step) in the command line of a slurmstepd, None without them."""
     match = _STEPD_TITLE.search(procfs.read_file(f"/proc/{pid}/cmdline", 4096) or b"")
     return (match[1].decode(), match[2].decode()) if match else None
 
 
-class Users:
-    """Names of users by number, from /etc/passwd alone: a directory service may take for ever."""
+class UserNames:
+    """User names by uid, from /etc/passwd alone: a directory service (NSS) may block for long."""
 
     def __init__(self, path: Path = _PASSWD) -> None:
         self._path = path
         self._names: dict[int, str] = {}
-        self._read_at = 0
-        self._looked_s = float("-inf")
+        self._mtime_ns = 0
+        self._checked_s = float("-inf")
 
     def name(self, uid: int) -> str:
         """The user's name, else the number."""
         known = self._names.get(uid)
         now_s = time.monotonic()
-        if known is None or now_s - self._looked_s > USERS_S:
-            self._looked_s = now_s
-            self._look()
+        if known is None or now_s - self._checked_s > USERS_S:
+            self._checked_s = now_s
+            self._reload()
             known = self._names.get(uid)
         return known if known is not None else str(uid)
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         with suppress(OSError):
-            changed_ns = self._path.stat().st_mtime_ns
-            if changed_ns != self._read_at:
-                self._read_at = changed_ns
+            mtime_ns = self._path.stat().st_mtime_ns
+            if mtime_ns != self._mtime_ns:
+                self._mtime_ns = mtime_ns
                 self._names = dict(self._entries())
 
     def _entries(self) -> Iterable[tuple[int, str]]:
         raw = procfs.read_file(str(self._path), 1 << 22) or b""
-        for line in reversed(raw.split(b"\n")):  # of two names for a number the first one holds
+        for line in reversed(raw.split(b"\n")):  # the first name of a uid wins
             parts = line.split(b":")
             with suppress(ValueError, IndexError):
                 yield int(parts[2]), procfs.text(parts[0])

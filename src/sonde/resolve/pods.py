@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pods of this node, from the kubelet's own read-only answer to GET /pods.
+"""Pods of this node, from the kubelet's GET /pods.
 
-Off unless an address is configured. Asked in a thread of its own and only when a pod turns up that
-is not known, so that neither a slow kubelet nor one that is gone holds anything up. The token goes
-to the configured address alone, and never in the clear beyond this machine; what an answer may cost
-is bounded before it is parsed.
+Off unless an address is configured. A separate thread sends the request, and only when an unknown
+pod appears, so a slow or missing kubelet delays nothing. The token is sent to the configured
+address alone, and only over TLS beyond this machine. The size of a response is checked before it
+is parsed.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ from sonde import http_client
 from sonde.errors import UsageError
 
 MAX_PODS: Final = 4_096
-MAX_ANSWER_BYTES: Final = 32 << 20
+MAX_RESPONSE_BYTES: Final = 32 << 20
 MAX_VALUES: Final = 1_000_000
-"""Objects, lists and elements of an answer: each costs some 100 bytes once it is parsed."""
+"""Objects, lists and elements of a response: each takes some 100 bytes once it is parsed."""
 MAX_LABELS_BYTES: Final = 4_096
 MAX_NAME: Final = 253
-"""Of a Kubernetes object."""
-GAP_S: Final = 1.0
-"""Between two questions."""
+"""Characters of the name of a Kubernetes object."""
+MIN_INTERVAL_S: Final = 1.0
+"""Between two requests."""
 GIVE_UP_S: Final = 30.0
-"""After a pod was asked for in vain: the kubelet does not know it."""
+"""A pod is no longer requested after this: the kubelet does not know it."""
 TIMEOUT_S: Final = 5.0
 STATUSES: Final = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 CONFIG_HASH: Final = "kubernetes.io/config.hash"
-"""Annotation of static pods: what their control groups are called by instead of the uid."""
+"""Annotation of static pods: the id in their control groups' names, in place of the uid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod as the kubelet tells of it."""
+    """A pod as the kubelet describes it."""
 
     uid: str
     name: str
     namespace: str
     labels: str
-    """A JSON object."""
+    """A JSON object; '' where it is too long."""
     containers: Mapping[str, str] = field(default_factory=dict)
     """Container id to the container's name in the pod."""
 
 
-def parse(answer: bytes) -> dict[str, Pod]:
-    """The pods of a v1 PodList by uid, static ones also by the name of their control group.
+def parse(response: bytes) -> dict[str, Pod]:
+    """The pods of a v1 PodList by uid, static ones also by their config hash.
 
-    Raises ValueError for what is no PodList.
+    Raises ValueError for another document, or one with too many values.
     """
-    if sum(map(answer.count, (b"{", b"[", b","))) > MAX_VALUES:
-        raise ValueError("the answer has too many values")
+    if sum(map(response.count, (b"{", b"[", b","))) > MAX_VALUES:
+        raise ValueError("the response has too many values")
     try:
-        document = json.loads(answer)
+        document = json.loads(response)
     except RecursionError:
-        raise ValueError("the answer is nested too deeply") from None
+        raise ValueError("the response is nested too deeply") from None
     items = document.get("items") if isinstance(document, dict) else None
     if not isinstance(items, list):
         raise ValueError("no list of pods")
@@ -105,12 +105,12 @@ def _is_loopback(host: str) -> bool:
 
 
 class Pods:
-    """Pods by uid. `want` and `find` never block."""
+    """Pods by uid. `request` and `find` never block."""
 
     def __init__(
         self, url: str, token_file: Path | None = None, ca_file: Path | None = None
     ) -> None:
-        """Raises UsageError for an address that a token must not be sent to."""
+        """Raises UsageError for a bad address, or one to which the token would go unencrypted."""
         try:
             parts = http_client.split_url(url)
         except ValueError as error:
@@ -120,8 +120,8 @@ class Pods:
             ) from error
         if token_file and parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
             raise UsageError(
-                f"the kubelet's token would go to {http_client.shown(url)} in the clear",
-                "use https, or leave kubelet_token_file away",
+                f"the kubelet's token would be sent to {http_client.shown(url)} unencrypted",
+                "use https, or remove kubelet_token_file",
             )
         self._url = url.rstrip("/") + "/pods"
         self._token_file = token_file
@@ -129,44 +129,48 @@ class Pods:
         if parts.scheme == "https":
             self._tls = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
         self._pods: dict[str, Pod] = {}
-        self._wanted: dict[str, float] = {}
-        """uid to when it was first asked for."""
+        self._requested: dict[str, float] = {}
+        """When each unknown uid was first requested, CLOCK_MONOTONIC in seconds."""
         self._lock = threading.Condition()
         self._closed = False
         self.failures = 0
         self.last_failure = ""
-        self._thread = threading.Thread(target=self._ask, name="sonde-pods", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sonde-pods", daemon=True)
         self._thread.start()
 
-    def want(self, uid: str) -> None:
-        """It will be asked about soon."""
+    def request(self, uid: str) -> None:
+        """Have the thread look up a pod, unless it is known."""
         with self._lock:
-            if uid not in self._pods and uid not in self._wanted and len(self._wanted) < MAX_PODS:
-                self._wanted[uid] = time.monotonic()
+            if (
+                uid not in self._pods
+                and uid not in self._requested
+                and len(self._requested) < MAX_PODS
+            ):
+                self._requested[uid] = time.monotonic()
                 self._lock.notify_all()
 
     def find(self, uid: str) -> Pod | None:
-        """The pod, None where the kubelet has not told of it (yet)."""
+        """The pod; None where the kubelet has not reported it (yet), and it is then requested."""
         pod = self._pods.get(uid)
         if pod is None:
-            self.want(uid)
+            self.request(uid)
         return pod
 
-    def settle(self, timeout_s: float) -> None:
-        """Wait until what was asked for is known, or for so long."""
+    def wait_for_requested(self, timeout_s: float) -> None:
+        """Wait until all requested pods are known or given up, or for `timeout_s`."""
         with self._lock:
-            self._lock.wait_for(lambda: not self._wanted or self._closed, timeout_s)
+            self._lock.wait_for(lambda: not self._requested or self._closed, timeout_s)
 
     def close(self) -> None:
-        """Ask no more."""
+        """End the thread."""
         with self._lock:
             self._closed = True
             self._lock.notify_all()
 
-    def _ask(self) -> None:
+    def _run(self) -> None:
         while True:
             with self._lock:
-                self._lock.wait_for(lambda: self._wanted or self._closed)
+                self._lock.wait_for(lambda: self._requested or self._closed)
                 if self._closed:
                     return
             try:
@@ -177,32 +181,34 @@ class Pods:
                 found = {}
             with self._lock:
                 if found:
-                    # Those that the kubelet has dropped meanwhile are kept as long as there is
-                    # room: their last processes may still be asked about.
+                    # Pods that the kubelet has dropped are kept while there is room: their last
+                    # processes may still be resolved.
                     merged = {**self._pods, **found}
                     self._pods = found if len(merged) > 2 * MAX_PODS else merged
                 now = time.monotonic()
-                self._wanted = {
+                self._requested = {
                     uid: since
-                    for uid, since in self._wanted.items()
+                    for uid, since in self._requested.items()
                     if uid not in self._pods and now - since < GIVE_UP_S
                 }
                 self._lock.notify_all()
-                self._lock.wait_for(lambda: self._closed, GAP_S)
+                self._lock.wait_for(lambda: self._closed, MIN_INTERVAL_S)
 
     def _fetch(self) -> bytes:
         headers = {}
         if self._token_file is not None:
-            token = self._token_file.read_text().strip()  # renewed by the kubelet every hour
+            token = (
+                self._token_file.read_text().strip()
+            )  # read each time: the kubelet renews it every hour
             headers["Authorization"] = f"Bearer {token}"
-        answer = http_client.request(
+        response = http_client.request(
             "GET",
             self._url,
             headers=headers,
             deadline_s=TIMEOUT_S,
-            max_bytes=MAX_ANSWER_BYTES,
+            max_bytes=MAX_RESPONSE_BYTES,
             tls=self._tls,
         )
-        if answer.status != 200:
-            raise ValueError(f"HTTP status {answer.status}")
-        return answer.body
+        if response.status != 200:
+            raise ValueError(f"HTTP status {response.status}")
+        return response.body

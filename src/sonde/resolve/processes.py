@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes there are and were: names, threads, mappings, told apart by (pid, start).
+"""The table of processes: names, threads, mappings, by (pid, start time).
 
-Two sources: /proc for what runs already, and the kernel's own stream of events for what happens
-from then on, so that a process of 50 ms is known as well as one of a week. A process that ended is
-kept for a while, because the samples of its last moments are read after its death.
+/proc shows the processes that run already. From then on the kernel's process events (perf records
+of fork, exec, mmap, comm, exit) keep the table up to date, so that short processes are known as
+well. An ended process is kept for a while, because its last samples are read after its end.
 """
 
 from __future__ import annotations
@@ -14,29 +14,32 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from sonde import procfs
+from sonde.resolve.binary import FileKey
 from sonde.resolve.counters import Counters
-from sonde.resolve.images import Image, MmapEvent
-from sonde.resolve.live import LiveProcess
-from sonde.resolve.mappings import FileKey
+from sonde.resolve.process_image import MmapEvent, ProcessImage
+from sonde.resolve.tracked_process import TrackedProcess
 
 GRACE_NS: Final = 15_000_000_000
-"""How long the names of a dead process are kept. Its mappings go at the second tick after it."""
+"""How long the names of an ended process are kept. Its mappings go at the second tick after."""
 SWEEP_NS: Final = 60_000_000_000
-"""How often /proc is asked which processes vanished without an event."""
+"""How often /proc is checked for processes that ended without an event."""
 MAX_PROCESSES: Final = 16_384
-STEP_KEEPER: Final = "slurmstepd"
+STEP_DAEMON: Final = "slurmstepd"
+"""Name of the program that starts and supervises the steps of a Slurm job."""
 MAX_SEEN_FILES: Final = 65_536
+"""Files remembered so that `new_files` has each of them once."""
 MAX_MAPPINGS_HELD: Final = 262_144
-"""Of all processes together: some 100 MB. A thousand common ones hold 50,000."""
+"""Of all processes together: some 100 MB. A thousand usual processes have 50,000."""
 _EAGER_MAPS: Final = 512
-"""Processes whose mappings are read at the start, in case they end before they are asked about."""
-_MANY_GONE: Final = 8
+"""Processes whose mappings are read at the start, in case they end before they are sampled."""
+_MANY_ENDED: Final = 8
+"""From this many ended processes on, one listing of /proc is cheaper than a check of each."""
 _SAME_START_NS: Final = 2 * procfs.START_UNIT_NS
-"""An event's time and the start it stands for differ by a little."""
+"""Greatest difference between the time of a fork event and the start time in /proc."""
 
 
 class ProcessTable:
-    """All processes. Feed it events in order of time; ask it by (pid, start_ns)."""
+    """All processes, alive and recently ended, by (pid, start_ns)."""
 
     def __init__(
         self,
@@ -46,36 +49,37 @@ class ProcessTable:
     ) -> None:
         self.counters = counters or Counters()
         self._grace_ns = grace_ns
-        self.new_files: list[tuple[LiveProcess, FileKey]] = []
-        """Files mapped by processes since this was last emptied; of each file the first time."""
-        self.new_steps: list[tuple[LiveProcess, LiveProcess]] = []
-        """Programs that a keeper of Slurm's steps started, and the keeper, since last emptied."""
+        self.new_files: list[tuple[TrackedProcess, FileKey]] = []
+        """Files mapped for the first time, and by which process. The caller empties it."""
+        self.new_steps: list[tuple[TrackedProcess, TrackedProcess]] = []
+        """(program, slurmstepd that started it). The caller empties it."""
         self._seen_files: set[FileKey] = set()
         self._max = max_processes
-        self._live: dict[int, LiveProcess] = {}
-        self._dead: dict[int, list[LiveProcess]] = {}
-        self._graves: deque[LiveProcess] = deque()
-        """The dead in the order in which they ended."""
-        self._just_died: list[LiveProcess] = []
-        """Since the last tick; their samples come with the next one."""
-        self._died_before: list[LiveProcess] = []
+        self._live: dict[int, TrackedProcess] = {}
+        self._dead: dict[int, list[TrackedProcess]] = {}
+        self._ended_order: deque[TrackedProcess] = deque()
+        """The processes of `_dead` in the order in which they ended."""
+        self._ended_now: list[TrackedProcess] = []
+        """Ended since the last tick. Their last samples come with the next tick."""
+        self._ended_before: list[TrackedProcess] = []
+        """Ended before the last tick."""
         self._now_ns = 0
         self._boot_offset_ns = 0
         self._next_sweep_ns = 0
 
     def __len__(self) -> int:
-        return len(self._live) + len(self._graves)
+        return len(self._live) + len(self._ended_order)
 
     @property
     def live(self) -> int:
-        """Processes that run, as far as is known."""
+        """Number of processes that run, as far as is known."""
         return len(self._live)
 
     def scan(self) -> None:
-        """Take in every process that /proc shows, and what is known wrongly about those."""
+        """Add every process of /proc that is not in the table, and mark those that are gone."""
         pids = procfs.pids()
         for pid in self._live.keys() - set(pids):
-            self._retire(self._live[pid], time.monotonic_ns())
+            self._mark_ended(self._live[pid], time.monotonic_ns())
         eager = _EAGER_MAPS
         for pid, found in zip(pids, procfs.read_stats(pids), strict=True):
             known = self._live.get(pid)
@@ -87,77 +91,78 @@ class ProcessTable:
                 eager -= 1
 
     def resync(self) -> None:
-        """Events were lost: mappings are read anew when they are asked for."""
+        """Events were lost: scan /proc again, and read mappings again when they are used."""
         for process in self._live.values():
-            process.image = Image(process.pid, "proc")
+            process.image = ProcessImage(process.pid, "proc")
             process.forget_frames()
         self.scan()
 
     def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """What processes did, in order of time, as the native ProcessEvents tell it."""
+        """Apply process events, in order of time (native `ProcessEvents`)."""
         self._boot_offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(
             time.CLOCK_MONOTONIC
         )
         for event in events:
             kind = event[0]
             if kind == "mmap":
-                self._mapped(event)
+                self._on_mmap(event)
             elif kind == "comm":
-                self._named(*event[1:])
+                self._on_comm(*event[1:])
             elif kind == "fork":
-                self._forked(*event[1:])
+                self._on_fork(*event[1:])
             elif kind == "exit":
-                self._ended(*event[1:])
+                self._on_exit(*event[1:])
 
-    def find(self, pid: int, start_ns: int) -> LiveProcess:
-        """The process; one without names where nothing is known about it any more."""
+    def find(self, pid: int, start_ns: int) -> TrackedProcess:
+        """The process; one without names where nothing is known of it any more."""
         process = self._live.get(pid)
         if process is None or process.start_ns != start_ns:
             process = self._find_other(pid, start_ns)
         process.used_ns = self._now_ns
         return process
 
-    def parent(self, process: LiveProcess) -> LiveProcess | None:
-        """Its parent, as far as is known."""
+    def parent(self, process: TrackedProcess) -> TrackedProcess | None:
+        """The parent of a process, None where it is unknown."""
         found = self._live.get(process.ppid)
         if found is None:
             found = next(reversed(self._dead.get(process.ppid, ())), None)
         return found if found is not process else None
 
-    def thread_name(self, process: LiveProcess, tid: int) -> str:
-        """Name of a thread, '' unknown."""
+    def thread_name(self, process: TrackedProcess, tid: int) -> str:
+        """The name of a thread, '' where it is unknown."""
         name = process.threads.get(tid) if process.threads else None
         if name is None:
             name = procfs.read_comm(process.pid, tid) if process.is_alive else None
             if name is None:
                 return process.comm if tid == process.pid else ""
-            self.counters.threads_evicted += process.renamed(tid, name)
+            self.counters.threads_evicted += process.set_thread_name(tid, name)
         return name
 
     def expire(self, now_ns: int) -> None:
-        """A tick is over: samples up to it are resolved. Forget what no sample will ask about."""
+        """End a tick, up to which samples are resolved: drop what no later sample needs."""
         self._now_ns = now_ns
-        for process in self._died_before:
+        for process in self._ended_before:
             if not process.is_alive:
                 process.forget_image()
-        self._died_before, self._just_died = self._just_died, []
-        gone = []
-        while self._graves and self._graves[0].dead_ns + self._grace_ns <= now_ns:
-            gone.append(self._graves[0])
-            self._bury(gone[-1])
-        # One look at all of /proc costs as much as a few files of it.
-        there = set(procfs.pids()) if len(gone) >= _MANY_GONE else None
-        for process in gone:
-            if there is None or process.pid in there:
-                self._return_if_alive(process)
+        self._ended_before, self._ended_now = self._ended_now, []
+        expired = []
+        while self._ended_order and self._ended_order[0].dead_ns + self._grace_ns <= now_ns:
+            expired.append(self._ended_order[0])
+            self._remove_ended(expired[-1])
+        pids = set(procfs.pids()) if len(expired) >= _MANY_ENDED else None
+        for process in expired:
+            if pids is None or process.pid in pids:
+                self._restore_if_alive(process)
         self._bound_mappings()
         if now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
 
     def _bound_mappings(self) -> None:
-        """Hold no more mappings than MAX_MAPPINGS_HELD: the process with most of them loses its
-        own, and what it runs stays unnamed until it executes something."""
+        """Drop all mappings of the processes with most, until MAX_MAPPINGS_HELD are left.
+
+        Their frames have no names until they execute another program.
+        """
         held = 0
         for process in self._live.values():
             image = process.image
@@ -171,30 +176,30 @@ class ProcessTable:
                 break
             held -= process.image.size
             self.counters.mappings_left_out += process.image.size
-            process.image = Image(process.pid, "exec")
+            process.image = ProcessImage(process.pid, "exec")
             process.forget_frames()
 
-    def _count_left_out(self, image: Image) -> None:
+    def _count_left_out(self, image: ProcessImage) -> None:
         self.counters.mappings_left_out += image.left_out
         image.left_out = 0
 
     def _sweep(self, now_ns: int) -> None:
         for pid in self._live.keys() - set(procfs.pids()):
-            self._retire(self._live[pid], now_ns)
+            self._mark_ended(self._live[pid], now_ns)
         for process in self._live.values():
             if process.previous is not None and process.previous_until_ns < now_ns:
                 process.previous = None
 
-    def _return_if_alive(self, process: LiveProcess) -> None:
-        """Its first thread ended, but others may go on."""
+    def _restore_if_alive(self, process: TrackedProcess) -> None:
+        """Put a process back whose first thread has ended while others still run."""
         found = procfs.read_stat(process.pid)
         same = found is not None and found.start_ns == process.start_ns
         if same and process.pid not in self._live and procfs.has_threads(process.pid):
             process.dead_ns = 0
-            process.image = Image(process.pid, "proc")
+            process.image = ProcessImage(process.pid, "proc")
             self._live[process.pid] = process
 
-    def _mapped(self, event: MmapEvent) -> None:
+    def _on_mmap(self, event: MmapEvent) -> None:
         process = self._known(event[2], event[1])
         image = process.image
         image.add(event)
@@ -207,52 +212,52 @@ class ProcessTable:
             self._seen_files.add(file)
             self.new_files.append((process, file))
 
-    def _named(self, time_ns: int, pid: int, tid: int, comm: str, is_exec: bool) -> None:
+    def _on_comm(self, time_ns: int, pid: int, tid: int, comm: str, is_exec: bool) -> None:
         process = self._known(pid, time_ns)
         if is_exec:
-            process.executed(time_ns)
+            process.on_exec(time_ns)
             parent = self._live.get(process.ppid)
-            if parent is not None and parent.comm == STEP_KEEPER:
+            if parent is not None and parent.comm == STEP_DAEMON:
                 self.new_steps.append((process, parent))
-            if process.dead_ns:  # a thread other than the first one executed, and took its place
-                self._bury(process)
+            if process.dead_ns:  # another thread executed, and became the first one
+                self._remove_ended(process)
                 process.dead_ns = 0
                 self._live[pid] = process
-        self.counters.threads_evicted += process.renamed(tid, procfs.printable(comm))
+        self.counters.threads_evicted += process.set_thread_name(tid, procfs.printable(comm))
 
-    def _forked(self, time_ns: int, pid: int, ppid: int, tid: int, ptid: int) -> None:
+    def _on_fork(self, time_ns: int, pid: int, ppid: int, tid: int, ptid: int) -> None:
         parent = self._known(ppid, time_ns)
         if pid == ppid:
             name = parent.threads.get(ptid) if parent.threads else None
             if name is not None:
-                self.counters.threads_evicted += parent.renamed(tid, name)
+                self.counters.threads_evicted += parent.set_thread_name(tid, name)
             elif parent.threads:
-                parent.threads.pop(tid, None)  # of an earlier thread with this id
+                parent.threads.pop(tid, None)  # the name of an earlier thread with this id
             return
         start = time_ns + self._boot_offset_ns
         start -= start % procfs.START_UNIT_NS
         old = self._live.get(pid)
         if old is not None:
             if abs(old.start_ns - start) <= _SAME_START_NS:
-                return  # /proc told of it before the event came
-            self._retire(old, time_ns)
-        child = LiveProcess(pid, start, ppid, parent.comm, parent.image.forked(pid))
+                return  # known from /proc already
+            self._mark_ended(old, time_ns)
+        child = TrackedProcess(pid, start, ppid, parent.comm, parent.image.forked(pid))
         child.set_exe(parent.exe)
         child.used_ns = self._now_ns
-        self._enter(child)
+        self._insert(child)
 
-    def _ended(self, time_ns: int, pid: int, _ppid: int, tid: int, _ptid: int) -> None:
+    def _on_exit(self, time_ns: int, pid: int, _ppid: int, tid: int, _ptid: int) -> None:
         process = self._live.get(pid)
-        # An event may be older than what /proc told: then it speaks of an earlier process.
+        # An event older than the entry from /proc is about an earlier process with this pid.
         if (
             process is not None
             and tid == pid
             and process.start_ns <= time_ns + self._boot_offset_ns
         ):
-            self._retire(process, time_ns)
+            self._mark_ended(process, time_ns)
 
-    def _known(self, pid: int, time_ns: int) -> LiveProcess:
-        """The process that an event is about, found in /proc where its birth was not seen."""
+    def _known(self, pid: int, time_ns: int) -> TrackedProcess:
+        """The process of an event, read from /proc where its fork was not seen."""
         process = self._live.get(pid)
         if process is None:
             process = next(reversed(self._dead.get(pid, ())), None)
@@ -260,13 +265,16 @@ class ProcessTable:
             found = procfs.read_stat(pid)
             if found is not None:
                 return self._from_proc(pid, found)
-            process = LiveProcess(pid, 0, 0, "", Image(pid, "proc"))
+            process = TrackedProcess(pid, 0, 0, "", ProcessImage(pid, "proc"))
             process.used_ns = time_ns
-            self._enter(process)
+            self._insert(process)
         return process
 
-    def _find_other(self, pid: int, start_ns: int) -> LiveProcess:
-        """Whom an event told of with a start a little off, who died, or whom nobody told of."""
+    def _find_other(self, pid: int, start_ns: int) -> TrackedProcess:
+        """A process that is not in `_live` under this start time.
+
+        It has ended, or is known with a slightly different start time, or only /proc knows it.
+        """
         live, dead = self._live.get(pid), self._dead.get(pid, [])
         candidates = [live, *dead] if live else dead
         for process in candidates:
@@ -280,32 +288,34 @@ class ProcessTable:
         if found is not None and found.start_ns == start_ns:
             return self._from_proc(pid, found)
         self.counters.processes_unknown += 1
-        process = LiveProcess(pid, start_ns, 0, "", Image(pid, "exec"))
-        self._enter(process, alive=False)
+        process = TrackedProcess(pid, start_ns, 0, "", ProcessImage(pid, "exec"))
+        self._insert(process, alive=False)
         return process
 
-    def _from_proc(self, pid: int, found: procfs.Stat) -> LiveProcess:
+    def _from_proc(self, pid: int, found: procfs.Stat) -> TrackedProcess:
         old = self._live.get(pid)
         if old is not None:
-            self._retire(old, time.monotonic_ns())
-        process = LiveProcess(pid, found.start_ns, found.ppid, found.comm, Image(pid, "proc"))
+            self._mark_ended(old, time.monotonic_ns())
+        process = TrackedProcess(
+            pid, found.start_ns, found.ppid, found.comm, ProcessImage(pid, "proc")
+        )
         process.used_ns = time.monotonic_ns()
-        self._enter(process)
+        self._insert(process)
         return process
 
-    def _enter(self, process: LiveProcess, alive: bool = True) -> None:
+    def _insert(self, process: TrackedProcess, alive: bool = True) -> None:
         if len(self) >= self._max:
-            self._make_room()
+            self._evict()
         if alive:
             self._live[process.pid] = process
         else:
-            self._retire(process, time.monotonic_ns())
+            self._mark_ended(process, time.monotonic_ns())
 
-    def _make_room(self) -> None:
-        """Drop an eighth: those that died first, then those not asked about for longest."""
+    def _evict(self) -> None:
+        """Drop an eighth: processes that ended first, then those unused for longest."""
         goal = self._max - self._max // 8
-        while self._graves and len(self) > goal:
-            self._bury(self._graves[0])
+        while self._ended_order and len(self) > goal:
+            self._remove_ended(self._ended_order[0])
             self.counters.processes_evicted += 1
         if len(self) > goal:
             by_use = sorted(self._live.values(), key=lambda it: it.used_ns)
@@ -313,18 +323,17 @@ class ProcessTable:
                 del self._live[process.pid]
                 self.counters.processes_evicted += 1
 
-    def _retire(self, process: LiveProcess, now_ns: int) -> None:
-        """It ended; keep it for a while."""
+    def _mark_ended(self, process: TrackedProcess, now_ns: int) -> None:
+        """Move a process to the ended ones."""
         process.dead_ns = now_ns
         if self._live.get(process.pid) is process:
             del self._live[process.pid]
         self._dead.setdefault(process.pid, []).append(process)
-        self._graves.append(process)
-        self._just_died.append(process)
+        self._ended_order.append(process)
+        self._ended_now.append(process)
 
-    def _bury(self, process: LiveProcess) -> None:
-        """It is no longer among the dead."""
-        self._graves.remove(process)
+    def _remove_ended(self, process: TrackedProcess) -> None:
+        self._ended_order.remove(process)
         same_pid = self._dead[process.pid]
         same_pid.remove(process)
         if not same_pid:

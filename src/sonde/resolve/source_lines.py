@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source lines and inlined functions of frames, looked up when somebody wants to see them."""
+"""Source lines and inlined functions of frames, looked up when a report shows them."""
 
 from __future__ import annotations
 
@@ -12,94 +12,112 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from sonde import interpreter
 from sonde.procfs import printable
-from sonde.resolve.seen_files import SeenFiles
+from sonde.resolve.build_id_links import BuildIdLinks
 
 READER: Final = interpreter.command("sonde.resolve.line_reader")
 FILE_S: Final = 20.0
-"""For one file; one that takes longer has no lines."""
+"""Time limit of one file; a slower one has no lines."""
 ALL_S: Final = 60.0
-"""For all files of a report."""
+"""Time limit of all files of a report."""
 
-Place = tuple[str, str, int]
-"""(function, source file, line); '' and 0 where they are not known."""
+_RawLocations = list[list[str | int]]
+"""[[function, file, line], …] of one offset, as the subprocess sends them."""
+
+
+class SourceLocation(NamedTuple):
+    """A line of source code; '' and 0 where a part is unknown."""
+
+    function: str
+    file: str
+    line: int
 
 
 @dataclass(slots=True)
-class Lines:
-    """What was found."""
+class SourceLines:
+    """The result of `look_up`."""
 
-    places: dict[tuple[str, int], list[Place]] = field(default_factory=dict)
-    """By (build id, offset in the file): the innermost inlined function first, last the function
-    that the code belongs to. Those about which nothing is known are absent."""
+    locations: dict[tuple[str, int], list[SourceLocation]] = field(default_factory=dict)
+    """By (build id, file offset): the innermost inlined function first, the containing function
+    last. Offsets without debug data are absent."""
     files: int = 0
-    """Files that say something of the lines asked for."""
+    """Files with a location for at least one offset."""
     not_found: int = 0
-    """Files of which there is none here any more."""
+    """Files that are not on this machine any more."""
     failed: int = 0
-    """Files that took too long or too much memory, or cannot be read."""
+    """Files that could not be read, or not within the limits of time and memory."""
 
 
 def look_up(
     wanted: Mapping[str, Sequence[int]],
-    seen: SeenFiles | None = None,
+    links: BuildIdLinks | None = None,
     reader: Sequence[str] = READER,
     file_s: float = FILE_S,
     all_s: float = ALL_S,
-) -> Lines:
-    """Lines of offsets in files, by build id."""
-    seen = seen or SeenFiles()
-    found = Lines()
-    until_s = time.monotonic() + all_s
-    paths = {build_id: seen.find(build_id) for build_id in wanted}
+) -> SourceLines:
+    """Source locations of file offsets, by build id.
+
+    `reader`: command of the subprocess. `file_s`, `all_s`: time limits. Files beyond them count as
+    failed.
+    """
+    links = links or BuildIdLinks()
+    found = SourceLines()
+    deadline_s = time.monotonic() + all_s
+    paths = {build_id: links.find(build_id) for build_id in wanted}
     found.not_found = sum(path is None for path in paths.values())
     todo = [(build_id, path) for build_id, path in paths.items() if path is not None]
     while todo:
         with _started(reader) as process:
             while todo:
                 build_id, path = todo.pop()
-                left_s = min(file_s, until_s - time.monotonic())
+                left_s = min(file_s, deadline_s - time.monotonic())
                 if left_s <= 0:
                     found.failed += 1 + len(todo)
                     return found
                 offsets = sorted(set(wanted[build_id]))
-                places = _ask(process, path, offsets, left_s)
-                if places is None:
+                locations = _query(process, path, offsets, left_s)
+                if locations is None:
                     found.failed += 1
                     if process.poll() is not None or _is_given_up(process):
                         break
                     continue
-                known = zip(offsets, places, strict=False)
-                kept = {(build_id, offset): _told(it) for offset, it in known if it}
-                found.places.update(kept)
+                known = zip(offsets, locations, strict=False)
+                kept = {(build_id, offset): _parsed(it) for offset, it in known if it}
+                found.locations.update(kept)
                 found.files += bool(kept)
     return found
 
 
-def shown(file: str) -> str:
-    """A source file as frames show it: with its folder, never a full path."""
+def short_path(file: str) -> str:
+    """A source file as frames show it: the last folder and the name, never a full path."""
     return printable("/".join(Path(file).parts[-2:]).lstrip("/"))
 
 
-def _told(places: list[list[str | int]]) -> list[Place]:
-    return [(printable(str(name)), shown(str(file)), int(line)) for name, file, line in places]
+def _parsed(raw: _RawLocations) -> list[SourceLocation]:
+    return [
+        SourceLocation(printable(str(function)), short_path(str(file)), int(line))
+        for function, file, line in raw
+    ]
 
 
-def _ask(
+def _query(
     process: subprocess.Popen[bytes], path: Path, offsets: Sequence[int], left_s: float
-) -> list[list[list[str | int]]] | None:
-    """None where there is no answer; the process is then ended, unless it gave a reason."""
-    answer = {}
+) -> list[_RawLocations] | None:
+    """The locations of each offset; None for an error.
+
+    The process is killed unless it reported the error itself.
+    """
+    response = {}
     with suppress(OSError, ValueError):
         request = json.dumps({"path": str(path), "offsets": offsets})
-        answer = json.loads(_exchange(process, f"{request}\n".encode(), left_s))
-    if not answer:
+        response = json.loads(_exchange(process, f"{request}\n".encode(), left_s))
+    if not response:
         interpreter.give_up(process)
-    places: list[list[list[str | int]]] | None = answer.get("places")
-    return places
+    locations: list[_RawLocations] | None = response.get("locations")
+    return locations
 
 
 def _is_given_up(process: subprocess.Popen[bytes]) -> bool:
@@ -107,29 +125,32 @@ def _is_given_up(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes, left_s: float) -> bytes:
-    """A line of answer. Never waits in a read or write: a killed child may keep its ends open."""
+    """Send a request and return the response line; b'' without one in time.
+
+    Never blocks in a read or write: a killed child may keep its ends of the pipes open.
+    """
     assert process.stdin is not None
     assert process.stdout is not None
-    to, answers = process.stdin.fileno(), process.stdout.fileno()
-    os.set_blocking(to, False)
-    until_s = time.monotonic() + left_s
-    answer = bytearray()
+    requests, responses = process.stdin.fileno(), process.stdout.fileno()
+    os.set_blocking(requests, False)
+    deadline_s = time.monotonic() + left_s
+    response = bytearray()
     with selectors.DefaultSelector() as selector:
-        selector.register(answers, selectors.EVENT_READ)
-        selector.register(to, selectors.EVENT_WRITE)
-        while not answer.endswith(b"\n"):
-            ready = {key.fd for key, _ in selector.select(max(0.0, until_s - time.monotonic()))}
-            if answers in ready:
-                if not (more := os.read(answers, 65536)):
+        selector.register(responses, selectors.EVENT_READ)
+        selector.register(requests, selectors.EVENT_WRITE)
+        while not response.endswith(b"\n"):
+            ready = {key.fd for key, _ in selector.select(max(0.0, deadline_s - time.monotonic()))}
+            if responses in ready:
+                if not (more := os.read(responses, 65536)):
                     return b""
-                answer += more
-            elif to in ready:
-                request = request[os.write(to, request) :]
+                response += more
+            elif requests in ready:
+                request = request[os.write(requests, request) :]
                 if not request:
-                    selector.unregister(to)
+                    selector.unregister(requests)
             else:
                 return b""
-    return bytes(answer)
+    return bytes(response)
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from sonde import _native, procfs
 from sonde.resolve import Resolver
-from sonde.resolve.binaries import Binary
-from sonde.resolve.live import LiveProcess
+from sonde.resolve.binary import Binary
+from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
-from sonde.resolve.recent import Recent
+from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import foreseen
 from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
 from sonde.unwind.ends import ENDS
@@ -71,7 +71,7 @@ class _File:
 class _Told:
     """A process that the kernel knows how to walk."""
 
-    process: LiveProcess
+    process: TrackedProcess
     at_s: float
     files: set[int] = field(default_factory=set)
     python: Interpreter | None = None
@@ -105,7 +105,7 @@ class Unwinder:
         """Until when more are expected soon."""
         self._paging_since_s = 0.0
         self._walks: dict[int, int] = {}
-        self._pythons: Recent[tuple[int, int], Interpreter] = Recent(MAX_PYTHONS)
+        self._pythons: LruCache[tuple[int, int], Interpreter] = LruCache(MAX_PYTHONS)
         self.refused_python = 0
         """Files with a CPython that is not supported."""
         self.left_out = 0
@@ -130,7 +130,7 @@ class Unwinder:
             with suppress(OSError):
                 try:
                     binary = Binary(path.rpartition("/")[2])
-                    binary.take(fd)
+                    binary.use_descriptor(fd)
                     key = _key_of(binary)
                     if binary.is_elf and self._cache.find(key) is None:
                         self._cache.request(key, fd)
@@ -333,7 +333,7 @@ class Unwinder:
         for index in files:
             self._files[index].users.discard(pid)
 
-    def _file_of(self, process: LiveProcess, mapping: Mapping) -> tuple[_File | None, int]:
+    def _file_of(self, process: TrackedProcess, mapping: Mapping) -> tuple[_File | None, int]:
         """The file behind a mapping with its table, as far as that is there; None without one."""
         known = mapping.binary
         if known is not None and (file := self._files.get(known.index)) and file.is_settled:

@@ -22,9 +22,9 @@ from typing import Final
 
 from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
-from sonde.resolve.frames import frame_id
-from sonde.resolve.live import LiveProcess
-from sonde.resolve.recent import Recent
+from sonde.resolve.lru_cache import LruCache
+from sonde.resolve.resolver import frame_id
+from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import Code, Interpreter
 from sonde.unwind.python_lines import line_at
 
@@ -92,8 +92,8 @@ class PythonCode:
     """Code objects of all processes."""
 
     def __init__(self, lines_bytes: int = HELD_LINES_BYTES) -> None:
-        self._known: Recent[tuple[int, int, int], _CodeObject] = Recent(MAX_CODE)
-        self._frames: Recent[tuple[int, int], KnownFrame] = Recent(MAX_FRAMES)
+        self._known: LruCache[tuple[int, int, int], _CodeObject] = LruCache(MAX_CODE)
+        self._frames: LruCache[tuple[int, int], KnownFrame] = LruCache(MAX_FRAMES)
         """By number of the code object and place of the instruction."""
         self._held = _HeldLines(lines_bytes)
         self._places: dict[tuple[int, int], _native.Places] = {}
@@ -113,7 +113,7 @@ class PythonCode:
         return self._held.bytes
 
     def places(
-        self, owners: Sequence[tuple[LiveProcess, Interpreter]], codes: Iterable[int]
+        self, owners: Sequence[tuple[TrackedProcess, Interpreter]], codes: Iterable[int]
     ) -> _native.Places:
         """Frames of a process that are known by the two words of a walk.
 
@@ -140,7 +140,7 @@ class PythonCode:
 
     def frame(
         self,
-        owners: Sequence[tuple[LiveProcess, Interpreter]],
+        owners: Sequence[tuple[TrackedProcess, Interpreter]],
         code: int,
         where: int,
         places: _native.Places,
@@ -161,7 +161,7 @@ class PythonCode:
         return _UNREAD
 
     def _find(
-        self, process: LiveProcess, python: Interpreter, code: int, where: int
+        self, process: TrackedProcess, python: Interpreter, code: int, where: int
     ) -> KnownFrame | None:
         first_line, place = (where >> 32) & 0x7FFFFFFF, where & 0xFFFFFFFF
         known = self._code(process, python, code & ~PYTHON_FRAME)
@@ -174,7 +174,7 @@ class PythonCode:
         return found
 
     def _make(
-        self, process: LiveProcess, known: _CodeObject, python: Interpreter, place: int
+        self, process: TrackedProcess, known: _CodeObject, python: Interpreter, place: int
     ) -> KnownFrame:
         if not known.first_line and known.file == known.function:
             return NO_FRAME  # the interpreter's own glue, such as the call of __init__ (3.12 on)
@@ -189,7 +189,9 @@ class PythonCode:
         frame = Frame("python", known.function, "[python]", file=known.file, line=line)
         return KnownFrame(frame_id(frame), frame)
 
-    def _lines(self, process: LiveProcess, known: _CodeObject, python: Interpreter) -> bytes | None:
+    def _lines(
+        self, process: TrackedProcess, known: _CodeObject, python: Interpreter
+    ) -> bytes | None:
         """The line table of a code object once more; None where it is gone, which is counted."""
         try:
             lines = _lines_of(self._memory_of(process), known.head, python.code)
@@ -199,7 +201,7 @@ class PythonCode:
         self._held.hold(known, lines)
         return lines
 
-    def _code(self, process: LiveProcess, python: Interpreter, at: int) -> _CodeObject | None:
+    def _code(self, process: TrackedProcess, python: Interpreter, at: int) -> _CodeObject | None:
         key = (*process.key, at)
         now_ns = time.monotonic_ns()
         known = self._known.get(key)
@@ -227,7 +229,7 @@ class PythonCode:
         except (OSError, struct.error, UnicodeDecodeError, OverflowError):
             return known
 
-    def _memory_of(self, process: LiveProcess) -> procfs.HeldFile:
+    def _memory_of(self, process: TrackedProcess) -> procfs.HeldFile:
         """A process's memory, open until `close`: one stack has many frames to be asked for."""
         if self._memory is not None and self._memory[0] == process.key:
             return self._memory[1]

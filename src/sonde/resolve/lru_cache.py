@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bounded dictionary that keeps what was used of late, at the price of a plain lookup."""
+"""A bounded dictionary that evicts approximately the least recently used entries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Recent(Generic[K, V]):
-    """Two dictionaries, young and old. When the young one is full it becomes the old one, and what
-    is left in the old one is dropped; a hit in the old one makes its entry young again. So it holds
-    at least the last `limit / 2` different keys used, and at most `limit` entries.
+class LruCache(Generic[K, V]):
+    """An approximate LRU cache of two generations. A hit costs one dictionary lookup.
+
+    New entries go into the young generation. When it is full, it becomes the old one, and the
+    former old one is dropped. A hit in the old generation moves the entry to the young one. So the
+    cache holds at least the last `limit / 2` different keys used, and at most `limit` entries.
     """
 
     __slots__ = ("_half", "_old", "_young", "evicted")
@@ -22,9 +24,10 @@ class Recent(Generic[K, V]):
         self._young: dict[K, V] = {}
         self._old: dict[K, V] = {}
         self.evicted = 0
+        """Entries dropped so far."""
 
     def get(self, key: K) -> V | None:
-        """The value, None where it is unknown or was dropped."""
+        """The value; None where the key is unknown or was evicted."""
         value = self._young.get(key)
         if value is None and self._old:
             value = self._old.pop(key, None)
@@ -33,7 +36,7 @@ class Recent(Generic[K, V]):
         return value
 
     def put(self, key: K, value: V) -> None:
-        """Keep it, in place of what stood there."""
+        """Add the entry, or replace it."""
         self._old.pop(key, None)
         if len(self._young) >= self._half and key not in self._young:
             self.evicted += len(self._old)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where files with code were when they ran: a link for each build id, on this machine alone.
+"""Symbolic links from build ids to the files that ran, on this machine alone.
 
-A capture names a file by its build id and never by its path. Source lines are read when a report is
-made, and that is when the file must be found again.
+A capture names a file by its build id and never by its path. `sonde report --lines` reads source
+lines later, and finds the file by its link.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sonde import _native, procfs
 from sonde.ownership import only_ours
 
 MAX_FILES: Final = 8_192
-"""Links kept; the oldest go first."""
+"""Links kept; the oldest are removed first."""
 FOLDER_MODE: Final = 0o711
-"""A user who knows a build id, from their own capture, finds its file; only root can list them."""
+"""A user who knows a build id, from their capture, finds its file; only root can list them."""
 _BUILD_ID: Final = re.compile(r"[0-9a-f]{8,64}\Z")
 _DISPUTED: Final = "/dev/null"
-"""Root's, and no file: what a link leads to where two users' files claim one build id."""
+"""Target of a link where files of two users claim one build id: root's, and no file."""
 _DEBUG_FILES: Final = Path("/usr/lib/debug/.build-id")
 
 
 def default_folder() -> Path:
-    """Where the links are kept: the machine's cache where we may write, else the user's own.
+    """Where the links are kept: /var/cache where we may write, else the user's cache folder.
 
-    The folder may not be there yet.
+    The folder may not exist yet.
     """
     shared = Path("/var/cache/sonde")
     if os.access(shared if shared.exists() else shared.parent, os.W_OK):
@@ -37,44 +37,44 @@ def default_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sonde" / "files"
 
 
-def _is_kept(folder: Path) -> bool:
-    """Whether nobody else can write there, or where it is to be made."""
+def _is_private(folder: Path) -> bool:
+    """Whether only root and we can write there; for a missing folder, where it will be made."""
     while not folder.exists():
         folder = folder.parent
     return only_ours(folder, {0, os.geteuid()})
 
 
-class SeenFiles:
-    """Links by build id. A link that leads nowhere, or to another file by now, counts as none."""
+class BuildIdLinks:
+    """Links by build id. A link whose target is gone or has another build id by now is ignored."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or default_folder()
-        self._is_kept = _is_kept(self._folder)
-        """Else nothing is noted: another user could have us write through a link of theirs."""
+        self._is_private = _is_private(self._folder)
+        """Else nothing is recorded: another user could have us write through a link of theirs."""
         self._is_ready = False
 
-    def note(
-        self, build_id: str, path: str, opened: os.stat_result, who: int | None = None
+    def record(
+        self, build_id: str, path: str, opened: os.stat_result, pid: int | None = None
     ) -> None:
-        """Remember that `path` led to a file, where it leads there for us too.
+        """Link a build id to `path`, if `path` leads to the opened file for this process too.
 
-        `opened` tells which file it was, `who` which process had it mapped. Failing is silent:
-        reports then have no lines of it.
+        `opened`: status of the file. `pid`: the process that had it mapped. Errors are ignored:
+        reports then have no source lines of the file.
         """
-        if not (self._is_kept and _BUILD_ID.match(build_id)):
+        if not (self._is_private and _BUILD_ID.match(build_id)):
             return
         with suppress(OSError, ValueError):
-            # Where the path leads, here, is somebody else's choice.
-            if procfs.identity_of(path, who)[:2] == (opened.st_dev, opened.st_ino):
-                self._link(build_id, self._agreed(build_id, path, opened.st_uid, who))
+            # Another user may control where the path leads here.
+            if procfs.identity_of(path, pid)[:2] == (opened.st_dev, opened.st_ino):
+                self._link(build_id, self._target(build_id, path, opened.st_uid, pid))
 
-    def _agreed(self, build_id: str, path: str, owner: int, who: int | None) -> str:
-        """What the link is to lead to. A build id is its maker's choice: a user's file never takes
-        the place of root's, and where files of two users claim one, neither is believed."""
+    def _target(self, build_id: str, path: str, owner: int, pid: int | None) -> str:
+        """The target of a link. Any user can make a file with any build id: so a user's file never
+        replaces root's, and where files of two users have the same one, neither is used."""
         link = self._folder / build_id
         try:
             known = os.readlink(link)  # noqa: PTH115
-            known_owner = procfs.identity_of(str(link), who)[2]
+            known_owner = procfs.identity_of(str(link), pid)[2]
         except OSError:
             return path
         if owner in (0, known_owner) and known != _DISPUTED:
@@ -82,7 +82,7 @@ class SeenFiles:
         return path if owner == 0 else known if known_owner == 0 else _DISPUTED
 
     def find(self, build_id: str) -> Path | None:
-        """A file of that build id that can be read now: as it ran, else its debug file."""
+        """A readable file with that build id: the one that ran, else its separate debug file."""
         if not _BUILD_ID.match(build_id):
             return None
         link = self._folder / build_id

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Control groups by number: (hierarchy, inode of the group's directory) to its path.
+"""Paths of control groups by (hierarchy, cgroup id).
 
-The kernel numbers the groups of each hierarchy on its own; the number is the inode of the group's
-directory where the hierarchy is mounted. Version 2 is hierarchy 0; those of version 1 have the
-numbers that /proc/self/cgroup tells (cgroups(7)).
+The id is the inode of the group's directory below the mount of its hierarchy; ids of different
+hierarchies overlap. Version 2 is hierarchy 0; hierarchies of version 1 have the numbers of
+/proc/self/cgroup (cgroups(7)).
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import Final
 from sonde import procfs
 from sonde.model.owner import GroupNote
 from sonde.procfs.cgroup_paths import MAX_PATH, place_of
-from sonde.resolve.recent import Recent
+from sonde.resolve.lru_cache import LruCache
 
 MAX_GROUPS: Final = 16_384
-"""Those that root's services made, and as many below: the many groups that a user makes in one of
-his own put nobody else's out."""
+"""Groups kept outside delegated ones, and as many inside: groups that a user makes inside a
+delegated group never evict those of others."""
 _RESCAN_S: Final = 5.0
-"""After an unknown group, look again, at most this often."""
+"""Shortest time between two scans because of unknown groups."""
 _CONTROLLERS: Final = frozenset({"memory", "freezer", "pids", "blkio"})
-"""Those of version 1 that notes speak of."""
+"""Controllers of version 1 whose hierarchies appear in `ProcessNote`."""
 
 
-class Hierarchies:
+class CgroupIndex:
     """Paths of the machine's control groups."""
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
         self._proc = proc
-        self._paths: Recent[tuple[int, int], str] = Recent(MAX_GROUPS)
-        self._delegated: Recent[tuple[int, int], str] = Recent(MAX_GROUPS)
+        self._paths: LruCache[tuple[int, int], str] = LruCache(MAX_GROUPS)
+        self._delegated: LruCache[tuple[int, int], str] = LruCache(MAX_GROUPS)
         self._scanned_s = -_RESCAN_S
 
-    def made(self, group: GroupNote) -> None:
-        """The kernel told of a new one."""
+    def add(self, group: GroupNote) -> None:
+        """Record a group that the kernel reported as new."""
         self._put((group.hierarchy, group.id), group.path)
 
     def path(self, hierarchy: int, number: int) -> str | None:
-        """Its path under the root of the hierarchy, None where it is not known."""
+        """The path below the root of the hierarchy, None for an unknown group."""
         found = self._get((hierarchy, number))
         if found is None and time.monotonic() - self._scanned_s >= _RESCAN_S:
             self.scan()
@@ -51,13 +51,13 @@ class Hierarchies:
         return found
 
     def scan(self) -> None:
-        """Look at every group of the hierarchies that notes speak of."""
+        """Read the groups of all hierarchies that `mounts` finds."""
         self._scanned_s = time.monotonic()
-        left = {False: MAX_GROUPS, True: MAX_GROUPS}
+        budget = {False: MAX_GROUPS, True: MAX_GROUPS}
         for hierarchy, mount in self.mounts():
-            for number, path, is_delegated in _groups(mount, left):
-                kept = self._delegated if is_delegated else self._paths
-                kept.put((hierarchy, number), path)
+            for number, path, is_delegated in _groups(mount, budget):
+                paths = self._delegated if is_delegated else self._paths
+                paths.put((hierarchy, number), path)
 
     def _get(self, key: tuple[int, int]) -> str | None:
         found = self._paths.get(key)
@@ -67,7 +67,7 @@ class Hierarchies:
         (self._delegated if place_of(path).is_delegated else self._paths).put(key, path)
 
     def mounts(self) -> Iterator[tuple[int, str]]:
-        """(hierarchy, where its root is mounted), version 2 first."""
+        """(hierarchy, mount point of its root) of the mounted hierarchies, version 2 first."""
         numbers = {}
         try:
             for line in procfs.read_lines(self._proc / "cgroup"):
@@ -84,24 +84,24 @@ class Hierarchies:
         for line in mounted:
             # proc_pid_mountinfo(5): id parent dev root point options … - type source options
             before, _, after = line.partition(" - ")
-            words, kinds = before.split(" "), after.split(" ")
-            if len(words) < 5 or len(kinds) < 3 or words[3] != "/":
+            fields, filesystem = before.split(" "), after.split(" ")
+            if len(fields) < 5 or len(filesystem) < 3 or fields[3] != "/":
                 continue
-            point = words[4].replace("\\040", " ")
-            if kinds[0] == "cgroup2":
+            point = fields[4].replace("\\040", " ")
+            if filesystem[0] == "cgroup2":
                 found.setdefault(0, point)
-            elif kinds[0] == "cgroup":
-                for controller in _CONTROLLERS.intersection(kinds[2].split(",")):
+            elif filesystem[0] == "cgroup":
+                for controller in _CONTROLLERS.intersection(filesystem[2].split(",")):
                     if controller in numbers:
                         found.setdefault(numbers[controller], point)
         yield from sorted(found.items())
 
 
-def _groups(mount: str, left: dict[bool, int]) -> Iterator[tuple[int, str, bool]]:
-    """(number, path, whether it is below a delegated one) of each group under a mount.
+def _groups(mount: str, budget: dict[bool, int]) -> Iterator[tuple[int, str, bool]]:
+    """(id, path, whether it is inside a delegated group) of each group under a mount.
 
-    Parents first, and level by level, those that were delegated last. `left`: how many more, of
-    either kind.
+    Breadth first; groups inside delegated ones come last. `budget`: how many more of each kind to
+    return, by whether they are inside a delegated group.
     """
     try:
         yield os.stat(mount).st_ino, "/", False  # noqa: PTH116
@@ -116,9 +116,9 @@ def _groups(mount: str, left: dict[bool, int]) -> Iterator[tuple[int, str, bool]
                         continue
                     path = entry.path[len(mount) :]
                     below = is_delegated or place_of(path).is_delegated
-                    if left[below] > 0:
-                        left[below] -= 1
+                    if budget[below] > 0:
+                        budget[below] -= 1
                         yield entry.inode(), path[:MAX_PATH], below
                         waiting[below].append(entry.path)
         except OSError:
-            continue  # removed meanwhile
+            continue  # the group was removed

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from sonde.resolve.seen_files import SeenFiles
+from sonde.resolve.build_id_links import BuildIdLinks
 
 BUILD_ID = "ab" * 20
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make others' files")
@@ -32,43 +32,43 @@ def file_of(tmp_path):
 
 
 @pytest.fixture
-def seen(tmp_path):
-    return SeenFiles(tmp_path / "links")
+def links(tmp_path):
+    return BuildIdLinks(tmp_path / "links")
 
 
-def note(seen, path):
-    seen.note(BUILD_ID, str(path), path.stat())
+def record(links, path):
+    links.record(BUILD_ID, str(path), path.stat())
 
 
-def test_a_users_file_does_not_take_the_place_of_roots(seen, file_of):
+def test_a_users_file_does_not_take_the_place_of_roots(links, file_of):
     honest, hostile = file_of(0, "honest"), file_of(65534, "hostile")
     for path in (honest, hostile):
-        note(seen, path)
-    assert seen.find(BUILD_ID) == honest
+        record(links, path)
+    assert links.find(BUILD_ID) == honest
 
 
-def test_roots_file_takes_the_place_of_a_users(seen, file_of):
+def test_roots_file_takes_the_place_of_a_users(links, file_of):
     for path in (
         file_of(65534, "hostile"),
         file_of(65533, "other"),
         honest := file_of(0, "honest"),
     ):
-        note(seen, path)
-    assert seen.find(BUILD_ID) == honest
+        record(links, path)
+    assert links.find(BUILD_ID) == honest
 
 
-def test_of_two_users_files_that_claim_one_build_id_neither_is_believed(seen, file_of):
+def test_of_two_users_files_that_claim_one_build_id_neither_is_believed(links, file_of):
     first, second = file_of(65533, "first"), file_of(65534, "second")
-    note(seen, first)
-    assert seen.find(BUILD_ID) == first
-    note(seen, second)
-    assert seen.find(BUILD_ID) is None
-    note(seen, first)
-    assert seen.find(BUILD_ID) is None
+    record(links, first)
+    assert links.find(BUILD_ID) == first
+    record(links, second)
+    assert links.find(BUILD_ID) is None
+    record(links, first)
+    assert links.find(BUILD_ID) is None
 
 
-def test_nobody_else_can_list_whose_program_lies_where(seen, file_of, tmp_path):
+def test_nobody_else_can_list_whose_program_lies_where(links, file_of, tmp_path):
     folder = tmp_path / "links"
     folder.mkdir(mode=0o755)  # as an earlier version made it
-    note(seen, file_of(65534, "program"))
+    record(links, file_of(65534, "program"))
     assert folder.stat().st_mode & 0o777 == 0o711

@@ -1,74 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one program start (exec) has mapped, put together only when somebody asks.
+"""The mappings of a process between two calls of execve(2), built when they are first used.
 
-Most processes are never sampled, so what the kernel tells of their mappings is kept as it came and
-costs next to nothing until then.
+Most processes are never sampled. So mmap events are queued unparsed, and the sorted address space
+is built from them when a sample needs it.
 """
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Final, Literal
 
 from sonde import procfs
-from sonde.resolve.mappings import AddressSpace, FileKey, Mapping
+from sonde.resolve.binary import FileKey
+from sonde.resolve.mappings import AddressSpace, Mapping
 
 MAX_PENDING: Final = 4096
-"""Mappings told and not yet looked at, of one image."""
+"""Queued mmap events of one image."""
 MAX_PENDING_BYTES: Final = 1 << 20
-"""Of their paths."""
-AHEAD_BYTES: Final = 256 << 10
-"""Of the text of a process's mappings, read before anybody asks: 2,500 lines."""
+"""Length of their paths together."""
+READ_AHEAD_BYTES: Final = 256 << 10
+"""Text of a process's mappings that `read_ahead` reads at most: 2,500 lines."""
 _MAX_DEPTH: Final = 32
-"""Forks in a row without an exec before mappings are put together at once."""
+"""Images that refer to their parent's image in a row, before one is built at the fork."""
 
 MmapEvent = tuple[str, int, int, int, int, int, int, int, int, int, str, str]
 """("mmap", time_ns, pid, tid, address, length, file offset, major, minor, inode, build id, path)"""
 
 
-class Image:
-    """The mappings of a process from one exec to the next, or shared with the process it forked."""
+class ProcessImage:
+    """The mappings of a process from one exec to the next.
+
+    That of a forked child refers to its parent's until it is built.
+    """
 
     __slots__ = (
         *("_depth", "_pending_bytes", "_program", "_source", "_space"),
         *("left_out", "pending", "pid"),
     )
 
-    def __init__(self, pid: int, source: Literal["proc", "exec"] | Image) -> None:
-        """`source`: read /proc/PID/maps; start empty; or start as another image is."""
+    def __init__(self, pid: int, source: Literal["proc", "exec"] | ProcessImage) -> None:
+        """`source` is what the image starts with: "proc": the content of /proc/PID/maps; "exec":
+        nothing; or the content of another image."""
         self.pid = pid
         self.pending: list[MmapEvent] = []
         self._pending_bytes = 0
         self.left_out = 0
-        """Mappings that were not taken in."""
+        """Mappings dropped because of the limits."""
         self._program = ""
         self._source = source
         self._space: AddressSpace | None = None
-        self._depth: int = source._depth + 1 if isinstance(source, Image) else 0
+        self._depth: int = source._depth + 1 if isinstance(source, ProcessImage) else 0
 
     def add(self, event: MmapEvent) -> None:
-        """A new mapping. It is looked at when somebody asks."""
+        """Queue a new mapping."""
         self._pending_bytes += len(event[11])
         if len(self.pending) < MAX_PENDING and self._pending_bytes <= MAX_PENDING_BYTES:
             self.pending.append(event)
         else:
             self.left_out += 1
 
-    def forked(self, pid: int) -> Image:
-        """The image of a child."""
+    def forked(self, pid: int) -> ProcessImage:
+        """The image of a forked child."""
         if self._depth >= _MAX_DEPTH:
             self.space()
-        return Image(pid, self)
+        return ProcessImage(pid, self)
 
     @property
-    def is_told(self) -> bool:
-        """Whether all its mappings are known without asking /proc."""
+    def is_complete(self) -> bool:
+        """Whether all its mappings are known without reading /proc."""
         if self._space is not None or self._source == "exec":
             return True
-        return isinstance(self._source, Image) and self._source.is_told
+        return isinstance(self._source, ProcessImage) and self._source.is_complete
 
     def space(self) -> AddressSpace:
-        """The mappings as known now."""
+        """The address space with all queued mappings applied."""
         space = self._space
         if space is None or self.pending:
             self.update()
@@ -77,58 +81,56 @@ class Image:
         return space
 
     def update(self) -> bool:
-        """Take in what was told since. Returns whether that took the place of something."""
+        """Apply queued mappings. Returns whether one replaced a known mapping."""
         space, replaced = self._space, False
         if space is None:
             space = self._space = self._start()
             self.left_out += space.left_out
-        self.program  # noqa: B018 (asked for while the events are there to tell)
+        self.program  # noqa: B018 (the property reads the queue, which is emptied below)
         for event in self.pending:
             replaced |= space.add(_mapping(event))
         self.pending, self._pending_bytes = [], 0
         self._source, self._depth = "exec", 0
         return replaced
 
-    def told(self, file: FileKey) -> list[Mapping]:
-        """The mapping of a file that was told and not yet taken in; an empty list without one."""
-        events = (event for event in self.pending if event[7:10] == file)
-        return [_mapping(event) for event in islice(events, 1)]
+    def pending_mapping(self, file: FileKey) -> Mapping | None:
+        """The first queued mapping of a file, None without one."""
+        return next((_mapping(event) for event in self.pending if event[7:10] == file), None)
 
     @property
     def program(self) -> str:
-        """File name of what an exec mapped first: the program. '' where no exec was seen."""
+        """Name of the first file mapped after the exec: the program. '' where no exec was seen."""
         if not self._program and self._source == "exec":
-            named = (event for event in self.pending if event[9] and event[11].startswith("/"))
-            for event in named:
-                self._program = procfs.printable(_mapping(event).name)
-                break
+            of_files = (event for event in self.pending if event[9] and event[11].startswith("/"))
+            if first := next(of_files, None):
+                self._program = procfs.printable(_mapping(first).name)
         return self._program
 
     def _start(self) -> AddressSpace:
-        parent = self._source if isinstance(self._source, Image) else None
+        parent = self._source if isinstance(self._source, ProcessImage) else None
         if self._source == "exec":
             return AddressSpace()
-        if parent is not None and parent.is_told:
+        if parent is not None and parent.is_complete:
             return parent.space().copy()
         return self._read() or (parent.space().copy() if parent is not None else AddressSpace())
 
-    def _read(self, most_bytes: int = procfs.MAX_MAPS_BYTES) -> AddressSpace | None:
+    def _read(self, max_bytes: int = procfs.MAX_MAPS_BYTES) -> AddressSpace | None:
         try:
-            with procfs.MapsReader(self.pid, most_bytes) as reader:
+            with procfs.MapsReader(self.pid, max_bytes) as reader:
                 return AddressSpace.read(reader)
         except OSError:
             return None
 
     def read_ahead(self) -> None:
-        """Read its mappings before anybody asks, unless there are very many."""
+        """Build the address space from /proc now, unless it is very large."""
         if self._space is None and self._source == "proc" and not self.pending:
-            space = self._read(AHEAD_BYTES)
+            space = self._read(READ_AHEAD_BYTES)
             if space is not None and not space.left_out:
                 self._space, self._source, self._depth = space, "exec", 0
 
     @property
     def size(self) -> int:
-        """Mappings held."""
+        """Mappings in memory, queued ones included."""
         return len(self.pending) + (0 if self._space is None else len(self._space))
 
 

@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resolves addresses to frames, with a cache at each level.
+
+```
+address ──▶ cache of the process ──▶ cache of (file, offset) ──▶ symbol index of the file
+            native; for whole         shared by all processes     native; for the files
+            stacks at once            that map the file           used last
+```
+No address is dropped: without a symbol the frame keeps binary and offset, without a mapping it is
+[unknown].
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from sys import intern
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from sonde import _native
+from sonde.model.code import Frame, KnownFrame
+from sonde.model.owner import GroupNote, Owner, ProcessNote
+from sonde.model.process import Process
+from sonde.resolve.binaries import Binaries
+from sonde.resolve.binary import Binary
+from sonde.resolve.build_id_links import BuildIdLinks
+from sonde.resolve.counters import Counters
+from sonde.resolve.lru_cache import LruCache
+from sonde.resolve.mappings import Mapping
+from sonde.resolve.owners import OwnerResolver
+from sonde.resolve.perf_maps import PerfMaps
+from sonde.resolve.processes import GRACE_NS, ProcessTable
+from sonde.resolve.tracked_process import TrackedProcess
+
+if TYPE_CHECKING:
+    from sonde.resolve.pods import Pods
+
+try:
+    from _blake2 import blake2b  # hashlib has the same, and loads OpenSSL with it: 4 MB
+except ImportError:
+    from hashlib import blake2b
+
+MAX_FRAMES: Final = 32_768
+"""Frames kept by (file, offset)."""
+MAX_PROCESS_FRAMES: Final = 65_536
+"""Addresses in the caches of all processes together."""
+CACHE_BYTES: Final = 10 << 20
+"""Symbol indices of files: enough for jaxlib (the largest known), or a dozen large libraries."""
+MAX_NEW_FILES: Final = 32
+"""Newly mapped files opened at one tick, in case the process ends before it is sampled."""
+MAX_KERNEL_FRAMES: Final = 16_384
+
+EVAL_FUNCTION: Final = "_PyEval_EvalFrameDefault"
+"""CPython's evaluation loop, which runs the Python frames of a stack."""
+_KERNEL: Final = "[kernel]"
+_JIT: Final = "[jit]"
+
+
+CodeAddress = tuple[int, int]
+"""(address, 1): the instruction of a leaf frame. (address, 0): a return address, which stands for
+the call before it."""
+
+
+class _FileLocation(NamedTuple):
+    """Where an address lies in a file."""
+
+    position: int
+    """Of the address in the list that is resolved."""
+    offset: int
+    """In the file."""
+    mapping: Mapping
+
+
+def frame_id(frame: Frame) -> int:
+    """64-bit BLAKE2b hash of a frame's fields, never 0."""
+    content = "\0".join(map(str, frame))
+    digest = blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+def _code_addresses(addresses: Sequence[int], has_leaf: bool) -> list[CodeAddress]:
+    """The kernel or user part of a stack, leaf first. `has_leaf`: the first one is a leaf."""
+    found = [(address, 0) for address in addresses]
+    if has_leaf:
+        found[0] = (addresses[0], 1)
+    return found
+
+
+_UNKNOWN: Final = Frame("unknown", "", "[unknown]")
+_UNMAPPED: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
+"""The frame of all addresses outside mappings: the address itself carries no information."""
+
+
+class Resolver:
+    """The public interface of this package: processes, owners and frames.
+
+    Stacks come as lists of addresses, leaf first.
+    """
+
+    def __init__(
+        self,
+        cache_bytes: int = CACHE_BYTES,
+        grace_ns: int = GRACE_NS,
+        pods: Pods | None = None,
+        links: BuildIdLinks | None = None,
+        resolves_frames: bool = True,
+    ) -> None:
+        """`cache_bytes`: for the symbol indices of files. `grace_ns`: how long the names of ended
+        processes are kept; it must exceed the time until they are written. `links`: where to
+        record the paths of files, for source lines later. `resolves_frames`: False where no frames
+        will be resolved; then newly mapped files are not opened in advance.
+        """
+        self._resolves_frames = resolves_frames
+        self.counters = Counters()
+        self.processes = ProcessTable(self.counters, grace_ns=grace_ns)
+        self.owners = OwnerResolver(pods)
+        self._symbols = _native.Symbolizer(cache_bytes)
+        self._binaries = Binaries(self.counters, links=links)
+        self._perf_maps = PerfMaps(self.counters)
+        self._by_offset: LruCache[tuple[int, int], KnownFrame] = LruCache(MAX_FRAMES)
+        self._without_file: LruCache[Frame, KnownFrame] = LruCache(MAX_FRAMES // 4)
+        """Frames of just-in-time compiled code and unknown ones, by content."""
+        self.kernel_frames = _native.Places()
+        """Frames by (kernel address, 1 for a leaf)."""
+        self._kernel_build_id = _native.kernel_build_id()
+        self._with_frames: set[TrackedProcess] = set()
+        """Processes with cached frames."""
+        self._cached_addresses = 0
+        """In the caches of processes, at most: those of cleared caches are still counted."""
+        self._dropped_frames = 0
+
+    def start(self) -> None:
+        """Read the processes and control groups that exist."""
+        self.owners.start()
+        self.processes.scan()
+
+    def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """Apply process events, in order of time (native `ProcessEvents`)."""
+        self.processes.feed(events)
+        for process, daemon in self.processes.new_steps:
+            self.owners.on_step_started(process, daemon)
+        self.processes.new_steps.clear()
+        new_files = self.processes.new_files
+        if new_files:
+            for process, file in new_files[-MAX_NEW_FILES:] if self._resolves_frames else ():
+                if mapping := process.image.pending_mapping(file):
+                    self._binaries.of(process, mapping)
+            new_files.clear()
+
+    def add_notes(self, notes: Iterable[ProcessNote], groups: Iterable[GroupNote]) -> None:
+        """Take in notes of the kernel programs on processes and control groups, by time."""
+        self.owners.add_notes(notes, groups)
+
+    def wait_for_pods(self, timeout_s: float) -> None:
+        """Wait until the names of all requested pods are known, or for `timeout_s`."""
+        self.owners.wait_for_pods(timeout_s)
+
+    def process(self, pid: int, start_ns: int) -> Process:
+        """The row of the process table, with its owner."""
+        process = self.processes.find(pid, start_ns)
+        self.owners.of(process, self.processes.parent, time.monotonic_ns())
+        return process.record()
+
+    def program(self, pid: int, start_ns: int) -> tuple[str, Owner]:
+        """(executable or command name, owner) of a process: `process` in short, for metrics that
+        need it of every process in every tick."""
+        process = self.processes.find(pid, start_ns)
+        owner = self.owners.of(process, self.processes.parent, time.monotonic_ns())
+        return process.exe or process.comm, owner
+
+    def resync(self) -> None:
+        """Events were lost: read /proc again."""
+        self.processes.resync()
+
+    def tick(self, now_ns: int) -> None:
+        """End a tick: drop what is no longer needed. `now_ns`: CLOCK_MONOTONIC."""
+        self.processes.expire(now_ns)
+        self._binaries.expire(now_ns)
+        self._perf_maps.expire()
+        self._with_frames = {it for it in self._with_frames if it.frames}
+        evicted = self._by_offset.evicted + self._without_file.evicted
+        self.counters.frames_evicted = evicted + self._dropped_frames
+
+    def usage(self) -> dict[str, int]:
+        """Sizes of caches now, by name; each is a metric `sonde.resolve.NAME`."""
+        files, file_bytes, _, functions, kernel_bytes = self._symbols.usage()
+        return {
+            "processes": len(self.processes),
+            "frames": len(self._by_offset) + len(self._without_file) + len(self.kernel_frames),
+            "files_open": self._binaries.held_open,
+            "files_indexed": files,
+            "file_index_bytes": file_bytes,
+            "kernel_functions": functions,
+            "kernel_table_bytes": kernel_bytes,
+        }
+
+    def close(self) -> None:
+        """Close all files, and stop requests for pods."""
+        self._binaries.close()
+        self.owners.close()
+
+    def file_of(self, process: TrackedProcess, mapping: Mapping) -> Binary | None:
+        """The file behind a mapping, opened; None where no ELF file can be opened."""
+        binary = self._binaries.of(process, mapping)
+        if binary is None or binary.holds_no_code:
+            return None
+        if not self._binaries.open(binary, process, mapping) or not binary.is_elf:
+            return None
+        return binary
+
+    def resolve(
+        self,
+        process: TrackedProcess,
+        kernel: Sequence[int],
+        user: Sequence[int],
+        has_leaf: bool = True,
+    ) -> list[KnownFrame]:
+        """The frames of a stack, leaf first, kernel before user: one for each address, in order.
+
+        The first address of each part is that of the executing instruction; the others are return
+        addresses. Without `has_leaf`, all of the user part are. Adjacent addresses outside all
+        mappings, where a stack walk went wrong, become a single frame, [unknown].
+        """
+        found: list[KnownFrame | None] = []
+        if kernel:
+            addresses = _code_addresses(kernel, True)
+            found = [self.kernel_frames.get(*it) for it in addresses]
+            if not all(found):
+                self._look_up_kernel(addresses, found)
+        if user:
+            if process.image.pending:
+                process.space()
+            addresses = _code_addresses(user, has_leaf)
+            frames = [process.frames.get(*it) for it in addresses]
+            found += frames if all(frames) else self._look_up(process, addresses, frames)
+        return found  # type: ignore[return-value]  # every None was replaced
+
+    def prepare(
+        self, process: TrackedProcess, kernel: Sequence[CodeAddress], user: Sequence[CodeAddress]
+    ) -> None:
+        """Resolve addresses that are not cached yet, with one query for each file, and cache them.
+
+        Addresses outside all mappings are not cached.
+        """
+        if kernel:
+            self._look_up_kernel(kernel, [None] * len(kernel))
+        if user:
+            self._look_up(process, user, [None] * len(user), is_stack=False)
+
+    def _look_up_kernel(
+        self, addresses: Sequence[CodeAddress], frames: list[KnownFrame | None]
+    ) -> None:
+        missing = [i for i, frame in enumerate(frames) if frame is None]
+        lookups = [max(addresses[i][0] - (not addresses[i][1]), 0) for i in missing]
+        found = self._symbols.kernel(lookups)
+        if len(self.kernel_frames) > MAX_KERNEL_FRAMES:
+            self._dropped_frames += len(self.kernel_frames)
+            self.kernel_frames.clear()
+        for i, symbol in zip(missing, found, strict=True):
+            if symbol is None:
+                frame = Frame("kernel", "", _KERNEL)
+                self.counters.frames_unnamed += 1
+            else:
+                name, _, module, offset = symbol
+                build_id = "" if module else self._kernel_build_id
+                binary = f"[{module}]" if module else _KERNEL
+                frame = Frame("kernel", intern(name), intern(binary), build_id, offset)
+            known = KnownFrame(frame_id(frame), frame)
+            self.counters.frames_new += 1
+            self.kernel_frames.put(*addresses[i], known)
+            frames[i] = known
+
+    def _look_up(
+        self,
+        process: TrackedProcess,
+        addresses: Sequence[CodeAddress],
+        frames: list[KnownFrame | None],
+        is_stack: bool = True,
+    ) -> list[KnownFrame | None]:
+        """Fill in the frames that are None; in a stack, adjacent unmapped ones become one."""
+        by_file: dict[Binary, list[_FileLocation]] = {}
+        missing = [i for i, known in enumerate(frames) if known is None]
+        lookups = [addresses[i][0] - (not addresses[i][1]) for i in missing]
+        unmapped = 0
+        mappings = self._mappings(process, lookups)
+        for i, address, mapping in zip(missing, lookups, mappings, strict=True):
+            if mapping is None:
+                frames[i] = _UNMAPPED
+                unmapped += 1
+                continue  # not cached: it may be mapped soon, and seldom comes twice
+            binary = mapping.binary or self._binaries.of(process, mapping)
+            if binary is None or binary.holds_no_code:
+                generated = self._resolve_without_file(process, mapping, address)
+                frames[i] = generated
+                if generated.frame.kind == "unknown":
+                    continue  # not cached: a perf map may name it soon
+            else:
+                offset = address - mapping.start + mapping.offset
+                frames[i] = self._by_offset.get((binary.index, offset))
+                if frames[i] is None:
+                    by_file.setdefault(binary, []).append(_FileLocation(i, offset, mapping))
+                    continue
+            self._cache(process, addresses[i], frames[i])
+        for binary, locations in by_file.items():
+            symbolized = self._symbolize(process, binary, locations)
+            for location, known in zip(locations, symbolized, strict=True):
+                frames[location.position] = known
+                self._cache(process, addresses[location.position], known)
+        if is_stack:
+            self.counters.frames_unmapped += unmapped
+            if unmapped > 1:
+                pairs = zip([None, *frames], frames, strict=False)
+                return [it for before, it in pairs if it is not _UNMAPPED or before is not it]
+        return frames
+
+    def _cache(
+        self, process: TrackedProcess, address: CodeAddress, known: KnownFrame | None
+    ) -> None:
+        if known is None:
+            return
+        if self._cached_addresses >= MAX_PROCESS_FRAMES:
+            for it in self._with_frames:
+                self._dropped_frames += len(it.frames)
+                it.forget_frames()
+            self._with_frames.clear()
+            self._cached_addresses = 0
+        self._cached_addresses += 1
+        self._with_frames.add(process)
+        process.frames.put(*address, known, apart=known.frame.function == EVAL_FUNCTION)
+
+    @staticmethod
+    def _mappings(process: TrackedProcess, addresses: Sequence[int]) -> list[Mapping | None]:
+        found = process.space().find_all(addresses)
+        if process.previous is not None and None in found:
+            # The process ran another program earlier in this tick.
+            before = process.previous.space().find_all(addresses)
+            found = [now or then for now, then in zip(found, before, strict=True)]
+        return found
+
+    def _symbolize(
+        self, process: TrackedProcess, binary: Binary, locations: Sequence[_FileLocation]
+    ) -> list[KnownFrame]:
+        offsets = [it.offset for it in locations]
+        is_open = self._binaries.open(binary, process, locations[0].mapping)
+        names: Sequence[tuple[str, int] | None] = [None] * len(offsets)
+        if is_open:
+            with suppress(OSError):
+                names = self._symbols.elf_open(binary.fd, offsets)
+        found = []
+        for offset, name in zip(offsets, names, strict=True):
+            function = intern(name[0]) if name else ""
+            frame = Frame(binary.kind, function, binary.name, binary.build_id, offset)
+            known = KnownFrame(frame_id(frame), frame)
+            self.counters.frames_new += 1
+            self.counters.frames_unnamed += not function
+            if is_open:  # else not cached: another process may still lead to the file
+                self._by_offset.put((binary.index, offset), known)
+            found.append(known)
+        return found
+
+    def _resolve_without_file(
+        self, process: TrackedProcess, mapping: Mapping, address: int
+    ) -> KnownFrame:
+        """The frame of an address whose code is in no ELF file."""
+        name = self._perf_maps.find(process, address, time.monotonic_ns())
+        if name is not None:
+            return self._shared_frame(Frame(name.kind, name.function, _JIT, file=name.file))
+        start = mapping.start - (mapping.offset if mapping.has_file else 0)
+        return self._shared_frame(Frame("unknown", "", mapping.name, offset=address - start))
+
+    def _shared_frame(self, frame: Frame) -> KnownFrame:
+        known = self._without_file.get(frame)
+        if known is None:
+            known = KnownFrame(frame_id(frame), frame)
+            self._without_file.put(frame, known)
+            self.counters.frames_new += 1
+            self.counters.frames_unnamed += not frame.function
+        return known

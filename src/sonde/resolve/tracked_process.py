@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state kept of one process, from its fork until its last samples are resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from sonde import _native, procfs
+from sonde.model.owner import UNKNOWN, Owner
+from sonde.model.process import KTHREADD_PID, Process
+from sonde.resolve.mappings import AddressSpace
+from sonde.resolve.process_image import ProcessImage
+
+EXEC_GRACE_NS: Final = 15_000_000_000
+"""How long the image before an exec is kept: longer than samples wait to be resolved."""
+
+MAX_THREADS: Final = 4_096
+"""Names kept of one process's threads."""
+
+
+@dataclass(slots=True)
+class PerfMapState:
+    """What was read of the perf map that a process writes."""
+
+    names: _native.PerfMap = field(default_factory=_native.PerfMap)
+    inode: int = 0
+    """Of the file that was read."""
+    checked_ns: int = 0
+    """When it was last read for more, CLOCK_MONOTONIC."""
+    left_out: int = 0
+    """Lines that `names` did not take, as far as they are counted."""
+
+
+class TrackedProcess:
+    """A process of this machine, alive or recently ended."""
+
+    __slots__ = (
+        *("_exe", "comm", "credentials", "dead_ns", "frames", "image"),
+        *("owner", "owner_read_ns", "owner_valid_until_ns", "perf_map"),
+        *("pid", "ppid", "previous", "previous_until_ns", "slurm_step"),
+        *("start_ns", "threads", "used_ns"),
+    )
+
+    def __init__(self, pid: int, start_ns: int, ppid: int, comm: str, image: ProcessImage) -> None:
+        self.pid = pid
+        self.start_ns = start_ns
+        """After boot (CLOCK_BOOTTIME), in whole clock ticks; 0 where unknown."""
+        self.ppid = ppid
+        self.comm = comm
+        """Name of the first thread."""
+        self._exe = ""
+        self.image = image
+        self.previous: ProcessImage | None = None
+        """The image before the last exec, kept until its last samples are resolved."""
+        self.previous_until_ns = 0
+        self.threads: dict[int, str] | None = None
+        """Names by thread id, as far as they are known."""
+        self.dead_ns = 0
+        """When it ended, CLOCK_MONOTONIC; 0 while it lives."""
+        self.used_ns = 0
+        """When it was last looked up, CLOCK_MONOTONIC."""
+        self.frames = _native.Places()
+        """Frames by (address, 1 for a leaf)."""
+        self.credentials: procfs.Owner | None = None
+        """User ids and inner pid, read when its perf map is."""
+        self.perf_map: PerfMapState | None = None
+        self.slurm_step: tuple[str, str] | None = None
+        """(job, step), where a slurmstepd started the process."""
+        self.owner: Owner | None = None
+        """As known at `owner_read_ns`."""
+        self.owner_read_ns = 0
+        self.owner_valid_until_ns = 0
+        """Until then `owner` is used without reading /proc, unless a note is newer."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(pid, start_ns)"""
+        return self.pid, self.start_ns
+
+    @property
+    def is_alive(self) -> bool:
+        """As far as is known."""
+        return not self.dead_ns
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is one of the kernel's own threads."""
+        return KTHREADD_PID in (self.pid, self.ppid)
+
+    @property
+    def exe(self) -> str:
+        """File name of the executable, '' unknown and for kernel threads."""
+        if not self._exe:
+            self._exe = self.image.program
+            if not self._exe and self.is_alive and not self.is_kernel:
+                self._exe = procfs.read_exe(self.pid)
+        return self._exe
+
+    def set_exe(self, exe: str) -> None:
+        """Set the executable's file name, where it is known before the mappings are."""
+        self._exe = exe
+
+    def record(self) -> Process:
+        """The row of the process table."""
+        owner = self.owner or UNKNOWN
+        return Process(self.pid, self.start_ns, self.ppid, self.comm, self.exe, owner)
+
+    def space(self) -> AddressSpace:
+        """Its mappings as known now; frames of replaced ones are forgotten."""
+        image = self.image
+        if image.pending and image.update():
+            self.forget_frames()
+        return image.space()
+
+    def forget_frames(self) -> None:
+        """Drop cached frames: its mappings have changed."""
+        self.frames.clear()
+
+    def forget_image(self) -> None:
+        """Drop what resolves addresses; names stay. For a process whose samples are resolved."""
+        self._exe = self.exe
+        self.image, self.previous = ProcessImage(self.pid, "exec"), None
+        self.perf_map = self.credentials = None
+        self.forget_frames()
+
+    def set_thread_name(self, tid: int, comm: str) -> bool:
+        """Record a thread's name. Returns whether another thread's name was evicted for it."""
+        if tid == self.pid:
+            self.comm = comm
+        if self.threads is None:
+            self.threads = {}
+        is_full = len(self.threads) >= MAX_THREADS and tid not in self.threads
+        if is_full:
+            del self.threads[next(iter(self.threads))]
+        self.threads[tid] = comm
+        return is_full
+
+    def on_exec(self, now_ns: int) -> None:
+        """The process runs another program from now on, with new mappings."""
+        self.previous, self.previous_until_ns = self.image, now_ns + EXEC_GRACE_NS
+        self.image = ProcessImage(self.pid, "exec")
+        self._exe = ""
+        self.perf_map = None
+        self.threads = None
+        self.forget_frames()
