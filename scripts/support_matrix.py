@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from sonde.unwind.cpython import NEWEST, OLDEST
-from sonde.unwind.ends import ENDS
+from sonde.unwind.stop_reasons import STOP_REASONS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "reference" / "support_matrix.md"
@@ -122,7 +122,7 @@ def document() -> str:
     lines.append(NATIVE)
     lines += [f"| {name} | {why} |\n" for name, why in unwalked.items()]
     lines.append(OTHERS)
-    lines += [f"| {end.name} | {end.kind} | {end.text} |\n" for end in ENDS]
+    lines += [f"| {end.name} | {end.kind} | {end.text} |\n" for end in STOP_REASONS]
     lines.append(SIGNALS)
     return "".join(lines)
 

@@ -11,7 +11,7 @@ from data import Data
 from sonde import procfs
 from sonde.errors import SondeError
 from sonde.unwind import python_code
-from sonde.unwind.cpython import Found, interpreter
+from sonde.unwind.cpython import FoundInterpreter, interpreter
 from sonde.unwind.python_lines import line_at
 
 _MEMORY_BYTES = 1 << 16
@@ -27,7 +27,7 @@ def one(raw: bytes) -> None:
     published = data.part()
     if data.byte() & 1:
         published = b"xdebugpy" + published.ljust(80 * 8, b"\0")
-    found = Found(version, 0x1000, data.number(64), (1, 2, 0, 0), published)
+    found = FoundInterpreter(version, 0x1000, data.number(64), (1, 2, 0, 0), published)
     memory = data.rest()
     os.ftruncate(_fd, 0)
     os.pwrite(_fd, memory[:_MEMORY_BYTES], 0)

@@ -19,7 +19,7 @@ from walk_watch import Watch
 from sonde import procfs
 from sonde.agent.stacks import StackReader
 from sonde.collect.kernel import Kernel
-from sonde.unwind import loader
+from sonde.unwind.unwinder import PAGING_S
 
 pytestmark = pytest.mark.bpf
 
@@ -224,7 +224,7 @@ def test_a_page_that_is_asked_for_again_is_not_loaded_again(watch, products):
 def test_while_pages_are_asked_for_more_are_looked_for_soon(watch, monkeypatch):
     """Each stays away until somebody looks, and cuts every walk that comes by meanwhile."""
     now_s = 1000.0
-    monkeypatch.setattr("sonde.unwind.loader.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("sonde.unwind.unwinder.time.monotonic", lambda: now_s)
     it = watch(os.getpid()).unwinder
     asked = 0
     monkeypatch.setattr(
@@ -238,7 +238,7 @@ def test_while_pages_are_asked_for_more_are_looked_for_soon(watch, monkeypatch):
     assert not it.is_paging
     it.expect_pages()
     assert it.is_paging
-    now_s += loader.PAGING_S
+    now_s += PAGING_S
     assert not it.is_paging
     asked = 1
     it.update()

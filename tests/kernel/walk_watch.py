@@ -9,7 +9,7 @@ from sonde.collect.cpu import CpuSampler
 from sonde.collect.kernel import Kernel
 from sonde.resolve import Resolver
 from sonde.unwind import Unwinder
-from sonde.unwind.tables import TableCache
+from sonde.unwind.table_cache import TableCache
 
 HZ = 997
 

@@ -27,7 +27,7 @@ from sonde.collect.kernel import LOSSES
 from sonde.collect.reasons import reason_of
 from sonde.query import queries
 from sonde.query.schema import TABLES
-from sonde.unwind import ENDS
+from sonde.unwind import STOP_REASONS
 
 ROOT = Path(__file__).parents[2]
 EVENTS = (ROOT / "abi/events.h").read_text()
@@ -168,8 +168,8 @@ def test_the_reader_wants_the_tables_of_the_contract():
 
 def test_every_reason_to_end_a_walk_is_named_and_told():
     stops = members_of("unwind_stop", (ROOT / "abi/unwind.h").read_text())
-    assert stops.pop("STOP_MAX") == len(ENDS)
-    assert [end.c_name for end in ENDS] == list(stops)
-    assert len({end.name for end in ENDS}) == len(ENDS)
-    assert {end.kind for end in ENDS} <= {"whole", "early", "first", "note"}
-    assert all(end.text for end in ENDS)
+    assert stops.pop("STOP_MAX") == len(STOP_REASONS)
+    assert [end.c_name for end in STOP_REASONS] == list(stops)
+    assert len({end.name for end in STOP_REASONS}) == len(STOP_REASONS)
+    assert {end.kind for end in STOP_REASONS} <= {"whole", "early", "first", "note"}
+    assert all(end.text for end in STOP_REASONS)

@@ -243,7 +243,7 @@ WRITERS: dict[str, str] = {
     "fleet/spool.py": "new segments (O_EXCL) in the party's own directory, written at offsets",
     "procfs/serve.py": "memory of memfd_create() that was held and checked, for writing",
     "resolve/build_id_links.py": "links, no files, in a private folder of the run",
-    "unwind/folder.py": "the mode of a folder that only root and we can exchange",
+    "unwind/cache_folder.py": "the mode of a folder that only root and we can exchange",
 }
 _WRITING_CALLS = {
     *("write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "symlink", "link"),

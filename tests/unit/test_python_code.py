@@ -13,7 +13,7 @@ from sonde import _native, procfs
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import PythonCode
-from sonde.unwind.cpython import Found, Interpreter, interpreter
+from sonde.unwind.cpython import FoundInterpreter, Interpreter, interpreter
 from sonde.unwind.python_code import PYTHON_FRAME
 
 FUNCTIONS = 400
@@ -47,7 +47,7 @@ def python() -> Interpreter:
     for path in sorted(paths, key=lambda it: "python" not in it):
         if (found := _native.find_cpython(path)) is not None:
             version, runtime, key, evaluation, raw = found
-            told = Found(version, runtime, key, tuple(evaluation), bytes(raw))
+            told = FoundInterpreter(version, runtime, key, tuple(evaluation), bytes(raw))
             return interpreter(told, Path(path).name)
     pytest.skip("this interpreter is not one that is walked")
 
@@ -85,21 +85,21 @@ def line_of(
 def test_line_tables_that_made_room_are_read_again(python, made):
     program, addresses = made
     bound = 64 << 10
-    code, process = PythonCode(lines_bytes=bound), process_of(program.pid)
+    code, process = PythonCode(max_line_table_bytes=bound), process_of(program.pid)
     first = [line_of(code, process, python, at, 40) for at in addresses]
     assert len(set(first)) == 1
     assert 10 < first[0] < 40
-    assert 0 < code.held_bytes <= bound
+    assert 0 < code.line_table_bytes <= bound
     later = [line_of(code, process, python, at, 80) for at in addresses]
     assert set(later) == {line_of(code, process, python, addresses[-1], 80)}
     assert later[0] > first[0]
-    assert code.held_bytes <= bound
+    assert code.line_table_bytes <= bound
     assert code.lineless == 0
 
 
 def test_a_line_table_that_is_gone_when_it_is_asked_for_again_is_counted(python, made):
     program, addresses = made
-    code, process = PythonCode(lines_bytes=64 << 10), process_of(program.pid)
+    code, process = PythonCode(max_line_table_bytes=64 << 10), process_of(program.pid)
     for at in addresses:
         line_of(code, process, python, at, 40)
     program.kill()
@@ -121,16 +121,16 @@ def test_another_code_object_in_the_same_place_has_another_name(python, monkeypa
         word = PYTHON_FRAME | int(program.stdout.readline())
         code, owners = PythonCode(), [(process_of(program.pid), python)]
         where = PYTHON_FRAME | 1 << 32 | python.code.instructions
-        places = code.places(owners, [word])
+        places = code.frame_cache(owners, [word])
         assert code.frame(owners, word, where, places).frame.function == "first"
-        places = code.places(owners, [word])
+        places = code.frame_cache(owners, [word])
         known = places.get(word, where)
         assert known is not None
         assert known.frame.function == "first"
         program.stdin.write("go on\n")
         program.stdin.flush()
         assert int(program.stdout.readline()) | PYTHON_FRAME == word
-        places = code.places(owners, [word])
+        places = code.frame_cache(owners, [word])
         assert places.get(word, where) is None
         assert code.frame(owners, word, where, places).frame.function == "second"
         program.kill()

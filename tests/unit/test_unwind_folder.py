@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from sonde import _native
-from sonde.unwind import folder
-from sonde.unwind.tables import TableCache
+from sonde.unwind import cache_folder
+from sonde.unwind.table_cache import TableCache
 
 NOBODY = 65534
 HEADER_BYTES = 64
@@ -32,7 +32,7 @@ def place():
 
 @pytest.fixture
 def no_shared(monkeypatch, place):
-    monkeypatch.setattr(folder, "SHARED", place / "absent")
+    monkeypatch.setattr(cache_folder, "SHARED", place / "absent")
 
 
 @as_root
@@ -43,11 +43,11 @@ def test_root_keeps_no_tables_in_a_folder_of_the_user_who_called_sudo(
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
-    assert folder.default_folder() is None
+    assert cache_folder.default_folder() is None
     assert not any(home.iterdir())
     cache = TableCache()
     assert cache._folder.stat().st_mode & 0o777 == 0o700
-    assert folder.is_private(cache._folder)
+    assert cache_folder.is_private(cache._folder)
     cache.close()
 
 
@@ -57,16 +57,16 @@ def test_root_does_not_follow_a_link_to_where_tables_are_kept(monkeypatch, place
     target.mkdir()
     (place / "link").symlink_to(target)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "link"))
-    assert folder.default_folder() is None
+    assert cache_folder.default_folder() is None
     assert not any(target.iterdir())
 
 
 def test_a_folder_that_others_can_write_to_is_not_used(monkeypatch, place, no_shared):
     monkeypatch.setenv("XDG_CACHE_HOME", str(place))
-    mine = folder.default_folder()
+    mine = cache_folder.default_folder()
     assert mine == place / "sonde/unwind"
     mine.chmod(0o777)
-    assert folder.default_folder() is None
+    assert cache_folder.default_folder() is None
 
 
 @pytest.fixture

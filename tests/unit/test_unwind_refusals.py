@@ -13,7 +13,7 @@ from sonde import _native
 from sonde.agent.unwinding import Unwinding
 from sonde.query.queries import LOSS_TEXT
 from sonde.resolve import Resolver
-from sonde.unwind.loader import Unwinder
+from sonde.unwind.unwinder import Unwinder
 
 
 class Maps:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sonde import _native
-from sonde.unwind.tables import TableCache
+from sonde.unwind.table_cache import TableCache
 
 RULE = struct.Struct("<BBHiii")
 NONE, END, RSP, RBP, REGISTER, PLT, RSP_DEREF = range(7)

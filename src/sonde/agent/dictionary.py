@@ -17,7 +17,7 @@ from sonde.collect.launch_sites import FRAMES_OF
 from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
 from sonde.sinks.chunk import ChunkBuilder, columns_of
-from sonde.unwind.ends import TAIL_DROPPED
+from sonde.unwind.stop_reasons import TAIL_DROPPED
 
 KEPT_IN_KERNEL = 3 / 8
 """Stacks read and still kept in the kernel, of all that it has room for, before they are dropped

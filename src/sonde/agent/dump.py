@@ -13,7 +13,7 @@ from sonde.collect.kernel import Kernel
 from sonde.errors import HostError, ProcessGone
 from sonde.model.thread_stack import ThreadStack
 from sonde.resolve import Resolver
-from sonde.unwind import ENDS
+from sonde.unwind import STOP_REASONS
 
 GRACE_NS = 60_000_000_000
 
@@ -50,7 +50,9 @@ def dump(pid: int) -> list[ThreadStack]:
             end = walk.stop if walk is not None else 0
             whole = is_whole(known, end)
             taken = walk is not None and walk.user
-            why = "" if whole else ENDS[end].text if taken else "its stack could not be taken"
+            why = (
+                "" if whole else STOP_REASONS[end].text if taken else "its stack could not be taken"
+            )
             name = resolver.processes.thread_name(process, it.tid)
             frames = tuple(one.frame for one in known)
             told.append(ThreadStack(it.tid, name, it.state, frames, whole, why))

@@ -11,8 +11,8 @@ from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.resolver import EVAL_FUNCTION
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import Interpreter, PythonCode
-from sonde.unwind.ends import WHOLE
 from sonde.unwind.python_code import NO_FRAME, PYTHON_FRAME
+from sonde.unwind.stop_reasons import WHOLE
 
 ENTRIES = frozenset(
     {
@@ -76,7 +76,7 @@ class StackReader:
         codes = _native.python_codes(walks)
         owners = self._owners(process) if codes else []
         if owners:
-            python = self.python.places(owners, codes)
+            python = self.python.frame_cache(owners, codes)
         *places, pairs = _native.unknown_places(walks, kernel, native, python)
         self._resolver.prepare(process, *places)
         if python is not None:

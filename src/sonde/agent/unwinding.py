@@ -11,7 +11,7 @@ from sonde.collect.collector import TableRow
 from sonde.collect.kernel import Kernel
 from sonde.metrics import MetricRow, labels
 from sonde.resolve import Resolver
-from sonde.unwind import ENDS, Interpreter, Unwinder
+from sonde.unwind import STOP_REASONS, Interpreter, Unwinder
 
 MAX_KERNEL_BYTES = 64_000_000
 """For all BPF maps together; unwind tables take what the others leave."""
@@ -55,7 +55,7 @@ class Unwinding:
         if self._unwinder is None:
             return
         if program:
-            self._unwinder.foresee(program)
+            self._unwinder.preload(program)
         self._unwinder.expect(pids)
         deadline_s = time.monotonic() + FIRST_WAIT_S
         while self._unwinder.is_busy and time.monotonic() < deadline_s:
@@ -66,7 +66,7 @@ class Unwinding:
     def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
         """What processes did."""
         if self._unwinder is not None:
-            self._unwinder.hear(events)
+            self._unwinder.on_process_events(events)
 
     def update(self) -> bool:
         """Tell the kernel what is new; cheap where nothing is. Returns whether there was
@@ -105,7 +105,7 @@ class Unwinding:
         now = self._unwinder.stops()
         if tails_dropped:
             now["tail_dropped"] = tails_dropped
-        for end in ENDS:
+        for end in STOP_REASONS:
             new = now.get(end.name, 0) - self._ends.get(end.name, 0)
             if new > 0:
                 name = f"{end.kind}.{end.name}"

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel needs to walk stacks: tables of files, mappings of processes, Python's layouts.
+"""Stack unwinding: the data that the kernel programs unwind user stacks with.
 
-A room of its own, because it lies between two that do not know each other: it asks `resolve` what a
-process has mapped and hands that to the kernel maps that the programs of `collect` walk by.
-`Unwinder` is the door; `PythonCode` names what those walks bring back of Python; `ENDS` says why
-they ended.
+These are unwind tables of files, mappings of processes, and layouts of CPython's frames. The
+package reads mappings from `resolve` and writes the BPF maps that the programs of `collect` use.
+
+- `Unwinder` keeps those maps up to date.
+- `PythonCode` names the Python frames of unwound stacks.
+- `STOP_REASONS` are the reasons why a stack walk ends.
 """
 
 from sonde.unwind.cpython import Interpreter
-from sonde.unwind.ends import ENDS
-from sonde.unwind.loader import Unwinder
 from sonde.unwind.python_code import PythonCode
+from sonde.unwind.stop_reasons import STOP_REASONS
+from sonde.unwind.unwinder import Unwinder
 
-__all__ = ["ENDS", "Interpreter", "PythonCode", "Unwinder"]
+__all__ = ["STOP_REASONS", "Interpreter", "PythonCode", "Unwinder"]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts of CPython's frames and code objects, by version.
 
-Up to 3.12 they are those of the headers of each minor version (Include/internal/pycore_frame.h,
-Include/cpython/code.h, Include/cpython/pystate.h; fixed within it for extension modules' sake).
-From 3.13 on the interpreter publishes its own (`_Py_DebugOffsets`, the first thing in _PyRuntime).
+Up to 3.12 they come from the headers of each minor version (Include/internal/pycore_frame.h,
+Include/cpython/code.h, Include/cpython/pystate.h), which keep them stable for extension modules.
+From 3.13 on the interpreter publishes them (`_Py_DebugOffsets`, the first field of _PyRuntime).
 All offsets in bytes, for 64-bit little-endian builds.
 """
 
@@ -17,10 +17,11 @@ from typing import Final
 from sonde.errors import SondeError
 
 ABSENT: Final = 0xFFFF
+"""Offset of a field that this version does not have."""
 OLDEST: Final = (3, 10)
 NEWEST: Final = (3, 14)
 _ADDRESS: Final = (1 << 64) - 1
-_MOST_OFFSET: Final = 4096
+_MAX_OFFSET: Final = 4096
 _COOKIE: Final = b"xdebugpy"
 _NAMED: Final = re.compile(r"python(3)\.(\d+)(t?)")
 # struct unwind_python of abi/unwind.h
@@ -32,56 +33,73 @@ _MUSL_TSD: Final = (0, 8, 0x80)
 
 
 class UnsupportedPythonError(SondeError):
-    """A CPython that we cannot walk: too old, too new, or free-threaded."""
+    """A CPython whose frames cannot be unwound: too old, too new, or free-threaded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What an interpreter's file told (native `find_cpython`)."""
+class FoundInterpreter:
+    """What the native `find_cpython` read from an interpreter's file. Addresses as linked."""
 
     version: int
+    """`Py_Version`, 0xMMmmppRR; 0 where the file has none."""
     runtime: int
+    """Address of _PyRuntime."""
     thread_key: int
+    """Address of the key of thread-local storage for thread states; 0 where it was not found."""
     evaluation: tuple[int, int, int, int]
+    """(start, end) of the evaluation loop, and of its cold part; 0 without one."""
     runtime_bytes: bytes
+    """First bytes of _PyRuntime."""
 
 
 @dataclass(frozen=True, slots=True)
-class Frames:
-    """How frames hang together."""
+class FrameLayout:
+    """Offsets of the fields that link frames."""
 
     of_thread: int
+    """In the thread state: the current frame, or the cframe that leads to it."""
     of_cframe: int
+    """In the cframe: the current frame."""
     previous: int
+    """In a frame, as all that follow: the calling frame."""
     code: int
+    """Code object."""
     instruction: int
+    """Last instruction."""
     instruction_is_index: bool = False
+    """`instruction` is an index of instructions (3.10), not an address."""
     entry: int = ABSENT
+    """Flag of the first frame of an evaluation loop (3.11)."""
     owner: int = ABSENT
+    """Owner of the frame (3.12 on)."""
     owner_entry: int = 0
+    """Value of `owner` at the first frame of an evaluation loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """Where a code object keeps what names it."""
+class CodeLayout:
+    """Offsets in a code object of what names it."""
 
     filename: int
     qualname: int
     linetable: int
     first_line: int
     instructions: int
-    """Of the first instruction; 0: they are not inside (3.10)."""
+    """Of the first instruction; 0: instructions are a separate object (3.10)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interpreter:
-    """One build of CPython."""
+    """One build of CPython. Addresses as linked."""
 
     version: tuple[int, int]
+    """(major, minor)"""
     thread_key: int
+    """As in `FoundInterpreter`."""
     evaluation: tuple[int, int, int, int]
-    frames: Frames
-    code: Code
+    """As in `FoundInterpreter`."""
+    frames: FrameLayout
+    code: CodeLayout
 
     def for_kernel(self, bias: int, is_musl: bool) -> bytes:
         """`struct unwind_python` of a process in which its file is loaded at `bias`."""
@@ -99,25 +117,26 @@ class Interpreter:
 
 
 _FRAMES: Final = {
-    10: Frames(24, ABSENT, 24, 32, 96, instruction_is_index=True),
-    11: Frames(56, 8, 48, 32, 56, entry=68),
-    12: Frames(56, 0, 8, 0, 56, owner=70, owner_entry=3),
+    10: FrameLayout(24, ABSENT, 24, 32, 96, instruction_is_index=True),
+    11: FrameLayout(56, 8, 48, 32, 56, entry=68),
+    12: FrameLayout(56, 0, 8, 0, 56, owner=70, owner_entry=3),
 }
 _CODE: Final = {
-    10: Code(104, 112, 120, 40, 0),
-    11: Code(112, 128, 136, 72, 184),
-    12: Code(112, 128, 136, 68, 192),
+    10: CodeLayout(104, 112, 120, 40, 0),
+    11: CodeLayout(112, 128, 136, 72, 184),
+    12: CodeLayout(112, 128, 136, 68, 192),
 }
-# Numbers of 8 bytes after the cookie: version, free_threaded, then one struct after the other
-# (pycore_runtime.h of 3.13, pycore_debug_offsets.h of 3.14), of which we need a few.
+# After the cookie come numbers of 8 bytes: version, free_threaded, then the structs one after the
+# other (pycore_runtime.h of 3.13, pycore_debug_offsets.h of 3.14). Here: fields of two structs.
 _INTERPRETER_FIELDS: Final = {13: 13, 14: 16}
 _FRAME_FIELDS: Final = {13: 6, 14: 8}
-_OWNED_BY_THE_LOOP: Final = 3
+_OWNED_BY_LOOP: Final = 3
 """FRAME_OWNED_BY_CSTACK of 3.12 and 3.13, FRAME_OWNED_BY_INTERPRETER of 3.14."""
 
 
-def interpreter(found: Found, file_name: str) -> Interpreter:
-    """The layouts of an interpreter. Raises UnsupportedPythonError."""
+def interpreter(found: FoundInterpreter, file_name: str) -> Interpreter:
+    """The layouts of an interpreter. `file_name` may name its version. Raises
+    UnsupportedPythonError."""
     version, is_threaded = _version(found, file_name)
     if not OLDEST <= version <= NEWEST:
         raise UnsupportedPythonError(f"no layout of CPython {version[0]}.{version[1]} is known")
@@ -125,7 +144,7 @@ def interpreter(found: Found, file_name: str) -> Interpreter:
         raise UnsupportedPythonError("a free-threaded build of CPython")
     if not found.thread_key:
         raise UnsupportedPythonError(
-            "where this build of CPython keeps its thread states is not seen"
+            "the key of the thread states was not found in this build of CPython"
         )
     minor = version[1]
     if minor in _FRAMES:
@@ -135,7 +154,7 @@ def interpreter(found: Found, file_name: str) -> Interpreter:
     return Interpreter(version, found.thread_key, found.evaluation, frames, code)
 
 
-def _version(found: Found, file_name: str) -> tuple[tuple[int, int], bool]:
+def _version(found: FoundInterpreter, file_name: str) -> tuple[tuple[int, int], bool]:
     named = _NAMED.search(file_name)
     is_threaded = bool(named and named[3])
     if found.version:
@@ -146,33 +165,33 @@ def _version(found: Found, file_name: str) -> tuple[tuple[int, int], bool]:
     return ((int(named[1]), int(named[2])) if named else (0, 0)), is_threaded
 
 
-def _published(raw: bytes, minor: int) -> tuple[Frames, Code]:
+def _published(raw: bytes, minor: int) -> tuple[FrameLayout, CodeLayout]:
     if not raw.startswith(_COOKIE) or len(raw) < 8 * 80:
         raise UnsupportedPythonError("this build of CPython publishes no offsets")
-    words = struct.unpack_from("<80Q", raw)
-    if words[2]:
+    numbers = struct.unpack_from("<80Q", raw)
+    if numbers[2]:
         raise UnsupportedPythonError("a free-threaded build of CPython")
     thread = 3 + 3 + _INTERPRETER_FIELDS[minor]
     frame = thread + 9
     code = frame + _FRAME_FIELDS[minor]
-    frames = Frames(
-        of_thread=words[thread + 4],
+    frames = FrameLayout(
+        of_thread=numbers[thread + 4],
         of_cframe=ABSENT,
-        previous=words[frame + 1],
-        code=words[frame + 2],
-        instruction=words[frame + 3],
-        owner=words[frame + 5],
-        owner_entry=_OWNED_BY_THE_LOOP,
+        previous=numbers[frame + 1],
+        code=numbers[frame + 2],
+        instruction=numbers[frame + 3],
+        owner=numbers[frame + 5],
+        owner_entry=_OWNED_BY_LOOP,
     )
-    names = Code(
-        filename=words[code + 1],
-        qualname=words[code + 3],
-        linetable=words[code + 4],
-        first_line=words[code + 5],
-        instructions=words[code + 9],
+    names = CodeLayout(
+        filename=numbers[code + 1],
+        qualname=numbers[code + 3],
+        linetable=numbers[code + 4],
+        first_line=numbers[code + 5],
+        instructions=numbers[code + 9],
     )
     small = (frames.previous, frames.code, frames.instruction, frames.owner)
     others = (frames.of_thread, *(getattr(names, it.name) for it in fields(names)))
-    if max(small) > 104 or max(others) > _MOST_OFFSET:
-        raise UnsupportedPythonError("this build of CPython publishes offsets that make no sense")
+    if max(small) > 104 or max(others) > _MAX_OFFSET:
+        raise UnsupportedPythonError("this build of CPython publishes implausible offsets")
     return frames, names

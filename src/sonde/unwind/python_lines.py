@@ -5,7 +5,7 @@ from __future__ import annotations
 
 
 def line_at(table: bytes, first_line: int, offset: int, version: tuple[int, int]) -> int:
-    """The line of the instruction at `offset` bytes; the first where the table does not say."""
+    """The line of the instruction at `offset` bytes; `first_line` where the table has none."""
     if offset < 0:
         return first_line
     if version < (3, 11):
@@ -14,7 +14,7 @@ def line_at(table: bytes, first_line: int, offset: int, version: tuple[int, int]
 
 
 def _line_before_3_11(table: bytes, first_line: int, offset: int) -> int:
-    """Pairs (bytes, lines); -128: no line (Objects/lnotab_notes.txt of 3.10)."""
+    """Pairs (bytes, line delta); -128: no line (Objects/lnotab_notes.txt of 3.10)."""
     line, end = first_line, 0
     for at in range(0, len(table) - 1, 2):
         end += table[at]
@@ -28,7 +28,7 @@ def _line_before_3_11(table: bytes, first_line: int, offset: int) -> int:
 
 
 def _line(table: bytes, first_line: int, offset: int) -> int:
-    """Entries of a head and what it calls for (Objects/locations.md)."""
+    """Entries of a first byte and the fields that its kind has (Objects/locations.md, 3.11 on)."""
     line, end, at = first_line, 0, 0
     last = first_line
     while at < len(table):
@@ -57,8 +57,8 @@ def _line(table: bytes, first_line: int, offset: int) -> int:
     return last
 
 
-_MOST_BITS = 36
-"""Of an integer; lines and columns have 32. A table that says more goes on, its value does not."""
+_MAX_BITS = 36
+"""Of an integer; lines and columns have 32. Higher bits of a damaged table are skipped."""
 
 
 def _unsigned(table: bytes, at: int) -> tuple[int, int]:
@@ -66,7 +66,7 @@ def _unsigned(table: bytes, at: int) -> tuple[int, int]:
     while at < len(table):
         byte = table[at]
         at += 1
-        if shift < _MOST_BITS:
+        if shift < _MAX_BITS:
             value |= (byte & 63) << shift
         shift += 6
         if not byte & 64:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files a program will have mapped at its start, as far as is told without running it."""
+"""Predicts which files a program will have mapped at its start, without running it."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from typing import Final
 
 from sonde import procfs
 
-_EVERYBODYS: Final = re.compile(r"(ld-|libc\b|libm\b|libpthread\b|libstdc\+\+|libgcc_s|libpython)")
-_MOST_SCRIPTS: Final = 4
-"""Scripts that name a script as their interpreter; the kernel follows as many."""
+_COMMON_LIBRARIES: Final = re.compile(
+    r"(ld-|libc\b|libm\b|libpthread\b|libstdc\+\+|libgcc_s|libpython)"
+)
+_MAX_SCRIPTS: Final = 4
+"""Nested scripts as interpreters of scripts that the kernel follows (fs/exec.c)."""
 _HEAD_BYTES: Final = 256
 
 
-def files(program: str) -> list[str]:
-    """The program, or what interprets it, and the libraries of everybody as this process has them:
-    a program that is launched from here has most likely the same."""
+def startup_files(program: str) -> list[str]:
+    """Paths of the program, its interpreters, and common libraries as this process maps them: a
+    program launched from here most likely maps the same ones."""
     found = _interpreters(program)
     with suppress(OSError), procfs.MapsReader("self") as reader:
         for line in reader.lines():
             fields = line.split(None, 5)
             path = os.fsdecode(fields[5]) if len(fields) == 6 else ""
-            if b"x" in fields[1] and _EVERYBODYS.match(path.rpartition("/")[2]):
+            if b"x" in fields[1] and _COMMON_LIBRARIES.match(path.rpartition("/")[2]):
                 found.append(path)
     return list(dict.fromkeys(found))
 
 
 def _interpreters(program: str) -> list[str]:
     found = []
-    for _ in range(_MOST_SCRIPTS):
+    for _ in range(_MAX_SCRIPTS):
         found.append(program)
         fd = procfs.open_regular(program, follow=True)
         if fd is None:

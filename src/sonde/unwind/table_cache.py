@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unwind tables of files: made once, kept on disk, handed out when they are ready.
+"""A cache of unwind tables on disk, with a subprocess that builds missing ones.
 
-A file is asked for by its key: what it calls itself, then which file it is. What it calls itself
-(build id, size) is its maker's choice, and only leads to tables that may be its own: one is taken
-where every byte that was read to make it is the same in this file (`native/src/elf/record.rs`). So
-one image in a hundred containers has one table, and nobody can give another's file a table.
+The key of a file consists of a prefix (build id and size) and its identity. Any user can make a
+file with any build id, so the prefix only selects candidates: a table is used if every byte that
+was read to build it is the same in this file (`native/src/elf/record.rs`). So the same library in
+a hundred containers has one table, and no user can supply a table for another's file.
 """
 
 from __future__ import annotations
@@ -24,41 +24,44 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde import _native, interpreter
-from sonde.unwind.cpython import Found
-from sonde.unwind.folder import default_folder
+from sonde.unwind.cache_folder import default_folder
+from sonde.unwind.cpython import FoundInterpreter
 
 MAX_CACHE_BYTES: Final = 512 << 20
 MAX_QUEUED: Final = 1024
 MAX_SENT: Final = 8
-"""Requests under way. They are answered in order: where the process dies, it is over the first."""
+"""Unanswered requests. They are answered in order: a crash is the fault of the first."""
 DEADLINE_S: Final = 60.0
-"""A file that takes longer has no table: it may lie where reading hangs."""
-BUILDER: Final = interpreter.command(Path(__file__).resolve().with_name("build.py"))
-"""By its path, not as a module of this package, which would load all of the package with it."""
+"""A file that takes longer gets no table: reading it may block."""
+BUILDER: Final = interpreter.command(Path(__file__).resolve().with_name("table_builder.py"))
+"""By its path: as a module of this package, it would import the whole package."""
 END_S: Final = 1.0
-"""How long the building process may take to end."""
+"""How long the subprocess may take to end."""
 MAX_FAILED: Final = 65_536
 MAX_KNOWN: Final = 65_536
-"""Files whose table is known; one more is held against the tables on disk again."""
-_WHICH: Final = "@"
+"""Files whose table is known; others are compared with the tables on disk again."""
+_KEY_SEPARATOR: Final = "@"
 _ENDING: Final = ".unw"
 _NAME: Final = re.compile(r"[0-9a-z-]{1,200}")
 IDLE_S: Final = 5.0
-"""The building process ends when it had nothing to do for so long."""
+"""The subprocess ends after this long without a request."""
 
 
 def key_of(build_id: str, identity: Iterable[int]) -> str:
-    """How a file is asked for; `identity`: numbers that only this file has, until it changes."""
+    """The key of a file. `identity`: a `resolve.binary.FileIdentity`."""
     *_, size, _, _ = numbers = tuple(identity)
-    return f"{build_id[:64] or 'none'}-{size:x}{_WHICH}{'-'.join(f'{it:x}' for it in numbers)}"
+    return (
+        f"{build_id[:64] or 'none'}-{size:x}{_KEY_SEPARATOR}{'-'.join(f'{it:x}' for it in numbers)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class CachedTable:
     """A table on disk."""
 
     path: Path
-    python: Found | None
+    python: FoundInterpreter | None
+    """The CPython interpreter in the file, if any."""
 
 
 @dataclass(slots=True)
@@ -67,14 +70,14 @@ class _Request:
     fd: int
 
 
-def _found(python: tuple[int, int, int, list[int], bytes]) -> Found:
+def _found(python: tuple[int, int, int, list[int], bytes]) -> FoundInterpreter:
     version, runtime, key, evaluation, raw = python
     first, end, moved, moved_end = evaluation
-    return Found(version, runtime, key, (first, end, moved, moved_end), bytes(raw))
+    return FoundInterpreter(version, runtime, key, (first, end, moved, moved_end), bytes(raw))
 
 
 class TableCache:
-    """Tables on disk, and the process that makes those that are missing."""
+    """Tables on disk, and the subprocess that builds missing ones. No call blocks on it."""
 
     def __init__(
         self,
@@ -87,34 +90,34 @@ class TableCache:
         self._deadline_s = deadline_s
         self._temporary = None
         folder = folder or default_folder()
-        if folder is None:  # tables of this run alone
+        if folder is None:  # no private folder: tables of this run alone
             self._temporary = tempfile.TemporaryDirectory(
                 prefix="sonde-unwind-", ignore_cleanup_errors=True
             )
             folder = Path(self._temporary.name)
         self._folder = folder.absolute()
         self._names: dict[str, str] = {}
-        """Of tables on disk, by the key of the file that each was made of or held against."""
+        """Of tables on disk, by the keys of the files that they belong to."""
         self._child: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._queue: deque[_Request] = deque()
-        self._waiting: set[str] = set()
+        self._requested: set[str] = set()
         self._failed: dict[str, None] = {}
         self._sent: deque[_Request] = deque()
-        self._heard = b""
+        self._received = b""
         self._used_s = 0.0
-        self._began_s = 0.0
-        """When the request that is being answered became the first."""
+        self._first_since_s = 0.0
+        """Since when the oldest unanswered request is the oldest."""
         self.built = 0
         self.failed = 0
         self._shrink(max_bytes)
 
     @property
     def is_busy(self) -> bool:
-        """Whether tables are being made."""
+        """Whether requests are queued or unanswered."""
         return bool(self._sent or self._queue)
 
-    def find(self, key: str) -> Built | None:
+    def find(self, key: str) -> CachedTable | None:
         """The table of a file, None where there is none (yet)."""
         name = self._names.get(key)
         if name is None:
@@ -124,22 +127,22 @@ class TableCache:
             _, python = _native.unwind_table_origin(str(path))
         except OSError:
             return None
-        return Built(path, _found(python) if python else None)
+        return CachedTable(path, _found(python) if python else None)
 
     def has_failed(self, key: str) -> bool:
-        """Whether there is no way to make it."""
+        """Whether no table could be built of the file."""
         return key in self._failed
 
     def request(self, key: str, fd: int) -> None:
-        """Have the table of an open file found or made. The descriptor is duplicated."""
-        if key in self._waiting or key in self._failed or len(self._queue) >= MAX_QUEUED:
+        """Have the table of an open file found or built. The descriptor is duplicated."""
+        if key in self._requested or key in self._failed or len(self._queue) >= MAX_QUEUED:
             return
-        self._waiting.add(key)
+        self._requested.add(key)
         self._queue.append(_Request(key, os.dup(fd)))
         self._send()
 
     def warm_up(self) -> None:
-        """Start the building process ahead of its first request."""
+        """Start the subprocess before its first request."""
         if self._child is None:
             self._start_child()
             self._used_s = time.monotonic()
@@ -147,19 +150,19 @@ class TableCache:
     def poll(self) -> list[str]:
         """Keys that were finished (or failed) since the last call."""
         done = []
-        while self._sent and (answer := self._answer()) is not None:
+        while self._sent and (response := self._receive()) is not None:
             request = self._sent.popleft()
             os.close(request.fd)
-            self._waiting.discard(request.key)
-            name = answer.get("name", "")
+            self._requested.discard(request.key)
+            name = response.get("name", "")
             if _NAME.fullmatch(name):
-                self._learn(request.key, name)
-                self.built += not answer.get("was_there", False)
+                self._add_name(request.key, name)
+                self.built += not response.get("was_there", False)
             else:
-                self.refuse(request.key)
+                self.mark_failed(request.key)
             done.append(request.key)
-            self._began_s = time.monotonic()
-            if self._child is None:  # those behind it were not its fault: another process is asked
+            self._first_since_s = time.monotonic()
+            if self._child is None:  # it crashed over this request: send the others again
                 self._queue.extendleft(reversed(self._sent))
                 self._sent.clear()
             self._send()
@@ -167,31 +170,31 @@ class TableCache:
             self.close()
         return done
 
-    def _learn(self, key: str, name: str) -> None:
+    def _add_name(self, key: str, name: str) -> None:
         self._names[key] = name
         while len(self._names) > MAX_KNOWN:
             del self._names[next(iter(self._names))]
 
-    def refuse(self, key: str) -> None:
-        """There will be no table of this file."""
+    def mark_failed(self, key: str) -> None:
+        """Record that the file has no usable table."""
         self.failed += 1
         self._failed[key] = None
         while len(self._failed) > MAX_FAILED:
             del self._failed[next(iter(self._failed))]
 
-    def forget(self, key: str) -> None:
-        """What is on disk for this file is of no use."""
+    def discard(self, key: str) -> None:
+        """Delete the table of a file from disk: it is unusable."""
         name = self._names.pop(key, None)
         if name is not None:
             with suppress(OSError):
                 (self._folder / f"{name}{_ENDING}").unlink()
 
     def close(self) -> None:
-        """End the building process; what is not made yet is not made."""
+        """End the subprocess and drop unanswered requests."""
         for request in (*self._queue, *self._sent):
             os.close(request.fd)
         self._queue.clear()
-        self._waiting.clear()
+        self._requested.clear()
         self._sent.clear()
         self._end_child()
 
@@ -201,41 +204,41 @@ class TableCache:
             request = self._queue.popleft()
             self._used_s = time.monotonic()
             if not self._sent:
-                self._began_s = self._used_s
+                self._first_since_s = self._used_s
             self._sent.append(request)
             path = f"/proc/{os.getpid()}/fd/{request.fd}"
-            prefix = request.key.partition(_WHICH)[0]
+            prefix = request.key.partition(_KEY_SEPARATOR)[0]
             line = json.dumps({"path": path, "folder": str(self._folder), "prefix": prefix})
             assert child.stdin is not None
             with suppress(BrokenPipeError):
                 child.stdin.write(line.encode() + b"\n")
                 child.stdin.flush()
 
-    def _answer(self) -> dict[str, Any] | None:
-        """{"name", "was_there"} or {"error"}; None: not yet."""
+    def _receive(self) -> dict[str, Any] | None:
+        """The next response, {"name", "was_there"} or {"error"}; None where it is not there yet."""
         child = self._child
         if child is None or child.stdout is None:
             return {"error": "not running"}
-        while b"\n" not in self._heard:
+        while b"\n" not in self._received:
             if not self._selector.select(0):
-                if time.monotonic() - self._began_s < self._deadline_s:
+                if time.monotonic() - self._first_since_s < self._deadline_s:
                     return None
                 self._end_child()
-                return {"error": "it took too long"}
+                return {"error": "timed out"}
             more = os.read(child.stdout.fileno(), 65536)
             if not more:
                 self._end_child()
-                return {"error": "the process that reads it ended"}
-            self._heard += more
-        line, _, self._heard = self._heard.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+                return {"error": "the subprocess died"}
+            self._received += more
+        line, _, self._received = self._received.partition(b"\n")
+        response: dict[str, Any] = json.loads(line)
+        return response
 
     def _start_child(self) -> subprocess.Popen[bytes]:
         self._child = interpreter.start(self._builder, own_session=True)
         assert self._child.stdout is not None
         self._selector.register(self._child.stdout, selectors.EVENT_READ)
-        self._heard = b""
+        self._received = b""
         return self._child
 
     def _end_child(self) -> None:
@@ -253,10 +256,10 @@ class TableCache:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(END_S)
                 return
-        # It hangs in the kernel, and ends with what it hangs on.
+        # It is blocked in the kernel, and ends when that call returns.
 
     def _shrink(self, max_bytes: int) -> None:
-        """Drop the tables not written or used for longest."""
+        """Delete the least recently used tables until `max_bytes` are left."""
         found = []
         with suppress(OSError):
             for entry in os.scandir(self._folder):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where tables are kept: in a folder that nobody but us and root can write to, nor replace.
+"""The folder of cached unwind tables, which only root and the recorder's user can change.
 
-The kernel walks other people's stacks by what lies there, and root writes to it: whoever could
-write there, or put a link in its place, would steer both.
+The kernel unwinds all users' stacks with the tables in it, and root writes to it. A user who could
+write there, or replace it by a link, would control both.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _OURS: Final = Path("sonde/unwind")
 
 
 def default_folder() -> Path | None:
-    """Shared by the users of the machine where we may, else one's own; None where neither is safe.
+    """/var/cache/sonde/unwind where we may write, else the user's cache folder; None if neither is
+    private.
 
-    Under sudo the environment may name a folder of the caller, which is no place for root.
+    Under sudo the environment may name a folder of the caller, which is not private for root.
     """
     for folder in _candidates():
         with suppress(OSError):
@@ -32,7 +33,7 @@ def default_folder() -> Path | None:
 
 
 def is_private(folder: Path) -> bool:
-    """Whether only root and we can change what lies in a folder, and what its path leads to."""
+    """Whether only root and we can change the folder's content and where its path leads."""
     try:
         return folder.resolve(strict=True) == folder and only_ours(folder, {0, os.geteuid()})
     except OSError:
@@ -40,14 +41,16 @@ def is_private(folder: Path) -> bool:
 
 
 def _make(folder: Path) -> bool:
-    """Make a folder, unless somebody else could have it made elsewhere. Raises OSError."""
+    """Create the folder; False where another user could redirect its path. Raises OSError."""
     if not is_private(next(it for it in (folder, *folder.parents) if it.exists())):
         return False
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not is_private(folder):
         return False
-    with suppress(PermissionError):  # root's, and we are not
-        folder.chmod(0o700)  # names are build ids, by which resolve.seen_files knows a path
+    with suppress(PermissionError):  # it is root's, and we are not root
+        folder.chmod(
+            0o700
+        )  # not listable: names are build ids, and resolve.build_id_links leads from those to paths
     return True
 
 

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds or builds unwind tables, in a subprocess of `table_cache`.
+
+It reads files of any user, some of them large. So it runs at low priority and under a memory
+limit; if it dies, its parent starts another one.
+
+Protocol: one line of JSON per request on stdin, {"path", "folder", "prefix"}, and one per response
+on stdout: {"name", "was_there"} or {"error"}. A table is the file PREFIX-DIGEST.unw in the folder;
+the digest covers all bytes that were read to build it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from sonde import _native
+
+MEMORY_BYTES = 512 << 20
+NICE = 10
+MAX_CANDIDATES = 8
+"""Tables that a file is compared with, most recently used first. With more files of one prefix,
+some tables are built again."""
+_ENDING = ".unw"
+
+
+def find(path: str, folder: Path, prefix: str) -> str:
+    """The name of the table in the folder that a build of this file would give; '' without one."""
+    tables = []
+    for table in folder.glob(f"{prefix}-*{_ENDING}"):
+        with suppress(OSError):
+            tables.append((table.stat().st_mtime_ns, table))
+    for _, table in heapq.nlargest(MAX_CANDIDATES, tables):
+        with suppress(OSError):
+            if _native.is_unwind_table_of(str(table), path):
+                os.utime(table)
+                return table.name.removesuffix(_ENDING)
+    return ""
+
+
+def build(path: str, folder: Path, prefix: str) -> str:
+    """Build the table of a file and return its name. Raises OSError without unwind data."""
+    temporary = folder / f"{prefix}-{os.getpid()}.new"
+    try:
+        _native.build_unwind_table(path, str(temporary))
+        digest, _ = _native.unwind_table_origin(str(temporary))
+        name = f"{prefix}-{digest}"
+        temporary.replace(folder / f"{name}{_ENDING}")
+    finally:
+        temporary.unlink(missing_ok=True)
+    return name
+
+
+def respond(request: dict[str, str]) -> dict[str, object]:
+    """The response to a request."""
+    path, folder, prefix = request["path"], Path(request["folder"]), request["prefix"]
+    try:
+        if name := find(path, folder, prefix):
+            return {"name": name, "was_there": True}
+        return {"name": build(path, folder, prefix), "was_there": False}
+    except (OSError, MemoryError) as error:
+        return {"error": str(error)}
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    os.nice(NICE)
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    for line in sys.stdin:
+        response = respond(json.loads(line))
+        _native.release_memory()
+        sys.stdout.write(json.dumps(response) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

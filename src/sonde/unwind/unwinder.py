@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the BPF maps for stack unwinding up to date as processes start, change and end.
+
+A process is loaded into the maps when a stack walk first meets it. Until then its stacks are
+walked by frame pointers; so is the code of files whose unwind table is still being built.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sonde import _native, procfs
+from sonde.resolve import Resolver
+from sonde.resolve.binary import Binary
+from sonde.resolve.lru_cache import LruCache
+from sonde.resolve.mappings import Mapping
+from sonde.resolve.tracked_process import TrackedProcess
+from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
+from sonde.unwind.preload import startup_files
+from sonde.unwind.segments import Segment, executable_segments, load_bias
+from sonde.unwind.stop_reasons import STOP_REASONS
+from sonde.unwind.table_cache import TableCache, key_of
+
+UPDATE_S: Final = 0.025
+"""Time limit of one update, which continues at the next call: the event loop must not stall."""
+READY_INTERVAL_S: Final = 0.2
+"""While tables are being built, finished ones are loaded this often."""
+RETRY_S: Final = 1.5
+"""First retry of a process that did not fit: by then the kernel has freed what was evicted."""
+MAX_RETRY_S: Final = 60.0
+"""Longest time between two retries."""
+RELOAD_INTERVAL_S: Final = 0.25
+"""Between two loads of a process that walks request."""
+PAGING_S: Final = 0.3
+"""After a walk requested a page of a table, how long more requests are expected."""
+MAX_PAGING_S: Final = 3.0
+"""With continuous requests, `is_paging` holds for this long at a time."""
+MAX_PYTHONS: Final = 8192
+"""Processes, alive and ended, whose CPython is remembered."""
+_SKIPPED: Final = ("[uprobes]", "[vsyscall]")
+
+
+@dataclass(slots=True)
+class _File:
+    """One file with code, and its table in the kernel."""
+
+    key: str
+    """In the table cache."""
+    table: int = 0
+    """Number of its table in the kernel; 0: not loaded."""
+    is_final: bool = False
+    """Its table is loaded, or there will be none."""
+    was_rebuilt: bool = False
+    """The kernel side refused its first table, which was then built again."""
+    segments: tuple[Segment, ...] = ()
+    """Its executable ones."""
+    python: Interpreter | None = None
+    """The CPython interpreter in it."""
+    users: set[int] = field(default_factory=set)
+    """Pids of loaded processes that map it."""
+
+
+@dataclass(slots=True)
+class _LoadedProcess:
+    """A process whose mappings are in the kernel's maps."""
+
+    process: TrackedProcess
+    at_s: float
+    """When they were loaded, CLOCK_MONOTONIC."""
+    files: set[int] = field(default_factory=set)
+    """Indices of its files."""
+    python: Interpreter | None = None
+
+
+class Unwinder:
+    """Keeps the kernel's maps of unwind tables and processes up to date."""
+
+    def __init__(
+        self, owner: _native.Bpf, resolver: Resolver, cache: TableCache | None = None
+    ) -> None:
+        self._maps = _native.UnwindMaps(owner)
+        self._resolver = resolver
+        self._cache = cache or TableCache()
+        self._files: dict[int, _File] = {}
+        """By `resolve.binary.Binary.index`."""
+        self._waiting: dict[str, set[int]] = {}
+        """Pids that wait for a table, by the key of its file."""
+        self._loaded: dict[int, _LoadedProcess] = {}
+        self._stale: set[int] = set()
+        """Pids to load (again)."""
+        self._expected: set[int] = set()
+        """Pids to load before a walk meets them; `expect`."""
+        self._ready: set[int] = set()
+        """Pids with a table that was built since they were loaded."""
+        self._ready_loaded_s = 0.0
+        self._retries: dict[int, _Retry] = {}
+        """Processes that did not fit or were refused, by pid."""
+        self._evict_after_s = 0.0
+        self._pages = 0
+        """Pages loaded so far because walks requested them."""
+        self._paging_s = 0.0
+        """Until when more requests are expected."""
+        self._paging_since_s = 0.0
+        self._walks: dict[int, int] = {}
+        """Walks of each process at the last eviction."""
+        self._pythons: LruCache[tuple[int, int], Interpreter] = LruCache(MAX_PYTHONS)
+        self.refused_python = 0
+        """Files with an unsupported CPython."""
+        self.left_out = 0
+        """How often a table or a process did not fit into the kernel's maps."""
+        self.refused: Counter[str] = Counter()
+        """How often loading a process failed otherwise, by name of the error."""
+
+    def expect(self, pids: Iterable[int]) -> None:
+        """Load these processes and their children before a walk meets them."""
+        self._expected |= {pid for pid in pids if procfs.read_stat(pid) is not None}
+        self._stale |= self._expected
+        if self._expected:
+            self._cache.warm_up()
+        self.update()
+
+    def preload(self, program: str) -> None:
+        """Build the tables of a program that will be launched, and of its loader and libc."""
+        for path in startup_files(program):
+            fd = procfs.open_regular(path, follow=True)
+            if fd is None:
+                continue
+            with suppress(OSError):
+                try:
+                    binary = Binary(path.rpartition("/")[2])
+                    binary.use_descriptor(fd)
+                    key = _key_of(binary)
+                    if binary.is_elf and self._cache.find(key) is None:
+                        self._cache.request(key, fd)
+                finally:
+                    os.close(fd)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether tables are being built or processes wait: call `update` again in milliseconds."""
+        return self._cache.is_busy or bool(self._stale or self._ready)
+
+    @property
+    def is_paging(self) -> bool:
+        """Whether walks are expected to request pages of tables: call `update` again in
+        milliseconds. Until a page is loaded, walks that need it are cut."""
+        return time.monotonic() < self._paging_s
+
+    def expect_pages(self) -> None:
+        """Sampling starts: expect requests for pages."""
+        self._start_paging(time.monotonic())
+
+    def _start_paging(self, now_s: float) -> None:
+        if now_s > self._paging_s + MAX_PAGING_S:
+            self._paging_since_s = now_s
+        self._paging_s = min(now_s + PAGING_S, self._paging_since_s + MAX_PAGING_S)
+
+    def on_process_events(self, events: Iterable[tuple[Any, ...]]) -> None:
+        """Note which processes changed or ended (native `ProcessEvents`)."""
+        for event in events:
+            kind, pid = event[0], event[2]
+            if kind == "fork" and event[3] in self._expected:
+                self._expected.add(pid)
+            if pid not in self._loaded and pid not in self._expected:
+                continue
+            if kind == "mmap":
+                self._stale.add(pid)
+            elif kind == "exit" and event[4] == pid:
+                self._expected.discard(pid)
+                self._forget(pid)
+            elif kind == "comm" and event[5]:
+                self._forget(pid)
+
+    def update(self) -> bool:
+        """Load new tables, pages and processes into the kernel. Cheap when nothing changed.
+
+        Returns whether a process was loaded for the first time, or a page was.
+        """
+        before = len(self._loaded), self._pages
+        for key in self._cache.poll():
+            self._ready |= self._waiting.pop(key, set())
+        if refused := self._maps.load_pages():
+            self.left_out += refused
+            self._evict(0, set())
+        now_s = time.monotonic()
+        if (pages := self._maps.usage()[4]) != self._pages:
+            self._pages = pages
+            self._start_paging(now_s)
+        if self._ready and (
+            not self._cache.is_busy or now_s > self._ready_loaded_s + READY_INTERVAL_S
+        ):
+            # Once for several files: all mappings of the process are loaded again.
+            self._ready_loaded_s = now_s
+            self._stale |= self._ready
+            self._ready = set()
+        self._stale |= {pid for pid in self._maps.wanted() if self._is_due(pid, now_s)}
+        for pid, retry in self._retries.items():
+            if now_s > retry.at_s:
+                self._stale.add(pid)
+        # Expected ones first. Others as time allows: events wait to be read meanwhile.
+        for pid in sorted(self._stale, key=lambda pid: pid not in self._expected):
+            if time.monotonic() > now_s + UPDATE_S:
+                break
+            self._stale.discard(pid)
+            try:
+                fits = self._load(pid)
+            except OSError as error:  # affects the stacks of this process alone
+                self.refused[errno.errorcode.get(error.errno or 0, "unknown")] += 1
+                self._retry_later(pid, now_s)
+                continue
+            if fits:
+                self._retries.pop(pid, None)
+            else:
+                self.left_out += 1
+                self._retry_later(pid, now_s)
+        return (len(self._loaded), self._pages) != before
+
+    def resync(self) -> None:
+        """Events were lost: load all processes again."""
+        self._stale |= self._loaded.keys()
+
+    def _is_due(self, pid: int, now_s: float) -> bool:
+        """Whether to load a process now that walks request; they request it until it is loaded."""
+        loaded = self._loaded.get(pid)
+        return loaded is None or now_s > loaded.at_s + RELOAD_INTERVAL_S
+
+    def python_of(self, key: tuple[int, int]) -> Interpreter | None:
+        """The CPython that a process runs or ran last; None without a supported one."""
+        return self._pythons.get(key)
+
+    def stops(self) -> dict[str, int]:
+        """How often walks ended for each reason so far, by name (`stop_reasons`)."""
+        counts = zip(STOP_REASONS, self._maps.stops(), strict=True)
+        return {reason.name: count for reason, count in counts if count}
+
+    def losses(self) -> dict[str, int]:
+        """How often a process could not be loaded so far: "no_room", or "ERROR.refused"."""
+        found = {"no_room": self.left_out} if self.left_out else {}
+        return found | {f"{name.lower()}.refused": n for name, n in self.refused.items()}
+
+    def limit(self, bytes_: int) -> None:
+        """Set the memory limit of tables and mappings in the kernel."""
+        self._maps.limit(bytes_)
+
+    def usage(self) -> dict[str, int]:
+        """Sizes and counts by name; each is a metric `sonde.unwind.NAME`."""
+        size, free, tables, processes, pages = self._maps.usage()
+        return {
+            "table_bytes": size,
+            "table_bytes_free": free,
+            "tables": tables,
+            "processes": processes,
+            "pages_loaded": pages,
+            "tables_built": self._cache.built,
+            "tables_failed": self._cache.failed,
+            "put_off": len(self._retries),
+            "left_out": self.left_out,
+            "python_refused": self.refused_python,
+        }
+
+    def memory_bytes(self) -> int:
+        """Kernel memory of tables and mappings."""
+        return self._maps.usage()[0]
+
+    def close(self) -> None:
+        """End the subprocess that builds tables."""
+        self._cache.close()
+
+    def _retry_later(self, pid: int, now_s: float) -> None:
+        """Schedule a retry, with exponential backoff."""
+        wait_s = RETRY_S
+        if before := self._retries.get(pid):
+            wait_s = min(2 * before.wait_s, MAX_RETRY_S)
+        self._retries[pid] = _Retry(now_s + wait_s, wait_s)
+
+    def _load(self, pid: int) -> bool:
+        """Load a process into the kernel's maps, or remove an ended one.
+
+        Returns whether all of it fits. Raises OSError for other errors.
+        """
+        found = procfs.read_stat(pid)
+        if found is None:
+            self._forget(pid)
+            return True
+        if not found.start_code:  # a kernel thread, or exiting
+            return True
+        process = self._resolver.processes.find(pid, found.start_ns)
+        loaded = _LoadedProcess(process, time.monotonic())
+        ranges = []
+        kernel_python = None
+        fits = True
+        mappings = process.space().mappings
+        is_musl = any("/ld-musl-" in mapping.path for mapping in mappings)
+        for mapping in mappings:
+            if "x" not in mapping.prot or mapping.path in _SKIPPED:
+                continue
+            try:
+                file, index = self._file_of(process, mapping)
+            except _NoRoomError:
+                self._evict(pid, loaded.files)
+                fits, file = False, None
+            bias = load_bias(mapping, file.segments) if file is not None else None
+            if file is None or bias is None:
+                ranges.append((mapping.start, mapping.end, 0, 0))
+                continue
+            if not file.is_final:
+                self._waiting.setdefault(file.key, set()).add(pid)
+            loaded.files.add(index)
+            ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
+            if file.python is not None:
+                loaded.python = file.python
+                kernel_python = file.python.for_kernel(bias, is_musl)
+        try:
+            self._maps.set_process(pid, found.start_code, ranges, kernel_python)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.E2BIG, errno.ENOMEM):
+                raise
+            self._evict(pid, loaded.files)
+            return False
+        before = self._loaded.get(pid)
+        if before is not None:
+            self._drop_user(pid, before.files - loaded.files)
+        for index in loaded.files:
+            self._files[index].users.add(pid)
+        self._loaded[pid] = loaded
+        if loaded.python is not None:
+            self._pythons.put(process.key, loaded.python)
+        return fits
+
+    def _forget(self, pid: int) -> None:
+        self._retries.pop(pid, None)
+        self._maps.drop_process(pid)
+        loaded = self._loaded.pop(pid, None)
+        if loaded is not None:
+            self._drop_user(pid, loaded.files)
+
+    def _drop_user(self, pid: int, files: Iterable[int]) -> None:
+        for index in files:
+            self._files[index].users.discard(pid)
+
+    def _file_of(self, process: TrackedProcess, mapping: Mapping) -> tuple[_File | None, int]:
+        """(file, its index) of a mapping; (None, 0) without one. Loads the table if it is built."""
+        known = mapping.binary
+        if known is not None and (file := self._files.get(known.index)) and file.is_final:
+            return file, known.index
+        binary = self._resolver.file_of(process, mapping)
+        if binary is None:
+            return None, 0
+        found = self._files.get(binary.index)
+        if found is None:
+            found = self._files[binary.index] = _File(
+                _key_of(binary), segments=executable_segments(binary.fd)
+            )
+        if not found.is_final:
+            self._load_table(found, binary)
+        return found, binary.index
+
+    def _load_table(self, file: _File, binary: Binary) -> None:
+        """Load the table of a file, or request it. Raises _NoRoomError."""
+        built = self._cache.find(file.key)
+        if built is None:
+            file.is_final = self._cache.has_failed(file.key)
+            if not file.is_final:
+                self._cache.request(file.key, binary.fd)
+            return
+        try:
+            file.table = self._maps.add_table(str(built.path))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                raise _NoRoomError from error
+            if file.was_rebuilt:
+                self._cache.mark_failed(file.key)
+                file.is_final = True
+                return
+            file.was_rebuilt = True
+            self._cache.discard(file.key)  # damaged, or of another version
+            self._cache.request(file.key, binary.fd)
+            return
+        file.is_final = True
+        if built.python is not None:
+            try:
+                file.python = interpreter(built.python, binary.name)
+            except UnsupportedPythonError:
+                self.refused_python += 1
+
+    def _evict(self, pid: int, files: set[int]) -> None:
+        """Remove a quarter of the processes, those with the fewest recent walks, and unused tables.
+
+        The kernel frees the memory about a second later. `pid` and `files` stay: the process that
+        is being loaded, and the indices of its files so far.
+        """
+        now_s = time.monotonic()
+        if now_s < self._evict_after_s:
+            return
+        self._evict_after_s = now_s + RETRY_S
+        walks = self._maps.walks()
+        walks.pop(pid, None)
+        by_use = sorted(walks, key=lambda pid: walks[pid] - self._walks.get(pid, 0))
+        self._walks = walks
+        for other in by_use[: len(by_use) // 4 + 1]:
+            self._forget(other)
+        unused = [(i, it) for i, it in self._files.items() if it.table and not it.users]
+        for index, file in unused:
+            if index not in files:
+                self._maps.drop_table(file.table)
+                del self._files[index]
+
+
+class _NoRoomError(Exception):
+    """The kernel's maps are full."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Retry:
+    """When loading a process is tried again, CLOCK_MONOTONIC."""
+
+    at_s: float
+    wait_s: float
+
+
+def _key_of(binary: Binary) -> str:
+    return key_of(binary.build_id, binary.identity)
