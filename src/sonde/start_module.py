@@ -13,7 +13,7 @@ import sys
 
 def main() -> None:
     """Complete the search path and run what was asked for as the program."""
-    # Blocked where they are taken by a thread of who starts us (cli/at_once.py).
+    # Blocked where they are taken by a thread of who starts us (cli/abort_signals.py).
     _signal.pthread_sigmask(_signal.SIG_UNBLOCK, (_signal.SIGINT, _signal.SIGTERM))
     del sys.argv[0]
     target = sys.argv[0]

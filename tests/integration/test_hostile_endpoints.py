@@ -289,7 +289,7 @@ def test_a_url_that_is_refused_is_shown_without_its_secrets(url):
 
 
 def test_a_token_goes_nowhere_in_the_clear_but_to_this_machine(tmp_path):
-    with pytest.raises(UsageError, match="in the clear"):
+    with pytest.raises(UsageError, match="unencrypted"):
         Pods("http://192.0.2.1:10255", tmp_path / "token")
 
 

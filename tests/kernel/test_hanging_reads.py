@@ -98,7 +98,7 @@ def test_files_of_a_server_that_died_are_counted_as_unread(tmp_path: Path) -> No
     assert recorded.returncode == 0, recorded.stderr
     assert dumped.returncode == 0, dumped.stderr
     for done in (recorded, dumped, explained):
-        assert "a defect in Sonde" not in done.stderr
+        assert "a bug in Sonde" not in done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -110,7 +110,7 @@ def test_a_dump_of_the_hostile_process_ends_in_time_and_says_what_is_missing(mod
         done = _sonde("dump", str(hostile.kid))
         assert time.monotonic() - began_s < 20
     assert done.returncode in (0, 1), done.stderr
-    assert "a defect in Sonde" not in done.stderr
+    assert "a bug in Sonde" not in done.stderr
     assert "left out: " in done.stdout or done.returncode == 1
 
 
@@ -119,7 +119,7 @@ def test_an_attach_to_a_process_whose_memory_waits_ends_in_time() -> None:
         began_s = time.monotonic()
         done = _sonde("attach", str(waits.kid))
         assert done.returncode != 0
-        assert "a defect in Sonde" not in done.stderr
+        assert "a bug in Sonde" not in done.stderr
         assert time.monotonic() - began_s < 25
 
 

@@ -95,7 +95,7 @@ def test_a_second_signal_ends_what_hangs(numbers: list[int], command: list[str])
             assert _end(process, numbers[0]) is None, "it hangs"
             assert _end(process, numbers[1]) == 128 + numbers[1]
             assert process.stderr is not None
-            assert "ended at once" in process.stderr.read()
+            assert "sonde: aborted" in process.stderr.read()
         finally:
             process.kill()
             process.wait()

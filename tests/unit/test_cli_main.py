@@ -83,13 +83,13 @@ def test_a_deliberate_error_is_two_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def command(args: argparse.Namespace) -> int:
-        raise error("the thing is broken", "Mend the thing.")
+        raise error("the thing is broken", "Fix the thing.")
 
     assert run_as(command, monkeypatch) == code
-    assert capsys.readouterr().err == "sonde: the thing is broken\n  remedy: Mend the thing.\n"
+    assert capsys.readouterr().err == "sonde: the thing is broken\n  remedy: Fix the thing.\n"
 
 
-def test_a_defect_is_owned_up_to_without_a_traceback(
+def test_an_unexpected_exception_is_reported_as_a_bug_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(args: argparse.Namespace) -> int:
@@ -97,7 +97,7 @@ def test_a_defect_is_owned_up_to_without_a_traceback(
 
     assert run_as(command, monkeypatch) == 1
     said = capsys.readouterr().err
-    assert "a defect in Sonde" in said
+    assert "a bug in Sonde" in said
     assert "SONDE_DEBUG=1" in said
     assert "Traceback" not in said
 
@@ -106,7 +106,7 @@ def test_a_defect_is_owned_up_to_without_a_traceback(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_ctrl_c_is_no_defect(
+def test_ctrl_c_is_no_bug(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def command(args: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def test_ctrl_c_is_no_defect(
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_reader_that_goes_away_is_no_defect() -> None:
+def test_a_reader_that_exits_is_no_bug() -> None:
     line = f"{sys.executable} -m sonde doctor --json | head -n 1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `sonde` command: one subcommand a file, each with `add_parser(subparsers)` and `run(args)`.
 
-This room alone prints and exits. Its modules import nothing heavy at the top: every start of
+Only this package prints and exits. Its modules import nothing heavy at the top: every start of
 `sonde` imports all of them to build the parser.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde agent`: the node's daemon, which lets metrics out for as long as it runs."""
+"""`sonde agent`: the daemon that exports a node's metrics."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  sudo sonde agent --prometheus 127.0.0.1:9400     a page for Prometheus, on loopback
+  sudo sonde agent --prometheus 127.0.0.1:9400     a metrics endpoint for Prometheus, on loopback
   sudo sonde agent --prometheus :9400 --dcgm-names also under the names of dcgm-exporter
   sudo sonde agent --otlp http://127.0.0.1:4318    push to an OpenTelemetry collector
 
-Ends with SIGTERM or Ctrl-C; ignores SIGHUP. Nothing leaves this machine unless an address says so.
+Stops at SIGTERM or Ctrl-C; ignores SIGHUP. No data leaves this machine unless an address is given.
 """
 
 
@@ -31,29 +31,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `agent` to the commands."""
     parser = subparsers.add_parser(
         "agent",
-        help="run on a node and let its metrics out: Prometheus, OTLP",
-        description="Watch this node and let its metrics out, until told to end.",
+        help="run on a node and export its metrics: Prometheus, OTLP",
+        description="Observe this node and export its metrics until it is stopped.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--prometheus", metavar="HOST:PORT",
-        help="serve a page for Prometheus; port 0 takes a free one")  # fmt: skip
+        help="serve metrics for Prometheus; port 0: any free port")  # fmt: skip
     add("--dcgm-names", action="store_true",
-        help="on that page, also use the names of NVIDIA's dcgm-exporter")  # fmt: skip
+        help="also serve them under the names of NVIDIA's dcgm-exporter")  # fmt: skip
     add("--otlp", metavar="URL", help="push to this OpenTelemetry collector, over HTTP")
     add("-o", "--output", type=Path, metavar="FILE",
-        help="also keep everything in a capture, stacks and waits too")  # fmt: skip
+        help="also record a capture, with stacks and waits")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
-    add("--no-device", action="store_true", help="leave devices alone: no calls, no signals")
+    add("--no-device", action="store_true", help="no device calls, no device metrics")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch until told to end. Raises SondeError for whatever stands in the way."""
-    from sonde.cli.at_once import EndsAtOnce
+    """Run until SIGTERM or SIGINT. Raises SondeError where it cannot start."""
+    from sonde.cli.abort_signals import AbortOnSecondSignal
 
-    with EndsAtOnce():
+    with AbortOnSecondSignal():
         return _run(args)
 
 
@@ -61,29 +61,27 @@ def _run(args: argparse.Namespace) -> int:
     from sonde import procfs
     from sonde.cli.record import require_host
 
-    # A daemon has no terminal, and systemd would take an end by this for a clean one. Helper
-    # processes inherit it.
+    # A daemon has no terminal, and systemd takes death by SIGHUP for a clean exit. Subprocesses
+    # inherit this.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     procfs.BROKER.warm_up()
     config = _config(args)
     if not (config.prometheus or config.otlp or args.output):
-        raise UsageError("nobody would hear the agent", "Give --prometheus, --otlp or -o.")
+        raise UsageError("the agent has no output", "Give --prometheus, --otlp or -o.")
     require_host()
     from sonde.agent import Agent
     from sonde.host import descriptors
 
     descriptors.raise_limit()
 
-    ended: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: ended.append(number))
-    # A daemon has no terminal, so none that hangs up is its own.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(number, lambda number, _frame: signals.append(number))
     sink = _sink(args)
     agent = Agent(config, sink)
     agent.start()
-    _say(config, agent.serves_at)
-    agent.run(lambda: bool(ended), _nothing)
+    _print_outputs(config, agent.serves_at)
+    agent.run(lambda: bool(signals), _no_progress)
     agent.stop()
     for text in agent.left_behind():
         print(f"sonde: {one_line(text)}", file=sys.stderr)
@@ -102,7 +100,7 @@ def _config(args: argparse.Namespace) -> Config:
         flags["otlp"] = args.otlp
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
-    if not args.output:  # stacks would go nowhere
+    if not args.output:  # only captures hold stacks
         flags |= {"on_cpu": False, "off_cpu": False}
     return load(flags, defaults={"host_metrics": True})
 
@@ -115,7 +113,7 @@ def _sink(args: argparse.Namespace) -> Sink | None:
     return CaptureFile(args.output, force=args.force)
 
 
-def _say(config: Config, address: str) -> None:
+def _print_outputs(config: Config, address: str) -> None:
     if address:
         print(f"sonde: metrics at http://{address}/metrics", file=sys.stderr, flush=True)
     if config.otlp:
@@ -123,10 +121,10 @@ def _say(config: Config, address: str) -> None:
 
 
 def _without_secrets(url: str) -> str:
-    """Scheme, host and path: what stands before the host or in the query may be a key."""
+    """Scheme, host and path: credentials and the query may hold secrets."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def _nothing(_live: Live) -> None:
+def _no_progress(_live: Live) -> None:
     """A daemon shows no progress."""

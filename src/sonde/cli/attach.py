@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde attach PID`: bring the library for device time into a process that already runs."""
+"""`sonde attach PID`: load the device-time library into a running process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 EXAMPLE = """\
 examples:
-  sudo sonde attach 4711                 the process goes on; the library waits to be asked
+  sudo sonde attach 4711                 the process keeps running; the library is idle
   sudo sonde record -p 4711 -d 30        its device time, too
   sudo sonde detach 4711
 
-One sleeping thread of the process is borrowed for a few milliseconds to load the library, and put
-back as it was. While nothing records, the library does nothing.
+One sleeping thread of the process is borrowed for a few milliseconds to load the library, and then
+restored. While nothing records, the library does nothing.
 """
 
 _APPEARS_S: Final = 2.0
@@ -32,8 +32,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `attach` to the commands."""
     parser = subparsers.add_parser(
         "attach",
-        help="bring the library for device time into a running process",
-        description="Load the library for device time into a running process, without a restart.",
+        help="load the device-time library into a running process",
+        description="Load the device-time library into a running process, without a restart.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -41,7 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("pid", type=int, metavar="PID", help="the process")
     add("--wait", type=_seconds, default=5.0, metavar="S",
         help="how long to wait for a thread that can be borrowed (default: 5)")  # fmt: skip
-    add("--json", action="store_true", help="say what came of it as JSON")
+    add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
 
@@ -56,7 +56,7 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Attach. Raises SondeError for whatever stands in the way; the process is unharmed."""
+    """Attach. Raises SondeError where that is impossible; the process is then unchanged."""
     from sonde.attach import process, remote, switch
     from sonde.collect import device_time
     from sonde.collect import inject_abi as abi
@@ -72,17 +72,17 @@ def run(args: argparse.Namespace) -> int:
     with memory:
         if memory.seen().status is abi.Status.KILLED:
             raise TargetRefused(
-                f"process {args.pid} was told to have no device time for good",
-                "It takes a restart of the process to undo that.",
+                f"device time is off for good in process {args.pid} (sonde detach --for-good)",
+                "Restart the process.",
             )
         if memory.is_detached():
-            # What a recorder that is at work asks for; without a heartbeat nothing comes of it.
+            # The request of an active recorder. Without its heartbeat the library stays idle.
             memory.ask(request=device_time.REQUEST)
             seen = memory.wait_for(*set(abi.Status) - {abi.Status.LEFT}, timeout_s=1.0)
         else:
             starting = {abi.Status.STARTING}
             seen = memory.wait_for(*set(abi.Status) - starting, timeout_s=1.0)
-        _tell(args, loaded, seen)
+        _print_result(args, loaded, seen)
     return 0
 
 
@@ -96,7 +96,7 @@ def _find(pid: int) -> InjectMemory | None:
 
 
 def _appears(pid: int) -> InjectMemory:
-    """The memory that the library makes as soon as it is in."""
+    """The memory that the library creates when it is loaded. Raises AttachFailed."""
     deadline = time.monotonic() + _APPEARS_S
     while time.monotonic() < deadline:
         memory = _find(pid)
@@ -104,25 +104,25 @@ def _appears(pid: int) -> InjectMemory:
             return memory
         time.sleep(0.02)
     raise AttachFailed(
-        f"process {pid} took the library in, but it does not work there",
-        "It stays silent if SONDE_INJECT=off is in the process's environment, or without memory.",
+        f"process {pid} loaded the library, but it does not work there",
+        "It is inactive if SONDE_INJECT=off is in the process's environment, or without memory.",
     )
 
 
-def _tell(args: argparse.Namespace, loaded: Loaded | None, seen: Seen) -> None:
+def _print_result(args: argparse.Namespace, loaded: Loaded | None, seen: Seen) -> None:
     state = seen.status.name.lower()
     if args.json:
-        said: dict[str, object] = {"pid": args.pid, "loaded": loaded is not None, "state": state}
+        result: dict[str, object] = {"pid": args.pid, "loaded": loaded is not None, "state": state}
         if loaded is not None:
-            said |= {"thread": loaded.tid, "call": loaded.call, "stop_us": round(loaded.stop_us)}
-        print(json.dumps(said | {"why": seen.why}, indent=2))
+            result |= {"thread": loaded.tid, "call": loaded.call, "stop_us": round(loaded.stop_us)}
+        print(json.dumps(result | {"why": seen.why}, indent=2))
         return
     if loaded is None:
-        print(f"process {args.pid} has the library already; it is {state}")
+        print(f"process {args.pid} already has the library; it is {state}")
     else:
         print(
-            f"process {args.pid} has the library; thread {loaded.tid}, asleep in {loaded.call}, "
-            f"was away for {loaded.stop_us / 1000:.1f} ms; it is {state}"
+            f"process {args.pid} has the library; thread {loaded.tid}, sleeping in {loaded.call}, "
+            f"was stopped for {loaded.stop_us / 1000:.1f} ms; it is {state}"
         )
     if seen.why:
         print(f"  {seen.why}", file=sys.stderr)

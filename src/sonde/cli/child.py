@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command after `--`: made early, started once the probes are attached, watched to its end.
+"""The command after `--`: forked early, executed once the probes are attached.
 
-The child is forked at once, so that its pid can be watched before it runs a single instruction of
-its own; it waits at a pipe until `start()`. Under sudo it runs as the user who called sudo, with
-that user's environment, groups and no capabilities: what is recorded behaves as if sudo were not
-there. It stays in our process group, so the terminal's Ctrl-C reaches it directly.
+The child is forked early, so that its pid can be observed before it executes the program; it waits
+at a pipe until `start()`. Under sudo it runs as the user who called sudo, with that user's
+environment and groups and without capabilities, as it would without sudo. It stays in our process
+group, so the terminal's Ctrl-C reaches it directly.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sonde import procfs
-from sonde.cli import at_once, pausing
+from sonde.cli import abort_signals, pause_signals
 from sonde.errors import UsageError
 
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _NOT_STARTED = 127
 _DEFAULT = (
-    *(signal.SIGINT, signal.SIGTERM, *pausing.SIGNALS),
+    *(signal.SIGINT, signal.SIGTERM, *pause_signals.SIGNALS),
     *(signal.SIGPIPE, signal.SIGXFSZ),  # which Python ignores
 )
 
 
 class Child:
-    """A command that is ready to start."""
+    """A command that is forked and ready to execute."""
 
     def __init__(
         self,
         command: Sequence[str],
         environ: Mapping[str, str] = os.environ,
-        more: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
+        extra_environ: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
     ) -> None:
         """Find the program and fork. Raises UsageError when there is no such program.
 
-        `more`: what to set besides the environment that it would have had anyway.
+        `extra_environ`: returns variables to add to the environment that the program gets.
         """
         self.command = list(command)
         self.status: int | None = None
@@ -52,15 +52,15 @@ class Child:
         self._environ = dict(environ)
         if self._user is not None:
             self._environ = environment_before_sudo(self._user, environ)
-        if more is not None:
-            self._environ |= more(self._environ)
+        if extra_environ is not None:
+            self._environ |= extra_environ(self._environ)
         program = shutil.which(self.command[0], path=self._environ.get("PATH", os.defpath))
         if program is None:
             raise UsageError(
                 f"there is no program {self.command[0]}", "Check its name, or give its whole path."
             )
         self.program = program
-        """Path of what it will run."""
+        """Path of the program."""
         gate_read, self._gate = os.pipe()
         self._error, error_write = os.pipe()  # closed by a successful exec, like all but 0, 1, 2
         self.pid = os.fork()
@@ -74,7 +74,7 @@ class Child:
         return shlex.join(self.command)
 
     def start(self) -> None:
-        """Let it run. Raises UsageError when the kernel will not execute it."""
+        """Execute the program. Raises UsageError where the kernel refuses to."""
         os.write(self._gate, b"x")
         self._close_gate()
         with os.fdopen(self._error, "rb") as pipe:
@@ -95,7 +95,7 @@ class Child:
             self.reap(wait=True)
 
     def send(self, number: int) -> None:
-        """Pass a signal on; nothing happens when the command is gone."""
+        """Send it a signal; no error where it has ended."""
         if self.status is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
@@ -124,14 +124,16 @@ class Child:
         self._gate = -1
 
     def _become(self, gate: int, error: int) -> None:
-        """In the child: wait for the word, turn into the user, execute. Never returns."""
+        """In the child: wait for `start`, change to the user, execute. Never returns."""
         try:
             # The terminal's Ctrl-C belongs to the recorder alone until there is a command.
             for number in _DEFAULT:
                 signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {*pausing.SIGNALS, *at_once.ENDING})
+            signal.pthread_sigmask(
+                signal.SIG_UNBLOCK, {*pause_signals.SIGNALS, *abort_signals.SIGNALS}
+            )
             if not os.read(gate, 1):
-                os._exit(_NOT_STARTED)  # the recorder gave up, or died
+                os._exit(_NOT_STARTED)  # the recorder gave up or died
             if self._user is not None:
                 os.initgroups(self._user.pw_name, self._user.pw_gid)
                 os.setgid(self._user.pw_gid)
@@ -160,9 +162,9 @@ def environment_before_sudo(
 ) -> dict[str, str]:
     """The environment that sudo was called with, read from sudo's own process.
 
-    sudo clears most variables (PATH, VIRTUAL_ENV, LD_LIBRARY_PATH, …), which would make the
-    command another one than the user named. When no ancestor of `pid` (default: this process) is
-    sudo, today's environment is used, with the user's home and name.
+    sudo clears most variables (PATH, VIRTUAL_ENV, LD_LIBRARY_PATH, …), so another program than the
+    user meant could run. Where no ancestor of `pid` (default: this process) is sudo, the present
+    environment is used, with the user's home and name.
     """
     for parent in procfs.parents(pid or os.getpid()):
         ancestor = Path(f"/proc/{parent}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde detach PID`: the library in a process takes its hooks out and does nothing any more."""
+"""`sonde detach PID`: removes the library's hooks in a process and deactivates it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ The library stays loaded (a library with threads cannot be unloaded safely) and 
 nothing but the memory it made.
 """
 
-_PATIENCE_S: Final = 3.0
+_TIMEOUT_S: Final = 3.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `detach` to the commands."""
     parser = subparsers.add_parser(
         "detach",
-        help="end device time in a process",
-        description="Have the library in a process take its hooks out and do nothing any more.",
+        help="turn device time off in a process",
+        description="Remove the hooks of the library in a process, and deactivate it.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="sonde detach [PID …] [--all] [--for-good] [--json]",
@@ -38,7 +38,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("pids", type=int, nargs="*", metavar="PID", help="the processes")
     add("--all", action="store_true", help="every process that has the library")
     add("--for-good", action="store_true", help="until the process ends: no attach undoes it")
-    add("--json", action="store_true", help="say what came of it as JSON")
+    add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
 
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.all == bool(args.pids):
         raise UsageError("name processes, or --all", "For example: sonde detach 4711")
     left: dict[int, str] = {}
-    for pid in _everywhere() if args.all else args.pids:
+    for pid in _all_pids() if args.all else args.pids:
         state = _leave(pid, for_good=args.for_good, must_have_it=not args.all)
         if state:
             left[pid] = state
@@ -60,19 +60,18 @@ def run(args: argparse.Namespace) -> int:
     slow = [pid for pid, state in left.items() if state not in ("left", "killed")]
     if slow:
         print(
-            f"sonde: process {', '.join(map(str, slow))} was told, but has not answered yet: "
-            "stopped?",
+            f"sonde: process {', '.join(map(str, slow))} has not responded yet: is it stopped?",
             file=sys.stderr,
         )
     return 0
 
 
-def _everywhere() -> list[int]:
+def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
 
 
 def _leave(pid: int, *, for_good: bool, must_have_it: bool) -> str:
-    """Its state afterwards; '' for a process without the library."""
+    """The library's state afterwards; '' for a process without the library. Raises SondeError."""
     from sonde.collect import inject_abi as abi
     from sonde.collect.inject_memory import InjectMemory
 
@@ -84,7 +83,7 @@ def _leave(pid: int, *, for_good: bool, must_have_it: bool) -> str:
         if not must_have_it:
             return ""
         raise PermissionDenied(
-            f"process {pid} may not be looked into: it belongs to another user, or is protected",
+            f"no access to process {pid}: it belongs to another user, or is protected",
             f"Run it with sudo: sudo sonde detach {pid}",
         ) from error
     if memory is None:
@@ -99,10 +98,10 @@ def _leave(pid: int, *, for_good: bool, must_have_it: bool) -> str:
             if for_good:
                 memory.ask(off=abi.KILL)
             wanted = (abi.Status.KILLED,) if for_good else (abi.Status.LEFT, abi.Status.KILLED)
-            return memory.wait_for(*wanted, timeout_s=_PATIENCE_S).status.name.lower()
+            return memory.wait_for(*wanted, timeout_s=_TIMEOUT_S).status.name.lower()
         except OSError as error:
             if must_have_it:
                 raise AttachFailed(
-                    f"process {pid}: {error}", "Look whether it still runs."
+                    f"process {pid}: {error}", "Check that it still runs."
                 ) from error
             return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sonde import procfs
-from sonde.cli import left_alone
+from sonde.cli import blocked_processes
 from sonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ process, 3 this machine cannot.
 
 STATES: Final = {
     "R": "running",
-    "S": "asleep",
-    "D": "asleep, not to be woken by signals",
+    "S": "sleeping",
+    "D": "uninterruptible sleep",
     "T": "stopped",
     "t": "stopped by a tracer",
     "Z": "ended",
@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("pid", type=_pid, metavar="PID", help="the process")
     add("--python", action="store_true", help="Python frames only")
-    add("--no-kernel", action="store_true", help="leave out kernel frames")
+    add("--no-kernel", action="store_true", help="omit kernel frames")
     add("--json", action="store_true", help="print the threads as JSON")
     parser.set_defaults(run=run)
 
@@ -65,9 +65,9 @@ def _pid(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Print the stacks of all threads."""
-    from sonde.cli.at_once import EndsAtOnce
+    from sonde.cli.abort_signals import AbortOnSecondSignal
 
-    with EndsAtOnce():
+    with AbortOnSecondSignal():
         return _run(args)
 
 
@@ -91,18 +91,18 @@ def _run(args: argparse.Namespace) -> int:
             "pid": args.pid,
             "name": comm,
             "threads": documents,
-            "left_out": left_alone.counts(),
+            "left_out": blocked_processes.counts(),
         }
         print(json.dumps(whole, indent=2))
     else:
         print(text(args.pid, comm, threads, hidden))
-        if note := left_alone.line():
+        if note := blocked_processes.line():
             print(f"\n{note}")
     return 0
 
 
 def _require(pid: int) -> str:
-    """The name of a process that is no thread and no zombie. Raises UsageError."""
+    """The name of a process. Raises UsageError for a thread, a zombie, or no process."""
     folder = Path(f"/proc/{pid}")
     try:
         status = procfs.read_lines(folder / "status")
@@ -111,7 +111,9 @@ def _require(pid: int) -> str:
     fields = dict(line.split(":\t", 1) for line in status if ":\t" in line)
     group = int(fields["Tgid"])
     if group != pid:
-        raise UsageError(f"{pid} is a thread of process {group}", f"Ask for it: sonde dump {group}")
+        raise UsageError(
+            f"{pid} is a thread of process {group}", f"Dump that one: sonde dump {group}"
+        )
     if fields["State"].startswith("Z"):
         raise UsageError(f"process {pid} has ended; its parent has not read its exit status yet")
     return fields["Name"]

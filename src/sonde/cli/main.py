@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry point: picks the subcommand, and turns whatever goes wrong into one clear line."""
+"""The entry point: runs the subcommand, and prints each error as cause and remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from sonde import __version__
-from sonde.cli import pausing
+from sonde.cli import pause_signals
 from sonde.errors import SondeError
 from sonde.export.layout import one_line
 
@@ -22,15 +22,15 @@ COMMANDS = {
     "report": "a capture as flame graph, tables, pprof, speedscope, JSON",
     "explain": "what limits the work, why the GPU stalled, and one next step",
     "diff": "what changed between two recordings: steps, kernels, causes, functions",
-    "attach": "bring the library for device time into a running process",
-    "detach": "end device time in a process",
-    "agent": "run on a node and let its metrics out: Prometheus, OTLP",
+    "attach": "load the device-time library into a running process",
+    "detach": "turn device time off in a process",
+    "agent": "run on a node and export its metrics: Prometheus, OTLP",
     "health": "whether this node's devices are fit for work",
     "top": "live table of the processes that use CPUs and devices",
     "dump": "the current stack of every thread of a process",
     "fleet": "fleet totals with differential privacy",
 }
-"""Every command with the line that its own module says of it."""
+"""Every command with its help line, as in its module."""
 
 EXAMPLES = """\
 examples:
@@ -52,7 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def build_outline() -> argparse.ArgumentParser:
-    """The commands without their flags: all that help needs, at a fraction of the time."""
+    """The parser of the commands without flags: enough for --help, and much faster."""
     parser, subparsers = _parser()
     for name, text in COMMANDS.items():
         subparsers.add_parser(name, help=text)
@@ -60,10 +60,10 @@ def build_outline() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Those of the commands are of this class, too."""
+    """Of `sonde` and of each command."""
 
     def error(self, message: str) -> NoReturn:
-        """Names that a shell put in for a pattern may hold what a terminal obeys."""
+        """Escape the message: file names from a shell pattern may hold terminal sequences."""
         super().error(one_line(message))
 
 
@@ -84,12 +84,12 @@ def _parser() -> tuple[
 def run() -> NoReturn:
     """The program `sonde`.
 
-    A Ctrl-C that comes when all is done changes nothing, and neither does what pauses a recorder:
-    the interpreter, on its way out, would die of it after it has let go of its handlers.
+    After the command, SIGINT and the pause signals are ignored: the interpreter resets its handlers
+    before it exits, and would be killed by them.
     """
-    pausing.catch_early()
+    pause_signals.catch_early()
     code = main()
-    for number in (signal.SIGINT, *pausing.SIGNALS):
+    for number in (signal.SIGINT, *pause_signals.SIGNALS):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
 
@@ -99,17 +99,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(argv)
     except SondeError as error:
-        complain(error)
+        print_error(error)
         return error.exit_code
     except BrokenPipeError:
-        # The reader (head, less) went away; keep the interpreter from complaining at exit.
+        # The reader (head, less) has exited; keep the interpreter from reporting it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return ABORTED_BY_SIGINT
     except Exception as error:
-        return _defect(error)
+        return _report_bug(error)
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:
@@ -125,13 +125,13 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 
 
 def _print_traceback(error: BaseException) -> None:
-    import traceback  # rarely needed, and `--help` shall come at once
+    import traceback  # rarely needed, and it slows down `--help`
 
     traceback.print_exception(error)
 
 
-def complain(error: SondeError) -> None:
-    """Cause and remedy, one line each."""
+def print_error(error: SondeError) -> None:
+    """Print cause and remedy, one line each."""
     print(f"sonde: {one_line(error.cause)}", file=sys.stderr)
     if error.remedy:
         print(f"  remedy: {one_line(error.remedy)}", file=sys.stderr)
@@ -139,18 +139,16 @@ def complain(error: SondeError) -> None:
         _print_traceback(error)
 
 
-def _defect(error: Exception) -> int:
-    """What nobody foresaw is a defect of ours: say so, and where to bring it."""
+def _report_bug(error: Exception) -> int:
+    """Report an unexpected exception as a bug, with what to do. Returns the exit code."""
     import platform
 
     if os.environ.get("SONDE_DEBUG"):
         _print_traceback(error)
     kind = type(error).__name__
+    print(f"sonde: a bug in Sonde {__version__}: {kind}: {one_line(str(error))}", file=sys.stderr)
     print(
-        f"sonde: a defect in Sonde {__version__}: {kind}: {one_line(str(error))}", file=sys.stderr
-    )
-    print(
-        "  remedy: Report it (CONTRIBUTING.md says where) with what the same command prints under "
+        "  remedy: Report it (see CONTRIBUTING.md) with the output of the same command with "
         f"SONDE_DEBUG=1 (Python {platform.python_version()}, Linux {platform.release()}).",
         file=sys.stderr,
     )

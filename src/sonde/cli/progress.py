@@ -41,7 +41,7 @@ class Progress:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Take the line away, to make room for something else."""
+        """Erase the line before other output."""
         if self._shown:
             self._stream.write("\r\033[K")
             self._stream.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde record`: the agent with a file sink, and a summary that answers at once."""
+"""`sonde record`: runs the agent with a capture file as its sink, then prints a summary."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.agent import Agent, Live
-    from sonde.cli.at_once import EndsAtOnce
+    from sonde.cli.abort_signals import AbortOnSecondSignal
     from sonde.cli.child import Child
-    from sonde.cli.ending import Ending
-    from sonde.cli.pausing import Pausing
+    from sonde.cli.pause_signals import PauseSignals
     from sonde.cli.progress import Progress
+    from sonde.cli.stop_condition import StopCondition
     from sonde.config import Config
 
 EXAMPLE = """\
@@ -38,11 +38,11 @@ examples:
   sudo sonde record -- python train.py        a program (as yourself, not root) until it ends
   sonde record -- torchrun train.py           without root: the device time of all its ranks
 
-Nothing is restarted or changed; probes are gone when the command ends. A program after -- is given
-the library for device time by its environment, and its children inherit it; a running one gets it
-by `sonde attach` or --device-time. The exit code of a program after -- is reported, but is not the
-exit code of sonde.
-SIGUSR1 makes a running recorder pause, SIGUSR2 go on: nothing is observed in between.
+No program is restarted or changed; probes are removed at the end. A program after -- loads the
+device-time library by its environment, and its children inherit it; a running one loads it by
+`sonde attach` or --device-time. The exit code of a program after -- is printed, but is not the exit
+code of sonde.
+SIGUSR1 pauses a running recorder, SIGUSR2 resumes it.
 """
 
 ABORTED = 130
@@ -67,9 +67,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="the capture (default: sonde-DATE-TIME.sonde)")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
     add("--launches", action="store_true",
-        help="see every kernel launch too (costs about a microsecond each)")  # fmt: skip
+        help="record every kernel launch, too (costs about a microsecond each)")  # fmt: skip
     add("--syscalls", action="store_true",
-        help="count every system call too (costs about 0.2 microseconds each)")  # fmt: skip
+        help="count every system call, too (costs about 0.2 microseconds each)")  # fmt: skip
     add("--memory", action="store_true",
         help="host memory by stack, too: mapped, unmapped, first touched (costs about 0.12 "
         "microseconds a page fault)")  # fmt: skip
@@ -78,9 +78,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--no-offcpu", action="store_true", help="leave out what threads wait for")
     add("--no-device", action="store_true", help="leave out device calls and device time")
     add("--device-time", action="store_true",
-        help="bring the library for device time into running processes, too")  # fmt: skip
-    add("--no-device-time", action="store_true", help="give a program after -- no library")
-    add("--json", action="store_true", help="print the outcome as JSON instead of the summary")
+        help="load the device-time library into running processes, too")  # fmt: skip
+    add("--no-device-time", action="store_true", help="no library for a program after --")
+    add("--json", action="store_true", help="print the result as JSON instead of the summary")
     add("-q", "--quiet", action="store_true", help="no progress, no summary")
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD …", help="run a program and watch it")
     parser.set_defaults(run=run)
@@ -94,17 +94,17 @@ def _seconds(text: str) -> float:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, then say what was seen. Raises SondeError for whatever stands in the way."""
-    from sonde.cli.at_once import EndsAtOnce
-    from sonde.cli.pausing import Pausing
+    """Record, then print a summary. Raises SondeError where that is impossible."""
+    from sonde.cli.abort_signals import AbortOnSecondSignal
+    from sonde.cli.pause_signals import PauseSignals
 
-    with Pausing() as pausing, EndsAtOnce() as at_once:
-        return _run(args, pausing, at_once)
+    with PauseSignals() as pause, AbortOnSecondSignal() as abort:
+        return _run(args, pause, abort)
 
 
-def _run(args: argparse.Namespace, pausing: Pausing, at_once: EndsAtOnce) -> int:
+def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSignal) -> int:
     from sonde import procfs
-    from sonde.cli.ending import Ending
+    from sonde.cli.stop_condition import StopCondition
     from sonde.host import namespaces
 
     procfs.BROKER.warm_up()
@@ -114,33 +114,33 @@ def _run(args: argparse.Namespace, pausing: Pausing, at_once: EndsAtOnce) -> int
     privileged = _privileged(args, command)
     namespaces.require_matching_proc()
     path = args.output or Path(time.strftime("sonde-%Y%m%d-%H%M%S.sonde"))
-    at_once.last_words = f"; what was written until then is in {path}"
+    abort.abort_message = f"; what was written until then is in {path}"
     child = _make_child(command, args)
     try:
         watched = [child.pid] if child is not None else args.pids
-        with Ending(args.duration, args.pids, child) as ending:
+        with StopCondition(args.duration, args.pids, child) as condition:
             config = _config(args, watched)
-            return _record(args, config, path, child, ending, pausing, privileged=privileged)
+            return _record(args, config, path, child, condition, pause, privileged=privileged)
     finally:
         if child is not None:
             child.abandon()
 
 
 def _privileged(args: argparse.Namespace, command: list[str]) -> bool:
-    """False: this user may see what programs tell themselves, and no more; said so that they know.
+    """Whether this user may load BPF programs. Without, device time alone can be recorded.
 
-    Raises HostError where that is nothing at all.
+    Prints a note on stderr then. Raises HostError where nothing can be recorded.
     """
     wants_device_time = _gives_library(args) if command else bool(args.pids and args.device_time)
     try:
         require_host()
-    except PermissionDenied as lacking:
+    except PermissionDenied as denied:
         if not wants_device_time:
             raise
         if not args.quiet:
             print(
-                f"sonde: device time alone: {lacking.cause}, for samples, waits and device calls\n"
-                f"  remedy: {lacking.remedy}",
+                f"sonde: device time alone: {denied.cause}, for samples, waits and device calls\n"
+                f"  remedy: {denied.remedy}",
                 file=sys.stderr,
             )
         return False
@@ -181,11 +181,11 @@ def _make_child(command: list[str], args: argparse.Namespace) -> Child | None:
     except (MissingDependency, SinkError) as error:
         print(f"sonde: no device time: {one_line(error.cause)}", file=sys.stderr)
         return Child(command)
-    return Child(command, more=lambda environ: launch.variables(environ, path))
+    return Child(command, extra_environ=lambda environ: launch.variables(environ, path))
 
 
 def _config(args: argparse.Namespace, watched: list[int]) -> Config:
-    """The configuration, with what was asked for on the command line last."""
+    """The configuration; flags of the command line take precedence."""
     from sonde.config import load
 
     flags: dict[str, object] = {}
@@ -215,8 +215,8 @@ def _record(
     config: Config,
     path: Path,
     child: Child | None,
-    ending: Ending,
-    pausing: Pausing,
+    condition: StopCondition,
+    pause: PauseSignals,
     *,
     privileged: bool,
 ) -> int:
@@ -225,7 +225,7 @@ def _record(
     from sonde.host import descriptors
     from sonde.sinks.capture import CaptureFile
 
-    descriptors.raise_limit()  # the child was forked before, with the limit that it would have had
+    descriptors.raise_limit()  # after the fork: the child keeps the original limit
     sink = CaptureFile(path, force=args.force)
     try:
         agent = Agent(config, sink, privileged=privileged)
@@ -236,14 +236,14 @@ def _record(
         sink.discard()  # nothing was recorded
         raise
 
-    # A command owns the terminal; a line of ours that is rewritten would fight with its output.
+    # A rewritten progress line would mix with the output of a command.
     progress = Progress(sys.stderr, args.duration, quiet=args.quiet or child is not None)
-    _note(args, f"recording {_subject(args, child)} at {config.hz} Hz into {path}", ending)
+    _note(args, f"recording {_subject(args, child)} at {config.hz} Hz into {path}", condition)
     failure: SinkError | None = None
     try:
-        ending.begin()
-        pausing.begin(agent)
-        failure = _observe(agent, ending, progress)
+        condition.begin()
+        pause.begin(agent)
+        failure = _observe(agent, condition, progress)
     except KeyboardInterrupt:
         progress.clear()
         sink.close()
@@ -255,18 +255,18 @@ def _record(
     if failure is not None and not sink.holds_chunks:
         sink.discard()
         raise failure
-    _note(args, _ended(ending, child))
-    if not sink.is_stream:  # whose reader has it, and whose output is no place for words
-        _tell(args, path, agent.live(), child)
+    _note(args, _ended(condition, child))
+    if not sink.is_stream:  # a pipe cannot be read again, and carries the capture alone
+        _print_result(args, path, agent.live(), child)
     if failure is not None:
         raise failure
     return 0
 
 
-def _observe(agent: Agent, ending: Ending, progress: Progress) -> SinkError | None:
-    """Run to the end. A full disk ends the recording early; what was written stays."""
+def _observe(agent: Agent, condition: StopCondition, progress: Progress) -> SinkError | None:
+    """Run until the stop condition. Returns the error of a full disk; the file is kept."""
     try:
-        agent.run(ending.due, progress.update, ending.until_s)
+        agent.run(condition.is_met, progress.update, condition.until_s)
     except SinkError as error:
         with contextlib.suppress(SinkError):
             agent.stop()
@@ -286,23 +286,23 @@ def _subject(args: argparse.Namespace, child: Child | None) -> str:
     return "the whole machine"
 
 
-def _ended(ending: Ending, child: Child | None) -> str:
+def _ended(condition: StopCondition, child: Child | None) -> str:
     if child is not None:
         return f"{child} {child.how_it_ended()}"
-    return ending.reason if ending.unforeseen else ""
+    return condition.reason if condition.is_unexpected else ""
 
 
-def _note(args: argparse.Namespace, text: str, ending: Ending | None = None) -> None:
-    """A line for people, on stderr, out of the way of what a script reads."""
+def _note(args: argparse.Namespace, text: str, condition: StopCondition | None = None) -> None:
+    """Print a line for people, on stderr."""
     if args.quiet or not text:
         return
-    if ending is not None and ending.duration_s is None and not args.command:
-        text += "; end with Ctrl-C"
+    if condition is not None and condition.duration_s is None and not args.command:
+        text += "; stop with Ctrl-C"
     print(f"sonde: {text}", file=sys.stderr)
 
 
-def _tell(args: argparse.Namespace, path: Path, live: Live, child: Child | None) -> None:
-    """The outcome: JSON for scripts, else the summary that the reading side makes of the file."""
+def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child | None) -> None:
+    """Print the result: JSON with --json, else the summary of the capture."""
     if args.json:
         outcome: dict[str, object] = {"file": str(path), **dataclasses.asdict(live)}
         if child is not None:
@@ -311,17 +311,17 @@ def _tell(args: argparse.Namespace, path: Path, live: Live, child: Child | None)
         return
     if args.quiet:
         return
-    # Imported only now: the recorder stays small while it records.
+    # Imported late: it would take memory while recording.
     from sonde.export import summary
 
     print(summary.of_file(path))
-    if said := _verdict(path):
-        print(f"\n{said}")
+    if verdict := _verdict(path):
+        print(f"\n{verdict}")
     print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
 
 
 def _verdict(path: Path) -> str:
-    """What the work was bound by, where a device was used; '' where none was."""
+    """What limited the work, where a device was used; else ''."""
     try:
         from sonde.analyze.bound import explain
         from sonde.cli.timelines import open_timeline

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
 from sonde import procfs
-from sonde.cli import left_alone
+from sonde.cli import blocked_processes
 from sonde.errors import UsageError
 from sonde.export.layout import size
 
@@ -66,10 +66,10 @@ def _seconds(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table repeatedly until interrupted."""
-    from sonde.cli.at_once import EndsAtOnce
+    from sonde.cli.abort_signals import AbortOnSecondSignal
 
     try:
-        with EndsAtOnce():
+        with AbortOnSecondSignal():
             return _run(args)
     except KeyboardInterrupt:
         return 0  # the normal way to end
@@ -96,12 +96,15 @@ def _run(args: argparse.Namespace) -> int:
 def _show(top: Top, args: argparse.Namespace) -> None:
     found = top.look()
     if args.json:
-        document = {"processes": [asdict(one) for one in found], "left_out": left_alone.counts()}
+        document = {
+            "processes": [asdict(one) for one in found],
+            "left_out": blocked_processes.counts(),
+        }
         print(json.dumps(document), flush=True)
         return
     columns, rows = shutil.get_terminal_size((100, 40))
     lines = args.lines or max(1, rows - SPARE_LINES)
-    screen = table(found, lines, columns, left_alone.line())
+    screen = table(found, lines, columns, blocked_processes.line())
     print((CLEAR if sys.stdout.isatty() and not args.once else "") + screen, flush=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are left out of a result because reading them would block."""
+"""Reports processes that are missing from a result because reading them would block."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sonde import procfs
 
 
 def counts() -> dict[str, int]:
-    """Number of processes left out, and of processes of which files are left out."""
+    """Number of missing processes, and of processes with missing files."""
     processes, files = procfs.BROKER.left_alone()
     return {"processes": processes, "processes_with_files": files}
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a recording ends: its time is up, its command or processes are gone, or someone asked.
+"""When a recording stops: at its time limit, with its command or processes, or by a signal.
 
-The first Ctrl-C or SIGTERM asks for the end, and so does a terminal that hangs up (SIGHUP), unless
-that is ignored, as nohup has it. With a command running, the end is the command's:
-the terminal sent it the Ctrl-C too (and what did not come from a terminal is passed on), and how it
-shuts down is part of what is recorded. A second one aborts.
+The first SIGINT or SIGTERM stops the recording, and so does SIGHUP, unless it is ignored (nohup).
+With a command running, the recording stops when the command exits, so that its shutdown is
+recorded. The terminal sends Ctrl-C to the command as well; other signals are passed on to it. A
+second signal aborts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from sonde.cli.child import Child
 
 
-class Ending:
-    """A context that holds the signal handlers and answers `due()`.
+class StopCondition:
+    """A context manager that installs signal handlers; `is_met` is the condition.
 
-    `reason` says why it ended; `unforeseen` that the user may want to be told.
+    `reason` is why it is met. `is_unexpected`: the user did not ask for it, so it should be shown.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Ending:
         pids: Iterable[int] = (),
         child: Child | None = None,
     ) -> None:
-        """Take hold of the processes, so that a pid used again is not mistaken for one of them.
+        """Open a pidfd of each process, so that a reused pid is not mistaken for one of them.
 
         Raises UsageError for a pid that is not a process.
         """
         self.duration_s = duration_s
-        self.asked = 0
+        self.signals = 0
         self.reason = ""
-        self.unforeseen = False
+        self.is_unexpected = False
         self._child = child
         self._began = time.monotonic()
         self._alive = {}
@@ -58,7 +58,7 @@ class Ending:
         self._watches_pids = bool(self._alive)
 
     def __enter__(self) -> Self:
-        self._former = {
+        self._previous = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
@@ -66,30 +66,30 @@ class Ending:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._former.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
         for fd in self._alive:
             os.close(fd)
         self._alive.clear()
 
     def begin(self) -> None:
-        """The clock of `duration_s` starts now."""
+        """Start the time of `duration_s`."""
         self._began = time.monotonic()
 
     @property
     def until_s(self) -> float:
-        """When the time is up, CLOCK_MONOTONIC."""
+        """When the time limit is reached, CLOCK_MONOTONIC; infinity without one."""
         return math.inf if self.duration_s is None else self._began + self.duration_s
 
-    def due(self) -> bool:
-        """Whether the recording shall end; `reason` then says why."""
+    def is_met(self) -> bool:
+        """Whether to stop the recording; sets `reason`."""
         if self._child is not None and self._child.reap():
             self.reason = f"{self._child} {self._child.how_it_ended()}"
-        elif self.asked and self._child is None:
-            self.reason = "asked to end"
+        elif self.signals and self._child is None:
+            self.reason = "stopped by a signal"
         elif self._watches_pids and not self._some_alive():
             self.reason = "all watched processes have ended"
-            self.unforeseen = True
+            self.is_unexpected = True
         elif self.duration_s is not None and time.monotonic() >= self.until_s:
             self.reason = f"{self.duration_s:g} s are over"
         return bool(self.reason)
@@ -105,17 +105,17 @@ class Ending:
         return bool(self._alive)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP and self.asked:
-            return  # a hang-up is sent once, and by several; it never aborts
-        self.asked += 1
-        if self.asked > 1:
+        if number == signal.SIGHUP and self.signals:
+            return  # both kernel and shell may send it for one hang-up: it never aborts
+        self.signals += 1
+        if self.signals > 1:
             raise KeyboardInterrupt
         if self._child is not None and not (number == signal.SIGINT and _on_terminal()):
             self._child.send(number)
 
 
 def _on_terminal() -> bool:
-    """Whether our process group has the terminal, so that its Ctrl-C reaches the command too."""
+    """Whether this process group is in the foreground, so that Ctrl-C reaches the command too."""
     with contextlib.suppress(OSError):
         fd = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
         try:
