@@ -2,8 +2,10 @@
 //! perf events: the sampling clock of a CPU, and the kernel's own record of what processes do
 //! (mappings, names, births, deaths), read from per-CPU rings.
 use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::atomic::{fence, Ordering};
 use std::time::{Duration, Instant};
 
@@ -154,8 +156,8 @@ impl Drop for Ring {
 #[derive(IntoPyObject)]
 enum Happened {
     #[allow(clippy::type_complexity)]
-    Mmap((&'static str, u64, u32, u32, u64, u64, u64, u32, u32, u64, String, String)),
-    Comm((&'static str, u64, u32, u32, String, bool)),
+    Mmap((&'static str, u64, u32, u32, u64, u64, u64, u32, u32, u64, String, OsString)),
+    Comm((&'static str, u64, u32, u32, OsString, bool)),
     Task((&'static str, u64, u32, u32, u32, u32)),
 }
 
@@ -173,8 +175,9 @@ fn bytes_at(body: &[u8], at: usize) -> &[u8] {
     &raw[..end]
 }
 
-fn text_at(body: &[u8], at: usize) -> String {
-    String::from_utf8_lossy(bytes_at(body, at)).into_owned()
+/// A name as it is: Python decodes it as it does file names.
+fn name_at(body: &[u8], at: usize) -> OsString {
+    OsStr::from_bytes(bytes_at(body, at)).to_owned()
 }
 
 /// Every record ends with the id we asked for: pid, tid, time.
@@ -198,11 +201,11 @@ fn parse(kind: u32, misc: u16, body: &[u8]) -> Option<Happened> {
             u32_at(body, 36),
             u64_at(body, 40),
             String::new(),
-            text_at(body, 64),
+            name_at(body, 64),
         ))),
         abi::PERF_RECORD_COMM => {
             let exec = u32::from(misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0;
-            Some(Happened::Comm(("comm", time, pid, second, text_at(body, 8), exec)))
+            Some(Happened::Comm(("comm", time, pid, second, name_at(body, 8), exec)))
         }
         abi::PERF_RECORD_FORK | abi::PERF_RECORD_EXIT => {
             let name = if kind == abi::PERF_RECORD_FORK { "fork" } else { "exit" };
@@ -442,8 +445,8 @@ impl ProcessEvents {
 
     /// Tell no more of mappings of this file by this path, for so many seconds, nor of those of no
     /// file; but always of the program that a process executes, which names it.
-    fn pass_over(&mut self, file: (u32, u32, u64), path: String, seconds: f64) {
-        self.dull.put(file, path.into_bytes(), seconds);
+    fn pass_over(&mut self, file: (u32, u32, u64), path: OsString, seconds: f64) {
+        self.dull.put(file, path.into_vec(), seconds);
     }
 
     /// Events the kernel had no room for, so far.

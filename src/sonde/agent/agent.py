@@ -134,7 +134,7 @@ class Agent:
             seen=SeenFiles(),
             names_code=sink is not None,
         )
-        self._group_io = GroupIo(self._resolver.owners.group_path)
+        self._group_io = GroupIo(self._resolver.owners.group_path, procfs.GroupParties().of)
         walks = privileged and sink is not None
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
 from typing import Any
 
-from sonde import _native, health
+from sonde import _native, health, procfs
 from sonde.agent.run_metrics import RunMetrics
 from sonde.collect.collector import Batch, TableRow
 from sonde.config import Config
@@ -52,7 +52,7 @@ class Outlets:
         """`fresh` returns when what is new was taken, or soon anyway; `loop_age_s` says how long
         ago who takes it last did. Both are called from threads of outlets. Raises UsageError for a
         bad address, SinkError where it cannot be listened on."""
-        self.board = MetricRegistry(whose)
+        self.board = MetricRegistry(whose, party_of_group=procfs.GroupParties().of)
         self._runs = RunMetrics(self.board)
         self._fresh = fresh
         self._loop_age_s = loop_age_s
@@ -60,7 +60,7 @@ class Outlets:
         """A loop that did not turn for so long is stuck."""
         self._whose = whose
         self._dcgm_names = config.dcgm_names
-        self._host = platform.node()
+        self._host = procfs.printable(platform.node())
         self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S
         self.resource = {
             "service.name": "sonde",

@@ -83,7 +83,7 @@ class TaskCollector(Walking):
         if not len(ring):
             return []
         return [
-            GroupNote(hierarchy, number, path)
+            GroupNote(hierarchy, number, procfs.printable(path))
             for (hierarchy, number), path in zip(
                 ring.rows(["hierarchy", "id"]), ring.names("path"), strict=True
             )

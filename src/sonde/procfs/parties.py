@@ -53,6 +53,11 @@ def party_of(pid: int) -> int:
     return _container_of(pid, seen)
 
 
+def party_of_user(uid: int) -> int:
+    """The party of what belongs to a user id of this machine."""
+    return _holders.of(uid)
+
+
 def name_of(party: int) -> str:
     """A party in words."""
     if party == NOBODY:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde.procfs.broker import BROKER
-from sonde.procfs.files import printable, read_file, read_link, text
+from sonde.procfs.files import read_file, read_link
+from sonde.procfs.names import printable, text
 
 START_UNIT_NS: Final = 10_000_000
 """Starts of processes are cut to this, the unit in which /proc tells them."""
