@@ -22,12 +22,15 @@ from typing import Final, NamedTuple
 
 NOBODY: Final = -1
 """The party of a process that is gone, or of no process."""
-_TOO_DEEP: Final = -2
-"""Of processes too far below the first one of their container: they share what one party has."""
+_UNKNOWN: Final = -2
+"""Of processes of which it is not known, or too far below the first one of their container: they
+share what one party has."""
 
 _SUBORDINATE: Final = Path("/etc/subuid")
 _MAX_SUBORDINATE_BYTES: Final = 1 << 20
-_MAX_STATUS_BYTES: Final = 8192
+_MAX_STATUS_BYTES: Final = 1 << 20
+"""65,536 groups, the most that a process can have, take 0.7 MB ahead of its pid namespaces."""
+_FIRST_BYTES: Final = 8192
 _MAX_CLIMB: Final = 64
 _IDENTITY: Final = [b"0", b"0", b"4294967295"]
 """uid_map of the machine's own user namespace."""
@@ -37,7 +40,7 @@ class _Seen(NamedTuple):
     uid: int
     parent: int
     levels: int
-    """Pid namespaces that it is in."""
+    """Pid namespaces that it is in; 0: that is not known."""
     is_first: bool
     """Of the innermost one."""
 
@@ -48,15 +51,22 @@ def party_of(pid: int) -> int:
     seen = _see(pid)
     if seen is None:
         return NOBODY
-    if seen.levels == 1 or _is_in_user_namespace(pid):
+    if seen.levels == 0:
+        return _UNKNOWN
+    if seen.levels == 1:
         return _holders.of(seen.uid)
-    return _container_of(pid, seen)
+    is_users = _is_in_user_namespace(pid)
+    if is_users is None:
+        return _UNKNOWN
+    return _holders.of(seen.uid) if is_users else _container_of(pid, seen)
 
 
 def name_of(party: int) -> str:
     """A party in words."""
     if party == NOBODY:
         return "nobody"
+    if party == _UNKNOWN:
+        return "processes of which it is not known whose they are"
     return f"user {party}" if party >= 0 else f"the container of process {-party}"
 
 
@@ -68,22 +78,34 @@ def _container_of(pid: int, seen: _Seen) -> int:
             return -pid
         pid = seen.parent
         above = _see(pid) if pid else None
-        if above is None or above.levels == 1:  # entered from outside, by setns()
-            return _TOO_DEEP
+        if above is None or above.levels < 2:  # entered from outside, by setns()
+            return _UNKNOWN
         seen = above
-    return _TOO_DEEP
+    return _UNKNOWN
+
+
+def read_status(pid: int) -> bytes:
+    """/proc/PID/status, whole; empty where the process is gone. Takes none of its locks."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123
+        raw = file.read(_FIRST_BYTES)
+        while len(raw) >= _FIRST_BYTES and len(raw) < _MAX_STATUS_BYTES:
+            more = file.read(_MAX_STATUS_BYTES - len(raw))
+            if not more:
+                break
+            raw += more
+        return raw
+    return b""
 
 
 def _see(pid: int) -> _Seen | None:
     """What `status` has; the owner of /proc/PID may be root where the process is another's."""
-    with suppress(OSError, ValueError, IndexError):
-        with open(f"/proc/{pid}/status", "rb") as file:  # noqa: PTH123
-            raw = file.read(_MAX_STATUS_BYTES)
-        numbers = _line(raw, b"NSpid")
+    raw = read_status(pid)
+    numbers = _line(raw, b"NSpid")
+    with suppress(ValueError, IndexError):
         return _Seen(
             int(_line(raw, b"Uid")[0]),
             int(_line(raw, b"PPid")[0]),
-            max(1, len(numbers)),
+            len(numbers),
             numbers[-1:] == [b"1"],
         )
     return None
@@ -93,10 +115,11 @@ def _line(raw: bytes, name: bytes) -> list[bytes]:
     return raw.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()
 
 
-def _is_in_user_namespace(pid: int) -> bool:
+def _is_in_user_namespace(pid: int) -> bool | None:
+    """None: that is not known."""
     with suppress(OSError), open(f"/proc/{pid}/uid_map", "rb") as file:  # noqa: PTH123
         return file.read(256).split() != _IDENTITY
-    return False
+    return None
 
 
 class _Holders:
