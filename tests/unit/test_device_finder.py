@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sonde import procfs
-from sonde.collect import device_process
+from sonde.collect import device_process, libraries
 from sonde.collect.device_process import (
     FIND_CREDIT_S,
     FIND_SHARE,
@@ -18,7 +18,7 @@ from sonde.collect.device_process import (
     Finder,
 )
 from sonde.collect.inject_memory import InjectMemory
-from sonde.collect.libraries import FIRST_BYTES, Unread
+from sonde.collect.libraries import FIRST_BYTES, Unread, mapped_now
 
 ATTACKER, VICTIM, LAST = 12345, 20001, 3
 
@@ -103,3 +103,29 @@ def test_a_process_with_more_mappings_than_are_read_is_counted():
     unread = Unread()
     assert InjectMemory.find(os.getpid(), 100, unread) is None
     assert unread.processes == 1
+
+
+def test_a_scan_of_all_reads_long_mappings_of_each_party_and_of_none_for_long(monkeypatch):
+    spent_s, read = [0.0], []
+
+    def mapped_by(pid, unread=None, most_bytes=procfs.MAX_MAPS_BYTES):
+        if most_bytes == FIRST_BYTES:
+            unread.processes += 1
+        else:
+            spent_s[0] += 0.3
+            read.append(pid)
+        return iter(())
+
+    monkeypatch.setattr(libraries, "mapped_by", mapped_by)
+    monkeypatch.setattr(libraries, "time", SimpleNamespace(thread_time=lambda: spent_s[0]))
+    pids = [*range(100), *range(1000, 1003)]
+    monkeypatch.setattr(procfs, "pids", lambda: pids)
+    monkeypatch.setattr(procfs, "party_of", lambda pid: VICTIM if pid >= 1000 else ATTACKER)
+    unread = Unread()
+    assert list(mapped_now(unread)) == []
+    assert read == [0, 1000, 1, 1001]
+    assert unread.processes == len(pids) - len(read)
+    monkeypatch.setattr(procfs, "party_of", lambda pid: pid)
+    read.clear()
+    assert list(mapped_now()) == []
+    assert len(read) == libraries.MOST_LONG_CPU_S // 0.3 + 1
