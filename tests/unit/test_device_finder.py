@@ -99,6 +99,19 @@ def test_waiting_processes_of_one_party_are_bounded_and_keep_no_others_waiting(c
     assert finder.is_waiting
 
 
+def test_whose_processes_are_is_looked_up_within_bounds(clock, monkeypatch):
+    def party_of(pid):
+        clock.spent_s += 0.03
+        return pid
+
+    monkeypatch.setattr(procfs, "party_of", party_of)
+    finder = Finder()
+    parties = [finder.party_of(pid) for pid in range(100)]
+    assert parties == [*range(17), *[procfs.NOBODY] * 83]
+    clock.now_s += 1
+    assert [finder.party_of(pid) for pid in (1, 2, 3, 4)] == [1, 2, procfs.NOBODY, procfs.NOBODY]
+
+
 def test_a_process_with_more_mappings_than_are_read_is_counted():
     unread = Unread()
     assert InjectMemory.find(os.getpid(), 100, unread) is None

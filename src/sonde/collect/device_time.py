@@ -148,7 +148,7 @@ class DeviceTime:
             if kind == "mmap":
                 if LIBRARY.search(event[11]) and pid not in mapping:
                     mapping.add(pid)
-                    party = procfs.party_of(pid)
+                    party = self._finder.party_of(pid)
                     self._finder.expect(pid, now_s + SOON_S, party)
                     if self._finder.is_free(party):  # else its silence tells
                         self._leave_if_replaced(pid)
