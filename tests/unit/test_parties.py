@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -93,6 +94,46 @@ def test_what_is_not_known_of_a_process_makes_it_nobody_in_particular(monkeypatc
     monkeypatch.setattr(parties, "read_status", lambda pid: status + b"NSpid:\t9\t1\n")
     assert procfs.party_of(2**22 + 1) == parties._UNKNOWN
     assert "not known" in procfs.name_of(parties._UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("user", "ids", "party"),
+    [(12345, "0 12345 1\n1 300000 65536\n", 12345), (0, "0 300000 65536\n", 300000)],
+    ids=["a user's", "root's"],
+)
+def test_ids_that_a_user_namespace_was_given_are_one_party(user, ids, party) -> None:
+    """No file says whose they are: who began the namespace, or its first id, does."""
+    main = """if True:
+        import ctypes, os, subprocess, sys
+        ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER
+        print(flush=True)
+        sys.stdin.readline()
+        os.setuid(0)
+        take = "import os, sys; os.setuid(int(sys.argv[1])); os.execv('/bin/sleep', ['-', '60'])"
+        kids = [subprocess.Popen([sys.executable, "-c", take, uid]) for uid in "567"]
+        print(*(it.pid for it in kids), flush=True)
+        sys.stdin.read()
+        for it in kids:
+            it.kill()
+        """
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-c", main],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        user=user, group=user, extra_groups=[], cwd="/",
+    ) as started:  # fmt: skip
+        assert started.stdout is not None
+        assert started.stdin is not None
+        started.stdout.readline()
+        Path(f"/proc/{started.pid}/uid_map").write_text(ids)
+        started.stdin.write("\n")
+        started.stdin.flush()
+        kids = [int(word) for word in started.stdout.readline().split()]
+        until_s = time.monotonic() + 20
+        while len({Path(f"/proc/{pid}").stat().st_uid for pid in kids}) < 3:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        assert {procfs.party_of(pid) for pid in (started.pid, *kids)} == {party}
+        started.stdin.close()
 
 
 def test_a_container_that_takes_a_users_id_is_not_that_user() -> None:

@@ -7,9 +7,14 @@ namespaces. Their files in /proc take a lock that a process can keep; `status` a
 none, so here the rule is:
 
 1. a subordinate id belongs to the user who has it (/etc/subuid): one may have 65,536;
-2. in a pid namespace below the machine's and in no user namespace: that container, by the first
+2. another id in a user namespace belongs to who began it: the user whose process the outermost one
+   of that namespace descends from; where that is root, as for containers, the first id of its map;
+3. in a pid namespace below the machine's and in no user namespace: that container, by the first
    process of its outermost one. Its processes may take any user id there is;
-3. else the real user.
+4. else the real user.
+
+Of who has subordinate ids that /etc/subuid does not name, orphans in nested user namespaces count
+by their own id.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ _FIRST_BYTES: Final = 8192
 _MAX_CLIMB: Final = 64
 _IDENTITY: Final = [b"0", b"0", b"4294967295"]
 """uid_map of the machine's own user namespace."""
+_HAS_USER_NAMESPACES: Final = Path("/proc/self/uid_map").exists()
 
 
 class _Seen(NamedTuple):
@@ -53,12 +59,13 @@ def party_of(pid: int) -> int:
         return NOBODY
     if seen.levels == 0:
         return _UNKNOWN
-    if seen.levels == 1:
-        return _holders.of(seen.uid)
-    is_users = _is_in_user_namespace(pid)
-    if is_users is None:
+    mapped = _uid_map(pid)
+    if mapped is None:
         return _UNKNOWN
-    return _holders.of(seen.uid) if is_users else _container_of(pid, seen)
+    holder = _holders.of(seen.uid)
+    if mapped != _IDENTITY:
+        return holder if holder != seen.uid else _beginner_of(seen, mapped)
+    return holder if seen.levels == 1 else _container_of(pid, seen)
 
 
 def name_of(party: int) -> str:
@@ -68,6 +75,19 @@ def name_of(party: int) -> str:
     if party == _UNKNOWN:
         return "processes of which it is not known whose they are"
     return f"user {party}" if party >= 0 else f"the container of process {-party}"
+
+
+def _beginner_of(seen: _Seen, mapped: list[bytes]) -> int:
+    """Who began the outermost user namespace of a process."""
+    for _ in range(_MAX_CLIMB):
+        above, around = _see(seen.parent), _uid_map(seen.parent)
+        if above is not None and around is not None and around != _IDENTITY:
+            seen, mapped = above, around
+            continue
+        if above is not None and above.uid:
+            return _holders.of(above.uid)
+        return _holders.of(int(mapped[1]) if len(mapped) > 1 else seen.uid)
+    return _UNKNOWN
 
 
 def _container_of(pid: int, seen: _Seen) -> int:
@@ -115,11 +135,11 @@ def _line(raw: bytes, name: bytes) -> list[bytes]:
     return raw.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()
 
 
-def _is_in_user_namespace(pid: int) -> bool | None:
-    """None: that is not known."""
+def _uid_map(pid: int) -> list[bytes] | None:
+    """Of its user namespace, by triples: first id there, here, and how many; None: not known."""
     with suppress(OSError), open(f"/proc/{pid}/uid_map", "rb") as file:  # noqa: PTH123
-        return file.read(256).split() != _IDENTITY
-    return None
+        return file.read(256).split()
+    return None if _HAS_USER_NAMESPACES else _IDENTITY
 
 
 class _Holders:
