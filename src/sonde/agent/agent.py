@@ -412,8 +412,8 @@ class Agent:
         now |= zip(HUNG, hung, strict=True)
         now[STUCK] = round(self._stuck_s)
         now["processes.mappings"] = self._resolver.counters.mappings_left_out
-        if self._attacher is not None:
-            now["attach.queue_full"] = self._attacher.left_out
+        if (it := self._attacher) is not None:
+            now |= {"attach.queue_full": it.left_out, "attach.attaches_failed": it.failed}
         return now
 
     def _count_losses(self) -> None:

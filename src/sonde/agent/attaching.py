@@ -65,6 +65,8 @@ class Attacher:
         self.left_out = 0
         """Candidates for which there was no room in the queue, for their party or at all, and
         processes with too many mappings to see whether they are any."""
+        self.failed = 0
+        """Attaches that failed, or were not tried because tracers of their party hang."""
 
     def start(self) -> None:
         """Consider what runs now, and begin."""
@@ -160,6 +162,7 @@ class Attacher:
         except ProcessGone:
             pass
         except AttachFailed as error:
+            self.failed += 1
             is_ours = isinstance(error, TracerFailed)
             pause_s = self._pauses.failed(None if is_ours else party, time.monotonic())
             whose = "" if is_ours else f" to a process of {procfs.name_of(party)}"

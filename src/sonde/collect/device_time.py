@@ -72,8 +72,6 @@ class DeviceTime:
         self._processes: dict[int, DeviceProcess] = {}
         self._looked: dict[int, tuple[int, float]] = {}
         """By pid: start, and when (monotonic s) it was looked at last."""
-        self._soon: dict[int, float] = {}
-        """Processes that map the library, until (monotonic s) they are waited for to use it."""
         self._left: list[DeviceProcess] = []
         """What programs left behind over which others were executed."""
         self._hears = False
@@ -112,7 +110,7 @@ class DeviceTime:
     @property
     def is_carried(self) -> bool:
         """Whether some process carries the library, or has just mapped it."""
-        return bool(self._processes or self._soon or self._left)
+        return bool(self._processes or self._finder.is_waiting or self._left)
 
     def start(self) -> None:
         """Find the processes that carry the library already."""
@@ -150,20 +148,18 @@ class DeviceTime:
             if kind == "mmap":
                 if LIBRARY.search(event[11]) and pid not in mapping:
                     mapping.add(pid)
-                    self._soon[pid] = now_s + SOON_S
-                    if self._finder.is_free:  # else its silence tells
+                    party = self._finder.party_of(pid)
+                    self._finder.expect(pid, now_s + SOON_S, party)
+                    if self._finder.is_free(party):  # else its silence tells
                         self._leave_if_replaced(pid)
             elif kind == "fork" and pid != event[3] and event[3] in self._processes:
-                self._soon[pid] = now_s + YOUNG_S
-        for pid, until_s in list(self._soon.items()):
-            if not self._finder.is_free:
-                break  # the others have their turn next
-            self._soon[pid] = self._soon.pop(pid)
+                self._finder.expect(pid, now_s + YOUNG_S, self._processes[event[3]].party)
+        for pid, until_s in self._finder.awaited():
             if pid not in self._processes and self._is_wanted(pid):
                 with suppress(OSError):
                     self._open(pid)
             if pid in self._processes or now_s > until_s:
-                del self._soon[pid]
+                self._finder.forget(pid)
         if looking:
             self._look(now_s)
 
@@ -236,7 +232,8 @@ class DeviceTime:
 
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
-        losses = {name: count for name, count in self._losses.items() if count}
+        counted = self._losses | {"processes_unread": self._finder.unread.processes}
+        losses = {name: count for name, count in counted.items() if count}
         return losses | dict(self._sites.losses() if self._sites else {})
 
     def memory_bytes(self) -> int:
@@ -432,7 +429,7 @@ class DeviceTime:
         if process is None:
             return
         with suppress(OSError):
-            found = self._finder.find(pid)
+            found = self._finder.find(pid, process.party)
             if found is not None:
                 with found:
                     if os.path.sameopenfile(found.fd, process.memory.fd):
@@ -490,7 +487,8 @@ class DeviceTime:
         return self._pids is None or procfs.descends(pid, self._pids)
 
     def _open(self, pid: int) -> None:
-        memory = self._finder.find(pid)
+        party = procfs.party_of(pid)
+        memory = self._finder.find(pid, party)
         stat = procfs.read_stat(pid)
         before = self._withheld.pop(pid, None)
         if memory is None:
@@ -504,7 +502,6 @@ class DeviceTime:
             memory.close()
             self._withhold(key, before, to_other=not is_detached)
             return
-        party = procfs.party_of(pid)
         if not self._has_place(party):
             memory.close()
             self._count("rings_left_out", 1)

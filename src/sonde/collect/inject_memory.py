@@ -20,6 +20,7 @@ from typing import Final, Self
 
 from sonde import procfs
 from sonde.collect import inject_abi as abi
+from sonde.collect.libraries import Unread
 
 _CONTROL_AT: Final = {
     name: abi.CONTROL_AT + at
@@ -61,12 +62,15 @@ class InjectMemory:
         self.generation = generation
 
     @classmethod
-    def find(cls, pid: int, most_bytes: int = procfs.MAX_MAPS_BYTES) -> Self | None:
+    def find(
+        cls, pid: int, most_bytes: int = procfs.MAX_MAPS_BYTES, unread: Unread | None = None
+    ) -> Self | None:
         """That of process `pid`, which has our library mapped; None where it has none.
 
-        `most_bytes`: read of its mappings. Raises PermissionError where it may not be looked for.
+        `most_bytes`: read of its mappings; `unread` counts it where there are more. Raises
+        PermissionError where it may not be looked for.
         """
-        spans = _mapped(pid, most_bytes)
+        spans = _mapped(pid, most_bytes, unread)
         if spans is None:
             return None
         inner = _inner_pid(pid)
@@ -193,7 +197,7 @@ def _descriptors(pid: int) -> Iterator[str]:
                     yield entry.path
 
 
-def _mapped(pid: int, most_bytes: int) -> list[str] | None:
+def _mapped(pid: int, most_bytes: int, unread: Unread | None) -> list[str] | None:
     """Ranges of addresses that show such memory; None where no code of the library is mapped.
 
     Raises PermissionError.
@@ -209,6 +213,8 @@ def _mapped(pid: int, most_bytes: int) -> list[str] | None:
                 elif not has_library and line[line.find(b" ") + 3 : line.find(b" ") + 4] == b"x":
                     parts = line.split(None, 5)
                     has_library = len(parts) == 6 and bool(LIBRARY.search(os.fsdecode(parts[5])))
+            if reader.is_cut and unread is not None:
+                unread.processes += 1
     except (FileNotFoundError, ProcessLookupError):
         return None
     return spans if has_library else None

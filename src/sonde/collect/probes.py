@@ -321,7 +321,7 @@ class Probes:
     def _only_user(self, key: FileKey, party: int) -> int:
         """`party` where no process of another one maps a file; else NOBODY."""
         users = self.users_of(key)
-        if len(users) > MOST_USERS or party == procfs.TOO_DEEP:
+        if len(users) > MOST_USERS or party == procfs.UNKNOWN_PARTY:
             return procfs.NOBODY
         others = (it for it in map(procfs.party_of, users) if it not in (party, procfs.NOBODY))
         return party if next(others, None) is None else procfs.NOBODY

@@ -25,7 +25,7 @@ from sonde.procfs.held import HeldFile
 from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
 from sonde.procfs.names import printable, raw_name, text
-from sonde.procfs.parties import NOBODY, TOO_DEEP, name_of, party_of
+from sonde.procfs.parties import NOBODY, UNKNOWN_PARTY, name_of, party_of
 from sonde.procfs.processes import (
     MAX_PARENTS,
     START_UNIT_NS,
@@ -50,7 +50,7 @@ __all__ = [
     "MAX_PARENTS",
     "NOBODY",
     "START_UNIT_NS",
-    "TOO_DEEP",
+    "UNKNOWN_PARTY",
     "Broker",
     "GroupMount",
     "GroupParties",
