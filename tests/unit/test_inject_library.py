@@ -167,7 +167,9 @@ def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, m
         [(_, kind, name, pid, _, _, text)] = told
         assert (kind, name, pid) == ("notice", "device_time_refused", process.pid)
         assert "another agent" in text
-        second.hear([], looking=False)  # events are heard; none tells of what comes now
+        second.on_process_events(
+            [], looking=False
+        )  # events are heard; none tells of what comes now
         first.stop()
         second.drain(0, False)
         assert second.pids == {process.pid}, "taken over once the other has let go"
@@ -188,7 +190,7 @@ def test_a_process_that_was_detached_is_read_once_it_is_allowed_again(
         with find(process.pid) as memory:
             memory.ask(request=abi.Request.LEAVE)
             collector.start()
-            collector.hear([], looking=False)
+            collector.on_process_events([], looking=False)
             assert not collector.drain(0, False).rows and not collector.pids
             memory.ask(request=0)
         collector.drain(0, False)

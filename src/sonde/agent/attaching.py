@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from sonde import procfs
+from sonde._native import MmapEvent, ProcessEvent
 from sonde.agent.attach_queue import (
     WAITING,
     WAITING_OF_A_PARTY,
@@ -77,16 +78,13 @@ class Attacher:
         self.left_out += unread.processes
         self._thread.start()
 
-    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
-        """Take in what processes did, as `sonde._native.ProcessEvents` tells it."""
+    def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
+        """Consider processes that map a device's library."""
         if self._policy.mode == "off":
             return
         for event in events:
-            match event:
-                case ("mmap", _, int(pid), *_, str(path)) if DEVICE_LIBRARY.match(
-                    path.rpartition("/")[2]
-                ):
-                    self.consider(pid)
+            if isinstance(event, MmapEvent) and DEVICE_LIBRARY.match(event.path.rpartition("/")[2]):
+                self.consider(event.pid)
 
     def consider(self, pid: int) -> None:
         """Queue a process that uses a device, once, if the policy allows it."""

@@ -159,7 +159,7 @@ class Listening:
         """What processes did."""
         events = self._events.drain()
         if self._device_time is not None:
-            self._device_time.hear(events, looking=isinstance(self._events, NoEvents))
+            self._device_time.on_process_events(events, looking=isinstance(self._events, NoEvents))
         if (
             not events
             and self._events.lost == self._lost_heard
@@ -169,12 +169,12 @@ class Listening:
         self._news_s = time.monotonic()
         self._resolver.feed(events)
         if self._calls is not None:
-            self._calls.hear(events)
-        self._unwinding.hear(events)
+            self._calls.on_process_events(events)
+        self._unwinding.on_process_events(events)
         if self._metrics is not None:
-            self._metrics.hear(events)
+            self._metrics.on_process_events(events)
         if self._attacher is not None:
-            self._attacher.hear(events)
+            self._attacher.on_process_events(events)
         if not self._keeps_rows and self._calls is not None:
             dull.pass_over(self._events, self._calls)
         if self._events.lost > self._lost_heard:
@@ -204,9 +204,9 @@ class Listening:
         if self._events.wait(timeout_ms):
             events = self._events.drain()
             self._resolver.feed(events)
-            self._unwinding.hear(events)
+            self._unwinding.on_process_events(events)
             if calls and self._calls is not None:
-                self._calls.hear(events)
+                self._calls.on_process_events(events)
         self._unwinding.update()
 
     def _look(self) -> None:

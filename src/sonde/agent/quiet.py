@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+
+from sonde._native import ProcessEvent
 
 LOOK_MS = 50
 """How often to look for new processes instead."""
@@ -21,7 +22,7 @@ class NoEvents:
         time.sleep(min(timeout_ms, LOOK_MS) / 1000)
         return True
 
-    def drain(self) -> list[tuple[Any, ...]]:
+    def drain(self) -> list[ProcessEvent]:
         """Nothing."""
         return []
 

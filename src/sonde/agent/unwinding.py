@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 
+from sonde._native import ProcessEvent
 from sonde.collect.collector import TableRow
 from sonde.collect.kernel import Kernel
 from sonde.metrics import MetricRow, labels
@@ -63,10 +63,10 @@ class Unwinding:
             self._unwinder.update()
         self._unwinder.expect_pages()
 
-    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """What processes did."""
+    def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
+        """Take in what processes did."""
         if self._unwinder is not None:
-            self._unwinder.hear(events)
+            self._unwinder.on_process_events(events)
 
     def update(self) -> bool:
         """Tell the kernel what is new; cheap where nothing is. Returns whether there was

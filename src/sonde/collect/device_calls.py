@@ -9,10 +9,11 @@ the start, those the dynamic linker knows (before anyone maps them, so that a pr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from sonde import _native
+from sonde._native import ProcessEvent
 from sonde.apis import Api
 from sonde.collect.collector import Batch
 from sonde.collect.discovery import Discovery
@@ -80,9 +81,9 @@ class DeviceCalls:
         self._charged_s = time.monotonic()
         self._discovery.scan()
 
-    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Take in what processes did, as `sonde._native.ProcessEvents` tells it: at once."""
-        self._discovery.hear(events)
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Look at what processes map now, and note who is gone."""
+        self._discovery.on_process_events(events)
 
     def resync(self) -> None:
         """Events were lost: look at what is mapped now instead."""
@@ -99,7 +100,7 @@ class DeviceCalls:
 
     @property
     def backlog(self) -> int:
-        """Mapped files not looked at yet: `hear` goes on with them, and so does `drain`."""
+        """Mapped files not looked at yet: `on_process_events` and `drain` go on with them."""
         return self._discovery.backlog
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:

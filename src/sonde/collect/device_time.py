@@ -18,9 +18,10 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from sonde import procfs
+from sonde._native import ForkEvent, MmapEvent, ProcessEvent
 from sonde.collect import inject_abi as abi
 from sonde.collect.carriers import may_carry, same_tids
 from sonde.collect.collector import Batch, ProcessKey
@@ -135,7 +136,7 @@ class DeviceTime:
                     with suppress(OSError):
                         process.memory.beat()
 
-    def hear(self, events: Iterable[tuple[Any, ...]], *, looking: bool) -> None:
+    def on_process_events(self, events: Iterable[ProcessEvent], *, looking: bool) -> None:
         """Open what has just taken the library in, so that a short process is seen, too.
 
         `looking`: no events come; look at processes instead.
@@ -146,14 +147,18 @@ class DeviceTime:
         self._hears = not looking
         mapping: set[int] = set()
         for event in events:
-            kind, pid = event[0], event[2]
-            if kind == "mmap":
-                if LIBRARY.search(event[11]) and pid not in mapping:
+            pid = event.pid
+            if isinstance(event, MmapEvent):
+                if LIBRARY.search(event.path) and pid not in mapping:
                     mapping.add(pid)
                     self._soon[pid] = now_s + SOON_S
                     if self._finder.is_free:  # else its silence tells
                         self._leave_if_replaced(pid)
-            elif kind == "fork" and pid != event[3] and event[3] in self._processes:
+            elif (
+                isinstance(event, ForkEvent)
+                and pid != event.parent_pid
+                and event.parent_pid in self._processes
+            ):
                 self._soon[pid] = now_s + YOUNG_S
         for pid, until_s in list(self._soon.items()):
             if not self._finder.is_free:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from sonde._native import ExitEvent, MmapEvent, ProcessEvent
 from sonde.collect.collector import Batch
 from sonde.collect.polling import STIRRED_S, Points, Schedule, Source
 from sonde.metrics import labels
@@ -177,31 +178,23 @@ class Metrics:
         for runner in self._runners:
             runner.unkept(seconds)
 
-    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
-        """What processes did, as `sonde._native.ProcessEvents` tells it: one that maps the library
-        of a device's driver is about to use the device, unless it ends at once: many a node runs
-        nvidia-smi every few seconds, which maps it too."""
+    def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
+        """A process that maps the library of a device's driver is about to use the device, unless
+        it ends at once: many a node runs nvidia-smi every few seconds, which maps it too."""
         comers, came = self._comers, False
-        for event in events:  # there are many: by place, not by pattern
-            kind = event[0]
-            if kind == "mmap":
-                _, time_ns, pid, *_, path = event
-                assert isinstance(path, str)
-                if not DRIVER_LIBRARY.search(path):
+        for event in events:
+            if isinstance(event, MmapEvent):
+                if not DRIVER_LIBRARY.search(event.path):
                     continue
                 if len(comers) >= COMERS_MOST:
                     comers.clear()  # then time alone tells that they do nothing
-                assert isinstance(time_ns, int)
-                assert isinstance(pid, int)
-                comers[pid] = time_ns
+                comers[event.pid] = event.time_ns
                 came = True
-            elif comers and kind == "exit":
-                _, time_ns, pid, _, tid, *_ = event
-                assert isinstance(time_ns, int)
-                assert isinstance(pid, int)
-                if tid != pid or not comers.pop(pid, 0):
+            elif comers and isinstance(event, ExitEvent):
+                if event.tid != event.pid or not comers.pop(event.pid, 0):
                     continue
-                if all(time_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
+                now_ns = event.time_ns
+                if all(now_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
                     comers.clear()
                     came = False
                     self._tell(calm=True)
