@@ -96,7 +96,7 @@ class DeviceWatch:
             self.collector.on_process_events(self._processes.drain())
             if self._processes.lost > self._lost:
                 self._lost = self._processes.lost
-                self.collector.resync()
+                self.collector.on_events_lost()
             if time.monotonic() >= until:
                 return
 

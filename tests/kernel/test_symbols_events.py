@@ -33,7 +33,7 @@ class Watch:
         self.resolver.start()
 
     def take(self) -> None:
-        self.resolver.feed(self.events.drain())
+        self.resolver.on_process_events(self.events.drain())
 
     def named(self, comm: str) -> list[LiveProcess]:
         """Processes of that name, as events told of them, dead or alive."""
@@ -230,7 +230,7 @@ def test_a_storm_of_short_processes_leaves_little_behind(watch: Watch) -> None:
         watch.events.wait(20)
         events = watch.events.drain()
         start = time.process_time()
-        watch.resolver.feed(events)
+        watch.resolver.on_process_events(events)
         spent += time.process_time() - start
     watch.take()
     assert watch.events.lost == 0

@@ -13,7 +13,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -78,13 +78,16 @@ class Attacher:
         self.left_out += unread.processes
         self._thread.start()
 
-    def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
         """Consider processes that map a device's library."""
         if self._policy.mode == "off":
             return
         for event in events:
             if isinstance(event, MmapEvent) and DEVICE_LIBRARY.match(event.path.rpartition("/")[2]):
                 self.consider(event.pid)
+
+    def on_events_lost(self) -> None:
+        """Nothing: a process whose mapping was missed is considered when it maps another one."""
 
     def consider(self, pid: int) -> None:
         """Queue a process that uses a device, once, if the policy allows it."""

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sonde._native import ProcessEvent
 from sonde.collect.collector import TableRow
@@ -63,7 +63,7 @@ class Unwinding:
             self._unwinder.update()
         self._unwinder.expect_pages()
 
-    def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
         """Take in what processes did."""
         if self._unwinder is not None:
             self._unwinder.on_process_events(events)
@@ -73,8 +73,8 @@ class Unwinding:
         something."""
         return self._unwinder is not None and self._unwinder.update()
 
-    def resync(self) -> None:
-        """Events were lost."""
+    def on_events_lost(self) -> None:
+        """Tell the kernel of all processes again."""
         if self._unwinder is not None:
             self._unwinder.resync()
 

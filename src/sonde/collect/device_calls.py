@@ -15,7 +15,7 @@ from typing import Final
 from sonde import _native
 from sonde._native import ProcessEvent
 from sonde.apis import Api
-from sonde.collect.collector import Batch
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.discovery import Discovery
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.libraries import FileKey
@@ -43,10 +43,11 @@ _OTHER: Final[_What] = ("other", "", "", "", 0)
 """Of calls that found no row even by process; theirs are of no process."""
 
 
-class DeviceCalls:
+class DeviceCalls(Collector):
     """Counts calls of device APIs in all watched processes, exactly; stacks are sampled."""
 
     name = "device_calls"
+    walks_stacks = True
 
     def __init__(
         self, kernel: Kernel, apis: Iterable[Api], *, launches: bool, budget: float
@@ -63,8 +64,7 @@ class DeviceCalls:
         self._walk: int | None = None
         self._exit: int | None = None
         self._left_out = 0
-        self.left_behind: list[str] = []
-        """After `stop`: what has to be said of probes that stay on for a while."""
+        self.left_behind = []
         self._hits: dict[int, int] = {}
         self._was_hit = False
         """A site was ever hit."""
@@ -85,17 +85,17 @@ class DeviceCalls:
         """Look at what processes map now, and note who is gone."""
         self._discovery.on_process_events(events)
 
-    def resync(self) -> None:
-        """Events were lost: look at what is mapped now instead."""
+    def on_events_lost(self) -> None:
+        """Look at what is mapped now instead."""
         self._discovery.resync()
 
-    def dull(self) -> dict[tuple[FileKey, str], float]:
-        """See Discovery: mappings that need not be heard of."""
+    def ignorable_mappings(self) -> Mapping[tuple[FileKey, str], float]:
+        """Files that carry no device API."""
         return self._discovery.dull()
 
     @property
-    def is_used(self) -> bool:
-        """Whether some process maps a file with probes on it: then `keep_budget` is due often."""
+    def is_charged(self) -> bool:
+        """Whether some process maps a file with probes on it."""
         return self._discovery.is_used
 
     @property
@@ -215,7 +215,7 @@ class DeviceCalls:
             }
         )
 
-    def keep_budget(self) -> None:
+    def charge(self) -> None:
         """Hold what the probes cost against their budget: every hit, also of processes that are not
         watched and of calls that another call makes."""
         hits = self._new_hits()

@@ -16,7 +16,7 @@ import random
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -24,7 +24,7 @@ from sonde import procfs
 from sonde._native import ForkEvent, MmapEvent, ProcessEvent
 from sonde.collect import inject_abi as abi
 from sonde.collect.carriers import may_carry, same_tids
-from sonde.collect.collector import Batch, ProcessKey
+from sonde.collect.collector import Batch, Collector, ProcessKey
 from sonde.collect.device_process import DeviceProcess, Finder
 from sonde.collect.device_rows import name_of, row_of
 from sonde.collect.governor import Governor
@@ -37,10 +37,10 @@ from sonde.metrics import labels
 
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
-LOOK_HEARING_S: Final = 300.0
-"""The same where process events are heard, which tell of a library as soon as it is mapped."""
+LOOK_WITH_EVENTS_S: Final = 300.0
+"""The same where process events report a library as soon as it is mapped."""
 YOUNG_S: Final = 10.0
-"""Processes younger than this are looked at in every tick, where no events are heard."""
+"""Processes younger than this are looked at in every tick, where there are no events."""
 SOON_S: Final = 1.0
 SILENT_NS: Final = 1_500_000_000
 """A library that says nothing for so long may have gone with the program that was executed over."""
@@ -58,15 +58,25 @@ _LOST: Final = ("lost_ring", "lost_pool", "lost_order")
 """Counts of launches that were chosen and not timed."""
 
 
-class DeviceTime:
+class DeviceTime(Collector):
     """Collects device runs through the library in each process (abi/inject.h)."""
 
     name = "device_time"
+    needs_events_first = True
 
     def __init__(
-        self, pids: Iterable[int] | None, budget: float, sites: LaunchSites | None = None
+        self,
+        pids: Iterable[int] | None,
+        budget: float,
+        sites: LaunchSites | None = None,
+        *,
+        has_events: bool = False,
     ) -> None:
-        """`sites`: takes stacks in the kernel; without, the library follows frame pointers."""
+        """`sites`: takes stacks in the kernel; without, the library follows frame pointers.
+
+        `has_events`: process events report each library as soon as it is mapped, so that there is
+        seldom need to scan processes for it.
+        """
         self._sites = sites
         self._pids = None if pids is None else frozenset(pids)
         self._budget = budget
@@ -77,8 +87,7 @@ class DeviceTime:
         """Processes that map the library, until (monotonic s) they are waited for to use it."""
         self._left: list[DeviceProcess] = []
         """What programs left behind over which others were executed."""
-        self._hears = False
-        """Told of process events, so that there is seldom need to look at processes."""
+        self._has_events = has_events
         self._look_s = 0.0
         """When to look all the same."""
         self._tell_s = 0.0
@@ -96,8 +105,7 @@ class DeviceTime:
         self._ask_again_s = 0.0
         self._notices: list[tuple[int, str, str, int, int, float, str]] = []
         self._paused = False
-        self.left_behind: list[str] = []
-        """See DeviceCalls."""
+        self.left_behind = []
         self._stopped = threading.Event()
         self._carried = threading.Event()
         """Set while some process carries the library, and at the end."""
@@ -111,7 +119,7 @@ class DeviceTime:
         return self._processes.keys()
 
     @property
-    def is_carried(self) -> bool:
+    def is_active(self) -> bool:
         """Whether some process carries the library, or has just mapped it."""
         return bool(self._processes or self._soon or self._left)
 
@@ -136,15 +144,11 @@ class DeviceTime:
                     with suppress(OSError):
                         process.memory.beat()
 
-    def on_process_events(self, events: Iterable[ProcessEvent], *, looking: bool) -> None:
-        """Open what has just taken the library in, so that a short process is seen, too.
-
-        `looking`: no events come; look at processes instead.
-        """
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Open what has just taken the library in, so that a short process is seen, too."""
         if self._paused:
             return
         now_s = time.monotonic()
-        self._hears = not looking
         mapping: set[int] = set()
         for event in events:
             pid = event.pid
@@ -169,18 +173,18 @@ class DeviceTime:
                     self._open(pid)
             if pid in self._processes or now_s > until_s:
                 del self._soon[pid]
-        if looking:
+        if not self._has_events:
             self._look(now_s)
 
-    def resync(self) -> None:
-        """Events were lost: look at processes at the next tick."""
+    def on_events_lost(self) -> None:
+        """Look at processes at the next tick."""
         self._look_s = 0.0
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Runs since the last call."""
         batch = Batch()
         now_ns = time.monotonic_ns()
-        looks = not self._hears or now_ns / 1e9 > self._look_s
+        looks = not self._has_events or now_ns / 1e9 > self._look_s
         for notice in self._notices:
             pid, start_ns = notice[3:5]
             batch.add("event", notice)
@@ -206,8 +210,12 @@ class DeviceTime:
             del self._looked[pid]
         if not self._paused and looks:
             self._look(now_ns / 1e9)
-            self._look_s = now_ns / 1e9 + (LOOK_HEARING_S if self._hears else LOOK_AGAIN_S)
+            self._look_s = now_ns / 1e9 + (LOOK_WITH_EVENTS_S if self._has_events else LOOK_AGAIN_S)
         return batch
+
+    def wants_mapping(self, path: str) -> bool:
+        """Whether it is our library."""
+        return LIBRARY.search(path) is not None
 
     def stop(self) -> None:
         """Let go: the libraries go idle."""

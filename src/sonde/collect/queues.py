@@ -6,6 +6,7 @@ Rows of `metric`: at the full rate for the machine, once a tick for each CPU.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 import time
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sonde.collect.collector import Batch
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, losses_of, refusal
 from sonde.metrics import MetricRow, labels
 
@@ -34,6 +35,8 @@ SWITCH_BUDGET = 0.001
 """Share of the node's CPU for that. Where it would be more, switches are followed in one tick of
 many, and a notice says so; what processes waited in all is in `usage`, whatever happens here."""
 REST_S = 10.0
+TRY_S = 0.25
+"""For so long switches are followed again, to see whether they are still too many."""
 PULSES = {
     "sonde.host.runqueue.running": "running",
     "sonde.host.runqueue.busy_cpus": "busy",
@@ -44,10 +47,11 @@ PULSES = {
 """Series at the full rate, and the field of `struct pulse` that each holds."""
 
 
-class QueueCollector:
+class QueueCollector(Collector):
     """Looks at run queues `hz` times a second while the machine works."""
 
     name = "queues"
+    can_wake = True
 
     def __init__(self, kernel: Kernel, hz: int) -> None:
         self._cpus = min(_possible_cpus(), MAX_CPUS)
@@ -208,19 +212,18 @@ class QueueCollector:
                 return
 
     @property
-    def is_trying(self) -> bool:
-        """Whether switches are followed again and it is not known yet whether they are too many: to
-        be drained soon."""
-        return self._following is not None and not self._tried
+    def drain_within_s(self) -> float:
+        """Soon, where switches are followed again and it is not known yet whether they are too
+        many."""
+        return TRY_S if self._following is not None and not self._tried else math.inf
 
-    def watch(self) -> int:
-        """Have the timer tell, once, when the machine is no longer at rest. Returns a descriptor
-        that has something to read from then until `unwatch`."""
+    def arm_wakeup(self) -> int:
+        """Have the timer report, once, when the machine is no longer idle."""
         self._bpf.set_array("wanted", 1, struct.pack("=I", 1))
         return self._bpf.ring_fileno("stirs")
 
-    def unwatch(self) -> None:
-        """Have it tell no more, and forget what it told."""
+    def disarm_wakeup(self) -> None:
+        """Have it report no more, and forget what it reported."""
         self._bpf.set_array("wanted", 1, struct.pack("=I", 0))
         self._bpf.drain_ring("stirs", "pulse", STIRS_KEPT)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from sonde import _native, procfs
-from sonde.collect.collector import Batch, TableRow
+from sonde.collect.collector import Batch, Collector, TableRow
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
 from sonde.procfs import START_UNIT_NS
@@ -53,10 +53,12 @@ def _room() -> dict[str, int]:
     return {"waits": by_cpus(rows), "waits_spare": spare}
 
 
-class WaitCollector:
+class WaitCollector(Collector):
     """Parts the time off the CPU at the wake-up: blocked before it, in the run queue after."""
 
     name = "waits"
+    walks_stacks = True
+    limits_stacks = True
 
     def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
         arguments = _native.tracepoint_arguments("sched_switch")
@@ -119,9 +121,9 @@ class WaitCollector:
         self._add_spans(batch)
         return batch
 
-    def thin(self, odds: int) -> None:
-        """Take one stack in `odds` of those that are due; each then stands for so many more."""
-        self._bpf.set_array("thinning", 0, struct.pack("=I", odds))
+    def set_stack_divisor(self, divisor: int) -> None:
+        """Take one stack in `divisor` of those that are due; each then stands for so many more."""
+        self._bpf.set_array("thinning", 0, struct.pack("=I", divisor))
 
     def _misses_threads(self) -> bool:
         """Threads turned up that had no state, for want of memory at birth: the walk makes it."""

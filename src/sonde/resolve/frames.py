@@ -128,7 +128,7 @@ class Resolver:
         self.owners.start()
         self.processes.scan()
 
-    def feed(self, events: Iterable[_native.ProcessEvent]) -> None:
+    def on_process_events(self, events: Iterable[_native.ProcessEvent]) -> None:
         """Take in what processes did since the last call, in order of time."""
         self.processes.feed(events)
         for process, keeper in self.processes.new_steps:
@@ -162,8 +162,8 @@ class Resolver:
         owner = self.owners.of(process, self.processes.parent, time.monotonic_ns())
         return process.exe or process.comm, owner
 
-    def resync(self) -> None:
-        """Events were lost: ask /proc about everything again."""
+    def on_events_lost(self) -> None:
+        """Ask /proc about everything again."""
         self.processes.resync()
 
     def tick(self, now_ns: int) -> None:
