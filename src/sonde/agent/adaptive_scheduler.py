@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 
 from sonde.agent.scheduler import Scheduler
 from sonde.collect.collector import Batch, Collector
-from sonde.collect.tasks import FIELDS
 from sonde.config import Config
+from sonde.model.rows import ActivityRow, UsageRow
 
 REST_SHARE = 0.1
 """All processes together use less than this, of one core, where a machine is at rest. Much less
@@ -23,8 +23,6 @@ than what wakes us (bpf/queues.bpf.c), lest we fall asleep and are woken again a
 TICKS_TO_REST = 2
 CHOSEN_DELAY_S = 0.005
 """Where processes are chosen: how long events of others stay unread."""
-_CPU_NS = FIELDS.index("cpu_ns") + 1
-"""Place in a row of `usage`, which begins with the time."""
 
 
 class AdaptiveScheduler(Scheduler):
@@ -96,15 +94,11 @@ class AdaptiveScheduler(Scheduler):
 def _is_quiet(batches: Iterable[Batch], elapsed_s: float) -> bool:
     used_ns = 0
     for batch in batches:
-        if batch.spans or "device_run" in batch.rows or any(_is_call(batch)):
+        if batch.spans or "device_run" in batch.rows or _has_device_call(batch):
             return False
-        for row in batch.rows.get("usage", ()):
-            ns = row[_CPU_NS]
-            assert isinstance(ns, int)
-            used_ns += ns
+        used_ns += sum(row.cpu_ns for row in batch.records(UsageRow))
     return used_ns < REST_SHARE * elapsed_s * 1e9
 
 
-def _is_call(batch: Batch) -> Iterable[bool]:
-    """Whether each row of `activity` is a call of a device."""
-    return (row[1] == "device" for row in batch.rows.get("activity", ()))
+def _has_device_call(batch: Batch) -> bool:
+    return any(row.kind == "device" for row in batch.records(ActivityRow))

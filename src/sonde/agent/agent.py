@@ -43,6 +43,7 @@ from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.config import Config
 from sonde.metrics import MetricRow
+from sonde.model.rows import EventRow
 from sonde.resolve import Resolver
 from sonde.resolve.seen_files import SeenFiles
 from sonde.sinks.chunk import ChunkBuilder
@@ -326,7 +327,7 @@ class Agent:
         for batch in told:
             self._resolver.learn(batch.notes, batch.groups)
             self._dictionary.take(batch)
-            rows = [(self._started_ns, *row[1:]) for row in batch.rows.get("event", ())]
+            rows = [row._replace(time_ns=self._started_ns) for row in batch.rows.get("event", ())]
             self._chunk.add("event", rows)
         self._rehearse()
         self._dictionary.begin()
@@ -383,7 +384,7 @@ class Agent:
             self._dictionary.pass_over(batch)
             return
         self._chunk.add("metric", batch.metrics)
-        for table, rows in batch.rows.items():
+        for table, rows in batch.by_table():
             self._chunk.add(table, rows)
         for table, columns in batch.parts:
             self._chunk.add_part(table, columns)
@@ -419,7 +420,7 @@ class Agent:
             new = count - self._lost.get(name, 0)
             if new > 0:
                 self._lost[name] = count
-                row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
+                row = EventRow(self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
                 if self._outlets is not None:
                     self._outlets.take_loss(name, float(new))

@@ -28,10 +28,10 @@ from sonde.agent.attach_queue import (
 )
 from sonde.attach import process, remote, switch
 from sonde.attach.policy import Facts, Policy
-from sonde.collect.collector import TableRow
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.libraries import Unread, mapped_now
 from sonde.errors import AttachFailed, ProcessGone, SondeError, TargetStopped, TracerFailed
+from sonde.model.rows import EventRow
 
 DEVICE_LIBRARY: Final = re.compile(r"(libcuda\.so|libOpenCL[-.\w]*\.so)(\.[\d.]+)?$")
 SETTLE_S: Final = 1.0
@@ -108,13 +108,13 @@ class Attacher:
         ):
             self.left_out += 1
 
-    def rows(self, now_ns: int) -> list[TableRow]:
+    def rows(self, now_ns: int) -> list[EventRow]:
         """Rows of the table event: what came of attaches since the last call."""
-        rows: list[TableRow] = []
+        rows: list[EventRow] = []
         with suppress(queue.Empty):
             while True:
                 name, pid, text = self._told.get_nowait()
-                rows.append((now_ns, "notice", name, pid, 0, 1.0, text))
+                rows.append(EventRow(now_ns, "notice", name, pid, 0, 1.0, text))
         return rows
 
     def stop(self) -> None:

@@ -113,7 +113,7 @@ class ScrapeScheduler(Scheduler):
     def on_tick(self, batches: Sequence[Batch], elapsed_s: float) -> None:
         """A tick is over: scrapes that waited go on. Read more often where there was so much that
         the kernel might not keep all of it."""
-        most = max((len(rows) for batch in batches for rows in batch.rows.values()), default=0)
+        most = max((batch.most_rows() for batch in batches), default=0)
         parts = [part["tid"] for batch in batches for part in batch.spans]
         spans = sum(len(column) for column in parts if isinstance(column, Sized))
         full = max(most / CROWDED, spans / CROWDED_SPANS)

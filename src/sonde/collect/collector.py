@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sonde.metrics import MetricRow
 from sonde.model.owner import GroupNote, ProcessNote
+from sonde.model.rows import RowLists, Rows
 from sonde.procfs import START_UNIT_NS
 
 if TYPE_CHECKING:
@@ -25,11 +26,11 @@ ProcessKey = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Batch:
+class Batch(RowLists):
     """What a collector saw since its last tick."""
 
-    rows: dict[str, list[TableRow]] = field(default_factory=dict)
-    """By table: sample, activity, event."""
+    rows: Rows = field(default_factory=Rows)
+    """By table: `add` appends to them, `records` reads them."""
     metrics: list[MetricRow] = field(default_factory=list)
     """Of the table metric."""
     spans: list[Mapping[str, object]] = field(default_factory=list)
@@ -54,10 +55,6 @@ class Batch:
     """Control groups made meanwhile."""
     seen: int = 0
     """Events behind the rows, for the live count."""
-
-    def add(self, table: str, row: TableRow) -> None:
-        """Append a row to a table."""
-        self.rows.setdefault(table, []).append(row)
 
     def add_who(self, records: Columns) -> None:
         """Threads and stacks of records with the fields tgid, start_ns, tid and stack_id."""

@@ -21,6 +21,7 @@ from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refu
 from sonde.collect.libraries import FileKey
 from sonde.collect.probes import Probes
 from sonde.model.calls import STATUS_UNKNOWN
+from sonde.model.rows import EventRow
 from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
@@ -116,7 +117,8 @@ class DeviceCalls(Collector):
             self._charge(hits)
         self._discovery.tidy()
         for notice in self._probes.notices:
-            row = (since_ns, "probe", notice.name, 0, 0, float(notice.value), notice.text)
+            value = float(notice.value)
+            row = EventRow(since_ns, "probe", notice.name, 0, 0, value, notice.text)
             batch.add("event", row)
         self._probes.notices.clear()
         return batch
@@ -177,8 +179,9 @@ class DeviceCalls(Collector):
                 batch.add("sample", (since_ns, "device", what[0], *who, stack_id, *weights))
                 batch.stacks[stack_id] = (pid, start_ns)
         for (what, who), total in totals.items():
-            total = [min(number, _LARGEST) for number in total]
-            batch.add("activity", (since_ns, "device", *what, *who, *total, 0, 0))
+            count, ns, size, max_ns = (min(number, _LARGEST) for number in total)
+            sums = (count, ns, size, max_ns, 0, 0)
+            batch.add("activity", (since_ns, "device", *what, *who, *sums))
 
     def _add_spans(self, batch: Batch, since_ns: int) -> None:
         ring = self._bpf.drain_ring("call_spans", "call_span", SPANS_A_TICK)
@@ -187,7 +190,8 @@ class DeviceCalls(Collector):
         if self._left_out > 0:
             left_out, self._left_out = self._left_out, 0
             text = "short calls beyond the first of each second are totals only"
-            batch.add("event", (since_ns, "notice", "spans_left_out", 0, 0, float(left_out), text))
+            row = EventRow(since_ns, "notice", "spans_left_out", 0, 0, float(left_out), text)
+            batch.add("event", row)
         if not len(ring):
             return
         calls = {index: site.call for index, site in self._probes.sites.items()}

@@ -34,6 +34,7 @@ from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
+from sonde.model.rows import EventRow
 
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
@@ -103,7 +104,7 @@ class DeviceTime(Collector):
         """By pid: processes that carry the library and are not ours to read; True: another agent
         reads them, False: somebody wants them left alone. No event tells when that ends."""
         self._ask_again_s = 0.0
-        self._notices: list[tuple[int, str, str, int, int, float, str]] = []
+        self._notices: list[EventRow] = []
         self._paused = False
         self.left_behind = []
         self._stopped = threading.Event()
@@ -186,9 +187,8 @@ class DeviceTime(Collector):
         now_ns = time.monotonic_ns()
         looks = not self._has_events or now_ns / 1e9 > self._look_s
         for notice in self._notices:
-            pid, start_ns = notice[3:5]
             batch.add("event", notice)
-            batch.threads.add((pid, start_ns, pid))
+            batch.threads.add((notice.pid, notice.start_ns, notice.pid))
         self._notices.clear()
         if not self._paused:
             self._ask_again(now_ns / 1e9)
@@ -336,7 +336,7 @@ class DeviceTime(Collector):
         armed_ns = seen.counts["armed_ns"]
         if process.armed_ns < armed_ns <= now_ns:
             process.armed_ns = armed_ns
-            batch.add("event", (armed_ns, "timing", "began", *process.key, 1.0, ""))
+            batch.add("event", EventRow(armed_ns, "timing", "began", *process.key, 1.0, ""))
         weights: dict[tuple[str, int, int], list[float]] = {}
         for run in taken.runs:
             self._add_run(process, run, batch, weights, turn)
@@ -359,7 +359,8 @@ class DeviceTime(Collector):
             process.lost_told_ns = now_ns
             lost, process.lost = process.lost, 0
             text = "records of its device time, names or stacks beyond what is read in a turn"
-            row = (now_ns, "notice", "device_time_lost", *process.key, float(lost), text)
+            name = "device_time_lost"
+            row = EventRow(now_ns, "notice", name, *process.key, float(lost), text)
             self._notices.append(row)
 
     def _add_run(
@@ -436,7 +437,8 @@ class DeviceTime(Collector):
     @staticmethod
     def _tell(batch: Batch, process: DeviceProcess, name: str, text: str) -> None:
         pid, start_ns = process.key
-        batch.add("event", (time.monotonic_ns(), "notice", name, pid, start_ns, 1.0, text))
+        now_ns = time.monotonic_ns()
+        batch.add("event", EventRow(now_ns, "notice", name, pid, start_ns, 1.0, text))
         batch.threads.add((pid, start_ns, pid))
 
     def _leave_if_replaced(self, pid: int) -> None:
@@ -568,7 +570,8 @@ class DeviceTime(Collector):
         if to_other and before != (key, True):
             text = "its device time is read by another agent or recorder"
             now_ns = time.monotonic_ns()
-            self._notices.append((now_ns, "notice", "device_time_refused", *key, 1.0, text))
+            notice = EventRow(now_ns, "notice", "device_time_refused", *key, 1.0, text)
+            self._notices.append(notice)
 
     def _ask_again(self, now_s: float) -> None:
         """Open what has become free, or was allowed again."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, losses_of, refusal
 from sonde.metrics import MetricRow, labels
+from sonde.model.rows import EventRow
 
 IDLE_GAP_NS = 100_000_000
 """Between two looks at a machine on which nothing runs: looking would wake it."""
@@ -129,7 +130,7 @@ class QueueCollector(Collector):
             "run queues are looked at by sampling clocks: the kernel refused a timer"
             f" ({memory} × no memory, {other} × for another reason, {start} × its start)"
         )
-        row = (time.monotonic_ns(), "notice", "runqueue_beats", 0, 0, 1.0, text)
+        row = EventRow(time.monotonic_ns(), "notice", "runqueue_beats", 0, 0, 1.0, text)
         batch.add("event", row)
 
     def _read(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -187,7 +188,7 @@ class QueueCollector(Collector):
             rest_s = min(REST_S * share / SWITCH_BUDGET, 6 * REST_S)
             self._rest_until_s = now_s + rest_s
             text = f"{switches / passed_s:,.0f} switches a second: followed now and then only"
-            row = (time.monotonic_ns(), "notice", "runqueue_rest", 0, 0, rest_s, text)
+            row = EventRow(time.monotonic_ns(), "notice", "runqueue_rest", 0, 0, rest_s, text)
             batch.add("event", row)
 
     @staticmethod
