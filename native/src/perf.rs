@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use perf_event_open_sys as sys;
 use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyList, PyString, PyTuple};
 use sys::bindings as abi;
 
 /// Pages of records a CPU's ring holds: a power of two. A compiler farm fills 64 KiB in less time
@@ -152,13 +153,99 @@ impl Drop for Ring {
     }
 }
 
-/// What happened to a process. Times in ns of CLOCK_MONOTONIC.
-#[derive(IntoPyObject)]
-enum Happened {
-    #[allow(clippy::type_complexity)]
-    Mmap((&'static str, u64, u32, u32, u64, u64, u64, u32, u32, u64, String, OsString)),
-    Comm((&'static str, u64, u32, u32, OsString, bool)),
-    Task((&'static str, u64, u32, u32, u32, u32)),
+/// Numbers are kept as Python has them: a frozen class hands such fields out by their offset alone,
+/// which costs as little as an attribute of `__slots__`. Several listeners read each event.
+type Int = Py<PyInt>;
+
+/// A process mapped a file, or memory of its own, to execute it.
+#[pyclass(frozen, get_all, module = "sonde._native")]
+pub struct MmapEvent {
+    time_ns: Int,
+    pid: Int,
+    tid: Int,
+    address: Int,
+    length: Int,
+    file_offset: Int,
+    /// (major, minor, inode); inode 0: no file.
+    file: Py<PyTuple>,
+    path: Py<PyString>,
+}
+
+/// A thread got a name; by executing a program, which leaves the process without mappings.
+#[pyclass(frozen, get_all, module = "sonde._native")]
+pub struct CommEvent {
+    time_ns: Int,
+    pid: Int,
+    tid: Int,
+    comm: Py<PyString>,
+    is_exec: bool,
+}
+
+/// A thread started; a process where `pid` differs from `parent_pid`.
+#[pyclass(frozen, get_all, module = "sonde._native")]
+pub struct ForkEvent {
+    time_ns: Int,
+    pid: Int,
+    parent_pid: Int,
+    tid: Int,
+    parent_tid: Int,
+}
+
+/// A thread ended; the first one of its process where `tid` is `pid`.
+#[pyclass(frozen, get_all, module = "sonde._native")]
+pub struct ExitEvent {
+    time_ns: Int,
+    pid: Int,
+    parent_pid: Int,
+    tid: Int,
+    parent_tid: Int,
+}
+
+#[pymethods]
+impl MmapEvent {
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        time_ns: Int,
+        pid: Int,
+        tid: Int,
+        address: Int,
+        length: Int,
+        file_offset: Int,
+        file: Py<PyTuple>,
+        path: Py<PyString>,
+    ) -> Self {
+        Self { time_ns, pid, tid, address, length, file_offset, file, path }
+    }
+}
+
+#[pymethods]
+impl CommEvent {
+    #[new]
+    fn new(time_ns: Int, pid: Int, tid: Int, comm: Py<PyString>, is_exec: bool) -> Self {
+        Self { time_ns, pid, tid, comm, is_exec }
+    }
+}
+
+#[pymethods]
+impl ForkEvent {
+    #[new]
+    fn new(time_ns: Int, pid: Int, parent_pid: Int, tid: Int, parent_tid: Int) -> Self {
+        Self { time_ns, pid, parent_pid, tid, parent_tid }
+    }
+}
+
+#[pymethods]
+impl ExitEvent {
+    #[new]
+    fn new(time_ns: Int, pid: Int, parent_pid: Int, tid: Int, parent_tid: Int) -> Self {
+        Self { time_ns, pid, parent_pid, tid, parent_tid }
+    }
+}
+
+fn int(py: Python<'_>, number: u64) -> Int {
+    let Ok(number) = number.into_pyobject(py);
+    number.unbind()
 }
 
 fn u32_at(body: &[u8], at: usize) -> u32 {
@@ -175,45 +262,46 @@ fn bytes_at(body: &[u8], at: usize) -> &[u8] {
     &raw[..end]
 }
 
-/// A name as it is: Python decodes it as it does file names.
-fn name_at(body: &[u8], at: usize) -> OsString {
-    OsStr::from_bytes(bytes_at(body, at)).to_owned()
-}
-
 /// Every record ends with the id we asked for: pid, tid, time.
 fn time_of(body: &[u8]) -> u64 {
     body.len().checked_sub(8).map_or(0, |at| u64_at(body, at))
 }
 
-fn parse(kind: u32, misc: u16, body: &[u8]) -> Option<Happened> {
-    let (pid, second) = (u32_at(body, 0), u32_at(body, 4));
-    let time = time_of(body);
-    match kind {
-        abi::PERF_RECORD_MMAP2 => Some(Happened::Mmap((
-            "mmap",
-            time,
-            pid,
-            second,
-            u64_at(body, 8),
-            u64_at(body, 16),
-            u64_at(body, 24),
-            u32_at(body, 32),
-            u32_at(body, 36),
-            u64_at(body, 40),
-            String::new(),
-            name_at(body, 64),
-        ))),
+/// A record as an event of Python; None where it is of another kind.
+fn event_of(py: Python<'_>, record: &Record) -> PyResult<Option<Py<PyAny>>> {
+    let body = record.body.as_slice();
+    let int_at = |at: usize| int(py, u64::from(u32_at(body, at)));
+    let long_at = |at: usize| int(py, u64_at(body, at));
+    // A name as it is: Python decodes it as it does file names.
+    let text_at = |at: usize| {
+        let Ok(name) = OsStr::from_bytes(bytes_at(body, at)).into_pyobject(py);
+        name.unbind()
+    };
+    let (time_ns, pid) = (int(py, record.time_ns), int_at(0));
+    let event = match record.kind {
+        abi::PERF_RECORD_MMAP2 => {
+            let file = (u32_at(body, 32), u32_at(body, 36), u64_at(body, 40)).into_pyobject(py)?;
+            let (address, length, file_offset) = (long_at(8), long_at(16), long_at(24));
+            let (tid, file, path) = (int_at(4), file.unbind(), text_at(64));
+            let event = MmapEvent { time_ns, pid, tid, address, length, file_offset, file, path };
+            Py::new(py, event)?.into_any()
+        }
         abi::PERF_RECORD_COMM => {
-            let exec = u32::from(misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0;
-            Some(Happened::Comm(("comm", time, pid, second, name_at(body, 8), exec)))
+            let is_exec = u32::from(record.misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0;
+            let (tid, comm) = (int_at(4), text_at(8));
+            Py::new(py, CommEvent { time_ns, pid, tid, comm, is_exec })?.into_any()
         }
-        abi::PERF_RECORD_FORK | abi::PERF_RECORD_EXIT => {
-            let name = if kind == abi::PERF_RECORD_FORK { "fork" } else { "exit" };
-            let (tid, parent_tid) = (u32_at(body, 8), u32_at(body, 12));
-            Some(Happened::Task((name, time, pid, second, tid, parent_tid)))
+        abi::PERF_RECORD_FORK => {
+            let (parent_pid, tid, parent_tid) = (int_at(4), int_at(8), int_at(12));
+            Py::new(py, ForkEvent { time_ns, pid, parent_pid, tid, parent_tid })?.into_any()
         }
-        _ => None,
-    }
+        abi::PERF_RECORD_EXIT => {
+            let (parent_pid, tid, parent_tid) = (int_at(4), int_at(8), int_at(12));
+            Py::new(py, ExitEvent { time_ns, pid, parent_pid, tid, parent_tid })?.into_any()
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(event))
 }
 
 /// How soon somebody wants to hear of a record.
@@ -431,10 +519,12 @@ impl ProcessEvents {
     }
 
     /// All events since the last call that somebody wants, in order of time.
-    fn drain(&mut self) -> Vec<Happened> {
+    fn drain<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.read();
         let records = std::mem::take(&mut self.kept);
-        records.iter().filter_map(|it| parse(it.kind, it.misc, &it.body)).collect()
+        let events: PyResult<Vec<_>> =
+            records.iter().filter_map(|it| event_of(py, it).transpose()).collect();
+        PyList::new(py, events?)
     }
 
     /// From now on tell of mappings by these processes alone, by those named before, and by those
@@ -457,5 +547,13 @@ impl ProcessEvents {
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<MmapEvent>()?;
+    module.add_class::<CommEvent>()?;
+    module.add_class::<ForkEvent>()?;
+    module.add_class::<ExitEvent>()?;
+    let py = module.py();
+    let all = py.get_type::<MmapEvent>().bitor(py.get_type::<CommEvent>())?;
+    let all = all.bitor(py.get_type::<ForkEvent>())?.bitor(py.get_type::<ExitEvent>())?;
+    module.add("ProcessEvent", all)?;
     module.add_class::<ProcessEvents>()
 }

@@ -93,10 +93,10 @@ class DeviceWatch:
         until = time.monotonic() + seconds
         while True:
             self._processes.wait(10)
-            self.collector.hear(self._processes.drain())
+            self.collector.on_process_events(self._processes.drain())
             if self._processes.lost > self._lost:
                 self._lost = self._processes.lost
-                self.collector.resync()
+                self.collector.on_events_lost()
             if time.monotonic() >= until:
                 return
 

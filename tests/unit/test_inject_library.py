@@ -157,7 +157,8 @@ def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, m
     monkeypatch.setattr("sonde.collect.device_time.LOOK_AGAIN_S", 0.0)
     process = start(launches, library, 30)
     find(process.pid).close()
-    first, second = DeviceTime([process.pid], 0.01), DeviceTime([process.pid], 0.01)
+    first = DeviceTime([process.pid], 0.01)
+    second = DeviceTime([process.pid], 0.01, has_events=True)
     first.start()
     assert first.pids == {process.pid}
     second.start()
@@ -167,7 +168,7 @@ def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, m
         [(_, kind, name, pid, _, _, text)] = told
         assert (kind, name, pid) == ("notice", "device_time_refused", process.pid)
         assert "another agent" in text
-        second.hear([], looking=False)  # events are heard; none tells of what comes now
+        second.on_process_events([])  # none reports what comes now
         first.stop()
         second.drain(0, False)
         assert second.pids == {process.pid}, "taken over once the other has let go"
@@ -183,12 +184,12 @@ def test_a_process_that_was_detached_is_read_once_it_is_allowed_again(
 ):
     monkeypatch.setattr("sonde.collect.device_time.LOOK_AGAIN_S", 0.0)
     process = start(launches, library, 30)
-    collector = DeviceTime([process.pid], 0.01)
+    collector = DeviceTime([process.pid], 0.01, has_events=True)
     try:
         with find(process.pid) as memory:
             memory.ask(request=abi.Request.LEAVE)
             collector.start()
-            collector.hear([], looking=False)
+            collector.on_process_events([])
             assert not collector.drain(0, False).rows and not collector.pids
             memory.ask(request=0)
         collector.drain(0, False)

@@ -90,10 +90,10 @@ def test_a_container_whose_processes_have_every_group_is_the_same_container() ->
 def test_what_is_not_known_of_a_process_makes_it_nobody_in_particular(monkeypatch) -> None:
     status = b"Name:\tx\nPPid:\t1\nUid:\t7\t7\t7\t7\n"
     monkeypatch.setattr(parties, "read_status", lambda pid: status)
-    assert procfs.party_of(4711) == parties._UNKNOWN
+    assert procfs.party_of(4711) == parties.UNKNOWN_PARTY
     monkeypatch.setattr(parties, "read_status", lambda pid: status + b"NSpid:\t9\t1\n")
-    assert procfs.party_of(2**22 + 1) == parties._UNKNOWN
-    assert "not known" in procfs.name_of(parties._UNKNOWN)
+    assert procfs.party_of(2**22 + 1) == parties.UNKNOWN_PARTY
+    assert "not known" in procfs.name_of(parties.UNKNOWN_PARTY)
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from sonde import procfs
+from sonde._native import MmapEvent, ProcessEvent
 from sonde.agent.attach_queue import (
     WAITING,
     WAITING_OF_A_PARTY,
@@ -27,10 +28,10 @@ from sonde.agent.attach_queue import (
 )
 from sonde.attach import process, remote, switch
 from sonde.attach.policy import Facts, Policy
-from sonde.collect.collector import TableRow
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.libraries import Unread, mapped_now
 from sonde.errors import AttachFailed, ProcessGone, SondeError, TargetStopped, TracerFailed
+from sonde.model.rows import EventRow
 
 DEVICE_LIBRARY: Final = re.compile(r"(libcuda\.so|libOpenCL[-.\w]*\.so)(\.[\d.]+)?$")
 SETTLE_S: Final = 1.0
@@ -79,16 +80,16 @@ class Attacher:
         self.left_out += unread.processes
         self._thread.start()
 
-    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
-        """Take in what processes did, as `sonde._native.ProcessEvents` tells it."""
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Consider processes that map a device's library."""
         if self._policy.mode == "off":
             return
         for event in events:
-            match event:
-                case ("mmap", _, int(pid), *_, str(path)) if DEVICE_LIBRARY.match(
-                    path.rpartition("/")[2]
-                ):
-                    self.consider(pid)
+            if isinstance(event, MmapEvent) and DEVICE_LIBRARY.match(event.path.rpartition("/")[2]):
+                self.consider(event.pid)
+
+    def on_events_lost(self) -> None:
+        """Nothing: a process whose mapping was missed is considered when it maps another one."""
 
     def consider(self, pid: int) -> None:
         """Queue a process that uses a device, once, if the policy allows it."""
@@ -109,13 +110,13 @@ class Attacher:
         ):
             self.left_out += 1
 
-    def rows(self, now_ns: int) -> list[TableRow]:
+    def rows(self, now_ns: int) -> list[EventRow]:
         """Rows of the table event: what came of attaches since the last call."""
-        rows: list[TableRow] = []
+        rows: list[EventRow] = []
         with suppress(queue.Empty):
             while True:
                 name, pid, text = self._told.get_nowait()
-                rows.append((now_ns, "notice", name, pid, 0, 1.0, text))
+                rows.append(EventRow(now_ns, "notice", name, pid, 0, 1.0, text))
         return rows
 
     def stop(self) -> None:

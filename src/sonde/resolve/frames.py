@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sonde import _native
 from sonde.model.code import Frame, KnownFrame
@@ -128,8 +128,8 @@ class Resolver:
         self.owners.start()
         self.processes.scan()
 
-    def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """What processes did since the last call, in order of time (see native ProcessEvents)."""
+    def on_process_events(self, events: Iterable[_native.ProcessEvent]) -> None:
+        """Take in what processes did since the last call, in order of time."""
         self.processes.feed(events)
         for process, keeper in self.processes.new_steps:
             self.owners.started(process, keeper)
@@ -162,8 +162,8 @@ class Resolver:
         owner = self.owners.of(process, self.processes.parent, time.monotonic_ns())
         return process.exe or process.comm, owner
 
-    def resync(self) -> None:
-        """Events were lost: ask /proc about everything again."""
+    def on_events_lost(self) -> None:
+        """Ask /proc about everything again."""
         self.processes.resync()
 
     def tick(self, now_ns: int) -> None:

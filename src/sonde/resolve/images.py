@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Final, Literal
 
 from sonde import procfs
+from sonde._native import MmapEvent
 from sonde.resolve.mappings import AddressSpace, FileKey, Mapping
 
 MAX_PENDING: Final = 4096
@@ -21,9 +22,6 @@ AHEAD_BYTES: Final = 256 << 10
 """Of the text of a process's mappings, read before anybody asks: 2,500 lines."""
 _MAX_DEPTH: Final = 32
 """Forks in a row without an exec before mappings are put together at once."""
-
-MmapEvent = tuple[str, int, int, int, int, int, int, int, int, int, str, str]
-"""("mmap", time_ns, pid, tid, address, length, file offset, major, minor, inode, build id, path)"""
 
 
 class Image:
@@ -48,7 +46,7 @@ class Image:
 
     def add(self, event: MmapEvent) -> None:
         """A new mapping. It is looked at when somebody asks."""
-        self._pending_bytes += len(event[11])
+        self._pending_bytes += len(event.path)
         if len(self.pending) < MAX_PENDING and self._pending_bytes <= MAX_PENDING_BYTES:
             self.pending.append(event)
         else:
@@ -91,17 +89,17 @@ class Image:
 
     def told(self, file: FileKey) -> list[Mapping]:
         """The mapping of a file that was told and not yet taken in; an empty list without one."""
-        events = (event for event in self.pending if event[7:10] == file)
+        events = (event for event in self.pending if event.file == file)
         return [_mapping(event) for event in islice(events, 1)]
 
     @property
     def program(self) -> str:
         """File name of what an exec mapped first: the program. '' where no exec was seen."""
         if not self._program and self._source == "exec":
-            named = (event for event in self.pending if event[9] and event[11].startswith("/"))
-            for event in named:
-                self._program = procfs.printable(_mapping(event).name)
-                break
+            for event in self.pending:
+                if event.file[2] and event.path.startswith("/"):
+                    self._program = procfs.printable(_mapping(event).name)
+                    break
         return self._program
 
     def _start(self) -> AddressSpace:
@@ -133,5 +131,5 @@ class Image:
 
 
 def _mapping(event: MmapEvent) -> Mapping:
-    _, _, _, _, address, length, offset, major, minor, inode, _, path = event
-    return Mapping(address, address + length, offset, (major, minor, inode), path)
+    end = event.address + event.length
+    return Mapping(event.address, end, event.file_offset, event.file, event.path)

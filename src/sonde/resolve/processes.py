@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from sonde import procfs
+from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.resolve.counters import Counters
-from sonde.resolve.images import Image, MmapEvent
+from sonde.resolve.images import Image
 from sonde.resolve.live import LiveProcess
 from sonde.resolve.mappings import FileKey
 
@@ -93,21 +94,20 @@ class ProcessTable:
             process.forget_frames()
         self.scan()
 
-    def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """What processes did, in order of time, as the native ProcessEvents tell it."""
+    def feed(self, events: Iterable[ProcessEvent]) -> None:
+        """Take in what processes did, in order of time."""
         self._boot_offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(
             time.CLOCK_MONOTONIC
         )
         for event in events:
-            kind = event[0]
-            if kind == "mmap":
+            if isinstance(event, MmapEvent):
                 self._mapped(event)
-            elif kind == "comm":
-                self._named(*event[1:])
-            elif kind == "fork":
-                self._forked(*event[1:])
-            elif kind == "exit":
-                self._ended(*event[1:])
+            elif isinstance(event, CommEvent):
+                self._named(event)
+            elif isinstance(event, ForkEvent):
+                self._forked(event)
+            else:
+                self._ended(event)
 
     def find(self, pid: int, start_ns: int) -> LiveProcess:
         """The process; one without names where nothing is known about it any more."""
@@ -195,61 +195,64 @@ class ProcessTable:
             self._live[process.pid] = process
 
     def _mapped(self, event: MmapEvent) -> None:
-        process = self._known(event[2], event[1])
+        process = self._known(event.pid, event.time_ns)
         image = process.image
         image.add(event)
         if image.left_out:
             self._count_left_out(image)
-        file = (event[7], event[8], event[9])
+        file = event.file
         if file[2] and file not in self._seen_files:
             if len(self._seen_files) >= MAX_SEEN_FILES:
                 self._seen_files.clear()
             self._seen_files.add(file)
             self.new_files.append((process, file))
 
-    def _named(self, time_ns: int, pid: int, tid: int, comm: str, is_exec: bool) -> None:
-        process = self._known(pid, time_ns)
-        if is_exec:
-            process.executed(time_ns)
+    def _named(self, event: CommEvent) -> None:
+        process = self._known(event.pid, event.time_ns)
+        if event.is_exec:
+            process.executed(event.time_ns)
             parent = self._live.get(process.ppid)
             if parent is not None and parent.comm == STEP_KEEPER:
                 self.new_steps.append((process, parent))
             if process.dead_ns:  # a thread other than the first one executed, and took its place
                 self._bury(process)
                 process.dead_ns = 0
-                self._live[pid] = process
-        self.counters.threads_evicted += process.renamed(tid, procfs.printable(comm))
+                self._live[event.pid] = process
+        name = procfs.printable(event.comm)
+        self.counters.threads_evicted += process.renamed(event.tid, name)
 
-    def _forked(self, time_ns: int, pid: int, ppid: int, tid: int, ptid: int) -> None:
-        parent = self._known(ppid, time_ns)
-        if pid == ppid:
-            name = parent.threads.get(ptid) if parent.threads else None
+    def _forked(self, event: ForkEvent) -> None:
+        pid = event.pid
+        parent = self._known(event.parent_pid, event.time_ns)
+        if pid == event.parent_pid:
+            name = parent.threads.get(event.parent_tid) if parent.threads else None
             if name is not None:
-                self.counters.threads_evicted += parent.renamed(tid, name)
+                self.counters.threads_evicted += parent.renamed(event.tid, name)
             elif parent.threads:
-                parent.threads.pop(tid, None)  # of an earlier thread with this id
+                parent.threads.pop(event.tid, None)  # of an earlier thread with this id
             return
-        start = time_ns + self._boot_offset_ns
+        start = event.time_ns + self._boot_offset_ns
         start -= start % procfs.START_UNIT_NS
         old = self._live.get(pid)
         if old is not None:
             if abs(old.start_ns - start) <= _SAME_START_NS:
                 return  # /proc told of it before the event came
-            self._retire(old, time_ns)
-        child = LiveProcess(pid, start, ppid, parent.comm, parent.image.forked(pid))
+            self._retire(old, event.time_ns)
+        image = parent.image.forked(pid)
+        child = LiveProcess(pid, start, event.parent_pid, parent.comm, image)
         child.set_exe(parent.exe)
         child.used_ns = self._now_ns
         self._enter(child)
 
-    def _ended(self, time_ns: int, pid: int, _ppid: int, tid: int, _ptid: int) -> None:
-        process = self._live.get(pid)
+    def _ended(self, event: ExitEvent) -> None:
+        process = self._live.get(event.pid)
         # An event may be older than what /proc told: then it speaks of an earlier process.
         if (
             process is not None
-            and tid == pid
-            and process.start_ns <= time_ns + self._boot_offset_ns
+            and event.tid == event.pid
+            and process.start_ns <= event.time_ns + self._boot_offset_ns
         ):
-            self._retire(process, time_ns)
+            self._retire(process, event.time_ns)
 
     def _known(self, pid: int, time_ns: int) -> LiveProcess:
         """The process that an event is about, found in /proc where its birth was not seen."""

@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from sonde import _native, procfs
+from sonde._native import CommEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.resolve import Resolver
 from sonde.resolve.binaries import Binary
 from sonde.resolve.live import LiveProcess
@@ -157,20 +158,24 @@ class Unwinder:
             self._paging_since_s = now_s
         self._paging_s = min(now_s + PAGING_S, self._paging_since_s + PAGING_LONGEST_S)
 
-    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """What processes did (native ProcessEvents)."""
+    def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
+        """Take in what processes did."""
+        told, expected = self._told, self._expected
         for event in events:
-            kind, pid = event[0], event[2]
-            if kind == "fork" and event[3] in self._expected:
-                self._expected.add(pid)
-            if pid not in self._told and pid not in self._expected:
+            pid = event.pid
+            if isinstance(event, MmapEvent):
+                if pid in told or pid in expected:
+                    self._stale.add(pid)
+            elif isinstance(event, ForkEvent):
+                if event.parent_pid in expected:
+                    expected.add(pid)
+            elif pid not in told and pid not in expected:
                 continue
-            if kind == "mmap":
-                self._stale.add(pid)
-            elif kind == "exit" and event[4] == pid:
-                self._expected.discard(pid)
-                self._forget(pid)
-            elif kind == "comm" and event[5]:
+            elif isinstance(event, CommEvent):
+                if event.is_exec:
+                    self._forget(pid)
+            elif event.tid == pid:
+                expected.discard(pid)
                 self._forget(pid)
 
     def update(self) -> bool:

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between ticks: asleep on the stream of process events, and who is told of what they say."""
+"""Between ticks: asleep on the stream of process events, which are dispatched to listeners."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sonde import _native, procfs
-from sonde.agent import dull
-from sonde.agent.attaching import Attacher
-from sonde.agent.chosen import Chosen
-from sonde.agent.demand import Demand
-from sonde.agent.pace import Pace
-from sonde.agent.quiet import NoEvents
+from sonde.agent.mapping_filter import ignore_mappings
+from sonde.agent.null_process_events import NullProcessEvents
+from sonde.agent.scheduler import Scheduler
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
-from sonde.collect.metrics import Metrics
+from sonde.collect.collector import Collector, ProcessEventListener
 from sonde.config import Config
 from sonde.resolve import Resolver
 
@@ -25,8 +22,6 @@ STACKLESS_EVENT_GAP_S = 0.1
 """The same for an agent that only lets metrics out: no mapping of a short process is asked for."""
 CHOSEN_EVENT_GAP_S = 0.003
 """The same where processes are chosen: they are few, and their first moments count."""
-CHOSEN_KEPT_S = 0.005
-"""So long what others do is not looked at there; it wakes nobody, but has to be read."""
 LOOK_S = 0.25
 """How often to look for what walks ask for, as long as there are news of processes."""
 STACKLESS_LOOK_S = 1.0
@@ -74,36 +69,38 @@ class Resyncs:
         self._not_before_s = now_s + self._gap_s
 
 
-class Listening:
-    """Tells the resolver, the unwinder and the collectors what processes did."""
+class EventLoop:
+    """Sleeps until the next tick, and dispatches process events to all that listen to them: the
+    resolver, the unwinder, the collectors."""
 
     def __init__(
         self,
         config: Config,
-        events: _native.ProcessEvents | NoEvents,
+        events: _native.ProcessEvents | NullProcessEvents,
         resolver: Resolver,
         unwinding: Unwinding,
-        chosen: Chosen,
-        attacher: Attacher | None,
-        pace: Pace | Demand,
+        collectors: Sequence[Collector],
+        scheduler: Scheduler,
         *,
         keeps_rows: bool,
     ) -> None:
-        """`keeps_rows`: somebody does, so that mappings are asked for addresses."""
+        """`collectors`: all of the node, none of which listens before `listen`. `keeps_rows`:
+        somebody keeps rows, so that addresses are looked up in mappings."""
         self._config = config
         self._events = events
         self._resolver = resolver
         self._unwinding = unwinding
-        self._calls, self._device_time = chosen.calls, chosen.device_time
-        self._metrics = next((it for it in chosen.all if isinstance(it, Metrics)), None)
-        self._attacher = attacher
-        self._pace = pace
+        self._collectors = collectors
+        self._first: list[Collector] = []
+        """Those that need events before the others do."""
+        self._listeners: list[ProcessEventListener] = [resolver, unwinding]
+        self._scheduler = scheduler
         self._keeps_rows = keeps_rows
         self._looks_closely = config.on_cpu or config.off_cpu
         self._gap_s = EVENT_GAP_S if config.pids is None else CHOSEN_EVENT_GAP_S
         if not keeps_rows and config.device_time == "off":
             self._gap_s = STACKLESS_EVENT_GAP_S
-        self._lost_heard = 0
+        self._lost_before = 0
         self._resyncs = Resyncs()
         self._news_s = 0.0
         """When a process did something last, or a walk asked for something."""
@@ -114,71 +111,75 @@ class Listening:
         """Events for which there was no room."""
         return self._events.lost
 
+    def listen(
+        self, collectors: Sequence[Collector], others: Sequence[ProcessEventListener] = ()
+    ) -> None:
+        """From now on events are dispatched to these collectors, which are started, and to others,
+        besides the resolver and the unwinder."""
+        self._first = [it for it in collectors if it.needs_events_first]
+        rest = [it for it in collectors if not it.needs_events_first]
+        self._listeners = [self._resolver, self._unwinding, *rest, *others]
+
     def begin(self) -> None:
         """All is new from here on: look closely for a while."""
         self._news_s = time.monotonic()
 
     def sleep_until(self, deadline_s: float, is_over: Callable[[], bool]) -> None:
-        """Hear what comes until then (CLOCK_MONOTONIC), until `is_over`, or until it is stirred."""
+        """Dispatch what comes until then (CLOCK_MONOTONIC), until `is_over`, or until the scheduler
+        is woken."""
         while (left_s := deadline_s - time.monotonic()) > 0:
             if is_over():
                 return
-            calls = self._calls if self._calls is not None and self._calls.is_used else None
-            wait_s = min(left_s, self._longest_s(calls is not None))
+            wait_s = min(left_s, self._longest_s())
             wait_ms = int(wait_s * 1000) + 1
-            if self._events.wait(wait_ms, self._pace.fds, self._kept_ms()):
-                if self._pace.is_stirred():
+            kept_ms = int(1000 * self._scheduler.event_delay_s(self._gap_s))
+            if self._events.wait(wait_ms, self._scheduler.fds, kept_ms):
+                if self._scheduler.is_woken():
                     return
-                self.hear()
+                self.poll()
                 time.sleep(min(self._gap_s, max(0.0, deadline_s - time.monotonic())))
             elif wait_s < left_s:
-                self._look()
-                if calls is not None and isinstance(self._pace, Demand):
-                    calls.keep_budget()  # a tick may be far
+                self._update_unwinder()
+                self._scheduler.between_ticks()
 
-    def hear_early(self, timeout_ms: int) -> None:
-        """Before the start; who observes looks at what is there when it starts."""
-        self._hear_some(timeout_ms, calls=False)
+    def poll_starting(self, timeout_ms: int) -> None:
+        """Wait for events before all is started, and dispatch them. Losses of events are left for
+        later: a collector that starts looks at what is there."""
+        if self._events.wait(timeout_ms):
+            events = self._events.drain()
+            for listener in self._listeners:
+                listener.on_process_events(events)
+        self._unwinding.update()
 
-    def hear_warming(self, timeout_ms: int) -> None:
-        """The same while walks warm up, when calls are observed already."""
-        self._hear_some(timeout_ms, calls=True)
-
-    def hear_paused(self) -> None:
-        """Wait a moment for something to be heard."""
+    def poll_paused(self) -> None:
+        """Wait a moment for events."""
         if self._events.wait(PAUSED_WAIT_MS):
-            self.hear()
+            self.poll()
             time.sleep(EVENT_GAP_S)
 
-    def hear(self) -> None:
-        """What processes did, and what walks ask for."""
-        self.take_in()
-        self._look()
+    def poll(self) -> None:
+        """Dispatch what processes did, and see to what walks ask for."""
+        self.dispatch()
+        self._update_unwinder()
 
-    def take_in(self) -> None:
-        """What processes did."""
+    def dispatch(self) -> None:
+        """Dispatch what processes did."""
         events = self._events.drain()
-        if self._device_time is not None:
-            self._device_time.hear(events, looking=isinstance(self._events, NoEvents))
+        for collector in self._first:
+            collector.on_process_events(events)
         if (
             not events
-            and self._events.lost == self._lost_heard
+            and self._events.lost == self._lost_before
             and not self._resyncs.is_due(time.monotonic())
         ):
             return
         self._news_s = time.monotonic()
-        self._resolver.feed(events)
-        if self._calls is not None:
-            self._calls.hear(events)
-        self._unwinding.hear(events)
-        if self._metrics is not None:
-            self._metrics.hear(events)
-        if self._attacher is not None:
-            self._attacher.hear(events)
-        if not self._keeps_rows and self._calls is not None:
-            dull.pass_over(self._events, self._calls)
-        if self._events.lost > self._lost_heard:
-            self._lost_heard = self._events.lost
+        for listener in self._listeners:
+            listener.on_process_events(events)
+        if not self._keeps_rows:
+            ignore_mappings(self._events, self._collectors)
+        if self._events.lost > self._lost_before:
+            self._lost_before = self._events.lost
             self._follow_chosen()
             self._resyncs.lost()
         if self._resyncs.is_due(time.monotonic()):
@@ -187,46 +188,26 @@ class Listening:
             self._resyncs.done(time.monotonic(), time.thread_time() - began_s)
 
     def _resync(self) -> None:
-        """Take in what is there now, whatever was heard of it."""
-        self._resolver.resync()
-        self._unwinding.resync()
-        if self._calls is not None:
-            self._calls.resync()
-        if self._device_time is not None:
-            self._device_time.resync()
+        """Take in what is there now, whatever events reported of it."""
+        for listener in (*self._listeners, *self._first):
+            listener.on_events_lost()
 
     def _follow_chosen(self) -> None:
         """Before any event is read, and where some were lost, births among them."""
         if self._config.pids is not None:
             self._events.follow(list(procfs.family(self._config.pids)))
 
-    def _hear_some(self, timeout_ms: int, *, calls: bool) -> None:
-        if self._events.wait(timeout_ms):
-            events = self._events.drain()
-            self._resolver.feed(events)
-            self._unwinding.hear(events)
-            if calls and self._calls is not None:
-                self._calls.hear(events)
-        self._unwinding.update()
-
-    def _look(self) -> None:
+    def _update_unwinder(self) -> None:
         if self._unwinding.update():
             self._news_s = time.monotonic()
 
-    def _longest_s(self, calls_devices: bool) -> float:
+    def _longest_s(self) -> float:
         """To sleep at a stretch, as long as no process does anything."""
-        if self._pace.fds:
-            return self._config.tick_s if calls_devices else self._config.rest_s
+        is_charged = any(it.is_charged for it in self._collectors)
+        if self._scheduler.fds:
+            return self._config.tick_s if is_charged else self._config.rest_s
         if self._unwinding.is_busy:
             return BUSY_GAP_S
         if not self._looks_closely:
-            return STACKLESS_LOOK_S if self._keeps_rows or calls_devices else math.inf
+            return STACKLESS_LOOK_S if self._keeps_rows or is_charged else math.inf
         return LOOK_S if time.monotonic() < self._news_s + CALM_AFTER_S else math.inf
-
-    def _kept_ms(self) -> int:
-        """How long an event may wait to be looked at; those that bear no delay are told at once."""
-        if not isinstance(self._pace, Demand):
-            return int(1000 * CHOSEN_KEPT_S) if self._config.pids is not None else 0
-        if self._pace.is_hurried:
-            return 0
-        return int(1000 * self._gap_s)

@@ -9,16 +9,15 @@ way. It does not wait for a question alone: what the kernel keeps for it is boun
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence, Sized
 
+from sonde.agent.scheduler import Scheduler
 from sonde.collect.collector import Batch, Collector
-from sonde.collect.device_time import DeviceTime
-from sonde.collect.metrics import Metrics
-from sonde.collect.queues import QueueCollector
 from sonde.config import Config
 
 ANSWERED_S = 1.0
@@ -29,14 +28,12 @@ LEFT_AFTER = 3
 """So many gaps without a question, and whoever asked is gone."""
 CROWDED = 1_024
 """Rows of one table, a quarter of what the smallest map of the kernel's holds."""
-TRY_S = 0.25
-"""For so long switches are followed again, to see whether they are still too many."""
 CROWDED_SPANS = 3_600
 """A quarter of what its ring holds."""
 
 
-class Demand:
-    """Says when the next tick is due; `ask` is for other threads."""
+class ScrapeScheduler(Scheduler):
+    """A tick for each scrape, and for want of scrapes each `rest_s`."""
 
     def __init__(
         self,
@@ -47,9 +44,7 @@ class Demand:
         self._clock = clock
         self._tick_s = config.tick_s
         self._rest_s = config.rest_s
-        self._metrics = [it for it in collectors if isinstance(it, Metrics)]
-        self._queues = [it for it in collectors if isinstance(it, QueueCollector)]
-        self._device_time = [it for it in collectors if isinstance(it, DeviceTime)]
+        self._collectors = collectors
         self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waker = select.poll()
         self._waker.register(self._fd, select.POLLIN)
@@ -73,17 +68,25 @@ class Demand:
 
     @property
     def tick_s(self) -> float:
-        """Until the next tick, unless `is_stirred` before."""
-        if any(queues.is_trying for queues in self._queues):
-            return min(self._tick_s, TRY_S)
-        if self._crowded or self.is_hurried:
-            return self._tick_s
+        """From the last tick to the next one, unless `is_woken` before."""
+        within_s = min((it.drain_within_s for it in self._collectors), default=math.inf)
+        if self._crowded or self._is_active() or math.isfinite(within_s):
+            return min(self._tick_s, within_s)
         return self._wanted_s()
 
-    @property
-    def is_hurried(self) -> bool:
-        """Whether some process carries Sonde's library: it fills a ring."""
-        return any(it.is_carried for it in self._device_time)
+    def _is_active(self) -> bool:
+        """Whether something fills a buffer."""
+        return any(it.is_active for it in self._collectors)
+
+    def event_delay_s(self, gap_s: float) -> float:
+        """As long as nothing is urgent, they are read once in each gap."""
+        return 0.0 if self._is_active() else gap_s
+
+    def between_ticks(self) -> None:
+        """Charge what observing costs: a tick may be far."""
+        for collector in self._collectors:
+            if collector.is_charged:
+                collector.charge()
 
     def _wanted_s(self) -> float:
         gap_s = max(self._gaps)
@@ -91,8 +94,8 @@ class Demand:
             return self._rest_s
         return max(self._tick_s, min(self._rest_s, gap_s))
 
-    def ask(self) -> None:
-        """Somebody wants to know: wait until what is new was read, unless that was just done."""
+    def request_tick(self) -> None:
+        """A scrape: wait until what is new was read, unless that was just done."""
         now_s = self._clock()
         with self._lock:
             self._gaps = [*self._gaps[1:], now_s - self._asked_s]
@@ -103,14 +106,14 @@ class Demand:
             os.eventfd_write(self._fd, 1)
         self._answered.wait(ANSWERED_S)
 
-    def is_stirred(self) -> bool:
-        """Whether somebody asks."""
+    def is_woken(self) -> bool:
+        """Whether somebody scrapes."""
         return bool(self._waker.poll(0))
 
-    def judge(self, batches: Sequence[Batch], elapsed_s: float) -> None:
-        """A tick is over: who asks may look. Read more often where there was so much that the
-        kernel might not keep all of it."""
-        most = max((len(rows) for batch in batches for rows in batch.rows.values()), default=0)
+    def on_tick(self, batches: Sequence[Batch], elapsed_s: float) -> None:
+        """A tick is over: scrapes that waited go on. Read more often where there was so much that
+        the kernel might not keep all of it."""
+        most = max((batch.most_rows() for batch in batches), default=0)
         parts = [part["tid"] for batch in batches for part in batch.spans]
         spans = sum(len(column) for column in parts if isinstance(column, Sized))
         full = max(most / CROWDED, spans / CROWDED_SPANS)
@@ -118,19 +121,16 @@ class Demand:
         rest_s = self._wanted_s() if self._wanted_s() > self._tick_s else 0.0
         if rest_s != self._told_s:
             self._told_s = rest_s
-            for metrics in self._metrics:
-                metrics.unkept(rest_s)
+            for collector in self._collectors:
+                collector.set_interval(rest_s, keep_last_only=True)
         with self._lock:
             self._judged_s = self._clock()
-            if self.is_stirred():
+            if self.is_woken():
                 os.eventfd_read(self._fd)
             self._answered.set()
 
-    def go_on(self) -> None:
-        """Nothing: it never stopped."""
-
     def close(self) -> None:
-        """Nobody is to wait any more."""
+        """No scrape is to wait any more."""
         with self._lock:
             self._open = False
             self._answered.set()

@@ -5,28 +5,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
-LOOK_MS = 50
-"""How often to look for new processes instead."""
+from sonde._native import ProcessEvent
+
+SCAN_MS = 50
+"""How often to scan for new processes instead."""
 
 
-class NoEvents:
+class NullProcessEvents:
     """As `_native.ProcessEvents`, but nothing ever comes."""
 
     lost = 0
 
     def wait(self, timeout_ms: int, also: Sequence[int] = (), kept_ms: int = 0) -> bool:
-        """Sleep a little; then somebody may have come."""
-        time.sleep(min(timeout_ms, LOOK_MS) / 1000)
+        """Sleep a little; then a process may have started."""
+        time.sleep(min(timeout_ms, SCAN_MS) / 1000)
         return True
 
-    def drain(self) -> list[tuple[Any, ...]]:
+    def drain(self) -> list[ProcessEvent]:
         """Nothing."""
         return []
 
     def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
-        """There is nothing to pass over."""
+        """Nothing: there is no mapping to ignore."""
 
     def follow(self, pids: Sequence[int]) -> None:
-        """There is nothing to tell of."""
+        """Nothing: there is no event to report."""
