@@ -7,6 +7,7 @@
 pub mod elf {
     pub mod file;
     pub mod functions;
+    pub mod probe;
     pub mod record;
     pub mod site;
 }
