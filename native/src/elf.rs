@@ -5,14 +5,9 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-pub mod file;
-pub mod functions;
-pub mod probe;
-pub mod record;
-mod site;
-
-use file::{hex, ElfFile};
-use probe::Function;
+use sonde_elf::file::{hex, ElfFile};
+use sonde_elf::probe::Function;
+use sonde_elf::{functions, probe};
 
 /// Of processor time for one file.
 const LONGEST_S: f64 = 3600.0;
