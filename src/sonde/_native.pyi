@@ -415,19 +415,24 @@ def find_functions(path: str, names: Sequence[str]) -> list[FunctionSite]:
     functions (IFUNC) are left out. A file that is no readable ELF file has none.
     """
 
-def probe_site(path: str, offset: int, size: int) -> tuple[int, str, str]:
-    """Where a uprobe on the entry of a function is cheap: (file offset, class, instruction there).
+def probe_sites(
+    path: str, functions: Sequence[tuple[int, int, bool]], cpu_s: float
+) -> list[tuple[int, str, str, bool]]:
+    """Where uprobes on the entries of functions (offset, size, whether to leave forwarders alone)
+    are cheap: (file offset, class, instruction there, is a forwarder) of each, in their order; of
+    fewer where `cpu_s` of this thread's processor time is over. The file is read once for all.
 
     Classes: `emulated`; `nop` (of several bytes: emulated by Linux 6.18 and newer, single-stepped
-    by older ones); `single-step` (some 20 times as dear, offset unchanged); `unknown` (not x86,
-    offset unchanged). Between `offset` and the site nothing changes the stack pointer or an
-    argument register, and nothing in the function jumps there, so that entry and return probes see
-    what they would see at the start. `size` 0 is unknown: the site then stays at the start.
-    """
+    by older ones); `single-step` (some 20 times as dear, offset unchanged); `unknown` (not x86, or
+    a forwarder; offset unchanged). Between `offset` and the site nothing changes the stack pointer
+    or an argument register, and nothing in the function jumps there, so that entry and return
+    probes see what they would see at the start. `size` 0 is unknown: the site then stays at the
+    start.
 
-def is_forwarder(path: str, offset: int) -> bool:
-    """Whether a function only hands its callers on to one of another file, through a pointer that
-    is filled at run time (x86-64; False elsewhere). Raises OSError where it cannot be read."""
+    A forwarder only hands its callers on to a function of another file, through a pointer that is
+    filled at run time (told on x86-64, where it was asked for). Raises OSError where the file
+    cannot be read.
+    """
 
 def demangle(name: bytes) -> str:
     """A symbol's name as people read it, without control characters, at most 1,024 bytes long."""

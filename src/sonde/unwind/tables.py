@@ -3,7 +3,7 @@
 
 A file is asked for by its key: what it calls itself, then which file it is. What it calls itself
 (build id, size) is its maker's choice, and only leads to tables that may be its own: one is taken
-where every byte that was read to make it is the same in this file (`native/src/elf/record.rs`). So
+where every byte that was read to make it is the same in this file (`native/elf/src/record.rs`). So
 one image in a hundred containers has one table, and nobody can give another's file a table.
 """
 
