@@ -24,9 +24,12 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 from sonde.errors import TracerFailed
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or os.uname().machine != "x86_64", reason="needs root on x86-64"
-)
+pytestmark = [
+    pytest.mark.ring,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or os.uname().machine != "x86_64", reason="needs root on x86-64"
+    ),
+]
 SLEEPS = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.02)"
 
 

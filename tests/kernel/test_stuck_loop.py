@@ -15,7 +15,10 @@ import urllib.request
 import pytest
 from fuse_tenants import tenant
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes a device and acts as other users")
+pytestmark = [
+    pytest.mark.attacks,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes a device and acts as other users"),
+]
 
 STUCK = """
 import sys
