@@ -51,7 +51,10 @@ def claims() -> Iterator[tuple[str, str, str]]:
         right = sum(row["right"] == "True" for row in rows)
         blamed = [row for row in rows if row["truth"] not in ("", "None")]
         near = sum(abs(float(row["share"]) - float(row["truth"])) <= 5 for row in blamed)
-        pages = ["docs/lab/explain.md", *(["docs/features.md"] if "fifth" in result else [])]
+        pages = [
+            "docs/lab/explain.md",
+            *(["docs/reference/features.md"] if "fifth" in result else []),
+        ]
         for page in pages:
             yield page, result, f"{right} of {len(rows)}"
             yield page, result, f"within 5 points in {near} of {len(blamed)}"
@@ -63,16 +66,20 @@ def claims() -> Iterator[tuple[str, str, str]]:
     kinds = len({row["kind"] for row in rows})
     yield "docs/lab/explain.md", result, f"the full trace's verdict in {same} of {len(rows)}"
     yield "docs/lab/explain.md", result, f"right by the clock in {right} of {len(rows)}"
-    yield "docs/features.md", result, f"{len(rows)} runs of {kinds} programs"
-    yield "docs/features.md", result, f"right in {right}, a full trace's verdict in {same}"
+    yield "docs/reference/features.md", result, f"{len(rows)} runs of {kinds} programs"
+    yield (
+        "docs/reference/features.md",
+        result,
+        f"right in {right}, a full trace's verdict in {same}",
+    )
 
     result = "bench/explain/results/h200-x2-collectives.json"
     rows = loaded(result)
     near = sum(abs(row["share"] - row["truth"]) <= 0.1 for row in rows)
     late = [row for row in rows if row["straggler"]]
     named = sum(row["named"] for row in late)
-    yield "docs/features.md", result, f"within 0.1 points in {near} of {len(rows)}"
-    for page in ("docs/features.md", "docs/lab/explain.md"):
+    yield "docs/reference/features.md", result, f"within 0.1 points in {near} of {len(rows)}"
+    for page in ("docs/reference/features.md", "docs/lab/explain.md"):
         yield page, result, f"the straggler named in {named} of {len(late)}"
 
     result = "bench/signals/results/h200.json"
@@ -83,20 +90,28 @@ def claims() -> Iterator[tuple[str, str, str]]:
     result = "bench/mutation/results/mutants.json"
     for package, counts in loaded(result)["packages"].items():
         name = "native attach" if package == "attach, native" else package
-        yield "docs/features.md", result, f"{name} {counts['share_killed']:.1%}".replace("%", " %")
+        yield (
+            "docs/reference/features.md",
+            result,
+            f"{name} {counts['share_killed']:.1%}".replace("%", " %"),
+        )
 
     result = "bench/ground/results/h200-standing.json"
     names = {"eager": "launch-bound", "graph": "graph replay", "decode": "decode"}
     for loop, name in (names | {"train": "training"}).items():
         said = interval(loaded(result)[loop]["attached"])
         said = said.replace(" [", " % [") if loop == "eager" else said
-        yield "docs/features.md", result, f"{said} {name}"
+        yield "docs/reference/features.md", result, f"{said} {name}"
 
     result = "bench/ground/results/attach_storms.json"
     rows = [row for row in loaded(result)["rows"] if row["kind"] in ("plain", "namespaced")]
     sums = {it: sum(row[it] for row in rows) for it in ("loaded", "attaches", "whole", "processes")}
-    yield "docs/features.md", result, f"{sums['loaded']:,} of {sums['attaches']:,} loads"
-    yield "docs/features.md", result, f"{sums['whole']} of {sums['processes']} programs whole"
+    yield "docs/reference/features.md", result, f"{sums['loaded']:,} of {sums['attaches']:,} loads"
+    yield (
+        "docs/reference/features.md",
+        result,
+        f"{sums['whole']} of {sums['processes']} programs whole",
+    )
 
     result = "bench/ground/results/storms.json"
     rows = loaded(result)["rows"]
@@ -105,9 +120,9 @@ def claims() -> Iterator[tuple[str, str, str]]:
     touched = [row for row in rows if row["kind"] in ("plain", "namespaced", "killed")]
     whole, processes = (sum(row[it] for row in touched) for it in ("survived", "processes"))
     killed = sum(row["attaches"] for row in rows if row["kind"] == "killed")
-    yield "docs/features.md", result, f"{loaded_count:,} of {wanted:,} loads"
-    yield "docs/features.md", result, f"{whole} of {processes} programs whole"
-    yield "docs/features.md", result, f"{killed} of those attempts killed"
+    yield "docs/reference/features.md", result, f"{loaded_count:,} of {wanted:,} loads"
+    yield "docs/reference/features.md", result, f"{whole} of {processes} programs whole"
+    yield "docs/reference/features.md", result, f"{killed} of those attempts killed"
 
 
 @pytest.mark.parametrize(("page", "result", "said"), list(claims()))
