@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs bench stacks fuzz mutants bundle clean distclean
+.PHONY: help setup demo test coverage check docs bench stacks fuzz mutants bundle clean distclean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,9 +16,17 @@ demo:  ## record a real workload, print the summary, leave demo/report.html
 	@scripts/setup build demo
 	@demo/run
 
-test:  ## the whole test suite (root: kernel tests too)
+# Tests wait more than they compute: one worker more than there are CPUs.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
+test:  ## the whole test suite in WORKERS processes (root: kernel tests too)
 	@scripts/setup build demo test
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+coverage:  ## share of the Python code that the tests run, by package; without tests/kernel, whose times it would change
+	@scripts/setup build demo test
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(WORKERS) -q --cov=sonde --cov-report=json:build/coverage.json \
+	  tests/unit tests/golden tests/integration $(PYTEST_ARGS); status=$$?; \
+	  $(PY) scripts/coverage_by_package.py build/coverage.json; exit $$status
 
 check:  ## lint, types, format, room rules
 	@scripts/setup build check

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the library in a profiled process and the agent say to each other. The Python twin is
- * src/sonde/collect/inject_abi.py; tests/unit/test_inject_abi.py holds one to the other.
+ * What the library in a profiled process and the agent say to each other. Python's
+ * src/sonde/collect/inject_abi.py is generated from it: python scripts/inject_types.py.
  *
  * ---- how the library starts --------------------------------------------------------------------
  * libsonde_inject.so does all by its constructor, whichever way it is loaded: dlopen (attach),

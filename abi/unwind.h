@@ -8,7 +8,7 @@
  * reached; a new version is written beside it, the process's entry is replaced, and the old place is
  * used again a while later.
  *
- * Table of a file (native/src/unwind/table.rs):
+ * Table of a file (native/unwind/src/table.rs):
  *     pages   {u32 reference of rows, u32 count} for each 64 KiB of code; count 0: not loaded yet
  *     rows    u32: address within the page << 16 | index of the rule; sorted; the first is at 0
  *     rules   struct unwind_rule

@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -159,10 +160,11 @@ def measure(args: argparse.Namespace) -> None:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     parties = {}
     for name in ("helper", "leader"):
-        parties[name] = subprocess.Popen(
+        parties[name] = party = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(args.directory / name), "1"], stdout=subprocess.PIPE
         )
-        parties[name].stdout.readline()
+        assert party.stdout is not None
+        party.stdout.readline()
     with (args.directory / "uploads").open("rb") as file:  # from memory, as from a network
         while file.read(8 << 20):
             pass
@@ -176,7 +178,13 @@ def measure(args: argparse.Namespace) -> None:
     compare(args.directory, task, truth)
 
 
-def relay_and_wait(args: argparse.Namespace, task: Task, truth: dict, parties: dict) -> None:
+Parties = dict[str, "subprocess.Popen[bytes]"]
+"""The processes of both aggregators, by role."""
+
+
+def relay_and_wait(
+    args: argparse.Namespace, task: Task, truth: dict[str, Any], parties: Parties
+) -> None:
     tls = provision.client_tls(args.directory / "nodes" / "0000")
     bundle = provision.Credentials.load(args.directory / "leader")
     bodies, lock = requests(args.directory / "uploads", args.together), threading.Lock()
@@ -237,7 +245,7 @@ def requests(path: Path, together: int) -> Iterator[memoryview]:
             begin, held = at, 0
 
 
-def compare(directory: Path, task: Task, truth: dict) -> None:
+def compare(directory: Path, task: Task, truth: dict[str, Any]) -> None:
     """Compares the sum of both shares before noise, which no single party can compute, with the
     expected sums.
     """

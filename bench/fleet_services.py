@@ -21,6 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -69,11 +70,11 @@ def measure(directory: Path, args: argparse.Namespace) -> None:
     )
     parties = {}
     for name in ("helper", "leader"):
-        parties[name] = subprocess.Popen(
+        parties[name] = party = subprocess.Popen(
             [sys.executable, "-c", SERVE, str(directory / name), "1"], stdout=subprocess.PIPE
         )
-        assert parties[name].stdout is not None
-        parties[name].stdout.readline()
+        assert party.stdout is not None
+        party.stdout.readline()
     try:
         drive(directory, task, args, parties)
     finally:
@@ -82,7 +83,11 @@ def measure(directory: Path, args: argparse.Namespace) -> None:
             process.wait()
 
 
-def drive(directory: Path, task: Task, args: argparse.Namespace, parties: dict) -> None:
+Parties = dict[str, "subprocess.Popen[bytes]"]
+"""The processes of both aggregators, by role."""
+
+
+def drive(directory: Path, task: Task, args: argparse.Namespace, parties: Parties) -> None:
     nodes = [provision.load_node(directory / "nodes" / f"{n:04}") for n in range(args.reports)]
     tls = provision.client_tls(directory / "nodes" / "0000")
     now = int(time.time())
@@ -153,7 +158,7 @@ def cost_of(name: str, pid: int, reports: int) -> str:
     return f"{name}: {1000 * cpu_s / reports:.2f} ms CPU a report, peak {int(memory) / 1024:.0f} MB"
 
 
-def status(task: Task, bundle: provision.Credentials) -> dict:
+def status(task: Task, bundle: provision.Credentials) -> dict[str, Any]:
     url = urlsplit(task.leader_url)
     connection = http.client.HTTPSConnection(
         url.hostname or "", url.port, context=bundle.client_tls()
@@ -163,7 +168,8 @@ def status(task: Task, bundle: provision.Credentials) -> dict:
         f"/tasks/{task.id.hex()}/status",
         headers={"Authorization": f"Bearer {bundle.operator_token}"},
     )
-    return json.loads(connection.getresponse().read())
+    found: dict[str, Any] = json.loads(connection.getresponse().read())
+    return found
 
 
 if __name__ == "__main__":

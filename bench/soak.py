@@ -114,7 +114,8 @@ def sample(pid: int, began_s: float) -> Sample:
         except OSError:
             continue
         for name in sums:
-            sums[name] += int(re.search(rf"^{name}:\s*(\d+)", rollup, re.MULTILINE)[1]) * 1024
+            [kib] = re.findall(rf"^{name}:\s*(\d+)", rollup, re.MULTILINE)
+            sums[name] += int(kib) * 1024
         cpu_s += (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
         threads += int(stat[17])
         descriptors += held

@@ -110,15 +110,15 @@ def _chunks(save: Save, part: Callable[[bytes], bytes]) -> None:
 
 def _rings(save: Save, part: Callable[[bytes], bytes]) -> None:
     names = bytes(8) + abi.NAME.pack(4, 0) + b"gemm" + bytes(20)
-    state = abi.STATE.pack(*[1] * len(abi.STATE_FIELDS))
+    state = abi.STATE.pack(*[1] * len(abi.State._fields))
     now = 1_000_000_000_000
     records = b""
     for kind in (6, 1, 3, 2, 7, 4, 5):
-        values = dict.fromkeys(abi.RECORD_FIELDS, 1)
+        values = dict.fromkeys(abi.Record._fields, 1)
         values |= {"type": kind, "name": 8, "start_ns": now - 9, "end_ns": now, "weight": 1.0}
         if kind == 6:
             values |= {"source": 0}
-        records += abi.RECORD.pack(*(values[it] for it in abi.RECORD_FIELDS))
+        records += abi.RECORD.pack(*(values[it] for it in abi.Record._fields))
     head = bytes([0, 7, 255])
     save("ring", "runs", head + part(state) + part(names) + records)
     save("ring", "wrong", bytes([140, 20, 85]) + part(b"") + part(names) + records[::-1])

@@ -50,7 +50,8 @@ def linked_packages() -> list[dict[str, Any]]:
             for edge in edges[current]
             if any(kind["kind"] is None for kind in edge["dep_kinds"])
         ]
-    return sorted((packages[i] for i in reached - {root}), key=lambda p: (p["name"], p["version"]))
+    others = [packages[i] for i in reached if packages[i]["source"]]  # ours have none
+    return sorted(others, key=lambda p: (p["name"], p["version"]))
 
 
 def is_macro(package: dict[str, Any]) -> bool:

@@ -33,6 +33,7 @@ TYPES = {
     "list<u64>": pa.list_(pa.uint64()),
 }
 
+Row = dict[str, Any]
 Rows = Iterable[dict[str, Any]]
 
 
@@ -48,7 +49,7 @@ def arrow_stream(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())
 
 
 def filled(name: str, rows: Rows) -> pa.Table:
@@ -72,7 +73,7 @@ def chunk(tables: dict[str, pa.Table], /, *, version: int = 1, **meta: Any) -> b
         payload += stream
     whole_meta = {"raw_len": len(payload), "tables": listed, **meta}
     raw_meta = json.dumps(whole_meta).encode()
-    compressed = pa.compress(payload, codec="zstd", asbytes=True)
+    compressed: bytes = pa.compress(payload, codec="zstd", asbytes=True)
     head = struct.pack(
         "<4sHHIIQI",
         b"SCHK",
@@ -311,9 +312,9 @@ def scene() -> Writer:
     enqueue = w.stack(*step, ("clEnqueueWriteBuffer", "libOpenCL.so.1"))
     back = w.stack(*step, ("read_back", "app.so"))
     finish = w.stack(*step, ("clFinish", "libOpenCL.so.1"))
-    h2d = {"op": "copy", "direction": "h2d", "moved": 4_000_000_000, "stack": enqueue}
-    d2h = {"op": "copy", "direction": "d2h", "moved": 1_000_000_000, "stack": back}
-    failed = {"op": "copy", "direction": "d2h", "status": -30}
+    h2d: Row = {"op": "copy", "direction": "h2d", "moved": 4_000_000_000, "stack": enqueue}
+    d2h: Row = {"op": "copy", "direction": "d2h", "moved": 1_000_000_000, "stack": back}
+    failed: Row = {"op": "copy", "direction": "d2h", "status": -30}
     w.calls(train, 4211, "clEnqueueWriteBuffer", count=1000, seconds=0.5, **h2d)
     w.calls(train, 4211, "clEnqueueReadBuffer", count=999, seconds=0.75, **d2h)
     w.calls(train, 4211, "clEnqueueReadBuffer", count=1, seconds=0.001, **failed)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several kinds share: who may run them, and programs with a known truth."""
+"""What tests of several kinds share: who may run them, and beside whom; programs with a known
+truth."""
 
 from __future__ import annotations
 
@@ -8,26 +9,45 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from scheduling import Turns, rank_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 Compile = Callable[..., Path]
+TURNS = pytest.StashKey[Turns]()
 
 
-def pytest_configure() -> None:
+def _ignore(*_: object) -> None:
+    """Unlike SIG_IGN, this is for this process alone: what it executes has the default action."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Compile the product once, not in each of the hundreds of processes that tests start: they may
-    have been told to keep no compiled files (PYTHONDONTWRITEBYTECODE). And end by signals as
-    usual: a shell starts what it runs in the background with SIGINT ignored, nohup with SIGHUP,
-    and programs inherit that.
+    have been told to keep no compiled files (PYTHONDONTWRITEBYTECODE). And let signals that are
+    ignored, as under nohup or in the background of a shell, end the programs that tests start.
     """
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)
-    compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, _ignore)
+    if hasattr(config, "workerinput"):
+        config.stash[TURNS] = Turns(Path(config.option.basetemp).parent)
+    else:
+        compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whatever --dist says, tests run beside each other as tests/scheduling.py has it."""
+    from scheduling import LaneScheduling
+
+    return LaneScheduling(config, log)
 
 
 OBSERVES_THE_MACHINE = ("kernel", "integration")
@@ -35,7 +55,9 @@ OBSERVES_THE_MACHINE = ("kernel", "integration")
 is in the result, so one that fails is run again; the summary names each (RERUN)."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank_of(item.nodeid))
     for item in items:
         if item.path.parent.name in OBSERVES_THE_MACHINE:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
@@ -45,6 +67,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("bpf"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """In a worker: wait for the turn, which counts for no time limit of the test."""
+    turns = item.config.stash.get(TURNS, None)
+    with turns.take(item) if turns else nullcontext():
+        return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _others_may_pass(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Tests act as other users, in folders below pytest's: those above let everybody through."""
+    folder = tmp_path_factory.getbasetemp()
+    while folder.name.startswith(("popen-", "pytest-")):
+        folder.chmod(0o711)
+        folder = folder.parent
 
 
 @pytest.fixture(scope="session")

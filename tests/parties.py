@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 RUNNER = """
 import argparse, sys
@@ -22,15 +23,18 @@ except SondeError as error:
 """
 
 
-def command(*args):
+def command(*args: object) -> list[str]:
+    """The command line of `sonde fleet` with these arguments."""
     return [sys.executable, "-c", RUNNER, *map(str, args)]
 
 
-def run(*args):
+def run(*args: object) -> subprocess.CompletedProcess[str]:
+    """Run `sonde fleet` to its end."""
     return subprocess.run(command(*args), capture_output=True, text=True, timeout=120, check=False)
 
 
-def free_ports(count):
+def free_ports(count: int) -> list[int]:
+    """TCP ports that nobody listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
@@ -41,22 +45,23 @@ def free_ports(count):
 class Party:
     """An aggregator process that can be killed and started again."""
 
-    def __init__(self, directory):
+    def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.start()
 
-    def start(self):
+    def start(self) -> None:
         self.process = subprocess.Popen(
             command("aggregate", "--state", self.directory, "--threads", 1),
             stdout=subprocess.PIPE,
             text=True,
         )
+        assert self.process.stdout is not None
         assert self.process.stdout.readline().startswith("listening on https://127.0.0.1:")
 
-    def kill(self):
+    def kill(self) -> None:
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def stop(self):
+    def stop(self) -> None:
         self.process.terminate()
         assert self.process.wait(timeout=20) == 0

@@ -81,8 +81,8 @@ class Walker:
         library = folder / "walker.so"
         checks = ("-fsanitize=undefined,bounds",)  # said on stderr, which tests look at
         flags = ("-O1", "-g", "-shared", "-fPIC", "-Wno-unknown-pragmas", *checks)
-        command = ["cc", *flags, f"-I{WALKER / 'shim'}", "-o", library, WALKER / "walker.c"]
-        subprocess.run(command, check=True)
+        include, source = f"-I{WALKER / 'shim'}", str(WALKER / "walker.c")
+        subprocess.run(["cc", *flags, include, "-o", str(library), source], check=True)
         self._library = ctypes.CDLL(str(library))
 
     def load(self, recording: Recording) -> None:

@@ -9,8 +9,10 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sonde.collect import inject_abi as abi
+from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 
 PROGRAMS = Path(__file__).parent / "programs/inject"
@@ -18,7 +20,7 @@ REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:1000"
 NAMES = ("launches", "contexts", "traced", "cancel")
 
 
-def build(where, *flags):
+def build(where: Path, *flags: str) -> Path:
     """The folder, with the stub driver and the programs in it, compiled with `flags`."""
     common = ("cc", "-O1", "-g", "-pthread", *flags)
     stub = where / "libcuda.so.1"
@@ -42,7 +44,9 @@ def build(where, *flags):
     return where
 
 
-def start(program, library, *words, request=REQUEST):
+def start(
+    program: str | Path, library: Path, *words: object, request: str = REQUEST
+) -> subprocess.Popen[str]:
     environment = {**os.environ, "LD_PRELOAD": str(library), "SONDE_INJECT": request}
     return subprocess.Popen(
         [program, *map(str, words)],
@@ -50,7 +54,7 @@ def start(program, library, *words, request=REQUEST):
     )  # fmt: skip
 
 
-def find(pid):
+def find(pid: int) -> InjectMemory:
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         memory = InjectMemory.find(pid)
@@ -60,15 +64,16 @@ def find(pid):
     raise AssertionError("the library made no memory")
 
 
-def watch(process, collector):
+def watch(process: subprocess.Popen[str], collector: DeviceTime) -> dict[str, list[Any]]:
     """Drain a collector until the process ends; rows by table. Forked children stay until found."""
-    rows = defaultdict(list)
+    rows: dict[str, list[Any]] = defaultdict(list)
     since = time.monotonic_ns()
     found = {process.pid}
     while process.poll() is None:
         time.sleep(0.1)
         for child in collector._processes.keys() - found if process.stdin else ():
             found.add(child)
+            assert process.stdin is not None
             with suppress(BrokenPipeError):  # it has just ended
                 process.stdin.write("\n")
                 process.stdin.flush()

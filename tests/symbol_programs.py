@@ -101,7 +101,7 @@ class Talking:
             if name == "ready":
                 return
             self.addresses[name] = int(address, 16)
-        pytest.fail(f"{self.process.args} ended before it was ready")
+        pytest.fail(f"{self.process.args!r} ended before it was ready")
 
     def go_on(self) -> None:
         assert self.process.stdin

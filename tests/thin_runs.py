@@ -12,6 +12,7 @@ import gzip
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +31,7 @@ ARGS = {
 UNREAD = ("cudaStreamIsCapturing", "cudaEventRecord", "cudaStreamWaitEvent", "cudaEventQuery")
 
 
-def stretch_of(events: list[dict]) -> tuple[float, float]:
+def stretch_of(events: list[dict[str, Any]]) -> tuple[float, float]:
     """Begin and end (µs) of the part that is kept."""
     operations = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in DEVICE)
     first = len(operations) // 10
@@ -40,7 +41,7 @@ def stretch_of(events: list[dict]) -> tuple[float, float]:
     return begin - 300, end + 50
 
 
-def thin_trace(source: Path) -> tuple[dict, tuple[float, float]]:
+def thin_trace(source: Path) -> tuple[dict[str, Any], tuple[float, float]]:
     """The trace's kept part, and which it is."""
     with gzip.open(source) as file:
         trace = json.load(file)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,7 +108,7 @@ class Scene:
         self._add("states", begin, end, name="preempted", kind=kind, track=self.thread())
 
     def timeline(self, **more: Any) -> Timeline:
-        tables = {}
+        tables: dict[str, Any] = {}
         for name, rows in self.rows.items():
             if not rows:
                 tables[name] = no_events()
@@ -124,14 +125,14 @@ class Scene:
         return replace(whole, **more)
 
 
-def repeated(scene: Scene, step, length: float = 10_000) -> Scene:
+def repeated(scene: Scene, step: Callable[[Scene, float], object], length: float = 10_000) -> Scene:
     """`step(scene, t)` once every `length` µs, STEPS times."""
     for number in range(STEPS):
         step(scene, 1_000_000 + number * length)
     return scene
 
 
-def shares(scene: Scene, **more) -> dict[Cause, float]:
+def shares(scene: Scene, **more: Any) -> dict[Cause, float]:
     """The share of each cause in the traced time of the first device."""
     found = blame_device(with_interpreter_lock(scene.timeline(**more)), 0)
     window = found.stalls.window_ns

@@ -110,7 +110,7 @@ def only_nccl(path: Path) -> float:
             alone += at - since
         running[collective] += change
         since = at
-    return alone / (last - first)
+    return float(alone / (last - first))
 
 
 def judge(folder: Path) -> list[RankScore]:
@@ -146,10 +146,10 @@ def table(scores: list[RankScore]) -> str:
             f"{('yes' if one.named else '-') if skewed else ''}"
         )
     near = sum(abs(one.share - one.truth) <= WITHIN for one in scores)
-    skewed = [one for one in scores if one.round != "balanced"]
-    named = sum(one.straggler and one.named for one in skewed)
+    uneven = [one for one in scores if one.round != "balanced"]
+    named = sum(one.straggler and one.named for one in uneven)
     lines.append(f"in collectives within {WITHIN:g} points: {near} of {len(scores)}")
-    lines.append(f"straggler named: {named} of {sum(one.straggler for one in skewed)}")
+    lines.append(f"straggler named: {named} of {sum(one.straggler for one in uneven)}")
     return "\n".join(lines)
 
 

@@ -131,12 +131,14 @@ def compiled_item(rng: random.Random) -> Work:
     def chain(x: torch.Tensor) -> torch.Tensor:
         return (torch.tanh(x * 1.01 + 0.5) - 0.25).sum()
 
+    last: dict[str, torch.Tensor] = {}
+
     def off() -> None:
-        off.loss = chain(x)
+        last["loss"] = chain(x)
 
     def on() -> None:
         off()
-        off.loss.item()
+        last["loss"].item()
 
     return Work(on, off, 300, {"elements": x.numel()})
 

@@ -336,7 +336,7 @@ def _measure(kind: str, seed: int, folder: Path, send: Callable[[bytes], None]) 
         """
         torch.cuda.synchronize()
         began = time.perf_counter()
-        stamps = []
+        stamps: list[int] = []
         while len(stamps) < limit and (
             len(stamps) < LEAST_STEPS or time.perf_counter() - began < TRACED_S
         ):
@@ -368,7 +368,7 @@ def _measure(kind: str, seed: int, folder: Path, send: Callable[[bytes], None]) 
         profiler.export_chrome_trace(str(folder / "trace.json"))
         marks.append(("export", time.monotonic()))
         work.before_off()
-        off_s, stamps_off = 0.0, []
+        off_s, stamps_off = 0.0, list[int]()
         if work.off is not None:
             with profile(activities=threads, with_stack=True) as profiler:
                 off_s, stamps_off = timed(work.off, len(stamps) - 1)

@@ -115,12 +115,15 @@ def watch(program: Program, recordings: Mapping[str, str]) -> None:
         until = time.monotonic() + length
         return lambda: time.monotonic() < until
 
+    def running(process: subprocess.Popen[bytes]) -> Callable[[], bool]:
+        return lambda: process.poll() is None
+
     program.wait(LIMIT_S)
     run("free", b"n", seconds(FREE_S))
     for name, budget in recordings.items():
         recorder = _record(program.pid, budget, program.folder / f"{name}.sonde")
         try:
-            run(name, b"n", lambda one=recorder: one.poll() is None)
+            run(name, b"n", running(recorder))
         finally:
             harness.finish(recorder)
     with contextlib.ExitStack() as stack:

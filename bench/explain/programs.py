@@ -43,11 +43,15 @@ class Work:
     """Whether the disturber of the harness is active while `on` runs."""
 
 
+Build = Callable[[random.Random], Work]
+"""Makes a program's work, with parameters drawn by a generator."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """A program with a known cause. `expected` holds the right verdict on it."""
 
-    build: Callable[[random.Random], Work]
+    build: Build
     disturber: str = ""
     """What the harness runs beside it: '' nothing; 'cpu', 'gpu', 'quota' or 'stop'."""
 
@@ -56,10 +60,10 @@ KINDS: dict[str, Kind] = {}
 """All programs by name."""
 
 
-def kind(disturber: str = "") -> Callable:
+def kind(disturber: str = "") -> Callable[[Build], Build]:
     """Registers the decorated function as a program."""
 
-    def register(build: Callable[[random.Random], Work]) -> Callable[[random.Random], Work]:
+    def register(build: Build) -> Build:
         KINDS[build.__name__] = Kind(build, disturber)
         return build
 
@@ -92,7 +96,8 @@ def graph_of(step: Step) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    return graph.replay
+    replay: Step = graph.replay
+    return replay
 
 
 @kind()
@@ -117,15 +122,17 @@ def item_every_step(rng: random.Random) -> Work:
     size, products = rng.choice([(2560, 1), (2560, 2), (3072, 1), (3584, 1)])
     a, b = matrices(size)
 
+    last: dict[str, torch.Tensor] = {}
+
     def off() -> None:
         x = a
         for _ in range(products):
             x = x @ b
-        off.loss = x[0, 0]
+        last["loss"] = x[0, 0]
 
     def on() -> None:
         off()
-        off.loss.item()
+        last["loss"].item()
 
     return Work(on, off, 400, {"size": size, "products": products})
 
@@ -187,7 +194,7 @@ def small_copies(rng: random.Random) -> Work:
     return Work(on, off, 40, {"copies": count, "floats": length, **parameters})
 
 
-class Slow(torch.utils.data.Dataset):
+class Slow(torch.utils.data.Dataset):  # type: ignore[misc]  # known where there is PyTorch
     """Samples that take a while: they sleep (a slow disk) or compute (decoding)."""
 
     def __init__(self, cost_ms: float, how: str) -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,8 @@ def tiled(timeline: Timeline, rows: int) -> Timeline:
         order = np.argsort(made["start_ns"], kind="stable")
         return Events(**{name: column[order] for name, column in made.items()})
 
-    return replace(timeline, **{name: repeated(table) for name, table in tables.items()})
+    larger: dict[str, Any] = {name: repeated(table) for name, table in tables.items()}
+    return replace(timeline, **larger)
 
 
 def main() -> int:

@@ -143,7 +143,7 @@ class _Run:
             self.add("host", began + 0.1, self.host, f"train.py({len(name)}): {name}", **at)
 
     def timeline(self) -> Timeline:
-        tables = {}
+        tables: dict[str, Any] = {}
         for name, rows in self.rows.items():
             columns = {key for row in rows for key in row}
             made = {column: [row.get(column, 0) for row in rows] for column in columns}

@@ -100,7 +100,8 @@ def launch_costs(bins: Path, builds: dict[str, Path], binary: str, cupti: str) -
             env=library_path(),
         )
         if done.returncode == 0:
-            return json.loads(done.stdout)
+            found: dict[str, Any] = json.loads(done.stdout)
+            return found
         return {"exit": done.returncode, "err": done.stderr[-500:]}
     except (subprocess.TimeoutExpired, json.JSONDecodeError) as e:
         return {"failed": repr(e)[:500]}

@@ -31,6 +31,11 @@ OPS = 100  # kernels a step
 EAGER_TAIL = 5  # eager kernels after the graph in a decode step
 
 
+def _sleep_often() -> None:
+    for _ in range(100_000):
+        time.sleep(0.01)
+
+
 class Program:
     """One workload: `step()` launches a known number of kernels; `digest()` says what was computed."""
 
@@ -251,9 +256,7 @@ class Trial:
         os.mkfifo(f"{self.base}.fifo")
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cpu":  # a rehearsal: the thread that CUDA's driver would have asleep in poll
-            threading.Thread(
-                target=lambda: [time.sleep(0.01) for _ in range(100000)], daemon=True
-            ).start()
+            threading.Thread(target=_sleep_often, daemon=True).start()
         self.program = Program(cell["workload"], device)
         self.out.update(kernels=self.program.kernels, launches=self.program.launches, device=device)
         for op in cell["script"]:

@@ -91,7 +91,7 @@ def _without(step: Step) -> Cell:
     """A command that did not do it: a refusal says its remedy."""
     text = step["err"].strip()
     found = re.search(r"sonde: (.*)\n\s+remedy: (.*)", text)
-    if found is None or "Traceback" in text or "a defect in Sonde" in text:
+    if found is None or "Traceback" in text or "a bug in Sonde" in text:
         last = text.splitlines()[-1:] or ["nothing"]
         return Cell(FAILED, f"exit code {step['code']}: {last[0]}")
     return Cell(REFUSED, f"{found[1]}. Remedy: {found[2]}")

@@ -51,7 +51,7 @@ def small_kernels(replayed: bool) -> tuple[Callable[[], None], Callable[[], byte
             x.add_(2)
 
     def state() -> bytes:
-        return x.cpu().numpy().tobytes() + y.cpu().numpy().tobytes()
+        return bytes(x.cpu().numpy().tobytes() + y.cpu().numpy().tobytes())
 
     if not replayed or DEVICE == "cpu":
         return work, state

@@ -136,7 +136,7 @@ def _of_python(file: str, source: str) -> Iterator[Mutant]:
 def _of_rust(root: Path, file: str, source: str) -> Iterator[Mutant]:
     command = [
         *("build/tools/cargo/bin/cargo-mutants", "mutants", "--list", "--json"),
-        *("--dir", "native", "--file", file.removeprefix("native/")),
+        *("--dir", "native", "--workspace", "--file", file.removeprefix("native/")),
     ]
     listed: list[dict[str, Any]] = json.loads(
         subprocess.run(command, cwd=root, check=True, capture_output=True).stdout

@@ -3,9 +3,9 @@
 //! state, and its runtime.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
-use sonde_fuzz::image::Image;
 use sonde_fuzz::input::{elf_of, Parts};
-use sonde_fuzz::unwind::cpython;
+use sonde_images::Image;
+use sonde_unwind::cpython;
 
 const NAMES: [&str; 5] = [
     "_PyEval_EvalFrameDefault",

@@ -5,11 +5,11 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
 use libfuzzer_sys::fuzz_target;
-use sonde_fuzz::elf::file::ElfFile;
-use sonde_fuzz::image::Image;
+use sonde_elf::file::ElfFile;
 use sonde_fuzz::input::{file_of, Parts};
 use sonde_fuzz::sound;
-use sonde_fuzz::unwind::table::Table;
+use sonde_images::Image;
+use sonde_unwind::table::Table;
 
 const NAMES: [&str; 6] =
     ["f", "_start", "clone", "_Unwind_RaiseException", "_Unwind_Resume", "_Unwind_ForcedUnwind"];

@@ -4,11 +4,11 @@
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use object::elf;
-use sonde_fuzz::elf::file::{hex, identity_of, ElfFile};
-use sonde_fuzz::elf::{functions, site};
+use sonde_elf::file::{hex, identity_of, ElfFile};
+use sonde_elf::section;
+use sonde_elf::{functions, site};
 use sonde_fuzz::input::file_of;
-use sonde_fuzz::symbols::index::Index;
-use sonde_fuzz::unwind::section;
+use sonde_symbols::index::Index;
 
 const WANTED: [&str; 4] = ["main", "_start", "malloc", "f"];
 const MAX_SECTION_BYTES: u64 = 1 << 24;

@@ -2,10 +2,10 @@
 //! A Go program: .debug_frame, and the functions of its runtime whose instructions are read.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
-use sonde_fuzz::image::Image;
 use sonde_fuzz::input::{elf_of, Parts};
 use sonde_fuzz::sound;
-use sonde_fuzz::unwind::table::Table;
+use sonde_images::Image;
+use sonde_unwind::table::Table;
 
 const NAMES: [&str; 9] = [
     "runtime.systemstack.abi0",

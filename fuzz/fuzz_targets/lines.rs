@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
-use sonde_fuzz::image::Image;
 use sonde_fuzz::input::{elf_of, Parts};
-use sonde_fuzz::lines::dwarf::Lines;
+use sonde_images::Image;
+use sonde_lines::Lines;
 
 const SECTIONS: [&str; 9] = [
     ".debug_abbrev",

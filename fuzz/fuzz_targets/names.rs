@@ -2,7 +2,7 @@
 //! Symbol names, mangled by C++ and Rust compilers or by nobody.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
-use sonde_fuzz::symbols::names;
+use sonde_symbols::names;
 
 /// 1024 and the sign for what was cut.
 const MAX_SHOWN_BYTES: usize = 1024 + 3;

@@ -3,7 +3,7 @@
 #![no_main]
 use libfuzzer_sys::fuzz_target;
 use sonde_fuzz::input::file_of;
-use sonde_fuzz::symbols::jit_code::JitCode;
+use sonde_symbols::jit_code::JitCode;
 
 const MAX_ENTRIES: usize = 64;
 const MAX_NAME_BYTES: usize = 4096;

@@ -2,8 +2,8 @@
 //! The code of a function: its rules by its instructions, and where a probe on it is cheap.
 #![no_main]
 use libfuzzer_sys::fuzz_target;
-use sonde_fuzz::elf::site;
-use sonde_fuzz::unwind::prologue;
+use sonde_elf::site;
+use sonde_unwind::prologue;
 
 const START: u64 = 0x40_1000;
 

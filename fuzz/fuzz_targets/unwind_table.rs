@@ -4,8 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use sonde_fuzz::input::{file_of, named};
 use sonde_fuzz::sound;
-use sonde_fuzz::unwind::saved::Saved;
-use sonde_fuzz::unwind::table::Table;
+use sonde_unwind::saved::Saved;
+use sonde_unwind::table::Table;
 
 const VERSION: std::ops::Range<usize> = 8..12;
 const CHECKSUM: std::ops::Range<usize> = 12..16;

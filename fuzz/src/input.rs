@@ -2,11 +2,11 @@
 //! An input cut into parts, and files in memory that hold bytes of it.
 use std::cell::RefCell;
 use std::fs::File;
-use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use crate::elf::file::{identity_of, ElfFile};
+use sonde_elf::file::{identity_of, ElfFile};
+use sonde_images::empty_file;
 
 /// The parts of an input: a length of two bytes before each, and the rest as the last one.
 pub struct Parts<'a>(&'a [u8]);
@@ -50,14 +50,7 @@ thread_local! {
 /// A file that holds `bytes`, and after them a hole up to `length`.
 pub fn file_of(bytes: &[u8], length: u64) -> File {
     MEMORY.with_borrow_mut(|memory| {
-        let file = memory.get_or_insert_with(|| {
-            // SAFETY: a new descriptor, which nobody else closes.
-            unsafe {
-                let fd = libc::memfd_create(c"input".as_ptr(), libc::MFD_CLOEXEC);
-                assert!(fd >= 0, "no file in memory");
-                File::from_raw_fd(fd)
-            }
-        });
+        let file = memory.get_or_insert_with(empty_file);
         file.set_len(0).expect("a file in memory");
         file.write_all_at(bytes, 0).expect("a file in memory");
         file.set_len(length.max(bytes.len() as u64)).expect("a file in memory");

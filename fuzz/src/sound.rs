@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What must hold of every unwind table, whatever it was made of: the kernel's program walks by it.
-use crate::unwind::rules::Rule;
-use crate::unwind::table::Table;
+use sonde_unwind::rules::Rule;
+use sonde_unwind::table::Table;
 
 pub fn check(table: &Table) {
     let rows = table.rows.len();

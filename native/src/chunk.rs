@@ -102,7 +102,8 @@ fn texts(values: &Bound<'_, PyAny>) -> PyResult<ArrayRef> {
     };
     let mut column = builder::StringBuilder::with_capacity(list.len(), 16 * list.len());
     for value in list {
-        column.append_value(value.cast::<PyString>()?.to_str()?);
+        // What is no character of UTF-8 costs itself, not the chunk.
+        column.append_value(value.cast::<PyString>()?.to_string_lossy());
     }
     Ok(Arc::new(column.finish()))
 }

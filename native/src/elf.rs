@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Questions to one ELF file: its build id, where functions start, where a probe is cheap.
 use std::path::PathBuf;
+use std::time::Duration;
 
-use object::elf;
 use pyo3::prelude::*;
 
-pub mod file;
-pub mod functions;
-pub mod record;
-mod site;
+use sonde_elf::file::{hex, ElfFile};
+use sonde_elf::probe::Function;
+use sonde_elf::{functions, probe};
 
-use file::{hex, ElfFile};
+/// Of processor time for one file.
+const LONGEST_S: f64 = 3600.0;
 
 /// A function of a file, under one of its names.
 #[pyclass(frozen, get_all, eq, hash)]
@@ -64,44 +64,21 @@ fn find_functions(
     })
 }
 
-/// (offset, cost class, instruction there) of the cheapest place for a probe on a function's entry.
+/// Where probes on functions (offset, size, whether to leave alone what only hands on) go: (offset,
+/// cost class, instruction there, whether it only hands on) of each, as far as the time goes.
 #[pyfunction]
-fn probe_site(
+fn probe_sites(
     py: Python<'_>,
     path: PathBuf,
-    offset: u64,
-    size: u64,
-) -> PyResult<(u64, &'static str, String)> {
+    functions: Vec<(u64, u64, bool)>,
+    cpu_s: f64,
+) -> PyResult<Vec<(u64, &'static str, String, bool)>> {
+    let function = |(offset, size, passes_forwarders)| Function { offset, size, passes_forwarders };
+    let functions: Vec<_> = functions.into_iter().map(function).collect();
+    let cpu = Duration::try_from_secs_f64(cpu_s.clamp(0.0, LONGEST_S)).unwrap_or_default();
     py.detach(|| {
-        let file = ElfFile::open(&path)?;
-        let bitness = match file.machine {
-            elf::EM_X86_64 => 64,
-            elf::EM_386 => 32,
-            _ => return Ok((offset, "unknown", String::new())),
-        };
-        let is_whole = (1..=site::MAX_BODY_BYTES).contains(&size);
-        let mut body = vec![0; if is_whole { size as usize } else { site::LONGEST_INSTRUCTION }];
-        let read = file.read_some(&mut body, offset)?;
-        let is_whole = is_whole && read == body.len();
-        body.truncate(read);
-        let (moved, cost, text) = site::choose(&body, bitness, is_whole);
-        let class = match cost {
-            site::Cost::Emulated => "emulated",
-            site::Cost::Nop => "nop",
-            site::Cost::SingleStep => "single-step",
-        };
-        Ok((offset + moved as u64, class, text))
-    })
-}
-
-/// Whether a function does nothing but hand on to one of another file (x86-64; else False).
-#[pyfunction]
-fn is_forwarder(py: Python<'_>, path: PathBuf, offset: u64) -> PyResult<bool> {
-    py.detach(|| {
-        let file = ElfFile::open(&path)?;
-        let mut body = [0; site::REACH_BYTES + site::LONGEST_INSTRUCTION];
-        let read = file.read_some(&mut body, offset)?;
-        Ok(file.machine == elf::EM_X86_64 && site::is_forwarder(&body[..read]))
+        let found = probe::places(&ElfFile::open(&path)?, &functions, cpu)?;
+        Ok(found.into_iter().map(|it| (it.offset, it.cost, it.text, it.is_forwarder)).collect())
     })
 }
 
@@ -109,6 +86,5 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FunctionSite>()?;
     module.add_function(wrap_pyfunction!(build_id, module)?)?;
     module.add_function(wrap_pyfunction!(find_functions, module)?)?;
-    module.add_function(wrap_pyfunction!(is_forwarder, module)?)?;
-    module.add_function(wrap_pyfunction!(probe_site, module)?)
+    module.add_function(wrap_pyfunction!(probe_sites, module)?)
 }

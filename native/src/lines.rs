@@ -6,11 +6,8 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 
-use crate::elf::file::ElfFile;
-
-mod dwarf;
-
-use dwarf::{Lines, Place};
+use sonde_elf::file::ElfFile;
+use sonde_lines::{Lines, Place};
 
 /// For each offset in the file: (function, source file, line) of what is inlined there, innermost
 /// first, and of the function itself last. Empty where the file says nothing.

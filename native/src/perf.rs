@@ -1,32 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! perf events: the sampling clock of a CPU, and the kernel's own record of what processes do
 //! (mappings, names, births, deaths), read from per-CPU rings.
-use std::collections::{HashMap, HashSet};
+use std::ffi::{OsStr, OsString};
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::atomic::{fence, Ordering};
 use std::time::{Duration, Instant};
 
 use perf_event_open_sys as sys;
 use pyo3::prelude::*;
+use pyo3::types::{PyInt, PyList, PyString, PyTuple};
+use sonde_events::interest::{Interest, Wanted};
+use sonde_events::records::{cpu_list, Event, Record};
 use sys::bindings as abi;
 
 /// Pages of records a CPU's ring holds: a power of two. A compiler farm fills 64 KiB in less time
 /// than an agent may wait for its turn on a CPU.
 const RING_PAGES: usize = 64;
 
-/// Parse the kernel's list of online CPUs, as in "0-3,8".
 pub fn online_cpus() -> Result<Vec<i32>> {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
-    let bad = || Error::from(std::io::ErrorKind::InvalidData);
-    let mut cpus = Vec::new();
-    for part in text.trim().split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let first: i32 = first.parse().map_err(|_| bad())?;
-        let last: i32 = last.parse().map_err(|_| bad())?;
-        cpus.extend(first..=last);
-    }
-    Ok(cpus)
+    cpu_list(&std::fs::read_to_string("/sys/devices/system/cpu/online")?)
 }
 
 fn open(attr: &mut abi::perf_event_attr, cpu: i32) -> Result<RawFd> {
@@ -107,8 +101,8 @@ impl Ring {
         head
     }
 
-    /// Hand every record up to `head` to `each`: type, misc, body.
-    fn drain(&mut self, head: u64, mut each: impl FnMut(u32, u16, &[u8])) {
+    /// Hand every record up to `head` to `each`.
+    fn drain(&mut self, head: u64, mut each: impl FnMut(Record)) {
         let size = (self.page * RING_PAGES) as u64;
         let control = self.control();
         // SAFETY: the control page is mapped; the tail is written by us alone.
@@ -134,7 +128,7 @@ impl Ring {
                 break;
             }
             copy(&mut record, tail + 8, usize::from(length) - 8);
-            each(kind, misc, &record);
+            each(Record::new(kind, misc, &record));
             tail += u64::from(length);
         }
         fence(Ordering::Release);
@@ -150,188 +144,138 @@ impl Drop for Ring {
     }
 }
 
-/// What happened to a process. Times in ns of CLOCK_MONOTONIC.
-#[derive(IntoPyObject)]
-enum Happened {
-    #[allow(clippy::type_complexity)]
-    Mmap((&'static str, u64, u32, u32, u64, u64, u64, u32, u32, u64, String, String)),
-    Comm((&'static str, u64, u32, u32, String, bool)),
-    Task((&'static str, u64, u32, u32, u32, u32)),
+/// Numbers are kept as Python has them: a frozen class hands such fields out by their offset alone,
+/// which costs as little as an attribute of `__slots__`. Several listeners read each event.
+type Int = Py<PyInt>;
+
+/// A process mapped a file, or memory of its own, to execute it.
+#[pyclass(frozen, get_all, module = "sonde._native")]
+pub struct MmapEvent {
+    time_ns: Int,
+    pid: Int,
+    tid: Int,
+    address: Int,
+    length: Int,
+    file_offset: Int,
+    /// (major, minor, inode); inode 0: no file.
+    file: Py<PyTuple>,
+    path: Py<PyString>,
 }
 
-fn u32_at(body: &[u8], at: usize) -> u32 {
-    body.get(at..at + 4).map_or(0, |raw| u32::from_ne_bytes(raw.try_into().unwrap()))
+/// A thread got a name; by executing a program, which leaves the process without mappings.
+#[pyclass(frozen, get_all, module = "sonde._native")]
+pub struct CommEvent {
+    time_ns: Int,
+    pid: Int,
+    tid: Int,
+    comm: Py<PyString>,
+    is_exec: bool,
 }
 
-fn u64_at(body: &[u8], at: usize) -> u64 {
-    body.get(at..at + 8).map_or(0, |raw| u64::from_ne_bytes(raw.try_into().unwrap()))
+/// A thread started; a process where `pid` differs from `parent_pid`.
+#[pyclass(frozen, get_all, module = "sonde._native")]
+pub struct ForkEvent {
+    time_ns: Int,
+    pid: Int,
+    parent_pid: Int,
+    tid: Int,
+    parent_tid: Int,
 }
 
-fn bytes_at(body: &[u8], at: usize) -> &[u8] {
-    let raw = body.get(at..).unwrap_or_default();
-    let end = raw.iter().position(|&byte| byte == 0).unwrap_or(raw.len());
-    &raw[..end]
+/// A thread ended; the first one of its process where `tid` is `pid`.
+#[pyclass(frozen, get_all, module = "sonde._native")]
+pub struct ExitEvent {
+    time_ns: Int,
+    pid: Int,
+    parent_pid: Int,
+    tid: Int,
+    parent_tid: Int,
 }
 
-fn text_at(body: &[u8], at: usize) -> String {
-    String::from_utf8_lossy(bytes_at(body, at)).into_owned()
-}
-
-/// Every record ends with the id we asked for: pid, tid, time.
-fn time_of(body: &[u8]) -> u64 {
-    body.len().checked_sub(8).map_or(0, |at| u64_at(body, at))
-}
-
-fn parse(kind: u32, misc: u16, body: &[u8]) -> Option<Happened> {
-    let (pid, second) = (u32_at(body, 0), u32_at(body, 4));
-    let time = time_of(body);
-    match kind {
-        abi::PERF_RECORD_MMAP2 => Some(Happened::Mmap((
-            "mmap",
-            time,
-            pid,
-            second,
-            u64_at(body, 8),
-            u64_at(body, 16),
-            u64_at(body, 24),
-            u32_at(body, 32),
-            u32_at(body, 36),
-            u64_at(body, 40),
-            String::new(),
-            text_at(body, 64),
-        ))),
-        abi::PERF_RECORD_COMM => {
-            let exec = u32::from(misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0;
-            Some(Happened::Comm(("comm", time, pid, second, text_at(body, 8), exec)))
-        }
-        abi::PERF_RECORD_FORK | abi::PERF_RECORD_EXIT => {
-            let name = if kind == abi::PERF_RECORD_FORK { "fork" } else { "exit" };
-            let (tid, parent_tid) = (u32_at(body, 8), u32_at(body, 12));
-            Some(Happened::Task((name, time, pid, second, tid, parent_tid)))
-        }
-        _ => None,
+#[pymethods]
+impl MmapEvent {
+    #[new]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        time_ns: Int,
+        pid: Int,
+        tid: Int,
+        address: Int,
+        length: Int,
+        file_offset: Int,
+        file: Py<PyTuple>,
+        path: Py<PyString>,
+    ) -> Self {
+        Self { time_ns, pid, tid, address, length, file_offset, file, path }
     }
 }
 
-/// How soon somebody wants to hear of a record.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wanted {
-    Never,
-    Later,
-    AtOnce,
-}
-
-/// One record as it came, before it is known whether anybody wants it.
-struct Record {
-    time_ns: u64,
-    kind: u32,
-    misc: u16,
-    body: Vec<u8>,
-}
-
-/// Mappings that nobody wants to hear of: of files that were looked at and hold nothing.
-#[derive(Default)]
-struct Dull {
-    /// By device and inode: the path, and until when.
-    files: HashMap<(u32, u32, u64), (Vec<u8>, Instant)>,
-    /// Processes whose program was not told yet since they executed it: it names them.
-    unnamed: HashSet<u32>,
-}
-
-impl Dull {
-    /// As many as a machine has files with code; all are told anew where there are more.
-    const MAX_FILES: usize = 16_384;
-    const MAX_UNNAMED: usize = 65_536;
-
-    fn put(&mut self, file: (u32, u32, u64), path: Vec<u8>, seconds: f64) {
-        if self.files.len() >= Self::MAX_FILES {
-            self.files.clear();
-        }
-        let seconds = seconds.clamp(0.0, 3600.0);
-        self.files.insert(file, (path, Instant::now() + Duration::from_secs_f64(seconds)));
-    }
-
-    /// How soon somebody wants it; all records have to be shown, in order of time. What a process
-    /// maps bears no delay, unless nothing is looked for in that file.
-    fn wants(&mut self, record: &Record, now: Instant) -> Wanted {
-        let (body, pid) = (&record.body, u32_at(&record.body, 0));
-        if self.files.is_empty() {
-            let mmap = record.kind == abi::PERF_RECORD_MMAP2;
-            return if mmap { Wanted::AtOnce } else { Wanted::Later };
-        }
-        match record.kind {
-            abi::PERF_RECORD_COMM => {
-                if u32::from(record.misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0 {
-                    if self.unnamed.len() >= Self::MAX_UNNAMED {
-                        self.unnamed.clear();
-                    }
-                    self.unnamed.insert(pid);
-                }
-                Wanted::Later
-            }
-            abi::PERF_RECORD_EXIT => {
-                if u32_at(body, 8) == pid {
-                    self.unnamed.remove(&pid);
-                }
-                Wanted::Later
-            }
-            abi::PERF_RECORD_MMAP2 => {
-                let file = (u32_at(body, 32), u32_at(body, 36), u64_at(body, 40));
-                let path = bytes_at(body, 64);
-                let names = file.2 != 0 && path.starts_with(b"/");
-                let dull = match self.files.get(&file) {
-                    Some((known, until)) => known == path && *until >= now,
-                    None => file.2 == 0, // no file at all
-                };
-                if !dull {
-                    self.unnamed.remove(&pid);
-                    return Wanted::AtOnce;
-                }
-                if !self.unnamed.contains(&pid) {
-                    return Wanted::Never;
-                }
-                if names {
-                    self.unnamed.remove(&pid);
-                }
-                Wanted::Later
-            }
-            _ => Wanted::Later,
-        }
+#[pymethods]
+impl CommEvent {
+    #[new]
+    fn new(time_ns: Int, pid: Int, tid: Int, comm: Py<PyString>, is_exec: bool) -> Self {
+        Self { time_ns, pid, tid, comm, is_exec }
     }
 }
 
-/// Chosen processes and those that descend from them, where not all of the machine's are wanted.
-#[derive(Default)]
-struct Family(Option<HashSet<u32>>);
-
-impl Family {
-    fn is_chosen(&self) -> bool {
-        self.0.is_some()
+#[pymethods]
+impl ForkEvent {
+    #[new]
+    fn new(time_ns: Int, pid: Int, parent_pid: Int, tid: Int, parent_tid: Int) -> Self {
+        Self { time_ns, pid, parent_pid, tid, parent_tid }
     }
+}
 
-    /// Whether this is of one of them. Of others all but mappings is wanted, at leisure: their
-    /// names and ends tell who woke whom. Records come in order of time.
-    fn has(&mut self, record: &Record) -> bool {
-        let Some(pids) = &mut self.0 else { return true };
-        let pid = u32_at(&record.body, 0);
-        if record.kind == abi::PERF_RECORD_FORK {
-            let parent = u32_at(&record.body, 4);
-            if pids.contains(&parent) {
-                pids.insert(pid);
+#[pymethods]
+impl ExitEvent {
+    #[new]
+    fn new(time_ns: Int, pid: Int, parent_pid: Int, tid: Int, parent_tid: Int) -> Self {
+        Self { time_ns, pid, parent_pid, tid, parent_tid }
+    }
+}
+
+fn int(py: Python<'_>, number: u64) -> Int {
+    let Ok(number) = number.into_pyobject(py);
+    number.unbind()
+}
+
+/// An event as Python has it.
+fn event_of(py: Python<'_>, event: Event) -> PyResult<Py<PyAny>> {
+    let number = |it: u32| int(py, u64::from(it));
+    // A name as it is: Python decodes it as it does file names.
+    let text = |name: Vec<u8>| {
+        let Ok(name) = OsStr::from_bytes(&name).into_pyobject(py);
+        name.unbind()
+    };
+    Ok(match event {
+        Event::Mmap { time_ns, pid, tid, start, length, offset, file, path } => {
+            let (time_ns, pid, tid) = (int(py, time_ns), number(pid), number(tid));
+            let (address, length, file_offset) = (int(py, start), int(py, length), int(py, offset));
+            let (file, path) = (file.into_pyobject(py)?.unbind(), text(path));
+            let event = MmapEvent { time_ns, pid, tid, address, length, file_offset, file, path };
+            Py::new(py, event)?.into_any()
+        }
+        Event::Comm { time_ns, pid, tid, name, is_exec } => {
+            let (time_ns, pid, tid) = (int(py, time_ns), number(pid), number(tid));
+            Py::new(py, CommEvent { time_ns, pid, tid, comm: text(name), is_exec })?.into_any()
+        }
+        Event::Task { is_birth, time_ns, pid, parent_pid, tid, parent_tid } => {
+            let (time_ns, pid, parent_pid) = (int(py, time_ns), number(pid), number(parent_pid));
+            let (tid, parent_tid) = (number(tid), number(parent_tid));
+            if is_birth {
+                Py::new(py, ForkEvent { time_ns, pid, parent_pid, tid, parent_tid })?.into_any()
             } else {
-                pids.remove(&pid); // the number was another's before
+                Py::new(py, ExitEvent { time_ns, pid, parent_pid, tid, parent_tid })?.into_any()
             }
         }
-        pids.contains(&pid)
-    }
+    })
 }
 
 /// The stream of process events of the whole machine.
 #[pyclass(unsendable)]
 pub struct ProcessEvents {
     rings: Vec<Ring>,
-    family: Family,
-    dull: Dull,
+    interest: Interest,
     /// Read and not told yet.
     kept: Vec<Record>,
     lost: u64,
@@ -344,28 +288,18 @@ impl ProcessEvents {
     /// Read what the kernel has. Returns whether any of it bears no delay.
     fn read(&mut self) -> bool {
         let mut records = Vec::new();
-        let lost = &mut self.lost;
         // All ends before any record: who is born on one CPU maps something on another later.
         let heads: Vec<u64> = self.rings.iter().map(Ring::head).collect();
         for (ring, head) in self.rings.iter_mut().zip(heads) {
-            ring.drain(head, |kind, misc, body| {
-                if kind == abi::PERF_RECORD_LOST {
-                    *lost += u64_at(body, 8);
-                } else {
-                    let time_ns = time_of(body);
-                    records.push(Record { time_ns, kind, misc, body: body.to_vec() });
-                }
+            ring.drain(head, |record| match record.lost() {
+                Some(lost) => self.lost += lost,
+                None => records.push(record),
             });
         }
         records.sort_by_key(|it| it.time_ns);
         let (now, mut hurries) = (Instant::now(), false);
         for record in records {
-            let wanted = match self.family.has(&record) {
-                false if record.kind == abi::PERF_RECORD_MMAP2 => Wanted::Never,
-                false => Wanted::Later,
-                true if self.family.is_chosen() && self.dull.files.is_empty() => Wanted::AtOnce,
-                true => self.dull.wants(&record, now),
-            };
+            let wanted = self.interest.wants(&record, now);
             hurries |= wanted == Wanted::AtOnce;
             if wanted != Wanted::Never {
                 self.kept.push(record);
@@ -391,8 +325,7 @@ impl ProcessEvents {
     #[new]
     fn new() -> PyResult<Self> {
         let rings = online_cpus()?.into_iter().map(Ring::new).collect::<Result<_>>()?;
-        let (family, dull) = (Family::default(), Dull::default());
-        Ok(Self { rings, family, dull, kept: Vec::new(), lost: 0 })
+        Ok(Self { rings, interest: Interest::default(), kept: Vec::new(), lost: 0 })
     }
 
     /// Wait until something happened, or one of the descriptors `also` has something to read, at
@@ -428,22 +361,24 @@ impl ProcessEvents {
     }
 
     /// All events since the last call that somebody wants, in order of time.
-    fn drain(&mut self) -> Vec<Happened> {
+    fn drain<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.read();
         let records = std::mem::take(&mut self.kept);
-        records.iter().filter_map(|it| parse(it.kind, it.misc, &it.body)).collect()
+        let events: PyResult<Vec<_>> =
+            records.iter().filter_map(Record::event).map(|it| event_of(py, it)).collect();
+        PyList::new(py, events?)
     }
 
     /// From now on tell of mappings by these processes alone, by those named before, and by those
     /// that descend from either; of what else others do at leisure.
     fn follow(&mut self, pids: Vec<u32>) {
-        self.family.0.get_or_insert_default().extend(pids);
+        self.interest.follow(pids);
     }
 
     /// Tell no more of mappings of this file by this path, for so many seconds, nor of those of no
     /// file; but always of the program that a process executes, which names it.
-    fn pass_over(&mut self, file: (u32, u32, u64), path: String, seconds: f64) {
-        self.dull.put(file, path.into_bytes(), seconds);
+    fn pass_over(&mut self, file: (u32, u32, u64), path: OsString, seconds: f64) {
+        self.interest.pass_over(file, path.into_vec(), seconds);
     }
 
     /// Events the kernel had no room for, so far.
@@ -454,5 +389,13 @@ impl ProcessEvents {
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<MmapEvent>()?;
+    module.add_class::<CommEvent>()?;
+    module.add_class::<ForkEvent>()?;
+    module.add_class::<ExitEvent>()?;
+    let py = module.py();
+    let all = py.get_type::<MmapEvent>().bitor(py.get_type::<CommEvent>())?;
+    let all = all.bitor(py.get_type::<ForkEvent>())?.bitor(py.get_type::<ExitEvent>())?;
+    module.add("ProcessEvent", all)?;
     module.add_class::<ProcessEvents>()
 }

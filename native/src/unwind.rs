@@ -4,22 +4,13 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 
-use crate::elf::file::{hex, open, ElfFile};
+use sonde_elf::file::{hex, open, ElfFile};
+use sonde_unwind::saved::Saved;
+use sonde_unwind::table::Table;
+use sonde_unwind::{cpython, rules};
 
-mod cpython;
-mod go;
-mod handlers;
 mod maps;
-mod plain;
 mod pool;
-mod prologue;
-mod rules;
-mod saved;
-pub mod section;
-mod table;
-
-use saved::Saved;
-use table::Table;
 
 /// Make the unwind table of an ELF file at `out`: (descriptions, rows, rules, rows of unread forms,
 /// functions without a description that were analysed).

@@ -5,6 +5,7 @@ Raises OSError with the kernel's number where the kernel refuses.
 
 from collections.abc import Mapping, Sequence
 from mmap import mmap
+from typing import final
 
 from sonde.model.code import KnownFrame
 
@@ -198,13 +199,110 @@ class Column:
 
     def __len__(self) -> int: ...
 
-class ProcessEvents:
-    """What processes of the whole machine do, as it happens.
+@final
+class MmapEvent:
+    """A process mapped a file, or memory of its own, to execute it."""
 
-    ("mmap", time_ns, pid, tid, address, length, file_offset, major, minor, inode, "", path)
-    ("comm", time_ns, pid, tid, name, is_exec)
-    ("fork" | "exit", time_ns, pid, parent_pid, tid, parent_tid)
-    """
+    def __init__(
+        self,
+        time_ns: int,
+        pid: int,
+        tid: int,
+        address: int,
+        length: int,
+        file_offset: int,
+        file: tuple[int, int, int],
+        path: str,
+    ) -> None: ...
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def tid(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int:
+        """In bytes."""
+
+    @property
+    def file_offset(self) -> int: ...
+    @property
+    def file(self) -> tuple[int, int, int]:
+        """(major, minor, inode) as in /proc/PID/maps; inode 0: no file."""
+
+    @property
+    def path(self) -> str: ...
+
+@final
+class CommEvent:
+    """A thread got a name."""
+
+    def __init__(self, time_ns: int, pid: int, tid: int, comm: str, is_exec: bool) -> None: ...
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def tid(self) -> int: ...
+    @property
+    def comm(self) -> str: ...
+    @property
+    def is_exec(self) -> bool:
+        """Whether by executing a program: then the process has no mapping of before any more."""
+
+@final
+class ForkEvent:
+    """A thread started; a process where `pid` differs from `parent_pid`."""
+
+    def __init__(
+        self,
+        time_ns: int,
+        pid: int,
+        parent_pid: int,
+        tid: int,
+        parent_tid: int,
+    ) -> None: ...
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def parent_pid(self) -> int: ...
+    @property
+    def tid(self) -> int: ...
+    @property
+    def parent_tid(self) -> int: ...
+
+@final
+class ExitEvent:
+    """A thread ended; the first one of its process where `tid` is `pid`."""
+
+    def __init__(
+        self,
+        time_ns: int,
+        pid: int,
+        parent_pid: int,
+        tid: int,
+        parent_tid: int,
+    ) -> None: ...
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def parent_pid(self) -> int: ...
+    @property
+    def tid(self) -> int: ...
+    @property
+    def parent_tid(self) -> int: ...
+
+ProcessEvent = MmapEvent | CommEvent | ForkEvent | ExitEvent
+"""What a process did. `time_ns` is of CLOCK_MONOTONIC."""
+
+class ProcessEvents:
+    """What processes of the whole machine do, as it happens."""
 
     lost: int
     def __init__(self) -> None: ...
@@ -213,7 +311,9 @@ class ProcessEvents:
         `kept_ms`: until a process maps a file that was not passed over; what else happens is looked
         at no sooner than so long after one another, and kept for `drain`."""
     def filenos(self) -> list[int]: ...
-    def drain(self) -> list[tuple[object, ...]]: ...
+    def drain(self) -> list[ProcessEvent]:
+        """All events since the last call, in order of time."""
+
     def follow(self, pids: Sequence[int]) -> None:
         """From now on tell of mappings by these processes, by those named before and by all that
         descend from either alone; of what else others do it is told, but it wakes nobody."""
@@ -315,19 +415,24 @@ def find_functions(path: str, names: Sequence[str]) -> list[FunctionSite]:
     functions (IFUNC) are left out. A file that is no readable ELF file has none.
     """
 
-def probe_site(path: str, offset: int, size: int) -> tuple[int, str, str]:
-    """Where a uprobe on the entry of a function is cheap: (file offset, class, instruction there).
+def probe_sites(
+    path: str, functions: Sequence[tuple[int, int, bool]], cpu_s: float
+) -> list[tuple[int, str, str, bool]]:
+    """Where uprobes on the entries of functions (offset, size, whether to leave forwarders alone)
+    are cheap: (file offset, class, instruction there, is a forwarder) of each, in their order; of
+    fewer where `cpu_s` of this thread's processor time is over. The file is read once for all.
 
     Classes: `emulated`; `nop` (of several bytes: emulated by Linux 6.18 and newer, single-stepped
-    by older ones); `single-step` (some 20 times as dear, offset unchanged); `unknown` (not x86,
-    offset unchanged). Between `offset` and the site nothing changes the stack pointer or an
-    argument register, and nothing in the function jumps there, so that entry and return probes see
-    what they would see at the start. `size` 0 is unknown: the site then stays at the start.
-    """
+    by older ones); `single-step` (some 20 times as dear, offset unchanged); `unknown` (not x86, or
+    a forwarder; offset unchanged). Between `offset` and the site nothing changes the stack pointer
+    or an argument register, and nothing in the function jumps there, so that entry and return
+    probes see what they would see at the start. `size` 0 is unknown: the site then stays at the
+    start.
 
-def is_forwarder(path: str, offset: int) -> bool:
-    """Whether a function only hands its callers on to one of another file, through a pointer that
-    is filled at run time (x86-64; False elsewhere). Raises OSError where it cannot be read."""
+    A forwarder only hands its callers on to a function of another file, through a pointer that is
+    filled at run time (told on x86-64, where it was asked for). Raises OSError where the file
+    cannot be read.
+    """
 
 def demangle(name: bytes) -> str:
     """A symbol's name as people read it, without control characters, at most 1,024 bytes long."""

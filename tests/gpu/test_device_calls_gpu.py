@@ -179,8 +179,8 @@ def test_what_the_driver_hands_out():
         print(f"\n{path}: {len(exported)} exported, {len(handed_out)} handed out, "
               f"{len(others)} of them elsewhere, e.g. {others[:3]}")  # fmt: skip
         classes: dict[str, int] = {}
-        for _, offset in [*exported, *others]:
-            _, cost_class, _ = _native.probe_site(path, offset, 0)
+        asked = [(offset, 0, False) for _, offset in [*exported, *others]]
+        for _, cost_class, *_ in _native.probe_sites(path, asked, 60.0):
             classes[cost_class] = classes.get(cost_class, 0) + 1
         print(f"  cost at the entry: {classes}")
         assert handed_out

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from bench import storms
 
+from sonde._native import MmapEvent, ProcessEvent
 from sonde.agent.attaching import Attacher
 from sonde.attach import library, remote
 from sonde.attach.policy import Policy
@@ -23,9 +24,12 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 from sonde.errors import TracerFailed
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or os.uname().machine != "x86_64", reason="needs root on x86-64"
-)
+pytestmark = [
+    pytest.mark.ring,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or os.uname().machine != "x86_64", reason="needs root on x86-64"
+    ),
+]
 SLEEPS = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.02)"
 
 
@@ -162,15 +166,15 @@ def wait_for_rows(attacher: Attacher, seconds: float = 10.0) -> list[tuple[objec
     return []
 
 
-def mapped(pid: int, path: str) -> list[tuple[object, ...]]:
-    return [("mmap", 1, pid, pid, 0, 0, 0, 0, 0, 1, 0, path)]
+def mapped(pid: int, path: str) -> list[ProcessEvent]:
+    return [MmapEvent(1, pid, pid, 0, 0, 0, (0, 0, 1), path)]
 
 
 def test_a_process_that_maps_a_device_library_gets_ours(sleeper: subprocess.Popen[str]) -> None:
     attacher = Attacher(Policy("all"), frozenset({os.getpid()}))
     attacher.start()
-    attacher.hear(mapped(sleeper.pid, "/usr/lib/libc.so.6"))
-    attacher.hear(mapped(sleeper.pid, "/usr/lib/libcuda.so.1") * 3)
+    attacher.on_process_events(mapped(sleeper.pid, "/usr/lib/libc.so.6"))
+    attacher.on_process_events(mapped(sleeper.pid, "/usr/lib/libcuda.so.1") * 3)
     rows = wait_for_rows(attacher)
     attacher.stop()
 
@@ -186,7 +190,7 @@ def test_a_process_that_is_stopped_gets_it_once_it_goes_on(
     attacher = Attacher(Policy("all"), frozenset({os.getpid()}))
     attacher.start()
     sleeper.send_signal(signal.SIGSTOP)
-    attacher.hear(mapped(sleeper.pid, "/usr/lib/libcuda.so.1"))
+    attacher.on_process_events(mapped(sleeper.pid, "/usr/lib/libcuda.so.1"))
     [(_, _, name, pid, *_, text)] = wait_for_rows(attacher)
     assert (name, pid) == ("attach_waits", sleeper.pid)
     assert "is stopped" in str(text)
@@ -204,7 +208,7 @@ def test_others_are_left_alone(sleeper: subprocess.Popen[str]) -> None:
     ):
         loads: list[int] = []
         attacher = Attacher(policy, roots, loads.append)
-        attacher.hear(mapped(sleeper.pid, "/usr/lib/libcuda.so.1"))
+        attacher.on_process_events(mapped(sleeper.pid, "/usr/lib/libcuda.so.1"))
         assert not len(attacher._waiting)
         attacher.stop()
 

@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sonde import _native, apis
 from sonde.collect.device_calls import DeviceCalls
@@ -93,10 +94,10 @@ class DeviceWatch:
         until = time.monotonic() + seconds
         while True:
             self._processes.wait(10)
-            self.collector.hear(self._processes.drain())
+            self.collector.on_process_events(self._processes.drain())
             if self._processes.lost > self._lost:
                 self._lost = self._processes.lost
-                self.collector.resync()
+                self.collector.on_events_lost()
             if time.monotonic() >= until:
                 return
 
@@ -114,13 +115,14 @@ class DeviceWatch:
 
     def drain(self) -> None:
         batch = self.collector.drain(time.monotonic_ns(), True)
-        for row in batch.rows.get("activity", []):
+        tables: Mapping[str, Any] = batch.rows
+        for row in tables.get("activity", []):
             _, _, function, _, _, direction, status, pid, _, _, count, ns, size, *_ = row
             key = (pid, function, direction, status)
             self.calls[key] += count
             self.bytes[key] += size
             self.ns[key] += ns
-        for row in batch.rows.get("sample", []):
+        for row in tables.get("sample", []):
             _, _, function, pid, _, _, stack, count, ns, size = row
             self.samples[pid, function].append((stack, count, ns, size))
         self.events += batch.rows.get("event", [])

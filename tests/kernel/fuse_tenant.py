@@ -243,6 +243,18 @@ def read_own_memory(memory: int) -> None:
     os.pread(memory, 64, AT)
 
 
+def read_once_told(memory: int) -> None:
+    """When SIGUSR2 comes."""
+    signal.sigwait([signal.SIGUSR2])
+    read_own_memory(memory)
+
+
+def read_a_little_later(memory: int) -> None:
+    """When the process has had time to go on."""
+    time.sleep(0.3)
+    read_own_memory(memory)
+
+
 def map_library() -> None:
     map_file(LIBRARY, AT + 0x100000, 64)
 
@@ -267,7 +279,7 @@ def run_later(folder: Path) -> None:
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     STEPS.pass_one()
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-    in_thread(lambda: (signal.sigwait([signal.SIGUSR2]), read_own_memory(memory)))
+    in_thread(lambda: read_once_told(memory))
     STEPS.done()
 
 
@@ -276,7 +288,7 @@ def run_thread(folder: Path) -> None:
     map_file(str(folder / "fuse/f"), AT)
     memory = os.open("/proc/self/mem", os.O_RDONLY)
     STEPS.pass_one()
-    in_thread(lambda: (time.sleep(0.3), read_own_memory(memory)))
+    in_thread(lambda: read_a_little_later(memory))
     in_thread(STEPS.done)
     libc.syscall(60, 0)  # exit, of this thread alone
 

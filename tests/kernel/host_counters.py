@@ -8,9 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 
-def grown(recorder, series: str, **attributes: object) -> float:
+class Rows(Protocol):
+    """A recorder that has ended, or whatever else answers SQL."""
+
+    def rows(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """The rows of a query."""
+
+
+def grown(recorder: Rows, series: str, **attributes: object) -> float:
     """How much a counter grew over the recording, all that carry these attributes together."""
     total = 0.0
     for labels, first, last in recorder.rows(
@@ -41,7 +49,9 @@ def read_beside(read: Callable[[], int]) -> Iterator[list[tuple[int, int]]]:
         thread.join()
 
 
-def grown_beside(recorder, seen: list[tuple[int, int]], series: str, **attributes: object):
+def grown_beside(
+    recorder: Rows, seen: list[tuple[int, int]], series: str, **attributes: object
+) -> tuple[float, float]:
     """How much a counter grew between the first and the last reading of the recorder, and how much
     it did between the same two moments by readings of our own."""
     rows = [
@@ -58,9 +68,9 @@ def grown_beside(recorder, seen: list[tuple[int, int]], series: str, **attribute
     return sum(final.values()) - sum(first.values()), truths[1] - truths[0]
 
 
-def last(recorder, series: str, **attributes: object) -> float:
+def last(recorder: Rows, series: str, **attributes: object) -> float:
     return sum(
-        value
+        float(value)
         for labels, value in recorder.rows(
             "SELECT labels, max_by(value, time_ns) FROM metric WHERE series = ? GROUP BY labels",
             series,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import silent_fuse
-from sonde import interpreter
+from sonde import interpreter, procfs
 from sonde.agent.attaching import Attacher
 from sonde.attach import remote
 from sonde.attach.policy import Policy
@@ -66,7 +66,7 @@ def test_the_agent_attaches_to_the_next_process_when_a_tracer_cannot_die(hangs, 
     def load(pid):
         if pid == children[0].pid:
             monkeypatch.setattr(interpreter, "command", lambda *_: hangs)
-            remote._run([str(pid)], 0.2)
+            remote._run([str(pid)], 0.2, procfs.party_of(pid))
         loaded.append(pid)
 
     attacher = Attacher(Policy("all", []), load=load)
@@ -80,6 +80,7 @@ def test_the_agent_attaches_to_the_next_process_when_a_tracer_cannot_die(hangs, 
         assert loaded == [children[1].pid]
         rows = {(row[2], row[3]) for row in attacher.rows(0)}
         assert rows == {("attach_failed", children[0].pid), ("attached", children[1].pid)}
+        assert attacher.failed == 1
     finally:
         attacher.stop()
         for child in children:
@@ -87,14 +88,18 @@ def test_the_agent_attaches_to_the_next_process_when_a_tracer_cannot_die(hangs, 
             child.wait()
 
 
-def test_nothing_more_is_attached_while_many_tracers_hang(hangs, monkeypatch):
+def test_tracers_that_cannot_die_stop_attaches_to_their_own_users_processes_alone(
+    hangs, monkeypatch
+):
     monkeypatch.setattr(remote, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(remote, "MOST_HANGING", 1)
     monkeypatch.setattr(interpreter, "command", lambda *_: hangs)
-    with pytest.raises(AttachFailed, match="in time"):
-        remote._run([], 0.2)
-    with pytest.raises(AttachFailed, match="hang in the kernel"):
-        remote._run([], 0.2)
+    for _ in range(remote.HANGING_OF_PARTY):
+        with pytest.raises(AttachFailed, match="in time"):
+            remote._run([], 0.2, 12345)
+    with pytest.raises(AttachFailed, match="of user 12345 were killed and hang in the kernel"):
+        remote._run([], 0.2, 12345)
+    monkeypatch.setattr(interpreter, "command", lambda *_: (sys.executable, "-c", "print('{}')"))
+    assert remote._run([], 20.0, 20001) == {}
 
 
 def test_a_reader_of_source_lines_that_cannot_die_costs_its_file_alone(hangs, tmp_path):

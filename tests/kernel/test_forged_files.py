@@ -25,7 +25,10 @@ from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
 from symbol_programs import build, plugin
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and acts as another user")
+pytestmark = [
+    pytest.mark.attacks,
+    pytest.mark.skipif(os.geteuid() != 0, reason="mounts and acts as another user"),
+]
 
 ATTACKER, GONE = 12_345, (1 << 22) + 1
 """A user; a pid that no process has."""

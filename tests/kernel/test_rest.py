@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from sonde.agent.pace import TICKS_TO_REST, Pace
+from sonde.agent.adaptive_scheduler import TICKS_TO_REST, AdaptiveScheduler
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel
 from sonde.collect.queues import QueueCollector
@@ -40,12 +40,12 @@ def worker():
 
 def usage(cpu_ns):
     """A row of what one process used."""
-    return Batch(rows={"usage": [(0, 1, 0, cpu_ns, *[0] * 10)]})
+    return Batch(rows={"usage": [(0, 1, 0, cpu_ns, *[0] * 12)]})
 
 
-def quiet_ticks(pace, count):
+def quiet_ticks(scheduler, count):
     for _ in range(count):
-        pace.judge([usage(1_000_000)], 1.0)
+        scheduler.on_tick([usage(1_000_000)], 1.0)
 
 
 def readable(fds, timeout_ms):
@@ -60,21 +60,21 @@ def stackless(**options):
 
 
 def test_work_ends_the_rest(queues, worker):
-    pace = Pace(stackless(), [queues])
-    quiet_ticks(pace, TICKS_TO_REST)
-    assert pace.tick_s == 5.0
-    assert readable(pace.fds, SOON_MS)
-    assert pace.is_stirred()
-    pace.judge([usage(1_000_000)], 0.3)
-    assert pace.tick_s == 1.0
-    assert not pace.fds
-    assert not pace.is_stirred()
+    scheduler = AdaptiveScheduler(stackless(), [queues])
+    quiet_ticks(scheduler, TICKS_TO_REST)
+    assert scheduler.tick_s == 5.0
+    assert readable(scheduler.fds, SOON_MS)
+    assert scheduler.is_woken()
+    scheduler.on_tick([usage(1_000_000)], 0.3)
+    assert scheduler.tick_s == 1.0
+    assert not scheduler.fds
+    assert not scheduler.is_woken()
 
 
 def test_the_timer_tells_nobody_who_does_not_ask(queues, worker):
-    fd = queues.watch()
+    fd = queues.arm_wakeup()
     assert readable([fd], SOON_MS)
-    queues.unwatch()
+    queues.disarm_wakeup()
     assert not readable([fd], 500)
 
 
@@ -104,19 +104,20 @@ def test_where_a_timer_is_refused_the_sampling_clocks_look(worker, monkeypatch):
 
 
 def test_ticks_in_which_something_was_used_bring_no_rest(queues):
-    pace = Pace(stackless(), [queues])
+    scheduler = AdaptiveScheduler(stackless(), [queues])
     for _ in range(TICKS_TO_REST):
-        quiet_ticks(pace, TICKS_TO_REST - 1)
-        pace.judge([usage(120_000_000)], 1.0)
-    assert pace.tick_s == 1.0
+        quiet_ticks(scheduler, TICKS_TO_REST - 1)
+        scheduler.on_tick([usage(120_000_000)], 1.0)
+    assert scheduler.tick_s == 1.0
 
 
-@pytest.mark.parametrize("row", [(0, "device"), (0, "block")])
-def test_calls_of_devices_bring_no_rest(queues, row):
-    pace = Pace(stackless(), [queues])
+@pytest.mark.parametrize("kind", ["device", "block"])
+def test_calls_of_devices_bring_no_rest(queues, kind):
+    row = (0, kind, "", "", "", "", *[0] * 10)
+    scheduler = AdaptiveScheduler(stackless(), [queues])
     for _ in range(TICKS_TO_REST):
-        pace.judge([Batch(rows={"activity": [row]})], 1.0)
-    assert pace.tick_s == (1.0 if row[1] == "device" else 5.0)
+        scheduler.on_tick([Batch(rows={"activity": [row]})], 1.0)
+    assert scheduler.tick_s == (1.0 if kind == "device" else 5.0)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +130,6 @@ def test_calls_of_devices_bring_no_rest(queues, row):
     ],
 )
 def test_who_takes_stacks_or_cannot_be_woken_does_not_rest(queues, config):
-    pace = Pace(config, [queues])
-    quiet_ticks(pace, TICKS_TO_REST)
-    assert pace.tick_s == 1.0
+    scheduler = AdaptiveScheduler(config, [queues])
+    quiet_ticks(scheduler, TICKS_TO_REST)
+    assert scheduler.tick_s == 1.0

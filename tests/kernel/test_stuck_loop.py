@@ -15,19 +15,22 @@ import urllib.request
 import pytest
 from fuse_tenants import tenant
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes a device and acts as other users")
+pytestmark = [
+    pytest.mark.attacks,
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes a device and acts as other users"),
+]
 
 STUCK = """
 import sys
-from sonde.agent import listening, outlets, top
+from sonde.agent import event_loop, outlets, top
 outlets.STUCK_S = 2.0
 
 def hang(*_):
     if len(sys.argv) > 2:
         open("/proc/%s/stat" % sys.argv[1]).read()
 
-for name in ("hear", "_look"):
-    setattr(listening.Listening, name, hang)
+for name in ("poll", "_update_unwinder"):
+    setattr(event_loop.EventLoop, name, hang)
 top.Top.look = hang
 from sonde.cli.main import main
 sys.exit(main(sys.argv[2:]))

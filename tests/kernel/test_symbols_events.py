@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sonde import _native, procfs
+from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.model.code import Frame
 from sonde.resolve import Resolver
 from sonde.resolve.tracked_process import TrackedProcess
@@ -32,7 +33,7 @@ class Watch:
         self.resolver.start()
 
     def take(self) -> None:
-        self.resolver.feed(self.events.drain())
+        self.resolver.on_process_events(self.events.drain())
 
     def named(self, comm: str) -> list[TrackedProcess]:
         """Processes of that name, as events told of them, dead or alive."""
@@ -229,7 +230,7 @@ def test_a_storm_of_short_processes_leaves_little_behind(watch: Watch) -> None:
         watch.events.wait(20)
         events = watch.events.drain()
         start = time.process_time()
-        watch.resolver.feed(events)
+        watch.resolver.on_process_events(events)
         spent += time.process_time() - start
     watch.take()
     assert watch.events.lost == 0
@@ -244,8 +245,8 @@ def mapped_by_true(events: _native.ProcessEvents) -> dict[str, tuple[int, int, i
     events.drain()
     true = subprocess.Popen(["/bin/true"])
     true.wait()
-    told = [it for it in events.drain() if it[0] == "mmap" and it[2] == true.pid]
-    return {str(it[11]): it[7:10] for it in told if it[9]}
+    told = [it for it in events.drain() if isinstance(it, MmapEvent) and it.pid == true.pid]
+    return {it.path: it.file for it in told if it.file[2]}
 
 
 def test_mappings_that_nobody_wants_are_not_told_but_the_program_is() -> None:
@@ -265,12 +266,12 @@ def test_mappings_that_nobody_wants_are_not_told_but_the_program_is() -> None:
     assert mapped_by_true(events) == all_of_them
 
 
-def passed_over(events: _native.ProcessEvents) -> list[tuple]:
+def passed_over(events: _native.ProcessEvents) -> list[ProcessEvent]:
     """What came; nothing of what was mapped is to be told of again."""
     told = events.drain()
     for event in told:
-        if event[0] == "mmap" and event[9]:
-            events.pass_over(event[7:10], str(event[11]), 60.0)
+        if isinstance(event, MmapEvent) and event.file[2]:
+            events.pass_over(event.file, event.path, 60.0)
     return told
 
 
@@ -281,11 +282,11 @@ def test_what_bears_a_delay_wakes_nobody_and_is_kept() -> None:
         true = subprocess.Popen(["/bin/true"])
         true.wait()
         woken = events.wait(100, [], 10)
-        came = [event[0] for event in passed_over(events) if event[2] == true.pid]
+        came = [type(event) for event in passed_over(events) if event.pid == true.pid]
         if not woken:
             break
     assert not woken
-    assert {"fork", "comm", "mmap", "exit"} == set(came)
+    assert {ForkEvent, CommEvent, MmapEvent, ExitEvent} == set(came)
 
 
 def test_a_file_that_nobody_mapped_before_is_told_at_once(tmp_path: Path) -> None:
@@ -299,7 +300,7 @@ def test_a_file_that_nobody_mapped_before_is_told_at_once(tmp_path: Path) -> Non
     paths: set[str] = set()
     while str(new) not in paths:
         assert events.wait(20_000, [], 10)
-        paths |= {str(event[11]) for event in passed_over(events) if event[0] == "mmap"}
+        paths |= {event.path for event in passed_over(events) if isinstance(event, MmapEvent)}
     true.wait()
 
 
@@ -329,7 +330,8 @@ def test_of_chosen_processes_and_their_children_alone_mappings_are_told(tmp_path
         assert not events.wait(200, (), 5), "strangers wake nobody"
         assert time.monotonic() - began_s > 0.15
         told = events.drain()
-        assert {event[0] for event in told if event[2] == stranger.pid} == {"fork", "comm", "exit"}
+        kinds = {type(event) for event in told if event.pid == stranger.pid}
+        assert kinds == {ForkEvent, CommEvent, ExitEvent}
         shell.stdin.write(f"({brief}); echo\n")  # by a child of a child
         shell.stdin.flush()
         assert events.wait(20_000, (), 5)
@@ -337,10 +339,12 @@ def test_of_chosen_processes_and_their_children_alone_mappings_are_told(tmp_path
         shell.stdout.readline()
         time.sleep(0.05)
         told = events.drain()
-        mapped = {event[2] for event in told if event[0] == "mmap"}
-        (child,) = {event[2] for event in told if event[0] == "comm" and event[4] == "brief"}
+        mapped = {event.pid for event in told if isinstance(event, MmapEvent)}
+        named = [event for event in told if isinstance(event, CommEvent)]
+        (child,) = {event.pid for event in named if event.comm == "brief"}
         assert child in mapped
-        assert mapped <= {event[2] for event in told if event[0] == "fork"} | {shell.pid}
+        born = {event.pid for event in told if isinstance(event, ForkEvent)}
+        assert mapped <= born | {shell.pid}
     finally:
         shell.kill()
         shell.communicate()

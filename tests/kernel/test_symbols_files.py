@@ -21,7 +21,7 @@ from sonde.resolve import Resolver
 from sonde.resolve.tracked_process import TrackedProcess
 from symbol_programs import Talking, build, plugin
 
-pytestmark = pytest.mark.bpf
+pytestmark = [pytest.mark.observes, pytest.mark.bpf]
 
 
 @pytest.fixture
@@ -101,11 +101,11 @@ def test_a_library_that_is_loaded_late_is_found(resolver: Resolver, tmp_path: Pa
     late = plugin(tmp_path / "libplugin.so")
     with Talking(build("loader.c", tmp_path / "loader"), late) as talking:
         events = _native.ProcessEvents()
-        resolver.feed(events.drain())
+        resolver.on_process_events(events.drain())
         assert _process(resolver, talking.pid).space()  # read before the library is there
         talking.go_on()
         talking.listen()
-        resolver.feed(events.drain())
+        resolver.on_process_events(events.drain())
         frame = _frame(resolver, talking.pid, talking.addresses["plugin_work"] + 1)
         assert (frame.function, frame.binary) == ("plugin_work", "libplugin.so")
 
@@ -121,7 +121,7 @@ def test_an_address_seen_before_its_mapping_is_looked_up_again(
         talking.listen()
         address = talking.addresses["plugin_work"] + 1
         assert _frame(resolver, talking.pid, address).binary == "[unknown]"
-        resolver.feed(events.drain())
+        resolver.on_process_events(events.drain())
         assert _frame(resolver, talking.pid, address).function == "plugin_work"
 
 

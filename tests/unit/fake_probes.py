@@ -133,13 +133,17 @@ class FakeElf:
                 if name in names
             ]
 
-        def site(path, offset, size):
+        def site(offset):
             [(_, moved, cost)] = {it for it in functions.values() if it[0] == offset}
             return moved, cost, "push rbp"
 
+        def sites(path, asked, cpu_s):
+            if cpu_s <= 0:
+                return []
+            return [(*site(at), spares and at in forwarders) for at, _, spares in asked]
+
         monkeypatch.setattr(_native, "find_functions", find)
-        monkeypatch.setattr(_native, "probe_site", site)
-        monkeypatch.setattr(_native, "is_forwarder", lambda path, offset: offset in forwarders)
+        monkeypatch.setattr(_native, "probe_sites", sites)
 
 
 class FakeLocks:

@@ -195,6 +195,87 @@ def test_an_import_circle_is_found() -> None:
     assert circular({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == set()
 
 
+def bases_of(paths: list[Path]) -> dict[str, set[str]]:
+    """The names of the base classes of each class."""
+    found: dict[str, set[str]] = {}
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    return found
+
+
+def descendants(root: str, bases: dict[str, set[str]]) -> set[str]:
+    """A class and all that inherit from it, directly or not."""
+    found = {root}
+    while new := {name for name, above in bases.items() if above & found} - found:
+        found |= new
+    return found
+
+
+def observing_modules() -> list[Path]:
+    return [path for path in modules() if room_of(path) in ("agent", "collect")]
+
+
+def type_tests(tree: ast.AST, classes: set[str]) -> list[int]:
+    """Lines with isinstance() or a comparison with type() against one of some classes."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance":
+            tested: list[ast.expr] = node.args[1:]
+        elif isinstance(node, ast.Compare) and getattr(
+            getattr(node.left, "func", None), "id", ""
+        ) in ("type",):
+            tested = node.comparators
+        elif isinstance(node, ast.MatchClass):
+            tested = [node.cls]
+        else:
+            continue
+        names = {
+            getattr(it, "id", getattr(it, "attr", "")) for one in tested for it in ast.walk(one)
+        }
+        if names & classes:
+            lines.append(node.lineno)
+    return lines
+
+
+def test_nobody_asks_of_what_class_a_collector_or_a_scheduler_is() -> None:
+    """The agent knows them by their protocols, so that a new one is a file and a registration."""
+    paths = observing_modules()
+    bases = bases_of(paths)
+    classes = descendants("Collector", bases) | descendants("Scheduler", bases)
+    classes |= {"NullProcessEvents", "ProcessEvents"}
+    found = {
+        str(path.relative_to(PACKAGE)): lines
+        for path in paths
+        if (lines := type_tests(ast.parse(path.read_text()), classes))
+    }
+
+    assert len(classes) > 15
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        *("isinstance(it, Waits)", "isinstance(it, (int, waits.Waits))", "type(it) is Waits"),
+        "match it:\n  case Waits():\n    pass",
+    ],
+)
+def test_every_way_to_ask_for_a_class_is_seen(code: str) -> None:
+    assert type_tests(ast.parse(code), {"Waits"})
+
+
+def test_every_collector_is_registered() -> None:
+    bases = bases_of(observing_modules())
+    below = {above for names in bases.values() for above in names}
+    collectors = descendants("Collector", bases) - below
+    registry = (PACKAGE / "agent" / "registry.py").read_text()
+
+    assert len(collectors) >= 11
+    assert [name for name in collectors if f"{name}(" not in registry] == []
+
+
 def test_the_recorder_loads_no_heavy_library() -> None:
     program = (
         "import sys, sonde.cli.main, sonde.cli.record, sonde.agent, sonde.sinks.capture;"

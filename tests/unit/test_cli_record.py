@@ -19,6 +19,8 @@ import pytest
 
 from sonde.query.capture import read
 
+pytestmark = pytest.mark.takes_rings
+
 SONDE = [sys.executable, "-m", "sonde"]
 WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
 AS_ROOT = pytest.mark.skipif(

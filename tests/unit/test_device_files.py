@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from sonde import apis, procfs, system_libraries
+from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent
 from sonde.collect import discovery, libraries, put_off
 from sonde.collect.discovery import Discovery
 from sonde.collect.libraries import MappedFile, identity, installed, mapped_by, open_mapped
@@ -81,7 +82,7 @@ def opened(monkeypatch):
 
 
 def mapped(pid, inode, path):
-    return ("mmap", 0, pid, pid, 0x1000, 0x1000, 0, 8, 1, inode, "", path)
+    return MmapEvent(0, pid, pid, 0x1000, 0x1000, 0, (8, 1, inode), path)
 
 
 def make(probes):
@@ -95,8 +96,8 @@ def test_every_file_is_looked_at_once_programs_and_device_libraries_first(opened
         *(mapped(10, 2, "/lib/libc.so.6"), mapped(10, 1, "/bin/sh"), mapped(10, 3, A_LIBRARY)),
         *(mapped(11, 1, "/bin/sh"), mapped(11, 3, A_LIBRARY)),
     ]
-    found.hear(events)
-    found.hear(events)
+    found.on_process_events(events)
+    found.on_process_events(events)
     assert probes.examined == ["sh", "libOpenCL.so.1", "libc.so.6"]
     assert list(probes.files) == [(8, 1, 3)]
 
@@ -113,7 +114,7 @@ def test_after_a_loss_of_events_what_is_mapped_now_is_looked_at(opened, monkeypa
 
 def test_what_is_no_file_is_passed_over(opened):
     probes = FakeProbes()
-    make(probes).hear([mapped(10, 0, "//anon"), ("mmap",), ("comm", 0, 1, 1, "x", False)])
+    make(probes).on_process_events([mapped(10, 0, "//anon"), CommEvent(0, 1, 1, "x", False)])
     assert probes.examined == []
 
 
@@ -121,7 +122,7 @@ def test_a_storm_of_new_files_is_spread_over_time(opened, monkeypatch):
     probes = FakeProbes()
     found = make(probes)
     monkeypatch.setattr(discovery, "EXAMINE_S", 0.0)
-    found.hear([mapped(10, inode, f"/lib/{inode}.so") for inode in range(1, 100)])
+    found.on_process_events([mapped(10, inode, f"/lib/{inode}.so") for inode in range(1, 100)])
     assert probes.examined == []
     assert found.backlog == 99
     monkeypatch.setattr(discovery, "EXAMINE_S", 10.0)
@@ -133,18 +134,18 @@ def test_a_storm_of_new_files_is_spread_over_time(opened, monkeypatch):
 def test_a_file_is_looked_at_again_when_its_inode_may_be_another(opened, monkeypatch):
     probes = FakeProbes()
     found = make(probes)
-    found.hear([mapped(10, 5, "/tmp/a.out")])
-    found.hear([mapped(11, 5, "/tmp/b.out")])
+    found.on_process_events([mapped(10, 5, "/tmp/a.out")])
+    found.on_process_events([mapped(11, 5, "/tmp/b.out")])
     assert probes.examined == ["a.out", "b.out"]
     monkeypatch.setattr(discovery, "EXAMINED_FOR_S", 0.0)
-    found.hear([mapped(12, 5, "/tmp/a.out")])
+    found.on_process_events([mapped(12, 5, "/tmp/a.out")])
     assert probes.examined == ["a.out", "b.out", "a.out"]
 
 
 def test_what_is_remembered_is_bounded(opened, monkeypatch):
     monkeypatch.setattr(discovery, "EXAMINED_FILES", 10)
     found = make(FakeProbes())
-    found.hear([mapped(10, inode, f"/lib/{inode}.so") for inode in range(1, 100)])
+    found.on_process_events([mapped(10, inode, f"/lib/{inode}.so") for inode in range(1, 100)])
     assert len(found._examined) == 10
 
 
@@ -154,7 +155,7 @@ def used(opened, monkeypatch):
     monkeypatch.setattr(discovery, "UNMAPPED_S", 0.0)
     probes = FakeProbes("libOpenCL.so.1")
     found = make(probes)
-    found.hear([mapped(10, 3, A_LIBRARY)])
+    found.on_process_events([mapped(10, 3, A_LIBRARY)])
     return found, probes
 
 
@@ -164,23 +165,23 @@ def test_probes_stay_while_a_process_maps_the_file(used):
     assert probes.files
 
 
-@pytest.mark.parametrize("end", [("exit", 0, 10, 1, 10, 1), ("comm", 0, 10, 10, "other", True)])
+@pytest.mark.parametrize("end", [ExitEvent(0, 10, 1, 10, 1), CommEvent(0, 10, 10, "other", True)])
 def test_probes_come_off_when_the_last_process_ends_or_runs_something_else(used, end):
     found, probes = used
-    found.hear([("exit", 0, 10, 1, 12, 1)])  # another of its threads
+    found.on_process_events([ExitEvent(0, 10, 1, 12, 1)])  # another of its threads
     found.tidy()
     assert probes.files
-    found.hear([end])
+    found.on_process_events([end])
     found.tidy()
     assert not probes.files
 
 
 def test_a_child_that_inherited_the_mapping_keeps_the_probes(used):
     found, probes = used
-    found.hear([("fork", 0, 20, 10, 20, 10), ("exit", 0, 10, 1, 10, 1)])
+    found.on_process_events([ForkEvent(0, 20, 10, 20, 10), ExitEvent(0, 10, 1, 10, 1)])
     found.tidy()
     assert probes.files
-    found.hear([("exit", 0, 20, 10, 20, 10)])
+    found.on_process_events([ExitEvent(0, 20, 10, 20, 10)])
     found.tidy()
     assert not probes.files
 
@@ -189,7 +190,7 @@ def test_probes_stay_where_proc_knows_of_a_user_that_no_event_told_of(used, monk
     found, probes = used
     one = MappedFile(30, (8, 1, 3), A_LIBRARY, 0, 4096)
     monkeypatch.setattr(discovery, "mapped_now", lambda _unread: iter([one]))
-    found.hear([("exit", 0, 10, 1, 10, 1)])
+    found.on_process_events([ExitEvent(0, 10, 1, 10, 1)])
     found.tidy()
     assert probes.files
 
@@ -200,7 +201,7 @@ def test_a_library_that_is_gone_before_it_could_be_read_is_told(monkeypatch):
 
     monkeypatch.setattr(discovery, "open_mapped", gone)
     probes = FakeProbes()
-    make(probes).hear([mapped(10, 3, A_LIBRARY), mapped(10, 4, "/tmp/quick")])
+    make(probes).on_process_events([mapped(10, 3, A_LIBRARY), mapped(10, 4, "/tmp/quick")])
     assert [(name, text) for name, _, text in probes.notices] == [
         ("library_gone", f"{Path(A_LIBRARY).name}: gone before it was read")
     ]
@@ -311,13 +312,13 @@ def test_what_need_not_be_heard_of_again_is_what_carries_nothing(opened, monkeyp
     found = make(FakeProbes("libOpenCL.so.1"))
     found.dull()  # somebody wants to know
     events = [mapped(10, 2, "/lib/libc.so.6"), mapped(10, 3, A_LIBRARY)]
-    found.hear(events)
+    found.on_process_events(events)
     assert found.dull() == {}  # each was looked at, and may have been the only one
-    found.hear(events)
+    found.on_process_events(events)
     (((file, path), _),) = found.dull().items()
     assert (file, path) == ((8, 1, 2), "/lib/libc.so.6")
     monkeypatch.setattr(discovery, "EXAMINED_FOR_S", 0.0)
-    found.hear(events)
+    found.on_process_events(events)
     assert found.dull() == {}
 
 
@@ -328,8 +329,10 @@ def test_a_file_that_is_put_off_is_tried_again_ever_more_rarely(opened, monkeypa
     key = (8, 1, 3)
     probes.held[key] = Holder(os.getpid(), 1000)
     found = make(probes)
-    found.hear([mapped(10, 3, A_LIBRARY)])
-    found.hear([mapped(11, 3, A_LIBRARY)])  # one more of its users: nobody is asked for it
+    found.on_process_events([mapped(10, 3, A_LIBRARY)])
+    found.on_process_events(
+        [mapped(11, 3, A_LIBRARY)]
+    )  # one more of its users: nobody is asked for it
     assert len(probes.examined) == 1
     tries = []
     for _ in range(200):
@@ -352,7 +355,7 @@ def test_a_file_is_tried_at_once_where_the_process_is_gone(opened):
     probes = FakeProbes("libOpenCL.so.1")
     probes.held[8, 1, 3] = Holder(500_000_001, 1000)
     found = make(probes)
-    found.hear([mapped(10, 3, A_LIBRARY)])
+    found.on_process_events([mapped(10, 3, A_LIBRARY)])
     probes.held.clear()
     found.tidy()
     assert (8, 1, 3) in probes.files
@@ -362,7 +365,7 @@ def test_where_the_way_to_a_file_is_gone_others_are_looked_for(opened, monkeypat
     probes = FakeProbes("libOpenCL.so.1")
     probes.held[8, 1, 3] = Holder(500_000_001, 1000)
     found = make(probes)
-    found.hear([mapped(10, 3, A_LIBRARY)])
+    found.on_process_events([mapped(10, 3, A_LIBRARY)])
     probes.held.clear()
     other = MappedFile(12, (8, 1, 3), A_LIBRARY, 0, 1)
 
@@ -389,19 +392,19 @@ def parties(opened, monkeypatch):
 def test_one_user_fills_no_more_places_than_a_share(parties):
     probes = FakeProbes("libOpenCL.so.1")
     found = make(probes)
-    found.hear([mapped(GREEDY, inode, A_LIBRARY) for inode in range(1, 200)])
+    found.on_process_events([mapped(GREEDY, inode, A_LIBRARY) for inode in range(1, 200)])
     assert 0.9 * PLACES_OF_PARTY < 40 * len(probes.files) <= PLACES_OF_PARTY
     refused = [text for name, _, text in probes.notices if name == "probe_refused"]
     assert refused == ["further files of user 1000"]
     assert found.over_share == 199 - len(probes.files)
-    found.hear([mapped(OTHER, 500, A_LIBRARY), mapped(ROOT, 501, A_LIBRARY)])
+    found.on_process_events([mapped(OTHER, 500, A_LIBRARY), mapped(ROOT, 501, A_LIBRARY)])
     assert {(8, 1, 500), (8, 1, 501)} <= probes.files.keys()
 
 
 def test_files_of_few_functions_are_bounded_by_their_number(parties):
     probes = FakeProbes("libOpenCL.so.1")
     probes.counts = {(8, 1, inode): 1 for inode in range(1, 500)}
-    make(probes).hear([mapped(GREEDY, inode, A_LIBRARY) for inode in range(1, 500)])
+    make(probes).on_process_events([mapped(GREEDY, inode, A_LIBRARY) for inode in range(1, 500)])
     assert len(probes.files) == FILES_OF_PARTY
 
 
@@ -409,9 +412,9 @@ def test_a_file_that_was_too_much_for_one_user_is_probed_for_another(parties):
     probes = FakeProbes("libOpenCL.so.1")
     found = make(probes)
     probes.counts[8, 1, 1] = PLACES_OF_PARTY - 10
-    found.hear([mapped(GREEDY, 1, A_LIBRARY), mapped(GREEDY, 2, A_LIBRARY)])
+    found.on_process_events([mapped(GREEDY, 1, A_LIBRARY), mapped(GREEDY, 2, A_LIBRARY)])
     assert list(probes.files) == [(8, 1, 1)]
-    found.hear([mapped(OTHER, 2, A_LIBRARY)])
+    found.on_process_events([mapped(OTHER, 2, A_LIBRARY)])
     assert list(probes.files) == [(8, 1, 1), (8, 1, 2)]
 
 
@@ -420,11 +423,11 @@ def test_what_is_no_longer_probed_counts_no_longer(parties, monkeypatch):
     found = make(probes)
     probes.counts[8, 1, 1] = probes.counts[8, 1, 2] = PLACES_OF_PARTY
     monkeypatch.setattr(discovery, "UNMAPPED_S", 0.0)
-    found.hear([mapped(GREEDY, 1, A_LIBRARY), mapped(GREEDY, 2, A_LIBRARY)])
+    found.on_process_events([mapped(GREEDY, 1, A_LIBRARY), mapped(GREEDY, 2, A_LIBRARY)])
     assert list(probes.files) == [(8, 1, 1)]
-    found.hear([("exit", 0, GREEDY, GREEDY, GREEDY, 0)])
+    found.on_process_events([ExitEvent(0, GREEDY, 1, GREEDY, 1)])
     found.tidy()
-    found.hear([mapped(GREEDY, 2, A_LIBRARY)])
+    found.on_process_events([mapped(GREEDY, 2, A_LIBRARY)])
     assert list(probes.files) == [(8, 1, 2)]
 
 
@@ -432,7 +435,7 @@ def test_a_file_of_more_functions_than_any_library_is_examined_once(parties):
     probes = FakeProbes("libOpenCL.so.1")
     probes.counts[8, 1, 1] = PLACES_OF_PARTY + 1
     found = make(probes)
-    found.hear([mapped(GREEDY, 1, A_LIBRARY)])
-    found.hear([mapped(OTHER, 1, A_LIBRARY)])
+    found.on_process_events([mapped(GREEDY, 1, A_LIBRARY)])
+    found.on_process_events([mapped(OTHER, 1, A_LIBRARY)])
     assert len(probes.examined) == 1
     assert not probes.files

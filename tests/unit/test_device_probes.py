@@ -179,7 +179,11 @@ def test_a_file_that_defines_a_call_thousands_of_times_gets_few_places(bpf, monk
     FakeElf(monkeypatch, USUAL)
     many = [SimpleNamespace(name="wait", offset=16 * number, size=8) for number in range(4_200)]
     monkeypatch.setattr(_native, "find_functions", lambda path, names: many)
-    monkeypatch.setattr(_native, "probe_site", lambda path, offset, size: (offset, "emulated", ""))
+    monkeypatch.setattr(
+        _native,
+        "probe_sites",
+        lambda path, asked, cpu_s: [(at, "emulated", "", False) for at, *_ in asked],
+    )
     probes = make(bpf)
     assert examine(probes)
     assert len(bpf.offsets()) == probes_module.SITES_OF_A_CALL

@@ -228,3 +228,33 @@ def test_a_helper_that_hangs_stops_no_upload(fleet):
             await runner.cleanup()
 
     assert asyncio.run(ask()).startswith(b"HTTP/1.1 201 ")
+
+
+def test_a_connection_of_a_stranger_has_one_upload_looked_at_in_a_while_and_holds_no_slot(
+    fleet, monkeypatch
+):
+    monkeypatch.setattr(service, "_STRANGER_DELAY_S", 1.0, raising=False)
+    monkeypatch.setattr(service, "_REPORT_SLOTS", 1)
+    prefix = f"POST /tasks/{fleet.task.id.hex()}/reports HTTP/1.1\r\nHost: x\r\nContent-Length: "
+    junk, body = f"{prefix}1\r\n\r\nx".encode(), fleet.report(0, [1]).encode()
+
+    async def ask():
+        runner, port = await listening(fleet.leader)
+        began_s = time.monotonic()
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * 8)]
+        for _, writer in held:
+            writer.write(junk * 2)
+        held.append(await asyncio.open_connection("127.0.0.1", port))
+        held[-1][1].write(f"{prefix}{len(body)}\r\n\r\n".encode() + body)
+        try:
+            accepted = await asyncio.wait_for(held[-1][0].readline(), 10)
+            refused = await asyncio.wait_for(held[0][0].readuntil(b"malformedHTTP/1.1 400"), 10)
+            return accepted + refused, time.monotonic() - began_s
+        finally:
+            for _, one in held:
+                one.close()
+            await runner.cleanup()
+
+    answers, took_s = asyncio.run(ask())
+    assert answers.startswith(b"HTTP/1.1 201 ")
+    assert took_s >= 2.0

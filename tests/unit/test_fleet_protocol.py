@@ -2,6 +2,7 @@
 """Both parties on disk: nothing lost, nothing counted twice, every refusal named and counted."""
 
 import asyncio
+import os
 import sqlite3
 import ssl
 from dataclasses import replace
@@ -440,3 +441,27 @@ def test_a_leader_that_fails_is_asked_again(fleet, monkeypatch):
     task = replace(fleet.task, leader_url="https://127.0.0.1:1")
     receipt = upload_with_retry(task, b"report", ssl.create_default_context(), 30)
     assert (receipt.accepted, answers) == (True, [])
+
+
+def test_refused_uploads_write_and_sync_nothing(fleet, tmp_path, monkeypatch):
+    good, stranger = fleet.report(0, [1]), Identity()
+    assert fleet.send(good) == [""]
+    syncs = []
+    fdatasync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: syncs.append(file) or fdatasync(file))
+    log = tmp_path / "leader.sqlite-wal"
+    before = log.stat().st_size, log.stat().st_mtime_ns
+    strangers = sign(stranger, replace(good, node=stranger.public)).encode()
+    forged = replace(good, signature=bytes(64)).encode()
+    for body in (b"x", good.encode()[:-1], bytes(fleet.task.max_report_bytes + 1), forged):
+        assert fleet.leader.admit([body])[0] in ("malformed", "oversized", "forged")
+    assert fleet.leader.admit([strangers, good.encode()]) == ["unknown node", "replayed"]
+    assert fleet.leader.process_job() == 0
+    assert syncs == []
+    assert (log.stat().st_size, log.stat().st_mtime_ns) == before
+    refused = {"malformed": 2, "oversized": 1, "forged": 1, "unknown node": 1, "replayed": 1}
+    assert fleet.leader.store.refusals() == refused
+    fleet.leader.expire()  # once a minute
+    stored = sqlite3.connect(tmp_path / "leader.sqlite")
+    assert dict(stored.execute("SELECT reason, count FROM refusal")) == refused
+    stored.close()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sonde import host
+from sonde.errors import HostError
 from sonde.host import Status, capabilities, devices, kernel, machine, namespaces
 
 
@@ -125,6 +126,32 @@ def test_a_foreign_pid_namespace_is_noticed(tmp_path: Path) -> None:
     assert namespaces.is_initial("uts", tmp_path) is True
     assert namespaces.is_initial("ipc", tmp_path) is None
     assert not namespaces.all_initial(tmp_path)
+
+
+def test_namespaces_that_are_not_known_are_not_the_hosts(tmp_path: Path) -> None:
+    ours = tmp_path / "status"
+    ours.write_text(f"NSpid:\t{os.getpid()}\n")
+    for kind, inode in namespaces.INITIAL.items():
+        (tmp_path / kind).symlink_to(f"{kind}:[{inode}]")
+    assert namespaces.all_initial(tmp_path)
+    namespaces.require_host_pids(tmp_path, ours)
+
+    (tmp_path / "pid").unlink()
+    assert not namespaces.all_initial(tmp_path)
+    with pytest.raises(HostError, match="cannot be read"):
+        namespaces.require_host_pids(tmp_path, ours)
+    ours.write_text("Name:\tx\n")
+    with pytest.raises(HostError, match="does not say"):
+        namespaces.require_matching_proc(ours)
+
+
+def test_a_machine_that_cannot_be_told_from_a_container_cannot_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(namespaces, "is_initial", lambda *_: None)
+    (found,) = namespaces.findings()
+    assert found.status is Status.FAIL
+    assert "/proc" in found.remedy
 
 
 def test_gpus_are_counted_by_model(tmp_path: Path) -> None:

@@ -138,6 +138,40 @@ def test_functions_of_one_name_are_not_held_against_each_other(path: Path) -> No
     assert len(found) == 4095
 
 
+def test_all_functions_of_a_file_are_looked_at_for_little_more_than_one(path: Path) -> None:
+    image = Image()
+    image.sections += [section(0, 1, 64, 8)] * MANY
+    code = image.put(b"\x55\xc3" * 4096)  # push %rbp, ret
+    image.write(path)
+    functions = [(code + 2 * it, 2, True) for it in range(4096)]
+    found: list[tuple[int, str, str, bool]] = []
+
+    def look(asked: list[tuple[int, int, bool]]) -> float:
+        return timed(lambda: found.extend(_native.probe_sites(str(path), asked, 60.0)))
+
+    one_s = max(look(functions[:1]) for _ in range(5))
+    found.clear()
+    all_s = look(functions)
+
+    assert [offset for offset, *_ in found] == [offset for offset, *_ in functions]
+    assert all_s < 100 * max(one_s, 0.001)  # 4,096 times as long where the file is read for each
+
+
+def test_looking_at_functions_ends_when_its_time_is_over(path: Path) -> None:
+    image = Image()
+    size = 1 << 20
+    code = image.put(b"\xf3\x0f\x1e\xfa\x55" + b"\x90" * size)  # a push behind endbr64: searched
+    image.write(path)
+    functions = [(code, size, False)] * 4096
+
+    assert _native.probe_sites(str(path), functions, 0.0) == []
+    assert _native.probe_sites(str(path), functions, -1.0) == []
+    found: list[tuple[int, str, str, bool]] = []
+    assert timed(lambda: found.extend(_native.probe_sites(str(path), functions, 0.2))) < LIMIT_S
+    assert set(found) == {(code + 4, "emulated", "push rbp", False)}
+    assert 1 <= len(found) < len(functions)
+
+
 def frames(augmentation: bytes, count: int, address: int) -> bytes:
     """.eh_frame with one CIE, and `count` functions of 1 byte from `address` on, as absolutes."""
     body = struct.pack("<IB", 0, 1) + augmentation + b"\0" + bytes((1, 0x78, 16, 0))

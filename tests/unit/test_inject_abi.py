@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""abi/inject.h and its Python twin agree, as the compiler lays the structs out."""
+"""The Python layout of abi/inject.h is current, and is what a compiler makes of the header."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
-from struct import calcsize
 
 import pytest
 
@@ -15,11 +15,12 @@ from sonde.collect import inject_abi as abi
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "abi/inject.h"
 STRUCTS = {
-    "inject_header": (abi.HEADER, abi.HEADER_FIELDS),
-    "inject_control": (abi.CONTROL, abi.CONTROL_FIELDS),
-    "inject_state": (abi.STATE, abi.STATE_FIELDS),
-    "inject_record": (abi.RECORD, abi.RECORD_FIELDS),
-    "inject_frames": (abi.FRAMES, (*abi.FRAMES_FIELDS, "address")),
+    "inject_header": (abi.HEADER, abi.Header, abi.HEADER_FIELDS),
+    "inject_control": (abi.CONTROL, abi.Control, abi.CONTROL_FIELDS),
+    "inject_state": (abi.STATE, abi.State, abi.STATE_FIELDS),
+    "inject_record": (abi.RECORD, abi.Record, abi.RECORD_FIELDS),
+    "inject_frames": (abi.FRAMES, abi.Frames, abi.FRAMES_FIELDS),
+    "inject_name": (abi.NAME, abi.Name, abi.NAME_FIELDS),
 }
 ENUMS = {
     "REQUEST": abi.Request,
@@ -29,20 +30,16 @@ ENUMS = {
     "SOURCE": abi.Source,
     "FLAGS": abi.Flag,
 }
-C_NAMES = {
-    "grid_x": "grid", "grid_y": "grid[1]", "grid_z": "grid[2]",
-    "block_x": "block", "block_y": "block[1]", "block_z": "block[2]",
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
     """(offset, size) of every field by 'struct.field', sizes of structs and constants by name."""
     lines = []
-    for struct, (_, fields) in STRUCTS.items():
+    for struct, (_, _, fields) in STRUCTS.items():
         lines.append(f'P("{struct}", sizeof(struct {struct}));')
         for field in fields:
-            c_name = C_NAMES.get(field, field)
+            c_name = re.sub(r"_(\d+)$", r"[\1]", field)
             lines.append(f'P("{struct}.{field}", offsetof(struct {struct}, {c_name}));')
     for name in re.findall(r"^#define (INJECT_\w+) ", HEADER.read_text(), re.MULTILINE):
         if name != "INJECT_MEMFD":
@@ -62,29 +59,32 @@ def compiled(tmp_path_factory):
     return {name: int(value) for name, value in (line.split() for line in text.splitlines())}
 
 
+def test_the_layout_is_made_from_the_header():
+    script = ROOT / "scripts" / "inject_types.py"
+    done = subprocess.run([sys.executable, str(script), "--check"])
+    assert done.returncode == 0, "run scripts/inject_types.py"
+
+
 @pytest.mark.parametrize("struct", STRUCTS)
-def test_structs_lie_alike(compiled, struct):
-    layout, fields = STRUCTS[struct]
+def test_structs_lie_as_the_compiler_has_them(compiled, struct):
+    layout, record, fields = STRUCTS[struct]
     assert layout.size == compiled[struct]
-    offsets, at = [], 0
-    # One number a field, counted from the formats: calcsize of each prefix.
-    for code in re.findall(r"(\d*)([A-Za-z])", layout.format.lstrip("=")):
-        for _ in range(int(code[0] or 1)):
-            offsets.append(at)
-            at += calcsize("=" + code[1])
-    assert offsets[: len(fields)] == [compiled[f"{struct}.{field}"] for field in fields]
+    assert record._fields == tuple(fields)
+    codes = "".join(code for _, code in fields.values())
+    assert layout.format == f"={codes}"
+    for name, (offset, _) in fields.items():
+        assert offset == compiled[f"{struct}.{name}"], name
 
 
 def test_constants_are_the_same(compiled):
     for name in (
         "MAGIC", "ABI", "BEAT_NS", "IDLE_NS", "AHEAD_NS", "HEADER_AT", "CONTROL_AT", "STATE_AT",
         "RING_AT", "RECORD_BYTES", "RING_RECORDS", "NAMES_AT", "NAMES_BYTES", "BYTES", "NAME_MAX",
-        "KILL", "FRAMES_EACH",
+        "KILL", "FRAMES_EACH", "TYPES",
     ):  # fmt: skip
         assert getattr(abi, name) == compiled[f"INJECT_{name}"], name
     assert abi.RECORD.size == abi.FRAMES.size == abi.RECORD_BYTES
     assert f'"{abi.MEMFD}"' in HEADER.read_text()
-    assert f"/memfd:{abi.MEMFD} (deleted)" == abi.MAPPED_AS
 
 
 @pytest.mark.parametrize("name", ENUMS)

@@ -19,6 +19,8 @@ from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import MOST_A_TURN, Ring
 from sonde.sinks.chunk import ChunkBuilder
 
+pytestmark = pytest.mark.ring
+
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 HERE = os.getpid()
 
@@ -50,8 +52,8 @@ def memory(library):
 
 
 def state(**fields):
-    known = dict.fromkeys(abi.STATE_FIELDS, 0) | fields
-    return abi.STATE.pack(*(known[name] for name in abi.STATE_FIELDS))
+    known = dict.fromkeys(abi.State._fields, 0) | fields
+    return abi.STATE.pack(*(known[name] for name in abi.State._fields))
 
 
 def likely(rng, seq):
@@ -125,7 +127,7 @@ def test_the_collector_and_the_encoder_stand_it(memory, seed):
             os.pwrite(memory, record, abi.RING_AT + at * abi.RECORD_BYTES)
         anything = {
             name: rng.choice((0, 1, 1 << 31, (1 << 32) - 1))
-            for name in abi.STATE_FIELDS
+            for name in abi.State._fields
             if name not in ("head", "beat_ns")
         }
         if turn % 3 == 2:  # what the agent wrote is the process's to change, too

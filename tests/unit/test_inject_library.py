@@ -22,6 +22,8 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 from stub_driver import REQUEST, build, find, start, watch
 
+pytestmark = pytest.mark.ring
+
 ROOT = Path(__file__).parents[2]
 NS_OF = {"shorter(float*)": 20_000, "longer": 60_000, "(graph)": 100_000}
 
@@ -157,7 +159,8 @@ def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, m
     monkeypatch.setattr("sonde.collect.device_time.LOOK_AGAIN_S", 0.0)
     process = start(launches, library, 30)
     find(process.pid).close()
-    first, second = DeviceTime([process.pid], 0.01), DeviceTime([process.pid], 0.01)
+    first = DeviceTime([process.pid], 0.01)
+    second = DeviceTime([process.pid], 0.01, has_events=True)
     first.start()
     assert first.pids == {process.pid}
     second.start()
@@ -167,7 +170,7 @@ def test_a_process_that_another_agent_reads_is_told_of_once(launches, library, m
         [(_, kind, name, pid, _, _, text)] = told
         assert (kind, name, pid) == ("notice", "device_time_refused", process.pid)
         assert "another agent" in text
-        second.hear([], looking=False)  # events are heard; none tells of what comes now
+        second.on_process_events([])  # none reports what comes now
         first.stop()
         second.drain(0, False)
         assert second.pids == {process.pid}, "taken over once the other has let go"
@@ -183,12 +186,12 @@ def test_a_process_that_was_detached_is_read_once_it_is_allowed_again(
 ):
     monkeypatch.setattr("sonde.collect.device_time.LOOK_AGAIN_S", 0.0)
     process = start(launches, library, 30)
-    collector = DeviceTime([process.pid], 0.01)
+    collector = DeviceTime([process.pid], 0.01, has_events=True)
     try:
         with find(process.pid) as memory:
             memory.ask(request=abi.Request.LEAVE)
             collector.start()
-            collector.hear([], looking=False)
+            collector.on_process_events([])
             assert not collector.drain(0, False).rows and not collector.pids
             memory.ask(request=0)
         collector.drain(0, False)
@@ -215,6 +218,7 @@ def test_it_ends_also_where_it_is_told_to_between_two_steps_of_its_heart():
     assert not collector._heart.is_alive()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("words", [("capture",), ("capture", "legacy"), ("fork",), ("exec",)])
 def test_no_harm(launches, library, words):
     process = start(launches, library, 1.5, *words, request="9:20000")
@@ -230,6 +234,7 @@ def test_no_harm(launches, library, words):
         assert all(run[7] == pid for pid, run in children.items()), "under their own numbers"
 
 
+@pytest.mark.alone
 def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
     process = start(launches, library, 8, request="0:0")
     memory = find(process.pid)

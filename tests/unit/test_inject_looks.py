@@ -11,6 +11,8 @@ import pytest
 from sonde import _native
 from stub_driver import PROGRAMS, build, find, start
 
+pytestmark = pytest.mark.ring
+
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):

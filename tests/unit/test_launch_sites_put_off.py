@@ -48,7 +48,7 @@ def bpf(monkeypatch):
     monkeypatch.setattr(launch_sites, "open_mapped", lambda _: os.open("/dev/null", os.O_RDONLY))
     site = SimpleNamespace(name="x", offset=0, size=1)
     monkeypatch.setattr(_native, "find_functions", lambda *_: [site])
-    monkeypatch.setattr(_native, "probe_site", lambda *_: (0, "emulated", ""))
+    monkeypatch.setattr(_native, "probe_sites", lambda *_: [(0, "emulated", "", False)])
     monkeypatch.setattr(launch_sites, "losses_of", lambda _: {})
     return FakeBpf()
 

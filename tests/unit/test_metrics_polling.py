@@ -7,6 +7,7 @@ import json
 import threading
 import time
 
+from sonde._native import ExitEvent, ForkEvent, MmapEvent
 from sonde.collect import metrics
 from sonde.collect.metrics import Beside, Metrics
 from sonde.collect.polling import Points, Poll, Schedule, SignalLost
@@ -258,19 +259,20 @@ class Runs:
 
 
 def mapped(path, pid=7, time_ns=1):
-    return ("mmap", time_ns, pid, pid, 0, 4096, 0, 8, 1, 99, "", path)
+    return MmapEvent(time_ns, pid, pid, 0, 4096, 0, (8, 1, 99), path)
 
 
 def ended(pid, tid, time_ns=1):
-    return ("exit", time_ns, pid, 1, tid, 1)
+    return ExitEvent(time_ns, pid, 1, tid, 1)
 
 
 def test_a_process_that_maps_a_driver_s_library_is_about_to_use_a_device():
     runs = Runs()
     collector = Metrics([runs])
-    collector.hear([mapped("/usr/lib/libc.so.6"), mapped("/opt/libcudart.so.12"), ("fork", 1)])
+    others = mapped("/usr/lib/libc.so.6"), mapped("/opt/libcudart.so.12")
+    collector.on_process_events([*others, ForkEvent(1, 7, 1, 7, 1)])
     assert not runs.told
-    collector.hear([mapped("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159")])
+    collector.on_process_events([mapped("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159")])
     assert runs.told == ["stir"]
 
 
@@ -280,16 +282,20 @@ CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159"
 def test_who_maps_it_and_ends_was_not_about_to():
     runs = Runs()
     collector = Metrics([runs])
-    collector.hear([mapped(CUDA), mapped(CUDA, pid=8), ended(7, 99), ended(7, 7), ended(9, 9)])
+    collector.on_process_events(
+        [mapped(CUDA), mapped(CUDA, pid=8), ended(7, 99), ended(7, 7), ended(9, 9)]
+    )
     assert runs.told == ["stir"], "another one is there"
-    collector.hear([ended(8, 8)])
+    collector.on_process_events([ended(8, 8)])
     assert runs.told == ["stir", "calm"]
-    collector.hear([mapped(CUDA), ended(7, 7)])  # nvidia-smi, heard of when it is gone
+    collector.on_process_events([mapped(CUDA), ended(7, 7)])  # nvidia-smi, heard of when it is gone
     assert runs.told[2:] == ["calm"]
     later_ns = 60_000_000_000  # a process that came long ago and does nothing is none of them
-    collector.hear([mapped(CUDA, pid=9), mapped(CUDA, time_ns=later_ns), ended(7, 7, later_ns)])
+    collector.on_process_events(
+        [mapped(CUDA, pid=9), mapped(CUDA, time_ns=later_ns), ended(7, 7, later_ns)]
+    )
     assert runs.told[3:] == ["calm"]
-    collector.hear([mapped(CUDA, pid=n) for n in range(10, 5_000)])
+    collector.on_process_events([mapped(CUDA, pid=n) for n in range(10, 5_000)])
     assert len(collector._comers) <= 1_024
 
 

@@ -10,7 +10,7 @@ import pytest
 from sonde.agent.whose import attributes
 from sonde.metrics import labels
 from sonde.model.owner import Owner
-from sonde.sinks import series
+from sonde.sinks import plain_series, series
 from sonde.sinks.series import OTHER, PROGRAM, MetricRegistry
 
 SECOND = 1_000_000_000
@@ -103,7 +103,7 @@ def test_ten_thousand_short_lived_processes_do_not_grow_the_series(clock):
 
 
 def test_series_of_other_kinds_are_bounded_too(clock, monkeypatch):
-    monkeypatch.setattr(series, "MAX_SERIES", 50)
+    monkeypatch.setattr(plain_series, "MAX_SERIES", 50)
     board = MetricRegistry(clock=clock)
     for number in range(1000):
         board.record([(clock.now_ns, "hw.power", labels(hw__id=f"GPU-{number}"), 1.0)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 
 from sonde import procfs
 from sonde.attach.policy import Facts, Policy
+from sonde.collect.carriers import same_tids
+from sonde.procfs import parties
 
 USER, OTHER = 65534, 12345
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="acts as other users")
@@ -67,6 +71,68 @@ def test_a_container_is_one_party_whatever_ids_it_takes() -> None:
         assert len(parties) == 1
         assert parties.pop() < procfs.NOBODY
         assert started.stdin is not None
+        started.stdin.close()
+
+
+def test_a_container_whose_processes_have_every_group_is_the_same_container() -> None:
+    """The list of groups stands ahead of the namespaces in `status`, and takes 0.4 MB."""
+    groups = (
+        "import os; os.setgroups(range(65536)); os.setuid(1); os.execv('/bin/sh', ['sh', '-c', %r])"
+    )
+    with shell("unshare", "--pid", "--fork", sys.executable, "-c", groups % SLEEPS) as pid:
+        assert procfs.party_of(pid) < procfs.NOBODY
+        owner = procfs.read_owner(pid)
+        assert owner is not None
+        assert owner.levels == 2
+        assert not same_tids(pid)
+
+
+def test_what_is_not_known_of_a_process_makes_it_nobody_in_particular(monkeypatch) -> None:
+    status = b"Name:\tx\nPPid:\t1\nUid:\t7\t7\t7\t7\n"
+    monkeypatch.setattr(parties, "read_status", lambda pid: status)
+    assert procfs.party_of(4711) == parties.UNKNOWN_PARTY
+    monkeypatch.setattr(parties, "read_status", lambda pid: status + b"NSpid:\t9\t1\n")
+    assert procfs.party_of(2**22 + 1) == parties.UNKNOWN_PARTY
+    assert "not known" in procfs.name_of(parties.UNKNOWN_PARTY)
+
+
+@pytest.mark.parametrize(
+    ("user", "ids", "party"),
+    [(12345, "0 12345 1\n1 300000 65536\n", 12345), (0, "0 300000 65536\n", 300000)],
+    ids=["a user's", "root's"],
+)
+def test_ids_that_a_user_namespace_was_given_are_one_party(user, ids, party) -> None:
+    """No file says whose they are: who began the namespace, or its first id, does."""
+    main = """if True:
+        import ctypes, os, subprocess, sys
+        ctypes.CDLL(None).unshare(0x10000000)  # CLONE_NEWUSER
+        print(flush=True)
+        sys.stdin.readline()
+        os.setuid(0)
+        take = "import os, sys; os.setuid(int(sys.argv[1])); os.execv('/bin/sleep', ['-', '60'])"
+        kids = [subprocess.Popen([sys.executable, "-c", take, uid]) for uid in "567"]
+        print(*(it.pid for it in kids), flush=True)
+        sys.stdin.read()
+        for it in kids:
+            it.kill()
+        """
+    with subprocess.Popen(
+        ["/usr/bin/python3", "-c", main],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        user=user, group=user, extra_groups=[], cwd="/",
+    ) as started:  # fmt: skip
+        assert started.stdout is not None
+        assert started.stdin is not None
+        started.stdout.readline()
+        Path(f"/proc/{started.pid}/uid_map").write_text(ids)
+        started.stdin.write("\n")
+        started.stdin.flush()
+        kids = [int(word) for word in started.stdout.readline().split()]
+        until_s = time.monotonic() + 20
+        while len({Path(f"/proc/{pid}").stat().st_uid for pid in kids}) < 3:
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        assert {procfs.party_of(pid) for pid in (started.pid, *kids)} == {party}
         started.stdin.close()
 
 

@@ -94,7 +94,8 @@ def test_a_probe_goes_where_it_is_cheap_and_sees_the_same(
     folder = tmp_path_factory.getbasetemp() / "sites.so"
     path = folder if folder.exists() else library("sites.S", folder, "-nostdlib")
     (site,) = _native.find_functions(str(path), [name])
-    offset, cost, text = _native.probe_site(str(path), site.offset, site.size)
+    asked = [(site.offset, site.size, False)]
+    [(offset, cost, text, _)] = _native.probe_sites(str(path), asked, 1.0)
     assert (offset - site.offset, cost) == expected
     assert text
 
@@ -106,7 +107,10 @@ def test_a_function_that_only_hands_on_is_known_by_its_jump(tmp_path: Path) -> N
     names = ["forwards", "dispatches", *SITES]
     found = _native.find_functions(str(path), names)
     assert len(found) == len(names)
-    assert [it.name for it in found if _native.is_forwarder(str(path), it.offset)] == ["forwards"]
+    told = _native.probe_sites(str(path), [(it.offset, it.size, True) for it in found], 1.0)
+    assert [it.name for it, site in zip(found, told, strict=True) if site[3]] == ["forwards"]
+    told = _native.probe_sites(str(path), [(it.offset, it.size, False) for it in found], 1.0)
+    assert not any(site[3] for site in told)
 
 
 def test_code_of_another_machine_gets_no_opinion(tmp_path: Path, plugin: Path) -> None:
@@ -115,7 +119,8 @@ def test_code_of_another_machine_gets_no_opinion(tmp_path: Path, plugin: Path) -
     other = tmp_path / "other.so"
     other.write_bytes(raw)
     (site,) = _native.find_functions(str(other), ["plugin_work"])
-    assert _native.probe_site(str(other), site.offset, site.size) == (site.offset, "unknown", "")
+    asked = [(site.offset, site.size, True)]
+    assert _native.probe_sites(str(other), asked, 1.0) == [(site.offset, "unknown", "", False)]
 
 
 def _ask_everything(path: Path) -> None:
@@ -124,9 +129,8 @@ def _ask_everything(path: Path) -> None:
     try:
         _native.build_id(str(path))
         for site in _native.find_functions(str(path), ["plugin_work", "plugin_step", "x"]):
-            _native.probe_site(str(path), site.offset, site.size)
-            _native.is_forwarder(str(path), site.offset)
-        _native.probe_site(str(path), 0x1000, 1 << 63)
+            _native.probe_sites(str(path), [(site.offset, site.size, True)], 1.0)
+        _native.probe_sites(str(path), [(0x1000, 1 << 63, False)], 1.0)
         symbols.elf(str(path), [0, 0x1000, 0x10F9, 1 << 63, (1 << 64) - 1])
     except OSError:
         pass

@@ -207,7 +207,7 @@ def test_a_control_group_named_with_a_carriage_return_is_no_step_of_slurm():
             group.rmdir()
     assert facts.job == ""
     assert "\r" not in owner.cgroup
-    assert owner.cgroup.startswith(f"/sonde-{os.getpid()}?0::/")
+    assert owner.cgroup.startswith(rf"/sonde-{os.getpid()}\x0d0::/")
 
 
 def test_every_control_group_of_the_machine_has_a_number_and_a_path():

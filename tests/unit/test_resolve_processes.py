@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from itertools import count
 
 from sonde import procfs
+from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.model.process import Process
 from sonde.resolve.counters import Counters
 from sonde.resolve.process_image import MAX_PENDING
@@ -18,7 +20,8 @@ from sonde.resolve.processes import GRACE_NS, ProcessTable
 from sonde.resolve.tracked_process import MAX_THREADS, TrackedProcess
 
 SHELL, CHILD, OTHER = 500_000_001, 500_000_002, 500_000_003
-Event = tuple[object, ...]
+Event = Callable[[int], ProcessEvent]
+"""An event for which only its time is missing."""
 
 
 class Story:
@@ -31,9 +34,9 @@ class Story:
 
     def tell(self, *events: Event) -> None:
         stamped = []
-        for kind, *rest in events:
+        for event in events:
             self.now_ns = next(self.clock)
-            stamped.append((kind, self.now_ns, *rest))
+            stamped.append(event(self.now_ns))
         self.table.feed(stamped)
 
     def start_ns(self) -> int:
@@ -48,24 +51,28 @@ class Story:
 
 
 def fork(pid: int, ppid: int) -> Event:
-    return "fork", pid, ppid, pid, ppid
+    return lambda time_ns: ForkEvent(time_ns, pid, ppid, pid, ppid)
 
 
 def thread(pid: int, tid: int, by: int) -> Event:
-    return "fork", pid, pid, tid, by
+    return lambda time_ns: ForkEvent(time_ns, pid, pid, tid, by)
+
+
+def named(pid: int, tid: int, comm: str, is_exec: bool = False) -> Event:
+    return lambda time_ns: CommEvent(time_ns, pid, tid, comm, is_exec)
 
 
 def execute(pid: int, comm: str, program: str, at: int = 0x400000) -> tuple[Event, Event]:
-    return ("comm", pid, pid, comm, True), mmap(pid, at, program)
+    return named(pid, pid, comm, True), mmap(pid, at, program)
 
 
 def mmap(pid: int, at: int, path: str, length: int = 0x1000) -> Event:
     inode = sum(os.fsencode(path)) if path.startswith("/") else 0
-    return "mmap", pid, pid, at, length, 0, 254, 1, inode, "", path
+    return lambda time_ns: MmapEvent(time_ns, pid, pid, at, length, 0, (254, 1, inode), path)
 
 
 def leave(pid: int, tid: int = 0) -> Event:
-    return "exit", pid, 1, tid or pid, 1
+    return lambda time_ns: ExitEvent(time_ns, pid, 1, tid or pid, 1)
 
 
 def paths(process: TrackedProcess) -> list[str]:
@@ -171,7 +178,7 @@ def test_a_birth_without_a_death_before_it_ends_the_older_process() -> None:
 
 def test_a_process_whose_birth_was_missed_is_known_by_what_it_does() -> None:
     story = Story()
-    story.tell(mmap(SHELL, 0x400000, "/opt/missed"), ("comm", SHELL, SHELL, "missed", False))
+    story.tell(mmap(SHELL, 0x400000, "/opt/missed"), named(SHELL, SHELL, "missed"))
     start = 77 * procfs.START_UNIT_NS
     process = story.table.find(SHELL, start)
     assert (process.start_ns, process.comm, paths(process)) == (start, "missed", ["/opt/missed"])
@@ -188,7 +195,7 @@ def test_of_a_process_that_nobody_told_of_only_the_pid_is_known() -> None:
 def test_threads_have_names_of_their_own() -> None:
     story = Story()
     story.tell(fork(SHELL, OTHER), *execute(SHELL, "main", "/opt/job"))
-    story.tell(thread(SHELL, SHELL + 10, SHELL), ("comm", SHELL, SHELL + 10, "loader", False))
+    story.tell(thread(SHELL, SHELL + 10, SHELL), named(SHELL, SHELL + 10, "loader"))
     story.tell(thread(SHELL, SHELL + 11, SHELL + 10))
     process = story.live(SHELL)
     names = [story.table.thread_name(process, SHELL + n) for n in (0, 10, 11, 12)]
@@ -211,7 +218,7 @@ def test_an_older_events_death_does_not_hit_a_newer_process() -> None:
     table = ProcessTable()
     table.scan()
     me = table.find(os.getpid(), _own_start_ns())
-    table.feed([("exit", 1, os.getpid(), 1, os.getpid(), 1)])
+    table.feed([leave(os.getpid())(1)])
     assert me.is_alive
 
 
@@ -251,7 +258,7 @@ def test_names_show_no_control_characters() -> None:
     story = Story()
     story.tell(fork(SHELL, OTHER), *execute(SHELL, "a\x1b[2Jb", "/opt/a\nb\udcff"))
     record = story.live(SHELL).record()
-    assert record.comm == "a?[2Jb"
+    assert record.comm == r"a\x1b[2Jb"
     assert "\n" not in record.exe
     record.exe.encode()
 
@@ -260,9 +267,9 @@ def test_the_table_is_bounded() -> None:
     table = ProcessTable(max_processes=100)
     now = time.monotonic_ns()
     for n in range(1000):
-        table.feed([("fork", now + n, SHELL + n, OTHER, SHELL + n, OTHER)])
+        table.feed([fork(SHELL + n, OTHER)(now + n)])
         if n % 3 == 0:
-            table.feed([("exit", now + n, SHELL + n, 1, SHELL + n, 1)])
+            table.feed([leave(SHELL + n)(now + n)])
         table.find(SHELL + 1, 0)
         assert len(table) <= 101
     assert table.counters.processes_evicted >= 880
@@ -270,10 +277,10 @@ def test_the_table_is_bounded() -> None:
 
 def test_what_one_process_tells_is_bounded() -> None:
     story = Story()
-    story.tell(fork(SHELL, OTHER), ("comm", SHELL, SHELL, "x", True))
+    story.tell(fork(SHELL, OTHER), named(SHELL, SHELL, "x", True))
     story.tell(*(mmap(SHELL, n << 16, "/x") for n in range(MAX_PENDING + 50)))
     for n in range(MAX_THREADS + 50):
-        story.tell(("comm", SHELL, SHELL + n, f"t{n}", False))
+        story.tell(named(SHELL, SHELL + n, f"t{n}"))
         story.tell(thread(SHELL, SHELL + 100_000 + n, SHELL + n))
     process = story.live(SHELL)
     assert len(process.space()) == MAX_PENDING
@@ -284,18 +291,17 @@ def test_what_one_process_tells_is_bounded() -> None:
 def test_a_thousand_short_lives_cost_milliseconds() -> None:
     """What a machine that compiles all day makes the agent do in a second."""
     now = time.monotonic_ns()
-    events: list[Event] = []
+    events: list[ProcessEvent] = []
     for n in range(1000):
         pid, at = SHELL + n, now + n * 100
-        events.append(("fork", at, pid, OTHER, pid, OTHER))
-        events.append(("comm", at, pid, pid, "cc1", True))
+        events.append(ForkEvent(at, pid, OTHER, pid, OTHER))
+        events.append(CommEvent(at, pid, pid, "cc1", True))
         events += [
-            ("mmap", at, pid, pid, k << 16, 4096, 0, 254, 1, k, "", f"/lib/{k}")
-            for k in range(1, 9)
+            MmapEvent(at, pid, pid, k << 16, 4096, 0, (254, 1, k), f"/lib/{k}") for k in range(1, 9)
         ]
-        events.append(("exit", at, pid, OTHER, pid, OTHER))
+        events.append(ExitEvent(at, pid, OTHER, pid, OTHER))
     table = ProcessTable()
-    table.feed([("comm", now, OTHER, OTHER, "make", False)])
+    table.feed([CommEvent(now, OTHER, OTHER, "make", False)])
     start = time.process_time()
     table.feed(events)
     assert time.process_time() - start < 0.1

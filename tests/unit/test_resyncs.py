@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 
-from sonde.agent.listening import RESYNC_CALM_S, RESYNC_MOST_S, Resyncs
+from sonde.agent.event_loop import RESYNC_CALM_S, RESYNC_MOST_S, Resyncs
 
 
 def looks_of(resyncs: Resyncs, since_s: float, until_s: float, cost_s: float) -> list[float]:

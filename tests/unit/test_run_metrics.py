@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 
 from sonde.agent.run_metrics import KERNELS_NAMED, RunMetrics
+from sonde.model.rows import DeviceRunRow
 from sonde.sinks import series
-from sonde.sinks.chunk import columns_of
 from sonde.sinks.series import OTHER, MetricRegistry
 
 
@@ -19,7 +19,7 @@ def board():
 def row(**values):
     zero = {"kind": "kernel", "name": "k", "source": "cupti", "direction": "", "grid": "",
             "block": "", "weight": 1.0, "start_time_ns": 0, "end_time_ns": 1_000_000}  # fmt: skip
-    return tuple((zero | values).get(name, 0) for name in columns_of("device_run"))
+    return DeviceRunRow(**{name: (zero | values).get(name, 0) for name in DeviceRunRow._fields})
 
 
 def counts(board, name):

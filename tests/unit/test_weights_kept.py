@@ -33,6 +33,8 @@ from sonde.query import framing
 from sonde.sinks.chunk import columns_of
 from sonde.sinks.series import MetricRegistry
 
+pytestmark = pytest.mark.ring
+
 PROGRAM = Path(__file__).parents[1] / "programs/inject/weights.c"
 DEVICE_RUN = columns_of("device_run")
 KEY = (7, 11)
@@ -160,12 +162,9 @@ def a_run(kind=abi.Type.KERNEL, **more):
 
 def record_of(direction, moved=4096, kind=abi.Type.COPY):
     """A record as it comes out of the ring, unpacked."""
-    numbers = [0] * 25
-    numbers[1], numbers[2], numbers[5] = int(kind), int(abi.Source.BY_EVENT), 1
-    numbers[6], numbers[7], numbers[8] = 1_000, 2_000, 3.0
-    numbers[12], numbers[17] = moved, direction
-    numbers[18:21], numbers[21:24] = (0, 0, 0), (0, 0, 0)
-    return tuple(numbers)
+    fields = {"type": kind, "source": abi.Source.BY_EVENT, "correlation": 1, "weight": 3.0}
+    fields |= {"start_ns": 1_000, "end_ns": 2_000, "bytes": moved, "kind": direction}
+    return abi.Record(**dict.fromkeys(abi.Record._fields, 0) | fields)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +174,7 @@ def test_which_way_a_copy_went_and_how_far(code, direction):
     """Codes are CUPTI's (CUpti_ActivityMemcpyKind), as in abi/inject.h."""
     ring = Ring(-1, 0)
     ring._names[0] = ""
-    run = ring._run(record_of(code, moved=123_456), 10_000)
+    run = ring._run(record_of(code, moved=123_456), abi.Type.COPY, 10_000)
     assert run is not None
     row = dict(zip(DEVICE_RUN, row_of(run, KEY, 9, 0, 2), strict=True))
     assert (row["kind"], row["direction"], row["bytes"]) == ("copy", direction, 123_456)
@@ -187,7 +186,7 @@ def test_which_way_a_copy_went_and_how_far(code, direction):
 def test_only_copies_have_a_direction():
     ring = Ring(-1, 0)
     ring._names[0] = ""
-    run = ring._run(record_of(0, 0, abi.Type.SET), 10_000)
+    run = ring._run(record_of(0, 0, abi.Type.SET), abi.Type.SET, 10_000)
     assert run is not None
     assert run.direction == ""
     assert name_of(run) == "(set)"

@@ -5,7 +5,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 
 use pyo3::prelude::*;
 
-use super::jit_code::JitCode;
+use sonde_symbols::jit_code::JitCode;
 
 #[pyclass]
 pub struct PerfMap(JitCode);

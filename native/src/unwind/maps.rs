@@ -14,10 +14,10 @@ use pyo3::exceptions::{PyKeyError, PyOSError};
 use pyo3::prelude::*;
 
 use super::pool::{Place, Pool};
-use super::rules::Rule;
-use super::table::Table;
 use crate::bpf::Bpf;
 use crate::maps;
+use sonde_unwind::rules::Rule;
+use sonde_unwind::table::Table;
 
 /// As many as `unwind_chunks` has entries.
 const MAX_CHUNKS: usize = 160;

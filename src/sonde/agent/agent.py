@@ -18,6 +18,7 @@ import platform
 import resource
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,23 +26,24 @@ from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, procfs
 from sonde.agent import whose
+from sonde.agent.adaptive_scheduler import AdaptiveScheduler
 from sonde.agent.attaching import Attacher
-from sonde.agent.chosen import collectors_of
-from sonde.agent.demand import Demand
 from sonde.agent.dictionary import Dictionary
+from sonde.agent.event_loop import EventLoop
 from sonde.agent.group_io import GroupIo
-from sonde.agent.listening import Listening
-from sonde.agent.pace import Pace
-from sonde.agent.quiet import NoEvents
+from sonde.agent.null_process_events import NullProcessEvents
+from sonde.agent.registry import collectors_of
+from sonde.agent.scheduler import Scheduler
+from sonde.agent.scrape_scheduler import ScrapeScheduler
 from sonde.agent.thinning import Thinning
 from sonde.agent.unwinding import Unwinding
 from sonde.agent.warm_up import warm_up
 from sonde.attach.policy import Policy
-from sonde.collect.collector import Batch
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, refusal
-from sonde.collect.waits import WaitCollector
 from sonde.config import Config
 from sonde.metrics import MetricRow
+from sonde.model.rows import EventRow
 from sonde.resolve import Resolver
 from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.sinks.chunk import ChunkBuilder
@@ -52,10 +54,6 @@ if TYPE_CHECKING:
 
 PODS_S = 2.0
 """At the end, wait so long for the names of pods that were asked for last."""
-WALKING = ("cpu", "waits", "device_calls")
-"""Collectors that take stacks of what runs by itself: they start first, and warm up."""
-COUNTED = ("cpu", "waits", "device_calls", "device_time", "metrics", "host")
-"""What is counted apart for those who look on; the collectors not named here are of the host."""
 LOST_EVENTS = "processes.events"
 HUNG = ("processes.hung", "files.hung")
 """Losses of what makes its readers wait: `procfs.broker`."""
@@ -118,7 +116,8 @@ class Agent:
         self._gc_before = gc.get_threshold()
         self._pause_asked = False
         self._paused_ns = 0  # before the chunk in the making
-        self._counts = dict.fromkeys(COUNTED, 0)
+        self._counts: Counter[str] = Counter()
+        """What collectors have seen, by their names."""
         self._spans = 0
         self._lost: dict[str, int] = {}
         self._unkept: dict[str, int] = {}
@@ -134,22 +133,17 @@ class Agent:
             links=BuildIdLinks(),
             resolves_frames=sink is not None,
         )
-        self._group_io = GroupIo(self._resolver.owners.group_path)
+        self._group_io = GroupIo(self._resolver.owners.group_path, procfs.GroupParties().of)
         walks = privileged and sink is not None
         self._unwinding = Unwinding(self._kernel if walks else None, self._resolver)
         self._dictionary = Dictionary(self._kernel, self._resolver, self._unwinding)
-        chosen = collectors_of(config, self._kernel, privileged=privileged)
-        self._collectors = chosen.all
-        self._probing = [it for it in (chosen.calls, chosen.device_time) if it is not None]
+        self._collectors = collectors_of(config, self._kernel, privileged=privileged)
         self._map_bytes = self._kernel.memory_bytes() + sum(
             collector.memory_bytes() for collector in self._collectors
         )
-        self._demand = (
-            Demand(config, self._collectors) if sink is None and Demand.suits(config) else None
-        )
-        self._pace = self._demand or Pace(config, self._collectors)
-        self._listening = Listening(
-            config, events, self._resolver, self._unwinding, chosen, self._attacher, self._pace,
+        self._scheduler = self._make_scheduler()
+        self._event_loop = EventLoop(
+            config, events, self._resolver, self._unwinding, self._collectors, self._scheduler,
             keeps_rows=sink is not None,
         )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
@@ -159,9 +153,9 @@ class Agent:
         """Memory of all BPF maps."""
         return self._map_bytes + self._unwinding.memory_bytes()
 
-    def _make_events(self) -> _native.ProcessEvents | NoEvents:
+    def _make_events(self) -> _native.ProcessEvents | NullProcessEvents:
         if not self._privileged:
-            return NoEvents()
+            return NullProcessEvents()
         try:
             return _native.ProcessEvents()
         except OSError as error:
@@ -173,14 +167,18 @@ class Agent:
             return None
         return Attacher(Policy(config.device_time, config.device_time_allow), config.pids)
 
+    def _make_scheduler(self) -> Scheduler:
+        if self._sink is None and ScrapeScheduler.suits(self._config):
+            return ScrapeScheduler(self._config, self._collectors)
+        return AdaptiveScheduler(self._config, self._collectors)
+
     def _make_outlets(self) -> Outlets | None:
         config = self._config
         if not (config.prometheus or config.otlp):
             return None
         from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
 
-        fresh = self._demand.ask if self._demand is not None else lambda: None
-        return Outlets(config, self._whose, fresh, self._loop_age_s)
+        return Outlets(config, self._whose, self._scheduler.request_tick, self._loop_age_s)
 
     def _loop_age_s(self) -> float:
         return time.monotonic() - self._turned_s
@@ -201,14 +199,15 @@ class Agent:
         """
         self._resolver.start()
         family = procfs.family(self._config.pids or ())
-        self._unwinding.get_ready(family, self._listening.hear_early, program)
+        self._unwinding.get_ready(family, self._event_loop.poll_starting, program)
         # Not before: while it gets ready nothing is observed.
         self._begin()
-        walkers = [collector for collector in self._collectors if collector.name in WALKING]
+        walkers = [collector for collector in self._collectors if collector.walks_stacks]
         for collector in walkers:
             collector.start()
+        self._event_loop.listen(walkers)
         if self._unwinding.walks and not program:  # one that is not there yet has nothing to warm
-            told = warm_up(walkers, self._listening.hear_warming, self._unwinding.stops)
+            told = warm_up(walkers, self._event_loop.poll_starting, self._unwinding.stops)
             self._begin()
             self._note(told)
         for collector in self._collectors:
@@ -216,6 +215,7 @@ class Agent:
                 collector.start()
         if self._attacher is not None:
             self._attacher.start()
+        self._event_loop.listen(self._collectors, [self._attacher] if self._attacher else [])
         if self._outlets is not None:
             self._outlets.start()
         _native.release_memory()  # what the way here took
@@ -225,7 +225,7 @@ class Agent:
     def _begin(self) -> None:
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._turned_s = time.monotonic()
-        self._listening.begin()
+        self._event_loop.begin()
         self._chunk = ChunkBuilder(self._started_ns)
 
     def run(
@@ -241,8 +241,8 @@ class Agent:
         """
         while not stop():
             self._turned_s = time.monotonic()
-            tick_s = self._tick_ns / 1e9 + self._pace.tick_s
-            self._listening.sleep_until(min(tick_s, until_s), lambda: stop() or self._pause_asked)
+            tick_s = self._tick_ns / 1e9 + self._scheduler.tick_s
+            self._event_loop.sleep_until(min(tick_s, until_s), lambda: stop() or self._pause_asked)
             if self._pause_asked:
                 self._rest(stop)
                 continue
@@ -265,21 +265,21 @@ class Agent:
     def _rest(self, stop: Callable[[], bool]) -> None:
         """One pause, from its begin to its end. Raises SinkError, or HostError where the kernel
         does not let us in again."""
-        self._pace.go_on()
+        self._scheduler.reset()
         for collector in self._collectors:
             collector.pause()
         self._tick(chunk_ends=True)
         self._flush(last=False)
         while self._pause_asked and not stop():
             self._turned_s = time.monotonic()
-            self._listening.hear_paused()
+            self._event_loop.poll_paused()
         if self._pause_asked:
             return  # ended in its pause
         since_ns = self._tick_ns
         for collector in self._collectors:
             collector.resume()
         self._tick_ns = time.monotonic_ns()
-        self._listening.begin()
+        self._event_loop.begin()
         self._paused_ns = self._tick_ns - since_ns
         self._chunk = ChunkBuilder(self._tick_ns)
 
@@ -296,8 +296,7 @@ class Agent:
             for collector in self._collectors:
                 collector.stop()
             self._unwinding.close()
-            if self._demand is not None:
-                self._demand.close()
+            self._scheduler.close()
             if self._outlets is not None:
                 self._outlets.close()
             self._resolver.close()
@@ -308,7 +307,7 @@ class Agent:
 
     def left_behind(self) -> list[str]:
         """After `stop`: what has to be said of probes that stay on for a while."""
-        return [text for collector in self._probing for text in collector.left_behind]
+        return [text for collector in self._collectors for text in collector.left_behind]
 
     def live(self) -> Live:
         """How far it is."""
@@ -328,7 +327,7 @@ class Agent:
         for batch in told:
             self._resolver.add_notes(batch.notes, batch.groups)
             self._dictionary.take(batch)
-            rows = [(self._started_ns, *row[1:]) for row in batch.rows.get("event", ())]
+            rows = [row._replace(time_ns=self._started_ns) for row in batch.rows.get("event", ())]
             self._chunk.add("event", rows)
         self._rehearse()
         self._dictionary.begin()
@@ -345,27 +344,26 @@ class Agent:
         chunk.encode({})
 
     def _tick(self, chunk_ends: bool) -> None:
-        self._listening.hear()  # before the time is taken, up to which the rows are read
+        self._event_loop.poll()  # before the time is taken, up to which the rows are read
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
             self._stuck_s += late_s
         batches = [collector.drain(since_ns, chunk_ends) for collector in self._collectors]
-        # Whom the rows speak of may have come and gone since: hear of them before they are named.
-        self._listening.take_in()
+        # Processes in the rows may have come and gone since: know of them before they are named.
+        self._event_loop.dispatch()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.add_notes(batch.notes, batch.groups)
         for collector, batch in zip(self._collectors, batches, strict=True):
-            count = collector.name if collector.name in self._counts else "host"
-            self._counts[count] += batch.seen
+            self._counts[collector.name] += batch.seen
             named = self._dictionary.named
             self._take(batch)
-            if isinstance(collector, WaitCollector):
+            if collector.limits_stacks:
                 self._thin(collector, self._dictionary.named - named, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
-        self._pace.judge(batches, (self._tick_ns - since_ns) / 1e9)
+        self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
         self._resolver.tick(self._tick_ns)
         self._count_losses()
         if chunk_ends:
@@ -373,9 +371,9 @@ class Agent:
             self._chunk.add("event", list(ends))
             self._count_self()
 
-    def _thin(self, waits: WaitCollector, named: int, since_ns: int) -> None:
+    def _thin(self, collector: Collector, named: int, since_ns: int) -> None:
         if self._thinning.after(named, (self._tick_ns - since_ns) / 1e9):
-            waits.thin(self._thinning.odds)
+            collector.set_stack_divisor(self._thinning.odds)
 
     def _take(self, batch: Batch) -> None:
         if batch.group_io:
@@ -386,7 +384,7 @@ class Agent:
             self._dictionary.pass_over(batch)
             return
         self._chunk.add("metric", batch.metrics)
-        for table, rows in batch.rows.items():
+        for table, rows in batch.by_table():
             self._chunk.add(table, rows)
         for table, columns in batch.parts:
             self._chunk.add_part(table, columns)
@@ -407,13 +405,13 @@ class Agent:
         now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
         now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
-        now[LOST_EVENTS] = self._listening.lost
+        now[LOST_EVENTS] = self._event_loop.lost
         hung = procfs.BROKER.processes_hung, procfs.BROKER.files_hung
         now |= zip(HUNG, hung, strict=True)
         now[STUCK] = round(self._stuck_s)
         now["processes.mappings"] = self._resolver.counters.mappings_left_out
-        if self._attacher is not None:
-            now["attach.queue_full"] = self._attacher.left_out
+        if (it := self._attacher) is not None:
+            now |= {"attach.queue_full": it.left_out, "attach.attaches_failed": it.failed}
         return now
 
     def _count_losses(self) -> None:
@@ -422,7 +420,7 @@ class Agent:
             new = count - self._lost.get(name, 0)
             if new > 0:
                 self._lost[name] = count
-                row = (self._tick_ns, "loss", name, 0, 0, float(new), "")
+                row = EventRow(self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
                 if self._outlets is not None:
                     self._outlets.take_loss(name, float(new))

@@ -13,11 +13,12 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
 from sonde import procfs
+from sonde._native import MmapEvent, ProcessEvent
 from sonde.agent.attach_queue import (
     WAITING,
     WAITING_OF_A_PARTY,
@@ -27,10 +28,10 @@ from sonde.agent.attach_queue import (
 )
 from sonde.attach import process, remote, switch
 from sonde.attach.policy import Facts, Policy
-from sonde.collect.collector import TableRow
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.libraries import Unread, mapped_now
 from sonde.errors import AttachFailed, ProcessGone, SondeError, TargetStopped, TracerFailed
+from sonde.model.rows import EventRow
 
 DEVICE_LIBRARY: Final = re.compile(r"(libcuda\.so|libOpenCL[-.\w]*\.so)(\.[\d.]+)?$")
 SETTLE_S: Final = 1.0
@@ -65,6 +66,8 @@ class Attacher:
         self.left_out = 0
         """Candidates for which there was no room in the queue, for their party or at all, and
         processes with too many mappings to see whether they are any."""
+        self.failed = 0
+        """Attaches that failed, or were not tried because tracers of their party hang."""
 
     def start(self) -> None:
         """Consider what runs now, and begin."""
@@ -77,16 +80,16 @@ class Attacher:
         self.left_out += unread.processes
         self._thread.start()
 
-    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
-        """Take in what processes did, as `sonde._native.ProcessEvents` tells it."""
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Consider processes that map a device's library."""
         if self._policy.mode == "off":
             return
         for event in events:
-            match event:
-                case ("mmap", _, int(pid), *_, str(path)) if DEVICE_LIBRARY.match(
-                    path.rpartition("/")[2]
-                ):
-                    self.consider(pid)
+            if isinstance(event, MmapEvent) and DEVICE_LIBRARY.match(event.path.rpartition("/")[2]):
+                self.consider(event.pid)
+
+    def on_events_lost(self) -> None:
+        """Nothing: a process whose mapping was missed is considered when it maps another one."""
 
     def consider(self, pid: int) -> None:
         """Queue a process that uses a device, once, if the policy allows it."""
@@ -107,13 +110,13 @@ class Attacher:
         ):
             self.left_out += 1
 
-    def rows(self, now_ns: int) -> list[TableRow]:
+    def rows(self, now_ns: int) -> list[EventRow]:
         """Rows of the table event: what came of attaches since the last call."""
-        rows: list[TableRow] = []
+        rows: list[EventRow] = []
         with suppress(queue.Empty):
             while True:
                 name, pid, text = self._told.get_nowait()
-                rows.append((now_ns, "notice", name, pid, 0, 1.0, text))
+                rows.append(EventRow(now_ns, "notice", name, pid, 0, 1.0, text))
         return rows
 
     def stop(self) -> None:
@@ -160,6 +163,7 @@ class Attacher:
         except ProcessGone:
             pass
         except AttachFailed as error:
+            self.failed += 1
             is_ours = isinstance(error, TracerFailed)
             pause_s = self._pauses.failed(None if is_ours else party, time.monotonic())
             whose = "" if is_ours else f" to a process of {procfs.name_of(party)}"

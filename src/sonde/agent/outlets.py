@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import add
 from typing import Any
 
-from sonde import _native, health
+from sonde import _native, health, procfs
 from sonde.agent.run_metrics import RunMetrics
-from sonde.collect.collector import Batch, TableRow
+from sonde.collect.collector import Batch
 from sonde.config import Config
 from sonde.metrics import Metric, MetricRow, labels, labels_of
 from sonde.model.calls import STATUS_UNKNOWN
+from sonde.model.rows import ActivityRow, DeviceRunRow, UsageTuple
 from sonde.sinks import exposition
 from sonde.sinks.otlp import OtlpPusher
 from sonde.sinks.prometheus import NothingNewError, PrometheusServer
@@ -52,7 +53,7 @@ class Outlets:
         """`fresh` returns when what is new was taken, or soon anyway; `loop_age_s` says how long
         ago who takes it last did. Both are called from threads of outlets. Raises UsageError for a
         bad address, SinkError where it cannot be listened on."""
-        self.board = MetricRegistry(whose)
+        self.board = MetricRegistry(whose, party_of_group=procfs.GroupParties().of)
         self._runs = RunMetrics(self.board)
         self._fresh = fresh
         self._loop_age_s = loop_age_s
@@ -60,7 +61,7 @@ class Outlets:
         """A loop that did not turn for so long is stuck."""
         self._whose = whose
         self._dcgm_names = config.dcgm_names
-        self._host = platform.node()
+        self._host = procfs.printable(platform.node())
         self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S
         self.resource = {
             "service.name": "sonde",
@@ -95,12 +96,11 @@ class Outlets:
     def take(self, batch: Batch) -> None:
         """Rows that a collector handed over."""
         self.take_metrics(batch.metrics)
-        for row in batch.rows.get("activity", ()):
-            if row[1] == "device":
+        for row in batch.records(ActivityRow):
+            if row.kind == "device":
                 self._take_calls(row)
-
-        for row in batch.rows.get("device_run", ()):
-            self._runs.take(row)
+        for run in batch.records(DeviceRunRow):
+            self._runs.take(run)
         self._take_usage(batch.rows.get("usage", ()))
 
     def take_metrics(self, rows: Iterable[MetricRow]) -> None:
@@ -152,23 +152,22 @@ class Outlets:
         self.board.record([(time.monotonic_ns(), LOOP_AGE, "", self._loop_age_s())])
         return self.board.families()
 
-    def _take_calls(self, row: TableRow) -> None:
-        _, _, _, api, op, direction, status, *_, count, ns, size, _max, _pid, _tid = row
-        way = {"network.io.direction": _DIRECTIONS.get(str(direction), str(direction))}
-        call: Mapping[str, str] = {"sonde.api": str(api), "sonde.op": str(op)}
-        failed = {"error.type": str(status)} if status not in (0, STATUS_UNKNOWN) else {}
+    def _take_calls(self, row: ActivityRow) -> None:
+        way = {}
+        if row.direction:
+            way = {"network.io.direction": _DIRECTIONS.get(row.direction, row.direction)}
+        call: Mapping[str, str] = {"sonde.api": row.api, "sonde.op": row.op}
+        failed = {"error.type": str(row.status)} if row.status not in (0, STATUS_UNKNOWN) else {}
         count_of = self.board.count
-        count_of("sonde.device.calls", {**call, **(way if direction else {}), **failed}, _f(count))
-        count_of("sonde.device.call.time", call, _f(ns) / 1e9)
-        if size:
-            count_of("sonde.device.call.io", {**call, **(way if direction else {})}, _f(size))
+        count_of("sonde.device.calls", {**call, **way, **failed}, float(row.count))
+        count_of("sonde.device.call.time", call, row.ns / 1e9)
+        if row.bytes:
+            count_of("sonde.device.call.io", {**call, **way}, float(row.bytes))
 
-    def _take_usage(self, rows: Sequence[TableRow]) -> None:
+    def _take_usage(self, rows: Sequence[UsageTuple]) -> None:
         """Summed up by owner first: many short processes are few owners."""
         sums: dict[int, tuple[Mapping[str, str], Iterable[Any]]] = {}
         for _, pid, start_ns, *counts in rows:
-            assert isinstance(pid, int)
-            assert isinstance(start_ns, int)
             owner = self._whose(pid, start_ns)
             known = sums.get(id(owner))  # it is held there: nothing else has its number
             sums[id(owner)] = (owner, tuple(map(add, known[1], counts)) if known else counts)
@@ -229,8 +228,3 @@ def _health(families: Families) -> list[MetricRow]:
 
 
 HEALTH_VALUES = {health.Status.PASS: 0.0, health.Status.WARN: 1.0, health.Status.FAIL: 2.0}
-
-
-def _f(number: object) -> float:
-    assert isinstance(number, int | float)
-    return float(number)

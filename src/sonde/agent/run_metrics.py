@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from sonde.collect.collector import TableRow
-from sonde.sinks.chunk import columns_of
+from sonde.model.rows import DeviceRunRow
 from sonde.sinks.series import OTHER, MetricRegistry
 
 KERNELS_NAMED = 40
@@ -35,30 +34,29 @@ class RunMetrics:
         self._weighed: dict[str, float] = {}
         self._all_s = 0.0
 
-    def take(self, row: TableRow) -> None:
-        """A row of the table device_run."""
-        run = dict(zip(columns_of("device_run"), row, strict=True))
-        kind, weight = str(run["kind"]), _number(run["weight"])
+    def take(self, run: DeviceRunRow) -> None:
+        """Count a run."""
+        kind, weight = run.kind, run.weight
         if kind == "sync":
             return  # time of the host
-        seconds = weight * (_number(run["end_time_ns"]) - _number(run["start_time_ns"])) / 1e9
+        seconds = weight * (run.end_time_ns - run.start_time_ns) / 1e9
         count = self._board.count
         count("sonde.gpu.runs", {"sonde.gpu.run.kind": kind}, weight)
         count("sonde.gpu.run.time", {"sonde.gpu.run.kind": kind}, seconds)
         if kind == "kernel":
-            kernel = {"sonde.gpu.kernel": self._name(str(run["name"]), seconds)}
+            kernel = {"sonde.gpu.kernel": self._name(run.name, seconds)}
             count("sonde.gpu.kernel.time", kernel, seconds)
-            for what, column, steps in (
-                ("grid", "grid", GRID_STEPS),
-                ("block", "block", BLOCK_STEPS),
+            for what, extent, steps in (
+                ("grid", run.grid, GRID_STEPS),
+                ("block", run.block, BLOCK_STEPS),
             ):
-                if size := _volume(str(run[column])):
+                if size := _volume(extent):
                     limit = {"sonde.up_to": _step(size, steps)}
                     count(f"sonde.gpu.kernel.{what}s", limit, weight)
-        elif kind == "copy" and run["bytes"]:
-            way = str(run["direction"])
+        elif kind == "copy" and run.bytes:
+            way = run.direction
             attributes: Mapping[str, str] = {
-                "sonde.up_to": _step(int(_number(run["bytes"])), COPY_STEPS),
+                "sonde.up_to": _step(run.bytes, COPY_STEPS),
                 "network.io.direction": _DIRECTIONS.get(way, way),
             }
             count("sonde.gpu.copies", attributes, weight)
@@ -86,8 +84,3 @@ def _volume(extent: str) -> int:
     """Of 'x,y,z'; 0 where it is not known."""
     parts = extent.split(",")
     return prod(map(int, parts)) if all(part.isdigit() for part in parts) else 0
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return float(value)

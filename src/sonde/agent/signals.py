@@ -17,6 +17,11 @@ from sonde.collect.polling import Source
 from sonde.config import Config
 
 
+def are_wanted(config: Config) -> bool:
+    """Whether the configuration wants any source."""
+    return config.host_metrics or config.device_metrics
+
+
 def runners(config: Config) -> list[Runner]:
     """What asks the sources that the configuration wants; empty for none."""
     found: list[Runner] = []

@@ -33,7 +33,7 @@ NOT_WALKED = -1
 
 
 def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
-    """Whether a walk that ended with `stop` (unwind.ends) reached the thread's entry."""
+    """Whether a walk that ended with `stop` (unwind.stop_reasons) reached the thread's entry."""
     return bool(frames) and (stop == WHOLE or frames[-1].frame.function in ENTRIES)
 
 

@@ -18,8 +18,8 @@ from typing import Final
 from sonde import procfs
 from sonde.collect.collector import Batch
 from sonde.collect.device_time import DeviceTime
+from sonde.model.rows import DeviceRunRow
 
-_COLUMNS: Final = {"kind": 2, "pid": 5, "weight": 10, "start": 0, "end": 1, "bytes": 15}
 LAUNCHES: Final = ("kernel", "replay")
 
 
@@ -120,23 +120,14 @@ def _share(sums: _Sums, passed_ns: int) -> DeviceShare:
 
 def _by_process(batch: Batch) -> Mapping[int, _Sums]:
     sums: dict[int, _Sums] = {}
-    for row in batch.rows.get("device_run", ()):
-        kind, pid = row[_COLUMNS["kind"]], row[_COLUMNS["pid"]]
-        start, end, weight, moved = (
-            row[_COLUMNS[name]] for name in ("start", "end", "weight", "bytes")
-        )
-        assert isinstance(pid, int)
-        assert isinstance(weight, float)
-        assert isinstance(start, int)
-        assert isinstance(end, int)
-        assert isinstance(moved, int)
-        if kind == "sync":
+    for run in batch.records(DeviceRunRow):
+        if run.kind == "sync":
             continue
-        of = sums.setdefault(pid, _Sums())
+        of = sums.setdefault(run.pid, _Sums())
         of.timed += 1
-        of.ns += weight * (end - start)
-        of.launches += weight if kind in LAUNCHES else 0.0
-        of.bytes += weight * moved if kind == "copy" else 0.0
+        of.ns += run.weight * (run.end_time_ns - run.start_time_ns)
+        of.launches += run.weight if run.kind in LAUNCHES else 0.0
+        of.bytes += run.weight * run.bytes if run.kind == "copy" else 0.0
     return sums
 
 

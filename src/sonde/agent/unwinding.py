@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from sonde.collect.collector import TableRow
+from sonde._native import ProcessEvent
 from sonde.collect.kernel import Kernel
 from sonde.metrics import MetricRow, labels
+from sonde.model.rows import EventRow
 from sonde.resolve import Resolver
 from sonde.unwind import STOP_REASONS, Interpreter, Unwinder
 
@@ -63,8 +63,8 @@ class Unwinding:
             self._unwinder.update()
         self._unwinder.expect_pages()
 
-    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """What processes did."""
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Take in what processes did."""
         if self._unwinder is not None:
             self._unwinder.on_process_events(events)
 
@@ -73,8 +73,8 @@ class Unwinding:
         something."""
         return self._unwinder is not None and self._unwinder.update()
 
-    def resync(self) -> None:
-        """Events were lost."""
+    def on_events_lost(self) -> None:
+        """Tell the kernel of all processes again."""
         if self._unwinder is not None:
             self._unwinder.resync()
 
@@ -98,7 +98,7 @@ class Unwinding:
         """Walks up to now count for nothing; `tails_dropped`: those that were, up to now."""
         self._ends = {**self.stops(), "tail_dropped": tails_dropped}
 
-    def ends(self, now_ns: int, tails_dropped: int) -> Iterator[TableRow]:
+    def ends(self, now_ns: int, tails_dropped: int) -> Iterator[EventRow]:
         """Rows of `event`: how the walks since the last call ended, reason by reason."""
         if self._unwinder is None:
             return
@@ -109,7 +109,7 @@ class Unwinding:
             new = now.get(end.name, 0) - self._ends.get(end.name, 0)
             if new > 0:
                 name = f"{end.kind}.{end.name}"
-                yield now_ns, "stack_end", name, 0, 0, float(new), end.text
+                yield EventRow(now_ns, "stack_end", name, 0, 0, float(new), end.text)
         self._ends = now
 
     def metrics(self, now_ns: int) -> Iterator[MetricRow]:

@@ -29,7 +29,7 @@ def warm_up(
     """Let started collectors walk; then what they have seen, up to now, which counts for nothing.
 
     `hear` takes in what processes did and what walks ask for, within so many milliseconds; `ends`:
-    how walks ended so far, by name (unwind.ends).
+    how walks ended so far, by name (unwind.stop_reasons).
     """
     began_s = quiet_since_s = now_s = time.monotonic()
     lacked = 0

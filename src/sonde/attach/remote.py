@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from sonde import errors, interpreter
+from sonde import errors, interpreter, procfs
 from sonde.attach import glibc, library, lock, process
 from sonde.errors import AttachFailed, SondeError, TargetRefused, TracerFailed
 
@@ -17,8 +18,16 @@ LIBRARY_MEMFD: Final = "sonde-library"
 """What a process's mappings call the memfd that the library is loaded from."""
 WAIT_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
+HANGING_OF_PARTY: Final = 2
+"""Tracers over processes of one party (procfs.party_of) that were killed and cannot die. With so
+many of them no other process of that party is attached to."""
 MOST_HANGING: Final = 16
-"""Children that cannot die, of this process; with so many of them nothing more is attached."""
+"""The same of all parties; with so many nothing more is attached."""
+
+
+_hanging: Final[list[tuple[subprocess.Popen[bytes], int]]] = []
+"""With the party over whose process it was."""
+_hanging_lock: Final = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,8 @@ def load(
     with lock.alone(pid, _PATIENCE_S):
         if is_mapped(pid, name):
             return None
-        said = _run([str(pid), str(library.absolute()), name, str(wait_s)], wait_s)
+        arguments = [str(pid), str(library.absolute()), name, str(wait_s)]
+        said = _run(arguments, wait_s, procfs.party_of(pid))
     if "error" in said:
         raised = getattr(errors, str(said["error"]), AttachFailed)
         assert issubclass(raised, SondeError)
@@ -78,13 +88,30 @@ def _remedy(why: str, pid: int) -> str:
     return "Start the program with: sonde record -- CMD"
 
 
-def _run(arguments: list[str], wait_s: float) -> dict[str, Any]:
-    """Run the tracer to its end; its answer."""
-    if interpreter.hanging() >= MOST_HANGING:
-        raise TracerFailed(
-            f"{MOST_HANGING} helper processes were killed and hang in the kernel",
-            "Look for file systems (FUSE, NFS) whose server does not answer.",
-        )
+def hanging(party: int | None = None) -> int:
+    """Tracers that were killed and have not died yet: over processes of one party, or of all."""
+    with _hanging_lock:
+        _hanging[:] = [it for it in _hanging if it[0].poll() is None]
+        return sum(party in (None, of) for _, of in _hanging)
+
+
+def _require_few_hanging(party: int) -> None:
+    """Raises AttachFailed where the party has too many tracers that hang, TracerFailed where all
+    together have."""
+    remedy = "Look for file systems (FUSE, NFS) whose server does not answer."
+    for failure, count, most, whose in (
+        (AttachFailed, hanging(party), HANGING_OF_PARTY, f", of {procfs.name_of(party)}"),
+        (TracerFailed, hanging(), MOST_HANGING, ""),
+    ):
+        if count >= most:
+            raise failure(
+                f"{count} attaching processes{whose} were killed and hang in the kernel", remedy
+            )
+
+
+def _run(arguments: list[str], wait_s: float, party: int) -> dict[str, Any]:
+    """Run the tracer to its end; its answer. `party`: of the process that is attached to."""
+    _require_few_hanging(party)
     try:
         tracer = interpreter.start(
             interpreter.command("sonde.attach.tracer", *arguments),
@@ -98,6 +125,8 @@ def _run(arguments: list[str], wait_s: float) -> dict[str, Any]:
         out, err = tracer.communicate(timeout=wait_s + _PATIENCE_S)
     except subprocess.TimeoutExpired as error:
         interpreter.give_up(tracer)  # safe at any instant: docs/design/attach.md
+        with _hanging_lock:
+            _hanging.append((tracer, party))
         raise AttachFailed("the attach did not end in time", "Try again.") from error
     if tracer.returncode != 0 or not out:
         last = (err.decode(errors="replace").strip() or "no word from it").split("\n")[-1]

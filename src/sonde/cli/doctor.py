@@ -11,6 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from sonde.cli.marks import mark
+from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.host import Finding
@@ -84,7 +85,10 @@ def table(findings: list[Finding], *, width: int, colour: bool) -> str:
         if finding.status in ("warn", "fail") and finding.needed_for:
             detail += f" — needed for {finding.needed_for}"
         wrapped = textwrap.wrap(
-            detail, max(width - len(indent), 40), break_on_hyphens=False, break_long_words=False
+            one_line(detail),
+            max(width - len(indent), 40),
+            break_on_hyphens=False,
+            break_long_words=False,
         )
         lines.append(f"{sign} {finding.name:<{names}}{wrapped[0]}")
         lines += [indent + line for line in wrapped[1:]]
@@ -109,7 +113,7 @@ def verdict(findings: list[Finding]) -> str:
     lines = [first]
     for remedy, names in remedies.items():
         lines.append(f"  {', '.join(names)}")
-        lines.append(f"    {remedy}")
+        lines.append(f"    {one_line(remedy)}")
     if blocking and all(finding.name.startswith("CAP_") for finding in blocking):
         from sonde.host import capabilities
 

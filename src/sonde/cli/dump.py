@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from sonde import procfs
 from sonde.cli import blocked_processes
 from sonde.errors import UsageError
+from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,9 +123,9 @@ def _require(pid: int) -> str:
 def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) -> str:
     """The dump as text, leaf frames first."""
     count = f"{len(threads)} thread{'s' if len(threads) != 1 else ''}"
-    lines = [f"process {pid} ({_plain(comm)}), {count}"]
+    lines = [f"process {pid} ({one_line(comm)}), {count}"]
     for it in threads:
-        lines += ["", f"thread {it.tid} ({_plain(it.name)}), {STATES.get(it.state, it.state)}"]
+        lines += ["", f"thread {it.tid} ({one_line(it.name)}), {STATES.get(it.state, it.state)}"]
         frames = [one for one in it.frames if one.kind not in hidden]
         lines += [f"    {_line(one)}" for one in frames]
         if not it.is_whole:
@@ -135,12 +136,7 @@ def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) 
 
 
 def _line(frame: Frame) -> str:
-    name = _plain(frame.function or hex(frame.offset))
+    name = one_line(frame.function or hex(frame.offset))
     if frame.kind == "python":
-        return f"{name} ({_plain(frame.file)}:{frame.line})"
-    return f"{name} [{_plain(frame.binary.strip('[]'))}]"
-
-
-def _plain(name: str) -> str:
-    """Text without control characters: names come from other programs."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name)
+        return f"{name} ({one_line(frame.file)}:{frame.line})"
+    return f"{name} [{one_line(frame.binary.strip('[]'))}]"

@@ -207,16 +207,19 @@ def run(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from sonde.fleet import node, provision
     from sonde.fleet.buckets import BucketSpace
-    from sonde.fleet.clock import PartyClock
+    from sonde.fleet.clock import PartyClock, utc
     from sonde.fleet.discovery import NO_UNKNOWN_KERNEL, bucket_of, is_discovery
-    from sonde.fleet.sampling import Sampler
+    from sonde.fleet.sampling import Sampler, rng_of_period
     from sonde.fleet.task import Task
 
     task, identity = Task.load(args.node / "task.json"), provision.load_node(args.node)
     clock = PartyClock(args.node, must_persist=False)
     space, period = BucketSpace.of_task(task), _period(args, clock)
-    sampler = Sampler(space, period.start_ns, period.duration_ns, task.max_samples)
-    for record in period.records:
+    number = period.time_s // task.period_s
+    rng = rng_of_period(identity.private(), task.id, number)
+    sampler = Sampler(space, period.start_ns, period.duration_ns, task.max_samples, rng)
+    # In an order of their own: those that begin at once come in any.
+    for record in sorted(period.records, key=lambda it: (it.start_ns, it.duration_ns, it.name)):
         sampler.observe(record)
     unknown = sampler.unclassified_kernel()
     buckets = [bucket_of(task, unknown)] if is_discovery(task) else sampler.buckets()
@@ -226,13 +229,17 @@ def _report(args: argparse.Namespace) -> int:
                 content = (
                     "no unclassified kernel"
                     if bucket == NO_UNKNOWN_KERNEL
-                    else f"hash of {unknown}"
+                    else f"hash of {one_line(unknown or '')}"
                 )
             else:
                 application, kernel, activity = space.label(bucket)
                 content = f"{application} / {kernel} {activity}".rstrip()
             print(f"bucket {bucket}: {content}")
-        print(f"would be sent as secret shares to {task.leader_url}; nothing was sent")
+        until = "" if args.kernels is None else f" until {utc((number + 1) * task.period_s)}"
+        print(
+            f"would be sent{until} as secret shares to {one_line(task.leader_url)}; "
+            "nothing was sent"
+        )
         return 0
     report = node.make_report(task, identity, buckets, period.time_s)
     tls = provision.client_tls(args.node)
@@ -283,7 +290,7 @@ def _aggregate(args: argparse.Namespace) -> int:
         if is_json:
             logging.getLogger(__name__).info("listening on %s", url)
         else:
-            print(f"listening on {url}", flush=True)
+            print(f"listening on {one_line(url)}", flush=True)
 
     try:
         with fleet_logging.to_stderr(is_json, args.log_level):
@@ -420,7 +427,7 @@ def _budget(args: argparse.Namespace) -> int:
                 f"{format_rounded_up(sum_)} in the worst year so far"
             )
     for reason, count in refused.items():
-        print(f"  refused: {reason:<14} {count}")
+        print(f"  refused: {one_line(reason):<14} {count}")
     return 0
 
 

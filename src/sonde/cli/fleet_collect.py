@@ -125,7 +125,7 @@ def discover(args: argparse.Namespace) -> int:
     print(f"{task.name}: kernels without a class, with at least {least:,} noised samples")
     print(f"privacy: {release.privacy_guarantee()}\n")
     for one in found:
-        known = " or ".join(one.names) or f"(no known name has hash {one.bucket})"
+        known = one_line(" or ".join(one.names)) or f"(no known name has hash {one.bucket})"
         print(f"{one.count:>10,} ± {one.error:<8,.0f} {known}")
     if not found:
         print("none")

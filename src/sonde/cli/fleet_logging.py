@@ -74,7 +74,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        return json.dumps(fields)
 
 
 def _time(record: logging.LogRecord) -> str:

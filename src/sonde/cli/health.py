@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.cli.marks import MARKS, mark
+from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.health import Result
@@ -96,9 +97,10 @@ def table(results: Sequence[Result], *, width: int, colour: bool) -> str:
     for one in results:
         sign = mark(one.status, colour=colour)
         name = f"{one.device} {one.check}".strip().replace("_", " ")
-        lines.append(f"{sign} {name:<{names}}{one.figure} (expected: {one.expected})")
+        said = one_line(f"{name:<{names}}{one.figure} (expected: {one.expected})")
+        lines.append(f"{sign} {said}")
         if one.remedy:
-            wrapped = textwrap.wrap(f"remedy: {one.remedy}", max(width - len(indent), 40))
+            wrapped = textwrap.wrap(one_line(f"remedy: {one.remedy}"), max(width - len(indent), 40))
             lines += [indent + part for part in wrapped]
     return "\n".join(lines)
 
@@ -117,7 +119,9 @@ def line(results: Sequence[Result]) -> str:
         bad = [one for one in results if one.status == status]
         if bad:
             text = "; ".join(f"{one.device} {one.check}: {one.figure}".strip() for one in bad)
-            return textwrap.shorten(f"sonde {status}: {text}", REASON_MAX, placeholder=" …")
+            return textwrap.shorten(
+                one_line(f"sonde {status}: {text}"), REASON_MAX, placeholder=" …"
+            )
     return "sonde pass"
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from sonde import procfs
 from sonde.cli import blocked_processes
 from sonde.errors import UsageError
-from sonde.export.layout import size
+from sonde.export.layout import one_line, size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,4 +132,4 @@ def table(found: Sequence[Usage], lines: int, width: int, note: str = "") -> str
         )
     if note:
         text.append(note)
-    return "\n".join(line[:width] for line in text)
+    return "\n".join(one_line(line)[:width] for line in text)

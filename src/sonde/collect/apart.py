@@ -43,6 +43,7 @@ from sonde.collect.polling import (
     Source,
 )
 from sonde.metrics import MetricRow, labels
+from sonde.model.rows import EventRow
 
 PAGE = 4096
 COUNT_BYTES = 8
@@ -86,7 +87,7 @@ def unpack(body: bytes) -> tuple[Points, int]:
             (time_ns, strings[series], strings[tags], value)
             for time_ns, series, tags, value in rows
         ]
-        return Points(metrics, list(events)), int(left_out)
+        return Points(metrics, [EventRow._make(row) for row in events]), int(left_out)
     except (EOFError, TypeError, IndexError) as error:
         raise ValueError(f"what is no message: {error}") from error
 

@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 
 from sonde import _native
+from sonde.collect.collector import Collector
 from sonde.collect.kernel import losses_of
 
 
-class Attached(ABC):
-    """A BPF object whose programs `start` attaches, entries after returns."""
+class Attached(Collector):
+    """A collector that is a BPF object whose programs `start` attaches, entries after returns."""
 
     def __init__(self, bpf: _native.Bpf) -> None:
         self._bpf = bpf

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from sonde import _native
+from sonde import _native, procfs
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
@@ -77,7 +77,7 @@ class BlockCollector(Attached):
             major, minor = number >> MINOR_BITS, number & ((1 << MINOR_BITS) - 1)
             link = Path(f"/sys/dev/block/{major}:{minor}")
             try:
-                name = link.readlink().name
+                name = procfs.printable(link.readlink().name)
             except OSError:
                 name = f"{major}:{minor}"
             self._devices[number] = name

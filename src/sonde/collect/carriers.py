@@ -38,6 +38,6 @@ def _most_files(pid: int) -> int | None:
 
 
 def same_tids(pid: int) -> bool:
-    """Do its threads have the same numbers there and here?"""
+    """Is it known that its threads have the same numbers there and here?"""
     owner = procfs.read_owner(pid)
-    return owner is None or owner.levels == 1
+    return owner is not None and owner.levels == 1

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from sonde.metrics import MetricRow
 from sonde.model.owner import GroupNote, ProcessNote
+from sonde.model.rows import RowLists, Rows
 from sonde.procfs import START_UNIT_NS
 
 if TYPE_CHECKING:
-    from sonde._native import Columns
+    from sonde._native import Columns, ProcessEvent
+    from sonde.collect.libraries import FileKey
 
 TableRow = tuple[object, ...]
 """A row in the column order of abi/tables.json."""
@@ -22,11 +26,11 @@ ProcessKey = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Batch:
+class Batch(RowLists):
     """What a collector saw since its last tick."""
 
-    rows: dict[str, list[TableRow]] = field(default_factory=dict)
-    """By table: sample, activity, event."""
+    rows: Rows = field(default_factory=Rows)
+    """By table: `add` appends to them, `records` reads them."""
     metrics: list[MetricRow] = field(default_factory=list)
     """Of the table metric."""
     spans: list[Mapping[str, object]] = field(default_factory=list)
@@ -52,10 +56,6 @@ class Batch:
     seen: int = 0
     """Events behind the rows, for the live count."""
 
-    def add(self, table: str, row: TableRow) -> None:
-        """Append a row to a table."""
-        self.rows.setdefault(table, []).append(row)
-
     def add_who(self, records: Columns) -> None:
         """Threads and stacks of records with the fields tgid, start_ns, tid and stack_id."""
         self.threads |= {
@@ -69,31 +69,117 @@ class Batch:
         }
 
 
-class Collector(Protocol):
-    """One concern of the node."""
+class ProcessEventListener(Protocol):
+    """Whoever wants to know what processes do."""
+
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Take in what processes did since the last call, in order of time."""
+
+    def on_events_lost(self) -> None:
+        """Some events were lost: whatever was concluded from events may be wrong."""
+
+
+class Collector(ABC):
+    """One concern of the node.
+
+    What is not abstract has a default, for a collector that has no such need. The agent knows
+    collectors by this class alone; docs/design/collectors.md says how to add one.
+    """
 
     name: str
+    """Names its losses and what it has seen."""
+    walks_stacks: bool = False
+    """Whether it takes stacks of code that runs anyway: it starts first, and warms up."""
+    limits_stacks: bool = False
+    """Whether `set_stack_divisor` has an effect."""
+    needs_events_first: bool = False
+    """Whether it gets process events before all others, and is called at every wake-up, without
+    events too: it opens what a process that soon ends takes with it."""
+    can_wake: bool = False
+    """Whether `arm_wakeup` has an effect."""
+    left_behind: Sequence[str] = ()
+    """After `stop`: messages about probes that stay on for a while."""
 
+    @abstractmethod
     def start(self) -> None:
         """Attach. Raises HostError where this machine cannot."""
 
+    @abstractmethod
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Everything seen since the last call; `since_ns` (CLOCK_MONOTONIC) is when that was.
 
         `to_the_end`: a chunk ends here, so sum up what is still going on too.
         """
 
+    @abstractmethod
     def stop(self) -> None:
         """Detach. Rows not drained yet stay readable."""
 
+    @abstractmethod
     def pause(self) -> None:
         """Let go of what costs while something happens. Rows not drained yet stay readable."""
 
+    @abstractmethod
     def resume(self) -> None:
         """Observe again, as if started now. Raises HostError."""
 
+    @abstractmethod
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
 
     def memory_bytes(self) -> int:
         """Kernel memory held."""
+        return 0
+
+    # ---- process events ----------------------------------------------------------------------
+
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Take in what processes did since the last call, in order of time."""
+
+    def on_events_lost(self) -> None:
+        """Some events were lost: look at what is there now instead."""
+
+    def ignorable_mappings(self) -> Mapping[tuple[FileKey, str], float]:
+        """Files ((major, minor, inode), path) mapped since the last call in which there is nothing
+        to observe, with the time (CLOCK_MONOTONIC, s) up to which that holds."""
+        return {}
+
+    def wants_mapping(self, path: str) -> bool:
+        """Whether a process that maps a file of this path is to be reported in any case."""
+        return False
+
+    # ---- how often it is read ------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether what it observes goes on now and fills a buffer: it is drained at the shortest
+        interval, and process events reach it at once."""
+        return False
+
+    @property
+    def drain_within_s(self) -> float:
+        """It is to be drained within so many seconds."""
+        return math.inf
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether observing has a cost now that `charge` holds against a budget."""
+        return False
+
+    def charge(self) -> None:
+        """Hold the cost so far against the budget: called between ticks that are far apart."""
+
+    def set_interval(self, seconds: float, *, keep_last_only: bool = False) -> None:
+        """Poll no more often than this; 0: as often as configured. `keep_last_only`: because nobody
+        keeps rows, so that of each interval the last value alone counts."""
+
+    def set_stack_divisor(self, divisor: int) -> None:
+        """Take one stack in `divisor` of those that are due."""
+
+    def arm_wakeup(self) -> int | None:
+        """Have the kernel report, once, when the machine is no longer idle. Returns a descriptor
+        that is readable from then until `disarm_wakeup`; None where it cannot."""
+        return None
+
+    def disarm_wakeup(self) -> None:
+        """Have it report no more, and forget what it reported."""

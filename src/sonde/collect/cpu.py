@@ -23,6 +23,7 @@ class CpuSampler(Attached):
     """Samples user and kernel stacks on all CPUs; the kernel counts equal ones together."""
 
     name = "cpu"
+    walks_stacks = True
 
     def __init__(self, kernel: Kernel, hz: int) -> None:
         rows = ROOM_S * hz * (os.cpu_count() or 1)

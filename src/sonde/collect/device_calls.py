@@ -9,17 +9,19 @@ the start, those the dynamic linker knows (before anyone maps them, so that a pr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from sonde import _native
+from sonde._native import ProcessEvent
 from sonde.apis import Api
-from sonde.collect.collector import Batch
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.discovery import Discovery
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.libraries import FileKey
 from sonde.collect.probes import Probes
 from sonde.model.calls import STATUS_UNKNOWN
+from sonde.model.rows import EventRow
 from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
@@ -42,10 +44,11 @@ _OTHER: Final[_What] = ("other", "", "", "", 0)
 """Of calls that found no row even by process; theirs are of no process."""
 
 
-class DeviceCalls:
+class DeviceCalls(Collector):
     """Counts calls of device APIs in all watched processes, exactly; stacks are sampled."""
 
     name = "device_calls"
+    walks_stacks = True
 
     def __init__(
         self, kernel: Kernel, apis: Iterable[Api], *, launches: bool, budget: float
@@ -62,8 +65,7 @@ class DeviceCalls:
         self._walk: int | None = None
         self._exit: int | None = None
         self._left_out = 0
-        self.left_behind: list[str] = []
-        """After `stop`: what has to be said of probes that stay on for a while."""
+        self.left_behind = []
         self._hits: dict[int, int] = {}
         self._was_hit = False
         """A site was ever hit."""
@@ -80,26 +82,26 @@ class DeviceCalls:
         self._charged_s = time.monotonic()
         self._discovery.scan()
 
-    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Take in what processes did, as `sonde._native.ProcessEvents` tells it: at once."""
-        self._discovery.hear(events)
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Look at what processes map now, and note who is gone."""
+        self._discovery.on_process_events(events)
 
-    def resync(self) -> None:
-        """Events were lost: look at what is mapped now instead."""
+    def on_events_lost(self) -> None:
+        """Look at what is mapped now instead."""
         self._discovery.resync()
 
-    def dull(self) -> dict[tuple[FileKey, str], float]:
-        """See Discovery: mappings that need not be heard of."""
+    def ignorable_mappings(self) -> Mapping[tuple[FileKey, str], float]:
+        """Files that carry no device API."""
         return self._discovery.dull()
 
     @property
-    def is_used(self) -> bool:
-        """Whether some process maps a file with probes on it: then `keep_budget` is due often."""
+    def is_charged(self) -> bool:
+        """Whether some process maps a file with probes on it."""
         return self._discovery.is_used
 
     @property
     def backlog(self) -> int:
-        """Mapped files not looked at yet: `hear` goes on with them, and so does `drain`."""
+        """Mapped files not looked at yet: `on_process_events` and `drain` go on with them."""
         return self._discovery.backlog
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
@@ -115,7 +117,8 @@ class DeviceCalls:
             self._charge(hits)
         self._discovery.tidy()
         for notice in self._probes.notices:
-            row = (since_ns, "probe", notice.name, 0, 0, float(notice.value), notice.text)
+            value = float(notice.value)
+            row = EventRow(since_ns, "probe", notice.name, 0, 0, value, notice.text)
             batch.add("event", row)
         self._probes.notices.clear()
         return batch
@@ -177,8 +180,9 @@ class DeviceCalls:
                 batch.add("sample", (since_ns, "device", what[0], *who, stack_id, *weights))
                 batch.stacks[stack_id] = (pid, start_ns)
         for (what, who), total in totals.items():
-            total = [min(number, _LARGEST) for number in total]
-            batch.add("activity", (since_ns, "device", *what, *who, *total, 0, 0))
+            count, ns, size, max_ns = (min(number, _LARGEST) for number in total)
+            sums = (count, ns, size, max_ns, 0, 0)
+            batch.add("activity", (since_ns, "device", *what, *who, *sums))
 
     def _add_spans(self, batch: Batch, since_ns: int) -> None:
         ring = self._bpf.drain_ring("call_spans", "call_span", SPANS_A_TICK)
@@ -187,7 +191,8 @@ class DeviceCalls:
         if self._left_out > 0:
             left_out, self._left_out = self._left_out, 0
             text = "short calls beyond the first of each second are totals only"
-            batch.add("event", (since_ns, "notice", "spans_left_out", 0, 0, float(left_out), text))
+            row = EventRow(since_ns, "notice", "spans_left_out", 0, 0, float(left_out), text)
+            batch.add("event", row)
         if not len(ring):
             return
         calls = {index: site.call for index, site in self._probes.sites.items()}
@@ -215,7 +220,7 @@ class DeviceCalls:
             }
         )
 
-    def keep_budget(self) -> None:
+    def charge(self) -> None:
         """Hold what the probes cost against their budget: every hit, also of processes that are not
         watched and of calls that another call makes."""
         hits = self._new_hits()

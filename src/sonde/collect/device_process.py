@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,14 +15,19 @@ from sonde.collect.collector import ProcessKey
 from sonde.collect.governor import Governor
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import Ring
-from sonde.collect.libraries import FIRST_BYTES
+from sonde.collect.libraries import FIRST_BYTES, Unread
 from sonde.collect.ring_budget import Allowance
 
 MOST_STREAMS: Final = 4_096
 FIND_SHARE: Final = 0.05
-"""Of a CPU, for looking through the mappings of processes."""
+"""Of a CPU, for looking through the mappings of processes: shared by the parties that need it."""
 FIND_CREDIT_S: Final = 0.5
-"""CPU time for that which can be saved up."""
+"""CPU time for that which a party can save up."""
+MAX_PARTIES: Final = 1024
+"""Whose credit is known; where all of them have spent some, newcomers share one."""
+
+MOST_AWAITED: Final = 1024
+"""Processes of one party that are to be looked at soon."""
 
 
 @dataclass(slots=True)
@@ -66,26 +72,94 @@ class DeviceProcess:
 
 
 class Finder:
-    """Finds the library's memory in processes, some of which may make that take long."""
+    """Finds the library's memory in processes, some of which may make that take long.
+
+    Each party (a user, a container) pays for its own: processes with long mappings keep nobody
+    else's from being found.
+    """
 
     def __init__(self) -> None:
-        self._credit_s = FIND_CREDIT_S
-        self._credited_s = time.monotonic()
+        self._credit_s: dict[int, float] = {}
+        """Of parties that have spent some of it."""
+        self._earned_s = time.monotonic()
+        self._look_up_s = FIND_CREDIT_S
+        """CPU time that may go into whose the processes of events are."""
+        self._awaited: dict[int, tuple[float, int]] = {}
+        """Processes that map the library, until (monotonic s) they are waited for to use it, and
+        their party."""
+        self.unread = Unread()
+        """How often not all of a process's mappings were looked through."""
 
-    @property
-    def is_free(self) -> bool:
-        """Whether there is CPU time left for what can wait."""
-        now_s = time.monotonic()
-        earned_s = FIND_SHARE * (now_s - self._credited_s)
-        self._credit_s = min(FIND_CREDIT_S, self._credit_s + earned_s)
-        self._credited_s = now_s
-        return self._credit_s > 0
+    def is_free(self, party: int) -> bool:
+        """Whether a party has CPU time left for what can wait."""
+        self._earn(time.monotonic())
+        return self._credit_s.get(self._payer(party), FIND_CREDIT_S) > 0
 
-    def find(self, pid: int) -> InjectMemory | None:
+    def party_of(self, pid: int) -> int:
+        """Whose process it is; NOBODY, too, where that of others took too long lately: to read it
+        of a process with 65,536 groups takes 20 ms."""
+        self._earn(time.monotonic())
+        if self._look_up_s <= 0:
+            return procfs.NOBODY
+        began_s = time.thread_time()
+        party = procfs.party_of(pid)
+        self._look_up_s -= time.thread_time() - began_s
+        return party
+
+    def find(self, pid: int, party: int) -> InjectMemory | None:
         """See InjectMemory.find. Mappings of common length are looked through at any time."""
-        most_bytes = procfs.MAX_MAPS_BYTES if self.is_free else FIRST_BYTES
+        most_bytes = procfs.MAX_MAPS_BYTES if self.is_free(party) else FIRST_BYTES
         began_s = time.thread_time()
         try:
-            return InjectMemory.find(pid, most_bytes)
+            return InjectMemory.find(pid, most_bytes, self.unread)
         finally:
-            self._credit_s -= time.thread_time() - began_s
+            payer = self._payer(party)
+            spent_s = time.thread_time() - began_s
+            self._credit_s[payer] = self._credit_s.get(payer, FIND_CREDIT_S) - spent_s
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether some process is to be looked at soon."""
+        return bool(self._awaited)
+
+    def expect(self, pid: int, until_s: float, party: int) -> None:
+        """Look at a process soon. One too many of its party is left out, and counted."""
+        is_full = (
+            pid not in self._awaited
+            and len(self._awaited) >= MOST_AWAITED
+            and sum(of == party for _, of in self._awaited.values()) >= MOST_AWAITED
+        )
+        if is_full:
+            self.unread.processes += 1
+        else:
+            self._awaited[pid] = until_s, party
+
+    def awaited(self) -> Iterator[tuple[int, float]]:
+        """Those whose party has CPU time left, and until when; they go to the end of the queue."""
+        for pid, (until_s, party) in list(self._awaited.items()):
+            if self.is_free(party):
+                self._awaited[pid] = self._awaited.pop(pid)
+                yield pid, until_s
+
+    def forget(self, pid: int) -> None:
+        """It was looked at."""
+        del self._awaited[pid]
+
+    def _payer(self, party: int) -> int:
+        is_known = party in self._credit_s or len(self._credit_s) < MAX_PARTIES
+        return party if is_known else procfs.NOBODY
+
+    def _earn(self, now_s: float) -> None:
+        """Share out what came since the last time; who has all that may be saved takes no more."""
+        earned_s = FIND_SHARE * (now_s - self._earned_s)
+        self._earned_s = now_s
+        self._look_up_s = min(FIND_CREDIT_S, self._look_up_s + earned_s)
+        while earned_s > 0 and self._credit_s:
+            part_s, earned_s = earned_s / len(self._credit_s), 0.0
+            for party, credit_s in list(self._credit_s.items()):
+                over_s = credit_s + part_s - FIND_CREDIT_S
+                if over_s < 0:
+                    self._credit_s[party] = credit_s + part_s
+                else:
+                    del self._credit_s[party]
+                    earned_s += over_s

@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Final
 
 from sonde.collect import inject_abi as abi
-from sonde.collect.collector import ProcessKey, TableRow
+from sonde.collect.collector import ProcessKey
 from sonde.collect.inject_records import Run
+from sonde.model.rows import DeviceRunRow
 
 _KINDS: Final = {
     abi.Type.KERNEL: "kernel",
@@ -24,14 +25,32 @@ _SOURCES: Final[dict[int, str]] = {
 }
 
 
-def row_of(run: Run, key: ProcessKey, tid: int, stack_id: int, stream: int) -> TableRow:
-    """A run in the column order of abi/tables.json; `stream`: a small number for it."""
+def row_of(run: Run, key: ProcessKey, tid: int, stack_id: int, stream: int) -> DeviceRunRow:
+    """A run as a row; `stream`: a small number for it."""
+    kind = _KINDS[run.type]
     source = _SOURCES.get(run.source, "unknown")
-    return (
-        *(run.start_ns, run.end_ns, _KINDS[run.type], name_of(run), source),
-        *(*key, tid, stack_id, run.correlation, run.weight, run.window),
-        *(run.device, stream, run.direction, run.bytes),
-        *(_triple(run.grid), _triple(run.block), run.shared_bytes, run.registers),
+    pid, start_ns = key
+    return DeviceRunRow(
+        run.start_ns,
+        run.end_ns,
+        kind,
+        run.name or name_of(run),
+        source,
+        pid,
+        start_ns,
+        tid,
+        stack_id,
+        run.correlation,
+        run.weight,
+        run.window,
+        run.device,
+        stream,
+        run.direction,
+        run.bytes,
+        _triple(run.grid),
+        _triple(run.block),
+        run.shared_bytes,
+        run.registers,
     )
 
 

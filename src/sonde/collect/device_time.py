@@ -16,14 +16,15 @@ import random
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 from sonde import procfs
+from sonde._native import ForkEvent, MmapEvent, ProcessEvent
 from sonde.collect import inject_abi as abi
 from sonde.collect.carriers import may_carry, same_tids
-from sonde.collect.collector import Batch, ProcessKey
+from sonde.collect.collector import Batch, Collector, ProcessKey
 from sonde.collect.device_process import DeviceProcess, Finder
 from sonde.collect.device_rows import name_of, row_of
 from sonde.collect.governor import Governor
@@ -33,13 +34,14 @@ from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
+from sonde.model.rows import EventRow
 
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
-LOOK_HEARING_S: Final = 300.0
-"""The same where process events are heard, which tell of a library as soon as it is mapped."""
+LOOK_WITH_EVENTS_S: Final = 300.0
+"""The same where process events report a library as soon as it is mapped."""
 YOUNG_S: Final = 10.0
-"""Processes younger than this are looked at in every tick, where no events are heard."""
+"""Processes younger than this are looked at in every tick, where there are no events."""
 SOON_S: Final = 1.0
 SILENT_NS: Final = 1_500_000_000
 """A library that says nothing for so long may have gone with the program that was executed over."""
@@ -57,27 +59,34 @@ _LOST: Final = ("lost_ring", "lost_pool", "lost_order")
 """Counts of launches that were chosen and not timed."""
 
 
-class DeviceTime:
+class DeviceTime(Collector):
     """Collects device runs through the library in each process (abi/inject.h)."""
 
     name = "device_time"
+    needs_events_first = True
 
     def __init__(
-        self, pids: Iterable[int] | None, budget: float, sites: LaunchSites | None = None
+        self,
+        pids: Iterable[int] | None,
+        budget: float,
+        sites: LaunchSites | None = None,
+        *,
+        has_events: bool = False,
     ) -> None:
-        """`sites`: takes stacks in the kernel; without, the library follows frame pointers."""
+        """`sites`: takes stacks in the kernel; without, the library follows frame pointers.
+
+        `has_events`: process events report each library as soon as it is mapped, so that there is
+        seldom need to scan processes for it.
+        """
         self._sites = sites
         self._pids = None if pids is None else frozenset(pids)
         self._budget = budget
         self._processes: dict[int, DeviceProcess] = {}
         self._looked: dict[int, tuple[int, float]] = {}
         """By pid: start, and when (monotonic s) it was looked at last."""
-        self._soon: dict[int, float] = {}
-        """Processes that map the library, until (monotonic s) they are waited for to use it."""
         self._left: list[DeviceProcess] = []
         """What programs left behind over which others were executed."""
-        self._hears = False
-        """Told of process events, so that there is seldom need to look at processes."""
+        self._has_events = has_events
         self._look_s = 0.0
         """When to look all the same."""
         self._tell_s = 0.0
@@ -93,10 +102,9 @@ class DeviceTime:
         """By pid: processes that carry the library and are not ours to read; True: another agent
         reads them, False: somebody wants them left alone. No event tells when that ends."""
         self._ask_again_s = 0.0
-        self._notices: list[tuple[int, str, str, int, int, float, str]] = []
+        self._notices: list[EventRow] = []
         self._paused = False
-        self.left_behind: list[str] = []
-        """See DeviceCalls."""
+        self.left_behind = []
         self._stopped = threading.Event()
         self._carried = threading.Event()
         """Set while some process carries the library, and at the end."""
@@ -110,9 +118,9 @@ class DeviceTime:
         return self._processes.keys()
 
     @property
-    def is_carried(self) -> bool:
+    def is_active(self) -> bool:
         """Whether some process carries the library, or has just mapped it."""
-        return bool(self._processes or self._soon or self._left)
+        return bool(self._processes or self._finder.is_waiting or self._left)
 
     def start(self) -> None:
         """Find the processes that carry the library already."""
@@ -135,51 +143,49 @@ class DeviceTime:
                     with suppress(OSError):
                         process.memory.beat()
 
-    def hear(self, events: Iterable[tuple[Any, ...]], *, looking: bool) -> None:
-        """Open what has just taken the library in, so that a short process is seen, too.
-
-        `looking`: no events come; look at processes instead.
-        """
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """Open what has just taken the library in, so that a short process is seen, too."""
         if self._paused:
             return
         now_s = time.monotonic()
-        self._hears = not looking
         mapping: set[int] = set()
         for event in events:
-            kind, pid = event[0], event[2]
-            if kind == "mmap":
-                if LIBRARY.search(event[11]) and pid not in mapping:
+            pid = event.pid
+            if isinstance(event, MmapEvent):
+                if LIBRARY.search(event.path) and pid not in mapping:
                     mapping.add(pid)
-                    self._soon[pid] = now_s + SOON_S
-                    if self._finder.is_free:  # else its silence tells
+                    party = self._finder.party_of(pid)
+                    self._finder.expect(pid, now_s + SOON_S, party)
+                    if self._finder.is_free(party):  # else its silence tells
                         self._leave_if_replaced(pid)
-            elif kind == "fork" and pid != event[3] and event[3] in self._processes:
-                self._soon[pid] = now_s + YOUNG_S
-        for pid, until_s in list(self._soon.items()):
-            if not self._finder.is_free:
-                break  # the others have their turn next
-            self._soon[pid] = self._soon.pop(pid)
+            elif (
+                isinstance(event, ForkEvent)
+                and pid != event.parent_pid
+                and event.parent_pid in self._processes
+            ):
+                parent = self._processes[event.parent_pid]
+                self._finder.expect(pid, now_s + YOUNG_S, parent.party)
+        for pid, until_s in self._finder.awaited():
             if pid not in self._processes and self._is_wanted(pid):
                 with suppress(OSError):
                     self._open(pid)
             if pid in self._processes or now_s > until_s:
-                del self._soon[pid]
-        if looking:
+                self._finder.forget(pid)
+        if not self._has_events:
             self._look(now_s)
 
-    def resync(self) -> None:
-        """Events were lost: look at processes at the next tick."""
+    def on_events_lost(self) -> None:
+        """Look at processes at the next tick."""
         self._look_s = 0.0
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Runs since the last call."""
         batch = Batch()
         now_ns = time.monotonic_ns()
-        looks = not self._hears or now_ns / 1e9 > self._look_s
+        looks = not self._has_events or now_ns / 1e9 > self._look_s
         for notice in self._notices:
-            pid, start_ns = notice[3:5]
             batch.add("event", notice)
-            batch.threads.add((pid, start_ns, pid))
+            batch.threads.add((notice.pid, notice.start_ns, notice.pid))
         self._notices.clear()
         if not self._paused:
             self._ask_again(now_ns / 1e9)
@@ -201,8 +207,12 @@ class DeviceTime:
             del self._looked[pid]
         if not self._paused and looks:
             self._look(now_ns / 1e9)
-            self._look_s = now_ns / 1e9 + (LOOK_HEARING_S if self._hears else LOOK_AGAIN_S)
+            self._look_s = now_ns / 1e9 + (LOOK_WITH_EVENTS_S if self._has_events else LOOK_AGAIN_S)
         return batch
+
+    def wants_mapping(self, path: str) -> bool:
+        """Whether it is our library."""
+        return LIBRARY.search(path) is not None
 
     def stop(self) -> None:
         """Let go: the libraries go idle."""
@@ -236,7 +246,8 @@ class DeviceTime:
 
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
-        losses = {name: count for name, count in self._losses.items() if count}
+        counted = self._losses | {"processes_unread": self._finder.unread.processes}
+        losses = {name: count for name, count in counted.items() if count}
         return losses | dict(self._sites.losses() if self._sites else {})
 
     def memory_bytes(self) -> int:
@@ -323,7 +334,7 @@ class DeviceTime:
         armed_ns = seen.counts["armed_ns"]
         if process.armed_ns < armed_ns <= now_ns:
             process.armed_ns = armed_ns
-            batch.add("event", (armed_ns, "timing", "began", *process.key, 1.0, ""))
+            batch.add("event", EventRow(armed_ns, "timing", "began", *process.key, 1.0, ""))
         weights: dict[tuple[str, int, int], list[float]] = {}
         for run in taken.runs:
             self._add_run(process, run, batch, weights, turn)
@@ -346,7 +357,8 @@ class DeviceTime:
             process.lost_told_ns = now_ns
             lost, process.lost = process.lost, 0
             text = "records of its device time, names or stacks beyond what is read in a turn"
-            row = (now_ns, "notice", "device_time_lost", *process.key, float(lost), text)
+            name = "device_time_lost"
+            row = EventRow(now_ns, "notice", name, *process.key, float(lost), text)
             self._notices.append(row)
 
     def _add_run(
@@ -423,7 +435,8 @@ class DeviceTime:
     @staticmethod
     def _tell(batch: Batch, process: DeviceProcess, name: str, text: str) -> None:
         pid, start_ns = process.key
-        batch.add("event", (time.monotonic_ns(), "notice", name, pid, start_ns, 1.0, text))
+        now_ns = time.monotonic_ns()
+        batch.add("event", EventRow(now_ns, "notice", name, pid, start_ns, 1.0, text))
         batch.threads.add((pid, start_ns, pid))
 
     def _leave_if_replaced(self, pid: int) -> None:
@@ -432,7 +445,7 @@ class DeviceTime:
         if process is None:
             return
         with suppress(OSError):
-            found = self._finder.find(pid)
+            found = self._finder.find(pid, process.party)
             if found is not None:
                 with found:
                     if os.path.sameopenfile(found.fd, process.memory.fd):
@@ -490,7 +503,8 @@ class DeviceTime:
         return self._pids is None or procfs.descends(pid, self._pids)
 
     def _open(self, pid: int) -> None:
-        memory = self._finder.find(pid)
+        party = procfs.party_of(pid)
+        memory = self._finder.find(pid, party)
         stat = procfs.read_stat(pid)
         before = self._withheld.pop(pid, None)
         if memory is None:
@@ -504,7 +518,6 @@ class DeviceTime:
             memory.close()
             self._withhold(key, before, to_other=not is_detached)
             return
-        party = procfs.party_of(pid)
         if not self._has_place(party):
             memory.close()
             self._count("rings_left_out", 1)
@@ -555,7 +568,8 @@ class DeviceTime:
         if to_other and before != (key, True):
             text = "its device time is read by another agent or recorder"
             now_ns = time.monotonic_ns()
-            self._notices.append((now_ns, "notice", "device_time_refused", *key, 1.0, text))
+            notice = EventRow(now_ns, "notice", "device_time_refused", *key, 1.0, text)
+            self._notices.append(notice)
 
     def _ask_again(self, now_s: float) -> None:
         """Open what has become free, or was allowed again."""

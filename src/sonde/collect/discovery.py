@@ -12,9 +12,9 @@ import os
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from sonde import procfs, system_libraries
+from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.apis import Api
 from sonde.collect.libraries import (
     FileKey,
@@ -41,9 +41,6 @@ MAX_WAITING = 16_384
 """Files that wait to be looked at."""
 UNMAPPED_S = 30.0
 """Probes stay this long on a file that no process maps any more."""
-
-LEAST_FIELDS = 6
-"""Of an event."""
 
 _NOBODY = 0
 """User of files that are probed whether mapped or not."""
@@ -84,26 +81,22 @@ class Discovery:
         for file in mapped_now(self.unread):
             self._saw(file)
 
-    def hear(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Take in what processes did, as `sonde._native.ProcessEvents` tells it."""
-        for event in events:  # there are many: by place, not by pattern
-            if len(event) < LEAST_FIELDS:
-                continue
-            kind = event[0]
-            if kind != "mmap" and not self._files_of:
+    def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
+        """Take in what processes did."""
+        for event in events:
+            if isinstance(event, MmapEvent):
+                key = event.file
+                if key[2] and (key in self._probes.files or not self._is_examined(key, event.path)):
+                    end = event.address + event.length
+                    self._saw(MappedFile(event.pid, key, event.path, event.address, end))
+            elif not self._files_of:
                 continue  # nobody maps what is probed: who comes and goes is all the same
-            pid = event[2]
-            if kind == "mmap":
-                _, _, _, _, address, length, _, *file, _, path = event
-                key = (file[0], file[1], file[2])
-                if key[2] and (key in self._probes.files or not self._is_examined(key, path)):
-                    self._saw(MappedFile(pid, key, path, address, address + length))
-            elif kind == "fork":
-                if pid != event[3]:
-                    for key in self._files_of.get(event[3], ()):
-                        self._used(key, pid)
-            elif pid in self._files_of and (event[5] if kind == "comm" else pid == event[4]):
-                self._left(pid)
+            elif isinstance(event, ForkEvent):
+                if event.pid != event.parent_pid:
+                    for key in self._files_of.get(event.parent_pid, ()):
+                        self._used(key, event.pid)
+            elif event.pid in self._files_of and _leaves_its_program(event):
+                self._left(event.pid)
         self._examine_waiting(EXAMINE_S)
 
     @property
@@ -302,3 +295,8 @@ class Discovery:
                 self._users.pop(key, None)
             else:
                 self._unmapped[key] = now_s - UNMAPPED_S + KEPT_ON_S
+
+
+def _leaves_its_program(event: CommEvent | ExitEvent) -> bool:
+    """Whether a process ended, or executed another program."""
+    return event.is_exec if isinstance(event, CommEvent) else event.tid == event.pid

@@ -6,17 +6,41 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from sonde.collect.attached import Walking
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import Kernel, expect_fields, refusal
 from sonde.procfs import START_UNIT_NS
 
-FIELDS = (
-    *("tgid", "family", "port", "start_ns", "address_0", "address_1", "address_2", "address_3"),
-    *("sent_bytes", "received_bytes", "retransmitted_bytes", "sent_segments", "received_segments"),
-    *("retransmits", "closed", "max_srtt_us", "max_send_queue", "max_receive_queue"),
-)
+
+class Flow(NamedTuple):
+    """One connection of one process: a row of the map `flows` (struct flow_key and flow_value of
+    abi/events.h)."""
+
+    tgid: int
+    family: int
+    """AF_INET or AF_INET6; 0: all connections for which there was no room."""
+    port: int
+    start_ns: int
+    address_0: int
+    address_1: int
+    address_2: int
+    address_3: int
+    sent_bytes: int
+    received_bytes: int
+    retransmitted_bytes: int
+    sent_segments: int
+    received_segments: int
+    retransmits: int
+    closed: int
+    max_srtt_us: int
+    max_send_queue: int
+    max_receive_queue: int
+
+
+FIELDS = Flow._fields
 MAX_PEERS = 256
 """Told by name in a tick; bytes to and from the others are one peer, other."""
 WALK_SHARE = 0.0002
@@ -46,20 +70,20 @@ class FlowCollector(Walking):
         """What connections moved since the last tick, those that ended included."""
         batch = Batch()
         self._walk_when_due(to_the_end)
-        rows = sorted(self._bpf.drain("flows"), key=lambda row: -(row[8] + row[9]))
-        for number, row in enumerate(rows):
-            pid, family, port, start, *address = row[:8]
-            sent, received, again, out, into, retransmits = row[8:14]
-            start_ns = start - start % START_UNIT_NS
-            who = (pid, start_ns, pid)
-            if pid:
+        rows = self._bpf.drain("flows")
+        flows: Iterable[Flow] = map(Flow._make, rows)
+        if len(rows) > MAX_PEERS:
+            flows = sorted(flows, key=_moved_bytes, reverse=True)
+        for number, flow in enumerate(flows):
+            start_ns = flow.start_ns - flow.start_ns % START_UNIT_NS
+            who = (flow.tgid, start_ns, flow.tgid)
+            if flow.tgid:
                 batch.threads.add(who)
-            named = family and number < MAX_PEERS
-            peer = _peer(family, address, port) if named else "other"
+            peer = _peer(flow) if flow.family and number < MAX_PEERS else "other"
             for op, count, size in (
-                ("send", out, sent),
-                ("receive", into, received),
-                ("retransmit", retransmits, again),
+                ("send", flow.sent_segments, flow.sent_bytes),
+                ("receive", flow.received_segments, flow.received_bytes),
+                ("retransmit", flow.retransmits, flow.retransmitted_bytes),
             ):
                 if count or size:
                     rest = (count, 0, size, 0, 0, 0)
@@ -77,8 +101,13 @@ class FlowCollector(Walking):
         self._next_walk_s = now_s + max(0.9 * WALK_GAP_S, spent_s / WALK_SHARE)
 
 
-def _peer(family: int, words: list[int], port: int) -> str:
+def _moved_bytes(flow: Flow) -> int:
+    return flow.sent_bytes + flow.received_bytes
+
+
+def _peer(flow: Flow) -> str:
+    words = (flow.address_0, flow.address_1, flow.address_2, flow.address_3)
     raw = struct.pack("=4I", *words)
-    if family == socket.AF_INET:
-        return f"{socket.inet_ntop(socket.AF_INET, raw[:4])}:{port}"
-    return f"[{socket.inet_ntop(socket.AF_INET6, raw)}]:{port}"
+    if flow.family == socket.AF_INET:
+        return f"{socket.inet_ntop(socket.AF_INET, raw[:4])}:{flow.port}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, raw)}]:{flow.port}"

@@ -1,200 +1,424 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python twin of abi/inject.h: the memory shared with the library in a profiled process."""
+"""The layout of the memory shared with the library in a profiled process: abi/inject.h in Python.
+
+Generated from `abi/inject.h` by `scripts/inject_types.py`; a test checks that it is current. Of
+each struct there is its layout (HEADER), its fields as a record (Header), and where each of them
+lies (HEADER_FIELDS: offset, and type as in the module `struct`). An array is one field for each
+element: `grid_0`, `grid_1`.
+"""
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Mapping
 from enum import IntEnum, IntFlag
+from struct import Struct
+from typing import NamedTuple
 
 MEMFD = "sonde-inject"
-MAPPED_AS = "/memfd:sonde-inject (deleted)"
-"""How its mapping, and the link of its descriptor, read in /proc."""
-MAGIC = 0x31746A6E69646E73
+MAGIC = 3563590227604041331
 ABI = 1
-BEAT_NS = 250_000_000
-IDLE_NS = 1_000_000_000
-AHEAD_NS = 5_000_000_000
-
+BEAT_NS = 250000000
+IDLE_NS = 1000000000
+AHEAD_NS = 5000000000
 HEADER_AT = 0
 CONTROL_AT = 4096
 STATE_AT = 8192
 RING_AT = 12288
 RECORD_BYTES = 128
 RING_RECORDS = 65536
-NAMES_AT = RING_AT + RING_RECORDS * RECORD_BYTES
-NAMES_BYTES = 4 << 20
-BYTES = NAMES_AT + NAMES_BYTES
+NAMES_AT = 8400896
+NAMES_BYTES = 4194304
+BYTES = 12595200
 NAME_MAX = 2048
-KILL = 0x4B494C4C
+KILL = 1263094860
+TYPES = 8
 FRAMES_EACH = 12
-
-HEADER = struct.Struct("=QIIIIQ")
-HEADER_FIELDS = ("magic", "abi", "bytes", "pid", "generation", "born_ns")
-
-CONTROL = struct.Struct("=QIIQIIQII")
-CONTROL_FIELDS = (
-    "heartbeat_ns",
-    "request",
-    "off",
-    "tail",
-    "per_second",
-    "every",
-    "seed",
-    "window",
-    "window_us",
-)
-
-STATE = struct.Struct("=QIIQQ4Q2Q2QQQQ4QQQIIIIIIIIQQ")
-STATE_FIELDS = (
-    "beat_ns",
-    "status",
-    "reason",
-    "head",
-    "names_end",
-    "launches",
-    "replays",
-    "copies",
-    "commands",
-    "sampled",
-    "timed",
-    "lost_ring",
-    "lost_names",
-    "lost_pool",
-    "lost_order",
-    "left_capturing",
-    "windows",
-    "window_records",
-    "window_dropped",
-    "window_cut",
-    "host_ns",
-    "self_ns",
-    "cupti_version",
-    "cupti_error",
-    "driver_version",
-    "hooks",
-    "window_done",
-    "every",
-    "bias_ns",
-    "yielded_ms",
-    "armed_ns",
-    "looks_cut",
-)
-
-RECORD = struct.Struct("=QHBBIQQQdQQQQIIIHHIIIIIIII")
-RECORD_FIELDS = (
-    "seq",
-    "type",
-    "source",
-    "flags",
-    "name",
-    "correlation",
-    "start_ns",
-    "end_ns",
-    "weight",
-    "stream",
-    "graph",
-    "node",
-    "bytes",
-    "tid",
-    "device",
-    "window",
-    "registers",
-    "kind",
-    "grid_x",
-    "grid_y",
-    "grid_z",
-    "block_x",
-    "block_y",
-    "block_z",
-    "shared_bytes",
-    "unused",
-)
-
-FRAMES = struct.Struct("=QHBBIQII12Q")
-FRAMES_FIELDS = ("seq", "type", "part", "parts", "frames", "correlation", "tid", "unused")
-
-NAME = struct.Struct("=II")
 
 
 class Request(IntFlag):
-    """What the library is asked for: enum inject_request."""
+    """What the library is asked for."""
 
     EVENTS = 1
+    """time sampled launches, replays, copies with events of our own"""
     OPENCL = 2
+    """time sampled OpenCL commands by their profiling info"""
     WINDOWS = 4
+    """CUPTI may be touched (a standing cost until the process ends)"""
     STACKS = 8
+    """the library walks frame pointers at sampled launches (no root needed)"""
     SITE = 16
+    """call sonde_inject_site at sampled launches, for a uprobe of the agent"""
     LEAVE = 32
+    """detach: alone"""
 
 
 class Status(IntEnum):
-    """What the library does: enum inject_status."""
+    """What the library does."""
 
     STARTING = 0
     IDLE = 1
+    """no heartbeat, or nothing asked"""
     WAITING = 2
+    """asked, but no device library is loaded yet"""
     TIMING = 3
+    """hooks are armed"""
     WINDOW = 4
+    """timing, and a CUPTI window is open"""
     YIELDED = 5
+    """nothing is timed while somebody else traces by CUPTI"""
     REFUSED = 6
+    """see reason"""
     LEFT = 7
+    """detached; may come back"""
     KILLED = 8
+    """for good"""
 
 
 class Reason(IntEnum):
-    """Why something asked for is not done: enum inject_reason."""
+    """Why something asked for is not done."""
 
     OK = 0
     NO_LIBRARY = 1
+    """neither libcuda nor OpenCL is loaded"""
     NO_HOOK = 2
+    """loaded, but nothing that launches could be hooked"""
     DRIVER_OLD = 3
+    """the driver lacks a function that is needed"""
     NO_EVENTS = 4
+    """events could not be made in the context"""
     CUPTI_MISSING = 5
+    """none loaded, none found beside the runtime"""
     CUPTI_UNPROVED = 6
+    """a build that is not in the table of proved ones"""
     CUPTI_TAKEN = 7
+    """another user holds it"""
     CUPTI_DENIED = 8
+    """profiling is restricted to administrators"""
     CUPTI_FAILED = 9
+    """cupti_error says which error"""
     NO_MEMORY = 10
 
 
-REASON_TEXT = {
-    Reason.OK: "",
-    Reason.NO_LIBRARY: "no device library is loaded in this process",
-    Reason.NO_HOOK: "nothing in this process launches device work in a way that can be seen",
-    Reason.DRIVER_OLD: "the driver lacks a function that timing needs; update the driver",
-    Reason.NO_EVENTS: "the device context has no room for timing events",
-    Reason.CUPTI_MISSING: "this process has no CUPTI beside its CUDA runtime",
-    Reason.CUPTI_UNPROVED: "its build of CUPTI is not among those proved to be safe",
-    Reason.CUPTI_TAKEN: "another profiler in this process holds CUPTI",
-    Reason.CUPTI_DENIED: "profiling is restricted to administrators (NVreg_RestrictProfiling)",
-    Reason.CUPTI_FAILED: "CUPTI refused",
-    Reason.NO_MEMORY: "no memory for records",
-}
-
-
 class Type(IntEnum):
-    """What a record speaks of: enum inject_type."""
+    """What a record is of."""
 
     KERNEL = 1
     REPLAY = 2
+    """a whole CUDA graph"""
     COPY = 3
     SET = 4
     SYNC = 5
     FRAMES = 6
+    """struct inject_frames"""
     WINDOW_EDGE = 7
+    """a closed window: start_ns, end_ns, window, bytes = launches in it"""
 
 
 class Source(IntEnum):
-    """How a duration was come by: enum inject_source."""
+    """What a duration was measured by."""
 
     BY_EVENT = 1
     BY_CUPTI = 2
     BY_OPENCL = 3
     BY_HOST = 4
+    """not the device's time: that of the call, in the host's thread"""
 
 
 class Flag(IntFlag):
-    """Marks of a record: enum inject_flags."""
+    """Marks of a record."""
 
     GATED = 1
+    """the device came to the pair when it was whole: no host time in it"""
     NO_STACK = 2
+
+
+class Header(NamedTuple):
+    """struct inject_header"""
+
+    magic: int
+    abi: int
+    bytes: int
+    """INJECT_BYTES"""
+    pid: int
+    """in the process's own pid namespace"""
+    generation: int
+    """1, and one more in each forked child that begins anew"""
+    born_ns: int
+
+
+HEADER = Struct("=QIIIIQ")
+HEADER_FIELDS: Mapping[str, tuple[int, str]] = {
+    "magic": (0, "Q"),
+    "abi": (8, "I"),
+    "bytes": (12, "I"),
+    "pid": (16, "I"),
+    "generation": (20, "I"),
+    "born_ns": (24, "Q"),
+}
+
+
+class Control(NamedTuple):
+    """struct inject_control"""
+
+    heartbeat_ns: int
+    request: int
+    """enum inject_request"""
+    off: int
+    """INJECT_KILL: stop for good"""
+    tail: int
+    """records taken out of the ring, ever"""
+    per_second: int
+    """about how many launches a second to time; 0: none"""
+    every: int
+    """if not 0: one in so many instead"""
+    seed: int
+    """of the sampling; 0: the library's choice"""
+    window: int
+    """number of the CUPTI window wanted; a new one opens it"""
+    window_us: int
+    """its length"""
+
+
+CONTROL = Struct("=QIIQIIQII")
+CONTROL_FIELDS: Mapping[str, tuple[int, str]] = {
+    "heartbeat_ns": (0, "Q"),
+    "request": (8, "I"),
+    "off": (12, "I"),
+    "tail": (16, "Q"),
+    "per_second": (24, "I"),
+    "every": (28, "I"),
+    "seed": (32, "Q"),
+    "window": (40, "I"),
+    "window_us": (44, "I"),
+}
+
+
+class State(NamedTuple):
+    """struct inject_state"""
+
+    beat_ns: int
+    """when the library's thread last looked"""
+    status: int
+    """enum inject_status"""
+    reason: int
+    """enum inject_reason"""
+    head: int
+    """records put into the ring, ever; written after them"""
+    names_end: int
+    """bytes of names in use"""
+    launches: int
+    replays: int
+    copies: int
+    commands: int
+    """seen by hooks that were armed"""
+    sampled: int
+    timed: int
+    """chosen; of these, with a duration"""
+    lost_ring: int
+    lost_names: int
+    """no room"""
+    lost_pool: int
+    """chosen while no pair of events was free"""
+    lost_order: int
+    """the device answered late or out of bounds"""
+    left_capturing: int
+    """not timed: its stream was being captured"""
+    windows: int
+    window_records: int
+    window_dropped: int
+    window_cut: int
+    host_ns: int
+    """time spent by us in the host's threads, in sampled calls"""
+    self_ns: int
+    """CPU time of our own thread"""
+    cupti_version: int
+    cupti_error: int
+    driver_version: int
+    hooks: int
+    """slots that lead to us now"""
+    window_done: int
+    """the last window that was closed and drained"""
+    every: int
+    """the mean stride of the sampling now"""
+    bias_ns: int
+    """taken off every event-timed duration: an empty kernel's own pair"""
+    yielded_ms: int
+    """of the time asked for, nothing was timed: somebody else traced"""
+    armed_ns: int
+    """since when launches are counted and chosen, this time; 0: not yet"""
+    looks_cut: int
+
+
+STATE = Struct("=QIIQQQQQQQQQQQQQQQQQQQIIIIIIIIQQ")
+STATE_FIELDS: Mapping[str, tuple[int, str]] = {
+    "beat_ns": (0, "Q"),
+    "status": (8, "I"),
+    "reason": (12, "I"),
+    "head": (16, "Q"),
+    "names_end": (24, "Q"),
+    "launches": (32, "Q"),
+    "replays": (40, "Q"),
+    "copies": (48, "Q"),
+    "commands": (56, "Q"),
+    "sampled": (64, "Q"),
+    "timed": (72, "Q"),
+    "lost_ring": (80, "Q"),
+    "lost_names": (88, "Q"),
+    "lost_pool": (96, "Q"),
+    "lost_order": (104, "Q"),
+    "left_capturing": (112, "Q"),
+    "windows": (120, "Q"),
+    "window_records": (128, "Q"),
+    "window_dropped": (136, "Q"),
+    "window_cut": (144, "Q"),
+    "host_ns": (152, "Q"),
+    "self_ns": (160, "Q"),
+    "cupti_version": (168, "I"),
+    "cupti_error": (172, "I"),
+    "driver_version": (176, "I"),
+    "hooks": (180, "I"),
+    "window_done": (184, "I"),
+    "every": (188, "I"),
+    "bias_ns": (192, "I"),
+    "yielded_ms": (196, "I"),
+    "armed_ns": (200, "Q"),
+    "looks_cut": (208, "Q"),
+}
+
+
+class Record(NamedTuple):
+    """struct inject_record"""
+
+    seq: int
+    """index in the ring's whole history + 1"""
+    type: int
+    source: int
+    flags: int
+    name: int
+    """offset of an inject_name in names, 0 unknown"""
+    correlation: int
+    """of the launch: the same in its frames and at the site"""
+    start_ns: int
+    end_ns: int
+    weight: float
+    """how many such launches it stands for, those that could not be timed too"""
+    stream: int
+    graph: int
+    node: int
+    bytes: int
+    """moved or set"""
+    tid: int
+    """who launched, in the process's own pid namespace"""
+    device: int
+    window: int
+    """cluster: CUPTI window, or 0"""
+    registers: int
+    kind: int
+    """kind: of a copy, as CUPTI numbers it (1 h2d, 2 d2h, 8 d2d)"""
+    grid_0: int
+    grid_1: int
+    grid_2: int
+    block_0: int
+    block_1: int
+    block_2: int
+    shared_bytes: int
+    unused: int
+
+
+RECORD = Struct("=QHBBIQQQdQQQQIIIHHIIIIIIII")
+RECORD_FIELDS: Mapping[str, tuple[int, str]] = {
+    "seq": (0, "Q"),
+    "type": (8, "H"),
+    "source": (10, "B"),
+    "flags": (11, "B"),
+    "name": (12, "I"),
+    "correlation": (16, "Q"),
+    "start_ns": (24, "Q"),
+    "end_ns": (32, "Q"),
+    "weight": (40, "d"),
+    "stream": (48, "Q"),
+    "graph": (56, "Q"),
+    "node": (64, "Q"),
+    "bytes": (72, "Q"),
+    "tid": (80, "I"),
+    "device": (84, "I"),
+    "window": (88, "I"),
+    "registers": (92, "H"),
+    "kind": (94, "H"),
+    "grid_0": (96, "I"),
+    "grid_1": (100, "I"),
+    "grid_2": (104, "I"),
+    "block_0": (108, "I"),
+    "block_1": (112, "I"),
+    "block_2": (116, "I"),
+    "shared_bytes": (120, "I"),
+    "unused": (124, "I"),
+}
+
+
+class Frames(NamedTuple):
+    """struct inject_frames"""
+
+    seq: int
+    type: int
+    """INJECT_FRAMES"""
+    part: int
+    parts: int
+    frames: int
+    """in this part"""
+    correlation: int
+    tid: int
+    unused: int
+    address_0: int
+    address_1: int
+    address_2: int
+    address_3: int
+    address_4: int
+    address_5: int
+    address_6: int
+    address_7: int
+    address_8: int
+    address_9: int
+    address_10: int
+    address_11: int
+
+
+FRAMES = Struct("=QHBBIQIIQQQQQQQQQQQQ")
+FRAMES_FIELDS: Mapping[str, tuple[int, str]] = {
+    "seq": (0, "Q"),
+    "type": (8, "H"),
+    "part": (10, "B"),
+    "parts": (11, "B"),
+    "frames": (12, "I"),
+    "correlation": (16, "Q"),
+    "tid": (24, "I"),
+    "unused": (28, "I"),
+    "address_0": (32, "Q"),
+    "address_1": (40, "Q"),
+    "address_2": (48, "Q"),
+    "address_3": (56, "Q"),
+    "address_4": (64, "Q"),
+    "address_5": (72, "Q"),
+    "address_6": (80, "Q"),
+    "address_7": (88, "Q"),
+    "address_8": (96, "Q"),
+    "address_9": (104, "Q"),
+    "address_10": (112, "Q"),
+    "address_11": (120, "Q"),
+}
+
+
+class Name(NamedTuple):
+    """struct inject_name"""
+
+    length: int
+    """of the text"""
+    hash: int
+    """FNV-1a of the text"""
+
+
+NAME = Struct("=II")
+NAME_FIELDS: Mapping[str, tuple[int, str]] = {
+    "length": (0, "I"),
+    "hash": (4, "I"),
+}

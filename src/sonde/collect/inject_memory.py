@@ -20,18 +20,27 @@ from typing import Final, Self
 
 from sonde import procfs
 from sonde.collect import inject_abi as abi
+from sonde.collect.libraries import Unread
 
-_CONTROL_AT: Final = {
-    name: abi.CONTROL_AT + at
-    for name, at in zip(abi.CONTROL_FIELDS, (0, 8, 12, 16, 24, 28, 32, 40, 44), strict=True)
+MAPPED_AS: Final = f"/memfd:{abi.MEMFD} (deleted)"
+"""How the memory's mapping, and the link of its descriptor, read in /proc."""
+REASON_TEXT: Final = {
+    abi.Reason.OK: "",
+    abi.Reason.NO_LIBRARY: "no device library is loaded in this process",
+    abi.Reason.NO_HOOK: "nothing in this process launches device work in a way that can be seen",
+    abi.Reason.DRIVER_OLD: "the driver lacks a function that timing needs; update the driver",
+    abi.Reason.NO_EVENTS: "the device context has no room for timing events",
+    abi.Reason.CUPTI_MISSING: "this process has no CUPTI beside its CUDA runtime",
+    abi.Reason.CUPTI_UNPROVED: "its build of CUPTI is not among those proved to be safe",
+    abi.Reason.CUPTI_TAKEN: "another profiler in this process holds CUPTI",
+    abi.Reason.CUPTI_DENIED: "profiling is restricted to administrators (NVreg_RestrictProfiling)",
+    abi.Reason.CUPTI_FAILED: "CUPTI refused",
+    abi.Reason.NO_MEMORY: "no memory for records",
 }
-_U32: Final = struct.Struct("=I")
-_U64: Final = struct.Struct("=Q")
 _MOST_DESCRIPTORS: Final = 65_536
 """Of one process, looked at."""
 _MOST_TRIED: Final = 16
 """Descriptors, and mappings, of its name: one is what the library makes, two where it forked."""
-_MAPPED_AS: Final = abi.MAPPED_AS.encode()
 LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so( \(deleted\))?$|^/memfd:sonde-library ")
 """How the library is mapped: from a file, which may have been replaced since, or attached."""
 
@@ -48,7 +57,7 @@ class Seen:
     @property
     def why(self) -> str:
         """The reason in words; '' where there is none."""
-        return abi.REASON_TEXT[self.reason]
+        return REASON_TEXT[self.reason]
 
 
 class InjectMemory:
@@ -61,12 +70,15 @@ class InjectMemory:
         self.generation = generation
 
     @classmethod
-    def find(cls, pid: int, most_bytes: int = procfs.MAX_MAPS_BYTES) -> Self | None:
+    def find(
+        cls, pid: int, most_bytes: int = procfs.MAX_MAPS_BYTES, unread: Unread | None = None
+    ) -> Self | None:
         """That of process `pid`, which has our library mapped; None where it has none.
 
-        `most_bytes`: read of its mappings. Raises PermissionError where it may not be looked for.
+        `most_bytes`: read of its mappings; `unread` counts it where there are more. Raises
+        PermissionError where it may not be looked for.
         """
-        spans = _mapped(pid, most_bytes)
+        spans = _mapped(pid, most_bytes, unread)
         if spans is None:
             return None
         inner = _inner_pid(pid)
@@ -85,8 +97,8 @@ class InjectMemory:
             if fd is None:
                 continue
             found = _header(fd)
-            if found is not None and found["pid"] == inner_pid:
-                return cls(fd, pid, found["generation"])
+            if found is not None and found.pid == inner_pid:
+                return cls(fd, pid, found.generation)
             os.close(fd)
         return None
 
@@ -113,7 +125,7 @@ class InjectMemory:
     def seen(self) -> Seen:
         """What the library says now."""
         values = abi.STATE.unpack(_exactly(self.fd, abi.STATE.size, abi.STATE_AT))
-        counts: dict[str, int] = dict(zip(abi.STATE_FIELDS, values, strict=True))
+        counts: dict[str, int] = dict(zip(abi.State._fields, values, strict=True))
         status, reason = abi.Status.REFUSED, abi.Reason.OK
         with suppress(ValueError):
             status = abi.Status(counts["status"])
@@ -124,7 +136,7 @@ class InjectMemory:
     def control(self) -> dict[str, int]:
         """What was asked of the library last, by whoever did."""
         values = abi.CONTROL.unpack(_exactly(self.fd, abi.CONTROL.size, abi.CONTROL_AT))
-        return dict(zip(abi.CONTROL_FIELDS, values, strict=True))
+        return dict(zip(abi.Control._fields, values, strict=True))
 
     def ask(self, **fields: int) -> None:
         """Write fields of inject_control, one by one. Raises OSError.
@@ -134,8 +146,8 @@ class InjectMemory:
         """
         pieces = []
         for name, value in fields.items():
-            wide = name in ("heartbeat_ns", "tail", "seed")
-            pieces.append((_CONTROL_AT[name], (_U64 if wide else _U32).pack(value)))
+            at, code = abi.CONTROL_FIELDS[name]
+            pieces.append((abi.CONTROL_AT + at, struct.pack(f"={code}", value)))
         procfs.BROKER.write(self.pid, self.fd, pieces)
 
     def is_detached(self) -> bool:
@@ -168,18 +180,18 @@ def _exactly(fd: int, size: int, at: int) -> bytes:
     return data
 
 
-def _header(fd: int) -> dict[str, int] | None:
+def _header(fd: int) -> abi.Header | None:
     """The header of what may be such memory; None if it is none, or of another version."""
     try:
         raw = _exactly(fd, abi.HEADER.size, abi.HEADER_AT)
-        header = dict(zip(abi.HEADER_FIELDS, abi.HEADER.unpack(raw), strict=True))
+        header = abi.Header._make(abi.HEADER.unpack(raw))
         sealed = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & sealed != sealed:
             return None
     except OSError:
         return None
-    fits = header["magic"] == abi.MAGIC and header["abi"] == abi.ABI
-    return header if fits and header["bytes"] == abi.BYTES else None
+    fits = header.magic == abi.MAGIC and header.abi == abi.ABI
+    return header if fits and header.bytes == abi.BYTES else None
 
 
 def _descriptors(pid: int) -> Iterator[str]:
@@ -188,27 +200,30 @@ def _descriptors(pid: int) -> Iterator[str]:
         tried = 0
         for entry in islice(entries, _MOST_DESCRIPTORS):
             with suppress(OSError):
-                if tried < _MOST_TRIED and procfs.read_link(entry.path) == abi.MAPPED_AS:
+                if tried < _MOST_TRIED and procfs.read_link(entry.path) == MAPPED_AS:
                     tried += 1
                     yield entry.path
 
 
-def _mapped(pid: int, most_bytes: int) -> list[str] | None:
+def _mapped(pid: int, most_bytes: int, unread: Unread | None) -> list[str] | None:
     """Ranges of addresses that show such memory; None where no code of the library is mapped.
 
     Raises PermissionError.
     """
     spans: list[str] = []
     has_library = False
+    mapped_as = MAPPED_AS.encode()
     try:
         with procfs.MapsReader(pid, most_bytes) as reader:
             for line in reader.lines():
-                if line.endswith(_MAPPED_AS):
+                if line.endswith(mapped_as):
                     if len(spans) < _MOST_TRIED:
                         spans.append(line.partition(b" ")[0].decode())
                 elif not has_library and line[line.find(b" ") + 3 : line.find(b" ") + 4] == b"x":
                     parts = line.split(None, 5)
                     has_library = len(parts) == 6 and bool(LIBRARY.search(os.fsdecode(parts[5])))
+            if reader.is_cut and unread is not None:
+                unread.processes += 1
     except (FileNotFoundError, ProcessLookupError):
         return None
     return spans if has_library else None

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sonde import _native
 from sonde.collect import inject_abi as abi
@@ -65,9 +66,10 @@ class Taken:
 
 
 _DIRECTIONS: Final = {1: "h2d", 2: "d2h", 8: "d2d", 10: "p2p"}
-_RUNS: Final = frozenset(
-    (abi.Type.KERNEL, abi.Type.REPLAY, abi.Type.COPY, abi.Type.SET, abi.Type.SYNC)
-)
+_RUNS: Final[Mapping[int, abi.Type]] = {
+    int(kind): kind
+    for kind in (abi.Type.KERNEL, abi.Type.REPLAY, abi.Type.COPY, abi.Type.SET, abi.Type.SYNC)
+}
 
 
 class Ring:
@@ -111,28 +113,31 @@ class Ring:
             data = os.pread(self._fd, count * abi.RECORD_BYTES, abi.RING_AT + at * abi.RECORD_BYTES)
             if len(data) != count * abi.RECORD_BYTES:
                 raise OSError("the ring was cut short")
-            for number, record in enumerate(abi.RECORD.iter_unpack(data)):
+            records = map(abi.Record._make, abi.RECORD.iter_unpack(data))
+            for number, record in enumerate(records):
                 self.tail += 1
-                if record[0] != self.tail:
+                if record.seq != self.tail:
                     taken.skipped += 1
-                elif record[1] == abi.Type.FRAMES:
+                elif record.type == abi.Type.FRAMES:
                     self._frames(abi.FRAMES.unpack_from(data, number * abi.RECORD_BYTES), taken)
                 else:
                     self._one(record, now_ns, taken)
             left -= count
         return taken
 
-    def _one(self, record: tuple[Any, ...], now_ns: int, taken: Taken) -> None:
-        if record[1] in _RUNS:
-            run = self._run(record, now_ns)
+    def _one(self, record: abi.Record, now_ns: int, taken: Taken) -> None:
+        kind = _RUNS.get(record.type)
+        if kind is not None:
+            run = self._run(record, kind, now_ns)
             if run is None:
                 taken.wrong += 1
             else:
                 taken.runs.append(run)
-        elif record[1] != abi.Type.WINDOW_EDGE:
+        elif record.type != abi.Type.WINDOW_EDGE:
             taken.wrong += 1
 
-    def _frames(self, record: tuple[Any, ...], taken: Taken) -> None:
+    def _frames(self, record: Iterable[int], taken: Taken) -> None:
+        """`record`: the fields of abi.Frames."""
         _, _, part, parts, frames, correlation, _, _, *addresses = record
         held = self._stacks.setdefault(correlation, [])
         if frames > abi.FRAMES_EACH or part != len(held) or part >= parts:
@@ -149,33 +154,32 @@ class Ring:
         self._addresses -= sum(map(len, held))
         return held
 
-    def _run(self, record: tuple[Any, ...], now_ns: int) -> Run | None:
-        _, kind, source, _, name, correlation, start_ns, end_ns, weight = record[:9]
-        stream, _, _, moved, tid, device, window, registers, direction = record[9:18]
-        grid, block, shared_bytes = record[18:21], record[21:24], record[24]
+    def _run(self, record: abi.Record, kind: abi.Type, now_ns: int) -> Run | None:
+        correlation, weight, moved = record.correlation, record.weight, record.bytes
+        start_ns, end_ns = record.start_ns, record.end_ns
         stack = self._drop_stack(correlation)
         if not (0 <= end_ns - start_ns <= LONGEST_NS and start_ns <= now_ns + LONGEST_NS):
             return None
         if not 0 < weight <= MOST_WEIGHT or moved >= 1 << 62:
             return None
         return Run(
-            abi.Type(kind),
-            source,
-            self._name(name),
+            kind,
+            record.source,
+            self._name(record.name),
             correlation,
             start_ns,
             end_ns,
             weight,
-            stream,
+            record.stream,
             moved,
-            tid,
-            device,
-            window,
-            _DIRECTIONS.get(direction, "unknown" if kind == abi.Type.COPY else ""),
-            grid,
-            block,
-            shared_bytes,
-            registers,
+            record.tid,
+            record.device,
+            record.window,
+            _DIRECTIONS.get(record.kind, "unknown" if kind == abi.Type.COPY else ""),
+            (record.grid_0, record.grid_1, record.grid_2),
+            (record.block_0, record.block_1, record.block_2),
+            record.shared_bytes,
+            record.registers,
             tuple(address for part in stack for address in part if address),
         )
 

@@ -30,7 +30,9 @@ OF_ONE_PARTY: Final = 4
 """What part of the rows of a second one process may have, and one user or container (bpf/share.h):
 any process may call the site."""
 CHEAP: Final = "emulated"
-"""Of _native.probe_site. A site that some kernel would single-step is refused."""
+"""Of _native.probe_sites. A site that some kernel would single-step is refused."""
+LOOK_CPU_S: Final = 1.0
+"""Of one file: whoever wants to may map one that defines the site thousands of times."""
 PUT_OFF_S: Final = 10.0
 """To the next attempt, where somebody would keep the kernel waiting (procfs.map_locks)."""
 INODE: Final = 2
@@ -111,8 +113,9 @@ class LaunchSites:
         """The probe on an open library; its descriptor is kept, or closed. Raises OSError."""
         path = f"/proc/self/fd/{fd}"
         try:
-            for site in _native.find_functions(path, [SITE]):
-                offset, cost_class, _ = _native.probe_site(path, site.offset, site.size)
+            found = _native.find_functions(path, [SITE])
+            asked = [(site.offset, site.size, False) for site in found]
+            for offset, cost_class, *_ in _native.probe_sites(path, asked, LOOK_CPU_S):
                 if cost_class == CHEAP:
                     places = [(offset, 0)]
                     link = self._bpf.attach_uprobes(path, places, "on_launch_site", None, False)

@@ -29,7 +29,9 @@ MAX_FILES: Final = 4_096
 FIRST_BYTES: Final = 256 << 10
 """Of the mappings of a process, read before all others had their turn: 2,500 lines."""
 LONG_CPU_S: Final = 0.5
-"""CPU time for what is longer than that, of all processes together."""
+"""CPU time for what is longer than that, of all processes of one party."""
+MOST_LONG_CPU_S: Final = 2.0
+"""The same of all parties."""
 
 _DELETED = " (deleted)"
 
@@ -95,24 +97,29 @@ def mapped_by(
 def mapped_now(unread: Unread | None = None) -> Iterator[MappedFile]:
     """Every (process, executable file) of the machine, as far as its mount of /proc shows.
 
-    Processes with very many mappings come last, and share a bound on the time they take: a hostile
-    one delays nobody but its like. `unread` counts those that were not read to their end.
+    Processes with very many mappings come last, the party first that has taken least time, and
+    those of a party share a bound on the time they take: a hostile one delays nobody but its like.
+    `unread` counts those that were not read to their end.
     """
-    long: list[int] = []
+    long: dict[int, list[int]] = {}
     for pid in procfs.pids():
         here = Unread()
         yield from mapped_by(pid, here, FIRST_BYTES)
         if here.processes:
-            long.append(pid)
-    spent_s = 0.0
-    for number, pid in enumerate(long):
-        if spent_s > LONG_CPU_S:
+            long.setdefault(procfs.party_of(pid), []).append(pid)
+    spent_s = dict.fromkeys(long, 0.0)
+    while long:
+        party = min(long, key=lambda it: spent_s[it])
+        if spent_s[party] > LONG_CPU_S or sum(spent_s.values()) > MOST_LONG_CPU_S:
             if unread is not None:
-                unread.processes += len(long) - number
+                unread.processes += sum(map(len, long.values()))
             return
+        pid = long[party].pop(0)
+        if not long[party]:
+            del long[party]
         began_s = time.thread_time()
         files = list(mapped_by(pid, unread))
-        spent_s += time.thread_time() - began_s
+        spent_s[party] += time.thread_time() - began_s
         yield from files
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from sonde.collect.collector import Batch
+from sonde._native import ExitEvent, MmapEvent, ProcessEvent
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.polling import STIRRED_S, Points, Schedule, Source
 from sonde.metrics import labels
 
@@ -152,7 +153,7 @@ def mark_back(points: Points, name: str, since_ns: int) -> None:
     points.add("sonde.source.up", 1.0, labels(sonde__source=name.partition(".")[0]))
 
 
-class Metrics:
+class Metrics(Collector):
     """A Collector whose rows are points of metrics."""
 
     name = "metrics"
@@ -167,41 +168,35 @@ class Metrics:
         for runner in self._runners:
             runner.start()
 
-    def rest(self, seconds: float) -> None:
-        """The machine does nothing: ask nothing more often than this; 0: as often as ever."""
+    def set_interval(self, seconds: float, *, keep_last_only: bool = False) -> None:
+        """Ask sources no more often than this."""
         for runner in self._runners:
-            runner.rest(seconds)
+            if keep_last_only:
+                runner.unkept(seconds)
+            else:
+                runner.rest(seconds)
 
-    def unkept(self, seconds: float) -> None:
-        """Nobody keeps what is said, and the last of it is asked for so often; 0: all the time."""
-        for runner in self._runners:
-            runner.unkept(seconds)
+    def wants_mapping(self, path: str) -> bool:
+        """Whether it is the library of a device's driver."""
+        return DRIVER_LIBRARY.search(path) is not None
 
-    def hear(self, events: Iterable[tuple[object, ...]]) -> None:
-        """What processes did, as `sonde._native.ProcessEvents` tells it: one that maps the library
-        of a device's driver is about to use the device, unless it ends at once: many a node runs
-        nvidia-smi every few seconds, which maps it too."""
+    def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
+        """A process that maps the library of a device's driver is about to use the device, unless
+        it ends at once: many a node runs nvidia-smi every few seconds, which maps it too."""
         comers, came = self._comers, False
-        for event in events:  # there are many: by place, not by pattern
-            kind = event[0]
-            if kind == "mmap":
-                _, time_ns, pid, *_, path = event
-                assert isinstance(path, str)
-                if not DRIVER_LIBRARY.search(path):
+        for event in events:
+            if isinstance(event, MmapEvent):
+                if not DRIVER_LIBRARY.search(event.path):
                     continue
                 if len(comers) >= COMERS_MOST:
                     comers.clear()  # then time alone tells that they do nothing
-                assert isinstance(time_ns, int)
-                assert isinstance(pid, int)
-                comers[pid] = time_ns
+                comers[event.pid] = event.time_ns
                 came = True
-            elif comers and kind == "exit":
-                _, time_ns, pid, _, tid, *_ = event
-                assert isinstance(time_ns, int)
-                assert isinstance(pid, int)
-                if tid != pid or not comers.pop(pid, 0):
+            elif comers and isinstance(event, ExitEvent):
+                if event.tid != event.pid or not comers.pop(event.pid, 0):
                     continue
-                if all(time_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
+                now_ns = event.time_ns
+                if all(now_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
                     comers.clear()
                     came = False
                     self._tell(calm=True)
@@ -240,7 +235,3 @@ class Metrics:
     def losses(self) -> Mapping[str, int]:
         """Points lost so far, by runner."""
         return {f"{runner.name}.points": runner.lost for runner in self._runners if runner.lost}
-
-    def memory_bytes(self) -> int:
-        """No memory of the kernel's."""
-        return 0

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Protocol, runtime_checkable
 
-from sonde.collect.collector import TableRow
 from sonde.metrics import COSTS, MetricRow, labels
+from sonde.model.rows import EventRow
 
 CHEAP_S, STEADY_S, DEAR_S = COSTS["cheap"], COSTS["steady"], COSTS["dear"]
 STIRRED_S = 10.0
@@ -46,7 +46,7 @@ class Points:
     """What sources said: rows of the tables `metric` and `event`."""
 
     metrics: list[MetricRow] = field(default_factory=list)
-    events: list[TableRow] = field(default_factory=list)
+    events: list[EventRow] = field(default_factory=list)
 
     def add(self, series: str, value: float, labels: str = "", time_ns: int = 0) -> None:
         """A value of a series of abi/metrics.json; `labels` as `sonde.metrics.labels` makes it."""
@@ -55,7 +55,7 @@ class Points:
 
     def note(self, name: str, value: float, text: str) -> None:
         """Something that happened: a notice in the table of events."""
-        self.events.append((time.monotonic_ns(), "notice", name, 0, 0, float(value), text))
+        self.events.append(EventRow(time.monotonic_ns(), "notice", name, 0, 0, float(value), text))
 
 
 @dataclass(frozen=True, slots=True)

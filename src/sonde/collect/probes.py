@@ -196,17 +196,17 @@ class Probes:
         to another library: JAX comes with such stubs of whole APIs, in 20 files."""
         name = file.name
         sites: dict[int, Site] = {}
-        passed = too_many = too_late = 0
-        until_s = time.thread_time() + CHOOSE_CPU_S
+        passed = too_many = 0
         libraries = {api.name for api in self._apis if api.is_library(name)}
-        for call, start, size in places:
-            if time.thread_time() > until_s:
-                too_late += 1
-                continue
-            if call.api not in libraries and _native.is_forwarder(file.path, start):
+        asked = [(start, size, call.api not in libraries) for call, start, size in places]
+        found = _native.probe_sites(file.path, asked, CHOOSE_CPU_S)
+        too_late = len(places) - len(found)
+        for (call, _, _), (offset, cost_class, text, is_forwarder) in zip(
+            places, found, strict=False
+        ):
+            if is_forwarder:
                 passed += 1  # seen where it leads to, and only there
                 continue
-            offset, cost_class, text = _native.probe_site(file.path, start, size)
             if offset in sites:
                 continue
             if not self._free:
@@ -321,7 +321,7 @@ class Probes:
     def _only_user(self, key: FileKey, party: int) -> int:
         """`party` where no process of another one maps a file; else NOBODY."""
         users = self.users_of(key)
-        if len(users) > MOST_USERS or party == procfs.TOO_DEEP:
+        if len(users) > MOST_USERS or party == procfs.UNKNOWN_PARTY:
             return procfs.NOBODY
         others = (it for it in map(procfs.party_of, users) if it not in (party, procfs.NOBODY))
         return party if next(others, None) is None else procfs.NOBODY

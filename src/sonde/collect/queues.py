@@ -6,6 +6,7 @@ Rows of `metric`: at the full rate for the machine, once a tick for each CPU.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 import time
@@ -13,9 +14,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sonde.collect.collector import Batch
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, losses_of, refusal
 from sonde.metrics import MetricRow, labels
+from sonde.model.rows import EventRow
 
 IDLE_GAP_NS = 100_000_000
 """Between two looks at a machine on which nothing runs: looking would wake it."""
@@ -34,6 +36,8 @@ SWITCH_BUDGET = 0.001
 """Share of the node's CPU for that. Where it would be more, switches are followed in one tick of
 many, and a notice says so; what processes waited in all is in `usage`, whatever happens here."""
 REST_S = 10.0
+TRY_S = 0.25
+"""For so long switches are followed again, to see whether they are still too many."""
 PULSES = {
     "sonde.host.runqueue.running": "running",
     "sonde.host.runqueue.busy_cpus": "busy",
@@ -44,10 +48,11 @@ PULSES = {
 """Series at the full rate, and the field of `struct pulse` that each holds."""
 
 
-class QueueCollector:
+class QueueCollector(Collector):
     """Looks at run queues `hz` times a second while the machine works."""
 
     name = "queues"
+    can_wake = True
 
     def __init__(self, kernel: Kernel, hz: int) -> None:
         self._cpus = min(_possible_cpus(), MAX_CPUS)
@@ -125,7 +130,7 @@ class QueueCollector:
             "run queues are looked at by sampling clocks: the kernel refused a timer"
             f" ({memory} × no memory, {other} × for another reason, {start} × its start)"
         )
-        row = (time.monotonic_ns(), "notice", "runqueue_beats", 0, 0, 1.0, text)
+        row = EventRow(time.monotonic_ns(), "notice", "runqueue_beats", 0, 0, 1.0, text)
         batch.add("event", row)
 
     def _read(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -183,7 +188,7 @@ class QueueCollector:
             rest_s = min(REST_S * share / SWITCH_BUDGET, 6 * REST_S)
             self._rest_until_s = now_s + rest_s
             text = f"{switches / passed_s:,.0f} switches a second: followed now and then only"
-            row = (time.monotonic_ns(), "notice", "runqueue_rest", 0, 0, rest_s, text)
+            row = EventRow(time.monotonic_ns(), "notice", "runqueue_rest", 0, 0, rest_s, text)
             batch.add("event", row)
 
     @staticmethod
@@ -208,19 +213,18 @@ class QueueCollector:
                 return
 
     @property
-    def is_trying(self) -> bool:
-        """Whether switches are followed again and it is not known yet whether they are too many: to
-        be drained soon."""
-        return self._following is not None and not self._tried
+    def drain_within_s(self) -> float:
+        """Soon, where switches are followed again and it is not known yet whether they are too
+        many."""
+        return TRY_S if self._following is not None and not self._tried else math.inf
 
-    def watch(self) -> int:
-        """Have the timer tell, once, when the machine is no longer at rest. Returns a descriptor
-        that has something to read from then until `unwatch`."""
+    def arm_wakeup(self) -> int:
+        """Have the timer report, once, when the machine is no longer idle."""
         self._bpf.set_array("wanted", 1, struct.pack("=I", 1))
         return self._bpf.ring_fileno("stirs")
 
-    def unwatch(self) -> None:
-        """Have it tell no more, and forget what it told."""
+    def disarm_wakeup(self) -> None:
+        """Have it report no more, and forget what it reported."""
         self._bpf.set_array("wanted", 1, struct.pack("=I", 0))
         self._bpf.drain_ring("stirs", "pulse", STIRS_KEPT)
 

@@ -70,9 +70,14 @@ class TaskCollector(Walking):
         if self._walk is not None:
             self._bpf.walk(self._walk)
         rows = batch.rows["usage"] = []
-        for pid, start, *counts in self._bpf.drain("usage"):
+        for row in self._bpf.drain("usage"):
+            pid, start, cpu, ready, runs, waits, preempted, moves, minor, major, *io = row
+            read, written, reclaims, reclaim_ns, pages = io
             start_ns = start - start % START_UNIT_NS
-            rows.append((since_ns, pid, start_ns, *counts))
+            rows.append((
+                since_ns, pid, start_ns, cpu, ready, runs, waits, preempted, moves,
+                minor, major, read, written, reclaims, reclaim_ns, pages,
+            ))  # fmt: skip
             batch.threads.add((pid, start_ns, pid))
         batch.groups = self._groups()
         batch.notes = self._notes()
@@ -83,7 +88,7 @@ class TaskCollector(Walking):
         if not len(ring):
             return []
         return [
-            GroupNote(hierarchy, number, path)
+            GroupNote(hierarchy, number, procfs.printable(path))
             for (hierarchy, number), path in zip(
                 ring.rows(["hierarchy", "id"]), ring.names("path"), strict=True
             )
@@ -95,7 +100,8 @@ class TaskCollector(Walking):
         steps = self._steps()
         rows = ring.rows(list(NOTE_FIELDS))
         # Of a process that came and went since, what its end told is all that is asked for later.
-        ends = {(row[1], row[2]) for row in rows if row[6] == _EXIT}
+        who_and_why = ring.rows(["tgid", "start_ns", "kind"])
+        ends = {(pid, start) for pid, start, kind in who_and_why if kind == _EXIT}
         for time_ns, pid, start, ppid, uid, inner, kind, *groups in rows:
             if kind == _EXEC and (pid, start) in ends and not steps:
                 continue

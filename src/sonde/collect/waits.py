@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from sonde import _native, procfs
-from sonde.collect.collector import Batch, TableRow
+from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
+from sonde.model.rows import ActivityTuple, SampleTuple
 from sonde.procfs import START_UNIT_NS
 
 FIELDS = (
@@ -53,10 +54,12 @@ def _room() -> dict[str, int]:
     return {"waits": by_cpus(rows), "waits_spare": spare}
 
 
-class WaitCollector:
+class WaitCollector(Collector):
     """Parts the time off the CPU at the wake-up: blocked before it, in the run queue after."""
 
     name = "waits"
+    walks_stacks = True
+    limits_stacks = True
 
     def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
         arguments = _native.tracepoint_arguments("sched_switch")
@@ -119,9 +122,9 @@ class WaitCollector:
         self._add_spans(batch)
         return batch
 
-    def thin(self, odds: int) -> None:
-        """Take one stack in `odds` of those that are due; each then stands for so many more."""
-        self._bpf.set_array("thinning", 0, struct.pack("=I", odds))
+    def set_stack_divisor(self, divisor: int) -> None:
+        """Take one stack in `divisor` of those that are due; each then stands for so many more."""
+        self._bpf.set_array("thinning", 0, struct.pack("=I", divisor))
 
     def _misses_threads(self) -> bool:
         """Threads turned up that had no state, for want of memory at birth: the walk makes it."""
@@ -131,10 +134,11 @@ class WaitCollector:
 
     @staticmethod
     def _add_rows(batch: Batch, since_ns: int, rows: list[_native.Row]) -> None:
-        activity: list[TableRow] = []
-        sample: list[TableRow] = []
+        activity: list[ActivityTuple] = []
+        sample: list[SampleTuple] = []
         for pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *rest in rows:
             weight_count, weight_blocked, weight_runqueue, max_blocked, max_runqueue, *waker = rest
+            waker_pid, waker_tid = waker
             start_ns = start - start % START_UNIT_NS
             name, call = reason_of(nr) if pid else OTHER
             who = (pid, start_ns, tid)
@@ -146,15 +150,19 @@ class WaitCollector:
             ):
                 if not ns:
                     continue
-                what = (kind, name, "", call, "", 0)
-                activity.append((since_ns, *what, *who, count, ns, 0, max_ns, *waker))
+                activity.append((
+                    since_ns, kind, name, "", call, "", 0, pid, start_ns, tid,
+                    count, ns, 0, max_ns, waker_pid, waker_tid,
+                ))  # fmt: skip
                 if weight_count or weight_ns:  # with its stack, or one that found no room
                     weights = (float(weight_count), float(weight_ns), 0.0)
                     sample.append((since_ns, kind, name, *who, stack_id, *weights))
                     if stack_id:
                         batch.stacks[stack_id] = (pid, start_ns)
-        batch.rows |= {"activity": activity} if activity else {}
-        batch.rows |= {"sample": sample} if sample else {}
+        if activity:
+            batch.rows["activity"] = activity
+        if sample:
+            batch.rows["sample"] = sample
 
     def _add_spans(self, batch: Batch) -> None:
         ring = self._bpf.drain_ring("wait_spans", "wait_span", SPANS_A_TICK)

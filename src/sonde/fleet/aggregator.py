@@ -176,7 +176,8 @@ class Leader(Aggregator):
 
     def admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
         """Admits a group of uploads. Returns per upload "" or the reason of refusal. Durable on
-        return.
+        return. What a stranger sends is refused in memory: only reports of enrolled nodes are
+        written and synced.
         """
         reasons = [""] * len(bodies)
         good: list[tuple[int, Report]] = []
@@ -193,6 +194,8 @@ class Leader(Aggregator):
             if not reasons[at]:
                 good.append((at, report))
         self.store.note_refusals(Counter(reason for reason in reasons if reason))
+        if not good:
+            return reasons
         taken = self.store.admit([(report, bodies[at]) for at, report in good], self.clock())
         for (at, _), reason in zip(good, taken, strict=True):
             reasons[at] = reason

@@ -56,9 +56,7 @@ class Database:
 
     def close(self) -> None:
         """Writes deferred counts, then closes the file."""
-        if self._unwritten:
-            with self.transaction():
-                pass
+        self.write_refusals()
         self._db.close()
 
     @contextmanager
@@ -122,6 +120,12 @@ class Database:
         """
         with self._unwritten_lock:  # never waits for a transaction that syncs
             self._unwritten += reasons
+
+    def write_refusals(self) -> None:
+        """Writes the counts that are only in memory; nothing if there are none."""
+        if self._unwritten:
+            with self.transaction():
+                pass
 
     def refusals(self) -> dict[str, int]:
         """Counts by reason, including those not yet written."""

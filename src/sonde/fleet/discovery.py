@@ -43,7 +43,7 @@ def bucket_of(task: Task, kernel: str | None) -> int:
     """The bucket of a kernel name. The task id is the salt, so that buckets of two tasks differ."""
     if kernel is None:
         return NO_UNKNOWN_KERNEL
-    digest = blake2b(kernel.encode(), key=task.id, digest_size=8).digest()
+    digest = blake2b(kernel.encode(errors="replace"), key=task.id, digest_size=8).digest()
     return 1 + int.from_bytes(digest, "big") % (task.buckets - 1)
 
 

@@ -8,6 +8,7 @@ of shares of device time. Sampling nodes instead would lose most of the accuracy
 from __future__ import annotations
 
 import csv
+import hmac
 import io
 import json
 import math
@@ -45,6 +46,14 @@ class Period:
     duration_ns: int
     time_s: int
     source: str
+
+
+def rng_of_period(key: bytes, task: bytes, period: int) -> random.Random:
+    """The random numbers of a node's period, from its signing key: nobody else can predict them,
+    and a report is made of the same samples however often it is made.
+    """
+    message = b"sonde fleet sampling" + task + period.to_bytes(8, "big", signed=True)
+    return random.Random(int.from_bytes(hmac.digest(key, message, "sha512"), "big"))
 
 
 class Sampler:

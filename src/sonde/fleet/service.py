@@ -64,6 +64,8 @@ _JOB_S = 120.0  # for the body of a job, from the leader alone
 _RELEASE_BYTES = 256  # a request is 56 bytes
 _IDLE_S = 30  # of a connection without a complete request
 _MAX_REPORTS_PER_REQUEST = 1024  # reports in one request
+_STRANGER_DELAY_S = 0.25  # before the answer to a request in which no enrolled node signed anything
+_STRANGERS_REASONS = frozenset({"malformed", "oversized", "unknown task", "forged", "unknown node"})
 _EXPIRE_INTERVAL_S = 60  # between two checks for expired batches
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _T = TypeVar("_T")
@@ -123,6 +125,7 @@ class Service:
             body = await read_body(request, self._task.max_report_bytes, slot=slot)
             (reason,) = await self._admit([body])
         if reason:
+            await _delay_stranger([reason])
             raise Refused(reason)
         return web.Response(status=201)
 
@@ -142,7 +145,9 @@ class Service:
             bodies = split_length_prefixed(body, _MAX_REPORTS_PER_REQUEST)
             if not bodies:
                 raise Malformed("no report")
-            return web.Response(text="\n".join(await self._admit(bodies)))
+            reasons = await self._admit(bodies)
+        await _delay_stranger(reasons)
+        return web.Response(text="\n".join(reasons))
 
     async def _admit(self, bodies: Sequence[bytes | memoryview]) -> list[str]:
         done: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -295,7 +300,8 @@ class Service:
                 answer = list(islice(given, len(part)))
                 if not done.done():
                     done.set_result(answer)
-            self._work_available.set()
+            if not all(reasons):
+                self._work_available.set()
 
     async def _process_jobs(self) -> None:
         """Processes jobs while there are any; backs off while the helper is unavailable."""
@@ -327,6 +333,12 @@ class Service:
 
 async def _run_in(pool: Executor, do: Callable[..., _T], *args: Any) -> _T:
     return await asyncio.get_running_loop().run_in_executor(pool, do, *args)
+
+
+async def _delay_stranger(reasons: Sequence[str]) -> None:
+    """Bounds what one connection costs that sends nothing of an enrolled node. Holds no slot."""
+    if _STRANGERS_REASONS.issuperset(reasons):
+        await asyncio.sleep(_STRANGER_DELAY_S)
 
 
 def _slots_within_memory(count: int, each_bytes: int) -> int:

@@ -96,9 +96,12 @@ class Store:
         self, reports: Sequence[tuple[Report, bytes | memoryview]], now_s: float
     ) -> list[str]:
         """Admits reports, each with its body, in one transaction. Returns per report "" or the
-        reason of refusal.
+        reason of refusal. If all are refused, nothing is written.
         """
         reasons = self.check_claims([(r.id, r.node, r.time_s) for r, _ in reports])
+        if all(reasons):
+            self.note_refusals(Counter(reasons))
+            return reasons
         places = self._spool.append(
             [body for (_, body), reason in zip(reports, reasons, strict=True) if not reason]
         )
@@ -218,6 +221,8 @@ class Store:
         """An unfinished job that is not `busy`, else a new one of up to `limit` reports; None if
         nothing waits.
         """
+        if not self._has_work():  # a transaction would write the refusals of strangers each time
+            return None
         with self._database.transaction() as db:
             rows = db.execute("SELECT id FROM job WHERE done = 0").fetchall()
             job = next((id_ for (id_,) in rows if id_ not in busy), None)
@@ -247,6 +252,14 @@ class Store:
         count_refusals(db, Counter({"lost on disk": 1}))
         self._waiting -= 1
         return int(segment)
+
+    def _has_work(self) -> bool:
+        query = (
+            "SELECT EXISTS (SELECT 1 FROM job WHERE done = 0) "
+            "OR EXISTS (SELECT 1 FROM waiting WHERE job IS NULL)"
+        )
+        with self._database.reading() as db:
+            return bool(db.execute(query).fetchone()[0])
 
     def finish_job(self, job: bytes, block: BlockResult, now_s: float) -> None:
         """Finishes a job at the leader: counts it and removes its reports, in one transaction."""
@@ -385,6 +398,7 @@ class Store:
 
         if before <= self._expired_before:
             self._database.erase_log()
+            self._database.write_refusals()
             return 0
         with self._database.transaction(erase=True, on_commit=forget) as db:
             query = "SELECT coalesce(sum(count), 0) FROM batch WHERE start < ?"

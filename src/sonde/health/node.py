@@ -34,7 +34,7 @@ _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
 def gather(root: Path = Path("/"), kernel_log: Path | None = None) -> Facts:
     """Collect all facts. Missing devices and files raise nothing; a hang is listed in `trouble`."""
     points = _poll_devices()
-    trouble = [str(row[6]) for row in points.events if row[2] == "signal_lost"]
+    trouble = [event.text for event in points.events if event.name == "signal_lost"]
     return with_files(points.metrics, trouble, root, kernel_log)
 
 

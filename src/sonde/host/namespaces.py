@@ -44,8 +44,8 @@ def is_initial(kind: str, folder: Path = FOLDER) -> bool | None:
 
 
 def all_initial(folder: Path = FOLDER) -> bool:
-    """No namespace of this process is known to be other than the first of its kind."""
-    return all(is_initial(kind, folder) is not False for kind in INITIAL)
+    """Every namespace of this process is known to be the first of its kind."""
+    return all(is_initial(kind, folder) for kind in INITIAL)
 
 
 def proc_is_ours(status: Path = SELF_STATUS) -> bool | None:
@@ -66,7 +66,13 @@ def proc_is_ours(status: Path = SELF_STATUS) -> bool | None:
 
 def require_matching_proc(status: Path = SELF_STATUS) -> None:
     """Raise HostError where a number of /proc may be another process's for a system call."""
-    if proc_is_ours(status) is False:
+    is_ours = proc_is_ours(status)
+    if is_ours is None:
+        raise HostError(
+            f"{status} does not say which pid namespace /proc shows",
+            "Mount a whole /proc, of Linux 4.1 or newer with pid namespaces.",
+        )
+    if not is_ours:
         raise HostError(
             "/proc shows the process ids of another pid namespace: its numbers are other "
             "processes here",
@@ -76,8 +82,14 @@ def require_matching_proc(status: Path = SELF_STATUS) -> None:
 
 
 def require_host_pids(folder: Path = FOLDER, status: Path = SELF_STATUS) -> None:
-    """Raise HostError where a process id that the kernel reports is another process's here."""
-    if is_initial("pid", folder) is False:
+    """Raise HostError where a process id that the kernel reports may be another process's here."""
+    is_host = is_initial("pid", folder)
+    if is_host is None:
+        raise HostError(
+            f"{folder}/pid cannot be read, which tells whether this is a separate pid namespace",
+            f"Mount a whole /proc. {REMEDY}",
+        )
+    if not is_host:
         raise HostError(
             "this is a separate pid namespace: the kernel reports the host's process ids, which "
             "are other processes here",
@@ -89,9 +101,6 @@ def require_host_pids(folder: Path = FOLDER, status: Path = SELF_STATUS) -> None
 def findings() -> Iterator[Finding]:
     """Process ids that the kernel reports are the host's; /proc must show the same ones."""
     name, needed_for = "PID namespace", "recording, dump and agent: the process of a sample"
-    if is_initial("pid") is None:
-        yield Finding(name, Status.ABSENT, f"{FOLDER}/pid cannot be read")
-        return
     try:
         require_host_pids()
     except HostError as error:

@@ -8,17 +8,24 @@ from sonde.procfs.files import (
     open_memory,
     open_regular,
     open_stable,
-    printable,
     read_file,
     read_inode,
     read_lines,
     read_link,
-    text,
+)
+from sonde.procfs.group_parties import (
+    MACHINE,
+    GroupMount,
+    GroupParties,
+    GroupParty,
+    group_mounts,
+    party_of_group,
 )
 from sonde.procfs.held import HeldFile
 from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
-from sonde.procfs.parties import NOBODY, TOO_DEEP, name_of, party_of
+from sonde.procfs.names import printable, raw_name, text
+from sonde.procfs.parties import NOBODY, UNKNOWN_PARTY, name_of, party_of
 from sonde.procfs.processes import (
     MAX_PARENTS,
     START_UNIT_NS,
@@ -38,12 +45,16 @@ from sonde.procfs.processes import (
 
 __all__ = [
     "BROKER",
+    "MACHINE",
     "MAX_MAPS_BYTES",
     "MAX_PARENTS",
     "NOBODY",
     "START_UNIT_NS",
-    "TOO_DEEP",
+    "UNKNOWN_PARTY",
     "Broker",
+    "GroupMount",
+    "GroupParties",
+    "GroupParty",
     "HeldFile",
     "Holder",
     "Hung",
@@ -54,6 +65,7 @@ __all__ = [
     "Stat",
     "descends",
     "family",
+    "group_mounts",
     "has_threads",
     "identity_of",
     "name_of",
@@ -62,8 +74,10 @@ __all__ = [
     "open_stable",
     "parents",
     "party_of",
+    "party_of_group",
     "pids",
     "printable",
+    "raw_name",
     "read_comm",
     "read_exe",
     "read_file",

@@ -25,7 +25,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
+
+from sonde.procfs.names import raw_name, text
 
 MAX_PATH: Final = 256
 """Of a path that is kept: what lies deeper is cut, like in the kernel's own notes."""
@@ -75,7 +77,8 @@ _POD = re.compile(
 _KUBEPODS = re.compile(r"^(?:[a-z0-9]+-)*kubepods$")
 _QOS = ("besteffort", "burstable", "guaranteed")
 _SLURM = re.compile(r"^slurm(?:_[^/]*)?$|^(?:[^/]*_)?slurmstepd\.scope$")
-_SLURM_USER = re.compile(r"^uid_[0-9]+$")
+_SLURM_USER = re.compile(r"^uid_(?P<uid>[0-9]{1,10})$")
+_USERS_SLICE = re.compile(r"^user-(?P<uid>[0-9]{1,10})\.slice$")
 _JOB = re.compile(r"^job_(?P<job>[0-9]+)$")
 _STEP = re.compile(r"^step_(?P<step>[0-9]+|batch|extern|interactive)(?:_[0-9]+)?$")
 _UNIT = re.compile(r"\.(?:service|scope|socket|mount|swap)$")
@@ -100,6 +103,10 @@ class Place:
     """The innermost one below the border, by the word of those who run there."""
     is_delegated: bool = False
     """The path goes on below the border."""
+    border: str = "/"
+    """The path as far as the border."""
+    user: str = ""
+    """Id of the user for whom root's services made it: systemd's user-N.slice, Slurm's uid_N."""
 
     @property
     def tells(self) -> int:
@@ -129,7 +136,7 @@ class _Walk:
         self._parts = parts
         self._at = 0
         self._units: list[str] = []
-        self._unit = self._pod = self._job = self._step = ""
+        self._unit = self._pod = self._job = self._step = self._user = ""
         self._container = ("", "")
 
     def place(self, path: str) -> Place:
@@ -144,6 +151,8 @@ class _Walk:
             tuple(self._units),
             self._inner_container(),
             self._at < len(self._parts),
+            "/" + "/".join(self._parts[: self._at]),
+            self._user,
         )
 
     def _next(self) -> str:
@@ -175,6 +184,8 @@ class _Walk:
             is_runtime = not self._unit and _RUNTIME_SERVICES.match(part)
             if not (part.endswith(".slice") or is_runtime):
                 return
+            if self._units == ["user.slice"] and (found := _USERS_SLICE.match(part)):
+                self._user = found["uid"]
             self._note_unit(part)
             self._at += 1
             if (found := _POD.match(part)) and found["above"]:
@@ -204,7 +215,8 @@ class _Walk:
         if _UNIT.search(self._next()):
             self._note_unit(self._next())
         self._at += 1
-        if _SLURM_USER.match(self._next()):
+        if found := _SLURM_USER.match(self._next()):
+            self._user = found["uid"]
             self._at += 1
         if found := _JOB.match(self._next()):
             self._job = found["job"]
@@ -272,4 +284,5 @@ def _readable(unit: str) -> str:
     r"""systemd escapes bytes as \x2d."""
     if "\\x" not in unit:
         return unit
-    return unquote(unit.replace("%", "%25").replace("\\x", "%"), errors="replace")
+    raw = raw_name(unit).replace(b"%", b"%25").replace(b"\\x", b"%")
+    return text(unquote_to_bytes(raw))

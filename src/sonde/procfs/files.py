@@ -128,19 +128,6 @@ def identity_of(path: str, who: int | None) -> tuple[int, int, int]:
     return device, inode, user
 
 
-def text(raw: bytes) -> str:
-    """A name that the kernel or a process gave, printable whatever it holds."""
-    shown = raw.decode("utf-8", "replace")
-    return shown if shown.isprintable() else "".join(c if c.isprintable() else "?" for c in shown)
-
-
-def printable(name: str) -> str:
-    """The same for a name decoded as file names are."""
-    if name.isascii() and name.isprintable():
-        return name
-    return text(name.encode("utf-8", "surrogateescape"))
-
-
 def open_regular(path: str, *, follow: bool = False, who: int | None = None) -> int | None:
     """A descriptor of the regular file at `path`, which others may have put there; None otherwise,
     and where somebody can make its readers wait (`serve.py` says where that is).

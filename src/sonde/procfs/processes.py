@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from sonde.procfs.broker import BROKER
-from sonde.procfs.files import printable, read_file, read_link, text
+from sonde.procfs.files import read_file, read_link
+from sonde.procfs.names import printable, text
+from sonde.procfs.parties import read_status
 
 START_UNIT_NS: Final = 10_000_000
 """Starts of processes are cut to this, the unit in which /proc tells them."""
@@ -44,7 +46,7 @@ class Owner:
     """Real and effective."""
     inner_pid: int
     levels: int
-    """Pid namespaces from ours down to its own; 1: they are the same."""
+    """Pid namespaces from ours down to its own; 1: they are the same; 0: that is not known."""
 
 
 def pids() -> list[int]:
@@ -132,13 +134,13 @@ def read_exe(pid: int) -> str:
 
 def read_owner(pid: int) -> Owner | None:
     """Whose process it is."""
-    raw = read_file(f"/proc/{pid}/status") or b""
+    raw = read_status(pid)
     try:
         uids = tuple(map(int, _field(raw, b"\nUid:")[:2]))
-        pids = [int(word) for word in _field(raw, b"\nNSpid:")] or [pid]
+        pids = [int(word) for word in _field(raw, b"\nNSpid:")]
     except ValueError:
         return None
-    return Owner(uids, pids[-1], len(pids)) if uids else None
+    return Owner(uids, pids[-1] if pids else pid, len(pids)) if uids else None
 
 
 def _field(raw: bytes, name: bytes) -> list[bytes]:

@@ -57,6 +57,10 @@ LOSS_TEXT = {
     " Sonde did not time them",
     "looks_cut": "scans for calls into device libraries that ended before all data of a process was"
     " read; the next scans continue, and device runs called through the rest are missed until then",
+    "attaches_failed": "attaches that failed, or were not tried because earlier ones to processes"
+    " of the same user or container hang in the kernel; notices name the processes",
+    "processes_unread": "times that not all mappings of a process were looked through, because they"
+    " are very many; what is mapped there was not seen",
     "lost_pool": "sampled device runs that were dropped because too many were in flight; the rest"
     " weigh more",
     "lost_order": "sampled device runs that could not be timed; the rest weigh more",

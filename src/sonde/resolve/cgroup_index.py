@@ -74,26 +74,18 @@ class CgroupIndex:
                 number, _, rest = line.partition(":")
                 if not number:
                     continue
-                controllers = rest.partition(":")[0]
-                for controller in controllers.split(","):
+                for controller in rest.partition(":")[0].split(","):
                     numbers[controller] = int(number)
-            mounted = procfs.read_lines(self._proc / "mountinfo")
+            mounted = list(procfs.group_mounts(self._proc / "mountinfo"))
         except (OSError, ValueError):
             return
         found: dict[int, str] = {}
-        for line in mounted:
-            # proc_pid_mountinfo(5): id parent dev root point options … - type source options
-            before, _, after = line.partition(" - ")
-            fields, filesystem = before.split(" "), after.split(" ")
-            if len(fields) < 5 or len(filesystem) < 3 or fields[3] != "/":
-                continue
-            point = fields[4].replace("\\040", " ")
-            if filesystem[0] == "cgroup2":
+        for point, controllers in mounted:
+            if "v2" in controllers:
                 found.setdefault(0, point)
-            elif filesystem[0] == "cgroup":
-                for controller in _CONTROLLERS.intersection(filesystem[2].split(",")):
-                    if controller in numbers:
-                        found.setdefault(numbers[controller], point)
+            for controller in _CONTROLLERS & controllers:
+                if controller in numbers:
+                    found.setdefault(numbers[controller], point)
         yield from sorted(found.items())
 
 
@@ -114,7 +106,7 @@ def _groups(mount: str, budget: dict[bool, int]) -> Iterator[tuple[int, str, boo
                 for entry in entries:
                     if not entry.is_dir(follow_symlinks=False):
                         continue
-                    path = entry.path[len(mount) :]
+                    path = procfs.printable(entry.path[len(mount) :])
                     below = is_delegated or place_of(path).is_delegated
                     if budget[below] > 0:
                         budget[below] -= 1

@@ -19,7 +19,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final
 
-from sonde import http_client
+from sonde import http_client, procfs
 from sonde.errors import UsageError
 
 MAX_PODS: Final = 4_096
@@ -94,7 +94,7 @@ def parse(response: bytes) -> dict[str, Pod]:
 
 
 def _name(value: Any) -> str:
-    return value[:MAX_NAME] if isinstance(value, str) else ""
+    return procfs.printable(value)[:MAX_NAME] if isinstance(value, str) else ""
 
 
 def _is_loopback(host: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from sonde import procfs
+from sonde._native import MmapEvent
 from sonde.resolve.binary import FileKey
 from sonde.resolve.mappings import AddressSpace, Mapping
 
@@ -21,9 +22,6 @@ READ_AHEAD_BYTES: Final = 256 << 10
 """Text of a process's mappings that `read_ahead` reads at most: 2,500 lines."""
 _MAX_DEPTH: Final = 32
 """Images that refer to their parent's image in a row, before one is built at the fork."""
-
-MmapEvent = tuple[str, int, int, int, int, int, int, int, int, int, str, str]
-"""("mmap", time_ns, pid, tid, address, length, file offset, major, minor, inode, build id, path)"""
 
 
 class ProcessImage:
@@ -52,7 +50,7 @@ class ProcessImage:
 
     def add(self, event: MmapEvent) -> None:
         """Queue a new mapping."""
-        self._pending_bytes += len(event[11])
+        self._pending_bytes += len(event.path)
         if len(self.pending) < MAX_PENDING and self._pending_bytes <= MAX_PENDING_BYTES:
             self.pending.append(event)
         else:
@@ -95,13 +93,13 @@ class ProcessImage:
 
     def pending_mapping(self, file: FileKey) -> Mapping | None:
         """The first queued mapping of a file, None without one."""
-        return next((_mapping(event) for event in self.pending if event[7:10] == file), None)
+        return next((_mapping(event) for event in self.pending if event.file == file), None)
 
     @property
     def program(self) -> str:
         """Name of the first file mapped after the exec: the program. '' where no exec was seen."""
         if not self._program and self._source == "exec":
-            of_files = (event for event in self.pending if event[9] and event[11].startswith("/"))
+            of_files = (it for it in self.pending if it.file[2] and it.path.startswith("/"))
             if first := next(of_files, None):
                 self._program = procfs.printable(_mapping(first).name)
         return self._program
@@ -135,5 +133,5 @@ class ProcessImage:
 
 
 def _mapping(event: MmapEvent) -> Mapping:
-    _, _, _, _, address, length, offset, major, minor, inode, _, path = event
-    return Mapping(address, address + length, offset, (major, minor, inode), path)
+    end = event.address + event.length
+    return Mapping(event.address, end, event.file_offset, event.file, event.path)

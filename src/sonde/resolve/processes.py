@@ -11,12 +11,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from sonde import procfs
+from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.resolve.binary import FileKey
 from sonde.resolve.counters import Counters
-from sonde.resolve.process_image import MmapEvent, ProcessImage
+from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
 
 GRACE_NS: Final = 15_000_000_000
@@ -97,21 +98,20 @@ class ProcessTable:
             process.forget_frames()
         self.scan()
 
-    def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Apply process events, in order of time (native `ProcessEvents`)."""
+    def feed(self, events: Iterable[ProcessEvent]) -> None:
+        """Apply process events, in order of time."""
         self._boot_offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(
             time.CLOCK_MONOTONIC
         )
         for event in events:
-            kind = event[0]
-            if kind == "mmap":
+            if isinstance(event, MmapEvent):
                 self._on_mmap(event)
-            elif kind == "comm":
-                self._on_comm(*event[1:])
-            elif kind == "fork":
-                self._on_fork(*event[1:])
-            elif kind == "exit":
-                self._on_exit(*event[1:])
+            elif isinstance(event, CommEvent):
+                self._on_comm(event)
+            elif isinstance(event, ForkEvent):
+                self._on_fork(event)
+            else:
+                self._on_exit(event)
 
     def find(self, pid: int, start_ns: int) -> TrackedProcess:
         """The process; one without names where nothing is known of it any more."""
@@ -200,61 +200,64 @@ class ProcessTable:
             self._live[process.pid] = process
 
     def _on_mmap(self, event: MmapEvent) -> None:
-        process = self._known(event[2], event[1])
+        process = self._known(event.pid, event.time_ns)
         image = process.image
         image.add(event)
         if image.left_out:
             self._count_left_out(image)
-        file = (event[7], event[8], event[9])
+        file = event.file
         if file[2] and file not in self._seen_files:
             if len(self._seen_files) >= MAX_SEEN_FILES:
                 self._seen_files.clear()
             self._seen_files.add(file)
             self.new_files.append((process, file))
 
-    def _on_comm(self, time_ns: int, pid: int, tid: int, comm: str, is_exec: bool) -> None:
-        process = self._known(pid, time_ns)
-        if is_exec:
-            process.on_exec(time_ns)
+    def _on_comm(self, event: CommEvent) -> None:
+        process = self._known(event.pid, event.time_ns)
+        if event.is_exec:
+            process.on_exec(event.time_ns)
             parent = self._live.get(process.ppid)
             if parent is not None and parent.comm == STEP_DAEMON:
                 self.new_steps.append((process, parent))
             if process.dead_ns:  # another thread executed, and became the first one
                 self._remove_ended(process)
                 process.dead_ns = 0
-                self._live[pid] = process
-        self.counters.threads_evicted += process.set_thread_name(tid, procfs.printable(comm))
+                self._live[event.pid] = process
+        name = procfs.printable(event.comm)
+        self.counters.threads_evicted += process.set_thread_name(event.tid, name)
 
-    def _on_fork(self, time_ns: int, pid: int, ppid: int, tid: int, ptid: int) -> None:
-        parent = self._known(ppid, time_ns)
-        if pid == ppid:
-            name = parent.threads.get(ptid) if parent.threads else None
+    def _on_fork(self, event: ForkEvent) -> None:
+        pid = event.pid
+        parent = self._known(event.parent_pid, event.time_ns)
+        if pid == event.parent_pid:
+            name = parent.threads.get(event.parent_tid) if parent.threads else None
             if name is not None:
-                self.counters.threads_evicted += parent.set_thread_name(tid, name)
+                self.counters.threads_evicted += parent.set_thread_name(event.tid, name)
             elif parent.threads:
-                parent.threads.pop(tid, None)  # the name of an earlier thread with this id
+                parent.threads.pop(event.tid, None)  # the name of an earlier thread with this id
             return
-        start = time_ns + self._boot_offset_ns
+        start = event.time_ns + self._boot_offset_ns
         start -= start % procfs.START_UNIT_NS
         old = self._live.get(pid)
         if old is not None:
             if abs(old.start_ns - start) <= _SAME_START_NS:
                 return  # known from /proc already
-            self._mark_ended(old, time_ns)
-        child = TrackedProcess(pid, start, ppid, parent.comm, parent.image.forked(pid))
+            self._mark_ended(old, event.time_ns)
+        image = parent.image.forked(pid)
+        child = TrackedProcess(pid, start, event.parent_pid, parent.comm, image)
         child.set_exe(parent.exe)
         child.used_ns = self._now_ns
         self._insert(child)
 
-    def _on_exit(self, time_ns: int, pid: int, _ppid: int, tid: int, _ptid: int) -> None:
-        process = self._live.get(pid)
+    def _on_exit(self, event: ExitEvent) -> None:
+        process = self._live.get(event.pid)
         # An event older than the entry from /proc is about an earlier process with this pid.
         if (
             process is not None
-            and tid == pid
-            and process.start_ns <= time_ns + self._boot_offset_ns
+            and event.tid == event.pid
+            and process.start_ns <= event.time_ns + self._boot_offset_ns
         ):
-            self._mark_ended(process, time_ns)
+            self._mark_ended(process, event.time_ns)
 
     def _known(self, pid: int, time_ns: int) -> TrackedProcess:
         """The process of an event, read from /proc where its fork was not seen."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sonde import _native
 from sonde.model.code import Frame, KnownFrame
@@ -135,8 +135,8 @@ class Resolver:
         self.owners.start()
         self.processes.scan()
 
-    def feed(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Apply process events, in order of time (native `ProcessEvents`)."""
+    def on_process_events(self, events: Iterable[_native.ProcessEvent]) -> None:
+        """Apply process events, in order of time."""
         self.processes.feed(events)
         for process, daemon in self.processes.new_steps:
             self.owners.on_step_started(process, daemon)
@@ -169,8 +169,8 @@ class Resolver:
         owner = self.owners.of(process, self.processes.parent, time.monotonic_ns())
         return process.exe or process.comm, owner
 
-    def resync(self) -> None:
-        """Events were lost: read /proc again."""
+    def on_events_lost(self) -> None:
+        """Read /proc again."""
         self.processes.resync()
 
     def tick(self, now_ns: int) -> None:

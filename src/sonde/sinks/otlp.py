@@ -98,6 +98,11 @@ def _attributes(attributes: Mapping[str, str]) -> list[dict[str, object]]:
     ]
 
 
+def _encoded(body: Mapping[str, object]) -> bytes:
+    """As JSON that every receiver takes: strict ones refuse a push with what is no UTF-8."""
+    return json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+
+
 class OtlpPusher:
     """Pushes what `families` gives, every `period_s`, in a separate thread."""
 
@@ -140,7 +145,7 @@ class OtlpPusher:
             answer = http_client.request(
                 "POST",
                 self._url,
-                body=gzip.compress(json.dumps(body).encode(), 1),
+                body=gzip.compress(_encoded(body), 1),
                 headers={"Content-Type": "application/json", "Content-Encoding": "gzip"},
                 deadline_s=PUSH_S,
                 max_bytes=ANSWER_BYTES,

@@ -6,8 +6,9 @@ job, unit) and program name, so ten thousand short-lived processes are one serie
 most `MAX_OWNED` such series, of which one tenant (`sonde.sinks.tenants`: a pod, a container, a
 user, a unit of root) has at most `MAX_OF_TENANT`. What does not fit is added to the series `other`
 of its owner, or of its tenant where that has many owners. So the many names and owners of one
-tenant do not cost other tenants their totals. A series without new values is forgotten after a
-while.
+tenant do not cost other tenants their totals. Series of control groups and network namespaces are
+shared between parties (`sonde.sinks.plain_series`). A series without new values is forgotten after
+a while.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sonde.metrics import COSTS, Metric, MetricRow, catalogue
+from sonde.sinks.plain_series import FORGOTTEN_AFTER_S, Last, PartyLookup, PlainSeries, no_party
 from sonde.sinks.tenants import Attributes, tenant_of
 
-MAX_SERIES = 10_000
 MAX_OWNED = 200
 """Series of processes that one metric may have."""
 MAX_OF_TENANT = MAX_OWNED // 4
@@ -31,8 +32,6 @@ MAX_RESTS = MAX_OWNED
 MAX_RESTS_OF_TENANT = MAX_RESTS // 16
 """Of these, series for single owners of one tenant; its other owners share one series."""
 PLANS_KEPT = 20_000
-FORGOTTEN_AFTER_S = 60.0
-"""Longer than the longest interval between readings."""
 COUNTERS_FORGOTTEN_AFTER_S = 600.0
 PID, START = "process.pid", "sonde.process.start"
 PROGRAM = "process.executable.name"
@@ -56,17 +55,10 @@ class Series:
 
 
 @dataclass(slots=True)
-class _Last:
-    value: float
-    time_ns: int
-    """0: forgotten."""
-
-
-@dataclass(slots=True)
 class _Owned:
     """A series summed over processes."""
 
-    processes: dict[str, _Last] = field(default_factory=dict)
+    processes: dict[str, Last] = field(default_factory=dict)
     ended: float = 0.0
     """Of a counter: the sum of processes that have ended."""
     time_ns: int = 0
@@ -97,7 +89,7 @@ class _Plan:
     """The owner of the process, without the name of its program."""
     kept: Attributes
     """The other attributes of the row."""
-    last: _Last | None = None
+    last: Last | None = None
     """Where values are stored, for series that are not about a process."""
 
 
@@ -105,13 +97,16 @@ class MetricRegistry:
     """Records rows of the table `metric` and returns the current series. Thread-safe."""
 
     def __init__(
-        self, owner_of: OwnerLookup = no_owner, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        owner_of: OwnerLookup = no_owner,
+        clock: Callable[[], int] = time.monotonic_ns,
+        party_of_group: PartyLookup = no_party,
     ) -> None:
         self._owner_of = owner_of
         self._clock = clock
         self._lock = threading.Lock()
         self._plans: dict[tuple[str, str], _Plan | None] = {}
-        self._plain: dict[tuple[str, Attributes], _Last] = {}
+        self._plain = PlainSeries(party_of_group)
         self._owned: dict[str, dict[Attributes, _Owned]] = {}
         self._counts: dict[str, dict[Attributes, _Count]] = {}
         self._shares: dict[str, dict[Attributes, int]] = {}
@@ -121,7 +116,7 @@ class MetricRegistry:
         self._wholes: dict[Attributes, dict[tuple[str, str], Attributes]] = {}
         """By owner: attributes of its series, by name and value of the further attribute."""
         self.folded = 0
-        """Rows and counts that were added to a series `other`."""
+        """Rows and counts that were added to a series `other`, or found no room."""
 
     def __len__(self) -> int:
         with self._lock:
@@ -140,18 +135,11 @@ class MetricRegistry:
                     continue
                 last = plan.last
                 if last is None or not last.time_ns:
-                    last = plan.last = self._slot((series, plan.attributes))
+                    last = plan.last = self._plain.slot((series, plan.attributes), self._clock())
                     if last is None:
                         self.folded += 1
                         continue
                 last.value, last.time_ns = value, time_ns
-
-    def _slot(self, key: tuple[str, Attributes]) -> _Last | None:
-        """Storage for the value of a series; None where the registry is full."""
-        known = self._plain.get(key)
-        if known is None and len(self._plain) < MAX_SERIES:
-            known = self._plain[key] = _Last(0.0, 0)
-        return known
 
     def count(self, series: str, attributes: Mapping[str, str], more: float) -> None:
         """Add to a counter of the registry; a process is replaced by its owner."""
@@ -247,7 +235,11 @@ class MetricRegistry:
                 for attributes, count in counts.items():
                     found.setdefault(name, []).append(Series(dict(attributes), count.value))
             found["sonde.series.folded"] = [Series({}, float(self.folded))]
-        return [(metric, found[name]) for name, metric in catalogue().items() if name in found]
+            found["sonde.series.left_out"] = [
+                Series({"sonde.party": party or "machine"}, float(count))
+                for party, count in self._plain.left_out()
+            ]
+        return [(metric, found[name]) for name, metric in catalogue().items() if found.get(name)]
 
     def _plan(self, series: str, labels: str) -> _Plan | None:
         key = (series, labels)
@@ -284,14 +276,11 @@ class MetricRegistry:
             name = plan.metric.name
             attributes, share = self._assign(name, known, attributes, plan.base, plan.kept)
             one = known.setdefault(attributes, _Owned(base=share))
-        one.processes[plan.process] = _Last(value, time_ns)
+        one.processes[plan.process] = Last(value, time_ns)
         one.time_ns = time_ns
 
     def _forget(self, now_ns: int) -> None:
-        for key, last in list(self._plain.items()):
-            if now_ns - last.time_ns > FORGOTTEN_AFTER_S * 1e9:
-                last.time_ns = 0
-                del self._plain[key]
+        self._plain.forget(now_ns)
         for name, known in self._owned.items():
             metric = catalogue()[name]
             gone_s = FORGOTTEN_AFTER_S if metric.monotonic else 3 * COSTS[metric.cost] + 2

@@ -3,7 +3,7 @@
 
 The key of a file consists of a prefix (build id and size) and its identity. Any user can make a
 file with any build id, so the prefix only selects candidates: a table is used if every byte that
-was read to build it is the same in this file (`native/src/elf/record.rs`). So the same library in
+was read to build it is the same in this file (`native/elf/src/record.rs`). So the same library in
 a hundred containers has one table, and no user can supply a table for another's file.
 """
 

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from sonde import _native, procfs
+from sonde._native import CommEvent, ForkEvent, MmapEvent, ProcessEvent
 from sonde.resolve import Resolver
 from sonde.resolve.binary import Binary
 from sonde.resolve.lru_cache import LruCache
@@ -162,20 +163,24 @@ class Unwinder:
             self._paging_since_s = now_s
         self._paging_s = min(now_s + PAGING_S, self._paging_since_s + MAX_PAGING_S)
 
-    def on_process_events(self, events: Iterable[tuple[Any, ...]]) -> None:
-        """Note which processes changed or ended (native `ProcessEvents`)."""
+    def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
+        """Note which processes changed or ended."""
+        loaded, expected = self._loaded, self._expected
         for event in events:
-            kind, pid = event[0], event[2]
-            if kind == "fork" and event[3] in self._expected:
-                self._expected.add(pid)
-            if pid not in self._loaded and pid not in self._expected:
+            pid = event.pid
+            if isinstance(event, MmapEvent):
+                if pid in loaded or pid in expected:
+                    self._stale.add(pid)
+            elif isinstance(event, ForkEvent):
+                if event.parent_pid in expected:
+                    expected.add(pid)
+            elif pid not in loaded and pid not in expected:
                 continue
-            if kind == "mmap":
-                self._stale.add(pid)
-            elif kind == "exit" and event[4] == pid:
-                self._expected.discard(pid)
-                self._forget(pid)
-            elif kind == "comm" and event[5]:
+            elif isinstance(event, CommEvent):
+                if event.is_exec:
+                    self._forget(pid)
+            elif event.tid == pid:
+                expected.discard(pid)
                 self._forget(pid)
 
     def update(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels
 from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
 
@@ -43,7 +44,7 @@ class Disks:
             devices += 1
             if devices > MAX_DEVICES:
                 return
-            self._tell(points, words[2].decode("utf-8", "replace"), list(map(int, words[3:14])))
+            self._tell(points, procfs.text(words[2]), list(map(int, words[3:14])))
 
     def _tell(self, points: Points, device: str, stat: list[int]) -> None:
         tell = self._counters.tell

@@ -25,6 +25,8 @@ class KernelFile:
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
         self._fd = -1
+        self.is_kept = True
+        """Whether it stays open between reads: quicker, at the price of a descriptor."""
 
     def read(self) -> bytes:
         """Its content now. Raises SignalLost."""
@@ -38,6 +40,8 @@ class KernelFile:
         except OSError as error:
             self.close()
             raise SignalLost(f"{self._path}: {error.strerror}") from error
+        if not self.is_kept:
+            self.close()
         return raw
 
     def close(self) -> None:

@@ -2,11 +2,14 @@
 """Control groups that have a limit: how often they ran into it (cgroup-v1, cgroup-v2).
 
 Groups without a quota or a limit are not read: there may be thousands, and nothing holds them back.
+Any user may make them by the thousand, too: parties (`procfs.party_of_group`) share in turn what is
+looked at, what is read, and what is kept open.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,11 +17,15 @@ from pathlib import Path
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels, table
 from sonde.collect.host.pressure import stalls
+from sonde.collect.host.shares import share_out
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
 
 MAX_GROUPS = 256
 """Limited groups that are read; how many more there are is told."""
+MAX_KEPT_OF_PARTY = 16
+"""Groups of one party whose files stay open, four to seven each; others are opened each time."""
 MAX_VISITED = 8_192
+"""Groups of a hierarchy that are looked at; how many more are known is told."""
 LINE_BYTES = 256
 NO_FOLDERS = 2
 """Links to a folder that has none below it, which control groups count (kernfs)."""
@@ -43,11 +50,10 @@ class Groups:
         self._mountinfo = mountinfo
         self._groups: dict[str, _Group] = {}
         self._counters = Counters()
-        self._left_out = 0
 
     def open(self) -> None:
         """Find the limited groups. Raises SignalLost."""
-        if not list(_mounts(self._mountinfo)):
+        if not _mounts(self._mountinfo):
             raise SignalLost("no control groups are mounted", whole=True)
         self._look(Points())
 
@@ -63,29 +69,39 @@ class Groups:
         self._groups = {}
 
     def _look(self, points: Points) -> None:
-        found: dict[str, _Group] = {}
-        left_out = 0
-        for mount, kinds in _mounts(self._mountinfo):
-            for folder in _folders(mount):
-                files = _limited(folder, kinds)
-                if not files:
-                    continue
-                path = folder[len(mount) :] or "/"
-                known = self._groups.get(path)
-                group = found.get(path)
-                if group is None:
-                    if len(found) >= MAX_GROUPS:
-                        left_out += 1
-                        continue
-                    group = found[path] = _Group(labels(sonde__cgroup=path))
-                for name, file in files.items():
-                    kept = known.files.pop(name, None) if known else None
-                    group.files[name] = kept or KernelFile(file)
+        limited: dict[str, tuple[str, dict[str, str]]] = {}
+        unvisited = 0
+        for mount, controllers in _mounts(self._mountinfo):
+            tree = _Tree(mount)
+            for folder, path, party in tree.groups():
+                if files := _limited(folder, controllers):
+                    limited.setdefault(path, (party, {}))[1].update(files)
+            unvisited += tree.unvisited
+        there = [(party, path) for path, (party, _) in limited.items()]
+        chosen = share_out(there, MAX_GROUPS, self._groups.__contains__)
+        held: Counter[str] = Counter()
+        found = {}
+        for path in chosen:
+            party, files = limited[path]
+            held[party] += 1
+            found[path] = self._group(path, files, held[party] <= MAX_KEPT_OF_PARTY)
         self.close()  # those that were not taken over
         self._groups = found
-        if left_out != self._left_out:
-            self._left_out = left_out
-            points.add("sonde.cgroup.left_out", left_out)
+        points.add("sonde.cgroup.left_out", len(limited) - len(found))
+        points.add("sonde.cgroup.unvisited", unvisited)
+
+    def _group(self, path: str, files: dict[str, str], is_kept: bool) -> _Group:
+        """A group, with the files that are open already."""
+        known = self._groups.get(path)
+        group = known or _Group(labels(sonde__cgroup=path))
+        before, group.files = group.files, {}
+        for name, file in files.items():
+            group.files[name] = before.pop(name) if name in before else KernelFile(file)
+            group.files[name].is_kept = is_kept
+        for gone in before.values():
+            gone.close()
+        self._groups.pop(path, None)
+        return group
 
     def _read(self, points: Points) -> None:
         for group in self._groups.values():
@@ -146,36 +162,64 @@ class Groups:
         self._tell_pressure(points, label, raw, "io")
 
 
-def _mounts(mountinfo: Path) -> Iterator[tuple[str, frozenset[str]]]:
-    """(where it is mounted, what it controls: v2, cpu, memory)."""
-    seen = set()
-    for line in procfs.read_lines(mountinfo):
-        before, _, after = line.partition(" - ")
-        words, kinds = before.split(" "), after.split(" ")
-        if len(words) < 5 or len(kinds) < 3 or words[3] != "/":
-            continue
-        kind = frozenset({"v2"}) if kinds[0] == "cgroup2" else frozenset(kinds[2].split(","))
-        kind &= {"v2", "cpu", "memory"}
-        if kinds[0].startswith("cgroup") and kind and kind not in seen:
-            seen.add(kind)
-            yield words[4], kind
+def _mounts(mountinfo: Path) -> list[procfs.GroupMount]:
+    """Where what is read here lies, each once."""
+    found: dict[frozenset[str], str] = {}
+    for point, controllers in procfs.group_mounts(mountinfo):
+        if wanted := controllers & {"v2", "cpu", "memory"}:
+            found.setdefault(wanted, point)
+    return [procfs.GroupMount(point, wanted) for wanted, point in found.items()]
 
 
-def _folders(mount: str) -> Iterator[str]:
-    """Every group below the root, parents first, as many as may be visited."""
-    waiting, visited = [mount], 0
-    while waiting and visited < MAX_VISITED:
-        folder = waiting.pop(0)
-        visited += 1
-        if folder != mount:
-            yield folder
+class _Tree:
+    """The groups of one hierarchy below its root: parties in turn, of each the parents first."""
+
+    def __init__(self, mount: str) -> None:
+        self._mount = mount
+        self._waiting: dict[str, deque[tuple[str, str, bool]]] = {}
+        """By party: folder, path and whether all below is of the same party."""
+        self._uids: dict[str, int] = {}
+        self.unvisited = 0
+        """Groups that are known and were not looked at."""
+
+    def groups(self) -> Iterator[tuple[str, str, str]]:
+        """(folder, path, party) of each, as many as may be visited."""
+        visited = 0
+        self._add_below(self._mount, "", procfs.MACHINE, False)
+        while self._waiting:
+            for party, mine in list(self._waiting.items()):
+                if visited >= MAX_VISITED:
+                    self.unvisited += sum(map(len, self._waiting.values()))
+                    return
+                visited += 1
+                folder, path, has_all_below = mine.popleft()
+                if not mine:
+                    del self._waiting[party]
+                yield folder, path, party
+                self._add_below(folder, path, party, has_all_below)
+
+    def _add_below(self, folder: str, path: str, party: str, has_all_below: bool) -> None:
         try:
             if os.stat(folder).st_nlink == NO_FOLDERS:  # noqa: PTH116
-                continue  # fifty files, none of them a group
+                return  # fifty files, none of them a group
             with os.scandir(folder) as entries:
-                waiting += [it.path for it in entries if it.is_dir(follow_symlinks=False)]
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        below = f"{path}/{procfs.printable(entry.name)}"
+                        mine = procfs.GroupParty(party, True)
+                        if not has_all_below:
+                            self._uids[below] = entry.stat(follow_symlinks=False).st_uid
+                            mine = procfs.party_of_group(below, self._uids.__getitem__)
+                        self._put(entry.path, below, mine)
         except OSError:
-            continue
+            return
+
+    def _put(self, folder: str, path: str, party: procfs.GroupParty) -> None:
+        waiting = self._waiting.setdefault(party.name, deque())
+        if len(waiting) < MAX_VISITED:
+            waiting.append((folder, path, party.has_all_below))
+        else:
+            self.unvisited += 1
 
 
 def _limited(folder: str, kinds: frozenset[str]) -> dict[str, str]:

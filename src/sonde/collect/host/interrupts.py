@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
 
@@ -84,5 +85,5 @@ def _rows(raw: bytes) -> list[tuple[str, list[int], list[int]]]:
         kind = name.strip()
         if kind.isdigit() and len(words) > len(cpus):
             kind = words[-1]
-        found.append((kind.decode("utf-8", "replace"), cpus, [int(count) for count in counts]))
+        found.append((procfs.text(kind), cpus, [int(count) for count in counts]))
     return found

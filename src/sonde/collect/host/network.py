@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
-from itertools import zip_longest
 
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, Unmoved, labels
 from sonde.collect.host.queues import queue_stats
+from sonde.collect.host.shares import share_out
 from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
 
 MAX_NAMESPACES = 32
@@ -77,7 +77,6 @@ class Network:
         self._counters = Counters()
         self._namespaces: dict[int, _Namespace] = {}
         self._lives = _Lives()
-        self._left_out = 0
 
     def open(self) -> None:
         """Look for namespaces. Raises SignalLost."""
@@ -107,9 +106,7 @@ class Network:
         found: dict[int, _Namespace] = {}
         there = list(self._lives.namespaces())
         chosen = _shared(there, self._namespaces)
-        if len(there) - len(chosen) != self._left_out:
-            self._left_out = len(there) - len(chosen)
-            points.add("sonde.network.namespaces_left_out", self._left_out)
+        points.add("sonde.network.namespaces_left_out", len(there) - len(chosen))
         for inode, pid in chosen:
             known = self._namespaces.pop(inode, None)
             if known is None:
@@ -140,7 +137,7 @@ class Network:
             values = rest.split()
             if not colon or len(values) < 12:
                 continue
-            interface = name.strip().decode("utf-8", "replace")
+            interface = procfs.text(name.strip())
             for series, column, direction in _DEV:
                 label = labels(
                     network__interface__name=interface,
@@ -200,22 +197,11 @@ def _wanted(heads: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
             )
 
 
-def _shared(there: Iterable[tuple[int, int]], known: Container[int]) -> list[tuple[int, int]]:
-    """MAX_NAMESPACES of (inode, pid), the agent's own first. Every user gets as many as every other
-    one, as far as they have them, and of each user those that are `known` come first: any user may
-    make namespaces."""
-    waiting: dict[int, list[tuple[int, int]]] = {}
-    chosen: list[tuple[int, int]] = []
-    for inode, pid in there:
-        if pid:
-            waiting.setdefault(procfs.party_of(pid), []).append((inode, pid))
-        else:
-            chosen.append((inode, pid))
-    for mine in waiting.values():
-        mine.sort(key=lambda one: one[0] not in known)
-    rounds = zip_longest(*waiting.values())
-    chosen += (one for each in rounds for one in each if one is not None)
-    return chosen[:MAX_NAMESPACES]
+def _shared(there: Sequence[tuple[int, int]], known: Container[int]) -> list[tuple[int, int]]:
+    """MAX_NAMESPACES of (inode, pid), the agent's own first: any user may make namespaces."""
+    own = [(inode, pid) for inode, pid in there if not pid]
+    others = ((procfs.party_of(pid), (inode, pid)) for inode, pid in there if pid)
+    return own + share_out(others, MAX_NAMESPACES - len(own), lambda one: one[0] in known)
 
 
 class _Lives:

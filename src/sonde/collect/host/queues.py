@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from sonde import procfs
 from sonde.collect.polling import SignalLost
 
 _RTM_GETQDISC, _RTM_NEWQDISC = 38, 36
@@ -75,12 +76,12 @@ def _stat(message: bytes) -> QueueStat:
     backlog = drops = requeues = overlimits = 0
     for name, value in _attributes(message[_TCMSG.size :]):
         if name == _TCA_KIND:
-            kind = value.rstrip(b"\0").decode("ascii", "replace")
+            kind = procfs.text(value.rstrip(b"\0"))
         elif name == _TCA_STATS2:
             for part, content in _attributes(value):
                 if part == _TCA_STATS_QUEUE:
                     _, backlog, drops, requeues, overlimits = _QUEUE.unpack_from(content)
-    interface = socket.if_indextoname(index)
+    interface = procfs.printable(socket.if_indextoname(index))
     return QueueStat(interface, kind, backlog, drops, requeues, overlimits)
 
 

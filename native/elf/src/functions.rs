@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where functions of given names start, in files with hundreds of thousands of them.
+//!
+//! Two streaming passes and no index: first the string table, to learn at which offsets a wanted
+//! name stands; then the symbols, to see which of them point there. Linkers let a name share the
+//! tail of a longer one, so a wanted name is looked for at the end of every string.
+use std::collections::{HashMap, HashSet};
+use std::io::Result;
+
+use memchr::memchr2_iter;
+use object::elf;
+
+use crate::file::{ElfFile, Section};
+
+const PIECE_BYTES: usize = 1 << 20;
+/// Longer names are not looked for.
+const MAX_NAME_BYTES: usize = 4096;
+/// More than the largest programs have; the rest of a larger table is not looked at.
+const MAX_STRINGS_BYTES: u64 = 1 << 28;
+/// The same in strings: a hole in a file is nothing but ends of empty ones.
+const MAX_STRINGS: usize = 1 << 23;
+
+/// Linkers write a name once or, in other names, a few times.
+const MAX_PLACES: usize = 1 << 16;
+const MAX_FOUND: usize = 1 << 12;
+
+pub struct Found {
+    /// Index into the wanted names.
+    pub name: usize,
+    pub address: u64,
+    pub offset: u64,
+    pub size: u64,
+}
+
+/// Names by their last bytes, to pass quickly over strings that end otherwise.
+struct Endings<'names> {
+    names: &'names [String],
+    by_hash: HashMap<u16, Vec<usize>>,
+    seen: Vec<bool>,
+}
+
+impl<'names> Endings<'names> {
+    fn new(names: &'names [String]) -> Self {
+        let mut this = Self { names, by_hash: HashMap::new(), seen: vec![false; 1 << 16] };
+        for (index, name) in names.iter().enumerate() {
+            if (1..=MAX_NAME_BYTES).contains(&name.len()) {
+                let hash = Self::hash(name.as_bytes());
+                this.by_hash.entry(hash).or_default().push(index);
+                this.seen[usize::from(hash)] = true;
+            }
+        }
+        this
+    }
+
+    /// Of the last two bytes; a one-byte name counts as one after a NUL, and so do strings of one.
+    fn hash(text: &[u8]) -> u16 {
+        let last = |back: usize| text.len().checked_sub(back).map_or(0, |at| text[at]);
+        u16::from_be_bytes([last(2), last(1)])
+    }
+
+    /// Wanted names that `text` ends in.
+    fn of<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = usize> + 'a {
+        let candidates = match Self::hash(text) {
+            hash if self.seen[usize::from(hash)] => self.by_hash.get(&hash),
+            _ => None,
+        };
+        let ends = |index: &&usize| text.ends_with(self.names[**index].as_bytes());
+        candidates.into_iter().flatten().filter(ends).copied()
+    }
+}
+
+/// Where one of `names` stands in a string table: its offset, to the name's index.
+pub fn offsets_of(
+    file: &ElfFile,
+    strings: &Section,
+    names: &[String],
+) -> Result<HashMap<u32, usize>> {
+    wanted_offsets(file, strings, &Endings::new(names))
+}
+
+/// Offsets in the string table at which a wanted name stands, to the name's index.
+fn wanted_offsets(
+    file: &ElfFile,
+    strings: &Section,
+    endings: &Endings<'_>,
+) -> Result<HashMap<u32, usize>> {
+    let mut found = HashMap::new();
+    let size = strings.size.min(MAX_STRINGS_BYTES);
+    let mut buffer = vec![0; MAX_NAME_BYTES + PIECE_BYTES.min(size as usize)];
+    // The end of the piece before stands before each piece, for names that span both.
+    let mut at = 0;
+    let mut left = MAX_STRINGS;
+    while at < size && left > 0 {
+        let want = PIECE_BYTES.min((size - at) as usize);
+        let piece = &mut buffer[MAX_NAME_BYTES..MAX_NAME_BYTES + want];
+        let read = file.read_some(piece, strings.offset.saturating_add(at))?;
+        if read == 0 {
+            break;
+        }
+        let end = MAX_NAME_BYTES + read;
+        // A name ends with its string, or where a version follows: name@VERSION, name@@VERSION.
+        for stop in memchr2_iter(0, b'@', &buffer[MAX_NAME_BYTES..end]).take(left) {
+            left -= 1;
+            let text = &buffer[stop..MAX_NAME_BYTES + stop];
+            if text.last() == Some(&0) {
+                continue;
+            }
+            for name in endings.of(text) {
+                let start = (at + stop as u64).checked_sub(endings.names[name].len() as u64);
+                if let Some(start) = start.and_then(|it| u32::try_from(it).ok()) {
+                    if found.len() < MAX_PLACES {
+                        found.insert(start, name);
+                    }
+                }
+            }
+        }
+        buffer.copy_within(read..end, 0);
+        at += read as u64;
+    }
+    Ok(found)
+}
+
+/// Functions defined under one of `names`, each address once. Indirect functions (IFUNC) are left
+/// out: their address is that of the code that chooses, not of the one that is called.
+pub fn find(file: &ElfFile, names: &[String]) -> Result<Vec<Found>> {
+    let endings = Endings::new(names);
+    let mut found: Vec<Found> = Vec::new();
+    let mut known: HashSet<(usize, u64)> = HashSet::new();
+    for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
+        let Some((table, strings)) = file.symbol_table(kind) else { continue };
+        let wanted = wanted_offsets(file, strings, &endings)?;
+        if wanted.is_empty() {
+            continue;
+        }
+        file.each_symbol(table, |symbol| {
+            if symbol.kind != elf::STT_FUNC || !symbol.is_defined() {
+                return;
+            }
+            let Some(&name) = wanted.get(&symbol.name) else { return };
+            if found.len() >= MAX_FOUND || known.contains(&(name, symbol.value)) {
+                return;
+            }
+            if let Some(offset) = file.offset_of(symbol.value) {
+                known.insert((name, symbol.value));
+                found.push(Found { name, address: symbol.value, offset, size: symbol.size });
+            }
+        })?;
+    }
+    Ok(found)
+}

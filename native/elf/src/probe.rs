@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where probes on a file's functions go: asked for all of them at once, so that a file with tens of
+//! thousands of sections has its headers read once and not for each function.
+use std::io::Result;
+use std::time::Duration;
+
+use object::elf;
+
+use crate::file::ElfFile;
+use crate::site::{self, Cost};
+
+/// A function that may be probed.
+pub struct Function {
+    /// Of its first instruction in the file.
+    pub offset: u64,
+    /// Bytes of code, 0 unknown.
+    pub size: u64,
+    /// Whether it is to be left alone where it only hands its callers on.
+    pub passes_forwarders: bool,
+}
+
+/// Where its probe goes.
+pub struct Place {
+    /// In the file.
+    pub offset: u64,
+    pub cost: &'static str,
+    /// The instruction there.
+    pub text: String,
+    /// Whether it only hands its callers on to a function of another file, and was to be left alone
+    /// then: what is said of its cost is nothing.
+    pub is_forwarder: bool,
+}
+
+/// Processor time of this thread so far.
+fn cpu_time() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists, and the time has a place to go.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// A place for each function, in their order, as far as `cpu` of processor time goes.
+pub fn places(file: &ElfFile, functions: &[Function], cpu: Duration) -> Result<Vec<Place>> {
+    let until = cpu_time() + cpu;
+    let in_time = functions.iter().take_while(|_| cpu_time() < until);
+    in_time.map(|it| place(file, it)).collect()
+}
+
+fn place(file: &ElfFile, function: &Function) -> Result<Place> {
+    let &Function { offset, size, .. } = function;
+    let is_forwarder = function.passes_forwarders && is_forwarder(file, offset)?;
+    let bitness = match file.machine {
+        elf::EM_X86_64 if !is_forwarder => 64,
+        elf::EM_386 => 32,
+        _ => return Ok(Place { offset, cost: "unknown", text: String::new(), is_forwarder }),
+    };
+    let is_whole = (1..=site::MAX_BODY_BYTES).contains(&size);
+    let mut body = vec![0; if is_whole { size as usize } else { site::LONGEST_INSTRUCTION }];
+    let read = file.read_some(&mut body, offset)?;
+    let is_whole = is_whole && read == body.len();
+    body.truncate(read);
+    let (moved, cost, text) = site::choose(&body, bitness, is_whole);
+    let cost = match cost {
+        Cost::Emulated => "emulated",
+        Cost::Nop => "nop",
+        Cost::SingleStep => "single-step",
+    };
+    Ok(Place { offset: offset + moved as u64, cost, text, is_forwarder })
+}
+
+/// Whether a function does nothing but hand on to one of another file (x86-64; else false).
+fn is_forwarder(file: &ElfFile, offset: u64) -> Result<bool> {
+    let mut body = [0; site::REACH_BYTES + site::LONGEST_INSTRUCTION];
+    let read = file.read_some(&mut body, offset)?;
+    Ok(file.machine == elf::EM_X86_64 && site::is_forwarder(&body[..read]))
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Records of perf events as the kernel lays them out (linux/perf_event.h, enum perf_event_type).
+use std::io::{Error, ErrorKind, Result};
+
+use perf_event_open_sys::bindings as abi;
+
+/// One record as it came, before it is known whether anybody wants it.
+pub struct Record {
+    pub time_ns: u64,
+    pub kind: u32,
+    pub misc: u16,
+    pub body: Vec<u8>,
+}
+
+/// What happened to a process. Times in ns of CLOCK_MONOTONIC.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    Mmap {
+        time_ns: u64,
+        pid: u32,
+        tid: u32,
+        start: u64,
+        length: u64,
+        offset: u64,
+        /// Device and inode of the file.
+        file: (u32, u32, u64),
+        /// As it is: need not be UTF-8.
+        path: Vec<u8>,
+    },
+    Comm {
+        time_ns: u64,
+        pid: u32,
+        tid: u32,
+        name: Vec<u8>,
+        is_exec: bool,
+    },
+    /// A birth, or a death.
+    Task {
+        is_birth: bool,
+        time_ns: u64,
+        pid: u32,
+        parent_pid: u32,
+        tid: u32,
+        parent_tid: u32,
+    },
+}
+
+pub(crate) fn u32_at(body: &[u8], at: usize) -> u32 {
+    body.get(at..at + 4).map_or(0, |raw| u32::from_ne_bytes(raw.try_into().unwrap()))
+}
+
+pub(crate) fn u64_at(body: &[u8], at: usize) -> u64 {
+    body.get(at..at + 8).map_or(0, |raw| u64::from_ne_bytes(raw.try_into().unwrap()))
+}
+
+pub(crate) fn bytes_at(body: &[u8], at: usize) -> &[u8] {
+    let raw = body.get(at..).unwrap_or_default();
+    let end = raw.iter().position(|&byte| byte == 0).unwrap_or(raw.len());
+    &raw[..end]
+}
+
+/// Every record ends with the id we asked for: pid, tid, time.
+fn time_of(body: &[u8]) -> u64 {
+    body.len().checked_sub(8).map_or(0, |at| u64_at(body, at))
+}
+
+impl Record {
+    /// A record of this type, with these flags and this body.
+    pub fn new(kind: u32, misc: u16, body: &[u8]) -> Self {
+        Self { time_ns: time_of(body), kind, misc, body: body.to_vec() }
+    }
+
+    /// Of the process it is about.
+    pub fn pid(&self) -> u32 {
+        u32_at(&self.body, 0)
+    }
+
+    /// Whether a program was executed, which this names.
+    pub fn is_exec(&self) -> bool {
+        self.kind == abi::PERF_RECORD_COMM
+            && u32::from(self.misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0
+    }
+
+    pub fn is_mapping(&self) -> bool {
+        self.kind == abi::PERF_RECORD_MMAP2
+    }
+
+    /// Device and inode of the file that is mapped.
+    pub fn file(&self) -> (u32, u32, u64) {
+        (u32_at(&self.body, 32), u32_at(&self.body, 36), u64_at(&self.body, 40))
+    }
+
+    /// Events that the kernel had no room for, where it says so.
+    pub fn lost(&self) -> Option<u64> {
+        (self.kind == abi::PERF_RECORD_LOST).then(|| u64_at(&self.body, 8))
+    }
+
+    /// None where it is of no kind that tells of processes. What is cut short reads as zeros.
+    pub fn event(&self) -> Option<Event> {
+        let body = &self.body;
+        let (time_ns, pid, second) = (self.time_ns, self.pid(), u32_at(body, 4));
+        match self.kind {
+            abi::PERF_RECORD_MMAP2 => Some(Event::Mmap {
+                time_ns,
+                pid,
+                tid: second,
+                start: u64_at(body, 8),
+                length: u64_at(body, 16),
+                offset: u64_at(body, 24),
+                file: self.file(),
+                path: bytes_at(body, 64).to_vec(),
+            }),
+            abi::PERF_RECORD_COMM => Some(Event::Comm {
+                time_ns,
+                pid,
+                tid: second,
+                name: bytes_at(body, 8).to_vec(),
+                is_exec: self.is_exec(),
+            }),
+            abi::PERF_RECORD_FORK | abi::PERF_RECORD_EXIT => Some(Event::Task {
+                is_birth: self.kind == abi::PERF_RECORD_FORK,
+                time_ns,
+                pid,
+                parent_pid: second,
+                tid: u32_at(body, 8),
+                parent_tid: u32_at(body, 12),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// The kernel's list of CPUs, as in "0-3,8". InvalidData where it is none.
+pub fn cpu_list(text: &str) -> Result<Vec<i32>> {
+    let bad = || Error::from(ErrorKind::InvalidData);
+    let mut cpus = Vec::new();
+    for part in text.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let first: u16 = first.parse().map_err(|_| bad())?;
+        let last: u16 = last.parse().map_err(|_| bad())?;
+        cpus.extend(i32::from(first)..=i32::from(last));
+    }
+    Ok(cpus)
+}

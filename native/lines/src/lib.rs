@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Source lines and inlined callers of code, from DWARF. Slow and hungry beside all else here: it
+//! is for a process of its own (sonde.resolve.lines), under limits that end it.
+use std::borrow::Cow;
+use std::io::Result;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use addr2line::{Context, FrameIter, Location};
+use gimli::{Dwarf, EndianArcSlice, LittleEndian, SectionId};
+
+use sonde_elf::file::{hex, ElfFile};
+use sonde_elf::section;
+use sonde_symbols::names::demangled;
+
+const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
+/// Of one section, unpacked.
+const MAX_SECTION_BYTES: u64 = 1 << 30;
+/// Of the path of a source file as it is reported: the end of a longer one.
+const MAX_PATH_BYTES: usize = 256;
+const MAX_LINK_BYTES: u64 = 4096;
+
+type Bytes = EndianArcSlice<LittleEndian>;
+/// (function, file, line); '' and 0 where they are not known.
+pub type Place = (String, String, u32);
+
+fn bytes(file: &ElfFile, id: SectionId) -> Result<Bytes> {
+    let found = section::named(file, id.name())?;
+    let raw = found.map(|it| it.read(file, MAX_SECTION_BYTES)).transpose()?;
+    Ok(EndianArcSlice::new(Arc::from(raw.unwrap_or_default()), LittleEndian))
+}
+
+/// Of the machine's debug files, that of a build id.
+fn debug_file(id: &[u8]) -> Option<PathBuf> {
+    let rest = id.get(1..).filter(|it| !it.is_empty())?;
+    Some(Path::new(DEBUG_FILES).join(hex(&id[..1])).join(hex(rest) + ".debug"))
+}
+
+/// What several debug files of a package share (dwz): a file of its own, named with its build id.
+fn shared_file(file: &ElfFile, path: &Path) -> Option<ElfFile> {
+    let link = section::named(file, ".gnu_debugaltlink").ok()??.read(file, MAX_LINK_BYTES).ok()?;
+    let end = link.iter().position(|&byte| byte == 0)?;
+    let (name, id) = (std::str::from_utf8(&link[..end]).ok()?, &link[end + 1..]);
+    let beside = path.parent()?.join(name);
+    [Some(beside), debug_file(id)]
+        .into_iter()
+        .flatten()
+        .filter_map(|it| ElfFile::open(&it).ok())
+        .find(|it| it.build_id() == id)
+}
+
+pub struct Lines {
+    context: Context<Bytes>,
+}
+
+impl Lines {
+    /// None where neither the file nor its debug file holds DWARF.
+    pub fn open(file: ElfFile, path: &Path) -> Result<Option<Self>> {
+        let has =
+            |it: &ElfFile| Ok::<_, std::io::Error>(section::named(it, ".debug_info")?.is_some());
+        let id = file.build_id();
+        let (file, path) = if has(&file)? {
+            (file, path.to_path_buf())
+        } else {
+            let Some(path) = debug_file(&id) else { return Ok(None) };
+            match ElfFile::open(&path) {
+                Ok(debug) if debug.build_id() == id && has(&debug)? => (debug, path),
+                _ => return Ok(None),
+            }
+        };
+        let mut dwarf = Dwarf::load(|id| bytes(&file, id))?;
+        if let Some(shared) = shared_file(&file, &path) {
+            dwarf.load_sup(|id| bytes(&shared, id))?;
+        }
+        // Fails where the sections contradict one another: as good as none.
+        Ok(Context::from_dwarf(dwarf).ok().map(|context| Self { context }))
+    }
+
+    /// What is executed at an address as linked: the innermost inlined function first, the function
+    /// that the code belongs to last. Empty where nothing is said about it.
+    pub fn find(&self, address: u64, most: usize) -> Vec<Place> {
+        let mut places = Vec::new();
+        let Ok(mut frames) = self.context.find_frames(address).skip_all_loads() else {
+            return places;
+        };
+        while let (Some(place), true) = (next(&mut frames), places.len() < most) {
+            places.push(place);
+        }
+        places
+    }
+}
+
+fn next(frames: &mut FrameIter<'_, Bytes>) -> Option<Place> {
+    let frame = frames.next().ok()??;
+    let raw =
+        frame.function.as_ref().and_then(|it| it.raw_name().ok()).unwrap_or(Cow::Borrowed(""));
+    let (file, line) = frame.location.as_ref().map_or((String::new(), 0), place);
+    Some((demangled(raw.as_bytes()), file, line))
+}
+
+fn place(location: &Location<'_>) -> (String, u32) {
+    let file = location.file.unwrap_or_default().replace(|it: char| it.is_control(), "?");
+    let cut = file.len().saturating_sub(MAX_PATH_BYTES);
+    let cut = (cut..=file.len()).find(|&at| file.is_char_boundary(at)).unwrap_or(file.len());
+    (file[cut..].to_string(), location.line.unwrap_or(0))
+}

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The functions of one ELF file by address: 10 bytes a function, all else left in the file.
+use std::collections::HashMap;
+use std::io::Result;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use object::elf;
+
+use sonde_elf::file::{hex, open, ElfFile, Identity, Layout, Section, Symbol};
+
+use crate::names;
+
+/// Functions of one file; the rest are left out (they resolve to file and offset).
+const MAX_FUNCTIONS: usize = 1 << 20;
+/// A symbol of assembly code may have no size. It then reaches to the next one or to the end of its
+/// section, but not further than this.
+const MAX_UNSIZED_BYTES: u64 = 64 << 10;
+/// How many symbols before an address are asked whether they hold it: functions can lie in larger
+/// ones, and one function can have many names.
+const MAX_CANDIDATES: usize = 32;
+const DEBUG_FILES: &str = "/usr/lib/debug/.build-id";
+
+/// Sizes are kept in units of this, rounded up; a function larger than the largest is asked in the
+/// file.
+const SIZE_UNIT: u64 = 16;
+const LARGEST: u16 = u16::MAX;
+
+struct Entry {
+    /// Less `Index::base`.
+    start: u32,
+    /// Its place in the symbol table.
+    symbol: u32,
+}
+
+/// A function's name, kept because code comes back to it at other places: for what lies
+/// nearer to its start than `reach`.
+struct Named {
+    reach: u64,
+    name: String,
+}
+
+/// A file of symbols beside the one that is run, and what it was when it was read.
+struct DebugFile {
+    path: PathBuf,
+    identity: Identity,
+    layout: Arc<Layout>,
+}
+
+pub struct Index {
+    base: u64,
+    entries: Vec<Entry>,
+    /// Of each entry, in `SIZE_UNIT`; 0 where the symbol does not say.
+    sizes: Vec<u16>,
+    table: elf::SectionType,
+    /// The file that holds the symbols, where it is another than the one that is run.
+    debug_file: Option<DebugFile>,
+    /// By the start of the function, less `base`.
+    named: HashMap<u32, Named>,
+    name_bytes: usize,
+}
+
+/// Debug symbols that the distribution put beside the stripped file.
+fn debug_file_of(file: &ElfFile) -> Option<(DebugFile, ElfFile)> {
+    let id = file.build_id();
+    if id.len() < 4 {
+        return None;
+    }
+    let path = Path::new(DEBUG_FILES).join(hex(&id[..1])).join(hex(&id[1..]) + ".debug");
+    let (opened, identity) = open(&path).ok()?;
+    let debug = ElfFile::parse(opened, identity).ok()?;
+    let layout = debug.layout();
+    (debug.build_id() == id).then_some((DebugFile { path, identity, layout }, debug))
+}
+
+impl DebugFile {
+    /// Its headers are read again only where it is another file by now.
+    fn open(&self) -> Option<ElfFile> {
+        let (file, identity) = open(&self.path).ok()?;
+        if identity == self.identity {
+            return Some(ElfFile::with_layout(file, Arc::clone(&self.layout)));
+        }
+        ElfFile::parse(file, identity).ok()
+    }
+}
+
+/// A symbol table with what belongs to it.
+struct Source<'file> {
+    file: &'file ElfFile,
+    table: &'file Section,
+    strings: &'file Section,
+}
+
+impl Source<'_> {
+    /// How far a symbol reaches that does not say so itself.
+    fn reach(&self, symbol: &Symbol) -> u64 {
+        // Between exported functions lies code that is not theirs.
+        let most = if self.table.kind == elf::SHT_SYMTAB { MAX_UNSIZED_BYTES } else { 1 };
+        let section = symbol.section.index().and_then(|at| self.file.sections.get(usize::from(at)));
+        let end = section.map_or(u64::MAX, |it| it.address.saturating_add(it.size));
+        end.saturating_sub(symbol.value).min(most)
+    }
+}
+
+impl Index {
+    pub fn build(file: &ElfFile) -> Result<Self> {
+        let mut this = Self {
+            base: 0,
+            entries: Vec::new(),
+            sizes: Vec::new(),
+            table: elf::SHT_SYMTAB,
+            debug_file: None,
+            named: HashMap::new(),
+            name_bytes: 0,
+        };
+        if let Some((table, _)) = file.symbol_table(elf::SHT_SYMTAB) {
+            this.fill(file, table)?;
+        } else if let Some((found, debug)) = debug_file_of(file) {
+            if let Some((table, _)) = debug.symbol_table(elf::SHT_SYMTAB) {
+                this.fill(&debug, table)?;
+                this.debug_file = Some(found);
+            }
+        }
+        if this.entries.is_empty() {
+            this.debug_file = None;
+            if let Some((table, _)) = file.symbol_table(elf::SHT_DYNSYM) {
+                this.table = elf::SHT_DYNSYM;
+                this.fill(file, table)?;
+            }
+        }
+        Ok(this)
+    }
+
+    fn fill(&mut self, file: &ElfFile, table: &Section) -> Result<()> {
+        let is_function = |it: &Symbol| match it.kind {
+            _ if !it.is_defined() => false,
+            elf::STT_FUNC | elf::STT_GNU_IFUNC => true,
+            // Assembly code that did not say what it is; local ones are labels.
+            elf::STT_NOTYPE => it.bind != elf::STB_LOCAL && file.is_code(it.value),
+            _ => false,
+        };
+        let code = file.segments.iter().filter(|it| it.kind == elf::PT_LOAD);
+        self.base = code.map(|it| it.address).min().unwrap_or(0);
+        let base = self.base;
+        let mut entries = Vec::with_capacity(file.symbol_count(table).min(MAX_FUNCTIONS));
+        let mut place = 0;
+        file.each_symbol(table, |symbol| {
+            let start = symbol.value.checked_sub(base).and_then(|it| u32::try_from(it).ok());
+            if let (Some(start), true) = (start, is_function(&symbol)) {
+                if entries.len() < MAX_FUNCTIONS {
+                    let size = symbol.size.div_ceil(SIZE_UNIT).min(u64::from(LARGEST)) as u16;
+                    entries.push((start, place, size));
+                }
+            }
+            place += 1;
+        })?;
+        entries.sort_unstable();
+        self.sizes = entries.iter().map(|it| it.2).collect();
+        self.entries = entries.iter().map(|&(start, symbol, _)| Entry { start, symbol }).collect();
+        Ok(())
+    }
+
+    pub fn bytes(&self) -> usize {
+        let debug_file = self.debug_file.as_ref().map_or(0, |it| it.layout.bytes());
+        let entries = self.entries.len() * (size_of::<Entry>() + size_of::<u16>());
+        size_of::<Self>() + entries + debug_file
+    }
+
+    /// Of the names that are kept.
+    pub fn name_bytes(&self) -> usize {
+        self.name_bytes
+    }
+
+    pub fn forget_names(&mut self) {
+        self.named = HashMap::new();
+        self.name_bytes = 0;
+    }
+
+    /// For each file offset the function that holds it: its name, how far into it.
+    pub fn find(&mut self, file: &ElfFile, offsets: &[u64]) -> Vec<Option<(String, u64)>> {
+        let at = |&it: &u64| file.address_of(it).and_then(|it| it.checked_sub(self.base));
+        let places: Vec<_> = offsets.iter().map(at).collect();
+        let known = |it: &Option<u64>| it.map_or(Some(None), |at| self.known(at).map(Some));
+        let mut found: Vec<_> = places.iter().map(known).collect();
+        if found.iter().any(Option::is_none) {
+            let debug = self.debug_file.as_ref().and_then(DebugFile::open);
+            let file = debug.as_ref().unwrap_or(file);
+            if let Some((table, strings)) = file.symbol_table(self.table) {
+                let source = Source { file, table, strings };
+                for (found, place) in found.iter_mut().zip(&places) {
+                    if found.is_none() {
+                        *found = Some(place.and_then(|at| self.function(&source, at)));
+                    }
+                }
+            }
+        }
+        found.into_iter().map(Option::flatten).collect()
+    }
+
+    /// What was found nearer to the start of the same function before.
+    fn known(&self, at: u64) -> Option<(String, u64)> {
+        let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
+        let start = self.entries[..after].last()?.start;
+        let into = at - u64::from(start);
+        let named = self.named.get(&start).filter(|it| into < it.reach)?;
+        Some((named.name.clone(), into))
+    }
+
+    /// The function that starts last of those that hold the address, under its best name.
+    fn function(&mut self, source: &Source<'_>, at: u64) -> Option<(String, u64)> {
+        let after = self.entries.partition_point(|it| u64::from(it.start) <= at);
+        let before = &self.entries[..after];
+        let nearest = before.last()?.start;
+        let mut start = None;
+        let mut best = None;
+        // So far from the start the same symbols hold an address: 0 where one was passed over.
+        let mut same_until = u64::MAX;
+        for (entry, &size) in before.iter().zip(&self.sizes[..after]).rev().take(MAX_CANDIDATES) {
+            if start.is_some_and(|it| it != entry.start) {
+                break;
+            }
+            let into = at - u64::from(entry.start);
+            let is_far = match size {
+                0 => entry.start != nearest || into >= MAX_UNSIZED_BYTES,
+                LARGEST => false,
+                size => into >= u64::from(size) * SIZE_UNIT,
+            };
+            if is_far {
+                same_until = 0;
+                continue;
+            }
+            let Some(symbol) = source.file.symbol(source.table, entry.symbol) else {
+                same_until = 0;
+                continue;
+            };
+            let is_sized = symbol.size > 0;
+            let reach = if is_sized { symbol.size } else { source.reach(&symbol) };
+            if into >= reach {
+                same_until = 0;
+                continue;
+            }
+            let raw = source.file.name(source.strings, symbol.name, names::MAX_RAW_BYTES);
+            let Some(raw) = raw.filter(|it| !it.is_empty()) else {
+                same_until = 0;
+                continue;
+            };
+            start = Some(entry.start);
+            same_until = same_until.min(reach);
+            let rank = (is_sized, names::rank(symbol.bind == elf::STB_LOCAL, &raw));
+            if best.as_ref().is_none_or(|(known, _)| rank > *known) {
+                best = Some((rank, raw));
+            }
+        }
+        let (_, raw) = best?;
+        let start = start?;
+        let name = names::demangled(&raw);
+        if start == nearest && same_until > 0 {
+            self.name_bytes += size_of::<Named>() + name.len();
+            let named = Named { reach: same_until, name: name.clone() };
+            if let Some(before) = self.named.insert(start, named) {
+                self.name_bytes -= size_of::<Named>() + before.name.len();
+            }
+        }
+        Some((name, at - u64::from(start)))
+    }
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Addresses to names: of ELF files, of the kernel, of code made just in time.
+//!
+//! The readers are our own because those at hand map the files they read, and the owner of a
+//! mapped file can kill its reader by shrinking it. An index of 10 bytes a function is kept for
+//! the files used last; the rest stays in the files.
+pub mod files;
+pub mod index;
+pub mod jit_code;
+pub mod kernel;
+pub mod names;

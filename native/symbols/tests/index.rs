@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Functions by address, in one file and in many.
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use sonde_elf::file::{identity_of, ElfFile};
+use sonde_images::{file_of, Image};
+use sonde_symbols::files::Files;
+use sonde_symbols::index::Index;
+
+const CODE_BYTES: usize = 256;
+
+fn parse(bytes: &[u8]) -> std::io::Result<ElfFile> {
+    let file = file_of(bytes);
+    let identity = identity_of(&file)?;
+    ElfFile::parse(file, identity)
+}
+
+/// A file whose code has these symbols: (name, where in the code, size); and where the code is.
+fn image(symbols: &[(&str, u64, u64)]) -> (Vec<u8>, u64) {
+    let mut image = Image::default();
+    let at = image.section(".text", &[0x90; CODE_BYTES]);
+    for &(name, start, size) in symbols {
+        image.symbol(name, at.wrapping_add(start), size);
+    }
+    (image.finish(), at - 0x1000)
+}
+
+fn names(symbols: &[(&str, u64, u64)], places: &[u64]) -> Vec<Option<(String, u64)>> {
+    let (bytes, at) = image(symbols);
+    let file = parse(&bytes).unwrap();
+    let mut index = Index::build(&file).unwrap();
+    let offsets: Vec<_> = places.iter().map(|it| at + it).collect();
+    let found = index.find(&file, &offsets);
+    assert_eq!(index.find(&file, &offsets), found); // what is kept says the same
+    found
+}
+
+fn told(name: &str, into: u64) -> Option<(String, u64)> {
+    Some((name.to_owned(), into))
+}
+
+#[test]
+fn code_has_the_name_of_the_function_that_holds_it() {
+    let found = names(&[("f", 0, 16), ("g", 32, 8)], &[0, 15, 16, 31, 32, 39, 40]);
+    let expected = [told("f", 0), told("f", 15), None, None, told("g", 0), told("g", 7), None];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_function_in_a_larger_one_and_two_names_of_one() {
+    let symbols = [("outer", 0, 128), ("inner", 32, 16), ("__alias", 0, 128)];
+    let expected = [told("outer", 8), told("inner", 4), told("outer", 64)];
+    assert_eq!(names(&symbols, &[8, 36, 64]), expected);
+}
+
+#[test]
+fn a_function_without_a_size_reaches_to_the_next_one() {
+    let found = names(&[("asm", 0, 0), ("next", 64, 8)], &[60, 66, 80]);
+    assert_eq!(found, [told("asm", 60), told("next", 2), None]);
+}
+
+#[test]
+fn a_file_cut_or_changed_anywhere_is_no_danger() {
+    let (bytes, at) = image(&[("f", 0, 16), ("g", 32, 0), ("h", 40, u64::MAX)]);
+    let ask = |bytes: &[u8]| {
+        let Ok(file) = parse(bytes) else { return };
+        let Ok(mut index) = Index::build(&file) else { return };
+        assert_eq!(index.find(&file, &[at, at + 33, at + 50, u64::MAX]).len(), 4);
+    };
+    for length in 0..bytes.len() {
+        ask(&bytes[..length]);
+        let mut other = bytes.clone();
+        other[length] ^= 0xff;
+        ask(&other);
+    }
+}
+
+#[test]
+fn symbols_at_addresses_that_no_file_has_name_nothing() {
+    let symbols = [("far", 1 << 40, 8), ("wraps", u64::MAX - 0x1000, 0x2000), ("f", 0, 16)];
+    assert_eq!(names(&symbols, &[4, 200]), [told("f", 4), None]);
+}
+
+fn ask(files: &mut Files, file: &File, at: u64) -> Option<(String, u64)> {
+    let identity = identity_of(file).unwrap();
+    files.find(file.try_clone().unwrap(), identity, &[at]).unwrap().pop().unwrap()
+}
+
+#[test]
+fn of_many_files_those_asked_last_are_kept() {
+    let (bytes, at) = image(&[("f", 0, 16)]);
+    let held: Vec<_> = (0..20).map(|_| file_of(&bytes)).collect();
+    let mut one = Files::new(1 << 20);
+    ask(&mut one, &held[0], at);
+    let mut files = Files::new(one.bytes() * 8);
+
+    for file in &held {
+        assert_eq!(ask(&mut files, file, at + 3), told("f", 3));
+        assert_eq!(ask(&mut files, &held[0], at + 4), told("f", 4));
+    }
+
+    assert_eq!((files.count(), files.evicted()), (8, 12));
+    assert!(files.bytes() <= one.bytes() * 8);
+    assert!(files.forget(&identity_of(&held[0]).unwrap()));
+    assert!(!files.forget(&identity_of(&held[1]).unwrap()));
+}
+
+#[test]
+fn a_file_that_was_written_over_is_read_again() {
+    let (bytes, at) = image(&[("before", 0, 16)]);
+    let file = file_of(&bytes);
+    let mut files = Files::new(1 << 20);
+    assert_eq!(ask(&mut files, &file, at), told("before", 0));
+    let (other, at) = image(&[("afterwards", 0, 16)]);
+    file.write_all_at(&other, 0).unwrap();
+    assert_eq!(ask(&mut files, &file, at), told("afterwards", 0));
+}

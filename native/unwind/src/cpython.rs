@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a CPython interpreter's file tells about itself: where its evaluation loop is, and how to
+//! get at a thread's state. No debug information is needed, only the symbols that every build of it
+//! exports to its extension modules.
+use std::collections::HashMap;
+use std::io::Result;
+
+use gimli::{
+    BaseAddresses, CieOrFde, CommonInformationEntry, EhFrame, EndianSlice, LittleEndian,
+    UnwindSection,
+};
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
+};
+use object::elf;
+
+use sonde_elf::file::ElfFile;
+use sonde_elf::functions;
+use sonde_elf::section;
+
+const EVALUATE: &str = "_PyEval_EvalFrameDefault";
+const RUNTIME: &str = "_PyRuntime";
+const OF_THIS_THREAD: &str = "PyGILState_GetThisThreadState";
+const VERSION: &str = "Py_Version";
+const MAX_FUNCTION_BYTES: u64 = 1 << 20;
+const MAX_RUNTIME_BYTES: u64 = 1 << 24;
+const MAX_OFFSETS_BYTES: u64 = 2048;
+
+/// All addresses as linked.
+#[derive(Default)]
+pub struct Interpreter {
+    /// As in PY_VERSION_HEX, 0 unknown (before 3.11).
+    pub version: u64,
+    pub runtime: u64,
+    /// The key of thread-specific data that holds a thread's state, with its initialised flag.
+    pub thread_key: u64,
+    /// Start and end of the evaluation loop, and of the part of it that the compiler moved away.
+    pub evaluation: [u64; 4],
+    /// The first bytes of the runtime: from 3.13 on the interpreter's own table of offsets.
+    pub runtime_bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Symbol {
+    value: u64,
+    size: u64,
+}
+
+impl Symbol {
+    fn end(&self) -> u64 {
+        self.value.saturating_add(self.size)
+    }
+}
+
+/// The interpreter in a file, None where there is none.
+pub fn find(file: &ElfFile) -> Result<Option<Interpreter>> {
+    if file.machine != elf::EM_X86_64 {
+        return Ok(None);
+    }
+    let symbols = symbols_of(file)?;
+    let symbol = |name: &str| symbols.get(name).copied();
+    let (Some(loop_), Some(runtime)) = (symbol(EVALUATE), symbol(RUNTIME)) else { return Ok(None) };
+    let mut found = Interpreter { runtime: runtime.value, ..Default::default() };
+    if let Some(version) = symbol(VERSION).and_then(|it| file.offset_of(it.value)) {
+        found.version = section::u64_at(&file.read(version, 8)?, 0);
+    }
+    found.evaluation[0] = loop_.value;
+    found.evaluation[1] = loop_.end();
+    if let Some(cold) = symbol(&format!("{EVALUATE}.cold")) {
+        found.evaluation[2] = cold.value;
+        found.evaluation[3] = cold.end();
+    } else if let Some((start, end)) = moved_away(file, loop_)? {
+        (found.evaluation[2], found.evaluation[3]) = (start, end);
+    }
+    if let Some(function) = symbol(OF_THIS_THREAD) {
+        found.thread_key = thread_key(file, function, runtime)?;
+    }
+    if let Some(at) = file.offset_of(runtime.value) {
+        let size = runtime.size.min(MAX_OFFSETS_BYTES);
+        let mut bytes = vec![0; size as usize];
+        let read = file.read_some(&mut bytes, at)?;
+        bytes.truncate(read);
+        found.runtime_bytes = bytes;
+    }
+    Ok(Some(found))
+}
+
+fn symbols_of(file: &ElfFile) -> Result<HashMap<String, Symbol>> {
+    let cold = format!("{EVALUATE}.cold");
+    let wanted = [EVALUATE, RUNTIME, OF_THIS_THREAD, VERSION, &cold].map(str::to_owned);
+    let mut found = HashMap::new();
+    for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
+        let Some((table, strings)) = file.symbol_table(kind) else { continue };
+        let places = functions::offsets_of(file, strings, &wanted)?;
+        if places.is_empty() {
+            continue;
+        }
+        file.each_symbol(table, |symbol| {
+            if let (Some(&name), true) = (places.get(&symbol.name), symbol.is_defined()) {
+                let found_one = Symbol { value: symbol.value, size: symbol.size };
+                found.entry(wanted[name].clone()).or_insert(found_one);
+            }
+        })?;
+    }
+    Ok(found)
+}
+
+fn each_instruction(
+    file: &ElfFile,
+    function: Symbol,
+    mut visit: impl FnMut(&Instruction),
+) -> Result<()> {
+    let Some(at) = file.offset_of(function.value) else { return Ok(()) };
+    let code = file.read(at, function.size.min(MAX_FUNCTION_BYTES))?;
+    let mut decoder = Decoder::with_ip(64, &code, function.value, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        visit(&instruction);
+    }
+    Ok(())
+}
+
+/// PyGILState_GetThisThreadState asks for the value of the key: where it takes the key from. 0 where
+/// that cannot be seen.
+fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> {
+    let size = if runtime.size == 0 { MAX_RUNTIME_BYTES } else { runtime.size };
+    let end = runtime.value.saturating_add(size);
+    let mut holds_runtime: Vec<Register> = Vec::new();
+    let mut key = 0;
+    each_instruction(file, function, |it| {
+        if key != 0 || it.op_count() < 2 {
+            return;
+        }
+        let to = it.op0_register();
+        // Programs that are always loaded where they were linked (Debian's, Ubuntu's) name the place.
+        if it.mnemonic() == Mnemonic::Mov
+            && to.full_register() == Register::RDI
+            && matches!(it.op1_kind(), OpKind::Immediate32 | OpKind::Immediate32to64)
+        {
+            let address = u64::from(it.immediate32());
+            if address > runtime.value && address < end {
+                key = address;
+            }
+            return;
+        }
+        if it.op1_kind() != OpKind::Memory {
+            return;
+        }
+        let base = it.memory_base();
+        let address = if it.is_ip_rel_memory_operand() {
+            it.ip_rel_memory_address()
+        } else if base == Register::None && it.memory_index() == Register::None {
+            it.memory_displacement64()
+        } else if holds_runtime.contains(&base.full_register()) {
+            runtime.value.wrapping_add(it.memory_displacement64())
+        } else {
+            return;
+        };
+        let is_inside = address >= runtime.value && address < end;
+        match it.mnemonic() {
+            Mnemonic::Lea if is_inside && address == runtime.value => {
+                holds_runtime.push(to.full_register());
+            }
+            Mnemonic::Lea if is_inside => key = address,
+            // Through the global offset table: the only variable that this function needs.
+            Mnemonic::Mov if to.is_gpr64() && !is_inside => holds_runtime.push(to.full_register()),
+            Mnemonic::Mov if to == Register::EDI && is_inside => key = address.saturating_sub(4),
+            _ => {}
+        }
+    })?;
+    Ok(key)
+}
+
+/// The part of a function that the compiler put elsewhere (".cold"), where no symbol tells: the code
+/// that jumps out of the function lead into, other than to a function's start.
+fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
+    let end = function.end();
+    let mut targets = Vec::new();
+    each_instruction(file, function, |it| {
+        let is_jump = matches!(
+            it.flow_control(),
+            FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch
+        );
+        if is_jump && it.code() != Code::INVALID && it.op0_kind() == OpKind::NearBranch64 {
+            let target = it.near_branch_target();
+            if !(function.value..end).contains(&target) {
+                targets.push(target);
+            }
+        }
+    })?;
+    targets.sort_unstable();
+    let Some(found) = section::named(file, ".eh_frame")? else { return Ok(None) };
+    let bytes = found.read(file, 1 << 28)?;
+    let section = EhFrame::from(EndianSlice::new(&bytes, LittleEndian));
+    let bases = BaseAddresses::default().set_eh_frame(found.address);
+    let mut entries = section.entries(&bases);
+    let mut best = (0, (0, 0));
+    // Each once: a description may be short and what it refers to long.
+    let mut known = HashMap::new();
+    while let Ok(Some(entry)) = entries.next() {
+        let CieOrFde::Fde(partial) = entry else { continue };
+        let parsed = partial.parse(|section, bases, offset| {
+            if let Some(cie) = known.get(&offset.0) {
+                return Ok(CommonInformationEntry::clone(cie));
+            }
+            let cie = section.cie_from_offset(bases, offset)?;
+            known.insert(offset.0, cie.clone());
+            Ok(cie)
+        });
+        let Ok(fde) = parsed else { continue };
+        let start = fde.initial_address();
+        let end = start.saturating_add(fde.len());
+        let before = |limit: u64| targets.partition_point(|&it| it < limit);
+        let inside = before(end).saturating_sub(targets.partition_point(|&it| it <= start));
+        if inside > best.0 {
+            best = (inside, (start, end));
+        }
+    }
+    Ok((best.0 > 0).then_some(best.1))
+}

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tables to walk stacks by, made from ELF files and kept on disk; and what the files of CPython and
+//! Go tell about their own stacks.
+pub mod cpython;
+pub mod go;
+pub mod handlers;
+pub mod plain;
+pub mod prologue;
+pub mod rules;
+pub mod saved;
+pub mod table;

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Functions that no frame description covers: where they are, and their rules.
+//!
+//! Symbols say where they start; in a stripped file, pointers to them do that the loader relocates
+//! (tables of functions). Only code between descriptions is looked at.
+use std::collections::HashSet;
+use std::io::Result;
+
+use object::elf;
+
+use crate::prologue;
+use crate::rules::Rule;
+use sonde_elf::file::ElfFile;
+use sonde_elf::section;
+
+const MAX_FUNCTIONS: usize = 1 << 17;
+const MAX_CODE_BYTES: u64 = 1 << 26;
+/// Instructions followed in one file: several times those of the largest libraries of assembly code.
+const MAX_STEPS: usize = 1 << 22;
+const LEAST_BYTES: u64 = 4;
+const ALIGN: u64 = 16;
+const RELATIVE: u32 = 8; // R_X86_64_RELATIVE
+const RELA_BYTES: usize = 24;
+const MAX_RELA_BYTES: u64 = 1 << 28;
+/// Where programs and threads begin: nothing called them, so there is no return address.
+const BEGINNINGS: [&[u8]; 5] = [b"_start", b"_dl_start", b"_dlstart", b"__clone", b"clone"];
+
+pub struct Plain<'a> {
+    file: &'a ElfFile,
+    /// (start, end), the last one first.
+    functions: Vec<(u64, u64)>,
+    looked_at_bytes: u64,
+    steps_left: usize,
+}
+
+/// Stretches of code that no description covers, sorted.
+struct Gaps(Vec<(u64, u64)>);
+
+impl Gaps {
+    fn new(code: &[(u64, u64)], described: impl Iterator<Item = (u64, u64)>) -> Self {
+        let mut code = code.to_vec();
+        code.sort_unstable();
+        let mut gaps = Vec::new();
+        let mut code = code.into_iter();
+        let mut open = code.next();
+        for (start, end) in described {
+            while let Some((from, to)) = open.filter(|it| it.1 <= start) {
+                gaps.push((from, to));
+                open = code.next();
+            }
+            let Some((from, to)) = open else { break };
+            if from < start {
+                gaps.push((from, start));
+            }
+            open = Some((end.max(from), to));
+        }
+        gaps.extend(open);
+        gaps.extend(code);
+        gaps.retain(|it| it.0.saturating_add(LEAST_BYTES) <= it.1);
+        Self(gaps)
+    }
+
+    /// The end of the gap that holds `address`.
+    fn end_at(&self, address: u64) -> Option<u64> {
+        let after = self.0.partition_point(|it| it.0 <= address);
+        let &(_, end) = self.0.get(after.checked_sub(1)?)?;
+        (address < end).then_some(end)
+    }
+}
+
+impl<'a> Plain<'a> {
+    pub fn new(file: &'a ElfFile) -> Self {
+        Self { file, functions: Vec::new(), looked_at_bytes: 0, steps_left: MAX_STEPS }
+    }
+
+    /// Find the functions of `code` outside of what is `described` (sorted by start).
+    pub fn find(
+        &mut self,
+        code: &[(u64, u64)],
+        described: impl Iterator<Item = (u64, u64)>,
+    ) -> Result<()> {
+        let gaps = Gaps::new(code, described);
+        let mut found = self.by_symbols(&gaps)?;
+        found.sort_unstable();
+        found.dedup_by_key(|it| it.0);
+        let pointed = self.by_pointers(&gaps, &found)?;
+        found.extend(pointed);
+        found.sort_unstable();
+        found.dedup_by_key(|it| it.0);
+        found.truncate(MAX_FUNCTIONS);
+        // A function ends where the next one starts, whatever its size says.
+        for at in 1..found.len() {
+            let next = found[at].0;
+            found[at - 1].1 = found[at - 1].1.min(next);
+        }
+        found.retain(|it| it.1 - it.0 >= LEAST_BYTES);
+        found.reverse();
+        self.functions = found;
+        Ok(())
+    }
+
+    fn by_symbols(&self, gaps: &Gaps) -> Result<Vec<(u64, u64)>> {
+        let mut found = Vec::new();
+        for kind in [elf::SHT_DYNSYM, elf::SHT_SYMTAB] {
+            let Some((table, strings)) = self.file.symbol_table(kind) else { continue };
+            let mut beginnings = Vec::new();
+            self.file.each_symbol(table, |symbol| {
+                if symbol.kind != elf::STT_FUNC || !symbol.is_defined() {
+                    return;
+                }
+                let Some(end) = gaps.end_at(symbol.value) else { return };
+                let end = match symbol.size {
+                    0 => end,
+                    size => end.min(symbol.value.saturating_add(size)),
+                };
+                if found.len() < MAX_FUNCTIONS {
+                    found.push((symbol.value, end));
+                    beginnings.push((symbol.value, symbol.name));
+                }
+            })?;
+            // Names are read for the few that are left, and only to leave out what begins threads.
+            let begins = |name| {
+                let name = self.file.name(strings, name, 16).unwrap_or_default();
+                BEGINNINGS.contains(&name.as_slice())
+            };
+            beginnings.retain(|it| begins(it.1));
+            let beginnings: HashSet<u64> = beginnings.iter().map(|it| it.0).collect();
+            found.retain(|it| !beginnings.contains(&it.0));
+        }
+        Ok(found)
+    }
+
+    fn by_pointers(&self, gaps: &Gaps, known: &[(u64, u64)]) -> Result<Vec<(u64, u64)>> {
+        let Some(section) = section::named(self.file, ".rela.dyn")? else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for raw in section.read(self.file, MAX_RELA_BYTES)?.chunks_exact(RELA_BYTES) {
+            let (info, address) = (section::u64_at(raw, 8), section::u64_at(raw, 16));
+            if info as u32 != RELATIVE || address % ALIGN != 0 {
+                continue;
+            }
+            let Some(end) = gaps.end_at(address) else { continue };
+            let after = known.partition_point(|it| it.0 <= address);
+            // Into the middle of a function that has a symbol: a label, not a start.
+            if after > 0 && address < known[after - 1].1 {
+                continue;
+            }
+            if found.len() < MAX_FUNCTIONS {
+                found.push((address, end));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The next function before `until` that has rules: its end, and (address, rule).
+    #[allow(clippy::type_complexity)]
+    pub fn next_before(&mut self, until: u64) -> Result<Option<(u64, Vec<(u64, Rule)>)>> {
+        while let Some(&(start, end)) = self.functions.last().filter(|it| it.0 < until) {
+            self.functions.pop();
+            self.looked_at_bytes += end - start;
+            if end - start > prologue::MAX_FUNCTION_BYTES || self.looked_at_bytes > MAX_CODE_BYTES {
+                continue;
+            }
+            let Some(offset) = self.file.offset_of(start) else { continue };
+            let Ok(code) = self.file.read(offset, end - start) else { continue };
+            if let Some(rules) = prologue::analyse(&code, start, &mut self.steps_left) {
+                return Ok(Some((end, rules)));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The unwind table of one file: every place where the way to the caller changes.
+//!
+//! Rows are sorted by address and grouped in pages of 64 KiB of code, so that a row is 4 bytes
+//! (address in its page, number of its rule) and a lookup is a binary search over one page. Each
+//! page begins with a row of its own. Neighbours with the same rule are one row; rules are kept once.
+//!
+//! Built in one pass over the frame descriptions in order of address: besides the section itself
+//! only 16 bytes a description and the rows are held. Functions that lie between them and have no
+//! description (hand-written assembly) get the rules that their instructions show (plain.rs).
+use std::collections::HashMap;
+use std::io::{Error, ErrorKind, Result};
+
+use gimli::{
+    BaseAddresses, CieOrFde, CommonInformationEntry, DebugFrame, EhFrame, EndianSlice,
+    LittleEndian, UnwindOffset, UnwindSection,
+};
+use object::elf;
+
+use crate::go::{self, Go};
+use crate::handlers::{self, Range};
+use crate::plain::Plain;
+use crate::rules::{Cfa, Evaluator, Rule, State, Step};
+use sonde_elf::file::ElfFile;
+use sonde_elf::section;
+
+type Slice<'a> = EndianSlice<'a, LittleEndian>;
+
+pub const HEADER_BYTES: usize = 64;
+pub const PAGE_BITS: u32 = 16;
+const MAX_PAGES: u64 = 1 << 15;
+const MAX_ROWS: usize = 1 << 25;
+/// As many as fit in one of the kernel's chunks (abi/unwind.h).
+const MAX_RULES: usize = 65536 * 4 / Rule::BYTES;
+const MAX_FRAME_SECTION_BYTES: u64 = 1 << 28;
+/// Gaps up to this are the padding between functions: no instruction there ever runs.
+const PADDING_BYTES: u64 = 15;
+
+#[derive(Default)]
+pub struct Table {
+    /// Number of the first page: its address >> PAGE_BITS.
+    pub first_page: u64,
+    /// Index of each page's first row, and one more: the number of rows.
+    pub page_rows: Vec<u32>,
+    /// Address in its page << 16 | index of the rule.
+    pub rows: Vec<u32>,
+    /// `Rule::encode`d.
+    pub rules: Vec<u8>,
+    pub descriptions: u32,
+    /// Rows with a rule of a form that we do not read.
+    pub unsupported: u32,
+    /// Functions without a description, whose instructions were followed instead.
+    pub analysed: u32,
+}
+
+pub fn malformed(what: &str) -> Error {
+    Error::new(ErrorKind::InvalidData, what.to_owned())
+}
+
+/// Collects rows in order of address.
+struct Builder {
+    table: Table,
+    numbers: HashMap<Rule, u16>,
+    page: Option<u64>,
+    last: u16,
+    /// Where the last row stands.
+    at: u64,
+    /// Where the code covered so far ends.
+    end: u64,
+    /// Code for which other rules hold than are pushed, the last one first.
+    others: Vec<Range>,
+    /// What was pushed last.
+    pushed: Rule,
+}
+
+impl Builder {
+    fn new(mut others: Vec<Range>) -> Self {
+        others.reverse();
+        let mut this = Self {
+            table: Table::default(),
+            numbers: HashMap::new(),
+            page: None,
+            last: 0,
+            at: 0,
+            end: 0,
+            others,
+            pushed: Rule::NONE,
+        };
+        this.number(Rule::NONE);
+        this
+    }
+
+    fn number(&mut self, rule: Rule) -> u16 {
+        if let Some(&number) = self.numbers.get(&rule) {
+            return number;
+        }
+        if self.numbers.len() >= MAX_RULES {
+            self.table.unsupported += 1; // more forms than any file has: the code stays uncovered
+            return 0;
+        }
+        let number = self.numbers.len() as u16;
+        self.numbers.insert(rule, number);
+        self.table.rules.extend(rule.encode());
+        number
+    }
+
+    fn row(&mut self, at: u64, number: u16) {
+        self.table.rows.push(((at & 0xffff) as u32) << 16 | u32::from(number));
+    }
+
+    fn open_pages(&mut self, at: u64) -> Result<()> {
+        let page = at >> PAGE_BITS;
+        let Some(mut open) = self.page else {
+            self.table.first_page = page;
+            self.table.page_rows.push(0);
+            self.page = Some(page);
+            if at & 0xffff != 0 {
+                self.row(0, 0);
+            }
+            return Ok(());
+        };
+        if page - self.table.first_page >= MAX_PAGES {
+            return Err(malformed("its code is spread too wide"));
+        }
+        while open < page {
+            open += 1;
+            self.table.page_rows.push(self.table.rows.len() as u32);
+            if open < page || at & 0xffff != 0 {
+                self.row(0, self.last);
+            }
+        }
+        self.page = Some(page);
+        Ok(())
+    }
+
+    /// From `at` on, `rule` holds, but where another one does. `at` never decreases.
+    fn push(&mut self, at: u64, rule: Rule) -> Result<()> {
+        while let Some(&Range { start, end, rule: other }) = self.others.last() {
+            if at < start {
+                break;
+            }
+            self.put(start.max(self.at), other)?;
+            if at < end {
+                self.pushed = rule;
+                return Ok(());
+            }
+            self.put(end.max(self.at), self.pushed)?; // ranges may overlap
+            self.others.pop();
+        }
+        self.pushed = rule;
+        self.put(at, rule)
+    }
+
+    fn put(&mut self, at: u64, rule: Rule) -> Result<()> {
+        let number = self.number(rule);
+        if number == self.last && self.page.is_some() {
+            return Ok(());
+        }
+        if self.table.rows.len() >= MAX_ROWS {
+            return Err(malformed("too many rows"));
+        }
+        let is_again = self.page.is_some() && at == self.at && !self.table.rows.is_empty();
+        self.table.unsupported += u32::from(rule.cfa == Cfa::Unsupported);
+        if is_again {
+            self.table.rows.pop();
+        } else {
+            self.open_pages(at)?;
+        }
+        self.row(at, number);
+        (self.last, self.at) = (number, at);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Table> {
+        if self.page.is_some() {
+            self.push(self.end, Rule::NONE)?;
+        }
+        self.table.page_rows.push(self.table.rows.len() as u32);
+        Ok(self.table)
+    }
+
+    /// Add the rows of all descriptions in `section`, and of what lies between them.
+    fn add<'a, S>(
+        &mut self,
+        section: &S,
+        bases: &BaseAddresses,
+        code: &[(u64, u64)],
+        plain: &mut Plain<'_>,
+        go: Option<&Go>,
+    ) -> Result<()>
+    where
+        S: UnwindSection<Slice<'a>>,
+        S::Offset: UnwindOffset<usize>,
+    {
+        let place = |offset: S::Offset| -> usize { UnwindOffset::into(offset) };
+        let whole = |at: u64, rule: Rule| go.map_or(rule, |it| it.rule(at, rule));
+        let mut cies: HashMap<usize, CommonInformationEntry<Slice<'a>>> = HashMap::new();
+        let mut order: Vec<(u64, u32, u32)> = Vec::new();
+        let mut entries = section.entries(bases);
+        // What comes after a malformed entry cannot be found; what came before is good.
+        while let Ok(Some(entry)) = entries.next() {
+            let CieOrFde::Fde(partial) = entry else { continue };
+            let parsed = partial.parse(|section, bases, offset| {
+                if let Some(cie) = cies.get(&place(offset)) {
+                    return Ok(cie.clone());
+                }
+                let cie = section.cie_from_offset(bases, offset)?;
+                cies.insert(place(offset), cie.clone());
+                Ok(cie)
+            });
+            let Ok(fde) = parsed else { continue };
+            let start = fde.initial_address();
+            // Descriptions of functions that the linker threw away point to nowhere.
+            if fde.len() > 0 && code.iter().any(|&(from, to)| from <= start && start < to) {
+                let length = u32::try_from(fde.len()).unwrap_or(u32::MAX);
+                order.push((start, fde.offset() as u32, length));
+            }
+        }
+        if !order.is_sorted() {
+            order.sort_unstable();
+        }
+        if !order.is_empty() {
+            plain
+                .find(code, order.iter().map(|it| (it.0, it.0.saturating_add(u64::from(it.2)))))?;
+        }
+        let mut initials: HashMap<usize, State> = HashMap::new();
+        let mut evaluator = Evaluator {
+            code_factor: 1,
+            data_factor: 1,
+            initial: State::default(),
+            state: State::default(),
+            remembered: Vec::new(),
+            section: section.section().slice(),
+        };
+        for (start, offset, _) in order {
+            self.add_plain(plain, start)?;
+            let offset = S::Offset::from(offset as usize);
+            let found = section
+                .fde_from_offset(bases, offset, |_, _, offset| Ok(cies[&place(offset)].clone()));
+            let Ok(fde) = found else { continue };
+            let cie = fde.cie();
+            evaluator.code_factor = cie.code_alignment_factor();
+            evaluator.data_factor = cie.data_alignment_factor();
+            evaluator.remembered.clear();
+            evaluator.initial = match initials.get(&cie.offset()) {
+                Some(initial) => *initial,
+                None => {
+                    evaluator.state = State::default();
+                    let mut instructions = cie.instructions(section, bases);
+                    while let Ok(Some(instruction)) = instructions.next() {
+                        evaluator.run(instruction).map_err(|_| malformed("bad unwind rules"))?;
+                    }
+                    initials.insert(cie.offset(), evaluator.state);
+                    evaluator.state
+                }
+            };
+            evaluator.state = evaluator.initial;
+            self.table.descriptions += 1;
+            let start = fde.initial_address();
+            let end = start.saturating_add(fde.len()); // not past the last address, and on from 0
+            if start < self.end {
+                continue; // overlaps the one before: a second description of the same code
+            }
+            if self.page.is_some() && start - self.end > PADDING_BYTES {
+                self.push(self.end, Rule::NONE)?;
+            }
+            let mut at = start;
+            let mut instructions = fde.instructions(section, bases);
+            while let Ok(Some(instruction)) = instructions.next() {
+                let next = match evaluator.run(instruction) {
+                    Ok(Step::Same) => continue,
+                    Ok(Step::Advance(by)) => at.saturating_add(by),
+                    Ok(Step::Goto(to)) => to,
+                    Err(_) => break,
+                };
+                // The state to be left behind holds for [at, next): evaluator.state is unchanged here.
+                if next < at || next >= end {
+                    break;
+                }
+                if next > at {
+                    self.push(at, whole(at, evaluator.state.rule()))?;
+                }
+                at = next;
+            }
+            self.push(at, whole(at, evaluator.state.rule()))?;
+            self.end = end;
+        }
+        self.add_plain(plain, u64::MAX)
+    }
+
+    /// Add the rows of functions without a description that come before `until`.
+    fn add_plain(&mut self, plain: &mut Plain<'_>, until: u64) -> Result<()> {
+        while let Some((end, rules)) = plain.next_before(until)? {
+            let Some(&(start, _)) = rules.first() else { continue };
+            if start < self.end {
+                continue;
+            }
+            if self.page.is_some() && start - self.end > PADDING_BYTES {
+                self.push(self.end, Rule::NONE)?;
+            }
+            for (at, rule) in rules {
+                self.push(at, rule)?;
+            }
+            self.table.analysed += 1;
+            self.end = end;
+        }
+        Ok(())
+    }
+}
+
+impl Table {
+    /// From .eh_frame, or from .debug_frame where there is none (Go). Errors: InvalidData.
+    pub fn build(file: &ElfFile) -> Result<Self> {
+        if file.machine != elf::EM_X86_64 {
+            return Err(malformed("not for x86-64"));
+        }
+        let code: Vec<(u64, u64)> = file
+            .segments
+            .iter()
+            .filter(|it| it.kind == elf::PT_LOAD && file.is_code(it.address))
+            .map(|it| (it.address, it.address.saturating_add(it.file_size)))
+            .collect();
+        let mut others = handlers::find(file)?;
+        others.extend(go::find(file)?);
+        others.sort_unstable_by_key(|it| it.start);
+        let mut builder = Builder::new(others);
+        let mut plain = Plain::new(file);
+        if let Some(found) = section::named(file, ".eh_frame")? {
+            let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
+            let bases = BaseAddresses::default().set_eh_frame(found.address);
+            builder.add(
+                &EhFrame::from(Slice::new(&bytes, LittleEndian)),
+                &bases,
+                &code,
+                &mut plain,
+                None,
+            )?;
+        }
+        if builder.table.descriptions == 0 {
+            if let Some(found) = section::named(file, ".debug_frame")? {
+                let bytes = found.read(file, MAX_FRAME_SECTION_BYTES)?;
+                let mut section = DebugFrame::from(Slice::new(&bytes, LittleEndian));
+                section.set_address_size(8);
+                let go = Go::find(file)?;
+                let bases = BaseAddresses::default();
+                builder.add(&section, &bases, &code, &mut plain, go.as_ref())?;
+            }
+        }
+        builder.finish()
+    }
+
+    /// The rule for code at `address`, encoded: what the kernel program finds.
+    pub fn find(&self, address: u64) -> Option<&[u8]> {
+        let page = usize::try_from((address >> PAGE_BITS).checked_sub(self.first_page)?).ok()?;
+        let (first, end) = (*self.page_rows.get(page)?, *self.page_rows.get(page + 1)?);
+        let rows = self.rows.get(first as usize..end as usize)?;
+        let after = rows.partition_point(|row| row >> 16 <= (address & 0xffff) as u32);
+        let number = (rows.get(after.checked_sub(1)?)? & 0xffff) as usize;
+        self.rules.chunks_exact(Rule::BYTES).nth(number)
+    }
+
+    pub fn body(&self) -> Vec<u8> {
+        let mut body = Vec::with_capacity(4 * (self.page_rows.len() + self.rows.len()) + 65536);
+        body.extend(self.page_rows.iter().flat_map(|it| it.to_le_bytes()));
+        body.extend(self.rows.iter().flat_map(|it| it.to_le_bytes()));
+        body.extend(&self.rules);
+        body
+    }
+
+    /// Where the rows of a page lie in a file that `save` wrote: (offset, rows).
+    pub fn place_of_rows(&self, page: usize) -> Option<(u64, usize)> {
+        let (first, end) =
+            (*self.page_rows.get(page)? as usize, *self.page_rows.get(page + 1)? as usize);
+        let words = self.page_rows.len() + first;
+        Some(((HEADER_BYTES + 4 * words) as u64, end.checked_sub(first)?))
+    }
+
+    /// Whether everything in it leads to something in it: programs follow it without looking.
+    pub fn is_sound(&self) -> bool {
+        let rules = (self.rules.len() / Rule::BYTES) as u32;
+        self.first_page.saturating_add(self.page_rows.len() as u64) <= u64::from(u32::MAX)
+            && self.page_rows.len() as u64 <= MAX_PAGES + 2
+            && self.page_rows.is_sorted()
+            && self.page_rows.first() == Some(&0)
+            && self.page_rows.last() == Some(&(self.rows.len() as u32))
+            && rules as usize <= MAX_RULES
+            && self.rows.iter().all(|row| row & 0xffff < rules)
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tables out of frame descriptions: what their rows say, and descriptions that nobody should believe.
+use sonde_elf::file::{identity_of, ElfFile};
+use sonde_images::{file_of, Image};
+use sonde_unwind::rules::{Cfa, Rbp, Rule};
+use sonde_unwind::table::Table;
+
+const CODE_BYTES: u64 = 64;
+/// advance_loc
+const ADVANCE: u8 = 0x40;
+const DEF_CFA_OFFSET: u8 = 0x0e;
+const DEF_CFA_REGISTER: u8 = 0x0d;
+const DEF_CFA_EXPRESSION: u8 = 0x0f;
+/// DW_CFA_offset of rbp, the return address
+const OFFSET_RBP: u8 = 0x86;
+const OFFSET_RIP: u8 = 0x90;
+const UNDEFINED: u8 = 0x07;
+/// def_cfa rsp + 8; the return address at CFA - 8
+const AT_ENTRY: [u8; 5] = [0x0c, 7, 8, OFFSET_RIP, 1];
+/// Of a function that keeps rbp: 1 byte of push, 3 bytes of mov.
+const FRAMED: [u8; 8] =
+    [ADVANCE | 1, DEF_CFA_OFFSET, 16, OFFSET_RBP, 2, ADVANCE | 3, DEF_CFA_REGISTER, 6];
+
+fn entry(body: &[u8]) -> Vec<u8> {
+    [&(body.len() as u32).to_le_bytes()[..], body].concat()
+}
+
+/// One CIE, version 1, factors 1 and -8.
+fn common(instructions: &[u8]) -> Vec<u8> {
+    entry(&[&[0, 0, 0, 0, 1, 0, 1, 0x78, 16][..], instructions].concat())
+}
+
+/// A description of [start, start + size), `at` bytes into the section.
+fn description(at: usize, start: u64, size: u64, instructions: &[u8]) -> Vec<u8> {
+    let to_common = (at + 4) as u32;
+    entry(
+        &[&to_common.to_le_bytes()[..], &start.to_le_bytes(), &size.to_le_bytes(), instructions]
+            .concat(),
+    )
+}
+
+fn parse(bytes: &[u8]) -> std::io::Result<ElfFile> {
+    let file = file_of(bytes);
+    let identity = identity_of(&file)?;
+    ElfFile::parse(file, identity)
+}
+
+/// A file with code, and descriptions (start in it, size, instructions); where its code is.
+fn image(descriptions: &[(u64, u64, &[u8])]) -> (Vec<u8>, u64) {
+    let mut image = Image::default();
+    let code = image.section(".text", &[0x90; CODE_BYTES as usize]);
+    let mut frames = common(&AT_ENTRY);
+    for &(start, size, instructions) in descriptions {
+        let start = code.wrapping_add(start);
+        frames.extend(description(frames.len(), start, size, instructions));
+    }
+    image.section(".eh_frame", &frames);
+    (image.finish(), code)
+}
+
+fn table(descriptions: &[(u64, u64, &[u8])]) -> (Table, u64) {
+    let (bytes, code) = image(descriptions);
+    (Table::build(&parse(&bytes).unwrap()).unwrap(), code)
+}
+
+fn rsp(offset: i32) -> Rule {
+    Rule { cfa: Cfa::Rsp, offset, ..Rule::NONE }
+}
+
+fn said(table: &Table, address: u64, rule: Rule) {
+    assert_eq!(table.find(address), Some(&rule.encode()[..]), "{address:#x}");
+}
+
+#[test]
+fn rows_say_what_descriptions_say() {
+    let (table, code) = table(&[(0, 32, &FRAMED)]);
+
+    assert_eq!((table.descriptions, table.unsupported, table.analysed), (1, 0, 0));
+    said(&table, code, rsp(8));
+    let kept = Rule { rbp: Rbp::AtCfa, rbp_offset: -16, ..rsp(16) };
+    said(&table, code + 1, kept);
+    said(&table, code + 3, kept);
+    let framed = Rule { cfa: Cfa::Rbp, ..kept };
+    said(&table, code + 4, framed);
+    said(&table, code + 31, framed);
+    said(&table, code + 32, Rule::NONE);
+    assert_eq!(table.find(code + (1 << 20)), None);
+    assert!(table.is_sound());
+}
+
+#[test]
+fn what_is_described_twice_counts_once_and_gaps_are_gaps() {
+    let (table, code) = table(&[(32, 16, &[]), (0, 8, &[]), (4, 8, &[DEF_CFA_OFFSET, 32])]);
+
+    assert_eq!(table.descriptions, 3);
+    for (at, rule) in [(0, rsp(8)), (7, rsp(8)), (8, Rule::NONE), (32, rsp(8)), (48, Rule::NONE)] {
+        said(&table, code + at, rule);
+    }
+}
+
+#[test]
+fn where_nothing_called_the_way_ends() {
+    let (table, code) = table(&[(0, 8, &[UNDEFINED, 16])]);
+    said(&table, code, Rule { cfa: Cfa::End, ..Rule::NONE });
+}
+
+#[test]
+fn entries_of_plt_and_unknown_forms() {
+    let plt = [DEF_CFA_EXPRESSION, 11, 0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
+    let strange = [DEF_CFA_EXPRESSION, 1, 0x96]; // nop
+    let (table, code) = table(&[(0, 16, &plt), (16, 16, &strange)]);
+    said(&table, code, Rule { cfa: Cfa::Plt, offset: 8, extra: 11, ..Rule::NONE });
+    said(&table, code + 16, Rule { cfa: Cfa::Unsupported, ..Rule::NONE });
+    assert_eq!(table.unsupported, 1);
+}
+
+#[test]
+fn descriptions_of_other_places_are_left_out() {
+    let (table, code) = table(&[(1 << 40, 8, &[]), (u64::MAX / 2, 8, &[]), (0, 8, &[])]);
+    assert_eq!(table.descriptions, 1);
+    said(&table, code, rsp(8));
+}
+
+#[test]
+fn code_that_is_spread_too_wide_has_no_table() {
+    let far = [ADVANCE | 63, 0x04, 0xff, 0xff, 0xff, 0xff, DEF_CFA_OFFSET, 16]; // advance_loc4
+    for (size, instructions) in [(u64::MAX, &far[..]), (u64::MAX - 0x2000, &[]), (1 << 40, &far)] {
+        let (bytes, _) = image(&[(0, size, instructions)]);
+        assert!(Table::build(&parse(&bytes).unwrap()).is_err());
+    }
+}
+
+#[test]
+fn states_remembered_without_end_take_no_memory() {
+    let (table, code) = table(&[(0, 8, &[0x0a; 4096]), (8, 8, &[0x0b; 4096])]);
+    said(&table, code, rsp(8));
+    said(&table, code + 8, rsp(8));
+}
+
+#[test]
+fn a_file_cut_or_changed_anywhere_makes_a_sound_table_or_none() {
+    let (bytes, code) = image(&[(0, 32, &FRAMED), (32, 16, &[UNDEFINED, 16])]);
+    let ask = |bytes: &[u8]| {
+        let Ok(file) = parse(bytes) else { return };
+        let Ok(table) = Table::build(&file) else { return };
+        assert!(table.page_rows.is_sorted());
+        assert_eq!(table.page_rows.last(), Some(&(table.rows.len() as u32)));
+        for address in [0, code, code + 40, u64::MAX] {
+            table.find(address);
+        }
+    };
+    for length in 0..bytes.len() {
+        ask(&bytes[..length]);
+        for flip in [1, 0x80, 0xff] {
+            let mut other = bytes.clone();
+            other[length] ^= flip;
+            ask(&other);
+        }
+    }
+}
+
+#[test]
+fn code_for_another_machine_has_no_table() {
+    let (mut bytes, _) = image(&[(0, 32, &FRAMED)]);
+    bytes[18] = 183; // aarch64
+    assert!(Table::build(&parse(&bytes).unwrap()).is_err());
+}
+
+#[test]
+fn a_function_without_a_description_has_the_rules_of_its_instructions() {
+    let mut image = Image::default();
+    // push %rbp; mov %rsp, %rbp; pop %rbp; ret, described; and the same, a symbol alone
+    let body = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
+    let code = image.section(".text", &[&body[..], &[0xcc; 58], &body, &[0xcc; 58]].concat());
+    image.symbol("described", code, 6);
+    image.symbol("assembly", code + 64, 6);
+    let frames = [common(&AT_ENTRY), description(common(&AT_ENTRY).len(), code, 6, &FRAMED)];
+    image.section(".eh_frame", &frames.concat());
+
+    let table = Table::build(&parse(&image.finish()).unwrap()).unwrap();
+
+    assert_eq!((table.descriptions, table.analysed), (1, 1));
+    said(&table, code + 64, rsp(8));
+    let framed = Rule { cfa: Cfa::Rbp, offset: 16, rbp: Rbp::AtCfa, rbp_offset: -16, ..Rule::NONE };
+    said(&table, code + 68, framed);
+}

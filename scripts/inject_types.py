@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes src/sonde/collect/inject_abi.py from abi/inject.h:
+`python scripts/inject_types.py [--check]`.
+
+Reads the C that the header uses: #define of numbers and texts, enums, structs of fixed-width
+fields and arrays. What it does not understand is an error. tests/unit/test_inject_abi.py holds the
+outcome against what a C compiler makes of the header.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+HEADER = ROOT / "abi" / "inject.h"
+TARGET = ROOT / "src" / "sonde" / "collect" / "inject_abi.py"
+
+CODES = {"uint64_t": "Q", "uint32_t": "I", "uint16_t": "H", "uint8_t": "B", "double": "d"}
+SIZES = {"Q": 8, "I": 4, "H": 2, "B": 1, "d": 8}
+OPERATORS = {ast.Add: operator.add, ast.Mult: operator.mul, ast.LShift: operator.lshift}
+ENUMS = {
+    "request": ("Request", "What the library is asked for."),
+    "status": ("Status", "What the library does."),
+    "reason": ("Reason", "Why something asked for is not done."),
+    "type": ("Type", "What a record is of."),
+    "source": ("Source", "What a duration was measured by."),
+    "flags": ("Flag", "Marks of a record."),
+}
+"""Names of classes, and what they are; the class of another enum is its name."""
+
+HEAD = '''\
+# SPDX-License-Identifier: Apache-2.0
+"""The layout of the memory shared with the library in a profiled process: abi/inject.h in Python.
+
+Generated from `abi/inject.h` by `scripts/inject_types.py`; a test checks that it is current. Of
+each struct there is its layout (HEADER), its fields as a record (Header), and where each of them
+lies (HEADER_FIELDS: offset, and type as in the module `struct`). An array is one field for each
+element: `grid_0`, `grid_1`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum, IntFlag
+from struct import Struct
+from typing import NamedTuple
+'''
+
+
+class Field(NamedTuple):
+    """One number of a struct."""
+
+    name: str
+    code: str
+    """As the module struct has it."""
+    offset: int
+    doc: str
+
+
+def constants(text: str) -> dict[str, int | str]:
+    """Numbers and texts that are defined, by name without INJECT_."""
+    found: dict[str, int | str] = {}
+    for name, raw in re.findall(r"^#define INJECT_(\w+) (.+)$", text, re.MULTILINE):
+        value = re.sub(r"/\*.*?\*/", "", raw).strip()
+        if value.startswith('"'):
+            found[name] = ast.literal_eval(value)
+        else:
+            found[name] = _number(value, found)
+    return found
+
+
+def _number(text: str, known: dict[str, int | str]) -> int:
+    plain = re.sub(r"\b(0x[0-9a-f]+|\d+)(?:u|ull)\b", r"\1", text)
+    return _evaluate(ast.parse(plain.replace("INJECT_", ""), mode="eval").body, known)
+
+
+def _evaluate(node: ast.expr, known: dict[str, int | str]) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.Name) and isinstance(value := known[node.id], int):
+        return value
+    if isinstance(node, ast.BinOp):
+        left, right = _evaluate(node.left, known), _evaluate(node.right, known)
+        return int(OPERATORS[type(node.op)](left, right))
+    raise ValueError(f"no number: {ast.unparse(node)}")
+
+
+def enums(text: str) -> dict[str, dict[str, tuple[int, str]]]:
+    """Members of each enum: number and comment, by name without INJECT_."""
+    found = {}
+    for enum, body in re.findall(r"^enum inject_(\w+) {\n(.*?)^};", text, re.MULTILINE | re.DOTALL):
+        members: dict[str, tuple[int, str]] = {}
+        number = -1
+        pattern = r"INJECT_(\w+)(?:\s*=\s*(\d+))?,[ \t]*(?:/\*(.*?)\*/)?"
+        for name, value, doc in re.findall(pattern, body, re.DOTALL):
+            number = int(value) if value else number + 1
+            members[name] = (number, _words(doc))
+        found[enum] = members
+    return found
+
+
+def structs(text: str, known: dict[str, int | str]) -> dict[str, list[Field]]:
+    """The fields of each struct in order. Raises ValueError for what is not packed."""
+    found = {}
+    pattern = r"^struct inject_(\w+) {\n(.*?)^};"
+    for name, body in re.findall(pattern, text, re.MULTILINE | re.DOTALL):
+        fields: list[Field] = []
+        at = 0
+        lines = r"^\t(\w+) ([\w, \[\]]+);[ \t]*(?:/\*(.*?)\*/)?"
+        for c_type, declared, doc in re.findall(lines, body, re.MULTILINE | re.DOTALL):
+            for each, array, count in re.findall(r"(\w+)(\[(\w*)\])?", declared):
+                if array and not count:
+                    continue  # as long as it likes, at the end
+                code = CODES[c_type]
+                if at % SIZES[code]:
+                    raise ValueError(f"{name}.{each} needs padding before it")
+                names = [each]
+                if count:
+                    names = [f"{each}_{i}" for i in range(_number(count, known))]
+                for field in names:
+                    fields.append(Field(field, code, at, _words(doc)))
+                    at += SIZES[code]
+        if at % max(SIZES[field.code] for field in fields):
+            raise ValueError(f"{name} needs padding at its end")
+        found[name] = fields
+    return found
+
+
+def _words(comment: str) -> str:
+    return " ".join(re.sub(r"^\s*\*", "", comment, flags=re.MULTILINE).split())
+
+
+def _quoted(doc: str) -> list[str]:
+    if not doc:
+        return []
+    text = doc.replace("\\", "\\\\").replace('"', "'")
+    return textwrap.wrap(f'"""{text}"""', 100, initial_indent="    ", subsequent_indent="    ")
+
+
+def document() -> str:
+    """The module, formatted."""
+    text = HEADER.read_text()
+    defined = constants(text)
+    lines = [HEAD]
+    lines += [f"{name} = {value!r}" for name, value in defined.items()]
+    for enum, members in enums(text).items():
+        name, doc = ENUMS.get(enum, (enum.title(), f"enum inject_{enum}"))
+        explicit = all(number and number & (number - 1) == 0 for number, _ in members.values())
+        base = "IntFlag" if explicit and enum in ("request", "flags") else "IntEnum"
+        lines += ["", "", f"class {name}({base}):", f'    """{doc}"""', ""]
+        for member, (number, comment) in members.items():
+            lines += [f"    {member} = {number}", *_quoted(comment)]
+    for struct, fields in structs(text, defined).items():
+        code = "".join(field.code for field in fields)
+        lines += ["", "", f"class {struct.title()}(NamedTuple):"]
+        lines += [f'    """struct inject_{struct}"""', ""]
+        documented = ""
+        for at, field in enumerate(fields):
+            kind = "float" if field.code == "d" else "int"
+            lines.append(f"    {field.name}: {kind}")
+            following = fields[at + 1].doc if at + 1 < len(fields) else ""
+            if field.doc != following and field.doc != documented:  # at the last of a line
+                lines += _quoted(field.doc)
+        upper = struct.upper()
+        lines += ["", "", f'{upper} = Struct("={code}")']
+        lines += [f"{upper}_FIELDS: Mapping[str, tuple[int, str]] = {{"]
+        lines += [f'    "{it.name}": ({it.offset}, "{it.code}"),' for it in fields]
+        lines += ["}"]
+    ruff = Path(sys.executable).with_name("ruff")
+    command = [str(ruff), "format", "--stdin-filename", str(TARGET), "-"]
+    source = "\n".join(lines)
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def main() -> int:
+    """Write it, or say whether it is as it should be."""
+    if "--check" in sys.argv[1:]:
+        return 0 if TARGET.read_text() == document() else 1
+    TARGET.write_text(document())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How often rows are read out: each `tick_s` while the machine works, each `rest_s` while it rests.
+
+Waking up, with cold caches, is most of what an agent costs on a machine that does nothing. So after
+some ticks in which next to nothing was used, the agent sleeps longer, and the timer that looks at
+the run queues wakes it as soon as somebody works (collect.queues): what happens then is read out as
+often as ever. Totals are exact either way; while nothing happens they are of longer intervals.
+"""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Iterable, Sequence
+
+from sonde.agent.scheduler import Scheduler
+from sonde.collect.collector import Batch, Collector
+from sonde.config import Config
+from sonde.model.rows import ActivityRow, UsageRow
+
+REST_SHARE = 0.1
+"""All processes together use less than this, of one core, where a machine is at rest. Much less
+than what wakes us (bpf/queues.bpf.c), lest we fall asleep and are woken again and again."""
+TICKS_TO_REST = 2
+CHOSEN_DELAY_S = 0.005
+"""Where processes are chosen: how long events of others stay unread."""
+
+
+class AdaptiveScheduler(Scheduler):
+    """A tick each `tick_s`; each `rest_s` on a machine that does nothing."""
+
+    def __init__(self, config: Config, collectors: Sequence[Collector]) -> None:
+        self._tick_s = config.tick_s
+        self._rest_s = config.rest_s
+        self._delays_events = config.pids is not None
+        self._collectors = collectors
+        self._waker: Collector | None = next((it for it in collectors if it.can_wake), None)
+        self._can_rest = (
+            config.rest_s > config.tick_s
+            and config.host_metrics
+            and self._waker is not None  # else nobody would wake us
+            and config.pids is None
+            # What takes stacks has rings that fill up, and is there to be looked at.
+            and not (config.on_cpu or config.off_cpu or config.memory or config.syscalls)
+        )
+        self._quiet_ticks = 0
+        self._wakeup: select.poll | None = None
+        self.fds: list[int] = []
+        """Descriptors that have something to read when the machine is no longer at rest."""
+
+    @property
+    def tick_s(self) -> float:
+        """From the last tick to the next one, unless `is_woken` before."""
+        return self._rest_s if self.fds else self._tick_s
+
+    def is_woken(self) -> bool:
+        """Whether the machine is idle no more."""
+        return self._wakeup is not None and bool(self._wakeup.poll(0))
+
+    def event_delay_s(self, gap_s: float) -> float:
+        """Where processes are chosen, events of others wait: they have to be read, no more."""
+        return CHOSEN_DELAY_S if self._delays_events else 0.0
+
+    def on_tick(self, batches: Sequence[Batch], elapsed_s: float) -> None:
+        """Sleep longer from now on, or no longer, by what was seen since the last tick."""
+        if not self._can_rest or elapsed_s <= 0:
+            return
+        quiet = not self.is_woken() and _is_quiet(batches, elapsed_s)
+        self._quiet_ticks = self._quiet_ticks + 1 if quiet else 0
+        if self.fds and not quiet:
+            self.reset()
+        elif not self.fds and self._quiet_ticks >= TICKS_TO_REST:
+            self._rest()
+
+    def reset(self) -> None:
+        """Sleep no longer than `tick_s`."""
+        if self._waker is None or not self.fds:
+            return
+        self._waker.disarm_wakeup()
+        self.fds, self._wakeup, self._quiet_ticks = [], None, 0
+        for collector in self._collectors:
+            collector.set_interval(0.0)
+
+    def _rest(self) -> None:
+        fd = self._waker.arm_wakeup() if self._waker is not None else None
+        if fd is None:
+            return
+        self.fds = [fd]
+        self._wakeup = select.poll()
+        self._wakeup.register(fd, select.POLLIN)
+        for collector in self._collectors:
+            collector.set_interval(self._rest_s)
+
+
+def _is_quiet(batches: Iterable[Batch], elapsed_s: float) -> bool:
+    used_ns = 0
+    for batch in batches:
+        if batch.spans or "device_run" in batch.rows or _has_device_call(batch):
+            return False
+        used_ns += sum(row.cpu_ns for row in batch.records(UsageRow))
+    return used_ns < REST_SHARE * elapsed_s * 1e9
+
+
+def _has_device_call(batch: Batch) -> bool:
+    return any(row.kind == "device" for row in batch.records(ActivityRow))

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In place of the kernel's stream of process events, for a user who may not have it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sonde._native import ProcessEvent
+
+SCAN_MS = 50
+"""How often to scan for new processes instead."""
+
+
+class NullProcessEvents:
+    """As `_native.ProcessEvents`, but nothing ever comes."""
+
+    lost = 0
+
+    def wait(self, timeout_ms: int, also: Sequence[int] = (), kept_ms: int = 0) -> bool:
+        """Sleep a little; then a process may have started."""
+        time.sleep(min(timeout_ms, SCAN_MS) / 1000)
+        return True
+
+    def drain(self) -> list[ProcessEvent]:
+        """Nothing."""
+        return []
+
+    def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
+        """Nothing: there is no mapping to ignore."""
+
+    def follow(self, pids: Sequence[int]) -> None:
+        """Nothing: there is no event to report."""

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which collectors there are, and which of them a configuration asks for.
+
+A new collector is one entry of `REGISTRY`: docs/design/collectors.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sonde import apis
+from sonde.agent import signals
+from sonde.collect.blocks import BlockCollector
+from sonde.collect.collector import Collector
+from sonde.collect.cpu import CpuSampler
+from sonde.collect.device_calls import DeviceCalls
+from sonde.collect.device_time import DeviceTime
+from sonde.collect.flows import FlowCollector
+from sonde.collect.kernel import Kernel
+from sonde.collect.launch_sites import LaunchSites
+from sonde.collect.memory import MemoryCollector
+from sonde.collect.metrics import Metrics
+from sonde.collect.queues import QueueCollector
+from sonde.collect.syscalls import SyscallCollector
+from sonde.collect.tasks import TaskCollector
+from sonde.collect.waits import WaitCollector
+from sonde.config import Config
+from sonde.errors import HostError
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What collectors are made from."""
+
+    config: Config
+    kernel: Kernel
+    privileged: bool
+    """False for a user whom the kernel lets load no BPF program and read no process events."""
+
+    @property
+    def stack_gap_ns(self) -> int:
+        """Between two stacks of one thread and reason."""
+        return int(self.config.stack_gap_ms * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One collector."""
+
+    is_wanted: Callable[[Config], bool]
+    make: Callable[[Setup], Collector]
+    """Loads it, and does not start it. Raises HostError where this machine cannot."""
+    needs_privilege: bool = True
+
+
+def _waits(setup: Setup) -> WaitCollector:
+    span_min_ns = int(setup.config.wait_span_ms * 1e6)
+    return WaitCollector(setup.kernel, span_min_ns=span_min_ns, stack_gap_ns=setup.stack_gap_ns)
+
+
+def _device_calls(setup: Setup) -> DeviceCalls:
+    config = setup.config
+    return DeviceCalls(
+        setup.kernel, apis.load(), launches=config.launches, budget=config.probe_budget
+    )
+
+
+def _device_time(setup: Setup) -> DeviceTime:
+    sites = None
+    if setup.privileged:
+        with suppress(HostError):  # then stacks are the library's own
+            sites = LaunchSites(setup.kernel)
+    config = setup.config
+    return DeviceTime(config.pids, config.device_budget, sites, has_events=setup.privileged)
+
+
+REGISTRY: tuple[Registration, ...] = (
+    Registration(lambda c: c.on_cpu, lambda it: CpuSampler(it.kernel, it.config.hz)),
+    Registration(lambda c: c.off_cpu, _waits),
+    Registration(lambda c: c.device_calls, _device_calls),
+    Registration(lambda c: c.host_metrics, lambda it: TaskCollector(it.kernel)),
+    Registration(lambda c: c.host_metrics, lambda it: BlockCollector(it.kernel)),
+    Registration(lambda c: c.host_metrics, lambda it: FlowCollector(it.kernel)),
+    Registration(
+        lambda c: c.host_metrics and c.host_hz > 0,
+        lambda it: QueueCollector(it.kernel, it.config.host_hz),
+    ),
+    Registration(lambda c: c.syscalls, lambda it: SyscallCollector(it.kernel)),
+    Registration(
+        lambda c: c.memory, lambda it: MemoryCollector(it.kernel, stack_gap_ns=it.stack_gap_ns)
+    ),
+    Registration(lambda c: c.injected, _device_time, needs_privilege=False),
+    Registration(
+        signals.are_wanted, lambda it: Metrics(signals.runners(it.config)), needs_privilege=False
+    ),
+)
+"""All collectors, in the order in which they are started and drained."""
+
+
+def collectors_of(config: Config, kernel: Kernel, *, privileged: bool) -> list[Collector]:
+    """The collectors that a configuration asks for: loaded, not started.
+
+    Raises HostError where this machine cannot.
+    """
+    setup = Setup(config, kernel, privileged)
+    return [
+        it.make(setup)
+        for it in REGISTRY
+        if it.is_wanted(config) and (privileged or not it.needs_privilege)
+    ]

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of the tables of a chunk, as typed records.
+
+Generated from `abi/tables.json` by `scripts/row_types.py`; a test checks that it is current.
+
+Rows of `sample`, `activity` and `usage` are many. They are written as plain tuples, whose shape is
+a type here (`ActivityTuple`), and read as records (`ActivityRow`, by `RowLists.records`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypedDict, TypeVar, overload
+
+
+class SampleRow(NamedTuple):
+    """Weighted, stack-bearing observations: what pictures are drawn from. weight_* are unbiased
+    estimates of the totals in `activity`."""
+
+    time_ns: int
+    """start of the interval the row sums over"""
+    kind: str
+    """cpu | blocked | runqueue | device | kernel | mapped | unmapped | faulted; unmapped: of the
+    stack that had mapped it"""
+    name: str
+    """'' for cpu; reason of a wait; function of a device call; function of a kernel; of memory:
+    anonymous, shared, file, reserved, heap, or the fault's read, write, copy"""
+    pid: int
+    start_ns: int
+    tid: int
+    stack_id: int
+    """key into `stack`"""
+    weight_count: float
+    """events: samples, waits, calls"""
+    weight_ns: float
+    """time: on-CPU, waiting, inside the call, on the device"""
+    weight_bytes: float
+    """bytes, for calls that move or allocate"""
+
+
+class ActivityRow(NamedTuple):
+    """Exact totals of a thread over an interval: waits by reason, device calls by function. No
+    sampling, no stack."""
+
+    time_ns: int
+    """start of the interval"""
+    kind: str
+    """blocked | runqueue | device | block | block-queue | syscall | mapped | unmapped | faulted"""
+    name: str
+    """reason of the wait, or function of the call; of memory as in `sample`"""
+    api: str
+    """'' or the device API: opencl, cuda-runtime, cuda-driver, ..."""
+    op: str
+    """system call of a wait; operation of a call: alloc, free, pin, unpin, map, unmap, copy, set,
+    prefetch, sync, flush, build, graph-launch, launch"""
+    direction: str
+    """'' or h2d, d2h, d2d, h2h, p2p, unknown"""
+    status: int
+    """return code of a call, -2147483647 where it is not known; 0 for waits"""
+    pid: int
+    start_ns: int
+    tid: int
+    count: int  # type: ignore[assignment]
+    ns: int
+    """summed duration"""
+    bytes: int
+    max_ns: int
+    """longest single one"""
+    waker_pid: int
+    """process that ended the last such wait; 0 an interrupt (timer, device)"""
+    waker_tid: int
+
+
+class UsageRow(NamedTuple):
+    """What a process used over an interval, all its threads together, by the kernel's own counters:
+    exact, and with what ended in between."""
+
+    time_ns: int
+    """start of the interval"""
+    pid: int
+    start_ns: int
+    cpu_ns: int
+    """on a CPU"""
+    runqueue_ns: int
+    """ready, without a CPU"""
+    runs: int
+    """times a CPU was given"""
+    voluntary: int
+    """switches: the thread waited"""
+    involuntary: int
+    """switches: the CPU was taken away"""
+    migrations: int
+    """to another CPU"""
+    minor_faults: int
+    major_faults: int
+    """page faults that read from a device"""
+    read_bytes: int
+    """asked of block devices"""
+    written_bytes: int
+    """made dirty, to be written to block devices"""
+    reclaims: int
+    """times a thread had to free memory itself before it got some"""
+    reclaim_ns: int
+    reclaimed_pages: int
+
+
+class DeviceRunRow(NamedTuple):
+    """Single runs on a device, sampled: each stands for `weight` like it. The device's own time,
+    not that of the call that asked for it."""
+
+    start_time_ns: int
+    """when the host enqueued it, or the device began it where that is known"""
+    end_time_ns: int
+    """start + duration on the device"""
+    kind: str
+    """kernel | replay | copy | set | sync; replay: a whole graph; sync: the host waited, by its own
+    clock"""
+    name: str
+    """function of a kernel"""
+    source: str
+    """event | cupti | opencl | host: how the duration was come by"""
+    pid: int
+    start_ns: int
+    tid: int
+    """thread that asked for it"""
+    stack_id: int
+    """key into `stack`, of the thread that asked; 0: none taken"""
+    correlation: int
+    """number of the launch in its process"""
+    weight: float
+    """how many runs it stands for: 1 / the chance of being chosen"""
+    window: int
+    """cluster it was chosen with, 0: by itself"""
+    device: int
+    """ordinal in its process"""
+    stream: int
+    """number in its process, 0: the default one or unknown"""
+    direction: str
+    """of a copy: h2d, d2h, d2d, unknown"""
+    bytes: int
+    grid: str
+    """x,y,z"""
+    block: str
+    """x,y,z"""
+    shared_bytes: int
+    """of dynamic shared memory"""
+    registers: int
+    """a thread, 0 unknown"""
+
+
+class EventRow(NamedTuple):
+    """What happened to processes, to probes and to Sonde itself; every loss."""
+
+    time_ns: int
+    kind: str
+    """loss | probe | process | notice | stack_end (name: kind.reason of abi/errors.json)"""
+    name: str
+    """e.g. stack_map_full, probe_refused"""
+    pid: int
+    """0: the whole machine"""
+    start_ns: int
+    value: float
+    """e.g. how many were lost"""
+    text: str
+
+
+SampleTuple = tuple[int, str, str, int, int, int, int, float, float, float]
+"""The shape of SampleRow."""
+
+ActivityTuple = tuple[
+    int, str, str, str, str, str, int, int, int, int, int, int, int, int, int, int
+]
+"""The shape of ActivityRow."""
+
+UsageTuple = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""The shape of UsageRow."""
+
+
+class Rows(TypedDict, total=False):
+    """Rows that collectors write, by table."""
+
+    sample: list[SampleTuple]
+    activity: list[ActivityTuple]
+    usage: list[UsageTuple]
+    device_run: list[DeviceRunRow]
+    event: list[EventRow]
+
+
+_Record = TypeVar("_Record", SampleRow, ActivityRow, UsageRow, DeviceRunRow, EventRow)
+_TABLES: Mapping[type, str] = {
+    SampleRow: "sample",
+    ActivityRow: "activity",
+    UsageRow: "usage",
+    DeviceRunRow: "device_run",
+    EventRow: "event",
+}
+
+
+class RowLists:
+    """Typed access to `rows`."""
+
+    __slots__ = ()
+    rows: Rows
+
+    @overload
+    def add(self, table: Literal["sample"], row: SampleTuple) -> None: ...
+    @overload
+    def add(self, table: Literal["activity"], row: ActivityTuple) -> None: ...
+    @overload
+    def add(self, table: Literal["usage"], row: UsageTuple) -> None: ...
+    @overload
+    def add(self, table: Literal["device_run"], row: DeviceRunRow) -> None: ...
+    @overload
+    def add(self, table: Literal["event"], row: EventRow) -> None: ...
+    def add(self, table: str, row: object) -> None:
+        """Append a row to a table."""
+        rows: dict[str, list[object]] = self.rows  # type: ignore[assignment]
+        rows.setdefault(table, []).append(row)
+
+    def most_rows(self) -> int:
+        """Of the table that has most."""
+        rows: dict[str, list[object]] = self.rows  # type: ignore[assignment]
+        return max(map(len, rows.values()), default=0)
+
+    def by_table(self) -> Iterable[tuple[str, Sequence[tuple[object, ...]]]]:
+        """Names of tables, and their rows."""
+        rows: dict[str, list[tuple[object, ...]]] = self.rows  # type: ignore[assignment]
+        return rows.items()
+
+    def records(self, kind: type[_Record]) -> Iterator[_Record]:
+        """The rows of one table: of `activity` for ActivityRow."""
+        rows: dict[str, list[Iterable[object]]] = self.rows  # type: ignore[assignment]
+        return map(kind._make, rows.get(_TABLES[kind], ()))

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which party a control group belongs to: somebody who cannot make more of themselves.
+
+Any user makes groups, of any name, below one that was given to them; so do a container and a
+service. What tells is what only root decides: who owns the directories from the root down, and the
+names above the border (`cgroup_paths`). From the top:
+
+1. a directory that is not root's belongs to its user, and all below it;
+2. a container's or a pod's group is that one's, and all below it, whoever owns the directories;
+3. else the user for whom root's services made it, the job, or the group at the border: a service.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from sonde.procfs.cgroup_paths import place_of
+from sonde.procfs.files import read_lines
+from sonde.procfs.names import raw_name
+from sonde.procfs.parties import name_of, party_of_user
+
+MACHINE: Final = ""
+"""The party of what is not one group's."""
+_KEPT_S: Final = 30.0
+"""A directory may be given to a user after it was made."""
+_MAX_KEPT: Final = 8_192
+_WANTED: Final = frozenset({"v2", "cpu", "memory", "blkio", "freezer", "pids"})
+
+
+class GroupParty(NamedTuple):
+    """Whose a group is."""
+
+    name: str
+    has_all_below: bool
+    """Groups below it are of the same party."""
+
+
+class GroupMount(NamedTuple):
+    """The root of a hierarchy."""
+
+    point: str
+    controllers: frozenset[str]
+    """v2 for version 2."""
+
+
+def group_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[GroupMount]:
+    """Where whole hierarchies of control groups are mounted. Raises OSError."""
+    for line in read_lines(mountinfo):
+        # proc_pid_mountinfo(5): id parent dev root point options … - type source options
+        before, _, after = line.partition(" - ")
+        words, kinds = before.split(" "), after.split(" ")
+        if len(words) < 5 or len(kinds) < 3 or words[3] != "/":
+            continue
+        point = words[4].replace("\\040", " ")
+        if kinds[0] == "cgroup2":
+            yield GroupMount(point, frozenset({"v2"}))
+        elif kinds[0] == "cgroup":
+            yield GroupMount(point, frozenset(kinds[2].split(",")))
+
+
+def party_of_group(path: str, uid_of: Callable[[str], int]) -> GroupParty:
+    """The party of a group by its path, as `text` has it; `uid_of` says whose the directory of a
+    path is."""
+    place = place_of(path)
+    is_container = bool(place.container or place.pod_uid)
+    at = ""
+    for part in filter(None, path.split("/")):
+        at += f"/{part}"
+        if is_container and at == place.border:
+            break
+        if uid := uid_of(at):
+            return GroupParty(name_of(party_of_user(uid)), True)
+    if is_container:
+        named = f"pod {place.pod_uid}" if place.pod_uid else f"container {place.container}"
+        return GroupParty(named, True)
+    if place.user:
+        return GroupParty(name_of(party_of_user(int(place.user))), False)
+    return GroupParty(f"job {place.job}" if place.job else place.border, False)
+
+
+class GroupParties:
+    """Parties of groups by path, whichever hierarchy they are in, gone ones too: what was given to
+    a user is root's to take away."""
+
+    def __init__(self, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
+        self._mountinfo = mountinfo
+        self._points: list[bytes] = []
+        self._uids: dict[str, int] = {}
+        self._until_s = float("-inf")
+
+    def of(self, path: str) -> str:
+        """The name of the party; MACHINE for what is no path."""
+        if not path.startswith("/"):
+            return MACHINE
+        now_s = time.monotonic()
+        if now_s > self._until_s or len(self._uids) > _MAX_KEPT:
+            self._until_s = now_s + _KEPT_S
+            self._uids.clear()
+            self._points = self._find()
+        return party_of_group(path, self._uid_of).name
+
+    def _find(self) -> list[bytes]:
+        try:
+            mounts = list(group_mounts(self._mountinfo))
+        except OSError:
+            return []
+        return [os.fsencode(it.point) for it in mounts if it.controllers & _WANTED]
+
+    def _uid_of(self, path: str) -> int:
+        uid = self._uids.get(path)
+        if uid is None:
+            raw = raw_name(path)
+            owners = (_owner(point + raw) for point in self._points)
+            uid = self._uids[path] = next(filter(None, owners), 0)
+        return uid
+
+
+def _owner(path: bytes) -> int:
+    try:
+        return os.stat(path).st_uid  # noqa: PTH116
+    except OSError:
+        return 0

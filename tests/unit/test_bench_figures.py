@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures in the documentation are those of the committed results that they name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+RESULT = re.compile(r"`(bench/[\w/-]*results[\w/-]*\.(?:json|csv))`")
+LOOPS = {"eager": "eager", "train": "training", "graph": "graph replay", "decode": "decode"}
+
+
+def text_of(page: str) -> str:
+    """A page, its lines joined, without emphasis."""
+    return re.sub(r"\s+", " ", (ROOT / page).read_text().replace("**", ""))
+
+
+def row_of(page: str, result: str, start: str) -> str:
+    """The row that begins so, of a table below the place where a page names a result."""
+    _, _, below = (ROOT / page).read_text().replace("**", "").partition(f"`{result}`")
+    assert below, f"{page} does not name {result}"
+    return next(line for line in below.splitlines() if line.startswith(f"| {start}"))
+
+
+def loaded(result: str) -> Any:
+    with (ROOT / result).open() as file:
+        if result.endswith(".json"):
+            return json.load(file)
+        return list(csv.DictReader(line for line in file if not line.startswith("#")))
+
+
+def interval(found: dict[str, float]) -> str:
+    """+0.10 [−0.14, +0.62]"""
+    mean, low, high = (f"{found[it]:+.2f}" for it in ("percent", "low", "high"))
+    return f"{mean} [{low}, {high}]".replace("-", "−")
+
+
+def claims() -> Iterator[tuple[str, str, str]]:
+    """(page, result, what the page has to say by it)"""
+    runs = ("second", "fourth", "fifth")
+    for result in [f"bench/explain/results/h200-{run}.csv" for run in runs]:
+        rows = loaded(result)
+        right = sum(row["right"] == "True" for row in rows)
+        blamed = [row for row in rows if row["truth"] not in ("", "None")]
+        near = sum(abs(float(row["share"]) - float(row["truth"])) <= 5 for row in blamed)
+        pages = [
+            "docs/lab/explain.md",
+            *(["docs/reference/features.md"] if "fifth" in result else []),
+        ]
+        for page in pages:
+            yield page, result, f"{right} of {len(rows)}"
+            yield page, result, f"within 5 points in {near} of {len(blamed)}"
+
+    result = "bench/explain/results/h200-own.json"
+    rows = loaded(result)
+    right = sum(row["right"] for row in rows)
+    same = sum(row["verdict"] == row["full"] for row in rows)
+    kinds = len({row["kind"] for row in rows})
+    yield "docs/lab/explain.md", result, f"the full trace's verdict in {same} of {len(rows)}"
+    yield "docs/lab/explain.md", result, f"right by the clock in {right} of {len(rows)}"
+    yield "docs/reference/features.md", result, f"{len(rows)} runs of {kinds} programs"
+    yield (
+        "docs/reference/features.md",
+        result,
+        f"right in {right}, a full trace's verdict in {same}",
+    )
+
+    result = "bench/explain/results/h200-x2-collectives.json"
+    rows = loaded(result)
+    near = sum(abs(row["share"] - row["truth"]) <= 0.1 for row in rows)
+    late = [row for row in rows if row["straggler"]]
+    named = sum(row["named"] for row in late)
+    yield "docs/reference/features.md", result, f"within 0.1 points in {near} of {len(rows)}"
+    for page in ("docs/reference/features.md", "docs/lab/explain.md"):
+        yield page, result, f"the straggler named in {named} of {len(late)}"
+
+    result = "bench/signals/results/h200.json"
+    held = [row["holds"] for row in loaded(result)["rows"] if row["holds"] is not None]
+    assert all(held)
+    yield "docs/design/device_signals.md", result, f"all {len(held)} figures hold"
+
+    result = "bench/mutation/results/mutants.json"
+    for package, counts in loaded(result)["packages"].items():
+        name = "native attach" if package == "attach, native" else package
+        yield (
+            "docs/reference/features.md",
+            result,
+            f"{name} {counts['share_killed']:.1%}".replace("%", " %"),
+        )
+
+    result = "bench/ground/results/h200-standing.json"
+    names = {"eager": "launch-bound", "graph": "graph replay", "decode": "decode"}
+    for loop, name in (names | {"train": "training"}).items():
+        said = interval(loaded(result)[loop]["attached"])
+        said = said.replace(" [", " % [") if loop == "eager" else said
+        yield "docs/reference/features.md", result, f"{said} {name}"
+
+    result = "bench/ground/results/attach_storms.json"
+    rows = [row for row in loaded(result)["rows"] if row["kind"] in ("plain", "namespaced")]
+    sums = {it: sum(row[it] for row in rows) for it in ("loaded", "attaches", "whole", "processes")}
+    yield "docs/reference/features.md", result, f"{sums['loaded']:,} of {sums['attaches']:,} loads"
+    yield (
+        "docs/reference/features.md",
+        result,
+        f"{sums['whole']} of {sums['processes']} programs whole",
+    )
+
+    result = "bench/ground/results/storms.json"
+    rows = loaded(result)["rows"]
+    free = [row for row in rows if row["kind"] in ("plain", "namespaced")]
+    loaded_count, wanted = (sum(row[it] for row in free) for it in ("loaded", "attaches"))
+    touched = [row for row in rows if row["kind"] in ("plain", "namespaced", "killed")]
+    whole, processes = (sum(row[it] for row in touched) for it in ("survived", "processes"))
+    killed = sum(row["attaches"] for row in rows if row["kind"] == "killed")
+    yield "docs/reference/features.md", result, f"{loaded_count:,} of {wanted:,} loads"
+    yield "docs/reference/features.md", result, f"{whole} of {processes} programs whole"
+    yield "docs/reference/features.md", result, f"{killed} of those attempts killed"
+
+
+@pytest.mark.parametrize(("page", "result", "said"), list(claims()))
+def test_a_page_says_what_the_result_holds(page: str, result: str, said: str) -> None:
+    assert said in text_of(page), f"by {result}"
+
+
+def test_the_table_of_standing_cost() -> None:
+    page, result = "docs/design/device_time.md", "bench/ground/results/h200-standing.json"
+    states = ("attached", "hooked", "timing", "quiet", "left", "again")
+    for loop, name in LOOPS.items():
+        cells = row_of(page, result, f"{name}, ").split(" | ")[1:7]
+        assert cells == [interval(loaded(result)[loop][state]) for state in states], loop
+
+
+def test_the_table_of_the_cost_of_timing() -> None:
+    page, result = "docs/design/device_time.md", "bench/ground/results/h200-device-time.json"
+    starts = {"eager": "eager, 524", "graph": "graph, 95", "decode": "decode, 129"}
+    for loop, start in (starts | {"train": "transformer training, 13.3"}).items():
+        cells = row_of(page, result, start).strip(" |").split(" | ")
+        found = loaded(result)[loop]
+        asked = ("1 %", "0.3 %", "3 %", "off against off")
+        assert cells[1:5] == [interval(found[it]) for it in asked], loop
+        peer = found["torch.profiler"]
+        assert cells[5:] == [f"{peer[it]['percent']:+.1f}" for it in ("on", "after")], loop
+
+
+def test_the_table_of_storms() -> None:
+    page, result = "docs/design/attach.md", "bench/ground/results/attach_storms.json"
+    kinds = {"plain": "attach", "namespaced": "attach, own mounts and pids"}
+    for row in loaded(result)["rows"]:
+        if row["kind"] in kinds:
+            cells = row_of(page, result, f"{row['mode']} | {kinds[row['kind']]} |").split(" | ")
+            processes = row["processes"]
+            assert cells[2:7] == [
+                *(str(row["attaches"]), str(row["loaded"])),
+                *(f"{row['whole']} of {processes}", f"{row['identical']} of {processes}"),
+                str(row["eintr"]),
+            ], row["mode"]
+
+
+def test_every_result_is_named_and_every_name_is_a_result() -> None:
+    named = {found for page in PAGES for found in RESULT.findall(page.read_text())}
+    there = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("bench/**/*")
+        if path.parent.name == "results" or path.name == "results.json"
+        if path.suffix in (".json", ".csv")
+    }
+    assert named == there
