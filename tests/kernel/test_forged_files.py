@@ -26,7 +26,6 @@ from sonde.resolve.perf_maps import PerfMaps
 from symbol_programs import build, plugin
 
 pytestmark = [
-    pytest.mark.attacks,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts and acts as another user"),
 ]
 
