@@ -39,13 +39,14 @@ NEED_THE_MACHINE = ("kernel", "integration", "gpu")
 """Folders of tests that observe the whole machine by its clock."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What others do on the machine at that moment is in the result of a test that needs it for
     itself, so one that fails is run again; the summary names each (RERUN)."""
+    can_rerun = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
         if item.path.parent.name in NEED_THE_MACHINE:
             item.add_marker(pytest.mark.machine)
-        if item.get_closest_marker("machine"):
+        if can_rerun and item.get_closest_marker("machine"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     if os.geteuid() == 0 and Path("/sys/kernel/btf/vmlinux").exists():
         return
