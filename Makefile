@@ -16,15 +16,13 @@ demo:  ## record a real workload, print the summary, leave demo/report.html
 	@scripts/setup build demo
 	@demo/run
 
-# Tests wait more than they compute: one worker more than there are CPUs.
-WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
-test:  ## the whole test suite in WORKERS processes (root: kernel tests too)
+test:  ## the whole test suite (root: kernel tests too); PYTEST_ARGS= goes to pytest
 	@scripts/setup build demo test
-	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	@scripts/run_tests $(PYTEST_ARGS)
 
 coverage:  ## share of the Python code that the tests run, by package; without tests/kernel, whose times it would change
 	@scripts/setup build demo test
-	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n $(WORKERS) -q --cov=sonde --cov-report=json:build/coverage.json \
+	@env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -q --cov=sonde --cov-report=json:build/coverage.json \
 	  tests/unit tests/golden tests/integration $(PYTEST_ARGS); status=$$?; \
 	  $(PY) scripts/coverage_by_package.py build/coverage.json; exit $$status
 

@@ -115,7 +115,7 @@ class Watched:
         # A walk runs in this thread: it is in the kernel's figure already.
         walked_s = (self._kernel()[0] - before_ns) / 1e9
         self.cost.agent_s += max(0.0, spent_s - walked_s)
-        self.cost.rows += sum(map(len, batch.rows.values()))
+        self.cost.rows += sum(len(rows) for rows in batch.rows.values() if isinstance(rows, list))
 
     def rebase(self) -> None:
         """Count from now."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several kinds share: who may run them, and beside whom; programs with a known
-truth."""
+"""What tests of several kinds share: who may run them, beside others or not, and programs with a
+known truth."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Generator
-from contextlib import nullcontext
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from scheduling import Turns, rank_of
 
 PROGRAMS = Path(__file__).parent / "programs"
 
 Compile = Callable[..., Path]
-TURNS = pytest.StashKey[Turns]()
 
 
 def _ignore(*_: object) -> None:
@@ -36,30 +31,22 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, _ignore)
-    if hasattr(config, "workerinput"):
-        config.stash[TURNS] = Turns(Path(config.option.basetemp).parent)
-    else:
+    if not hasattr(config, "workerinput"):
         compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whatever --dist says, tests run beside each other as tests/scheduling.py has it."""
-    from scheduling import LaneScheduling
-
-    return LaneScheduling(config, log)
-
-
-OBSERVES_THE_MACHINE = ("kernel", "integration")
-"""Folders of tests that observe the whole machine by its clock. What others do on it at that moment
-is in the result, so one that fails is run again; the summary names each (RERUN)."""
+NEED_THE_MACHINE = ("kernel", "integration", "gpu")
+"""Folders of tests that observe the whole machine by its clock."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: rank_of(item.nodeid))
+    """What others do on the machine at that moment is in the result of a test that needs it for
+    itself, so one that fails is run again; the summary names each (RERUN)."""
+    can_rerun = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
-        if item.path.parent.name in OBSERVES_THE_MACHINE:
+        if item.path.parent.name in NEED_THE_MACHINE:
+            item.add_marker(pytest.mark.machine)
+        if can_rerun and item.get_closest_marker("machine"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     if os.geteuid() == 0 and Path("/sys/kernel/btf/vmlinux").exists():
         return
@@ -67,14 +54,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("bpf"):
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """In a worker: wait for the turn, which counts for no time limit of the test."""
-    turns = item.config.stash.get(TURNS, None)
-    with turns.take(item) if turns else nullcontext():
-        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.collect import inject_abi as abi
+from sonde.collect.collector import Batch
 from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 
@@ -64,6 +65,12 @@ def find(pid: int) -> InjectMemory:
     raise AssertionError("the library made no memory")
 
 
+def _add(rows: dict[str, list[Any]], batch: Batch) -> None:
+    for table, new in batch.rows.items():
+        assert isinstance(new, list)
+        rows[table] += new
+
+
 def watch(process: subprocess.Popen[str], collector: DeviceTime) -> dict[str, list[Any]]:
     """Drain a collector until the process ends; rows by table. Forked children stay until found."""
     rows: dict[str, list[Any]] = defaultdict(list)
@@ -78,10 +85,8 @@ def watch(process: subprocess.Popen[str], collector: DeviceTime) -> dict[str, li
                 process.stdin.write("\n")
                 process.stdin.flush()
         batch = collector.drain(since, False)
-        for table, new in batch.rows.items():
-            rows[table] += new
+        _add(rows, batch)
         rows["metric"] += batch.metrics
-    for table, new in collector.drain(since, True).rows.items():
-        rows[table] += new
+    _add(rows, collector.drain(since, True))
     collector.stop()
     return rows

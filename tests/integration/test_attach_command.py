@@ -25,7 +25,6 @@ from sonde.collect.inject_memory import InjectMemory
 from sonde.errors import TracerFailed
 
 pytestmark = [
-    pytest.mark.ring,
     pytest.mark.skipif(
         os.geteuid() != 0 or os.uname().machine != "x86_64", reason="needs root on x86-64"
     ),

@@ -24,8 +24,6 @@ from sonde.metrics import catalogue, labels
 from sonde.sinks.otlp import OtlpPusher, endpoint_of
 from sonde.sinks.series import MetricRegistry
 
-pytestmark = pytest.mark.takes_rings
-
 COLLECTOR = Path(__file__).parents[2] / "build/tools/otelcol"
 WAIT_S = 60
 

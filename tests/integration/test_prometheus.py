@@ -24,8 +24,6 @@ from sonde.metrics import catalogue
 from sonde.sinks.exposition import dcgm_fields, name_of
 from sonde.sinks.series import MAX_OWNED, PROGRAM
 
-pytestmark = pytest.mark.takes_rings
-
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 WAIT_S = 60

@@ -17,7 +17,6 @@ from sonde.query.capture import read
 from sonde.query.session import Session
 
 pytestmark = [
-    pytest.mark.takes_rings,
     pytest.mark.opencl,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else"),
     pytest.mark.skipif(not list(Path("/etc/OpenCL/vendors").glob("*.icd")), reason="needs PoCL"),

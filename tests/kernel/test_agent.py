@@ -147,7 +147,6 @@ def test_short_processes_are_known_by_name(record):
     assert set(names) <= seen
 
 
-@pytest.mark.alone
 def test_it_says_what_it_costs(record):
     with record() as recorder:
         time.sleep(3)
@@ -157,7 +156,6 @@ def test_it_says_what_it_costs(record):
     assert 1e6 < told["sonde.agent.kernel_map_bytes"] < 64e6
 
 
-@pytest.mark.alone
 def test_nothing_is_lost_on_a_machine_at_work(record, program):
     with record() as recorder:
         games = [run(program("truth/pingpong"), 200_000) for _ in range(2)]

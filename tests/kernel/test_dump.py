@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.observes, pytest.mark.bpf]
+pytestmark = pytest.mark.bpf
 
 DUMP = [sys.executable, "-m", "sonde", "dump"]
 

@@ -26,7 +26,6 @@ from sonde.resolve.tracked_process import TrackedProcess
 from symbol_programs import build, plugin
 
 pytestmark = [
-    pytest.mark.attacks,
     pytest.mark.skipif(os.geteuid() != 0, reason="mounts and acts as another user"),
 ]
 

@@ -122,4 +122,5 @@ def test_an_event_tells_a_name_as_it_is() -> None:
     events.drain()
     code = "import ctypes; ctypes.CDLL(None).prctl(15, b'job\\xff', 0, 0, 0)"
     subprocess.run([sys.executable, "-I", "-c", code], check=True)
-    assert "job\udcff" in {event[4] for event in events.drain() if event[0] == "comm"}
+    names = {event.comm for event in events.drain() if isinstance(event, _native.CommEvent)}
+    assert "job\udcff" in names

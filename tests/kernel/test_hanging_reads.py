@@ -22,8 +22,6 @@ from sonde.procfs.broker import MAX_ABANDONED_OF_PARTY
 
 LIMIT_S = 45
 pytestmark = [
-    pytest.mark.attacks,
-    pytest.mark.takes_rings,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes a device and acts as other users"),
 ]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.attacks, pytest.mark.takes_rings, pytest.mark.bpf]
+pytestmark = pytest.mark.bpf
 
 NOBODY, SOMEBODY = 65_534, 65_533
 MAPPINGS = 65_000

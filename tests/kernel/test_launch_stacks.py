@@ -14,7 +14,7 @@ from sonde.query.capture import read
 from sonde.query.session import Session
 from stub_driver import PROGRAMS, build
 
-pytestmark = [pytest.mark.ring, pytest.mark.bpf]
+pytestmark = pytest.mark.bpf
 LINES = {
     name: number
     for number, line in enumerate((PROGRAMS / "three_functions.py").read_text().splitlines(), 1)

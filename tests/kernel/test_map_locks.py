@@ -18,7 +18,7 @@ from fuse_tenants import TENANT, tenant
 
 from sonde import procfs
 
-pytestmark = [pytest.mark.attacks, pytest.mark.takes_rings, pytest.mark.bpf, pytest.mark.opencl]
+pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
 
 FORK_S = 0.5
 HOLDS_S = 60

@@ -15,7 +15,7 @@ from sonde.model.profile import ProfileKind
 from sonde.query.memory import growth, memory
 from sonde.query.queries import profile
 
-pytestmark = [pytest.mark.observes, pytest.mark.bpf]
+pytestmark = pytest.mark.bpf
 
 UNIT = 256 << 10
 PAGE = 4096

@@ -16,7 +16,6 @@ import pytest
 from fuse_tenants import tenant
 
 pytestmark = [
-    pytest.mark.attacks,
     pytest.mark.skipif(os.geteuid() != 0, reason="makes a device and acts as other users"),
 ]
 

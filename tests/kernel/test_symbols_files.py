@@ -21,7 +21,7 @@ from sonde.resolve import Resolver
 from sonde.resolve.tracked_process import TrackedProcess
 from symbol_programs import Talking, build, plugin
 
-pytestmark = [pytest.mark.observes, pytest.mark.bpf]
+pytestmark = pytest.mark.bpf
 
 
 @pytest.fixture

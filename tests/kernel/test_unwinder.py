@@ -21,7 +21,7 @@ from sonde.agent.stacks import StackReader
 from sonde.collect.kernel import Kernel
 from sonde.unwind.unwinder import PAGING_S
 
-pytestmark = [pytest.mark.observes, pytest.mark.bpf]
+pytestmark = pytest.mark.bpf
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "stacks"
 SMALL_ROOM_BYTES = 3 << 19

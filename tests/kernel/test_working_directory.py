@@ -15,7 +15,7 @@ import pytest
 from hostile_folder import hostile_folder
 from nvml_stub import Stub
 
-pytestmark = [pytest.mark.takes_rings, pytest.mark.bpf]
+pytestmark = pytest.mark.bpf
 
 SONDE = str(Path(sys.executable).with_name("sonde"))
 BANDWIDTH = """

@@ -19,7 +19,7 @@ import pytest
 
 from sonde.query.capture import read
 
-pytestmark = pytest.mark.takes_rings
+pytestmark = pytest.mark.machine
 
 SONDE = [sys.executable, "-m", "sonde"]
 WITHOUT_CAPABILITIES = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]

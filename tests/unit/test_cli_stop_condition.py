@@ -14,6 +14,8 @@ from sonde.cli.child import Child
 from sonde.cli.stop_condition import StopCondition
 from sonde.errors import UsageError
 
+pytestmark = pytest.mark.machine
+
 
 def test_it_ends_when_its_time_is_up() -> None:
     with StopCondition(duration_s=0.05) as condition:

@@ -17,6 +17,8 @@ from sonde.cli.top import table
 from sonde.collect import inject_abi as abi
 from stub_driver import build, find, start
 
+pytestmark = pytest.mark.machine
+
 
 def top(*words):
     return subprocess.run(

@@ -22,7 +22,7 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 from stub_driver import REQUEST, build, find, start, watch
 
-pytestmark = pytest.mark.ring
+pytestmark = pytest.mark.machine
 
 ROOT = Path(__file__).parents[2]
 NS_OF = {"shorter(float*)": 20_000, "longer": 60_000, "(graph)": 100_000}
@@ -218,7 +218,6 @@ def test_it_ends_also_where_it_is_told_to_between_two_steps_of_its_heart():
     assert not collector._heart.is_alive()
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("words", [("capture",), ("capture", "legacy"), ("fork",), ("exec",)])
 def test_no_harm(launches, library, words):
     process = start(launches, library, 1.5, *words, request="9:20000")
@@ -234,7 +233,6 @@ def test_no_harm(launches, library, words):
         assert all(run[7] == pid for pid, run in children.items()), "under their own numbers"
 
 
-@pytest.mark.alone
 def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
     process = start(launches, library, 8, request="0:0")
     memory = find(process.pid)

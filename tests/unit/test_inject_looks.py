@@ -11,7 +11,7 @@ import pytest
 from sonde import _native
 from stub_driver import PROGRAMS, build, find, start
 
-pytestmark = pytest.mark.ring
+pytestmark = pytest.mark.machine
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,7 @@ class TestPerfScript:
         with pytest.raises(NotACapture):
             perf_script.read(path)
 
+    @pytest.mark.machine
     @pytest.mark.skipif(not shutil.which("perf"), reason="needs perf")
     def test_what_the_real_perf_prints(self, tmp_path):
         """Half a second of a busy loop, by perf's own hand; not everybody may run perf."""
