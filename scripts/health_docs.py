@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from generated import write_or_check
 from sonde.health.results import table
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "health.md"
@@ -60,13 +61,5 @@ def _models() -> str:
     )
 
 
-def main() -> int:
-    """Write it, or with --check compare."""
-    if "--check" in sys.argv[1:]:
-        return int(TARGET.read_text("utf-8") != text())
-    TARGET.write_text(text(), "utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, text))

@@ -12,11 +12,12 @@ from __future__ import annotations
 import ast
 import operator
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
+
+from generated import formatted, write_or_check
 
 ROOT = Path(__file__).parents[1]
 HEADER = ROOT / "abi" / "inject.h"
@@ -173,20 +174,8 @@ def document() -> str:
         lines += [f"{upper}_FIELDS: Mapping[str, tuple[int, str]] = {{"]
         lines += [f'    "{it.name}": ({it.offset}, "{it.code}"),' for it in fields]
         lines += ["}"]
-    ruff = Path(sys.executable).with_name("ruff")
-    command = [str(ruff), "format", "--stdin-filename", str(TARGET), "-"]
-    source = "\n".join(lines)
-    done = subprocess.run(command, input=source, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def main() -> int:
-    """Write it, or say whether it is as it should be."""
-    if "--check" in sys.argv[1:]:
-        return 0 if TARGET.read_text() == document() else 1
-    TARGET.write_text(document())
-    return 0
+    return formatted("\n".join(lines), TARGET)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, document))

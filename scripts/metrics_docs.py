@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from generated import write_or_check
 from sonde.metrics import COSTS, catalogue
 from sonde.sinks.exposition import dcgm_fields, name_of
 
@@ -89,13 +90,5 @@ def document() -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> int:
-    """Write it, or say whether it is as it should be."""
-    if "--check" in sys.argv[1:]:
-        return 0 if TARGET.read_text() == document() else 1
-    TARGET.write_text(document())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, document))

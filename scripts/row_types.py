@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+from generated import formatted, write_or_check
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "abi" / "tables.json"
@@ -116,20 +117,8 @@ def document() -> str:
         "        rows.setdefault(table, []).append(row)",
         METHODS,
     ]
-    ruff = Path(sys.executable).with_name("ruff")
-    command = [str(ruff), "format", "--stdin-filename", str(TARGET), "-"]
-    text = "\n".join(lines)
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT)
-    return done.stdout
-
-
-def main() -> int:
-    """Write it, or say whether it is as it should be."""
-    if "--check" in sys.argv[1:]:
-        return 0 if TARGET.read_text() == document() else 1
-    TARGET.write_text(document())
-    return 0
+    return formatted("\n".join(lines), TARGET)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(TARGET, document))

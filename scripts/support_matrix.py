@@ -14,6 +14,7 @@ import re
 import sys
 from pathlib import Path
 
+from generated import write_or_check
 from sonde.unwind.cpython import NEWEST, OLDEST
 from sonde.unwind.stop_reasons import STOP_REASONS
 
@@ -127,13 +128,5 @@ def document() -> str:
     return "".join(lines)
 
 
-def main() -> int:
-    """1 where the document is not what it should be, with --check."""
-    if "--check" in sys.argv[1:]:
-        return int(DOCUMENT.read_text() != document())
-    DOCUMENT.write_text(document())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(DOCUMENT, document))
