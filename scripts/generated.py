@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts share that generate a file of the repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_or_check(target: Path, document: Callable[[], str]) -> int:
+    """The exit code of `script [--check]`: write the file, or with --check 1 where it differs."""
+    if "--check" in sys.argv[1:]:
+        return int(target.read_text("utf-8") != document())
+    target.write_text(document(), "utf-8")
+    return 0
+
+
+def formatted(source: str, target: Path) -> str:
+    """Python source as ruff lays it out for a file of the repository."""
+    ruff = Path(sys.executable).with_name("ruff")
+    command = [str(ruff), "format", "--stdin-filename", str(target), "-"]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        command, input=source, capture_output=True, text=True, check=True, cwd=root
+    )
+    return done.stdout
