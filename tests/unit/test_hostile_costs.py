@@ -24,6 +24,7 @@ sys.path.insert(0, str(TESTS))
 
 from hostile_inputs import CAPTURES, TRACES, WIDE, _kernel, capture, trace  # noqa: E402
 
+pytestmark = pytest.mark.machine  # measures memory and CPU time
 LIMIT_MB = 120
 MOST_CPU_S = 5
 PART = 4
