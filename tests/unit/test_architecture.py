@@ -317,7 +317,7 @@ WRITERS: dict[str, str] = {
     "attach/lock.py": "a lock, empty, not through links; in a folder of the caller's own",
     "attach/library.py": "a library that its targets must read; into a folder it has checked",
     "cli/main.py": "/dev/null takes the place of a closed pipe",
-    "collect/apart.py": "/dev/null as a child's standard output",
+    "collect/subprocess_runner.py": "/dev/null as a child's standard output",
     "fleet/clock.py": "a new file (O_EXCL) of the party's, synced before it takes its name",
     "fleet/database.py": "SQLite opens its file by name, in the party's own directory",
     "fleet/result.py": "Parquet into memory",
