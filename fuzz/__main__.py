@@ -147,7 +147,7 @@ def load(path: Path) -> dict[str, Done]:
 
 def campaign(targets: list[Target], seconds: int, progress: Path) -> dict[str, Done]:
     """Turn by turn until each target had its seconds of processor time; one that crashed waits
-    until it is run by hand."""
+    until it is run by hand. Campaigns of different targets may run side by side."""
     while True:
         known = load(STATE)
         waiting = [
@@ -161,7 +161,7 @@ def campaign(targets: list[Target], seconds: int, progress: Path) -> dict[str, D
         target = min(waiting, key=lambda it: known[it.name].cpu_s)
         began = time.monotonic()
         fuzz_once(target, SLICE_S, known[target.name])
-        write(STATE, known)
+        write(STATE, load(STATE) | {target.name: known[target.name]})
         if time.monotonic() - began < 1:
             time.sleep(1)  # it ended at once: not to spin
 
