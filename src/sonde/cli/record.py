@@ -19,7 +19,7 @@ from sonde.errors import (
     SinkError,
     UsageError,
 )
-from sonde.export.layout import one_line
+from sonde.export.layout import duration, one_line
 
 if TYPE_CHECKING:
     from sonde.agent import Agent, Live
@@ -40,8 +40,9 @@ examples:
 
 No program is restarted or changed; probes are removed at the end. A program after -- loads the
 device-time library by its environment, and its children inherit it; a running one loads it by
-`sonde attach` or --device-time. The exit code of a program after -- is printed, but is not the exit
-code of sonde.
+`sonde attach` or --device-time. With a program after --, the exit code is the program's (128 plus
+the signal that ended it, 127 if there is no such program, 126 if it cannot be run), or 1 if the
+capture could not be written.
 SIGUSR1 pauses a running recorder, SIGUSR2 resumes it.
 """
 
@@ -109,6 +110,11 @@ def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSign
 
     procfs.BROKER.warm_up()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command and args.names_command:
+        raise UsageError(
+            "there is no program after --",
+            "Name one: sonde record -- python train.py. For the whole machine leave out --.",
+        )
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
     privileged = _privileged(args, command)
@@ -243,7 +249,7 @@ def _record(
     try:
         condition.begin()
         pause.begin(agent)
-        failure = _observe(agent, condition, progress)
+        failure = _observe(agent, condition, progress, child)
     except KeyboardInterrupt:
         progress.clear()
         sink.close()
@@ -260,10 +266,12 @@ def _record(
         _print_result(args, path, agent.live(), child)
     if failure is not None:
         raise failure
-    return 0
+    return child.run.exit_code if child is not None and child.run is not None else 0
 
 
-def _observe(agent: Agent, condition: StopCondition, progress: Progress) -> SinkError | None:
+def _observe(
+    agent: Agent, condition: StopCondition, progress: Progress, child: Child | None
+) -> SinkError | None:
     """Run until the stop condition. Returns the error of a full disk; the file is kept."""
     try:
         agent.run(condition.is_met, progress.update, condition.until_s)
@@ -272,7 +280,7 @@ def _observe(agent: Agent, condition: StopCondition, progress: Progress) -> Sink
             agent.stop()
         return error
     try:
-        agent.stop()
+        agent.stop(child.run if child is not None else None)
     except SinkError as error:
         return error
     return None
@@ -287,6 +295,10 @@ def _subject(args: argparse.Namespace, child: Child | None) -> str:
 
 
 def _ended(condition: StopCondition, child: Child | None) -> str:
+    if child is not None and child.run is not None:
+        run = child.run
+        took = f"{duration(run.wall_ns)}, CPU {duration(run.user_ns)} user"
+        return f"{child} {child.how_it_ended()} after {took}, {duration(run.system_ns)} system"
     if child is not None:
         return f"{child} {child.how_it_ended()}"
     return condition.reason if condition.is_unexpected else ""
@@ -306,7 +318,8 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
     if args.json:
         outcome: dict[str, object] = {"file": str(path), **dataclasses.asdict(live)}
         if child is not None:
-            outcome["command"] = {"argv": child.command, "pid": child.pid, "status": child.status}
+            run = dataclasses.asdict(child.run) if child.run is not None else {"status": None}
+            outcome["command"] = {"argv": child.command, "pid": child.pid, **run}
         print(json.dumps(outcome, indent=2))
         return
     if args.quiet:
