@@ -233,10 +233,7 @@ def test_what_a_command_used_is_in_its_capture(tmp_path: Path) -> None:
 def test_python_code_of_a_brief_command_has_its_names(tmp_path: Path) -> None:
     program = tmp_path / "brief.py"
     program.write_text(
-        "import time\n"
-        "def calculate():\n"
-        "    while time.process_time() < 0.4: pass\n"
-        "calculate()\n"
+        "import time\ndef calculate():\n    while time.process_time() < 0.4: pass\ncalculate()\n"
     )
     done = record(tmp_path, "-q", "-o", "x.sonde", "--", sys.executable, "brief.py")
 

@@ -25,7 +25,9 @@ def run(wall_s: float, inner_s: float, outer_s: float = 1.0) -> RecordedRun:
 
     def use(name: str, own_s: float, all_s: float) -> FunctionUse:
         own, every = round(own_s * HZ), round(all_s * HZ)
-        return FunctionUse(name, "app", "", own, own * 10**9 // HZ, 0, every, every * 10**9 // HZ, 0)
+        return FunctionUse(
+            name, "app", "", own, own * 10**9 // HZ, 0, every, every * 10**9 // HZ, 0
+        )
 
     cpu_ns = round((inner_s + outer_s) * 1e9)
     functions = [use("outer", outer_s, outer_s + inner_s), use("inner", inner_s, inner_s)]

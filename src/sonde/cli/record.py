@@ -19,7 +19,7 @@ from sonde.errors import (
     SinkError,
     UsageError,
 )
-from sonde.export.layout import duration, one_line
+from sonde.export.layout import duration, one_line, size
 
 if TYPE_CHECKING:
     from sonde.agent import Agent, Live
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sonde.cli.progress import Progress
     from sonde.cli.stop_condition import StopCondition
     from sonde.config import Config
+    from sonde.query.capture import Capture
 
 EXAMPLE = """\
 examples:
@@ -47,6 +48,8 @@ SIGUSR1 pauses a running recorder, SIGUSR2 resumes it.
 """
 
 ABORTED = 130
+_LARGE_BYTES = 4_000_000
+"""A summary of more than this takes seconds."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -249,7 +252,7 @@ def _record(
     try:
         condition.begin()
         pause.begin(agent)
-        failure = _observe(agent, condition, progress, child)
+        failure = _observe(args, agent, condition, progress, child)
     except KeyboardInterrupt:
         progress.clear()
         sink.close()
@@ -270,7 +273,11 @@ def _record(
 
 
 def _observe(
-    agent: Agent, condition: StopCondition, progress: Progress, child: Child | None
+    args: argparse.Namespace,
+    agent: Agent,
+    condition: StopCondition,
+    progress: Progress,
+    child: Child | None,
 ) -> SinkError | None:
     """Run until the stop condition. Returns the error of a full disk; the file is kept."""
     try:
@@ -279,6 +286,9 @@ def _observe(
         with contextlib.suppress(SinkError):
             agent.stop()
         return error
+    progress.clear()
+    if condition.signals and child is None:
+        _note(args, "stopping: reading what is left and removing the probes")
     try:
         agent.stop(child.run if child is not None else None)
     except SinkError as error:
@@ -324,21 +334,29 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
         return
     if args.quiet:
         return
+    if (written := path.stat().st_size) >= _LARGE_BYTES:
+        _note(args, f"{path} is complete ({size(written)}); summarizing it, Ctrl-C skips that")
     # Imported late: it would take memory while recording.
     from sonde.export import summary
+    from sonde.query.capture import read
+    from sonde.query.session import Session
 
-    print(summary.of_file(path))
-    if verdict := _verdict(path):
+    capture = read(path)
+    held_bytes = capture.budget.held_bytes if capture.budget is not None else 0
+    print(summary.render(Session(capture)), flush=True)
+    if capture.budget is not None:  # what the summary held is free again
+        capture.budget.hold(held_bytes - capture.budget.held_bytes)
+    if verdict := _verdict(capture):
         print(f"\n{verdict}")
     print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
 
 
-def _verdict(path: Path) -> str:
+def _verdict(capture: Capture) -> str:
     """What limited the work, where a device was used; else ''."""
     try:
         from sonde.analyze.bound import explain
-        from sonde.cli.timelines import open_timeline
+        from sonde.cli.timelines import timeline_of
         from sonde.export import verdict
     except ModuleNotFoundError:
         return ""  # an installation that only records
-    return verdict.headline(explain(open_timeline([path])))
+    return verdict.headline(explain(timeline_of(capture)))

@@ -14,6 +14,7 @@ from sonde.errors import MissingDependency, NotACapture
 
 if TYPE_CHECKING:
     from sonde.model.timeline import Timeline
+    from sonde.query.capture import Capture
 
 _HEAD_BYTES = 4096
 
@@ -33,6 +34,14 @@ def open_timeline(paths: Sequence[Path]) -> Timeline:
         parts = [_open(_seekable(path, kept)) for path in paths]
     parts.sort(key=lambda part: not len(part.device))
     return with_interpreter_lock(merged(*parts))
+
+
+def timeline_of(capture: Capture) -> Timeline:
+    """The timeline of a capture that was read already. Raises ModuleNotFoundError."""
+    from sonde.analyze.merge import merged, with_interpreter_lock
+    from sonde.query.timeline import of_capture
+
+    return with_interpreter_lock(merged(of_capture(capture)))
 
 
 def _seekable(path: Path, kept: ExitStack) -> Path:
