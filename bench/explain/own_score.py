@@ -13,8 +13,8 @@ from bench.explain import truth as truths
 from bench.explain.expected import PARTS, planted, right_bound
 from bench.explain.score import proportion
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.query.capture import Capture, read
+from sonde.recording.timelines import open_timeline
 
 _ON_DEVICE = {"kernel", "replay", "copy", "set"}
 

@@ -20,9 +20,9 @@ from bench.explain import kept
 from bench.explain import truth as truths
 from bench.explain.expected import EXPECTED, MATTERS, PARTS, PLANTED, planted, right_bound
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.model.causes import Bound
 from sonde.model.verdict import Verdict
+from sonde.recording.timelines import open_timeline
 
 CORES = range(8, 16)
 """Of those that explain, while the next runs are measured on others."""

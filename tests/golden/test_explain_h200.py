@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.export import verdict as text
 from sonde.model.causes import Bound, CauseDetail
+from sonde.recording.timelines import open_timeline
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "data" / "explain"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.model.causes import Bound, Cause
 from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
+from sonde.recording.timelines import open_timeline
 
 pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
 

@@ -54,12 +54,17 @@ DOORS: dict[str, set[str]] = {
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
+    "recording": {
+        *("analyze", "errors", "export", "input_files", "interpreter", "limits", "model"),
+        *("private_files", "query", "readers"),
+    },
+    "__init__": {"recording"},
     "fleet": {"errors", "http_client", "input_files", "private_files", "query", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
 HEAVY = {
-    "pyarrow": {"query", "fleet"},
+    "pyarrow": {"query", "fleet", "recording"},
     "duckdb": {"query"},
     "numpy": {"analyze", "export", "fleet", "model", "query", "readers"},
 }

@@ -9,8 +9,8 @@ import pytest
 
 from captures import START_NS, Writer
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.model.causes import Bound, Cause
+from sonde.recording.timelines import open_timeline
 
 MS = 1_000_000
 LOADER = ("fetch", "[python]", "torch/utils/data/_utils/fetch.py", 49, "python")

@@ -11,11 +11,11 @@ import pytest
 from captures import START_NS, WALL_OFFSET_NS, Writer
 from sonde.analyze.bound import explain
 from sonde.analyze.merge import merged
-from sonde.cli.timelines import open_timeline
 from sonde.export import verdict as text
 from sonde.model.causes import Bound, Cause
 from sonde.model.devices import index_of
 from sonde.model.timeline import CopyDirection, DeviceKind, StateKind, TrackKind
+from sonde.recording.timelines import open_timeline
 from timelines import PID, Scene
 
 MS = 1_000_000

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from captures import START_NS, Writer, filled
-from sonde.cli.timelines import open_timeline
 from sonde.model.timeline import TotalKind, WaitDetail
 from sonde.query.device_counters import device_counters, device_ids, gpus_of_processes
+from sonde.recording.timelines import open_timeline
 
 US = 1_000
 TURN_NS = 1_000_000  # of a rival, at the least

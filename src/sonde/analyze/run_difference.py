@@ -25,6 +25,9 @@ from sonde.model.program_run import ProgramRun
 _ERROR = 0.05
 """Chance that any of the compared functions is called changed where none is."""
 
+CPU_TIME = "CPU time"
+"""Name of the change of the whole run's CPU time."""
+
 _Use = dict[str, tuple[float, int]]
 """By name of the function: (ns, samples)."""
 
@@ -44,7 +47,7 @@ def compare_runs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) ->
     Wall and CPU time come first, then functions: the certain changes, the costliest first.
     """
     wall = _exact("wall time", *([run.program.wall_ns for run in side] for side in (before, after)))
-    cpu = _exact("CPU time", *([run.program.cpu_ns for run in side] for side in (before, after)))
+    cpu = _exact(CPU_TIME, *([run.program.cpu_ns for run in side] for side in (before, after)))
     cpu_ns = max(1.0, cpu.before)
     functions = [
         change

@@ -61,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; 1 where something got worse than allowed. Raises CaptureError."""
-    from sonde.cli.timelines import open_timeline
+    from sonde.recording.timelines import open_timeline
 
     before, after = (open_timeline([path]) for path in (args.before, args.after))
     from sonde.analyze.difference import Unit, compare, regressions

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """Explains files, or a running process. Raises SondeError."""
     if bool(args.files) == (args.pid is not None):
         raise UsageError("give files or --pid, one of them", "sonde explain --help shows both")
-    from sonde.cli.timelines import open_timeline
+    from sonde.recording.timelines import open_timeline
 
     if args.pid is not None:
         timeline = _recorded(args.pid, args.duration)
@@ -90,7 +90,7 @@ def _recorded(pid: int, seconds: float) -> Timeline:
     import tempfile
 
     from sonde.cli import main
-    from sonde.cli.timelines import open_timeline
+    from sonde.recording.timelines import open_timeline
 
     with tempfile.TemporaryDirectory(prefix="sonde-explain-") as folder:
         capture = str(Path(folder) / "live.sonde")

@@ -355,8 +355,8 @@ def _verdict(capture: Capture) -> str:
     """What limited the work, where a device was used; else ''."""
     try:
         from sonde.analyze.bound import explain
-        from sonde.cli.timelines import timeline_of
         from sonde.export import verdict
+        from sonde.recording.timelines import timeline_of
     except ModuleNotFoundError:
         return ""  # an installation that only records
     return verdict.headline(explain(timeline_of(capture)))
