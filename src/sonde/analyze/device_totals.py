@@ -9,12 +9,14 @@ follows from the speed of the timed ones.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
+from sonde.analyze.offenders import OtherUse
 from sonde.analyze.ranking import LEAST_SHARE, STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
+from sonde.analyze.thread_time import ThreadTime, locations
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import CallKind, Total, TotalKind
 from sonde.model.verdict import (
@@ -37,12 +39,15 @@ def with_runs(
     window: int,
     timed_ns: int,
     active: Mapping[Bound, float],
+    others: Sequence[OtherUse],
+    time: ThreadTime,
 ) -> Verdict:
     """The verdict on a thread with the device's time in it.
 
     `runs`: totals of the device's runs; `calls`: totals of the thread; `window`: the time of
     `calls`, in ns; `timed_ns`: the time in which runs were timed; `active`: shares of that time by
-    the device's counters (`sonde.analyze.kernels`).
+    the device's counters (`sonde.analyze.kernels`); `others`: other processes that used the device
+    meanwhile; `time`: of the thread.
     """
     if not runs:
         return _by_counters(verdict, active)
@@ -53,8 +58,14 @@ def with_runs(
         {bound: part / max(computed, part) for bound, part in counted.items()}
     )
     interrupted = sum(one.ns for one in runs if one.kind == TotalKind.INTERRUPTED)
-    contention = min(1.0 - computed, interrupted / timed_ns)
     copied = min(1.0 - computed, _copied(runs, calls, window, timed_ns))
+    held_up = min(1.0 - computed, interrupted / timed_ns)
+    by_others = sum(one.share for one in others)
+    if others:
+        # The thread waited for a device that ran none of its work, and others' work meanwhile.
+        unexplained = verdict.computing - computed - copied
+        held_up = max(held_up, min(unexplained, by_others, 1.0 - computed))
+    contention = Cause.GPU_CONTENTION if others else Cause.NOT_TAKEN
     classes: dict[Bound, list[Total]] = defaultdict(list)
     for one in kernels:
         by_name = class_of(one.name)
@@ -67,6 +78,8 @@ def with_runs(
     lines = [f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"]
     if by_counters and any(class_of(one.name) == Bound.KERNELS for one in kernels):
         lines.append(_counter_evidence(active))
+    if others:
+        lines += [one.text for one in others[:2]]
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
     if shares and computed >= 1 - STALLED and alone >= UNDERFILLED_BOUND * computing:
@@ -77,7 +90,7 @@ def with_runs(
         bounds = mixed([BoundShare(one.bound, one.share) for one in shares])
         advice = [Advice(next_step_of_bound(bounds[0].key), 0.0), *verdict.advice]
     else:
-        causes = _attributed(verdict, {Cause.COPY: copied, Cause.GPU_CONTENTION: contention})
+        causes = _attributed(verdict, {Cause.COPY: copied, contention: held_up}, time)
         bounds = ranked_bounds((one.bound, one.share) for one in causes) or bounds
         advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     ranked = sorted(kernels, key=lambda one: -one.ns)
@@ -129,12 +142,16 @@ def _copied(runs: list[Total], calls: list[Total], window: int, timed_ns: int) -
     return share
 
 
-def _attributed(verdict: Verdict, device: Mapping[Cause, float]) -> list[CauseShare]:
+def _attributed(
+    verdict: Verdict, device: Mapping[Cause, float], time: ThreadTime
+) -> list[CauseShare]:
     """The causes of the thread, less those that its waits for the device explain.
 
     A thread that waits for a device which does not compute launches late because of that wait: its
-    launches and code count as synchronization, up to the length of the waits. `device`: shares of
-    the time in which the device did something else than compute; these come first.
+    launches and code count as synchronization, up to the length of the waits. Code that takes
+    longer than the waits keeps its rank: without it the time would shrink by more than without the
+    waits. `device`: shares of the time in which the device did something else than compute; these
+    come first.
     """
     left = verdict.computing
     extra: dict[Cause, float] = {}
@@ -145,6 +162,8 @@ def _attributed(verdict: Verdict, device: Mapping[Cause, float]) -> list[CauseSh
     synchronized = 0.0
     for one in sorted(verdict.causes, key=lambda one: one.key != Cause.LAUNCH):
         part = min(left, one.share) if one.key in (Cause.LAUNCH, Cause.HOST) else 0.0
+        if one.key == Cause.HOST and one.share > part > 0.5 * one.share:
+            part = 0.0
         left -= part
         synchronized += part
         part -= extra.pop(one.key, 0.0)
@@ -153,6 +172,7 @@ def _attributed(verdict: Verdict, device: Mapping[Cause, float]) -> list[CauseSh
             causes.append(replace(one, ns=ns, share=one.share - part))
     for cause, share in {**extra, Cause.SYNCHRONIZATION: synchronized}.items():
         if share:
+            waited = cause in (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.NOT_TAKEN)
             causes.append(
                 CauseShare(
                     key=cause,
@@ -164,7 +184,7 @@ def _attributed(verdict: Verdict, device: Mapping[Cause, float]) -> list[CauseSh
                     count=0,
                     longest_ns=0,
                     thread=verdict.device_name,
-                    locations=[],
+                    locations=locations(time.wait_places, time.waited) if waited else [],
                     facts=[],
                 )
             )

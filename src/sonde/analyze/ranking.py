@@ -12,7 +12,8 @@ from sonde.model.verdict import BoundShare
 STALLED = 0.15
 """A device that was stalled for less than this share of the time is bound by its kernels."""
 MIX = 0.6
-"""A bound with at least this fraction of the largest one is reported beside it."""
+"""A bound with this fraction of the largest one, or with `STALLED` of the time, is reported
+beside it."""
 UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
 LEAST_SHARE = 0.05
@@ -20,8 +21,10 @@ LEAST_SHARE = 0.05
 
 
 def mixed(ranked: Sequence[BoundShare]) -> list[BoundShare]:
-    """The first bound, and those about as large; three at most."""
-    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
+    """The first bound, and those about as large or with `STALLED` of the time; three at most."""
+    large = MIX * ranked[0].share if ranked else 0.0
+    least = min(large, STALLED)
+    return [one for one in ranked if one.share >= (large if one.key == Bound.DEVICE else least)][:3]
 
 
 def ranked_bounds(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:

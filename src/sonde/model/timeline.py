@@ -105,6 +105,10 @@ class WaitDetail(IntEnum):
     """In the data loader."""
     DEVICE = 3
     """For the device, by way of a thread of its driver."""
+    HAND_OVER = 4
+    """Until another thread or process hands something over: a queue, a future, a condition."""
+    IN_CALL = 5
+    """Within a call of a device's API."""
 
 
 class TrackKind(StrEnum):
@@ -112,6 +116,16 @@ class TrackKind(StrEnum):
 
     THREAD = "thread"
     STREAM = "stream"
+
+
+class ThreadOwner(StrEnum):
+    """Whose code a thread runs, by the outermost code of its stacks."""
+
+    PROGRAM = "program"
+    DRIVER = "driver"
+    """The device's driver: it wakes the program's threads when the device is done."""
+    SONDE = "sonde"
+    """Sonde's library in the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +142,8 @@ class Track:
     """Of a stream; -1 for a thread."""
     process: str = ""
     """The name of the process."""
+    owner: ThreadOwner = ThreadOwner.PROGRAM
+    """Whose code a thread runs, by its stacks."""
 
     @property
     def label(self) -> str:
@@ -283,6 +299,20 @@ class Activity(StrEnum):
     """It ran the data loader."""
     PAGE_FAULT = "page fault"
     """It served page faults."""
+    LAUNCH_PATH = "launch path"
+    """A framework on its way to a device, the runtime, or the driver."""
+    BUILD = "build"
+    """It compiled or loaded kernels."""
+    ALLOCATION = "allocation"
+    """It allocated or freed memory of the device, or pinned memory."""
+    COPY = "copy"
+    """It was in a call that copies."""
+    DEVICE_WAIT = "device wait"
+    """It polled in a call that waits for the device."""
+    CODE = "code"
+    """Any other code: the program's, or what that called on the CPU."""
+    UNKNOWN = "unknown"
+    """Its stack was not taken, or ends before it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +330,15 @@ class Total:
     """The label of the thread that ended most of the waiting time."""
     waker_ns: int = 0
     """How much of it."""
+    waker_track: int = -1
+    """The track of that thread; -1 unknown."""
     bytes: int = 0
     direction: CopyDirection = CopyDirection.UNKNOWN
     """Of copies."""
     wait_detail: WaitDetail = WaitDetail.NONE
     """Of waits, estimated from the stacks of some of them."""
+    place: str = ""
+    """The program's innermost own code in the stacks: 'function file:line'; '' not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +358,17 @@ class Counter:
         """The title for people: 'GPU0 sonde.gpu.clock sm'."""
         device = f"GPU{self.device}" if self.device >= 0 else ""
         return " ".join(filter(None, (device, self.name, self.which)))
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """How much one process used one device, as the device's driver reports it from time to time."""
+
+    pid: int
+    device: int
+    time_ns: I64
+    share: F64
+    """Of the time since the report before, in which the process ran anything on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +402,10 @@ class Timeline:
     """UUID and PCI address of each device, where known."""
     gpus_of: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """By pid: the devices that hold memory of the process, where known."""
+    parents: Mapping[int, int] = field(default_factory=dict)
+    """By pid: the parent's, where known."""
+    busy_of: Sequence[ProcessUse] = ()
+    """How much processes used the devices, as the driver reports it."""
     multiprocessors: Mapping[int, int] = field(default_factory=dict)
     """How many multiprocessors each device has."""
     tick_ns: int = 0

@@ -30,6 +30,7 @@ from sonde.query.device_counters import (
     device_counters,
     device_ids,
     gpus_of_processes,
+    uses_of_processes,
 )
 from sonde.query.device_times import times_on_device
 from sonde.query.thread_totals import (
@@ -38,6 +39,8 @@ from sonde.query.thread_totals import (
     FAULT_FRAMES,
     GIL_FRAMES,
     WAYS,
+    parents_of,
+    set_owners,
     totals_of,
 )
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
@@ -79,6 +82,8 @@ def of_capture(capture: Capture) -> Timeline:
     times = times_on_device(traced)
     gpus = gpus_of_processes(tables["metric"])
     device, asked = _device(naming, lanes, traced, times, gpus)
+    totals = totals_of(lanes, frames, tables, singly)
+    set_owners(naming, lanes, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
         calls = _together(calls, _waits(naming, lanes, tables["device_run"].filter(waits)))
     return Timeline(
@@ -92,7 +97,9 @@ def of_capture(capture: Capture) -> Timeline:
         counters=device_counters(tables["metric"]),
         device_ids=device_ids(tables["metric"]),
         gpus_of=gpus,
-        totals=totals_of(lanes, frames, tables, singly),
+        parents=parents_of(tables["process"]),
+        busy_of=uses_of_processes(tables["metric"]),
+        totals=totals,
         timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
         extent_ns=(capture.info.start_ns, capture.info.end_ns),
         wall_offset_ns=capture.info.wall_offset_ns,

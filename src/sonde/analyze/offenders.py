@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evidence of other processes on a device. Without it, no other process is blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from sonde.model.timeline import Timeline
+
+LEAST_USE = 0.01
+"""NVML reports whole percents: one percent is the least that it can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherUse:
+    """Another process that ran work on a device in a span of time."""
+
+    pid: int
+    name: str
+    share: float
+    """Mean of the driver's reports in the span: of the time, with any of its kernels."""
+    reports: int
+    """Reports with work, of all."""
+    of: int
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        who = f"{self.name} ({self.pid})" if self.name else f"process {self.pid}"
+        return (
+            f"{who} used the device for {100 * self.share:.0f} % of the time by the driver's "
+            f"reports, in {self.reports} of {self.of}"
+        )
+
+
+def others_on_device(
+    timeline: Timeline, devices: Collection[int], pids: Collection[int], span: tuple[int, int]
+) -> list[OtherUse]:
+    """Processes other than `pids` that used one of the devices in a span (ns), the busiest first.
+
+    `devices`: indices; empty: unknown, then nothing is known of others.
+    """
+    names = {track.pid: track.process or track.name for track in timeline.tracks}
+    found = []
+    for one in timeline.busy_of:
+        if one.device not in devices or one.pid in pids or not len(one.time_ns):
+            continue
+        inside = (one.time_ns >= span[0]) & (one.time_ns <= span[1])
+        share = one.share[inside]
+        busy = share >= LEAST_USE
+        if busy.any():
+            mean = float(np.mean(share))
+            found.append(
+                OtherUse(one.pid, names.get(one.pid, ""), mean, int(busy.sum()), len(share))
+            )
+    return sorted(found, key=lambda use: -use.share)
