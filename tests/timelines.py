@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from sonde.analyze.blame import blame_device
 from sonde.analyze.causes import CAUSES
 from sonde.analyze.merge import with_interpreter_lock
@@ -18,6 +20,7 @@ from sonde.model.timeline import (
     HostKind,
     Interner,
     Memory,
+    ProcessUse,
     StateKind,
     Timeline,
     events,
@@ -130,6 +133,13 @@ def repeated(scene: Scene, step: Callable[[Scene, float], object], length: float
     for number in range(STEPS):
         step(scene, 1_000_000 + number * length)
     return scene
+
+
+def used_by_another(share: float = 0.5) -> ProcessUse:
+    """The driver's reports that another process used the first device."""
+    return ProcessUse(
+        PID + 1, 0, np.arange(1, 40, dtype=np.int64) * 100_000_000, np.full(39, share)
+    )
 
 
 def shares(scene: Scene, **more: Any) -> dict[Cause, float]:

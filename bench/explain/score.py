@@ -18,7 +18,15 @@ import numpy as np
 
 from bench.explain import kept
 from bench.explain import truth as truths
-from bench.explain.expected import EXPECTED, MATTERS, PARTS, PLANTED, planted, right_bound
+from bench.explain.expected import (
+    EXPECTED,
+    MATTERS,
+    PARTS,
+    PLANTED,
+    is_right,
+    planted,
+    right_bound,
+)
 from sonde.analyze.bound import explain
 from sonde.model.causes import Bound
 from sonde.model.verdict import Verdict
@@ -110,7 +118,7 @@ def score(folder: Path, with_waits: bool = True) -> Score:
         truth=None if cost is None else 100 * cost,
         clock=None if found.clock is None else 100 * found.clock,
         rest=100 * rest,
-        right=verdict.bounds[0].key == expected,
+        right=is_right(verdict.bounds[0].key, expected, bool(timeline.busy_of)),
         by_name=verdict.bounds[0].key == EXPECTED[kind][0],
         detail=found_cause.detail if found_cause else "",
         detail_right=not details or any(word in text for word in details for text in texts),

@@ -36,6 +36,14 @@ class OtherUse:
         )
 
 
+def processes_of(timeline: Timeline) -> set[int]:
+    """The processes that asked a device for work in this record."""
+    asked = np.flatnonzero(np.bincount(timeline.calls.track, minlength=1)).tolist()
+    ran = np.flatnonzero(np.bincount(timeline.device.track, minlength=1)).tolist()
+    tracks = (*(asked if len(timeline.calls) else []), *(ran if len(timeline.device) else []))
+    return {timeline.tracks[track].pid for track in tracks}
+
+
 def others_on_device(
     timeline: Timeline, devices: Collection[int], pids: Collection[int], span: tuple[int, int]
 ) -> list[OtherUse]:

@@ -21,6 +21,11 @@ LEAST_SHARE = 0.05
 
 
 def mixed(ranked: Sequence[BoundShare]) -> list[BoundShare]:
+    """The first bound, and those about as large; three at most."""
+    return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
+
+
+def _with_large(ranked: Sequence[BoundShare]) -> list[BoundShare]:
     """The first bound, and those about as large or with `STALLED` of the time; three at most."""
     large = MIX * ranked[0].share if ranked else 0.0
     least = min(large, STALLED)
@@ -32,4 +37,6 @@ def ranked_bounds(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:
     shares: dict[Bound, float] = defaultdict(float)
     for key, share in parts:
         shares[key] += share
-    return mixed(sorted((BoundShare(*one) for one in shares.items()), key=lambda one: -one.share))
+    return _with_large(
+        sorted((BoundShare(*one) for one in shares.items()), key=lambda one: -one.share)
+    )

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sonde.analyze.causes import IO_REASONS
+from sonde.analyze.causes import HAND_OVERS, IO_REASONS, descends
 from sonde.analyze.device_waits import RESULT_BYTES
 from sonde.model.causes import Cause
 from sonde.model.timeline import (
@@ -73,8 +73,6 @@ _ACTIVITY_OF_CALL = {
 """What samples within a timed call show; of all other calls, `Activity.LAUNCH_PATH`."""
 _INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
 """Reasons for which threads block within device calls, where no stack says more."""
-_HAND_OVERS = {"futex", "read", "poll", "socket"}
-"""Reasons of a wait that another thread or process ends by handing something over."""
 
 
 @dataclass(slots=True)
@@ -197,22 +195,14 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     By the stack (a queue, a future, a condition), or because a worker process of the program ends a
     wait on a pipe or a socket.
     """
-    if total.name not in _HAND_OVERS:
+    if total.name not in HAND_OVERS:
         return False
     if total.wait_detail == WaitDetail.HAND_OVER:
         return total.name == "futex" or total.waker_track >= 0
     if total.name == "futex" or total.waker_track < 0 or 2 * total.waker_ns < total.ns:
         return False
     me, other = timeline.tracks[total.track].pid, timeline.tracks[total.waker_track].pid
-    return other != me and _descends(timeline, other, me)
-
-
-def _descends(timeline: Timeline, pid: int, ancestor: int) -> bool:
-    for _ in range(8):
-        pid = timeline.parents.get(pid, 0)
-        if pid == ancestor:
-            return True
-    return False
+    return other != me and descends(timeline, other, me)
 
 
 def _reads_back(total: Total) -> bool:

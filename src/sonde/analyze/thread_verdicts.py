@@ -49,6 +49,8 @@ FIRST_THREAD = 0.5
 """Without calls of a device: a process's first thread comes first if it has this fraction."""
 
 _RUN_KINDS = (TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED)
+_CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
+"""What a thread does on a CPU, by its stacks."""
 _WAITS = {
     *(Bound.LOCK, Bound.IO, Bound.INPUT, Bound.CPU_CONTENTION, Bound.STOPPED),
     *(Bound.PAGE_FAULT, Bound.ALLOCATION),
@@ -216,7 +218,7 @@ def _split(verdict: Verdict, of_threads: list[Verdict]) -> Verdict:
     exact = exact or (of_threads[0] if len(of_threads) == 1 else None)
     if host is None or exact is None:
         return verdict
-    parts = [one for one in exact.causes if one.bound in _WAITS or one.key == Cause.HOST]
+    parts = [one for one in exact.causes if one.bound in _WAITS or one.key in _CODE]
     whole = sum(one.ns for one in parts)
     if not whole:
         return verdict

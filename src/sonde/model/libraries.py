@@ -93,6 +93,13 @@ _INSTALLED = frozenset(
 )
 """Installed packages that programs often call; their frames are not the program's own."""
 _CONDITIONS = frozenset(("wait", "wait_for", "join"))
+_RECEIVES = frozenset(
+    (
+        *("get", "get_nowait", "wait", "_wait", "join", "result", "exception", "as_completed"),
+        *("recv", "recv_bytes", "_recv", "_recv_bytes", "poll", "_poll", "next", "__next__"),
+    )
+)
+"""Functions of queues, futures and pipes that wait for what another thread hands over."""
 _STANDARD = frozenset(sys.stdlib_module_names)
 _STANDARD_PACKAGES = frozenset(
     (
@@ -108,17 +115,18 @@ def kind_of_file(file: str, function: str = "") -> CodeKind:
     """The kind of a Python frame, by its file: as captures and traces have it, without the folder
     of installed packages ('torch/nn/modules/module.py', 'threading.py', 'src/train.py').
 
-    `function` matters in Python's own `threading.py` only: waiting for a condition is not waiting
-    for a lock.
+    `function` matters in Python's own library only: waiting for a condition is not waiting for a
+    lock, and filling a queue is not waiting for what it holds.
     """
-    if file == "threading.py" and function.rpartition(".")[2] in _CONDITIONS:
+    receives = function.rpartition(".")[2]
+    if file == "threading.py" and receives in _CONDITIONS:
         return CodeKind.HAND_OVER
     if not file or file.startswith("<"):
         return CodeKind.NEUTRAL
     if _LOADER_FILE.match(file):
         return CodeKind.LOADER
     if _HAND_OVER_FILE.match(file):
-        return CodeKind.HAND_OVER
+        return CodeKind.HAND_OVER if receives in _RECEIVES else CodeKind.NEUTRAL
     if _COMPILER_FILE.match(file):
         is_run = _COMPILED_FILE.match(file)
         return CodeKind.DISPATCH if is_run else CodeKind.COMPILER

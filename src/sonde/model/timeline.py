@@ -361,6 +361,29 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamWaits:
+    """Waits of streams for events of other streams."""
+
+    waiting: I32
+    """Track of the stream that waits."""
+    awaited: I32
+    """Track of the stream in which the event was recorded."""
+    wait: I64
+    """Correlation id of the call that lets the stream wait."""
+    record: I64
+    """Correlation id of the call that recorded the event."""
+
+    def __len__(self) -> int:
+        return len(self.wait)
+
+
+def no_stream_waits() -> StreamWaits:
+    """An empty table."""
+    whole = np.zeros(0, np.int64)
+    return StreamWaits(whole.astype(np.int32), whole.astype(np.int32), whole, whole)
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessUse:
     """How much one process used one device, as the device's driver reports it from time to time."""
 
@@ -385,6 +408,7 @@ class Timeline:
     host: Events = field(default_factory=no_events)
     states: Events = field(default_factory=no_events)
     samples: Samples = field(default_factory=no_samples)
+    stream_waits: StreamWaits = field(default_factory=no_stream_waits)
     counters: Sequence[Counter] = ()
     totals: Sequence[Total] = ()
     extent_ns: tuple[int, int] | None = None

@@ -13,6 +13,7 @@ from sonde.model.collectives import is_collective
 from sonde.model.devices import index_of
 from sonde.model.timeline import (
     I64,
+    Activity,
     CallKind,
     DeviceKind,
     Events,
@@ -33,6 +34,7 @@ from sonde.query.device_counters import (
     uses_of_processes,
 )
 from sonde.query.device_times import times_on_device
+from sonde.query.stack_roles import ACTIVITIES
 from sonde.query.thread_totals import (
     ASKED,
     CALLS,
@@ -238,7 +240,11 @@ def _together(calls: Events, asked: Events) -> Events:
 
 def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> Events:
     kind = coded(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
-    gil = frames.holding(rows.column("stack_id"), GIL_FRAMES)
+    stacks = rows.column("stack_id")
+    roles, row = frames.roles, frames.row_of(stacks)
+    gil = frames.holding(stacks, GIL_FRAMES)
+    loads = roles.activity[row] == ACTIVITIES.index(Activity.INPUT)
+    details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.HAND_OVER)
     return events(
         start_ns=whole(rows, "start_time_ns"),
         end_ns=whole(rows, "end_time_ns"),
@@ -246,7 +252,7 @@ def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> E
         name=names_of(naming, rows, "name"),
         track=lanes.of(rows),
         waker=lanes.wakers(rows),
-        wait_detail=np.where(gil, WaitDetail.GIL, WaitDetail.NONE).astype(np.uint8),
+        wait_detail=np.select([loads, gil, roles.hands_over[row]], details, 0).astype(np.uint8),
     )
 
 
