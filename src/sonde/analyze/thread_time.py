@@ -30,6 +30,11 @@ from sonde.model.verdict import CodeLocation
 
 FOR_COPIES = 0.8
 """From this many copies to the device per wait, the waits are for the copies."""
+BURSTS = 0.5
+"""A function whose samples lie in fewer than half of the intervals that samples at random times
+would lie in, runs in bursts."""
+LEAST_SAMPLES = 10
+"""Fewer samples of a function do not show bursts."""
 LINES = 4
 """Places that are named for a cause, those with the most time."""
 
@@ -58,6 +63,7 @@ _OF_ACTIVITY = {
     Activity.ALLOCATION: Cause.ALLOCATION,
     Activity.COPY: Cause.COPY,
     Activity.DEVICE_WAIT: Cause.SYNCHRONIZATION,
+    Activity.FILE: Cause.IO,
     Activity.CODE: Cause.HOST,
     Activity.UNKNOWN: Cause.UNKNOWN,
 }
@@ -91,6 +97,8 @@ class ThreadTime:
     waited: int = 0
     """In calls that wait for the device."""
     wait_places: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    spread: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By function: (on-CPU samples, ticks with them)."""
 
     def add(self, cause: Cause, ns: int, one: Total) -> None:
         """Adds a part of a total to a cause."""
@@ -163,6 +171,9 @@ def _on_cpu(
     for activity, group in sampled.items():
         if activity == Activity.UNKNOWN:
             continue
+        for one in group:
+            samples, ticks = found.spread.get(function_of(one.place), (0, 0))
+            found.spread[function_of(one.place)] = samples + one.samples, max(ticks, one.ticks)
         whole = sum(one.ns for one in group)
         left_out = min(whole, called[activity])
         inside -= left_out
@@ -231,11 +242,36 @@ def _inside_rank(total: Total) -> tuple[int, int]:
     return rank, -total.ns
 
 
+def function_of(place: str) -> str:
+    """A place without its line."""
+    return place.rpartition(":")[0] or place
+
+
+def functions(time: ThreadTime) -> dict[str, dict[Cause, int]]:
+    """The time in each function of the program by cause, the most first: a checkpoint copies,
+    serializes and writes. Waits for the device count as synchronization."""
+    found: dict[str, dict[Cause, int]] = defaultdict(lambda: defaultdict(int))
+    for cause, places in (*time.places.items(), (Cause.SYNCHRONIZATION, time.wait_places)):
+        for place, ns in places.items():
+            found[function_of(place)][cause] += ns
+    return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
+
+
+def in_bursts(time: ThreadTime, function: str, ticks: int) -> int:
+    """In how many of `ticks` intervals a function ran, if these are far fewer than as many samples
+    at random times would lie in; else 0."""
+    samples, found = time.spread.get(function, (0, 0))
+    if samples < LEAST_SAMPLES or ticks < 2:
+        return 0
+    expected = ticks * (1 - (1 - 1 / ticks) ** samples)
+    return found if found <= BURSTS * expected else 0
+
+
 def locations(places: dict[str, int], whole: int) -> list[CodeLocation]:
     """The places with the most time; lines of one function are one place, its commonest line."""
     functions: dict[str, dict[str, int]] = defaultdict(dict)
     for place, ns in places.items():
-        functions[place.rpartition(":")[0] or place][place] = ns
+        functions[function_of(place)][place] = ns
     sums = {max(lines, key=lambda one: lines[one]): sum(lines.values())
             for lines in functions.values()}  # fmt: skip
     ranked = sorted(sums.items(), key=lambda item: -item[1])[:LINES]

@@ -22,7 +22,14 @@ from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.device_totals import with_runs
 from sonde.analyze.offenders import others_on_device
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
-from sonde.analyze.thread_time import ThreadTime, locations, thread_time, whom
+from sonde.analyze.thread_time import (
+    ThreadTime,
+    functions,
+    in_bursts,
+    locations,
+    thread_time,
+    whom,
+)
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import (
     CallKind,
@@ -43,6 +50,10 @@ THREADS = 3
 """At most this many threads get a verdict."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
+FUNCTION = 0.1
+"""Functions of the program with this share of the time are described in evidence."""
+FUNCTIONS = 3
+"""At most this many."""
 LEAST_ACTIVE = 0.05
 """Without calls of a device: threads with a smaller fraction of the busiest one's time."""
 FIRST_THREAD = 0.5
@@ -308,6 +319,7 @@ def _verdict(
         for one in causes
         if one.share >= LEAST_SHARE
     ]
+    evidence += _of_functions(timeline, time, whole)
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     if bounds[0].key == Bound.DEVICE:
         advice.insert(0, Advice(next_step_of_bound(Bound.DEVICE), 0.0))
@@ -327,6 +339,25 @@ def _verdict(
         advice=advice,
     )
     return verdict, time
+
+
+def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:
+    """Functions of the program with several causes of their own, or that run in bursts only."""
+    ticks = max(1, (timeline.end_ns - timeline.start_ns) // max(1, timeline.tick_ns))
+    lines = []
+    for function, causes in functions(time).items():
+        ns = sum(causes.values())
+        if ns < FUNCTION * whole or not function:
+            continue
+        large = {cause: part for cause, part in causes.items() if part >= LEAST_SHARE * whole}
+        bursts = in_bursts(time, function, ticks)
+        if len(large) < 2 and not bursts:
+            continue
+        parts = sorted(large.items(), key=lambda item: -item[1])
+        text = ", ".join(f"{cause.bound.label} {100 * part / whole:.0f} %" for cause, part in parts)
+        line = f"{100 * ns / whole:.0f} % of the time in {function}: {text or 'several causes'}"
+        lines.append(line + f"; in bursts, in {bursts} of {ticks} intervals" * bool(bursts))
+    return lines[:FUNCTIONS]
 
 
 def _facts(

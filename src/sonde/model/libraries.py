@@ -56,7 +56,9 @@ _COMPILER_BINARY = re.compile(
     r"|ptxas)"
 )
 _NEUTRAL_BINARY = re.compile(
-    r"^(lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|util)\b|ld-linux|ld-musl|libpython|python[\d.]*$|\[)"
+    r"^(lib(c|m|dl|rt|pthread|stdc\+\+|c\+\+|gcc_s|util|crypto|ssl|z|zstd|lzma|bz2|ffi|numa|jemalloc"
+    r"|tcmalloc|mimalloc|protobuf|absl\w*|nvidia-ml|sqlite3|expat)[.-]|ld-linux|ld-musl|libpython"
+    r"|python[\d.]*$|\[)"
 )
 _CPU_FUNCTION = re.compile(r"wrapper_CPU|::(AVX2|AVX512|DEFAULT|NEON|SVE\d*)::|mkldnn|cpublas")
 _COMPILER_FUNCTION = re.compile(r"^(llvm|mlir)::|nvrtc|NVPTXCompiler|CompileToTargetBinary")

@@ -309,6 +309,8 @@ class Activity(StrEnum):
     """It was in a call that copies."""
     DEVICE_WAIT = "device wait"
     """It polled in a call that waits for the device."""
+    FILE = "file"
+    """The kernel read or wrote files, pipes or sockets for it."""
     CODE = "code"
     """Any other code: the program's, or what that called on the CPU."""
     UNKNOWN = "unknown"
@@ -339,6 +341,10 @@ class Total:
     """Of waits, estimated from the stacks of some of them."""
     place: str = ""
     """The program's innermost own code in the stacks: 'function file:line'; '' not known."""
+    samples: int = 0
+    """Of `TotalKind.SAMPLED`: on-CPU samples."""
+    ticks: int = 0
+    """Of `TotalKind.SAMPLED`: intervals of `Timeline.tick_ns` with samples."""
 
 
 @dataclass(frozen=True, slots=True)

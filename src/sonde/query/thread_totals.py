@@ -51,6 +51,12 @@ FAULT_FRAMES = (
     *("unmap_region", "unmap_vmas", "shmem_evict_inode"),
 )
 """The kernel allocates or frees memory of the program: both are costs of new mappings."""
+FILE_FRAMES = (
+    *("vfs_read", "vfs_write", "vfs_readv", "vfs_writev", "vfs_fsync_range", "ksys_read"),
+    *("ksys_write", "do_sys_openat2", "__sys_sendto", "__sys_recvfrom", "__sys_sendmsg"),
+    *("__sys_recvmsg", "io_submit_one", "vfs_iter_read", "vfs_iter_write"),
+)
+"""The kernel reads or writes for the thread."""
 GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
 ASKED = {
     "kernel": CallKind.LAUNCH,
@@ -181,17 +187,34 @@ def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
     fault = frames.holding(stacks, FAULT_FRAMES)
     about = roles.activity[row].astype(np.int64)
     loads = about == ACTIVITIES.index(Activity.INPUT)
+    code = about == ACTIVITIES.index(Activity.CODE)
+    about[code & frames.holding(stacks, FILE_FRAMES)] = ACTIVITIES.index(Activity.FILE)
     about[fault & ~loads] = ACTIVITIES.index(Activity.PAGE_FAULT)
     about[full] = ACTIVITIES.index(Activity.FULL_QUEUE)
     keys = np.stack([lane.astype(np.int64), about, roles.place[row].astype(np.int64)], axis=1)
     made = []
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
     sums = np.zeros(len(different), np.int64)
-    np.add.at(sums, inverse.reshape(-1), weight)
-    for (track, code, place), ns in zip(different.tolist(), sums.tolist(), strict=True):
-        where = roles.places[place] if place >= 0 else ""
-        name = ACTIVITIES[code]
-        made.append(Total(track, TotalKind.SAMPLED, name, CallKind.OTHER, ns, 0, place=where))
+    np.add.at(sums, inverse, weight)
+    counts = np.bincount(inverse, whole(rows, "weight_count"), len(different))
+    times = np.unique(np.stack([inverse, whole(rows, "time_ns")]), axis=1)[0]
+    ticks = np.bincount(times, minlength=len(different))
+    columns = (one.tolist() for one in (different, sums, counts.round().astype(np.int64), ticks))
+    for (track, number, place), ns, count, spread in zip(*columns, strict=True):
+        made.append(
+            Total(
+                track,
+                TotalKind.SAMPLED,
+                ACTIVITIES[number],
+                CallKind.OTHER,
+                ns,
+                0,
+                place=roles.places[place] if place >= 0 else "",
+                samples=count,
+                ticks=spread,
+            )
+        )
     return made
 
 
