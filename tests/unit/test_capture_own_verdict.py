@@ -9,6 +9,8 @@ import pytest
 
 from captures import START_NS, Writer
 from sonde.analyze.bound import explain
+from sonde.cli.timelines import open_timeline
+from sonde.export.verdict import render
 from sonde.model.causes import Bound, Cause
 from sonde.recording.timelines import open_timeline
 
@@ -315,3 +317,132 @@ def test_short_waits_within_a_window_are_parted_as_the_totals_are(writer, key, t
     assert shares(verdict)[Cause.GIL] == pytest.approx(0.89, abs=0.02)
     stalled = verdict.window_ns * (1 - verdict.computing)
     assert sum(one.ns for one in verdict.causes) == pytest.approx(stalled, abs=2)
+
+
+GET = ("Queue.get", "[python]", "queue.py", 171, "python")
+WAIT = ("Condition.wait", "[python]", "threading.py", 355, "python")
+WORK = ("decode", "[python]", "data/images.py", 31, "python")
+
+
+@pytest.mark.parametrize(
+    ("stack", "cause"),
+    [
+        ((STEP, GET, WAIT, ("sem_wait", "libc.so.6")), Cause.INPUT),
+        ((STEP, WAIT, ("sem_wait", "libc.so.6")), Cause.INPUT),
+        ((("serve", "server"), ("pthread_cond_wait", "libc.so.6")), Cause.INPUT),
+        ((STEP, ("sem_wait", "libc.so.6")), Cause.LOCK),
+        ((("serve", "server"), ("pthread_mutex_lock", "libc.so.6")), Cause.LOCK),
+        ((STEP, WAIT, ("take_gil", "python3.12"), ("pthread_cond_timedwait", "libc.so.6")),
+         Cause.GIL),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["loader", "A"])
+def test_a_lock_and_a_queue_are_told_apart_by_stacks_and_not_by_who_ends_the_wait(
+    writer, told, stack, cause, name
+):
+    key = writer.process(42, "train", threads=[{"tid": 42, "comm": "B"}, {"tid": 43, "comm": name}])
+    writer.wait(key, 42, "futex", 4.0, waker=(42, 43), stack=writer.stack(*stack))
+    writer.on_cpu(key, 43, writer.stack(WORK, EVAL), 400)
+    runs(writer, key, 0.01)
+    first = told().causes[0]
+
+    assert first.key == cause
+    assert f"ended by {name} (43), on a CPU in decode data/images.py:31" in first.facts[0]
+
+
+def test_a_socket_that_nobody_here_fills_is_io(writer, key, told):
+    writer.wait(key, 42, "socket", 4.0, stack=writer.stack(STEP, ("recv", "libc.so.6")))
+    runs(writer, key, 0.01)
+
+    assert told().bound == Bound.IO
+
+
+def test_the_kernel_that_writes_a_file_on_a_cpu_is_io(writer, key, told):
+    write = [("write", "libc.so.6"), ("ksys_write", "[kernel]"), ("copy_from_user", "[kernel]")]
+    writer.on_cpu(key, 42, writer.stack(STEP, SAVE, *write), 400)
+    runs(writer, key, 0.01)
+
+    assert told().bound == Bound.IO
+
+
+def test_a_function_with_several_causes_is_described_as_one(writer, key, told):
+    """A checkpoint copies to the host, serializes, and writes."""
+    stack = writer.stack(("save", "[python]", "train.py", 40, "python"), SAVE)
+    writer.calls(
+        key, 42, "cudaMemcpyAsync", count=10, seconds=0.8, op="copy", moved=10**9, direction="d2h",
+        stack=stack,
+    )  # fmt: skip
+    writer.on_cpu(key, 42, stack, 99)
+    writer.wait(key, 42, "sync to disk", 0.7, stack=stack)
+    writer.on_cpu(key, 42, writer.stack(STEP, LAUNCH), 198)
+    runs(writer, key, 0.01)
+
+    (line,) = [line for line in told().evidence if "in save train.py" in line]
+    assert line.startswith(
+        "50 % of the time in save train.py: host-bound 20 %, copy-bound 16 %, I/O-bound 14 %"
+    )
+
+
+def test_a_function_that_runs_in_bursts_is_said_to(writer, key, told):
+    evaluate, step = (
+        writer.stack((name, "[python]", "train.py", 7, "python"), EVAL)
+        for name in ("evaluate", "f")
+    )
+    for second in range(5):
+        writer.on_cpu(key, 42, step, 50)
+        writer.rows["sample"][-1]["time_ns"] = START_NS + second * 1000 * MS
+    writer.on_cpu(key, 42, evaluate, 100)
+    runs(writer, key, 0.01)
+
+    lines = [line for line in told().evidence if "bursts" in line]
+    assert len(lines) == 1
+    assert "in evaluate train.py" in lines[0]
+    assert "in bursts, in 1 of 5 parts of the record" in lines[0]
+
+
+def test_threads_that_launch_at_once_say_of_what_their_shares_are(writer, told):
+    key = writer.process(42, "x", threads=[{"tid": 42, "comm": "x"}, {"tid": 43, "comm": "x"}])
+    for tid, other in ((42, 43), (43, 42)):
+        writer.calls(key, tid, "cuStreamSynchronize", count=9, seconds=0.5, op="sync")
+        writer.wait(key, tid, "futex", 0.2, waker=(42, other))
+        writer.on_cpu(key, tid, writer.stack(STEP, EVAL), 400)
+    verdict = told()
+
+    assert sum(one.share for one in verdict.causes) + verdict.computing <= 1.0001
+    assert any("of 2 threads together, 1.82 times" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bound", "text"),
+    [
+        ("cpu", Bound.HOST, "parse app.py:3"),
+        ("gil", Bound.LOCK, "GIL"),
+        ("lock", Bound.LOCK, "ended by B (43)"),
+        ("disk", Bound.IO, "I/O"),
+        ("starved", Bound.CPU_CONTENTION, "waited for a CPU"),
+        ("memory", Bound.PAGE_FAULT, "page faults"),
+    ],
+)
+def test_a_capture_without_a_device_is_explained(writer, tmp_path, kind, bound, text):
+    key = writer.process(42, "x", threads=[{"tid": 42, "comm": "A"}, {"tid": 43, "comm": "B"}])
+    parse = ("parse", "[python]", "app.py", 3, "python")
+    writer.on_cpu(key, 42, writer.stack(parse, EVAL), 400 if kind == "cpu" else 40)
+    if kind == "gil":
+        writer.wait(key, 42, "futex", 4.0, stack=writer.stack(parse, "take_gil"))
+    if kind == "lock":
+        held = writer.stack(parse, ("sem_wait", "libc.so.6"))
+        writer.wait(key, 42, "futex", 4.0, waker=(42, 43), stack=held)
+    if kind == "disk":
+        writer.wait(key, 42, "sync to disk", 4.0, stack=writer.stack(parse, "fsync"))
+    if kind == "starved":
+        writer.wait(key, 42, "preempted", 4.0, kind="runqueue")
+    if kind == "memory":
+        fault = writer.stack(parse, EVAL, ("exc_page_fault", "[kernel]"))
+        writer.on_cpu(key, 42, fault, 300)
+    explanation = explain(open_timeline([writer.write(tmp_path / "a.sonde")]))
+    said = render(explanation)
+
+    assert explanation.verdicts[0].bounds[0].key == bound
+    assert text in said
+    assert "called no device in 5.00 s" in said
+    assert "launch" not in said

@@ -31,8 +31,8 @@ from sonde.model.verdict import CodeLocation
 FOR_COPIES = 0.8
 """From this many copies to the device per wait, the waits are for the copies."""
 BURSTS = 0.5
-"""A function whose samples lie in fewer than half of the intervals that samples at random times
-would lie in, runs in bursts."""
+"""A function whose samples lie in fewer than half of the parts of a record that samples at random
+times would lie in, runs in bursts."""
 LEAST_SAMPLES = 10
 """Fewer samples of a function do not show bursts."""
 LINES = 4
@@ -98,7 +98,7 @@ class ThreadTime:
     """In calls that wait for the device."""
     wait_places: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     spread: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By function: (on-CPU samples, ticks with them)."""
+    """By function: (on-CPU samples, `Total.when`)."""
 
     def add(self, cause: Cause, ns: int, one: Total) -> None:
         """Adds a part of a total to a cause."""
@@ -172,8 +172,8 @@ def _on_cpu(
         if activity == Activity.UNKNOWN:
             continue
         for one in group:
-            samples, ticks = found.spread.get(function_of(one.place), (0, 0))
-            found.spread[function_of(one.place)] = samples + one.samples, max(ticks, one.ticks)
+            samples, when = found.spread.get(function_of(one.place), (0, 0))
+            found.spread[function_of(one.place)] = samples + one.samples, when | one.when
         whole = sum(one.ns for one in group)
         left_out = min(whole, called[activity])
         inside -= left_out
@@ -257,13 +257,14 @@ def functions(time: ThreadTime) -> dict[str, dict[Cause, int]]:
     return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
 
 
-def in_bursts(time: ThreadTime, function: str, ticks: int) -> int:
-    """In how many of `ticks` intervals a function ran, if these are far fewer than as many samples
-    at random times would lie in; else 0."""
-    samples, found = time.spread.get(function, (0, 0))
-    if samples < LEAST_SAMPLES or ticks < 2:
+def in_bursts(time: ThreadTime, function: str, parts: int) -> int:
+    """In how many of `parts` of the record a function ran, if these are far fewer than as many
+    samples at random times would lie in; else 0."""
+    samples, when = time.spread.get(function, (0, 0))
+    if samples < LEAST_SAMPLES or parts < 2:
         return 0
-    expected = ticks * (1 - (1 - 1 / ticks) ** samples)
+    expected = parts * (1 - (1 - 1 / parts) ** samples)
+    found = when.bit_count()
     return found if found <= BURSTS * expected else 0
 
 
@@ -288,6 +289,8 @@ def whom(timeline: Timeline, track: int) -> str:
     waits = [total for total in mine if total.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE)]
     longest = max(waits, key=lambda total: total.ns, default=None)
     if longest is not None and longest.ns > running and longest.name != "futex":
+        if longest.kind == TotalKind.RUNQUEUE:
+            return f"{one.label}, mostly waiting for a CPU"
         where = f" in {longest.place}" if longest.place else ""
         return f"{one.label}, mostly waiting: {longest.name}{where}"
     places: dict[str, int] = defaultdict(int)

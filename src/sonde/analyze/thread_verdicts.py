@@ -39,6 +39,7 @@ from sonde.model.timeline import (
     Total,
     TotalKind,
     WaitDetail,
+    parts_of,
 )
 from sonde.model.verdict import Advice, BoundShare, CauseShare, Verdict
 
@@ -50,6 +51,8 @@ THREADS = 3
 """At most this many threads get a verdict."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
+ENDED = 0.25
+"""A thread that ended this part of a cause's waits is named."""
 FUNCTION = 0.1
 """Functions of the program with this share of the time are described in evidence."""
 FUNCTIONS = 3
@@ -343,32 +346,34 @@ def _verdict(
 
 def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:
     """Functions of the program with several causes of their own, or that run in bursts only."""
-    ticks = max(1, (timeline.end_ns - timeline.start_ns) // max(1, timeline.tick_ns))
+    parts = parts_of(timeline.start_ns, timeline.end_ns, timeline.tick_ns)
     lines = []
     for function, causes in functions(time).items():
         ns = sum(causes.values())
         if ns < FUNCTION * whole or not function:
             continue
         large = {cause: part for cause, part in causes.items() if part >= LEAST_SHARE * whole}
-        bursts = in_bursts(time, function, ticks)
+        bursts = in_bursts(time, function, parts)
         if len(large) < 2 and not bursts:
             continue
-        parts = sorted(large.items(), key=lambda item: -item[1])
-        text = ", ".join(f"{cause.bound.label} {100 * part / whole:.0f} %" for cause, part in parts)
+        ranked = sorted(large.items(), key=lambda item: -item[1])
+        text = ", ".join(f"{one.bound.label} {100 * part / whole:.0f} %" for one, part in ranked)
         line = f"{100 * ns / whole:.0f} % of the time in {function}: {text or 'several causes'}"
-        lines.append(line + f"; in bursts, in {bursts} of {ticks} intervals" * bool(bursts))
+        lines.append(
+            line + f"; in bursts, in {bursts} of {parts} parts of the record" * bool(bursts)
+        )
     return lines[:FUNCTIONS]
 
 
 def _facts(
     timeline: Timeline, time: ThreadTime, cause: Cause, length: int, window: int
 ) -> list[str]:
-    """Who ended the waits of a cause, where one thread did for half of them."""
+    """Who ended the waits of a cause, where one thread did for much of them."""
     others = time.others[cause]
     most = max(others, key=lambda track: others[track], default=-1)
-    if most < 0 or length < LEAST_SHARE * window or 2 * others[most] < length:
+    if most < 0 or length < LEAST_SHARE * window or others[most] < ENDED * length:
         return []
-    return [f"ended by {whom(timeline, most)}"]
+    return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most)}"]
 
 
 def _bounds(causes: list[CauseShare], waited: float) -> list[BoundShare]:

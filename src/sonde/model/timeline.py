@@ -343,8 +343,18 @@ class Total:
     """The program's innermost own code in the stacks: 'function file:line'; '' not known."""
     samples: int = 0
     """Of `TotalKind.SAMPLED`: on-CPU samples."""
-    ticks: int = 0
-    """Of `TotalKind.SAMPLED`: intervals of `Timeline.tick_ns` with samples."""
+    when: int = 0
+    """Of `TotalKind.SAMPLED`: bit N is set if a sample lies in part N of the record, of the equal
+    parts of `parts_of`."""
+
+
+MOST_PARTS = 64
+"""Parts of a record in which it is known what ran: bits of `Total.when`."""
+
+
+def parts_of(start_ns: int, end_ns: int, tick_ns: int) -> int:
+    """How many equal parts of a record are told apart: none shorter than a tick."""
+    return max(1, min(MOST_PARTS, (end_ns - start_ns) // max(1, tick_ns)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from sonde.model.timeline import (
     Total,
     TotalKind,
     WaitDetail,
+    parts_of,
 )
 from sonde.query.columns import Frames, Lanes, blocks_of, coded, texts_of, whole
 from sonde.query.stack_roles import ACTIVITIES
@@ -95,12 +96,18 @@ RARELY = 0.2
 
 
 def totals_of(
-    lanes: Lanes, frames: Frames, tables: dict[str, pa.Table], run: pa.Table
+    lanes: Lanes,
+    frames: Frames,
+    tables: dict[str, pa.Table],
+    run: pa.Table,
+    span: tuple[int, int],
+    tick_ns: int,
 ) -> list[Total]:
-    """All totals; `run`: rows of `device_run` that were sampled one by one."""
+    """All totals; `run`: rows of `device_run` that were sampled one by one; `span`: begin and end
+    of the record; `tick_ns`: the interval that one sample sums up."""
     return [
         *_totals(lanes, frames, tables),
-        *_sampled(lanes, frames, tables["sample"]),
+        *_sampled(lanes, frames, tables["sample"], span, tick_ns),
         *_runs(lanes, run),
     ]
 
@@ -175,8 +182,11 @@ def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
     return made
 
 
-def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
-    """CPU time by activity and by place in the program, from on-CPU stacks."""
+def _sampled(
+    lanes: Lanes, frames: Frames, table: pa.Table, span: tuple[int, int], tick_ns: int
+) -> list[Total]:
+    """CPU time by activity and by place in the program, from on-CPU stacks. `span`: begin and end
+    of the record."""
     rows = table.filter(pc.equal(table.column("kind"), "cpu"))
     stacks = rows.column("stack_id")
     lane, weight = lanes.of(rows), whole(rows, "weight_ns")
@@ -198,10 +208,13 @@ def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
     sums = np.zeros(len(different), np.int64)
     np.add.at(sums, inverse, weight)
     counts = np.bincount(inverse, whole(rows, "weight_count"), len(different))
-    times = np.unique(np.stack([inverse, whole(rows, "time_ns")]), axis=1)[0]
-    ticks = np.bincount(times, minlength=len(different))
-    columns = (one.tolist() for one in (different, sums, counts.round().astype(np.int64), ticks))
-    for (track, number, place), ns, count, spread in zip(*columns, strict=True):
+    start, end = span
+    part = parts_of(start, end, tick_ns)
+    at = np.clip((whole(rows, "time_ns") - start) * part // max(1, end - start), 0, part - 1)
+    when = np.zeros(len(different), np.uint64)
+    np.bitwise_or.at(when, inverse, np.left_shift(np.uint64(1), at.astype(np.uint64)))
+    columns = (one.tolist() for one in (different, sums, counts.round().astype(np.int64), when))
+    for (track, number, place), ns, count, bits in zip(*columns, strict=True):
         made.append(
             Total(
                 track,
@@ -212,7 +225,7 @@ def _sampled(lanes: Lanes, frames: Frames, table: pa.Table) -> list[Total]:
                 0,
                 place=roles.places[place] if place >= 0 else "",
                 samples=count,
-                ticks=spread,
+                when=bits,
             )
         )
     return made

@@ -70,10 +70,10 @@ def of_capture(capture: Capture) -> Timeline:
     tables = capture.tables
     lanes = Lanes(naming, tables)
     frames = Frames(tables)
-    span = tables["span"]
-    kinds = span.column("kind")
+    spans = tables["span"]
+    kinds = spans.column("kind")
     blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
-    calls = _calls(naming, lanes, span.filter(pc.equal(kinds, "device")))
+    calls = _calls(naming, lanes, spans.filter(pc.equal(kinds, "device")))
     waits = pc.equal(tables["device_run"].column("kind").cast(pa.string()), "sync")
     run = tables["device_run"].filter(pc.invert(waits))
     tick_ns = _tick(tables["sample"])
@@ -84,7 +84,8 @@ def of_capture(capture: Capture) -> Timeline:
     times = times_on_device(traced)
     gpus = gpus_of_processes(tables["metric"])
     device, asked = _device(naming, lanes, traced, times, gpus)
-    totals = totals_of(lanes, frames, tables, singly)
+    span = (capture.info.start_ns, capture.info.end_ns)
+    totals = totals_of(lanes, frames, tables, singly, span, tick_ns)
     set_owners(naming, lanes, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
         calls = _together(calls, _waits(naming, lanes, tables["device_run"].filter(waits)))
@@ -94,7 +95,7 @@ def of_capture(capture: Capture) -> Timeline:
         device=device,
         calls=_together(calls, asked),
         windows_ns=windows_ns(traced, window[all_timed], *times),
-        states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
+        states=_states(naming, lanes, frames, spans.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
         counters=device_counters(tables["metric"]),
         device_ids=device_ids(tables["metric"]),
@@ -103,7 +104,7 @@ def of_capture(capture: Capture) -> Timeline:
         busy_of=uses_of_processes(tables["metric"]),
         totals=totals,
         timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
-        extent_ns=(capture.info.start_ns, capture.info.end_ns),
+        extent_ns=span,
         wall_offset_ns=capture.info.wall_offset_ns,
         tick_ns=tick_ns,
         sources=("sonde",),
