@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +93,16 @@ def uses_of_processes(metric: pa.Table) -> list[ProcessUse]:
         order = np.array(chosen)[np.argsort(times[chosen], kind="stable")]
         found.append(ProcessUse(process, number, times[order], values[order]))
     return found
+
+
+def sharing(uses: Iterable[ProcessUse], gpus: Mapping[int, Sequence[int]]) -> set[int]:
+    """Processes with memory on a GPU that another process used. `gpus`: of each process."""
+    busy = [(use.pid, use.device) for use in uses if (use.share > 0).any()]
+    return {
+        pid
+        for pid, mine in gpus.items()
+        if any(other != pid and device in mine for other, device in busy)
+    }
 
 
 def device_ids(metric: pa.Table) -> dict[int, tuple[str, ...]]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -91,8 +91,9 @@ TURN_NS = 1_000_000
 USUAL_OF = 20
 FEW_BLOCKS = 16
 """Kernels with so few blocks leave most of a device with 40 or more multiprocessors idle."""
-RARELY = 0.2
-"""As in `sonde.analyze.stalls`: so many runs tell what is usual, and no more of them are not."""
+RARELY, RARELY_SHARED = 0.2, 0.5
+"""As in `sonde.analyze.stalls`: so many runs tell what is usual, and no more of them are not. Where
+another process used the device, fewer than half: the median is the usual length then, too."""
 
 
 def totals_of(
@@ -102,13 +103,15 @@ def totals_of(
     run: pa.Table,
     span: tuple[int, int],
     tick_ns: int,
+    shared: Collection[int],
 ) -> list[Total]:
     """All totals; `run`: rows of `device_run` that were sampled one by one; `span`: begin and end
-    of the record; `tick_ns`: the interval that one sample sums up."""
+    of the record; `tick_ns`: the interval that one sample sums up; `shared`: processes whose
+    devices another process used, too."""
     return [
         *_totals(lanes, frames, tables),
         *_sampled(lanes, frames, tables["sample"], span, tick_ns),
-        *_runs(lanes, run),
+        *_runs(lanes, run, shared),
     ]
 
 
@@ -133,7 +136,7 @@ def parents_of(process: pa.Table) -> dict[int, int]:
     )
 
 
-def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
+def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     """Estimated totals of runs on devices, from runs sampled one by one.
 
     Kernels that took far longer than usual are cut: the rest is of `TotalKind.INTERRUPTED`. Kernels
@@ -146,6 +149,7 @@ def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
     length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
     moved, blocks = whole(rows, "bytes"), blocks_of(rows)
     names, kinds = texts_of(rows, "name"), texts_of(rows, "kind")
+    pids = whole(rows, "pid")
     ways = coded(rows, "direction", {way: int(code) for way, code in WAYS.items()}).tolist()
     groups: dict[tuple[int, str, str, int], list[int]] = {}
     for row, key in enumerate(zip(lanes.of(rows).tolist(), kinds, names, ways, strict=True)):
@@ -156,7 +160,8 @@ def _runs(lanes: Lanes, rows: pa.Table) -> list[Total]:
         ns, heavy = length[mine], weight[mine]
         usual = int(np.median(ns))
         beyond = np.where((ns > STRETCHED * usual) & (ns > usual + TURN_NS), ns - usual, 0)
-        if kind != "kernel" or len(mine) < USUAL_OF or (beyond > 0).mean() > RARELY:
+        rare = RARELY_SHARED if int(pids[mine[0]]) in shared else RARELY
+        if kind != "kernel" or len(mine) < USUAL_OF or (beyond > 0).mean() > rare:
             beyond = np.zeros(len(mine), np.int64)
         count, size = round(heavy.sum()), round((heavy * moved[mine]).sum())
         own = round((heavy * (ns - beyond)).sum())

@@ -31,6 +31,7 @@ from sonde.query.device_counters import (
     device_counters,
     device_ids,
     gpus_of_processes,
+    sharing,
     uses_of_processes,
 )
 from sonde.query.device_times import times_on_device
@@ -85,7 +86,9 @@ def of_capture(capture: Capture) -> Timeline:
     gpus = gpus_of_processes(tables["metric"])
     device, asked = _device(naming, lanes, traced, times, gpus)
     span = (capture.info.start_ns, capture.info.end_ns)
-    totals = totals_of(lanes, frames, tables, singly, span, tick_ns)
+    uses = uses_of_processes(tables["metric"])
+    shared = sharing(uses, gpus)
+    totals = totals_of(lanes, frames, tables, singly, span, tick_ns, shared)
     set_owners(naming, lanes, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
         calls = _together(calls, _waits(naming, lanes, tables["device_run"].filter(waits)))
@@ -101,7 +104,7 @@ def of_capture(capture: Capture) -> Timeline:
         device_ids=device_ids(tables["metric"]),
         gpus_of=gpus,
         parents=parents_of(tables["process"]),
-        busy_of=uses_of_processes(tables["metric"]),
+        busy_of=uses,
         totals=totals,
         timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
         extent_ns=span,
