@@ -144,6 +144,7 @@ def used_by_another(share: float = 0.5) -> ProcessUse:
 
 def shares(scene: Scene, **more: Any) -> dict[Cause, float]:
     """The share of each cause in the traced time of the first device."""
+    more.setdefault("gpus_of", {PID: [0]})
     found = blame_device(with_interpreter_lock(scene.timeline(**more)), 0)
     window = found.stalls.window_ns
     return {one: found.total_ns(one) / window for one in CAUSES if found.total_ns(one)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.explain import truth as truths
-from bench.explain.expected import PARTS, planted, right_bound
+from bench.explain.expected import PARTS, is_right, planted, right_bound
 from bench.explain.score import proportion
 from sonde.analyze.bound import explain
 from sonde.query.capture import Capture, read
@@ -83,7 +83,7 @@ def score(folder: Path, recording: str) -> OwnScore:
         recording=recording,
         verdict="+".join(one.key for one in verdict.bounds) if verdict else "",
         expected=expected,
-        right=bool(verdict and verdict.bounds[0].key == expected),
+        right=bool(verdict and is_right(verdict.bounds[0].key, expected, bool(timeline.busy_of))),
         full=_full(folder),
         dilated=100 * (phases["traced"]["step_s"] / free_s - 1),
         on_device=bool(len(timeline.device)),

@@ -63,7 +63,8 @@ def test_another_process_is_named_once_the_driver_reports_that_it_used_the_devic
     timeline = open_timeline([RUNS / "rival_tenant.json.gz"])
     times = np.arange(timeline.start_ns, timeline.end_ns, 10_000_000)
     use = ProcessUse(4242, 0, times, np.full(len(times), 0.6))
-    (verdict,) = explain(replace(timeline, busy_of=[use])).verdicts
+    listed = {track.pid: [0] for track in timeline.tracks if track.pid}
+    (verdict,) = explain(replace(timeline, busy_of=[use], gpus_of=listed)).verdicts
 
     assert verdict.bounds[0].key == Bound.GPU_CONTENTION
     assert verdict.bounds[0].share == pytest.approx(0.62, abs=0.01)

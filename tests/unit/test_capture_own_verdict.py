@@ -446,3 +446,38 @@ def test_a_capture_without_a_device_is_explained(writer, tmp_path, kind, bound, 
     assert text in said
     assert "called no device in 5.00 s" in said
     assert "launch" not in said
+
+
+@pytest.mark.parametrize(
+    ("code", "waits", "bound", "share"),
+    [
+        (0.2, 0.05, Bound.HOST, 0.2),  # the rest of the stalls is the wait's
+        (0.0, 0.3, Bound.SYNCHRONIZATION, 0.25),
+        (0.6, 0.38, Bound.HOST, 0.25),
+    ],
+)
+def test_launches_go_on_while_the_device_computes_and_are_no_stalls_then(
+    writer, key, told, code, waits, bound, share
+):
+    """The device computes for 75 %: 25 % of the time are stalls, however long the thread works."""
+    runs(writer, key, 1.0, weight=75.0, grid="512,1,1")
+    writer.calls(key, 42, "cuStreamSynchronize", count=500, seconds=5 * waits, op="sync")
+    on_cpu(writer, key, 5 * code, STEP, EVAL)
+    on_cpu(writer, key, 5 * (1 - code - waits), STEP, LAUNCH)
+    verdict = told()
+
+    assert verdict.bounds[0].key == bound
+    assert verdict.bounds[0].share == pytest.approx(share, abs=0.02)
+    assert sum(one.share for one in verdict.causes) == pytest.approx(0.25, abs=0.01)
+
+
+def test_collectives_that_no_kernel_hides_are_communication(writer, key, told):
+    runs(writer, key, 1.0, weight=40.0, grid="512,1,1")
+    runs(writer, key, 1.0, weight=60.0, name="ncclDevKernel_AllGather_RING_LL")
+    writer.calls(key, 42, "cuStreamSynchronize", count=500, seconds=4.5, op="sync")
+    on_cpu(writer, key, 0.5, STEP, LAUNCH)
+    verdict = told()
+
+    assert verdict.bounds[0].key == Bound.COMMUNICATION
+    assert verdict.bounds[0].share == pytest.approx(0.5, abs=0.01)
+    assert any("collectives ran for about" in line for line in verdict.evidence)

@@ -30,7 +30,7 @@ from sonde.analyze.contention import without_hidden_gaps
 from sonde.analyze.device_waits import RESULT_BYTES, asked_for, device_waits
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.launch_path import ENQUEUES, launch_path
-from sonde.analyze.offenders import LEAST_USE, processes_of
+from sonde.analyze.offenders import LEAST_USE, processes_of, reports_on_others
 from sonde.analyze.stalls import DeviceState, Stalls, devices_of, stalls_of
 from sonde.analyze.stream_dependencies import awaited_by
 from sonde.model.causes import Cause
@@ -149,11 +149,8 @@ def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
 
 def _used_by_others(timeline: Timeline, stalls: Stalls) -> Mask:
     """Whether the driver reports that another process used the device during each stall."""
-    own = processes_of(timeline)
     starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for use in timeline.busy_of:
-        if use.device != stalls.device or use.pid in own:
-            continue
+    for use in reports_on_others(timeline, [stalls.device], processes_of(timeline)):
         before = np.concatenate([use.time_ns[:1] - REPORTED_NS, use.time_ns[:-1]])
         busy = use.share >= LEAST_USE
         starts.append(np.maximum(before, use.time_ns - REPORTED_NS)[busy])

@@ -128,6 +128,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         samples=joined_samples,
         counters=(*one.counters, *counters),
         busy_of=(*one.busy_of, *_uses(two, numbers, shift)),
+        gpus_of={**_gpus_of(two, numbers), **one.gpus_of},
         parents={**two.parents, **one.parents},
         tick_ns=max(one.tick_ns, two.tick_ns),
         sources=(*one.sources, *two.sources),
@@ -141,6 +142,14 @@ def _uses(two: Timeline, numbers: Mapping[int, int], shift: int) -> Iterator[Pro
         if not numbers or use.device in numbers:
             number = numbers.get(use.device, use.device)
             yield replace(use, time_ns=use.time_ns + shift, device=number)
+
+
+def _gpus_of(two: Timeline, numbers: Mapping[int, int]) -> dict[int, list[int]]:
+    """Devices of processes, with the numbers of the other record."""
+    return {
+        pid: [numbers.get(device, device) for device in devices if device in numbers or not numbers]
+        for pid, devices in two.gpus_of.items()
+    }
 
 
 def _devices(one: Timeline, two: Timeline) -> tuple[dict[int, int], list[str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sonde.model.timeline import Timeline
+from sonde.model.timeline import ProcessUse, Timeline
 
 LEAST_USE = 0.01
 """NVML reports whole percents: one percent is the least that it can show."""
@@ -44,6 +44,24 @@ def processes_of(timeline: Timeline) -> set[int]:
     return {timeline.tracks[track].pid for track in tracks}
 
 
+def reports_on_others(
+    timeline: Timeline, devices: Collection[int], pids: Collection[int]
+) -> list[ProcessUse]:
+    """The driver's reports on processes other than `pids`.
+
+    None if the driver does not list any of `pids` by the same numbers: then one of the others may
+    be the program itself, as seen from another PID namespace.
+    """
+    listed = {*timeline.gpus_of, *(one.pid for one in timeline.busy_of)}
+    if not listed.intersection(pids):
+        return []
+    return [
+        one
+        for one in timeline.busy_of
+        if one.device in devices and one.pid not in pids and len(one.time_ns)
+    ]
+
+
 def others_on_device(
     timeline: Timeline, devices: Collection[int], pids: Collection[int], span: tuple[int, int]
 ) -> list[OtherUse]:
@@ -53,9 +71,7 @@ def others_on_device(
     """
     names = {track.pid: track.process or track.name for track in timeline.tracks}
     found = []
-    for one in timeline.busy_of:
-        if one.device not in devices or one.pid in pids or not len(one.time_ns):
-            continue
+    for one in reports_on_others(timeline, devices, pids):
         inside = (one.time_ns >= span[0]) & (one.time_ns <= span[1])
         share = one.share[inside]
         busy = share >= LEAST_USE

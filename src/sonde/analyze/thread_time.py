@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from sonde.analyze.causes import HAND_OVERS, IO_REASONS, descends
 from sonde.analyze.device_waits import RESULT_BYTES
+from sonde.analyze.ranking import LEAST_SHARE
 from sonde.model.causes import Cause
 from sonde.model.timeline import (
     Activity,
@@ -26,7 +27,7 @@ from sonde.model.timeline import (
     TotalKind,
     WaitDetail,
 )
-from sonde.model.verdict import CodeLocation
+from sonde.model.verdict import CauseShare, CodeLocation
 
 FOR_COPIES = 0.8
 """From this many copies to the device per wait, the waits are for the copies."""
@@ -203,8 +204,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
 def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     """Whether another thread or process of the program hands something over in the end.
 
-    By the stack (a queue, a future, a condition), or because a worker process of the program ends a
-    wait on a pipe or a socket.
+    By the stack (a queue, a future, a condition), or because a thread or a worker process of the
+    program ends a wait on a pipe or a socket.
     """
     if total.name not in HAND_OVERS:
         return False
@@ -213,7 +214,10 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     if total.name == "futex" or total.waker_track < 0 or 2 * total.waker_ns < total.ns:
         return False
     me, other = timeline.tracks[total.track].pid, timeline.tracks[total.waker_track].pid
-    return other != me and descends(timeline, other, me)
+    if other == me:
+        owner = timeline.tracks[total.waker_track].owner
+        return total.waker_track != total.track and owner == ThreadOwner.PROGRAM
+    return descends(timeline, other, me)
 
 
 def _reads_back(total: Total) -> bool:
@@ -277,6 +281,15 @@ def locations(places: dict[str, int], whole: int) -> list[CodeLocation]:
             for lines in functions.values()}  # fmt: skip
     ranked = sorted(sums.items(), key=lambda item: -item[1])[:LINES]
     return [CodeLocation(place, ns / max(1, whole)) for place, ns in ranked]
+
+
+def cause_lines(causes: Iterable[CauseShare]) -> list[str]:
+    """A line of evidence for each cause that is not small."""
+    return [
+        f"{one.title}: {100 * one.share:.1f} %" + "".join(f"; {fact}" for fact in one.facts)
+        for one in causes
+        if one.share >= LEAST_SHARE
+    ]
 
 
 def whom(timeline: Timeline, track: int) -> str:

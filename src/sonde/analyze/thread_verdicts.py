@@ -24,6 +24,7 @@ from sonde.analyze.offenders import others_on_device
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
 from sonde.analyze.thread_time import (
     ThreadTime,
+    cause_lines,
     functions,
     in_bursts,
     locations,
@@ -317,11 +318,7 @@ def _verdict(
             f"shares are of the time of {len(turns)} threads together, "
             f"{whole / window:.2f} times the recorded time"
         )
-    evidence += [
-        f"{one.title}: {100 * one.share:.1f} %" + "".join(f"; {fact}" for fact in one.facts)
-        for one in causes
-        if one.share >= LEAST_SHARE
-    ]
+    evidence += cause_lines(causes)
     evidence += _of_functions(timeline, time, whole)
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     if bounds[0].key == Bound.DEVICE:
