@@ -308,26 +308,25 @@ def _claimed(
     """
     claimed: list[tuple[Cause, Intervals]] = []
     taken = sets.none()
+    path, compiling = launch_path(timeline, track)
     for one, claim in CLAIMS:
-        mine = sets.subtract(claim(timeline, track), taken)
+        mine = claim(timeline, track)
+        if one == Cause.BUILD:
+            mine = sets.joined(mine, compiling)
+        mine = sets.subtract(mine, taken)
         if len(mine):
             claimed.append((one, mine))
             taken = sets.joined(taken, mine)
-    del taken
     coverages = [(one, Coverage(mine)) for one, mine in claimed]
-    path = Coverage(sets.subtract(launch_path(timeline, track)[0], taken_by(claimed)))
+    dispatch = Coverage(sets.subtract(path, taken))
+    del path, compiling, taken
     faults = _fault_share(timeline, track, start, launch)
     cause = np.empty(len(start), np.uint8)
     for part in sets.in_parts(len(start)):  # there are millions of stalls
         columns = (start[part], end[part], launch[part], held[part])
         some = faults[part] if faults is not None else None
-        cause[part] = _largest(coverages, path, *columns, some)
+        cause[part] = _largest(coverages, dispatch, *columns, some)
     return cause, claimed
-
-
-def taken_by(claimed: list[tuple[Cause, Intervals]]) -> Intervals:
-    """All time that causes claim."""
-    return sets.joined(sets.none(), *(mine for _, mine in claimed))
 
 
 def _largest(

@@ -14,7 +14,7 @@ import numpy as np
 
 from sonde.analyze import intervals as sets
 from sonde.analyze.intervals import Intervals
-from sonde.analyze.launch_path import kind_of_frame, launch_path
+from sonde.analyze.launch_path import kind_of_frame
 from sonde.model.causes import Cause
 from sonde.model.libraries import CodeKind
 from sonde.model.name_parts import matching, named
@@ -158,9 +158,8 @@ def allocation(timeline: Timeline, track: int) -> Intervals:
 
 
 def build(timeline: Timeline, track: int) -> Intervals:
-    """Loading or compiling modules and kernels."""
-    compiling = launch_path(timeline, track)[1]
-    return sets.joined(_calls(timeline, track, CallKind.BUILD), compiling)
+    """Loading or compiling modules and kernels; functions that compile are in `blame`."""
+    return _calls(timeline, track, CallKind.BUILD)
 
 
 def synchronization(timeline: Timeline, track: int) -> Intervals:
