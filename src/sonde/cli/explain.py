@@ -35,8 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="*",
-        help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), output of "
-        "`perf script`, OTLP profiles",
+        help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), Nsight Systems' "
+        "SQLite export, output of `perf script`, OTLP profiles",
     )  # fmt: skip
     parser.add_argument(
         "--pid",
