@@ -17,8 +17,8 @@ import pytest
 from sonde.analyze.bound import explain
 from sonde.export import verdict as text
 from sonde.model.causes import Bound, CauseDetail
-from sonde.recording.timelines import open_timeline
 from sonde.model.timeline import ProcessUse
+from sonde.recording.timelines import open_timeline
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "data" / "explain"

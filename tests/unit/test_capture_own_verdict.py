@@ -9,7 +9,6 @@ import pytest
 
 from captures import START_NS, Writer
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.export.verdict import render
 from sonde.model.causes import Bound, Cause
 from sonde.recording.timelines import open_timeline

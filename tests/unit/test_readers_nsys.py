@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.errors import CaptureError, NotACapture
 from sonde.model.causes import Bound
 from sonde.model.timeline import CallKind, CopyDirection, DeviceKind, Memory, WaitDetail
+from sonde.recording.timelines import open_timeline
 
 SCHEMA = """
 CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
