@@ -10,9 +10,10 @@ import os
 import random
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -233,6 +234,7 @@ def table(scores: list[Score]) -> str:
     steps = [one.step_error for one in scores if one.step_error is not None]
     usual = [one.median_error for one in scores if one.median_error is not None]
     lines += [
+        f"programs right in all of their runs: {programs_right(scores)}",
         f"right, by what was measured: {proportion(sum(one.right for one in scores), count)}; "
         f"with the right detail: {detail}",
         f"the bound that the program is named for, whatever it costs: "
@@ -252,6 +254,28 @@ def table(scores: list[Score]) -> str:
         f"{sum(one.windowed == one.verdict.split('+')[0] for one in scores)} of {count}",
     ]
     return "\n".join(lines)
+
+
+class Judged(Protocol):
+    """A score of one run of a program."""
+
+    @property
+    def kind(self) -> str:
+        """The program."""
+
+    @property
+    def right(self) -> bool:
+        """Whether the verdict is right."""
+
+
+def programs_right(scores: Sequence[Judged]) -> str:
+    """How many programs were right in all of their runs: what an accuracy counts."""
+    right: dict[str, bool] = {}
+    for one in scores:
+        right[one.kind] = right.get(one.kind, True) and one.right
+    wrong = sorted(kind for kind, is_right in right.items() if not is_right)
+    found = proportion(len(right) - len(wrong), len(right))
+    return found + (f"; not {', '.join(wrong)}" if wrong else "")
 
 
 def proportion(right: int, of: int) -> str:

@@ -109,7 +109,7 @@ class ThreadTime:
         self.count[cause] += one.count
         if one.place:
             self.places[cause][one.place] += ns
-        if one.waker_track >= 0 and one.waker_ns:
+        if one.kind == TotalKind.BLOCKED and one.waker_track >= 0 and one.waker_ns:
             self.others[cause][one.waker_track] += min(ns, one.waker_ns)
 
     def wait(self, ns: int, one: Total) -> None:
