@@ -76,8 +76,7 @@ def blame_device(
 ) -> BlamedStalls:
     """The stalls of a device and their causes, between two times if given."""
     found = blame_stalls(timeline, stalls_of(timeline, device, start_ns, end_ns))
-    not_taken = found.total_ns(Cause.GPU_CONTENTION) + found.total_ns(Cause.NOT_TAKEN)
-    if not_taken < SHARED * found.stalls.window_ns:
+    if found.total_ns(Cause.GPU_CONTENTION) < SHARED * found.stalls.window_ns:
         return found
     shared = blame_stalls(timeline, stalls_of(timeline, device, start_ns, end_ns, shared=True))
     return without_hidden_gaps(timeline, shared)

@@ -30,7 +30,7 @@ from sonde.model.verdict import (
 )
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
-_OF_WAITS = (*(Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.NOT_TAKEN, Cause.COLLECTIVE),)
+_OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 """Causes that show in the thread's waits for the device."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
 
@@ -72,7 +72,6 @@ def with_runs(
         # The thread waited for a device that ran none of its work, and others' work meanwhile.
         unexplained = verdict.computing - computed - copied - exposed
         held_up = max(held_up, min(unexplained, by_others, 1.0 - computed))
-    contention = Cause.GPU_CONTENTION if others else Cause.NOT_TAKEN
     classes: dict[Bound, list[Total]] = defaultdict(list)
     for one in kernels:
         by_name = class_of(one.name)
@@ -99,7 +98,7 @@ def with_runs(
         bounds = mixed([BoundShare(one.bound, one.share) for one in shares])
         advice = [Advice(next_step_of_bound(bounds[0].key), 0.0), *verdict.advice]
     else:
-        of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, contention: held_up}
+        of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
         causes = _attributed(verdict, computed, of_device, time)
         bounds = ranked_bounds((one.bound, one.share) for one in causes) or bounds
         advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]

@@ -71,13 +71,18 @@ def others_on_device(
     """
     names = {track.pid: track.process or track.name for track in timeline.tracks}
     found = []
+    reports = [
+        int(((one.time_ns >= span[0]) & (one.time_ns <= span[1])).sum())
+        for one in timeline.busy_of
+        if one.device in devices
+    ]
     for one in reports_on_others(timeline, devices, pids):
         inside = (one.time_ns >= span[0]) & (one.time_ns <= span[1])
         share = one.share[inside]
         busy = share >= LEAST_USE
         if busy.any():
-            mean = float(np.mean(share))
-            found.append(
-                OtherUse(one.pid, names.get(one.pid, ""), mean, int(busy.sum()), len(share))
-            )
+            # The driver leaves processes out of reports in which they did nothing.
+            whole = max(reports)
+            mean = float(share.sum()) / whole
+            found.append(OtherUse(one.pid, names.get(one.pid, ""), mean, int(busy.sum()), whole))
     return sorted(found, key=lambda use: -use.share)

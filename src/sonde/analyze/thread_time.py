@@ -196,6 +196,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.RUN_QUEUE
     if total.wait_detail == WaitDetail.GIL:
         return Cause.GIL
+    if total.wait_detail == WaitDetail.COMPUTE:
+        return Cause.HOST
     if total.wait_detail == WaitDetail.INPUT or _is_handed_over(timeline, total):
         return Cause.INPUT
     return _OF_REASON.get(total.name, Cause.UNKNOWN)

@@ -109,6 +109,8 @@ class WaitDetail(IntEnum):
     """Until another thread or process hands something over: a queue, a future, a condition."""
     IN_CALL = 5
     """Within a call of a device's API."""
+    COMPUTE = 6
+    """For other threads of a computation on the CPU."""
 
 
 class TrackKind(StrEnum):

@@ -51,6 +51,8 @@ class StackRoles:
     """'function file:line', or a function of machine code."""
     hands_over: Mask
     """The stack waits in a queue, a future or a condition."""
+    computes: Mask
+    """The stack is in a computation on the CPU, which may run in several threads."""
     owner: U8
     """1 + the number of the `ThreadOwner` that the outermost code belongs to; 0 not known."""
 
@@ -114,7 +116,9 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         named = place_of[flat[found[known]]] if known.any() else np.zeros(0, np.int32)
         place[np.flatnonzero(known)[named >= 0]] = named[named >= 0]
     waits = has((kind == CodeKind.HAND_OVER) & (at <= own[parents]) if len(flat) else telling)
-    return StackRoles(activity, place, places, waits, _owners(kind, parents, stacks))
+    waits &= ~in_dispatch & ~in_device  # a framework waits for its own threads
+    owners = _owners(kind, parents, stacks)
+    return StackRoles(activity, place, places, waits, on_cpu, owners)
 
 
 def _owners(kind: U8, parents: I64, stacks: int) -> U8:

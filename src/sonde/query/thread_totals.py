@@ -91,9 +91,8 @@ TURN_NS = 1_000_000
 USUAL_OF = 20
 FEW_BLOCKS = 16
 """Kernels with so few blocks leave most of a device with 40 or more multiprocessors idle."""
-RARELY, RARELY_SHARED = 0.2, 0.5
-"""As in `sonde.analyze.stalls`: so many runs tell what is usual, and no more of them are not. Where
-another process used the device, fewer than half: the median is the usual length then, too."""
+RARELY = 0.5
+"""More long runs of a kernel than this, and the median is not its usual length."""
 
 
 def totals_of(
@@ -139,9 +138,9 @@ def parents_of(process: pa.Table) -> dict[int, int]:
 def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     """Estimated totals of runs on devices, from runs sampled one by one.
 
-    Kernels that took far longer than usual are cut: the rest is of `TotalKind.INTERRUPTED`. Kernels
-    with so few thread blocks that most of any device stays idle also count as
-    `TotalKind.UNDERFILLED`.
+    Where another process used the device, kernels that took far longer than usual are cut: the rest
+    is of `TotalKind.INTERRUPTED`. Kernels with so few thread blocks that most of any device stays
+    idle also count as `TotalKind.UNDERFILLED`.
     """
     if not rows.num_rows:
         return []
@@ -160,8 +159,8 @@ def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
         ns, heavy = length[mine], weight[mine]
         usual = int(np.median(ns))
         beyond = np.where((ns > STRETCHED * usual) & (ns > usual + TURN_NS), ns - usual, 0)
-        rare = RARELY_SHARED if int(pids[mine[0]]) in shared else RARELY
-        if kind != "kernel" or len(mine) < USUAL_OF or (beyond > 0).mean() > rare:
+        others = int(pids[mine[0]]) in shared
+        if not others or kind != "kernel" or len(mine) < USUAL_OF or (beyond > 0).mean() > RARELY:
             beyond = np.zeros(len(mine), np.int64)
         count, size = round(heavy.sum()), round((heavy * moved[mine]).sum())
         own = round((heavy * (ns - beyond)).sum())
@@ -308,8 +307,12 @@ def _within(
     in_call = np.isin(activity, [ACTIVITIES.index(one) for one in _IN_CALLS])
     loads = activity == ACTIVITIES.index(Activity.INPUT)
     held = frames.holding(stacks, GIL_FRAMES)
-    details = (WaitDetail.INPUT, WaitDetail.IN_CALL, WaitDetail.GIL, WaitDetail.HAND_OVER)
-    about = np.select([loads, in_call, held, roles.hands_over[row]], details, 0)
+    details = (
+        *(WaitDetail.INPUT, WaitDetail.IN_CALL, WaitDetail.GIL),
+        *(WaitDetail.COMPUTE, WaitDetail.HAND_OVER),
+    )
+    chosen = [loads, in_call, held, roles.computes[row], roles.hands_over[row]]
+    about = np.select(chosen, details, 0)
     places = roles.place[row]
     sums: dict[tuple[int, str, str], dict[Part, int]] = {}
     columns = (lanes.of(rows), about, places, weight)
