@@ -96,6 +96,7 @@ def _recorded(pid: int, seconds: float) -> Timeline:
         capture = str(Path(folder) / "live.sonde")
         command = ["record", "-p", str(pid), "-d", str(seconds), "-o", capture, "--quiet"]
         recording = main.build_parser().parse_args(command)
+        recording.names_command = False
         if recording.run(recording) != 0:
             raise CaptureError("the recording was interrupted", "try again")
         return open_timeline([Path(capture)])
