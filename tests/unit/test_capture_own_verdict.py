@@ -483,3 +483,15 @@ def test_collectives_that_no_kernel_hides_are_communication(writer, key, told):
     assert verdict.bounds[0].key == Bound.COMMUNICATION
     assert verdict.bounds[0].share == pytest.approx(0.5, abs=0.01)
     assert any("collectives ran for about" in line for line in verdict.evidence)
+
+
+def test_a_block_in_a_device_call_that_is_not_timed_is_a_wait_for_the_device(writer, key, told):
+    stack = writer.stack(STEP, ADD, ("cuEventSynchronize", "libcuda.so.580.1"), "poll")
+    writer.wait(key, 42, "poll", 4.0, stack=stack)
+    writer.on_cpu(key, 42, writer.stack(STEP, LAUNCH), 50)
+    runs(writer, key, 0.0005)
+    verdict = told()
+
+    assert verdict.computing == pytest.approx(0.8, abs=0.01)
+    assert Cause.LOCK not in shares(verdict)
+    assert Cause.IO not in shares(verdict)

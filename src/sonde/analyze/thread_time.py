@@ -139,7 +139,7 @@ def thread_time(timeline: Timeline, totals: Sequence[Total]) -> ThreadTime:
             within = min(length, inside)
             inside -= within
             length -= within
-            if one.wait_detail == WaitDetail.DEVICE:
+            if one.wait_detail in (WaitDetail.DEVICE, WaitDetail.IN_CALL):
                 found.wait(length, one)
                 continue
         found.add(cause_of(timeline, one), length, one)
