@@ -495,3 +495,14 @@ def test_a_block_in_a_device_call_that_is_not_timed_is_a_wait_for_the_device(wri
     assert verdict.computing == pytest.approx(0.8, abs=0.01)
     assert Cause.LOCK not in shares(verdict)
     assert Cause.IO not in shares(verdict)
+
+
+def test_a_queue_that_a_process_fills_is_input_also_if_that_process_was_not_recorded(
+    writer, key, told
+):
+    receive = ("Connection._recv", "[python]", "multiprocessing/connection.py", 430, "python")
+    stack = writer.stack(STEP, receive, ("read", "libc.so.6"))
+    writer.wait(key, 42, "read", 4.0, stack=stack, waker=(900, 901))
+    runs(writer, key, 0.01)
+
+    assert told().bound == Bound.INPUT

@@ -122,7 +122,7 @@ def input_pipeline(timeline: Timeline, track: int) -> Intervals:
     loading = _of_kinds(timeline, track, CodeKind.LOADER, CodeKind.HAND_OVER)
     waits = [
         _blocked(timeline, track, HAND_OVERS, WaitDetail.INPUT),
-        _blocked(timeline, track, {"futex"}, WaitDetail.HAND_OVER),
+        _blocked(timeline, track, HAND_OVERS, WaitDetail.HAND_OVER),
         _from_workers(timeline, track),
     ]
     return sets.joined(ranges, loading, *waits)

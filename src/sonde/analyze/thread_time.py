@@ -212,7 +212,7 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     if total.name not in HAND_OVERS:
         return False
     if total.wait_detail == WaitDetail.HAND_OVER:
-        return total.name == "futex" or total.waker_track >= 0
+        return True
     if total.name == "futex" or total.waker_track < 0 or 2 * total.waker_ns < total.ns:
         return False
     me, other = timeline.tracks[total.track].pid, timeline.tracks[total.waker_track].pid
