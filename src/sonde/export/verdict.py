@@ -57,7 +57,9 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     did, did_not = "computed", "stalls by cause"
     if verdict.device < 0:
         name = f"thread {verdict.device_name}"
-        did, did_not = "waited for its device", "other time by cause"
+        did = "waited for its device"
+        # Where the device's runs are known, causes are of the time in which it did not compute.
+        did_not = "stalls by cause" if verdict.kernel_classes else "other time by cause"
     lines = [f"{name} — {bound}"]
     if verdict.without_device:
         did_not = "time by cause"
