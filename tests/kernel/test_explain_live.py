@@ -56,8 +56,7 @@ def test_what_holds_up_the_thread_that_feeds_the_device(cause):
 
 DEVICE_BOUNDS = {
     "device": {Bound.KERNELS},
-    # The loader names itself after its birth; whether that was heard decides.
-    "loader": {Bound.INPUT, Bound.LOCK},
+    "loader": {Bound.INPUT},
     "sleep": {Bound.HOST},
     "host": {Bound.HOST},
 }

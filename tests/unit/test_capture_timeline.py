@@ -93,9 +93,10 @@ def test_runs_timed_singly_give_totals_but_no_gaps(writer, tmp_path, weight, bou
     key = writer.process(42, "train")
     for number in range(50):
         run(writer, key, 100 * number, 100 * number + 1, weight=weight, source="event")
-    writer.process(43, "x", threads=[{"tid": 44, "comm": "loader"}])
+    writer.process(43, "x", threads=[{"tid": 44, "comm": "y"}])
     writer.calls(key, 42, "cuLaunchKernel", count=5000, seconds=0.3, op="launch")
-    writer.wait(key, 42, "futex", 4.0, count=100, waker=(43, 44))
+    queue = writer.stack("main", ("Queue.get", "[python]", "queue.py", 171, "python"), "sem_wait")
+    writer.wait(key, 42, "futex", 4.0, count=100, waker=(43, 44), stack=queue)
     timeline = opened(writer, tmp_path)
     (verdict,) = explain(timeline).verdicts
 

@@ -35,8 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="*",
-        help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), output of "
-        "`perf script`, OTLP profiles",
+        help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), Nsight Systems' "
+        "SQLite export, output of `perf script`, OTLP profiles",
     )  # fmt: skip
     parser.add_argument(
         "--pid",
@@ -96,6 +96,7 @@ def _recorded(pid: int, seconds: float) -> Timeline:
         capture = str(Path(folder) / "live.sonde")
         command = ["record", "-p", str(pid), "-d", str(seconds), "-o", capture, "--quiet"]
         recording = main.build_parser().parse_args(command)
+        recording.names_command = False
         if recording.run(recording) != 0:
             raise CaptureError("the recording was interrupted", "try again")
         return open_timeline([Path(capture)])
