@@ -30,6 +30,9 @@ MOST_AWAITED: Final = 1024
 """Processes of one party that are to be looked at soon."""
 
 
+_BY_ITSELF: Final = abi.Request(0)
+
+
 @dataclass(slots=True)
 class DeviceProcess:
     """One process with our library in it."""
@@ -49,6 +52,8 @@ class DeviceProcess:
     told: abi.Reason = abi.Reason.OK
     armed_ns: int = 0
     """Since when its launches are chosen, as last reported."""
+    by_slots: abi.Request = _BY_ITSELF
+    """SLOTS: words that lead into device libraries are found from outside; else by the library."""
     party: int = 0
     allowance: Allowance = field(default_factory=Allowance)
     head: int = 0

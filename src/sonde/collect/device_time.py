@@ -32,6 +32,7 @@ from sonde.collect.inject_memory import LIBRARY, InjectMemory, Seen
 from sonde.collect.inject_records import Ring, Run
 from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
+from sonde.collect.slots import Slots, may_read
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
 from sonde.model.rows import EventRow
@@ -98,6 +99,7 @@ class DeviceTime(Collector):
         self._spare_s = MOST_SPARE_S
         """Of the time of turns before, not needed there."""
         self._finder = Finder()
+        self._slots = Slots()
         self._withheld: dict[int, tuple[ProcessKey, bool]] = {}
         """By pid: processes that carry the library and are not ours to read; True: another agent
         reads them, False: somebody wants them left alone. No event tells when that ends."""
@@ -227,6 +229,7 @@ class DeviceTime(Collector):
             self.left_behind = self._sites.close()
         for pid in list(self._processes):
             self._drop(pid)
+        self._slots.close()
 
     def pause(self) -> None:
         """The libraries do nothing but wait."""
@@ -240,7 +243,7 @@ class DeviceTime(Collector):
         self._paused = False
         for process in self._processes.values():
             with suppress(OSError):
-                process.memory.want(REQUEST | process.stacks)
+                process.memory.want(REQUEST | process.stacks | process.by_slots)
                 process.memory.beat()
         self._look(time.monotonic())
 
@@ -450,6 +453,7 @@ class DeviceTime(Collector):
                 with found:
                     if os.path.sameopenfile(found.fd, process.memory.fd):
                         return
+            self._slots.drop(pid)
             self._left.append(self._processes.pop(pid))
             self._looked.pop(pid, None)
             if self._sites:
@@ -467,6 +471,7 @@ class DeviceTime(Collector):
                 process.memory.close()
 
     def _drop(self, pid: int) -> None:
+        self._slots.drop(pid)
         with self._closing:
             process = self._processes.pop(pid, None)
             if process:
@@ -527,6 +532,7 @@ class DeviceTime(Collector):
         # What was timed before we came is read too, so what was lost before counts too.
         counted = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
+        by_slots = abi.Request.SLOTS if may_read(pid) else abi.Request(0)
         governor = Governor(self._budget)
         process = DeviceProcess(
             memory,
@@ -537,15 +543,18 @@ class DeviceTime(Collector):
             governor,
             stacks,
             party=party,
+            by_slots=by_slots,
         )
         memory.ask(
             tail=tail,
             per_second=governor.per_second,
-            request=REQUEST | stacks,
+            request=REQUEST | stacks | by_slots,
         )
         memory.beat()
         self._processes[pid] = process
         self._carried.set()
+        if by_slots:
+            self._slots.follow(*key, memory.fd)
 
     def _has_place(self, party: int) -> bool:
         """Whether one more process of this party may be read; another's makes room where it has
@@ -587,7 +596,7 @@ class DeviceTime(Collector):
             if process and self._sites and self._sites.add(pid):
                 process.stacks = abi.Request.SITE
                 with suppress(OSError):
-                    process.memory.want(REQUEST | process.stacks)
+                    process.memory.want(REQUEST | process.stacks | process.by_slots)
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:
