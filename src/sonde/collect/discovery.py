@@ -8,7 +8,9 @@ executable file is looked at once: an API may be linked into a program staticall
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import re
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
@@ -50,7 +52,8 @@ class Discovery:
     """Hands files to `probes` and takes them back when no process maps them any more."""
 
     def __init__(self, apis: Sequence[Api], probes: Probes) -> None:
-        self._apis = apis
+        patterns = {pattern for api in apis for pattern in api.libraries}
+        self._library = re.compile("|".join(map(fnmatch.translate, sorted(patterns))) or "(?!)")
         self._probes = probes
         self._examined: OrderedDict[tuple[FileKey, str], float] = OrderedDict()
         self._urgent: deque[MappedFile] = deque()
@@ -132,7 +135,7 @@ class Discovery:
         self._drop_unmapped(time.monotonic())
 
     def _is_library(self, name: str) -> bool:
-        return any(api.is_library(name) for api in self._apis)
+        return self._library.match(name) is not None
 
     def _saw(self, file: MappedFile) -> None:
         """A process maps a file: note its user, or queue it to be looked at."""
