@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When kernels get a gate: where only the first launches after a pause find the device idle, too."""
+"""When kernels get a gate: also where only the first launches after a pause find a device idle."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class TableIndex:
         draft = self._path.with_name(f"{NAME}.{os.getpid()}.new")
         with suppress(OSError):
             try:
-                with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                    json.dump({"boot": self._boot, "names": names}, file)
+                draft.touch(0o600, exist_ok=False)
+                draft.write_text(json.dumps({"boot": self._boot, "names": names}), "utf-8")
                 draft.replace(self._path)
             finally:
                 draft.unlink(missing_ok=True)
