@@ -17,7 +17,14 @@ from sonde._native import ProcessEvent
 from sonde.apis import Api
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.discovery import Discovery
-from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
+from sonde.collect.kernel import (
+    Kernel,
+    by_cpus,
+    expect_fields,
+    has_uprobe_multi,
+    losses_of,
+    refusal,
+)
 from sonde.collect.libraries import FileKey
 from sonde.collect.probes import Probes
 from sonde.model.calls import STATUS_UNKNOWN
@@ -44,6 +51,10 @@ _OTHER: Final[_What] = ("other", "", "", "", 0)
 """Of calls that found no row even by process; theirs are of no process."""
 
 
+ONE_BY_ONE: Final = ("on_call_entry", "on_call_return")
+"""Programs for kernels on which a link has one probe."""
+
+
 class DeviceCalls(Collector):
     """Counts calls of device APIs in all watched processes, exactly; stacks are sampled."""
 
@@ -58,9 +69,12 @@ class DeviceCalls(Collector):
             "free_rows": rows // FREE_ROWS,
             "most_rows_of_one_party": rows // OF_ONE_PARTY,
         }
-        self._bpf = kernel.load("device_calls", shares, most={"device_calls": rows})
+        multi = has_uprobe_multi()  # each program that is loaded takes 0.1 s
+        self._bpf = kernel.load(
+            "device_calls", shares, ONE_BY_ONE if multi else (), most={"device_calls": rows}
+        )
         apis = tuple(apis)
-        self._probes = Probes(self._bpf, apis, launches, budget)
+        self._probes = Probes(self._bpf, apis, launches, budget, has_multi=multi)
         self._discovery = Discovery(apis, self._probes)
         self._walk: int | None = None
         self._exit: int | None = None

@@ -18,6 +18,7 @@ from sonde.collect.inject_records import Ring
 from sonde.collect.libraries import FIRST_BYTES, Unread
 from sonde.collect.ring_budget import Allowance
 
+REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
 MOST_STREAMS: Final = 4_096
 FIND_SHARE: Final = 0.05
 """Of a CPU, for looking through the mappings of processes: shared by the parties that need it."""
@@ -61,6 +62,11 @@ class DeviceProcess:
     lost: int = 0
     """Records that were lost and not reported yet."""
     lost_told_ns: int = 0
+
+    @property
+    def request(self) -> abi.Request:
+        """What is asked of its library."""
+        return REQUEST | self.stacks | self.by_slots
 
     def allowed(self, seconds: float) -> int:
         """Records that may be read of it now, so long after the last time."""

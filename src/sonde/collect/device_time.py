@@ -32,7 +32,7 @@ from sonde.collect.inject_memory import LIBRARY, InjectMemory, Seen
 from sonde.collect.inject_records import Ring, Run
 from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
-from sonde.collect.slots import Slots, may_read
+from sonde.collect.slots import Slots, slots_asked
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
 from sonde.model.rows import EventRow
@@ -46,7 +46,6 @@ YOUNG_S: Final = 10.0
 SOON_S: Final = 1.0
 SILENT_NS: Final = 1_500_000_000
 """A library that says nothing for so long may have gone with the program that was executed over."""
-REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
 STACKS_HELD: Final = 16_384
 """Stacks of launches whose runs have not come yet, a process."""
 MOST_RINGS: Final = 256
@@ -243,13 +242,14 @@ class DeviceTime(Collector):
         self._paused = False
         for process in self._processes.values():
             with suppress(OSError):
-                process.memory.want(REQUEST | process.stacks | process.by_slots)
+                process.memory.want(process.request)
                 process.memory.beat()
         self._look(time.monotonic())
 
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
-        counted = self._losses | {"processes_unread": self._finder.unread.processes}
+        counted = dict(self._losses, slots_unread=self._slots.failed)
+        counted["processes_unread"] = self._finder.unread.processes
         losses = {name: count for name, count in counted.items() if count}
         return losses | dict(self._sites.losses() if self._sites else {})
 
@@ -532,7 +532,6 @@ class DeviceTime(Collector):
         # What was timed before we came is read too, so what was lost before counts too.
         counted = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
-        by_slots = abi.Request.SLOTS if may_read(pid) else abi.Request(0)
         governor = Governor(self._budget)
         process = DeviceProcess(
             memory,
@@ -543,17 +542,13 @@ class DeviceTime(Collector):
             governor,
             stacks,
             party=party,
-            by_slots=by_slots,
+            by_slots=slots_asked(pid),
         )
-        memory.ask(
-            tail=tail,
-            per_second=governor.per_second,
-            request=REQUEST | stacks | by_slots,
-        )
+        memory.ask(tail=tail, per_second=governor.per_second, request=process.request)
         memory.beat()
         self._processes[pid] = process
         self._carried.set()
-        if by_slots:
+        if process.by_slots:
             self._slots.follow(*key, memory.fd)
 
     def _has_place(self, party: int) -> bool:
@@ -596,7 +591,7 @@ class DeviceTime(Collector):
             if process and self._sites and self._sites.add(pid):
                 process.stacks = abi.Request.SITE
                 with suppress(OSError):
-                    process.memory.want(REQUEST | process.stacks | process.by_slots)
+                    process.memory.want(process.request)
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:

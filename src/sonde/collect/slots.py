@@ -164,7 +164,7 @@ class Slots:
         pause_s = min(FIRST_PAUSE_S * 2**followed.looks, LONGEST_PAUSE_S)
         followed.looks += 1
         if "slots" not in answer:
-            self.failed += 1
+            self.failed += procfs.read_stat(followed.pid) is not None
             took_too_long = answer.get("error") == "late"
             followed.next_look_s = time.monotonic() + (1e9 if took_too_long else pause_s)
             return
@@ -236,14 +236,14 @@ class Slots:
             interpreter.give_up(child)
 
 
-def may_read(pid: int) -> bool:
-    """Whether this process may read the memory of another one."""
+def slots_asked(pid: int) -> abi.Request:
+    """SLOTS, where this process may read that one's memory; else its library has to look itself."""
     try:
         fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return False
+        return abi.Request(0)
     os.close(fd)
-    return True
+    return abi.Request.SLOTS
 
 
 def _state(fd: int) -> abi.State:

@@ -16,6 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from sonde import private_files
+from sonde.errors import SinkError
+
 NAME: Final = "index.json"
 MAX_BYTES: Final = 16 << 20
 MAX_ENTRIES: Final = 32_768
@@ -53,11 +56,5 @@ class TableIndex:
         while len(names) > MAX_ENTRIES:
             del names[next(iter(names))]
         self._new = {}
-        draft = self._path.with_name(f"{NAME}.{os.getpid()}.new")
-        with suppress(OSError):
-            try:
-                draft.touch(0o600, exist_ok=False)
-                draft.write_text(json.dumps({"boot": self._boot, "names": names}), "utf-8")
-                draft.replace(self._path)
-            finally:
-                draft.unlink(missing_ok=True)
+        with suppress(SinkError, OSError), private_files.replacing(self._path) as file:
+            file.write(json.dumps({"boot": self._boot, "names": names}).encode())
