@@ -9,7 +9,7 @@ the start, those the dynamic linker knows (before anyone maps them, so that a pr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from sonde import _native
@@ -62,8 +62,15 @@ class DeviceCalls(Collector):
     walks_stacks = True
 
     def __init__(
-        self, kernel: Kernel, apis: Iterable[Api], *, launches: bool, budget: float
+        self,
+        kernel: Kernel,
+        apis: Iterable[Api],
+        *,
+        launches: bool,
+        budget: float,
+        pids: Collection[int] | None = None,
     ) -> None:
+        """`pids`: those that are watched; None for all."""
         rows = by_cpus(ROWS)
         shares = {
             "free_rows": rows // FREE_ROWS,
@@ -75,7 +82,7 @@ class DeviceCalls(Collector):
         )
         apis = tuple(apis)
         self._probes = Probes(self._bpf, apis, launches, budget, has_multi=multi)
-        self._discovery = Discovery(apis, self._probes)
+        self._discovery = Discovery(apis, self._probes, pids)
         self._walk: int | None = None
         self._exit: int | None = None
         self._left_out = 0

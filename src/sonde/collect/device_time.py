@@ -485,10 +485,9 @@ class DeviceTime(Collector):
     def _look(self, now_s: float) -> None:
         """Open the memory of processes that have one and are not ours yet."""
         for pid in procfs.pids():
-            if pid in self._processes or not self._is_due(pid, now_s) or not may_carry(pid):
-                continue
-            with suppress(OSError):
-                self._open(pid)
+            if pid not in self._processes and self._is_due(pid, now_s) and may_carry(pid):
+                with suppress(OSError):
+                    self._open(pid)
 
     def _is_due(self, pid: int, now_s: float) -> bool:
         known = self._looked.get(pid)

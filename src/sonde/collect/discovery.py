@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sonde import procfs, system_libraries
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
@@ -24,6 +24,7 @@ from sonde.collect.libraries import (
     Unread,
     identity,
     installed,
+    mapped_by,
     mapped_now,
     open_mapped,
 )
@@ -51,7 +52,12 @@ _NOBODY = 0
 class Discovery:
     """Hands files to `probes` and takes them back when no process maps them any more."""
 
-    def __init__(self, apis: Sequence[Api], probes: Probes) -> None:
+    def __init__(
+        self, apis: Sequence[Api], probes: Probes, pids: Collection[int] | None = None
+    ) -> None:
+        """`pids`: only what these processes and their descendants map is looked for; what others
+        map is looked at as they map it."""
+        self._pids = pids
         patterns = {pattern for api in apis for pattern in api.libraries}
         self._library = re.compile("|".join(map(fnmatch.translate, sorted(patterns))) or "(?!)")
         self._probes = probes
@@ -81,8 +87,15 @@ class Discovery:
 
     def resync(self) -> None:
         """Take in what is mapped now, whatever was heard of it."""
-        for file in mapped_now(self.unread):
+        for file in self._mapped_now():
             self._saw(file)
+
+    def _mapped_now(self) -> Iterator[MappedFile]:
+        if self._pids is None:
+            yield from mapped_now(self.unread)
+            return
+        for pid in procfs.family(self._pids):
+            yield from mapped_by(pid, self.unread)
 
     def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
         """Take in what processes did."""
