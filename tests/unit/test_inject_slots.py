@@ -126,6 +126,18 @@ def test_what_is_not_as_it_is_said_to_be_stays_as_it_is(program):
         assert program.poll() is None
 
 
+def test_a_list_that_an_earlier_agent_left_keeps_nobody_from_timing(program):
+    with find(program.pid) as memory:
+        memory.ask(slots_count=0, slots_seq=41)
+        follower = Slots()
+        follower.follow(program.pid, procfs.read_stat(program.pid).start_ns, memory.fd)
+        begin(memory)
+        try:
+            until(memory, lambda it: it["hooks"] > 0)
+        finally:
+            follower.close()
+
+
 def test_a_count_of_any_size_and_a_list_that_changes_end(program):
     with find(program.pid) as memory:
         begin(memory)

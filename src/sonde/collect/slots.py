@@ -87,8 +87,8 @@ class Slots:
         """Tell the library of a process, whose memory is open as `fd`, which is duplicated. Raises
         OSError."""
         followed = _Followed(pid, start_ns, os.dup(fd), time.monotonic())
-        counts = _state(followed.fd)
-        followed.sequence = counts.slots_done
+        # A list of an earlier agent's that the library has not come to yet goes before ours.
+        followed.sequence = _asked(followed.fd)
         self.drop(pid)
         with self._lock:
             self._followed[pid] = followed
@@ -244,6 +244,13 @@ def slots_asked(pid: int) -> abi.Request:
         return abi.Request(0)
     os.close(fd)
     return abi.Request.SLOTS
+
+
+def _asked(fd: int) -> int:
+    """The number of the last list, as an agent wrote it."""
+    at, _ = abi.CONTROL_FIELDS["slots_seq"]
+    (sequence,) = struct.unpack("=I", os.pread(fd, 4, abi.CONTROL_AT + at).ljust(4, b"\0"))
+    return int(sequence)
 
 
 def _state(fd: int) -> abi.State:
