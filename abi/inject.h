@@ -31,6 +31,8 @@
  *   8192    inject_state     library
  *   12288   ring             library: INJECT_RING_RECORDS records of 128 bytes, one producer
  *   then    names            library: append-only, INJECT_NAMES_BYTES
+ *   then    functions        library: those that slots are wanted of (INJECT_SLOTS)
+ *   then    slots            agent: words of the program's that hold one of them
  * One agent at a time: flock(LOCK_EX) on the open file; it is given up by itself when the agent dies.
  * Each side treats what the other one wrote as wrong until checked. Times: CLOCK_MONOTONIC in ns.
  * Words of 8 bytes are aligned and written at once.
@@ -41,6 +43,15 @@
  * word. A beat that comes back wakes it within 0.5 s. Detach: request = INJECT_LEAVE; hooks are
  * taken out of the import tables, state INJECT_LEFT; a later request puts them back, so attaching
  * again needs no second load. Kill switch: off = INJECT_KILL; the same, for good (INJECT_KILLED).
+ *
+ * ---- slots -------------------------------------------------------------------------------------
+ * With INJECT_SLOTS the library reads no data of the program's modules. It publishes the functions it
+ * stands in for (functions_count entries, then a new functions_seq), and the agent finds the words
+ * that hold their addresses from outside: by the relocations of files, and in memory. It writes
+ * them, ascending by address, then a new slots_seq. The library looks at each again (in writable
+ * data of a loaded module, holding what is said, which is such a function or an import of its name
+ * that is not bound yet), puts its own function there, and says slots_done. Without INJECT_SLOTS it
+ * looks for itself.
  */
 #ifndef SONDE_INJECT_H
 #define SONDE_INJECT_H
@@ -49,7 +60,7 @@
 
 #define INJECT_MEMFD "sonde-inject"
 #define INJECT_MAGIC 0x31746a6e69646e73ull /* "sndinjt1", little endian */
-#define INJECT_ABI 1
+#define INJECT_ABI 2
 #define INJECT_BEAT_NS 250000000ull
 #define INJECT_IDLE_NS 1000000000ull
 #define INJECT_AHEAD_NS 5000000000ull /* a beat may lie this far ahead */
@@ -62,7 +73,11 @@
 #define INJECT_RING_RECORDS 65536u /* a power of two */
 #define INJECT_NAMES_AT (INJECT_RING_AT + INJECT_RING_RECORDS * INJECT_RECORD_BYTES)
 #define INJECT_NAMES_BYTES (4u << 20)
-#define INJECT_BYTES (INJECT_NAMES_AT + INJECT_NAMES_BYTES)
+#define INJECT_FUNCTIONS_AT (INJECT_NAMES_AT + INJECT_NAMES_BYTES)
+#define INJECT_FUNCTIONS 128u
+#define INJECT_SLOTS_AT (INJECT_FUNCTIONS_AT + 4096)
+#define INJECT_SLOTS_MOST 4096u
+#define INJECT_BYTES (INJECT_SLOTS_AT + INJECT_SLOTS_MOST * 24)
 #define INJECT_NAME_MAX 2048 /* longest name kept, bytes */
 
 struct inject_header {
@@ -84,20 +99,23 @@ enum inject_request {
 	INJECT_SITE =
 		16, /* call sonde_inject_site at sampled launches, for a uprobe of the agent */
 	INJECT_LEAVE = 32, /* detach: alone */
+	INJECT_SLOTS = 64, /* slots come from the agent */
 };
 
 #define INJECT_KILL 0x4b494c4cu
 
 struct inject_control {
 	uint64_t heartbeat_ns;
-	uint32_t request;    /* enum inject_request */
-	uint32_t off;	     /* INJECT_KILL: stop for good */
-	uint64_t tail;	     /* records taken out of the ring, ever */
-	uint32_t per_second; /* about how many launches a second to time; 0: none */
-	uint32_t every;	     /* if not 0: one in so many instead */
-	uint64_t seed;	     /* of the sampling; 0: the library's choice */
-	uint32_t window;     /* number of the CUPTI window wanted; a new one opens it */
-	uint32_t window_us;  /* its length */
+	uint32_t request;     /* enum inject_request */
+	uint32_t off;	      /* INJECT_KILL: stop for good */
+	uint64_t tail;	      /* records taken out of the ring, ever */
+	uint32_t per_second;  /* about how many launches a second to time; 0: none */
+	uint32_t every;	      /* if not 0: one in so many instead */
+	uint64_t seed;	      /* of the sampling; 0: the library's choice */
+	uint32_t window;      /* number of the CUPTI window wanted; a new one opens it */
+	uint32_t window_us;   /* its length */
+	uint32_t slots_count; /* written before slots_seq */
+	uint32_t slots_seq;   /* one more with each list */
 };
 
 enum inject_status {
@@ -157,6 +175,27 @@ struct inject_state {
 	/* Looks for words that lead to device libraries which ended before all data of the program's
 	 * modules was read; each goes on where the last one ended. */
 	uint64_t looks_cut;
+	uint64_t modules;	/* changes when modules were loaded or unloaded */
+	uint64_t slots_refused; /* of the agent's lists, that were not what was said of them */
+	uint32_t functions_count;
+	uint32_t functions_seq; /* one more when they are others */
+	uint32_t slots_done;	/* slots_seq of the list that was taken over last */
+	uint32_t slots_unused;
+};
+
+/* A function that the library stands in for. */
+struct inject_function {
+	uint64_t address;
+	uint32_t name; /* offset of an inject_name in names */
+	uint32_t unused;
+};
+
+/* A word of the program's data. */
+struct inject_slot {
+	uint64_t address;
+	uint64_t value;	     /* what it held */
+	uint32_t relocation; /* index in DT_JMPREL + 1, of an import that is not bound; else 0 */
+	uint32_t unused;
 };
 
 enum inject_type {

@@ -312,6 +312,19 @@ unsigned cuda_hook(bool in, bool only_new)
 	return hooks_apply(&hooks, in, only_new);
 }
 
+void cuda_unhooked(void)
+{
+	profilers_forget();
+}
+
+const struct hooks *cuda_hooks(void)
+{
+	if (!driver.cuEventRecord)
+		return NULL;
+	profilers_found();
+	return &hooks;
+}
+
 void cuda_forget(void)
 {
 	atomic_store(&capturing, 0);

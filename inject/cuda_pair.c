@@ -48,7 +48,10 @@ bool pair_enqueue_end(struct sample *s, cu_stream stream)
 	return whole;
 }
 
-#define MOST_WITHOUT 8
+// A pair that may hold time of the host is of no use, and it is not any pair: the first launches after a pause
+// are, whose weight others would have to carry. So a gate is asked for when more than one in nine are such.
+#define FAILED_WEIGHS 8u
+#define MOST_WITHOUT 64u
 
 // The default stream of each thread is another one, by the same handle. No address ends in 2.
 static cu_stream key_of(cu_stream stream)
@@ -119,7 +122,7 @@ static bool was_behind(struct pool *pool, const struct sample *s)
 			atomic_compare_exchange_strong(&pool->without, &without, without - 1);
 		return true;
 	}
-	if (atomic_fetch_add(&pool->without, 1) >= MOST_WITHOUT)
+	if (atomic_fetch_add(&pool->without, FAILED_WEIGHS) + FAILED_WEIGHS >= MOST_WITHOUT)
 		atomic_compare_exchange_strong(&pool->gating, &none, GATE_WANTED);
 	return false;
 }

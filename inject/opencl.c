@@ -290,6 +290,16 @@ unsigned opencl_hook(bool in, bool only_new)
 	return real_clEnqueueNDRangeKernel ? hooks_apply(&hooks, in, only_new) : 0;
 }
 
+const struct hooks *opencl_hooks(void)
+{
+	return real_clEnqueueNDRangeKernel && !is_layer ? &hooks : NULL;
+}
+
+unsigned opencl_by_loader(void)
+{
+	return is_layer ? hooks.count : 0;
+}
+
 // Places in struct _cl_icd_dispatch, which only ever grows at its end (CL/cl_icd.h).
 static const struct {
 	const char *name;

@@ -51,6 +51,8 @@ struct shared {
 	struct inject_state *state;
 	struct inject_record *ring;
 	char *names;
+	struct inject_function *functions;
+	const struct inject_slot *slots;
 };
 extern struct shared shared;
 
@@ -103,6 +105,23 @@ void words_begin_look(bool wide);
 unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new);
 /* Whether the look left something for the next one, with only_new. */
 bool words_end_look(void);
+/* Put the real one into this word, if it still holds what was read; under the loader's lock, while its module
+ * is there. `relro_start`, `relro_end`: where it may be made writable for that. */
+bool word_store(void **word, void *before, void *value, uintptr_t relro_start, uintptr_t relro_end);
+
+/* ---- slots.c: the same words, as the agent found them from outside ---- */
+
+#define MOST_LISTS 2
+/* Tell the agent which functions these stand in for; a list may be NULL. */
+void slots_publish(const struct hooks *const lists[MOST_LISTS]);
+/* Take over the agent's list, if there is a new one. */
+void slots_take(const struct hooks *const lists[MOST_LISTS]);
+/* Modules were loaded or unloaded: forget words of those that are gone. */
+void slots_look_again(void);
+/* How many words lead to us by it. */
+unsigned slots_placed(void);
+/* Put all back. */
+void slots_put_back(void);
 
 /* ---- sampling.c: which launches are timed ---- */
 
@@ -197,6 +216,10 @@ bool cuda_pending(void);
 /* In a forked child, before anything else: nothing of the parent's is under way there. */
 void cuda_forget(void);
 unsigned cuda_hook(bool in, bool only_new);
+/* What is hooked, where the driver is here; NULL else. */
+const struct hooks *cuda_hooks(void);
+/* No word leads to us any more. */
+void cuda_unhooked(void);
 /* Somebody else traces kernels or copies: nothing of ours may go into a stream. */
 bool cuda_yields(void);
 
@@ -208,6 +231,9 @@ bool opencl_stand_between(void **entries, unsigned count);
 /* In a forked child, before anything else. */
 void opencl_forget(void);
 unsigned opencl_hook(bool in, bool only_new);
+/* NULL, too, where the loader calls us; then: */
+const struct hooks *opencl_hooks(void);
+unsigned opencl_by_loader(void);
 void opencl_turn(void);
 bool opencl_pending(void);
 

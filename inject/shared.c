@@ -78,6 +78,8 @@ bool shared_create(uint32_t generation)
 		.state = (void *)(at + INJECT_STATE_AT),
 		.ring = (void *)(at + INJECT_RING_AT),
 		.names = at + INJECT_NAMES_AT,
+		.functions = (void *)(at + INJECT_FUNCTIONS_AT),
+		.slots = (void *)(at + INJECT_SLOTS_AT),
 	};
 	shared.state->names_end = 8;
 	struct inject_header *h = shared.header;

@@ -113,8 +113,8 @@ struct work {
 	uint64_t not_before; // of looks: how long the last ones took decides
 	uint64_t looks_ns;   // processor time of those since all was read
 	bool all_was_read;
-	unsigned full_looks, hooks, found;
-	bool beating, unfinished;
+	unsigned full_looks, hooks, found, scan_hooks;
+	bool beating, unfinished, by_slots, scanned;
 	enum inject_reason reason;
 	uint64_t yields_at_ns, yielded_ns; // last seen that somebody else traces; 0: nobody did
 };
@@ -170,6 +170,7 @@ static void look(struct work *w, uint32_t request, uint64_t now)
 	// Those that the rest of a look has yet to find are there still.
 	w->found = full ? hooks : w->found + hooks;
 	w->hooks = unfinished && w->found < w->hooks ? w->hooks : w->found;
+	w->scan_hooks = w->hooks;
 	w->unfinished = unfinished;
 	w->reason = w->hooks || reason != INJECT_OK ? reason : INJECT_NO_HOOK;
 	w->looks_ns += thread_cpu_ns() - began;
@@ -180,15 +181,52 @@ static void look(struct work *w, uint32_t request, uint64_t now)
 	SET(reason, w->reason);
 }
 
+// The same where the agent finds the words: no data of the program is read.
+static void take_slots(struct work *w, uint32_t request, uint64_t now)
+{
+	bool has_new = __atomic_load_n(&shared.control->slots_seq, __ATOMIC_RELAXED) !=
+		       shared.state->slots_done;
+	if (now < w->not_before)
+		return;
+	uint64_t modules = modules_generation(), began = thread_cpu_ns();
+	if (modules == w->modules && w->by_slots && !has_new)
+		return;
+	enum inject_reason reason = INJECT_NO_LIBRARY;
+	if (request & (INJECT_EVENTS | INJECT_WINDOWS))
+		reason = cuda_begin();
+	if ((request & INJECT_OPENCL) && opencl_begin() && reason == INJECT_NO_LIBRARY)
+		reason = INJECT_OK;
+	const struct hooks *const lists[MOST_LISTS] = {cuda_hooks(), opencl_hooks()};
+	if (modules != w->modules || !w->by_slots)
+		slots_look_again();
+	slots_publish(lists);
+	if (has_new && reason == INJECT_OK)
+		slots_take(lists);
+	w->by_slots = true;
+	w->modules = modules;
+	SET(modules, modules);
+	w->hooks = slots_placed() + (w->scanned ? w->scan_hooks : opencl_by_loader());
+	bool is_known = shared.state->slots_done; // until then nothing is refused
+	w->reason = w->hooks || reason != INJECT_OK || !is_known ? reason : INJECT_NO_HOOK;
+	w->not_before = now + LOOKS_SHARE * (thread_cpu_ns() - began);
+	SET(hooks, w->hooks);
+	SET(reason, w->reason);
+}
+
 static void unhook(struct work *w)
 {
+	slots_put_back();
 	if (!w->modules)
 		return;
-	words_begin_look(true);
-	cuda_hook(false, false);
-	opencl_hook(false, false);
-	words_end_look();
+	if (w->scanned) {
+		words_begin_look(true);
+		cuda_hook(false, false);
+		opencl_hook(false, false);
+		words_end_look();
+	}
+	cuda_unhooked();
 	SET(hooks, 0);
+	SET(modules, 0);
 	memset(w, 0, sizeof *w);
 }
 
@@ -212,10 +250,18 @@ static enum inject_status turn(struct work *w, uint64_t now)
 		stand_by();
 		return INJECT_IDLE;
 	}
-	look(w, request, now);
+	if (request & INJECT_SLOTS) {
+		take_slots(w, request, now);
+	} else {
+		if (w->by_slots)
+			w->by_slots = false, w->modules = 0, w->next_full = 0;
+		w->scanned = true;
+		look(w, request, now);
+	}
 	if (!w->hooks) {
 		stand_by();
-		return w->reason == INJECT_NO_LIBRARY ? INJECT_WAITING : INJECT_REFUSED;
+		return w->reason == INJECT_NO_LIBRARY || w->reason == INJECT_OK ? INJECT_WAITING :
+										  INJECT_REFUSED;
 	}
 	sampling_refill(now);
 	if (cuda_yields()) {

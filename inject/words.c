@@ -47,13 +47,13 @@ static bool is_writable(void **word)
 }
 
 // Only if it still holds what was read: the host goes on meanwhile.
-static bool store_word(void **word, void *before, void *value, struct protection relro)
+bool word_store(void **word, void *before, void *value, uintptr_t relro_start, uintptr_t relro_end)
 {
 	uintptr_t at = (uintptr_t)word;
 	if (is_writable(word))
 		return __atomic_compare_exchange_n(word, &before, value, false, __ATOMIC_RELEASE,
 						   __ATOMIC_RELAXED);
-	if (at < relro.start || at >= relro.end)
+	if (at < relro_start || at >= relro_end)
 		return false;
 	uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE), page = at & ~(page_bytes - 1);
 	if (mprotect((void *)page, page_bytes, PROT_READ | PROT_WRITE))
@@ -62,6 +62,11 @@ static bool store_word(void **word, void *before, void *value, struct protection
 						  __ATOMIC_RELAXED);
 	mprotect((void *)page, page_bytes, PROT_READ);
 	return stored;
+}
+
+static bool store_word(void **word, void *before, void *value, struct protection relro)
+{
+	return word_store(word, before, value, relro.start, relro.end);
 }
 
 static bool is_within(struct range r, uintptr_t word)

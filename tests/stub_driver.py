@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:1000"
 NAMES = ("launches", "contexts", "traced", "cancel")
 
 
-def build(where: Path, *flags: str) -> Path:
+def build(where: Path, *flags: str, names: Sequence[str] = NAMES) -> Path:
     """The folder, with the stub driver and the programs in it, compiled with `flags`."""
     common = ("cc", "-O1", "-g", "-pthread", *flags)
     stub = where / "libcuda.so.1"
@@ -36,7 +37,7 @@ def build(where: Path, *flags: str) -> Path:
          PROGRAMS / "stub_cupti.c", stub],
         check=True,
     )  # fmt: skip
-    for name in NAMES:
+    for name in names:
         stubs = (cupti, stub) if name == "traced" else (stub,)
         subprocess.run(
             [*common, "-o", where / name, PROGRAMS / f"{name}.c", *stubs, f"-Wl,-rpath,{where}"],

@@ -15,6 +15,7 @@ mod maps;
 mod memory;
 mod perf;
 mod prio;
+mod slots;
 mod symbols;
 mod unwind;
 mod walks;
@@ -39,6 +40,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     memory::register(module)?;
     perf::register(module)?;
     prio::register(module)?;
+    slots::register(module)?;
     symbols::register(module)?;
     unwind::register(module)?;
     walks::register(module)?;

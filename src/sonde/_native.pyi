@@ -25,6 +25,21 @@ def keep_memory() -> None:
     memory comes and goes by the hundreds of megabytes; to be called before it starts threads.
     """
 
+class SlotFinder:
+    """Finds words of processes' modules that hold functions of device libraries; keeps what files
+    say of their imports."""
+
+    def __init__(self) -> None: ...
+    def find(
+        self, pid: int, addresses: list[int], wide: bool, most_bytes: int
+    ) -> tuple[list[tuple[int, int, int]], bool, int]:
+        """(address, value, index in DT_JMPREL + 1 of an import that is not bound, else 0) of each,
+        ascending; whether anything was left out; bytes of memory read.
+
+        `wide`: in all writable data of modules, not only of those that look functions up by name.
+        Raises OSError.
+        """
+
 class Bpf:
     """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
 

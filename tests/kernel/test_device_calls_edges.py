@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from device_watch import DeviceWatch, Told
 
-from sonde.collect import discovery
+from sonde.collect import device_calls, discovery, kernel
 from sonde.collect.libraries import identity
+from sonde.host import syscalls
 
 pytestmark = pytest.mark.bpf
 
@@ -96,6 +97,7 @@ def test_a_file_attached_twice_counts_once(edges):
 
 
 def test_without_uprobe_multi_each_site_is_attached_alone(edges, monkeypatch):
+    monkeypatch.setattr(device_calls, "has_uprobe_multi", lambda: False)
     with DeviceWatch() as watch:
         real = watch.collector._bpf
         attached = []
@@ -211,3 +213,38 @@ def test_stacks_begin_with_the_called_function_then_its_caller(edges):
             if caller == "deeper":
                 assert user[2] - 1 - base in symbols["main"]
         assert callers == {"main", "deeper"}
+
+
+def test_a_kernel_with_uprobe_multi_is_known_by_its_types(tmp_path):
+    kernel.has_uprobe_multi.cache_clear()
+    types = tmp_path / "types"
+    assert not kernel.has_uprobe_multi(types)
+    types.write_bytes(b"\0bpf_uprobe_multi_link\0")
+    assert not kernel.has_uprobe_multi(types), "asked once"
+    kernel.has_uprobe_multi.cache_clear()
+    assert kernel.has_uprobe_multi(types)
+    kernel.has_uprobe_multi.cache_clear()
+    assert kernel.has_uprobe_multi() == (syscalls.link_uprobe_multi() == 0)
+
+
+def test_where_one_link_for_all_is_refused_each_site_has_one_of_its_own(edges, monkeypatch):
+    with DeviceWatch() as watch:
+        real = watch.collector._bpf
+        attached = []
+
+        class Picky:
+            """Refuses more than one place."""
+
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def attach_uprobes(self, path, sites, entry, leave, multi):
+                if len(sites) > 1:
+                    raise OSError(22, "Invalid argument")
+                attached.append(sites)
+                return real.attach_uprobes(path, sites, entry, leave, multi)
+
+        monkeypatch.setattr(watch.collector._probes, "_bpf", Picky())
+        ran = run_case(watch, edges, "nest")
+        assert attached
+        assert seen_calls(watch, ran) == told_calls(ran)

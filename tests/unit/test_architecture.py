@@ -43,7 +43,8 @@ DOORS: dict[str, set[str]] = {
     "health": {"collect", "errors", "interpreter", "metrics", "system_libraries"},
     "sinks": {"errors", "http_client", "metrics", "model", "private_files", "_native"},
     "unwind": {
-        *("errors", "interpreter", "model", "ownership", "procfs", "resolve", "_native"),
+        *("errors", "interpreter", "model", "ownership", "private_files", "procfs", "resolve"),
+        "_native",
     },
     "agent": {
         *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),

@@ -439,3 +439,20 @@ def test_a_file_of_more_functions_than_any_library_is_examined_once(parties):
     found.on_process_events([mapped(OTHER, 1, A_LIBRARY)])
     assert len(probes.examined) == 1
     assert not probes.files
+
+
+def test_of_chosen_processes_what_others_map_is_not_looked_for(opened, monkeypatch):
+    probes = FakeProbes("libOpenCL.so.1")
+    asked = []
+
+    def one(pid, _unread):
+        asked.append(pid)
+        return iter([MappedFile(pid, (8, 1, 3), A_LIBRARY, 0, 4096)])
+
+    monkeypatch.setattr(discovery, "mapped_by", one)
+    found = Discovery(apis.load(), probes, {os.getpid()})
+    found.resync()
+    found.tidy()
+    assert os.getpid() in asked
+    assert 1 not in asked
+    assert list(probes.files) == [(8, 1, 3)]

@@ -131,8 +131,7 @@ def test_a_library_of_the_linkers_cache_that_a_user_owns_is_refused_and_counted(
             return False
 
     class Api:
-        def is_library(self, name: str) -> bool:
-            return name == "libcuda.so.1"
+        libraries = ("libcuda.so.1",)
 
     discovery = Discovery([Api()], Noted())  # type: ignore[list-item]
     for path in libraries.installed(discovery._is_library):

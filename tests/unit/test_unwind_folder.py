@@ -16,7 +16,8 @@ import pytest
 
 from sonde import _native
 from sonde.unwind import cache_folder
-from sonde.unwind.table_cache import TableCache
+from sonde.unwind.table_cache import TableCache, key_of
+from sonde.unwind.table_index import NAME, TableIndex
 
 NOBODY = 65534
 HEADER_BYTES = 64
@@ -134,3 +135,45 @@ def test_a_table_is_of_no_file_that_differs_where_it_was_read(place, library, ch
         raw += b"\0"
     other.write_bytes(raw)
     assert not _native.is_unwind_table_of(str(table), str(other))
+
+
+def built_for(cache, key, program):
+    """Have the table of a file found or built; returns how many were built."""
+    before = cache.built
+    with program.open("rb") as file:
+        cache.request(key, file.fileno())
+    deadline_s = time.monotonic() + 20
+    while cache.is_busy and time.monotonic() < deadline_s:
+        cache.poll()
+        time.sleep(0.01)
+    return cache.built - before
+
+
+def test_tables_of_one_run_are_known_to_the_next_without_a_look_at_the_file(place):
+    program = Path("/bin/true").resolve()
+    status = program.stat()
+    key = key_of("b1d", (status.st_dev, status.st_ino, status.st_size, 1, 2))
+    first = TableCache(place)
+    assert first.find(key) is None
+    assert built_for(first, key, program) == 1
+    first.close()
+    known = TableCache(place, builder=["/bin/false"]).find(key) is not None
+    assert known == (os.major(status.st_dev) != 0)
+    index = place / NAME
+    if known:
+        index.write_text(index.read_text().replace('"boot": "', '"boot": "0'))
+        assert TableCache(place).find(key) is None, "of another boot"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"boot": 1}', '{"boot": "x", "names": [1]}'])
+def test_a_damaged_index_is_none(place, text):
+    (place / NAME).write_text(text)
+    assert TableIndex(place).read() == {}
+
+
+def test_files_of_systems_that_a_user_may_serve_are_not_kept(place):
+    index = TableIndex(place)
+    index.add("mine", os.makedev(0, 51), "table")
+    index.add("disk", os.makedev(8, 1), "table")
+    index.write()
+    assert TableIndex(place).read() == {"disk": "table"}

@@ -63,8 +63,9 @@ def _waits(setup: Setup) -> WaitCollector:
 def _device_calls(setup: Setup) -> DeviceCalls:
     config = setup.config
     return DeviceCalls(
-        setup.kernel, apis.load(), launches=config.launches, budget=config.probe_budget
-    )
+        setup.kernel, apis.load(), launches=config.launches, budget=config.probe_budget,
+        pids=config.pids,
+    )  # fmt: skip
 
 
 def _device_time(setup: Setup) -> DeviceTime:

@@ -58,7 +58,7 @@ def _seconds(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     """Attach. Raises SondeError where that is impossible; the process is then unchanged."""
     from sonde.attach import process, remote, switch
-    from sonde.collect import device_time
+    from sonde.collect import device_process, slots
     from sonde.collect import inject_abi as abi
     from sonde.host import namespaces
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             )
         if memory.is_detached():
             # The request of an active recorder. Without its heartbeat the library stays idle.
-            memory.ask(request=device_time.REQUEST)
+            memory.ask(request=device_process.REQUEST | slots.slots_asked(args.pid))
             seen = memory.wait_for(*set(abi.Status) - {abi.Status.LEFT}, timeout_s=1.0)
         else:
             starting = {abi.Status.STARTING}

@@ -9,7 +9,7 @@ the start, those the dynamic linker knows (before anyone maps them, so that a pr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from sonde import _native
@@ -17,7 +17,14 @@ from sonde._native import ProcessEvent
 from sonde.apis import Api
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.discovery import Discovery
-from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
+from sonde.collect.kernel import (
+    Kernel,
+    by_cpus,
+    expect_fields,
+    has_uprobe_multi,
+    losses_of,
+    refusal,
+)
 from sonde.collect.libraries import FileKey
 from sonde.collect.probes import Probes
 from sonde.model.calls import STATUS_UNKNOWN
@@ -44,6 +51,10 @@ _OTHER: Final[_What] = ("other", "", "", "", 0)
 """Of calls that found no row even by process; theirs are of no process."""
 
 
+ONE_BY_ONE: Final = ("on_call_entry", "on_call_return")
+"""Programs for kernels on which a link has one probe."""
+
+
 class DeviceCalls(Collector):
     """Counts calls of device APIs in all watched processes, exactly; stacks are sampled."""
 
@@ -51,17 +62,27 @@ class DeviceCalls(Collector):
     walks_stacks = True
 
     def __init__(
-        self, kernel: Kernel, apis: Iterable[Api], *, launches: bool, budget: float
+        self,
+        kernel: Kernel,
+        apis: Iterable[Api],
+        *,
+        launches: bool,
+        budget: float,
+        pids: Collection[int] | None = None,
     ) -> None:
+        """`pids`: those that are watched; None for all."""
         rows = by_cpus(ROWS)
         shares = {
             "free_rows": rows // FREE_ROWS,
             "most_rows_of_one_party": rows // OF_ONE_PARTY,
         }
-        self._bpf = kernel.load("device_calls", shares, most={"device_calls": rows})
+        multi = has_uprobe_multi()  # each program that is loaded takes 0.1 s
+        self._bpf = kernel.load(
+            "device_calls", shares, ONE_BY_ONE if multi else (), most={"device_calls": rows}
+        )
         apis = tuple(apis)
-        self._probes = Probes(self._bpf, apis, launches, budget)
-        self._discovery = Discovery(apis, self._probes)
+        self._probes = Probes(self._bpf, apis, launches, budget, has_multi=multi)
+        self._discovery = Discovery(apis, self._probes, pids)
         self._walk: int | None = None
         self._exit: int | None = None
         self._left_out = 0

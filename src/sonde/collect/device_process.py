@@ -18,6 +18,7 @@ from sonde.collect.libraries import FIRST_BYTES, Unread
 from sonde.collect.overhead_controller import OverheadController
 from sonde.collect.ring_budget import Allowance
 
+REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
 MOST_STREAMS: Final = 4_096
 FIND_SHARE: Final = 0.05
 """Of a CPU, for looking through the mappings of processes: shared by the parties that need it."""
@@ -28,6 +29,9 @@ MAX_PARTIES: Final = 1024
 
 MOST_AWAITED: Final = 1024
 """Processes of one party that are to be looked at soon."""
+
+
+_BY_ITSELF: Final = abi.Request(0)
 
 
 @dataclass(slots=True)
@@ -49,6 +53,8 @@ class DeviceProcess:
     told: abi.Reason = abi.Reason.OK
     armed_ns: int = 0
     """Since when its launches are chosen, as last reported."""
+    by_slots: abi.Request = _BY_ITSELF
+    """SLOTS: words that lead into device libraries are found from outside; else by the library."""
     party: int = 0
     allowance: Allowance = field(default_factory=Allowance)
     head: int = 0
@@ -56,6 +62,11 @@ class DeviceProcess:
     lost: int = 0
     """Records that were lost and not reported yet."""
     lost_told_ns: int = 0
+
+    @property
+    def request(self) -> abi.Request:
+        """What is asked of its library."""
+        return REQUEST | self.stacks | self.by_slots
 
     def allowed(self, seconds: float) -> int:
         """Records that may be read of it now, so long after the last time."""

@@ -32,6 +32,7 @@ from sonde.collect.inject_records import Ring, Run
 from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.overhead_controller import OverheadController
 from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
+from sonde.collect.slots import Slots, slots_asked
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
 from sonde.model.rows import EventRow
@@ -45,7 +46,6 @@ YOUNG_S: Final = 10.0
 SOON_S: Final = 1.0
 SILENT_NS: Final = 1_500_000_000
 """A library that says nothing for so long may have gone with the program that was executed over."""
-REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
 STACKS_HELD: Final = 16_384
 """Stacks of launches whose runs have not come yet, a process."""
 MOST_RINGS: Final = 256
@@ -98,6 +98,7 @@ class DeviceTime(Collector):
         self._spare_s = MOST_SPARE_S
         """Of the time of turns before, not needed there."""
         self._finder = Finder()
+        self._slots = Slots()
         self._withheld: dict[int, tuple[ProcessKey, bool]] = {}
         """By pid: processes that carry the library and are not ours to read; True: another agent
         reads them, False: somebody wants them left alone. No event tells when that ends."""
@@ -227,6 +228,7 @@ class DeviceTime(Collector):
             self.left_behind = self._sites.close()
         for pid in list(self._processes):
             self._drop(pid)
+        self._slots.close()
 
     def pause(self) -> None:
         """The libraries do nothing but wait."""
@@ -240,13 +242,14 @@ class DeviceTime(Collector):
         self._paused = False
         for process in self._processes.values():
             with suppress(OSError):
-                process.memory.want(REQUEST | process.stacks)
+                process.memory.want(process.request)
                 process.memory.beat()
         self._look(time.monotonic())
 
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
-        counted = self._losses | {"processes_unread": self._finder.unread.processes}
+        counted = dict(self._losses, slots_unread=self._slots.failed)
+        counted["processes_unread"] = self._finder.unread.processes
         losses = {name: count for name, count in counted.items() if count}
         return losses | dict(self._sites.losses() if self._sites else {})
 
@@ -450,6 +453,7 @@ class DeviceTime(Collector):
                 with found:
                     if os.path.sameopenfile(found.fd, process.memory.fd):
                         return
+            self._slots.drop(pid)
             self._left.append(self._processes.pop(pid))
             self._looked.pop(pid, None)
             if self._sites:
@@ -467,6 +471,7 @@ class DeviceTime(Collector):
                 process.memory.close()
 
     def _drop(self, pid: int) -> None:
+        self._slots.drop(pid)
         with self._closing:
             process = self._processes.pop(pid, None)
             if process:
@@ -480,10 +485,9 @@ class DeviceTime(Collector):
     def _look(self, now_s: float) -> None:
         """Open the memory of processes that have one and are not ours yet."""
         for pid in procfs.pids():
-            if pid in self._processes or not self._is_due(pid, now_s) or not may_carry(pid):
-                continue
-            with suppress(OSError):
-                self._open(pid)
+            if pid not in self._processes and self._is_due(pid, now_s) and may_carry(pid):
+                with suppress(OSError):
+                    self._open(pid)
 
     def _is_due(self, pid: int, now_s: float) -> bool:
         known = self._looked.get(pid)
@@ -507,10 +511,9 @@ class DeviceTime(Collector):
         memory = self._finder.find(pid, party)
         stat = procfs.read_stat(pid)
         before = self._withheld.pop(pid, None)
-        if memory is None:
-            return
-        if stat is None:
-            memory.close()
+        if memory is None or stat is None:
+            if memory is not None:
+                memory.close()
             return
         key = (pid, stat.start_ns)
         is_detached = memory.is_detached()
@@ -537,15 +540,15 @@ class DeviceTime(Collector):
             overhead_controller,
             stacks,
             party=party,
+            by_slots=slots_asked(pid),
         )
-        memory.ask(
-            tail=tail,
-            per_second=overhead_controller.per_second,
-            request=REQUEST | stacks,
-        )
+        per_second = overhead_controller.per_second
+        memory.ask(tail=tail, per_second=per_second, request=process.request)
         memory.beat()
         self._processes[pid] = process
         self._carried.set()
+        if process.by_slots:
+            self._slots.follow(*key, memory.fd)
 
     def _has_place(self, party: int) -> bool:
         """Whether one more process of this party may be read; another's makes room where it has
@@ -587,7 +590,7 @@ class DeviceTime(Collector):
             if process and self._sites and self._sites.add(pid):
                 process.stacks = abi.Request.SITE
                 with suppress(OSError):
-                    process.memory.want(REQUEST | process.stacks)
+                    process.memory.want(process.request)
 
     @staticmethod
     def _first_tail(memory: InjectMemory, head: int) -> int:

@@ -8,10 +8,12 @@ executable file is looked at once: an API may be linked into a program staticall
 
 from __future__ import annotations
 
+import fnmatch
 import os
+import re
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from sonde import procfs, system_libraries
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
@@ -22,6 +24,7 @@ from sonde.collect.libraries import (
     Unread,
     identity,
     installed,
+    mapped_by,
     mapped_now,
     open_mapped,
 )
@@ -49,8 +52,14 @@ _NOBODY = 0
 class Discovery:
     """Hands files to `probes` and takes them back when no process maps them any more."""
 
-    def __init__(self, apis: Sequence[Api], probes: Probes) -> None:
-        self._apis = apis
+    def __init__(
+        self, apis: Sequence[Api], probes: Probes, pids: Collection[int] | None = None
+    ) -> None:
+        """`pids`: only what these processes and their descendants map is looked for; what others
+        map is looked at as they map it."""
+        self._pids = pids
+        patterns = {pattern for api in apis for pattern in api.libraries}
+        self._library = re.compile("|".join(map(fnmatch.translate, sorted(patterns))) or "(?!)")
         self._probes = probes
         self._examined: OrderedDict[tuple[FileKey, str], float] = OrderedDict()
         self._urgent: deque[MappedFile] = deque()
@@ -78,8 +87,15 @@ class Discovery:
 
     def resync(self) -> None:
         """Take in what is mapped now, whatever was heard of it."""
-        for file in mapped_now(self.unread):
+        for file in self._mapped_now():
             self._saw(file)
+
+    def _mapped_now(self) -> Iterator[MappedFile]:
+        if self._pids is None:
+            yield from mapped_now(self.unread)
+            return
+        for pid in procfs.family(self._pids):
+            yield from mapped_by(pid, self.unread)
 
     def on_process_events(self, events: Iterable[ProcessEvent]) -> None:
         """Take in what processes did."""
@@ -132,7 +148,7 @@ class Discovery:
         self._drop_unmapped(time.monotonic())
 
     def _is_library(self, name: str) -> bool:
-        return any(api.is_library(name) for api in self._apis)
+        return self._library.match(name) is not None
 
     def _saw(self, file: MappedFile) -> None:
         """A process maps a file: note its user, or queue it to be looked at."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 MEMFD = "sonde-inject"
 MAGIC = 3563590227604041331
-ABI = 1
+ABI = 2
 BEAT_NS = 250000000
 IDLE_NS = 1000000000
 AHEAD_NS = 5000000000
@@ -28,7 +28,11 @@ RECORD_BYTES = 128
 RING_RECORDS = 65536
 NAMES_AT = 8400896
 NAMES_BYTES = 4194304
-BYTES = 12595200
+FUNCTIONS_AT = 12595200
+FUNCTIONS = 128
+SLOTS_AT = 12599296
+SLOTS_MOST = 4096
+BYTES = 12697600
 NAME_MAX = 2048
 KILL = 1263094860
 TYPES = 8
@@ -50,6 +54,8 @@ class Request(IntFlag):
     """call sonde_inject_site at sampled launches, for a uprobe of the agent"""
     LEAVE = 32
     """detach: alone"""
+    SLOTS = 64
+    """slots come from the agent"""
 
 
 class Status(IntEnum):
@@ -177,9 +183,13 @@ class Control(NamedTuple):
     """number of the CUPTI window wanted; a new one opens it"""
     window_us: int
     """its length"""
+    slots_count: int
+    """written before slots_seq"""
+    slots_seq: int
+    """one more with each list"""
 
 
-CONTROL = Struct("=QIIQIIQII")
+CONTROL = Struct("=QIIQIIQIIII")
 CONTROL_FIELDS: Mapping[str, tuple[int, str]] = {
     "heartbeat_ns": (0, "Q"),
     "request": (8, "I"),
@@ -190,6 +200,8 @@ CONTROL_FIELDS: Mapping[str, tuple[int, str]] = {
     "seed": (32, "Q"),
     "window": (40, "I"),
     "window_us": (44, "I"),
+    "slots_count": (48, "I"),
+    "slots_seq": (52, "I"),
 }
 
 
@@ -247,9 +259,19 @@ class State(NamedTuple):
     armed_ns: int
     """since when launches are counted and chosen, this time; 0: not yet"""
     looks_cut: int
+    modules: int
+    """changes when modules were loaded or unloaded"""
+    slots_refused: int
+    """of the agent's lists, that were not what was said of them"""
+    functions_count: int
+    functions_seq: int
+    """one more when they are others"""
+    slots_done: int
+    """slots_seq of the list that was taken over last"""
+    slots_unused: int
 
 
-STATE = Struct("=QIIQQQQQQQQQQQQQQQQQQQIIIIIIIIQQ")
+STATE = Struct("=QIIQQQQQQQQQQQQQQQQQQQIIIIIIIIQQQQIIII")
 STATE_FIELDS: Mapping[str, tuple[int, str]] = {
     "beat_ns": (0, "Q"),
     "status": (8, "I"),
@@ -283,6 +305,49 @@ STATE_FIELDS: Mapping[str, tuple[int, str]] = {
     "yielded_ms": (196, "I"),
     "armed_ns": (200, "Q"),
     "looks_cut": (208, "Q"),
+    "modules": (216, "Q"),
+    "slots_refused": (224, "Q"),
+    "functions_count": (232, "I"),
+    "functions_seq": (236, "I"),
+    "slots_done": (240, "I"),
+    "slots_unused": (244, "I"),
+}
+
+
+class Function(NamedTuple):
+    """struct inject_function"""
+
+    address: int
+    name: int
+    """offset of an inject_name in names"""
+    unused: int
+
+
+FUNCTION = Struct("=QII")
+FUNCTION_FIELDS: Mapping[str, tuple[int, str]] = {
+    "address": (0, "Q"),
+    "name": (8, "I"),
+    "unused": (12, "I"),
+}
+
+
+class Slot(NamedTuple):
+    """struct inject_slot"""
+
+    address: int
+    value: int
+    """what it held"""
+    relocation: int
+    """index in DT_JMPREL + 1, of an import that is not bound; else 0"""
+    unused: int
+
+
+SLOT = Struct("=QQII")
+SLOT_FIELDS: Mapping[str, tuple[int, str]] = {
+    "address": (0, "Q"),
+    "value": (8, "Q"),
+    "relocation": (16, "I"),
+    "unused": (20, "I"),
 }
 
 

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import secrets
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from sonde import _native, procfs
@@ -43,6 +45,8 @@ FEW_CPUS: Final = 4
 STACKS: Final = 8192
 """Stacks and pieces of long ones that the kernel keeps on a large machine (bpf/stack.h)."""
 
+
+MOST_TYPE_BYTES: Final = 64 << 20
 
 NEWLY_MET: Final = 512
 """Processes that walks met for the first time, until they are read (every 0.25 s); one that found
@@ -164,6 +168,16 @@ class Kernel:
         if self._unwatched:
             losses["targets_full"] = losses.get("targets_full", 0) + self._unwatched
         return losses
+
+
+@functools.cache
+def has_uprobe_multi(types: Path = Path("/sys/kernel/btf/vmlinux")) -> bool:
+    """Whether one link may hold probes on many places (Linux 6.6): the kernel's types say so."""
+    try:
+        with types.open("rb") as file:
+            return b"\0bpf_uprobe_multi_link\0" in file.read(MOST_TYPE_BYTES)
+    except OSError:
+        return False
 
 
 def refusal(error: OSError) -> HostError:

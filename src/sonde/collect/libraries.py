@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from sonde import procfs, system_libraries
@@ -26,6 +25,8 @@ FileKey = tuple[int, int, int]
 
 MAX_FILES: Final = 4_096
 """Executable files of one process."""
+MOST_LINKS: Final = 8
+"""From the name of a library to its file."""
 FIRST_BYTES: Final = 256 << 10
 """Of the mappings of a process, read before all others had their turn: 2,500 lines."""
 LONG_CPU_S: Final = 0.5
@@ -176,8 +177,21 @@ def installed(wanted: Callable[[str], bool]) -> Iterator[str]:
     """Paths of the dynamic linker's cache whose file name is wanted."""
     seen = set()
     for name, text in system_libraries.in_cache():
-        path = os.path.realpath(text)
-        names = (name, Path(text).name, Path(path).name)
-        if path not in seen and any(map(wanted, names)):
-            seen.add(path)
-            yield path
+        if any(map(wanted, {name, *_names_along(text)})):
+            path = os.path.realpath(text)
+            if path not in seen:
+                seen.add(path)
+                yield path
+
+
+def _names_along(path: str) -> Iterator[str]:
+    """The file names of a path and of what it leads to; links of folders are not looked at, which
+    would take the time of ten."""
+    for _ in range(MOST_LINKS):
+        folder, _, name = path.rpartition("/")
+        yield name
+        try:
+            target = os.readlink(path)  # noqa: PTH115
+        except OSError:
+            return
+        path = target if target.startswith("/") else f"{folder}/{target}"

@@ -103,8 +103,12 @@ class Probes:
         launches: bool,
         budget: float,
         locks: procfs.MapLocks | None = None,
+        *,
+        has_multi: bool = False,
     ) -> None:
+        """`has_multi`: only programs for links with many probes are loaded."""
         self._bpf = bpf
+        self._has_multi = has_multi
         self._locks = locks or procfs.MapLocks()
         self._apis = tuple(apis)
         self._calls = {
@@ -250,10 +254,12 @@ class Probes:
             return
         except OSError:
             pass
+        kind = "_multi" if self._has_multi else ""
+        leave = f"on_call_return{kind}" if ends else None
         for site, place in zip(sites, places, strict=True):
             try:
                 link = self._bpf.attach_uprobes(
-                    file.path, [place], "on_call_entry", "on_call_return" if ends else None, False
+                    file.path, [place], f"on_call_entry{kind}", leave, self._has_multi
                 )
                 file.links[link] = [site]
             except OSError as error:

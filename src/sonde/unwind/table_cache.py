@@ -26,6 +26,7 @@ from typing import Any, Final
 from sonde import _native, interpreter
 from sonde.unwind.cache_folder import default_folder
 from sonde.unwind.cpython import FoundInterpreter
+from sonde.unwind.table_index import TableIndex
 
 MAX_CACHE_BYTES: Final = 512 << 20
 MAX_QUEUED: Final = 1024
@@ -96,8 +97,11 @@ class TableCache:
             )
             folder = Path(self._temporary.name)
         self._folder = folder.absolute()
-        self._names: dict[str, str] = {}
+        self._index = TableIndex(self._folder)
+        self._names = self._index.read()
         """Of tables on disk, by the keys of the files that they belong to."""
+        self._used: set[str] = set()
+        """Names of tables that were used in this run."""
         self._child: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._queue: deque[_Request] = deque()
@@ -125,6 +129,9 @@ class TableCache:
         path = self._folder / f"{name}{_ENDING}"
         try:
             _, python = _native.unwind_table_origin(str(path))
+            if name not in self._used:
+                self._used.add(name)
+                os.utime(path)
         except OSError:
             return None
         return CachedTable(path, _found(python) if python else None)
@@ -172,6 +179,9 @@ class TableCache:
 
     def _add_name(self, key: str, name: str) -> None:
         self._names[key] = name
+        self._used.add(name)
+        device = key.partition(_KEY_SEPARATOR)[2].partition("-")[0]
+        self._index.add(key, int(device or "0", 16), name)
         while len(self._names) > MAX_KNOWN:
             del self._names[next(iter(self._names))]
 
@@ -197,6 +207,7 @@ class TableCache:
         self._requested.clear()
         self._sent.clear()
         self._end_child()
+        self._index.write()
 
     def _send(self) -> None:
         while self._queue and len(self._sent) < MAX_SENT:

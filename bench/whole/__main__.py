@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all of Sonde costs a program, from the first second on.
+
+    python -m bench.whole OUT [--loads python,…] [--blocks 10] [--quota 0.5] [--table]
+
+Each block has a turn of each arm, in random order: twice nothing of ours (the second one is the
+noise of the measurement), the library attached and idle, a recording of the process with defaults,
+and one of the whole machine. All other processes of the benchmark are held meanwhile. Turns with
+a recorder are told apart: its start until it says that it records, two seconds, what follows, its
+end. OUT takes one line of JSON a block; a run goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.cgroup import Cgroup
+from bench.statistics import bounded
+from bench.tools import require_root
+from bench.whole.subject import ROOT, Quota, Subject, rate
+
+LOADS = ("python", "mappings", "locks", "switches-20k", "switches-200k", "forks")
+ARMS = ("nothing", "nothing again", "attached", "record -p", "record")
+STEADY_S = 5.0
+FIRST_S = 2.0
+WASHOUT_S = 0.3
+SONDE = [str(Path(sys.executable).with_name("sonde"))]
+
+
+def idle_turn(subject: Subject) -> dict[str, float]:
+    """A turn without a recorder."""
+    before, cpu_s = subject.done(), subject.cpu_s()
+    time.sleep(STEADY_S)
+    after = subject.done()
+    units = max(1, after.units - before.units)
+    return {"steady": rate(before, after), "cpu_a_unit": (subject.cpu_s() - cpu_s) / units}
+
+
+def recorded_turn(subject: Subject, folder: Path, whole_machine: bool) -> dict[str, float]:
+    """A turn with one, from its start to its end."""
+    group = Cgroup()
+    of = [] if whole_machine else ["-p", str(subject.pid)]
+    begin, began_s = subject.done(), time.monotonic()
+    recorder = subprocess.Popen(
+        [*SONDE, "record", "--json", *of, "-f", "-o", str(folder / "turn.sonde")],
+        cwd=ROOT, preexec_fn=group.enter, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        assert recorder.stderr is not None
+        for line in recorder.stderr:
+            if "recording" in line:
+                break
+        ready, ready_s, start_cpu_s = subject.done(), time.monotonic() - began_s, group.cpu_s()
+        time.sleep(FIRST_S)
+        first, cpu_s, own_s = subject.done(), subject.cpu_s(), group.cpu_s()
+        time.sleep(STEADY_S)
+        steady, cpu_s = subject.done(), subject.cpu_s() - cpu_s
+        own_s, ending_s = group.cpu_s() - own_s, time.monotonic()
+    finally:
+        recorder.send_signal(signal.SIGINT)
+        recorder.communicate()
+    ended, ended_s = subject.done(), time.monotonic() - ending_s
+    found = {
+        "start": rate(begin, ready), "first": rate(ready, first), "steady": rate(first, steady),
+        "end": rate(steady, ended), "ready_s": ready_s, "end_s": ended_s,
+        "start_cpu_s": start_cpu_s, "own_share": own_s / STEADY_S, "all_cpu_s": group.cpu_s(),
+        "cpu_a_unit": cpu_s / max(1, steady.units - first.units),
+    }  # fmt: skip
+    group.close()
+    return found
+
+
+def block(load: str, cpus: float | None, folder: Path) -> dict[str, Any]:
+    """A turn of each arm, in new processes."""
+    with ExitStack() as stack:
+        quota = Quota(cpus) if cpus else None
+        if quota:
+            stack.callback(quota.close)
+        untouched = Subject(folder, load, quota)
+        stack.callback(untouched.close)
+        attached = Subject(folder, load, quota)
+        stack.callback(attached.close)
+        attached.let_go()
+        done = subprocess.run(
+            [*SONDE, "attach", str(attached.pid)], capture_output=True, cwd=ROOT, check=False
+        )
+        attached.hold()
+        arms = [arm for arm in ARMS if arm != "attached" or done.returncode == 0]
+        random.shuffle(arms)
+        turns: dict[str, dict[str, float]] = {}
+        for arm in arms:
+            subject = attached if arm == "attached" else untouched
+            subject.let_go()
+            time.sleep(WASHOUT_S)
+            if arm.startswith("record"):
+                turns[arm] = recorded_turn(subject, folder, arm == "record")
+            else:
+                turns[arm] = idle_turn(subject)
+            subject.hold()
+        return {"load": load, "quota": cpus, "order": arms, "turns": turns}
+
+
+def blocks(path: Path) -> Iterator[dict[str, Any]]:
+    """Those that are there."""
+    if path.exists():
+        yield from map(json.loads, path.read_text("utf-8").splitlines())
+
+
+def slower(each: list[dict[str, Any]], arm: str, part: str, base: str = "steady") -> list[float]:
+    """How much slower than with nothing of ours, by block."""
+    turns = [it["turns"] for it in each if arm in it["turns"] and it["turns"][arm].get(part)]
+    if base == "cpu_a_unit":
+        return [it[arm][part] / it["nothing"][base] - 1 for it in turns if it["nothing"][base]]
+    return [it["nothing"][base] / it[arm][part] - 1 for it in turns]
+
+
+def print_table(path: Path) -> None:
+    """Medians, and the upper bound at 95 % of the mean; in percent."""
+    kept = list(blocks(path))
+    kinds = sorted({(it["load"], it["quota"] or 0) for it in kept})
+    print(
+        "load            quota blocks  arm            part      median  mean [≤ 95 %]  CPU a unit"
+    )
+    for load, quota in kinds:
+        each = [it for it in kept if (it["load"], it["quota"] or 0) == (load, quota)]
+        for arm in ARMS[1:]:
+            parts = ("start", "first", "steady", "end") if "record" in arm else ("steady",)
+            for part in parts:
+                found = slower(each, arm, part)
+                if not found:
+                    continue
+                mean = bounded(found)
+                upper = "unresolved" if math.isinf(mean.upper) else f"{100 * mean.upper:+.1f}"
+                cpu = slower(each, arm, "cpu_a_unit", "cpu_a_unit") if part == "steady" else []
+                told = f"{100 * statistics.median(cpu):+.1f}" if cpu else ""
+                print(
+                    f"{load:15} {quota or '–':>5} {len(found):6}  {arm:14} {part:8}"
+                    f" {100 * statistics.median(found):+7.1f}  {100 * mean.mean:+.1f} [{upper}]"
+                    f"  {told}"
+                )
+        _print_recorder(each)
+
+
+def _print_recorder(each: list[dict[str, Any]]) -> None:
+    for arm in ("record -p", "record"):
+        turns = [it["turns"][arm] for it in each if arm in it["turns"]]
+        if turns:
+            middle = {name: statistics.median(it[name] for it in turns) for name in turns[0]}
+            print(
+                f"    {arm}: ready in {middle['ready_s']:.2f} s ({middle['start_cpu_s']:.2f} s of"
+                f" CPU), then {middle['own_share']:.1%} of a CPU, ends in {middle['end_s']:.2f} s"
+            )
+
+
+def main() -> None:
+    """Measure what is missing, then print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.whole", description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--loads", default=",".join(LOADS), help="default: %(default)s")
+    parser.add_argument("--blocks", type=int, default=10, help="of each load; default: %(default)s")
+    parser.add_argument("--quota", type=float, help="CPUs that the program may use")
+    parser.add_argument("--table", action="store_true", help="print what is there, measure nothing")
+    args = parser.parse_args()
+    if not args.table:
+        require_root()
+        with tempfile.TemporaryDirectory() as name, args.out.open("a", encoding="utf-8") as out:
+            for number in range(args.blocks):
+                for load in args.loads.split(","):
+                    there = [
+                        it for it in blocks(args.out)
+                        if (it["load"], it["quota"]) == (load, args.quota)
+                    ]  # fmt: skip
+                    if len(there) <= number:
+                        out.write(json.dumps(block(load, args.quota, Path(name))) + "\n")
+                        out.flush()
+    print_table(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A load as a process that can be held and let go, and asked how much it got done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+GROUPS: Final = Path("/sys/fs/cgroup")
+PERIOD_US: Final = 100_000
+SWITCHES: Final = {"switches-20k": 20_000, "switches-200k": 200_000}
+SLOT_BYTES: Final = 64
+TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What was done up to a moment."""
+
+    at_s: float
+    units: int
+    busy_s: float
+    """Of the time that units took, as the load measures it; 0 where it does not."""
+
+
+class Quota:
+    """A group that may use part of a CPU."""
+
+    def __init__(self, cpus: float) -> None:
+        name = f"sonde-whole-{os.getpid()}-{time.monotonic_ns()}"
+        is_v1 = (GROUPS / "cpu").is_dir()
+        self._folder = (GROUPS / "cpu" if is_v1 else GROUPS) / name
+        self._folder.mkdir()
+        most = int(cpus * PERIOD_US)
+        if is_v1:
+            (self._folder / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (self._folder / "cpu.cfs_quota_us").write_text(str(most))
+        else:
+            (self._folder / "cpu.max").write_text(f"{most} {PERIOD_US}")
+
+    def enter(self) -> None:
+        """Move the calling process in."""
+        (self._folder / "cgroup.procs").write_text("0")
+
+    def close(self) -> None:
+        """Remove it, once its processes are gone."""
+        for _ in range(50):
+            try:
+                self._folder.rmdir()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+
+
+class Subject:
+    """One process of a load, held unless it is its turn."""
+
+    def __init__(self, folder: Path, name: str, quota: Quota | None) -> None:
+        self._file = folder / f"{name}-{time.monotonic_ns()}"
+        self._file.write_bytes(bytes(SLOT_BYTES * (os.cpu_count() or 1)))
+        self._has_busy = name in SWITCHES
+        command = [sys.executable, "-m", "bench.whole.load", name, str(self._file)]
+        if self._has_busy:
+            program = folder / "switches"
+            if not program.exists():
+                source = ROOT / "bench/loads/switches.c"
+                subprocess.run(["cc", "-O2", "-pthread", "-o", program, source, "-lm"], check=True)
+            command = [str(program), str(self._file), "1", str(SWITCHES[name])]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
+            preexec_fn=quota.enter if quota else None,
+        )  # fmt: skip
+        self.pid = self._process.pid
+        time.sleep(1.0)
+        self.hold()
+
+    def hold(self) -> None:
+        """Stop it."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def let_go(self) -> None:
+        """Let it run."""
+        os.killpg(self.pid, signal.SIGCONT)
+
+    def done(self) -> Done:
+        """What it has done so far."""
+        raw = self._file.read_bytes()
+        at_s = time.monotonic()
+        if not self._has_busy:
+            return Done(at_s, int(struct.unpack_from("=Q", raw)[0]), 0.0)
+        slots = [struct.unpack_from("=QQ", raw, at) for at in range(0, len(raw), SLOT_BYTES)]
+        return Done(at_s, sum(it[0] for it in slots), sum(it[1] for it in slots) / 1e9)
+
+    def cpu_s(self) -> float:
+        """CPU time of it and of children that ended."""
+        words = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, words[11:15])) / TICKS
+
+    def close(self) -> None:
+        """End it."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+        self._file.unlink()
+
+
+def rate(before: Done, after: Done) -> float:
+    """Units a second: of time, or of the time that the load counts."""
+    seconds = (after.busy_s - before.busy_s) or (after.at_s - before.at_s)
+    return (after.units - before.units) / seconds

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where a process's modules hold addresses of functions of device libraries: by the relocations of
+//! their files, and in the data that they have written. Everything read is the process's own word;
+//! the library in it looks at each again.
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use sonde_elf::file::{open, Identity};
+
+mod imports;
+mod pages;
+
+use imports::{Imports, Span};
+use pages::{Memory, Wanted};
+
+const MOST_MAPS_BYTES: u64 = 16 << 20;
+const MOST_MODULES: usize = 8192;
+/// Files whose imports are kept.
+const MOST_FILES: usize = 16_384;
+const MOST_FOUND: usize = 1 << 16;
+
+/// A loaded file: where its first page is mapped.
+struct Module {
+    start: u64,
+    end: u64,
+    inode: u64,
+    path: String,
+}
+
+/// What was found: address, value, index in DT_JMPREL + 1 or 0; whether anything was left out; bytes read.
+type Found = (Vec<(u64, u64, u32)>, bool, u64);
+
+/// Finds slots; keeps what files say.
+#[pyclass]
+#[derive(Default)]
+pub struct SlotFinder {
+    files: HashMap<Identity, Option<Arc<Imports>>>,
+}
+
+#[pymethods]
+impl SlotFinder {
+    #[new]
+    fn new() -> SlotFinder {
+        SlotFinder::default()
+    }
+
+    /// Words of process `pid` that hold one of `addresses`, or are an import of a device's function
+    /// that is not bound yet; ascending. `wide`: in all data of modules, not only of those that look
+    /// functions up by name. Raises OSError.
+    fn find(
+        &mut self,
+        py: Python<'_>,
+        pid: i32,
+        addresses: Vec<u64>,
+        wide: bool,
+        most_bytes: u64,
+    ) -> PyResult<Found> {
+        py.detach(|| self.search(pid, addresses, wide, most_bytes)).map_err(PyErr::from)
+    }
+}
+
+impl SlotFinder {
+    fn search(
+        &mut self,
+        pid: i32,
+        addresses: Vec<u64>,
+        wide: bool,
+        most_bytes: u64,
+    ) -> std::io::Result<Found> {
+        let (modules, mut cut) = modules_of(pid)?;
+        let wanted = Wanted::new(addresses);
+        let mut memory = Memory::new(pid, most_bytes);
+        let mut found = HashMap::new();
+        let loaded: Vec<(u64, Arc<Imports>)> = modules
+            .iter()
+            .filter_map(|module| {
+                let imports = self.imports_of(pid, module)?;
+                Some((module.start.wrapping_sub(imports.first & !4095), imports))
+            })
+            .collect();
+        for (base, imports) in &loaded {
+            by_relocations(*base, imports, &wanted, &mut memory, &mut found);
+        }
+        let mut in_data = Vec::new();
+        for looks_up in [true, false] {
+            for (base, imports) in &loaded {
+                if imports.looks_up == looks_up && (looks_up || wide) {
+                    for span in parts(*base, imports) {
+                        cut |= !memory.search(span, &wanted, &mut in_data);
+                        cut |= in_data.len() > MOST_FOUND;
+                        in_data.truncate(MOST_FOUND);
+                    }
+                }
+            }
+        }
+        for (address, value) in in_data {
+            found.entry(address).or_insert((value, 0));
+        }
+        let mut slots: Vec<_> =
+            found.into_iter().map(|(at, (value, plt))| (at, value, plt)).collect();
+        slots.sort_unstable();
+        Ok((slots, cut, memory.bytes_read))
+    }
+
+    fn imports_of(&mut self, pid: i32, module: &Module) -> Option<Arc<Imports>> {
+        let by_range = format!("/proc/{pid}/map_files/{:x}-{:x}", module.start, module.end);
+        let by_name = format!("/proc/{pid}/root{}", module.path);
+        let (file, identity) = open(&PathBuf::from(by_range)).ok().or_else(|| {
+            use std::os::unix::fs::MetadataExt;
+            let opened = open(&PathBuf::from(by_name)).ok()?;
+            (opened.0.metadata().ok()?.ino() == module.inode).then_some(opened)
+        })?;
+        if let Some(known) = self.files.get(&identity) {
+            return known.clone();
+        }
+        if self.files.len() >= MOST_FILES {
+            self.files.clear();
+        }
+        let imports = Imports::of(&file).map(Arc::new);
+        self.files.insert(identity, imports.clone());
+        imports
+    }
+}
+
+/// Imports that hold a wanted address, or are not bound yet: those lead into their own module.
+fn by_relocations(
+    base: u64,
+    imports: &Imports,
+    wanted: &Wanted,
+    memory: &mut Memory,
+    found: &mut HashMap<u64, (u64, u32)>,
+) {
+    let mut slots: Vec<(u64, u32)> = imports
+        .slots
+        .iter()
+        .map(|slot| (base.wrapping_add(slot.address), slot.relocation))
+        .filter(|(address, _)| address % 8 == 0)
+        .collect();
+    slots.sort_unstable();
+    slots.dedup_by_key(|it| it.0);
+    let addresses: Vec<u64> = slots.iter().map(|it| it.0).collect();
+    let relocations: HashMap<u64, u32> = slots.into_iter().collect();
+    let own = base.wrapping_add(imports.first)..base.wrapping_add(imports.end);
+    for (address, value) in memory.words(&addresses) {
+        let relocation = relocations[&address];
+        if found.len() >= MOST_FOUND {
+            return;
+        }
+        if wanted.has(value) {
+            found.insert(address, (value, 0));
+        } else if relocation != 0 && own.contains(&value) {
+            found.insert(address, (value, relocation));
+        }
+    }
+}
+
+/// Writable data of a module that the loader does not make read-only.
+fn parts(base: u64, imports: &Imports) -> Vec<Span> {
+    let mut parts = Vec::new();
+    for &Span { start, end } in &imports.writable {
+        let mut at = start;
+        for relro in imports.relro.iter().filter(|it| it.start < end && it.end > start) {
+            if relro.start > at {
+                parts.push(Span { start: at, end: relro.start });
+            }
+            at = at.max(relro.end);
+        }
+        if at < end {
+            parts.push(Span { start: at, end });
+        }
+    }
+    let moved = |it: Span| {
+        let (start, end) = (base.wrapping_add(it.start), base.wrapping_add(it.end));
+        (start < end).then_some(Span { start, end })
+    };
+    parts.into_iter().filter_map(moved).collect()
+}
+
+/// Mapped files of which code is mapped, and whether there may be more.
+fn modules_of(pid: i32) -> std::io::Result<(Vec<Module>, bool)> {
+    let maps = File::open(format!("/proc/{pid}/maps"))?.take(MOST_MAPS_BYTES);
+    let mut lines = BufReader::with_capacity(1 << 16, maps);
+    let mut modules: Vec<Module> = Vec::new();
+    let mut candidate: Option<Module> = None;
+    let mut line = Vec::new();
+    while lines.read_until(b'\n', &mut line)? > 0 {
+        if let Some((module, offset, is_code)) = parse(&line) {
+            let inode = module.inode;
+            if offset == 0 {
+                candidate = Some(module);
+            }
+            if is_code && candidate.as_ref().is_some_and(|it| it.inode == inode) {
+                modules.extend(candidate.take());
+            }
+        }
+        line.clear();
+        if modules.len() >= MOST_MODULES {
+            return Ok((modules, true));
+        }
+    }
+    Ok((modules, lines.into_inner().limit() == 0))
+}
+
+/// A line of /proc/PID/maps of a file: the mapping, its offset, whether it is code.
+fn parse(line: &[u8]) -> Option<(Module, u64, bool)> {
+    let text = std::str::from_utf8(line).ok()?.trim_end_matches('\n');
+    let mut words = text.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let rights = words.next()?;
+    let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+    let _device = words.next()?;
+    let inode: u64 = words.next()?.parse().ok()?;
+    let path = words.next()?.trim_start().to_owned();
+    let hex = |it: &str| u64::from_str_radix(it, 16).ok();
+    let module = Module { start: hex(start)?, end: hex(end)?, inode, path };
+    (inode != 0).then_some((module, offset, rights.contains('x')))
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<SlotFinder>()
+}

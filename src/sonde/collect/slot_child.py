@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the words of processes that lead into device libraries, in a subprocess of `slots`.
+
+It reads files and memory of any user, which may take long or hang. So it runs at low priority and
+under a memory limit; its parent kills it when it takes too long.
+
+Protocol: one line of JSON per request on stdin, {"pid", "start_ticks", "addresses", "wide"}, and
+one per response on stdout: {"slots": [[address, value, relocation], …], "cut", "bytes", "cpu_s"}
+or {"error"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sonde import _native
+
+MEMORY_BYTES = 512 << 20
+NICE = 10
+MOST_BYTES = 1 << 30
+"""Of a process's data, read in one look."""
+
+
+def start_ticks(pid: int) -> int:
+    """When a process began, as the kernel counts. Raises OSError."""
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+
+
+def respond(finder: _native.SlotFinder, request: dict[str, Any]) -> dict[str, object]:
+    """The response to a request."""
+    began_s = time.process_time()
+    pid, addresses = request["pid"], request["addresses"]
+    try:
+        if start_ticks(pid) != request["start_ticks"]:
+            return {"error": "it ended"}
+        slots, cut, read = finder.find(pid, addresses, bool(request["wide"]), MOST_BYTES)
+        if start_ticks(pid) != request["start_ticks"]:
+            return {"error": "it ended"}
+    except (OSError, MemoryError) as error:
+        return {"error": str(error)}
+    cpu_s = time.process_time() - began_s
+    return {"slots": slots, "cut": cut, "bytes": read, "cpu_s": cpu_s}
+
+
+def main() -> None:
+    """Answer requests until stdin ends."""
+    os.nice(NICE)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    finder = _native.SlotFinder()
+    for line in sys.stdin:
+        response = respond(finder, json.loads(line))
+        sys.stdout.write(json.dumps(response, separators=(",", ":")) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

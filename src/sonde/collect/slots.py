@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells libraries in profiled processes which words of the program lead into device libraries.
+
+To look for them in the process would take its processor time, and seconds of it where a framework
+has hundreds of megabytes of data. So they are found from outside, by a subprocess at low priority
+(`slot_child`), and the library only looks at each again (abi/inject.h, INJECT_SLOTS). Words are
+filled when a program first calls through them, so there are several looks: more of them while its
+modules are new, at all of its data in some, else where functions are looked up by name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from sonde import interpreter, procfs
+from sonde.collect import inject_abi as abi
+
+CHILD: Final = interpreter.command(Path(__file__).resolve().with_name("slot_child.py"))
+TURN_S: Final = 0.02
+"""How often a library is looked at that has just been found."""
+SLOW_TURN_S: Final = 0.5
+FRESH_S: Final = 2.0
+FIRST_PAUSE_S: Final = 0.125
+LONGEST_PAUSE_S: Final = 60.0
+"""Between looks: twice as long each time."""
+WIDE_LOOKS: Final = frozenset({0, 3, 6})
+"""Looks at all data; later ones are, too."""
+SHARE: Final = 0.05
+"""Of a CPU that looks at one process may take, but for the first."""
+DEADLINE_S: Final = 10.0
+"""For one look; whose takes longer is not looked at again."""
+MOST_ANSWER_BYTES: Final = 8 << 20
+IDLE_S: Final = 5.0
+"""The subprocess ends after this long without a request."""
+CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+_SLOT: Final = struct.Struct("=QQII")
+
+
+@dataclass(slots=True)
+class _Followed:
+    pid: int
+    start_ns: int
+    fd: int
+    since_s: float
+    looks: int = 0
+    next_look_s: float = 0.0
+    functions: int = -1
+    modules: int = -1
+    sequence: int = 0
+    waiting: list[tuple[int, int, int]] = field(default_factory=list)
+    """Slots that are not told yet."""
+
+
+class Slots:
+    """Follows libraries by their shared memory, in a thread of its own."""
+
+    def __init__(self, child: Sequence[str] = CHILD) -> None:
+        self._command = child
+        self._followed: dict[int, _Followed] = {}
+        self._lock = threading.Lock()
+        """Held while a descriptor is used or closed, and while the dictionary changes."""
+        self._wake = threading.Event()
+        self._ending = False
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._used_s = 0.0
+        self.failed = 0
+        """Looks that came to nothing: the process could not be read, or took too long."""
+        self.cut = 0
+        """Looks that ended before all was read."""
+        self.told = 0
+        """Words told to libraries."""
+
+    def follow(self, pid: int, start_ns: int, fd: int) -> None:
+        """Tell the library of a process, whose memory is open as `fd`, which is duplicated. Raises
+        OSError."""
+        followed = _Followed(pid, start_ns, os.dup(fd), time.monotonic())
+        # A list of an earlier agent's that the library has not come to yet goes before ours.
+        followed.sequence = _asked(followed.fd)
+        self.drop(pid)
+        with self._lock:
+            self._followed[pid] = followed
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="sonde-slots", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def drop(self, pid: int) -> None:
+        """Let go of a process."""
+        with self._lock:
+            followed = self._followed.pop(pid, None)
+            if followed is not None:
+                os.close(followed.fd)
+                followed.fd = -1
+
+    def close(self) -> None:
+        """Let go of all."""
+        self._ending = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)
+        for pid in list(self._followed):
+            self.drop(pid)
+
+    # ---- the thread ---------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while not self._ending:
+            self._wake.clear()
+            now_s = time.monotonic()
+            for followed in list(self._followed.values()):
+                with suppress(OSError):
+                    self._turn(followed)
+            if self._process and time.monotonic() - self._used_s > IDLE_S:
+                self._end_child()
+            fresh = any(now_s - it.since_s < FRESH_S for it in list(self._followed.values()))
+            is_idle = not self._followed and self._process is None
+            self._wake.wait(None if is_idle else TURN_S if fresh else SLOW_TURN_S)
+        self._end_child()
+
+    def _turn(self, followed: _Followed) -> None:
+        with self._lock:
+            if followed.fd < 0:
+                return
+            state = _state(followed.fd)
+            is_free = state.slots_done == followed.sequence
+            wants = followed.waiting and is_free
+            if wants:
+                self._tell(followed)
+            addresses = _functions(followed.fd, state) if state.functions_seq else []
+        if wants or not addresses or not is_free:
+            return
+        now_s = time.monotonic()
+        if state.functions_seq != followed.functions or state.modules != followed.modules:
+            followed.functions, followed.modules = state.functions_seq, state.modules
+            followed.looks = 0
+            followed.since_s = now_s
+            followed.next_look_s = min(followed.next_look_s, now_s + FIRST_PAUSE_S)
+        if now_s >= followed.next_look_s:
+            self._look(followed, addresses)
+
+    def _look(self, followed: _Followed, addresses: list[int]) -> None:
+        is_wide = followed.looks in WIDE_LOOKS or followed.looks > max(WIDE_LOOKS)
+        answer = self._ask(
+            {
+                "pid": followed.pid,
+                "start_ticks": followed.start_ns * CLOCK_TICKS // 1_000_000_000,
+                "addresses": addresses,
+                "wide": is_wide,
+            }
+        )
+        pause_s = min(FIRST_PAUSE_S * 2**followed.looks, LONGEST_PAUSE_S)
+        followed.looks += 1
+        if "slots" not in answer:
+            self.failed += procfs.read_stat(followed.pid) is not None
+            took_too_long = answer.get("error") == "late"
+            followed.next_look_s = time.monotonic() + (1e9 if took_too_long else pause_s)
+            return
+        self.cut += bool(answer["cut"])
+        pause_s = max(pause_s, answer["cpu_s"] / SHARE if followed.looks > 1 else 0.0)
+        followed.next_look_s = time.monotonic() + pause_s
+        followed.waiting = [(at, value, plt) for at, value, plt in answer["slots"]]
+        with self._lock:
+            if followed.fd >= 0 and (followed.waiting or not followed.sequence):
+                self._tell(followed)
+
+    def _tell(self, followed: _Followed) -> None:
+        now = followed.waiting[: abi.SLOTS_MOST]
+        followed.waiting = followed.waiting[abi.SLOTS_MOST :]
+        followed.sequence = followed.sequence + 1 & 0xFFFFFFFF or 1
+        at, _ = abi.CONTROL_FIELDS["slots_count"]
+        content = b"".join(_SLOT.pack(address, value, plt, 0) for address, value, plt in now)
+        procfs.BROKER.write(
+            followed.pid,
+            followed.fd,
+            [
+                (abi.SLOTS_AT, content),
+                (abi.CONTROL_AT + at, struct.pack("=I", len(now))),
+                (abi.CONTROL_AT + at + 4, struct.pack("=I", followed.sequence)),
+            ],
+        )
+        self.told += len(now)
+
+    # ---- the subprocess -----------------------------------------------------------------------
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The subprocess's answer; without "slots" where there is none."""
+        self._used_s = time.monotonic()
+        try:
+            child = self._process or self._start_child()
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            raw = self._receive(child.stdout.fileno())
+            answer: dict[str, Any] = json.loads(raw)
+        except (OSError, ValueError, EOFError) as error:
+            self._end_child()
+            return {"error": "late" if isinstance(error, TimeoutError) else str(error)}
+        self._used_s = time.monotonic()
+        return answer
+
+    def _receive(self, fd: int) -> bytes:
+        raw = b""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not raw.endswith(b"\n"):
+            left_s = deadline_s - time.monotonic()
+            if self._ending or left_s <= 0 or len(raw) > MOST_ANSWER_BYTES:
+                raise TimeoutError
+            if select.select([fd], [], [], min(left_s, 0.25))[0]:
+                more = os.read(fd, 1 << 16)
+                if not more:
+                    raise EOFError
+                raw += more
+        return raw
+
+    def _start_child(self) -> subprocess.Popen[bytes]:
+        self._process = interpreter.start(self._command, own_session=True)
+        return self._process
+
+    def _end_child(self) -> None:
+        child, self._process = self._process, None
+        if child is not None:
+            interpreter.give_up(child)
+
+
+def slots_asked(pid: int) -> abi.Request:
+    """SLOTS, where this process may read that one's memory; else its library has to look itself."""
+    try:
+        fd = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return abi.Request(0)
+    os.close(fd)
+    return abi.Request.SLOTS
+
+
+def _asked(fd: int) -> int:
+    """The number of the last list, as an agent wrote it."""
+    at, _ = abi.CONTROL_FIELDS["slots_seq"]
+    (sequence,) = struct.unpack("=I", os.pread(fd, 4, abi.CONTROL_AT + at).ljust(4, b"\0"))
+    return int(sequence)
+
+
+def _state(fd: int) -> abi.State:
+    raw = os.pread(fd, abi.STATE.size, abi.STATE_AT)
+    if len(raw) != abi.STATE.size:
+        raise OSError("the process cut its memory short")
+    return abi.State._make(abi.STATE.unpack(raw))
+
+
+def _functions(fd: int, state: abi.State) -> list[int]:
+    """Addresses that are looked for, as the library published them: the process's own word."""
+    count = min(state.functions_count, abi.FUNCTIONS)
+    raw = os.pread(fd, count * abi.FUNCTION.size, abi.FUNCTIONS_AT)
+    found = [abi.Function._make(it).address for it in abi.FUNCTION.iter_unpack(raw)]
+    return [address for address in found if address]

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which table on disk belongs to which file, kept from one run to the next.
+
+Without it each run compares every file with its table again: a second of CPU for a program of a
+hundred libraries. A file is told by its device, inode, size and the times of its content and its
+inode; the latter nobody can set. That holds for one boot, and for devices of the kernel's own
+numbering: a file system that a user serves has device numbers of the kind that is given away
+again, and tells what it likes, so its files are compared each time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sonde import private_files
+from sonde.errors import SinkError
+
+NAME: Final = "index.json"
+MAX_BYTES: Final = 16 << 20
+MAX_ENTRIES: Final = 32_768
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class TableIndex:
+    """Names of tables by the keys of files, in a folder that nobody else can change."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / NAME
+        self._boot = _BOOT.read_text("ascii").strip()
+        self._new: dict[str, str] = {}
+
+    def read(self) -> dict[str, str]:
+        """What was kept in this boot; nothing where the file is damaged."""
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            with self._path.open("rb") as file:
+                kept = json.loads(file.read(MAX_BYTES))
+            if kept["boot"] == self._boot:
+                return {str(key): str(name) for key, name in kept["names"].items()}
+        return {}
+
+    def add(self, key: str, device: int, name: str) -> None:
+        """Keep the name of a file's table, unless the file's device is no sure sign of it."""
+        if os.major(device):
+            self._new[key] = name
+
+    def write(self) -> None:
+        """Write what is new beside what others wrote meanwhile. A folder that cannot be written
+        keeps nothing."""
+        if not self._new:
+            return
+        names = self.read() | self._new
+        while len(names) > MAX_ENTRIES:
+            del names[next(iter(names))]
+        self._new = {}
+        with suppress(SinkError, OSError), private_files.replacing(self._path) as file:
+            file.write(json.dumps({"boot": self._boot, "names": names}).encode())
