@@ -188,9 +188,13 @@ class Flusher:
         if keys is None:
             tenant, day, name = at
             paths = [
-                self._folder / one.path for one in self._catalog.files(tenant, name) if one.day == day
+                self._folder / one.path
+                for one in self._catalog.files(tenant, name)
+                if one.day == day
             ]
-            parts = [pq.read_table(path, columns=["key"]).column("key").to_numpy() for path in paths]
+            parts = [
+                pq.read_table(path, columns=["key"]).column("key").to_numpy() for path in paths
+            ]
             keys = np.concatenate([np.zeros(0, np.int64), *parts])
             self._known[at] = keys
         self._known.move_to_end(at)
@@ -308,9 +312,7 @@ def write_file(
         whole.unlink(missing_ok=True)
         raise
     size = whole.stat().st_size
-    return StoredFile(
-        str(path), tenant, name, day, hour, least, most, table.num_rows, size, level
-    )
+    return StoredFile(str(path), tenant, name, day, hour, least, most, table.num_rows, size, level)
 
 
 def _sorted(table: pa.Table, time: str) -> pa.Table:

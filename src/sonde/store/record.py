@@ -71,9 +71,9 @@ def encode(record: Record) -> list[bytes]:
     """The parts of a record, for one gathered write."""
     key = json.dumps([record.tenant, record.node]).encode()
     crc = zlib.crc32(record.body)
-    fixed = HEAD.pack(
-        MAGIC, len(key), len(record.body), crc, record.digest, record.received_ns, 0
-    )[:-4]
+    fixed = HEAD.pack(MAGIC, len(key), len(record.body), crc, record.digest, record.received_ns, 0)[
+        :-4
+    ]
     return [fixed, struct.pack("<I", zlib.crc32(key, zlib.crc32(fixed))), key, record.body]
 
 

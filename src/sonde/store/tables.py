@@ -95,7 +95,9 @@ class Hasher:
 
     def of_rows(self, table: pa.Table) -> Any:
         """64 bits of the MD5 of each row's values."""
-        parts = ", ".join(f"coalesce(CAST({_quoted(n)} AS VARCHAR), '')" for n in table.column_names)
+        parts = ", ".join(
+            f"coalesce(CAST({_quoted(n)} AS VARCHAR), '')" for n in table.column_names
+        )
         self.engine.register("rows_to_hash", table)
         try:
             found = self.engine.sql(
@@ -184,9 +186,7 @@ def _stacks(
     lists = table.column("frame_ids").combine_chunks()
     lists = pc.fill_null(lists, pa.scalar([], lists.type)) if lists.null_count else lists
     offsets = np.asarray(lists.offsets)
-    chunks = np.repeat(
-        table.column(CHUNK_NUMBER).to_numpy().astype(np.uint64), np.diff(offsets)
-    )
+    chunks = np.repeat(table.column(CHUNK_NUMBER).to_numpy().astype(np.uint64), np.diff(offsets))
     ids = _local(lists.flatten().to_numpy(zero_copy_only=False), chunks)
     keys = np.append(frame_keys, np.uint64(0))[_places(ids, frame_ids)]
     complete = pc.fill_null(table.column("complete"), False).to_numpy()
@@ -202,9 +202,7 @@ def _stacks(
     return pa.table(columns), stack_keys
 
 
-def _rows(
-    name: str, table: pa.Table, origins: list[Origin], stacks: tuple[Any, Any]
-) -> pa.Table:
+def _rows(name: str, table: pa.Table, origins: list[Origin], stacks: tuple[Any, Any]) -> pa.Table:
     numbers = table.column(CHUNK_NUMBER).to_numpy()
     if "stack_id" in table.column_names:
         ids, keys = stacks
