@@ -29,7 +29,7 @@ MOST_ROWS = 10_000
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 
 
-class QueryTimedOut(CaptureError):
+class QueryTimedOutError(CaptureError):
     """A query took longer than it may."""
 
 
@@ -48,8 +48,10 @@ class Selection:
     owners: Mapping[str, str] | None = None
     """Columns of `process` and their values: user, pod, namespace, job, comm, exe, …"""
 
-    def sql(self, time: str = "time_ns", kind: bool = True) -> tuple[str, list[Any]]:
-        """(WHERE clause, its parameters)."""
+    def sql(
+        self, time: str = "time_ns", kind: bool = True, process: bool = True
+    ) -> tuple[str, list[Any]]:
+        """(WHERE clause, its parameters) for a table that has a `kind`, a `process`, or not."""
         wanted = [f"{time} >= ?", f"{time} < ?"]
         parameters: list[Any] = [self.start_ns, self.end_ns]
         if kind:
@@ -57,14 +59,14 @@ class Selection:
             parameters.append(self.kind)
         chosen: tuple[tuple[str, Sequence[Any]], ...] = (
             ("node", self.nodes),
-            ("pid", self.pids),
+            ("pid", self.pids if process else ()),
             ("name", self.names if kind else ()),
         )
         for column, values in chosen:
             if values:
                 wanted.append(f"{column} IN ({', '.join('?' * len(values))})")
                 parameters += values
-        if self.owners:
+        if self.owners and process:
             conditions = []
             for column, value in self.owners.items():
                 if column not in _OWNERS:
@@ -97,19 +99,20 @@ class StoredSession:
                 "max_temp_directory_size": "2GiB",
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
-                "allowed_directories": [str(allowed), *([str(spill)] if spill else [])],
             }
         )
         for name in (*TABLES, "chunk"):
             paths = files.get(name, ())
             if paths:
-                listed = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+                listed = ", ".join(map(_literal, paths))
                 source = (
                     f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
                 )
                 self._connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {source}')
             else:
                 self._connection.register(name, _empty(name))
+        folders = ", ".join(_literal(path) for path in (allowed, spill) if path)
+        self._connection.execute(f"SET allowed_directories = [{folders}]")
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
 
@@ -118,7 +121,7 @@ class StoredSession:
         self._connection.close()
 
     def arrow(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        """Rows of a query as columns. Raises QueryTimedOut, CaptureTooLarge."""
+        """Rows of a query as columns. Raises QueryTimedOutError, CaptureTooLarge."""
         with _errors():
             return self._connection.sql(sql, params=list(parameters)).to_arrow_table()
 
@@ -134,14 +137,22 @@ class StoredSession:
             timer.cancel()
 
 
+def _literal(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
 @contextmanager
 def _errors() -> Iterator[None]:
     try:
         yield
     except duckdb.InterruptException:
-        raise QueryTimedOut(
+        raise QueryTimedOutError(
             "the query took longer than it may", "choose a shorter time or fewer nodes"
         ) from None
+    except (duckdb.OutOfRangeException, duckdb.ConversionException, duckdb.IOException) as error:
+        raise CaptureError(
+            f"the store cannot answer this: {str(error).splitlines()[0][:160]}", "try again"
+        ) from error
     except duckdb.OutOfMemoryException:
         raise CaptureTooLarge(
             "the query needs more memory than it may use", "choose a shorter time or fewer nodes"
@@ -262,7 +273,7 @@ def series(
     """A metric's series, at most 1,440 points each: node, labels, time_ns, value, least, most."""
     points = max(1, min(points, MOST_POINTS))
     step = max(1, -(-(wanted.end_ns - wanted.start_ns) // points))
-    clause, parameters = wanted.sql(kind=False)
+    clause, parameters = wanted.sql(kind=False, process=False)
     return session.arrow(
         "WITH chosen AS (SELECT node, labels, time_ns, value FROM metric"
         f" {clause} AND series = ?), "
@@ -277,7 +288,7 @@ def series(
 
 def nodes(session: StoredSession, wanted: Selection) -> pa.Table:
     """Every node: chunks, sample_rows, first_ns, last_ns, size_bytes, about (JSON of the agent)."""
-    clause, parameters = wanted.sql("start_ns", kind=False)
+    clause, parameters = wanted.sql("start_ns", kind=False, process=False)
     return session.arrow(
         "SELECT node, count(*) AS chunks, CAST(sum(sample_rows) AS BIGINT) AS sample_rows,"
         " min(start_ns) AS first_ns, max(end_ns) AS last_ns,"

@@ -112,7 +112,7 @@ def _ns(name: str, text: str) -> int:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not -1e9 <= seconds <= 1e10:
+    if not -9e9 <= seconds <= 9e9:
         raise UsageError(f"{name} is no time", "give seconds since 1970")
     return round(seconds * 1e9)
 

@@ -19,9 +19,9 @@ from sonde.errors import SondeError
 from sonde.server import answers
 from sonde.server.openapi import document
 from sonde.server.selfmetrics import exposition
-from sonde.server.service import AUDIT, RefusedRequest, Service
+from sonde.server.service import AUDIT, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
-from sonde.store.wal import WalBusy, WalFailed
+from sonde.store.wal import WalBusyError, WalFailedError
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -75,9 +75,9 @@ class Api:
             else:
                 try:
                     response = await handler(request, caller)
-                except RefusedRequest as error:
+                except RefusedRequestError as error:
                     response = refusal(error.status, error.cause, error.remedy)
-                except (WalBusy, WalFailed) as error:
+                except (WalBusyError, WalFailedError) as error:
                     self._service.counters.refuse("disk")
                     response = refusal(503, error.cause, error.remedy, **{"Retry-After": "5"})
                 except SondeError as error:
@@ -117,13 +117,13 @@ class Api:
         return JSONResponse({"accepted": new, "duplicates": len(taken) - new})
 
     async def _body(self, request: Request, caller: Caller) -> bytes:
-        """The whole body; the caller gives its bytes back. Raises RefusedRequest."""
+        """The whole body; the caller gives its bytes back. Raises RefusedRequestError."""
         if request.headers.get("content-encoding", "identity") != "identity":
-            raise RefusedRequest(415, "chunks are compressed already", "send them as they are")
+            raise RefusedRequestError(415, "chunks are compressed already", "send them as they are")
         told = request.headers.get("content-length", "")
         if told.isdigit() and int(told) > self._limits.body_bytes:
             self._service.counters.refuse("large")
-            raise RefusedRequest(413, "the request is too large", "send fewer chunks at once")
+            raise RefusedRequestError(413, "the request is too large", "send fewer chunks at once")
         parts: list[bytes] = []
         size = 0
         try:
@@ -133,16 +133,16 @@ class Api:
                     self._bodies_bytes += len(part)
                     if size > self._limits.body_bytes:
                         self._service.counters.refuse("large")
-                        raise RefusedRequest(413, "the request is too large", "send fewer at once")
+                        raise RefusedRequestError(413, "the request is too large", "send fewer")
                     if self._bodies_bytes > self._limits.bodies_bytes:
                         self._service.counters.refuse("busy")
-                        raise RefusedRequest(503, "too much is sent at once", "try again later")
+                        raise RefusedRequestError(503, "too much is sent at once", "try later")
                     parts.append(part)
             self._service.admit(caller, size)
         except TimeoutError:
             self._bodies_bytes -= size
             self._service.counters.refuse("slow")
-            raise RefusedRequest(408, "the request came too slowly", "send it again") from None
+            raise RefusedRequestError(408, "the request came too slowly", "send it again") from None
         except BaseException:
             self._bodies_bytes -= size
             raise
@@ -154,7 +154,7 @@ class Api:
         async def handler(request: Request, caller: Caller) -> Response:
             self._service.admit(caller, 0)
             if self._asked >= self._limits.queries + self._limits.queries_waiting:
-                raise RefusedRequest(503, "too many queries at once", "try again later")
+                raise RefusedRequestError(503, "too many queries at once", "try again later")
             self._asked += 1
             try:
                 self._service.counters.queries += 1

@@ -13,7 +13,7 @@ _ERROR = {
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
 }
 _TEXT = {"description": "text", "content": {"text/plain": {"schema": {"type": "string"}}}}
-_REFUSALS = {code: _ERROR for code in ("400", "401", "403", "408", "413", "415", "429", "503")}
+_REFUSALS = dict.fromkeys(("400", "401", "403", "408", "413", "415", "429", "503"), _ERROR)
 
 
 def document() -> dict[str, Any]:

@@ -35,6 +35,8 @@ _RECENT = 200_000
 """Digests remembered in memory, for at least some minutes of retries; older ones are found in the
 catalog."""
 
+ACK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, float("inf"))
+
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -85,10 +87,7 @@ class Counters:
             self.acks_s[at] += seconds <= bound
 
 
-ACK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, float("inf"))
-
-
-class RefusedRequest(SinkError):
+class RefusedRequestError(SinkError):
     """A request that is not served, with its HTTP status."""
 
     def __init__(self, status: int, cause: str, remedy: str) -> None:
@@ -183,7 +182,7 @@ class Service:
         return self.tokens.caller(token.strip()) if kind.lower() == "bearer" else None
 
     def admit(self, caller: Caller, size_bytes: int) -> None:
-        """Count a request against its caller's rates. Raises RefusedRequest."""
+        """Count a request against its caller's rates. Raises RefusedRequestError."""
         rates = self._rates.get(caller.id)
         if rates is None:
             rates = Bucket(self.limits.requests_a_second), Bucket(self.limits.bytes_a_second)
@@ -193,12 +192,12 @@ class Service:
         self._rates.move_to_end(caller.id)
         if not (rates[0].take(1) and rates[1].take(size_bytes)):
             self.counters.refuse("rate")
-            raise RefusedRequest(429, "this token sends too much", "send less, or ask for more")
+            raise RefusedRequestError(429, "this token sends too much", "send less")
 
     def take(self, caller: Caller, node: str, body: bytes) -> list[tuple[Future[None], bool]]:
         """Put the chunks of a body into the log: for each, (when it is durable, is new).
 
-        Raises RefusedRequest; WalBusy where the disk is behind.
+        Raises RefusedRequestError; WalBusyError where the disk is behind.
         """
         self._check_node(caller.tenant, node)
         parts = self._checked(body)
@@ -209,39 +208,39 @@ class Service:
         return found
 
     def _checked(self, body: bytes) -> list[bytes]:
-        """The chunks of a body. Raises RefusedRequest unless every one is right."""
+        """The chunks of a body. Raises RefusedRequestError unless every one is right."""
         parts: list[bytes] = []
         at = 0
         for chunk in framing.framed_chunks(BytesIO(body), len(body)):
             if isinstance(chunk, framing.BadChunk) or len(parts) >= self.limits.chunks_a_request:
                 self.counters.refuse("damaged")
-                raise RefusedRequest(400, "a chunk is damaged, or too many", "send it again")
+                raise RefusedRequestError(400, "a chunk is damaged, or too many", "send it again")
             try:
                 raw_len = chunk_meta(chunk.meta)["raw_len"]
             except DamagedChunkError:
                 self.counters.refuse("meta")
-                raise RefusedRequest(400, "a chunk has an impossible description", "") from None
+                raise RefusedRequestError(400, "a chunk is described wrongly", "") from None
             if raw_len > self.limits.raw_bytes or not is_plausible(raw_len, len(chunk.payload)):
                 self.counters.refuse("unpacked")
-                raise RefusedRequest(
+                raise RefusedRequestError(
                     413, f"a chunk unpacks to {raw_len:,} bytes", "send chunks more often"
                 )
             parts.append(body[at : chunk.end])
             at = chunk.end
         if not parts:
             self.counters.refuse("empty")
-            raise RefusedRequest(400, "there is no chunk in the request", "send one")
+            raise RefusedRequestError(400, "there is no chunk in the request", "send one")
         return parts
 
     def _check_node(self, tenant: str, node: str) -> None:
         if not 0 < len(node) <= 253 or not node.isprintable() or not node.isascii():
             self.counters.refuse("node")
-            raise RefusedRequest(400, "the name of the node is no name", "set X-Sonde-Node")
+            raise RefusedRequestError(400, "the name of the node is no name", "set X-Sonde-Node")
         nodes = self._nodes.setdefault(tenant, set())
         if node not in nodes:
             if len(nodes) >= self.limits.nodes_a_tenant:
                 self.counters.refuse("nodes")
-                raise RefusedRequest(429, "this tenant has too many nodes", "ask for more")
+                raise RefusedRequestError(429, "this tenant has too many nodes", "ask for more")
             nodes.add(node)
 
     def _take_one(

@@ -176,7 +176,9 @@ class Flusher:
             if name in DICTIONARIES:
                 at = (tenant, day, name)
                 keys = table.column("key").to_numpy()
-                fresh = ~np.isin(keys, self._known_keys(at))
+                of_this_batch = [some for place, some in learned if place == at]
+                known = np.concatenate([self._known_keys(at), *of_this_batch])
+                fresh = ~np.isin(keys, known)
                 table = table.filter(pa.array(fresh))
                 learned.append((at, keys[fresh]))
             if table.num_rows:

@@ -22,8 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.query.schema import TABLES
-
 DICTIONARIES = ("frame", "stack", "process", "thread")
 """Tables whose rows are stored once a tenant and day, told apart by `key`."""
 TIMES = ("time_ns", "start_time_ns", "end_time_ns")

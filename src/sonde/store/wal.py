@@ -38,11 +38,11 @@ WAITING_BYTES = 64 << 20
 """Beyond this much waiting, callers are refused."""
 
 
-class WalBusy(SinkError):
+class WalBusyError(SinkError):
     """More waits for the disk than may; try again later."""
 
 
-class WalFailed(SinkError):
+class WalFailedError(SinkError):
     """The disk refused; nothing of this was acknowledged."""
 
 
@@ -101,16 +101,16 @@ class Wal:
         self._thread.start()
 
     def append(self, record: Record) -> Future[None]:
-        """Append a record; the result is there when it is synced, or WalFailed.
+        """Append a record; the result is there when it is synced, or WalFailedError.
 
-        Raises WalBusy at once where too much waits.
+        Raises WalBusyError at once where too much waits.
         """
         parts = encode(record)
         one = _Waiting(parts, sum(map(len, parts)))
         with self._mutex:
             if self._waiting_bytes + one.size_bytes > WAITING_BYTES:
                 self.counters.refused += 1
-                raise WalBusy("the disk of the server is behind", "try again in some seconds")
+                raise WalBusyError("the disk of the server is behind", "try again in some seconds")
             self._waiting_bytes += one.size_bytes
         self._queue.put(one)
         return one.done
@@ -180,7 +180,7 @@ class Wal:
                 one.done.set_result(None)
             else:
                 one.done.set_exception(
-                    WalFailed(
+                    WalFailedError(
                         f"the server cannot write its log: {counters.error}",
                         "free space on the disk of the server; the agent will send it again",
                     )
