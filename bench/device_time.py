@@ -35,8 +35,8 @@ from typing import Any, Protocol
 from bench import stub
 from sonde.attach import library as library_file
 from sonde.collect import inject_abi as abi
-from sonde.collect.governor import FIRST_COST_NS, samples_a_second
 from sonde.collect.inject_memory import InjectMemory
+from sonde.collect.overhead_controller import FIRST_COST_NS, samples_a_second
 
 LOOPS = {"eager": 24, "graph": 150, "decode": 120, "train": 2}
 """Steps a block: some 15 to 25 ms each."""

@@ -43,8 +43,8 @@ from bench.device_time import REQUEST, block_s, device
 from bench.statistics import interval
 from sonde.attach import library, remote
 from sonde.collect import inject_abi as abi
-from sonde.collect.governor import FIRST_COST_NS, samples_a_second
 from sonde.collect.inject_memory import InjectMemory
+from sonde.collect.overhead_controller import FIRST_COST_NS, samples_a_second
 
 PHASES: Final = ("again", "attached", "hooked", "timing", "quiet", "left")
 STEPS: Final = {"eager": (8, 24), "graph": (30, 90), "decode": (20, 60), "train": (5, 10)}

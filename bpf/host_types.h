@@ -156,7 +156,9 @@ struct cred {
 	struct user_namespace *user_ns;
 };
 
-struct pid_namespace;
+struct pid_namespace {
+	struct user_namespace *user_ns;
+};
 
 struct upid {
 	int nr;

@@ -3,9 +3,10 @@
  * What one party may take of a map or ring that all share, in about a second. Include host_types.h
  * before it.
  *
- * A party is somebody who cannot make more of themselves: a user, with all the user ids and user
- * namespaces that are theirs, or a container whose root is the machine's (by its outermost pid
- * namespace), with all the user ids that it gives itself. The machine's own root is under no limit.
+ * A party is somebody who cannot make more of themselves: a container whose root is the machine's,
+ * by its outermost pid namespace, with all the user ids that it gives itself and the user namespaces
+ * that it begins as those users; or a user, with all the user ids and namespaces that are theirs. The
+ * machine's own root is under no limit.
  * src/sonde/procfs/parties.py has the same rule.
  */
 #ifndef SONDE_SHARE_H
@@ -31,15 +32,32 @@ struct {
 	__type(value, struct share);
 } shares SEC(".maps");
 
+/* The outermost pid namespace below the machine's that `pid` is in; 0: in none. */
+static __always_inline u64 outermost_pid_namespace(struct pid *pid)
+{
+	u64 at = 0;
+
+	if (!BPF_CORE_READ(pid, level))
+		return 0;
+	/* pid->numbers[1]: its size is that of the running kernel. */
+	bpf_probe_read_kernel(&at, sizeof(at),
+			      (void *)((u64)__builtin_preserve_access_index(&pid->numbers[0]) +
+				       bpf_core_type_size(struct upid) +
+				       bpf_core_field_offset(struct upid, ns)));
+	return at;
+}
+
 /* Whose `task` is; 0 for the machine's root. Pointers are kernel addresses, so never a user's number. */
 static __always_inline u64 party_of(struct task_struct *task)
 {
 	struct task_struct___owner *t = (void *)task;
 	struct user_namespace *inner = BPF_CORE_READ(t, real_cred, user_ns), *outer;
-	struct pid *pid;
-	u64 at = 0;
+	struct pid *pid = BPF_CORE_READ(t, group_leader, thread_pid);
+	u64 container = outermost_pid_namespace(pid);
 	u32 owner = 0;
 
+	if (container && !BPF_CORE_READ((struct pid_namespace *)container, user_ns, parent))
+		return container; /* not begun in a user namespace: root's */
 	for (u32 i = 0; i < SHARE_NAMESPACES; i++) {
 		outer = BPF_CORE_READ(inner, parent);
 		if (!outer)
@@ -50,17 +68,7 @@ static __always_inline u64 party_of(struct task_struct *task)
 		}
 		inner = outer;
 	}
-	if (owner)
-		return owner;
-	pid = BPF_CORE_READ(t, group_leader, thread_pid);
-	if (!BPF_CORE_READ(pid, level))
-		return BPF_CORE_READ(t, real_cred, uid.val);
-	/* pid->numbers[1]: its size is that of the running kernel. */
-	bpf_probe_read_kernel(&at, sizeof(at),
-			      (void *)((u64)__builtin_preserve_access_index(&pid->numbers[0]) +
-				       bpf_core_type_size(struct upid) +
-				       bpf_core_field_offset(struct upid, ns)));
-	return at;
+	return owner ?: container ?: BPF_CORE_READ(t, real_cred, uid.val);
 }
 
 /* Whether `party` took less than `most` of `what` in this second; then one more. 0 has no limit. */

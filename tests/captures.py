@@ -111,6 +111,8 @@ class Writer:
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {n: [] for n in CONTRACT})
     frame_ids: dict[tuple[str, str, str, int], int] = field(default_factory=dict)
     stack_ids: dict[tuple[int, ...], int] = field(default_factory=dict)
+    host: dict[str, Any] = field(default_factory=dict)
+    """More of what the recorder says about the host."""
 
     def process(
         self, pid: int, comm: str, *, ppid: int = 1, threads: Rows = (), **owner: Any
@@ -252,6 +254,7 @@ class Writer:
                 if name not in dictionaries
             }
             about = meta(seq, start_ns, self.chunk_seconds, last=last and seq == count - 1)
+            about["capture"]["host"] = about["capture"]["host"] | self.host
             made.append(chunk({**dictionaries, **mine}, **about))
         return made
 

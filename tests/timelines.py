@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from sonde.analyze.blame import blame_device
 from sonde.analyze.causes import CAUSES
 from sonde.analyze.merge import with_interpreter_lock
@@ -18,6 +20,7 @@ from sonde.model.timeline import (
     HostKind,
     Interner,
     Memory,
+    ProcessUse,
     StateKind,
     Timeline,
     events,
@@ -132,8 +135,16 @@ def repeated(scene: Scene, step: Callable[[Scene, float], object], length: float
     return scene
 
 
+def used_by_another(share: float = 0.5) -> ProcessUse:
+    """The driver's reports that another process used the first device."""
+    return ProcessUse(
+        PID + 1, 0, np.arange(1, 40, dtype=np.int64) * 100_000_000, np.full(39, share)
+    )
+
+
 def shares(scene: Scene, **more: Any) -> dict[Cause, float]:
     """The share of each cause in the traced time of the first device."""
+    more.setdefault("gpus_of", {PID: [0]})
     found = blame_device(with_interpreter_lock(scene.timeline(**more)), 0)
     window = found.stalls.window_ns
     return {one: found.total_ns(one) / window for one in CAUSES if found.total_ns(one)}

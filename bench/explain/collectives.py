@@ -22,8 +22,8 @@ from typing import Any
 
 from bench.explain.truth import NothingRanError
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.model.causes import Bound
+from sonde.recording.timelines import open_timeline
 
 STEPS, SIZE, PRODUCTS = 60, 4096, 12
 WITHIN = 5.0

@@ -59,6 +59,15 @@ REST = dict.fromkeys(("lock_held", "cpu_rival", "cpu_quota", "stopped"), Bound.S
 """The bound without the planted cause, where it is not launches."""
 
 
+UNPROVED = {Bound.GPU_CONTENTION: Bound.NOT_TAKEN}
+"""What is right where a record does not show how much other processes used the device."""
+
+
+def is_right(found: Bound, expected: Bound, has_reports: bool) -> bool:
+    """Whether a verdict is right. `has_reports`: the driver reported on processes."""
+    return found == expected or (not has_reports and found == UNPROVED.get(expected))
+
+
 def planted(kind: str) -> Bound:
     """The bound of the measured cause."""
     return PLANTED.get(kind, EXPECTED[kind][0])

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from bench.explain import truth as truths
-from bench.explain.expected import PARTS, planted, right_bound
-from bench.explain.score import proportion
+from bench.explain.expected import PARTS, is_right, planted, right_bound
+from bench.explain.score import programs_right, proportion
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.query.capture import Capture, read
+from sonde.recording.timelines import open_timeline
 
 _ON_DEVICE = {"kernel", "replay", "copy", "set"}
 
@@ -83,7 +83,7 @@ def score(folder: Path, recording: str) -> OwnScore:
         recording=recording,
         verdict="+".join(one.key for one in verdict.bounds) if verdict else "",
         expected=expected,
-        right=bool(verdict and verdict.bounds[0].key == expected),
+        right=bool(verdict and is_right(verdict.bounds[0].key, expected, bool(timeline.busy_of))),
         full=_full(folder),
         dilated=100 * (phases["traced"]["step_s"] / free_s - 1),
         on_device=bool(len(timeline.device)),
@@ -177,6 +177,7 @@ def table(scores: list[OwnScore]) -> str:
             f"with streams of the device {sum(one.on_device for one in mine)}; "
             f"step within 1 % {sum((one.step_error or 1) <= 0.01 for one in mine)}"
         )
+        lines.append(f"  programs right in all of their runs: {programs_right(mine)}")
         same = sum(one.verdict.split("+")[0] == one.full for one in mine)
         lines.append(f"  the full trace's verdict: {proportion(same, len(mine))}")
         right = sum(one.full == one.expected for one in mine)

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.model.timeline import COLUMNS, Events, Timeline
+from sonde.recording.timelines import open_timeline
 
 RUN = Path(__file__).parents[2] / "tests" / "data" / "explain"
 LENGTH_NS = 600_000_000_000

@@ -10,19 +10,28 @@ import os
 import random
 import shutil
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from bench.explain import kept
 from bench.explain import truth as truths
-from bench.explain.expected import EXPECTED, MATTERS, PARTS, PLANTED, planted, right_bound
+from bench.explain.expected import (
+    EXPECTED,
+    MATTERS,
+    PARTS,
+    PLANTED,
+    is_right,
+    planted,
+    right_bound,
+)
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.model.causes import Bound
 from sonde.model.verdict import Verdict
+from sonde.recording.timelines import open_timeline
 
 CORES = range(8, 16)
 """Of those that explain, while the next runs are measured on others."""
@@ -110,7 +119,7 @@ def score(folder: Path, with_waits: bool = True) -> Score:
         truth=None if cost is None else 100 * cost,
         clock=None if found.clock is None else 100 * found.clock,
         rest=100 * rest,
-        right=verdict.bounds[0].key == expected,
+        right=is_right(verdict.bounds[0].key, expected, bool(timeline.busy_of)),
         by_name=verdict.bounds[0].key == EXPECTED[kind][0],
         detail=found_cause.detail if found_cause else "",
         detail_right=not details or any(word in text for word in details for text in texts),
@@ -225,6 +234,7 @@ def table(scores: list[Score]) -> str:
     steps = [one.step_error for one in scores if one.step_error is not None]
     usual = [one.median_error for one in scores if one.median_error is not None]
     lines += [
+        f"programs right in all of their runs: {programs_right(scores)}",
         f"right, by what was measured: {proportion(sum(one.right for one in scores), count)}; "
         f"with the right detail: {detail}",
         f"the bound that the program is named for, whatever it costs: "
@@ -244,6 +254,28 @@ def table(scores: list[Score]) -> str:
         f"{sum(one.windowed == one.verdict.split('+')[0] for one in scores)} of {count}",
     ]
     return "\n".join(lines)
+
+
+class Judged(Protocol):
+    """A score of one run of a program."""
+
+    @property
+    def kind(self) -> str:
+        """The program."""
+
+    @property
+    def right(self) -> bool:
+        """Whether the verdict is right."""
+
+
+def programs_right(scores: Sequence[Judged]) -> str:
+    """How many programs were right in all of their runs: what an accuracy counts."""
+    right: dict[str, bool] = {}
+    for one in scores:
+        right[one.kind] = right.get(one.kind, True) and one.right
+    wrong = sorted(kind for kind, is_right in right.items() if not is_right)
+    found = proportion(len(right) - len(wrong), len(right))
+    return found + (f"; not {', '.join(wrong)}" if wrong else "")
 
 
 def proportion(right: int, of: int) -> str:

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from bench.explain.score import proportion
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.errors import SondeError
+from sonde.recording.timelines import open_timeline
 
 LENGTHS_MS = (5, 10, 20, 50)
 NUMBERS = (1, 2, 4, 8)

@@ -4,6 +4,8 @@
 ```
 SondeError                    cause + remedy + exit code
 ├── UsageError                exit 2: the call was wrong (unknown pid, bad value, no such format)
+│   ├── CommandNotFound       exit 127, as from a shell: there is no such program to record
+│   └── CommandNotExecutable  exit 126, as from a shell: the program cannot be executed
 ├── HostError                 exit 3: this machine cannot, with the remedy
 │   ├── PermissionDenied      a capability is missing: which one, and how to grant it
 │   ├── KernelUnsupported     no BTF, lockdown, a feature the kernel lacks
@@ -45,6 +47,18 @@ class UsageError(SondeError):
     """The command or function was called with wrong arguments."""
 
     exit_code = 2
+
+
+class CommandNotFound(UsageError):
+    """There is no such program to record."""
+
+    exit_code = 127
+
+
+class CommandNotExecutable(UsageError):
+    """The program to record cannot be executed."""
+
+    exit_code = 126
 
 
 class HostError(SondeError):

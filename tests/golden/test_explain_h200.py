@@ -8,22 +8,24 @@ torch.profiler and Sonde recorded it. Accuracy on unseen runs is in docs/lab/exp
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.export import verdict as text
 from sonde.model.causes import Bound, CauseDetail
+from sonde.model.timeline import ProcessUse
+from sonde.recording.timelines import open_timeline
 
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "data" / "explain"
 
 sys.path.insert(0, str(ROOT))
 from bench.explain import truth  # noqa: E402
-from bench.explain.expected import EXPECTED, right_bound  # noqa: E402
+from bench.explain.expected import EXPECTED, UNPROVED, right_bound  # noqa: E402
 
 
 def explained(kind: str, with_waits: bool = True):
@@ -38,6 +40,7 @@ def test_every_program_is_here():
 @pytest.mark.parametrize("kind", EXPECTED)
 def test_the_cause_is_named(kind):
     bound, words, _ = EXPECTED[kind]
+    bound = UNPROVED.get(bound, bound)  # these records do not show what other processes did
     (verdict,) = explained(kind).verdicts
 
     assert verdict.bounds[0].key == bound, verdict.evidence
@@ -52,7 +55,20 @@ def test_the_cause_is_named(kind):
 def test_the_trace_alone_names_it_where_the_device_side_can_tell(kind):
     (verdict,) = explained(kind, with_waits=False).verdicts
 
-    assert verdict.bounds[0].key == EXPECTED[kind][0], verdict.evidence
+    bound = EXPECTED[kind][0]
+    assert verdict.bounds[0].key == UNPROVED.get(bound, bound), verdict.evidence
+
+
+def test_another_process_is_named_once_the_driver_reports_that_it_used_the_device():
+    timeline = open_timeline([RUNS / "rival_tenant.json.gz"])
+    times = np.arange(timeline.start_ns, timeline.end_ns, 10_000_000)
+    use = ProcessUse(4242, 0, times, np.full(len(times), 0.6))
+    listed = {track.pid: [0] for track in timeline.tracks if track.pid}
+    (verdict,) = explain(replace(timeline, busy_of=[use], gpus_of=listed)).verdicts
+
+    assert verdict.bounds[0].key == Bound.GPU_CONTENTION
+    assert verdict.bounds[0].share == pytest.approx(0.62, abs=0.01)
+    assert any("process 4242 used the device for 60 %" in line for line in verdict.evidence)
 
 
 @pytest.mark.parametrize("kind", EXPECTED)

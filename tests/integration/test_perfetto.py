@@ -13,9 +13,9 @@ import pytest
 
 import browser
 from sonde.analyze.bound import causes_of
-from sonde.cli.timelines import open_timeline
 from sonde.export import perfetto
 from sonde.model.timeline import Counter, Timeline
+from sonde.recording.timelines import open_timeline
 from trace_processor import TraceProcessor, page_folder
 
 pytestmark = pytest.mark.browser

@@ -169,9 +169,11 @@ def test_ten_thousand_short_lived_processes_of_a_thousand_programs(agent, page, 
 
 
 @pytest.mark.bpf
-def test_nothing_but_the_page_is_served(agent, page):
+def test_health_and_an_index_are_served_and_nothing_else(agent, page):
+    assert get(agent.replace("/metrics", "/healthz")) == "ok\n"
+    assert 'href="/metrics"' in get(agent.replace("/metrics", "/"))
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        get(agent.replace("/metrics", "/"))
+        get(agent.replace("/metrics", "/debug"))
 
 
 @needs_promtool

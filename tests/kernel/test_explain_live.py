@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from sonde.analyze.bound import explain
-from sonde.cli.timelines import open_timeline
 from sonde.model.causes import Bound, Cause
 from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
+from sonde.recording.timelines import open_timeline
 
 pytestmark = [pytest.mark.bpf, pytest.mark.opencl]
 
@@ -56,8 +56,7 @@ def test_what_holds_up_the_thread_that_feeds_the_device(cause):
 
 DEVICE_BOUNDS = {
     "device": {Bound.KERNELS},
-    # The loader names itself after its birth; whether that was heard decides.
-    "loader": {Bound.INPUT, Bound.LOCK},
+    "loader": {Bound.INPUT},
     "sleep": {Bound.HOST},
     "host": {Bound.HOST},
 }

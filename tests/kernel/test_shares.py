@@ -137,6 +137,19 @@ def test_processes_that_a_user_starts_leave_others_their_notes(tasks):
     assert tasks.losses()["notes_full"] > 0
 
 
+def test_a_container_that_begins_user_namespaces_as_somebody_takes_nothing_of_theirs(tasks):
+    flood = "i=0; while [ $i -lt 4000 ]; do (:); i=$((i+1)); done"
+    as_daemon = ["setpriv", f"--reuid={DAEMON}", f"--regid={DAEMON}", "--clear-groups"]
+    forge = ["unshare", "--pid", "--fork", *as_daemon, "unshare", "--user", "/bin/sh", "-c", flood]
+    subprocess.run(forge, check=True)
+    with subprocess.Popen(["/bin/true"], user=DAEMON, group=DAEMON, extra_groups=[]) as other:
+        other.wait()
+    batch = tasks.drain(0, False)
+
+    assert other.pid in {it.pid for it in batch.notes}
+    assert tasks.losses()["notes_full"] > 0
+
+
 def test_root_of_a_container_cannot_crowd_out_the_keepers_of_slurms_steps(tasks, tmp_path):
     keeper = tmp_path / "slurmstepd"
     keeper.write_bytes(Path("/bin/sh").read_bytes())

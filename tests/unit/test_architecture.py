@@ -58,12 +58,17 @@ DOORS: dict[str, set[str]] = {
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
+    "recording": {
+        *("analyze", "errors", "export", "input_files", "interpreter", "limits", "model"),
+        *("private_files", "query", "readers"),
+    },
+    "__init__": {"recording"},
     "fleet": {"errors", "http_client", "input_files", "private_files", "query", "_native"},
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
 HEAVY = {
-    "pyarrow": {"query", "fleet", "server", "store"},
+    "pyarrow": {"query", "fleet", "recording", "server", "store"},
     "duckdb": {"query", "store"},
     "numpy": {"analyze", "export", "fleet", "model", "query", "readers", "store"},
 }
@@ -321,12 +326,13 @@ WRITERS: dict[str, str] = {
     "attach/lock.py": "a lock, empty, not through links; in a folder of the caller's own",
     "attach/library.py": "a library that its targets must read; into a folder it has checked",
     "cli/main.py": "/dev/null takes the place of a closed pipe",
-    "collect/apart.py": "/dev/null as a child's standard output",
+    "collect/subprocess_runner.py": "/dev/null as a child's standard output",
     "fleet/clock.py": "a new file (O_EXCL) of the party's, synced before it takes its name",
     "fleet/database.py": "SQLite opens its file by name, in the party's own directory",
     "fleet/result.py": "Parquet into memory",
     "fleet/spool.py": "new segments (O_EXCL) in the party's own directory, written at offsets",
     "procfs/serve.py": "memory of memfd_create() that was held and checked, for writing",
+    "readers/nsys_sqlite.py": "SQLite reads a descriptor that is held: read-only and immutable",
     "resolve/build_id_links.py": "links, no files, in a private folder of the run",
     "unwind/cache_folder.py": "the mode of a folder that only root and we can exchange",
 }

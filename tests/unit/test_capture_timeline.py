@@ -11,11 +11,11 @@ import pytest
 from captures import START_NS, WALL_OFFSET_NS, Writer
 from sonde.analyze.bound import explain
 from sonde.analyze.merge import merged
-from sonde.cli.timelines import open_timeline
 from sonde.export import verdict as text
 from sonde.model.causes import Bound, Cause
 from sonde.model.devices import index_of
 from sonde.model.timeline import CopyDirection, DeviceKind, StateKind, TrackKind
+from sonde.recording.timelines import open_timeline
 from timelines import PID, Scene
 
 MS = 1_000_000
@@ -93,9 +93,10 @@ def test_runs_timed_singly_give_totals_but_no_gaps(writer, tmp_path, weight, bou
     key = writer.process(42, "train")
     for number in range(50):
         run(writer, key, 100 * number, 100 * number + 1, weight=weight, source="event")
-    writer.process(43, "x", threads=[{"tid": 44, "comm": "loader"}])
+    writer.process(43, "x", threads=[{"tid": 44, "comm": "y"}])
     writer.calls(key, 42, "cuLaunchKernel", count=5000, seconds=0.3, op="launch")
-    writer.wait(key, 42, "futex", 4.0, count=100, waker=(43, 44))
+    queue = writer.stack("main", ("Queue.get", "[python]", "queue.py", 171, "python"), "sem_wait")
+    writer.wait(key, 42, "futex", 4.0, count=100, waker=(43, 44), stack=queue)
     timeline = opened(writer, tmp_path)
     (verdict,) = explain(timeline).verdicts
 

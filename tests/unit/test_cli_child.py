@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sonde.cli.child import Child, environment_before_sudo, invoking_user
-from sonde.errors import UsageError
+from sonde.errors import CommandNotExecutable, CommandNotFound
 
 NOBODY = pwd.getpwnam("nobody")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="changes user")
@@ -94,7 +94,7 @@ def test_exit_codes_and_signals_are_told_apart() -> None:
 
 
 def test_a_missing_program_is_wrong_use() -> None:
-    with pytest.raises(UsageError, match="no program sonde-does-not-exist"):
+    with pytest.raises(CommandNotFound, match="no program sonde-does-not-exist"):
         Child(["sonde-does-not-exist"])
 
 
@@ -104,7 +104,7 @@ def test_what_the_kernel_will_not_execute_is_wrong_use(tmp_path: Path) -> None:
     program.chmod(0o755)
     child = Child([str(program)])
 
-    with pytest.raises(UsageError, match=r"cannot run .*Exec format error"):
+    with pytest.raises(CommandNotExecutable, match=r"cannot run .*Exec format error"):
         child.start()
 
 

@@ -17,7 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from sonde.model.profile import ProfileKind
 from sonde.query.capture import read
+from sonde.query.queries import top_functions
+from sonde.query.session import Session
 
 pytestmark = pytest.mark.machine
 
@@ -62,7 +65,7 @@ def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     ("arguments", "cause"),
     [
         (["-p", "99999999"], "there is no process 99999999"),
-        (["--", "sonde-does-not-exist"], "there is no program sonde-does-not-exist"),
+        (["--"], "there is no program after --"),
         (["-p", "1", "--", "true"], "both -p and a command"),
         (["-F", "0", "-d", "1"], "hz is 0"),
         (["-F", "100000", "-d", "1"], "hz is 100000"),
@@ -79,6 +82,21 @@ def test_wrong_use_is_said_and_leaves_nothing(
     assert cause in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.bpf
+def test_programs_that_cannot_run_end_as_in_a_shell(tmp_path: Path) -> None:
+    missing = record(tmp_path, "--", "sonde-does-not-exist")
+    assert missing.returncode == 127
+    assert "there is no program sonde-does-not-exist" in missing.stderr
+
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF no program")
+    broken.chmod(0o755)
+    refused = record(tmp_path, "--", "./broken")
+    assert refused.returncode == 126
+    assert "Exec format error" in refused.stderr
+    assert [*tmp_path.iterdir()] == [broken]
 
 
 @AS_ROOT
@@ -180,13 +198,50 @@ def test_a_killed_recorder_leaves_a_readable_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.bpf
-def test_the_command_is_recorded_to_its_end_and_its_exit_code_reported(tmp_path: Path) -> None:
+def test_the_command_is_recorded_to_its_end_and_its_exit_code_passed_on(tmp_path: Path) -> None:
     done = record(tmp_path, "-o", "x.sonde", "--", "sh", "-c", "echo from the command; exit 3")
 
-    assert done.returncode == 0
-    assert "exited with 3" in done.stderr
+    assert done.returncode == 3
+    assert "exited with 3 after " in done.stderr
     assert "from the command" in done.stdout
     assert "Chosen processes" in done.stdout
+
+
+@pytest.mark.bpf
+def test_a_command_ended_by_a_signal_ends_the_recorder_as_a_shell_would(tmp_path: Path) -> None:
+    done = record(tmp_path, "-o", "x.sonde", "--", "sh", "-c", "kill -SEGV $$")
+
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert "was ended by SIGSEGV" in done.stderr
+
+
+@pytest.mark.bpf
+def test_what_a_command_used_is_in_its_capture(tmp_path: Path) -> None:
+    burn = "import time\nwhile time.process_time() < 0.4: pass"
+    done = record(tmp_path, "-q", "-o", "x.sonde", "--", sys.executable, "-c", burn)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    run = read(tmp_path / "x.sonde").info.program
+    assert run is not None
+    assert 0.4e9 <= run.cpu_ns < 1.5e9
+    assert run.wall_ns >= 0.4e9
+    assert run.peak_rss_bytes > 1 << 20
+    assert run.status == 0
+
+
+@pytest.mark.bpf
+def test_python_code_of_a_brief_command_has_its_names(tmp_path: Path) -> None:
+    program = tmp_path / "brief.py"
+    program.write_text(
+        "import time\ndef calculate():\n    while time.process_time() < 0.4: pass\ncalculate()\n"
+    )
+    done = record(tmp_path, "-q", "-o", "x.sonde", "--", sys.executable, "brief.py")
+
+    assert done.returncode == 0
+    session = Session(read(tmp_path / "x.sonde"))
+    functions = top_functions(session, ProfileKind.ON_CPU)
+    named = {use.function: use.total_ns for use in functions}
+    assert named.get("calculate", 0) > 0.2e9
 
 
 @pytest.mark.bpf

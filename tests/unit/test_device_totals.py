@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from captures import START_NS, Writer, filled
-from sonde.cli.timelines import open_timeline
 from sonde.model.timeline import TotalKind, WaitDetail
 from sonde.query.device_counters import device_counters, device_ids, gpus_of_processes
+from sonde.recording.timelines import open_timeline
 
 US = 1_000
 TURN_NS = 1_000_000  # of a rival, at the least
@@ -21,9 +21,18 @@ TURN_NS = 1_000_000  # of a rival, at the least
 def totals(tmp_path):
     """By (name): (ns, count) of the totals of runs, each (length in ns, grid), of weight 10."""
 
-    def made(lengths, grid="512,1,1", weight=10.0, **more):
+    def made(lengths, grid="512,1,1", weight=10.0, other=77, **more):
         writer = Writer(seconds=5)
         key = writer.process(42, "train")
+        gpu = {"hw.id": "GPU-1"}
+        use = gpu | {"process.pid": str(other), "sonde.gpu.engine": "sm"}
+        for series, labels in (
+            ("sonde.gpu.info", gpu | {"sonde.gpu.index": "0"}),
+            ("sonde.process.gpu.memory", gpu | {"process.pid": "42"}),
+            ("sonde.process.gpu.utilization", use),
+        ):
+            row = {"series": series, "labels": json.dumps(labels), "value": 0.5}
+            writer.rows["metric"].append({"time_ns": START_NS, **row})
         for number, length in enumerate(lengths):
             start = START_NS + 10_000_000 * number
             row = {"kind": "kernel", "name": "gemm", "weight": weight, "source": "event", "tid": 42}
@@ -63,6 +72,11 @@ def test_a_kernel_was_held_up_where_it_takes_a_turn_more_than_usual(totals):
     assert found["gemm"] == (37 * 10 * 50 * US, 370)
 
 
+def test_kernels_take_as_long_as_they_take_where_no_other_process_used_the_device(totals):
+    """An evaluation's batches are larger than those of steps."""
+    assert set(totals([50 * US] * 36 + [5000 * US], other=42)) == {"gemm"}
+
+
 def test_four_times_the_usual_is_usual_and_more_is_contention(totals):
     usual = [1000 * US] * 36
     assert set(totals([*usual, 4000 * US])) == {"gemm"}
@@ -70,8 +84,8 @@ def test_four_times_the_usual_is_usual_and_more_is_contention(totals):
 
 
 def test_what_is_often_so_is_usual(totals):
-    assert TotalKind.INTERRUPTED in totals([50 * US] * 32 + [5000 * US] * 8)
-    assert set(totals([50 * US] * 31 + [5000 * US] * 9)) == {"gemm"}
+    assert TotalKind.INTERRUPTED in totals([50 * US] * 21 + [5000 * US] * 20)
+    assert set(totals([50 * US] * 20 + [5000 * US] * 21)) == {"gemm"}
     assert set(totals([50 * US] * 18 + [5000 * US])) == {"gemm"}, "too few to tell"
 
 

@@ -14,7 +14,7 @@ import pytest
 from sonde.collect.devices import drm as drm_module
 from sonde.collect.devices.amdsmi import AmdSmiSource
 from sonde.collect.devices.drm import DrmSource
-from sonde.collect.polling import Points, SignalLost
+from sonde.collect.polling import Points, SourceUnavailable
 from sonde.metrics import catalogue
 
 CARD = "sys/class/drm/card1/device"
@@ -112,7 +112,7 @@ def test_files_of_intel(machine):
 
 def test_cards_of_nvidia_are_left_to_nvml(machine):
     source = machine(AMDGPU | {f"{CARD}/vendor": "0x10de"})
-    with pytest.raises(SignalLost, match="no card"):
+    with pytest.raises(SourceUnavailable, match="no card"):
         source.open()
 
 
@@ -195,11 +195,11 @@ def test_a_driver_that_answers_nothing_is_a_gap(amdsmi):
     source.open()
     amdsmi.update({"get_gpu_activity", "get_gpu_vram_usage", "get_power_info"})
     cheap = source.polls()[0]
-    with pytest.raises(SignalLost):
+    with pytest.raises(SourceUnavailable):
         cheap.read(Points())
 
 
 def test_without_the_module_there_is_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    with pytest.raises(SignalLost, match="amdsmi cannot be loaded"):
+    with pytest.raises(SourceUnavailable, match="amdsmi cannot be loaded"):
         AmdSmiSource().open()

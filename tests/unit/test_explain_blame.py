@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from sonde.analyze.bound import explain
 from sonde.analyze.causes import CAUSES
 from sonde.model.causes import Bound, Cause
 from sonde.model.timeline import CallKind, CopyDirection, DeviceKind, Memory, Samples
-from timelines import Scene, repeated, shares
+from timelines import PID, Scene, repeated, shares, used_by_another
 
 
 def late(what):
@@ -123,13 +124,30 @@ def test_reading_a_result_back_belongs_to_the_wait():
     assert set(shares(repeated(Scene(), step, 5200))) == {Cause.SYNCHRONIZATION}
 
 
-def test_work_that_was_there_and_not_begun_tells_of_a_rival():
+@pytest.mark.parametrize(
+    ("reports", "cause"),
+    [
+        ((), Cause.NOT_TAKEN),
+        ((used_by_another(),), Cause.GPU_CONTENTION),
+        ((used_by_another(0.0),), Cause.NOT_TAKEN),
+        ((replace(used_by_another(), pid=PID),), Cause.NOT_TAKEN),
+        ((replace(used_by_another(), device=1),), Cause.NOT_TAKEN),
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_work_that_was_not_begun_blames_another_process_that_used_the_device(
+    reports, cause, listed
+):
+    """If the driver does not list the program, one of those that it lists may be the program."""
+
     def step(scene: Scene, t: float) -> None:
         scene.kernel(t, t + 1000, launched=t - 9000)
 
-    assert shares(repeated(Scene(), step, 3000))[Cause.GPU_CONTENTION] == pytest.approx(
-        0.67, abs=0.03
-    )
+    gpus = {PID: [0]} if listed else {PID + 1: [0]}
+    found = shares(repeated(Scene(), step, 3000), busy_of=reports, gpus_of=gpus)
+    if not listed and not any(use.pid == PID for use in reports):
+        cause = Cause.NOT_TAKEN
+    assert found[cause] == pytest.approx(0.67, abs=0.03)
 
 
 def test_kernels_that_a_rival_interrupted_count_as_long_as_they_usually_are():
@@ -139,7 +157,7 @@ def test_kernels_that_a_rival_interrupted_count_as_long_as_they_usually_are():
             scene.kernel(begin, begin + 49, launched=t - 9000)
         scene.kernel(t + 4000, t + 8049, launched=t - 9000)  # of which 4 ms were another's turn
 
-    found = shares(repeated(Scene(), step))
+    found = shares(repeated(Scene(), step), busy_of=[used_by_another()])
     assert found[Cause.GPU_CONTENTION] == pytest.approx(0.85, abs=0.03)
 
 
@@ -310,7 +328,8 @@ def test_a_rivals_share_is_what_the_work_would_gain_without_it(kernel, pace):
     scene, together = shared_with_a_rival(kernel, pace, rival=True)
     _, alone = shared_with_a_rival(kernel, pace, rival=False)
 
-    assert shares(scene)[Cause.GPU_CONTENTION] == pytest.approx(1 - alone / together, abs=0.02)
+    found = shares(scene, busy_of=[used_by_another()])
+    assert found[Cause.GPU_CONTENTION] == pytest.approx(1 - alone / together, abs=0.02)
 
 
 def test_the_few_samples_of_a_tick_are_drawn_to_those_of_all_stalls():

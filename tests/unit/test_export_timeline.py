@@ -17,9 +17,9 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
 from sonde.analyze.bound import causes_of
 from sonde.cli import main as cli
-from sonde.cli.timelines import open_timeline
 from sonde.export import chrome, perfetto
 from sonde.model.timeline import Counter
+from sonde.recording.timelines import open_timeline
 from timelines import Scene
 
 RUNS = Path(__file__).parents[1] / "data" / "explain"

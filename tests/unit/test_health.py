@@ -281,8 +281,8 @@ def test_a_driver_that_hangs_is_a_failure_not_a_hang(stub):
     """With less patience than ten seconds."""
     stub.answers({"hang.nvmlInit_v2": 1})
     impatient = (
-        "import sys; from sonde.cli.main import main; from sonde.collect import apart;"
-        "apart.STARTS_IN_S = 3.0; sys.exit(main())"
+        "import sys; from sonde.cli.main import main; from sonde.collect import subprocess_runner;"
+        "subprocess_runner.STARTS_IN_S = 3.0; sys.exit(main())"
     )
     done = subprocess.run(
         [sys.executable, "-c", impatient, "health", "--slurm"],

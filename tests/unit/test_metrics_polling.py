@@ -9,8 +9,8 @@ import time
 
 from sonde._native import ExitEvent, ForkEvent, MmapEvent
 from sonde.collect import metrics
-from sonde.collect.metrics import Beside, Metrics
-from sonde.collect.polling import Points, Poll, Schedule, SignalLost
+from sonde.collect.metrics import Metrics, ThreadRunner
+from sonde.collect.polling import Points, Poll, Schedule, SourceUnavailable
 
 SECOND = 1_000_000_000
 
@@ -21,7 +21,7 @@ class Scripted:
     name = "scripted"
 
     def __init__(self):
-        self.fails: dict[str, SignalLost] = {}
+        self.fails: dict[str, SourceUnavailable] = {}
         self.asked: list[str] = []
         self.hang = threading.Event()
         self.hang.set()
@@ -138,7 +138,7 @@ def test_a_device_that_is_about_to_be_used_is_not_taken_for_at_rest():
     source = Resting()
     run = Run(source)
     run.until(1.5)
-    run.schedule.stir()
+    run.schedule.mark_active()
     quick, slow = asked(run, source, 2)
     assert quick in (20, 21)
     assert slow >= 2
@@ -150,10 +150,10 @@ def test_nothing_is_asked_more_often_than_a_machine_at_rest_allows():
     source = Scripted()
     run = Run(source)
     run.until(1)
-    run.schedule.rest(5.0)
+    run.schedule.set_min_interval(5.0)
     run.until(5)
     assert asked(run, source, 10) == (2, 2)
-    run.schedule.rest(0.0)
+    run.schedule.set_min_interval(0.0)
     quick, slow = asked(run, source, 2)
     assert quick in (19, 20)
     assert slow == 2
@@ -171,14 +171,14 @@ def test_what_wraps_is_asked_in_time_all_the_same():
     source = Wrapping()
     run = Run(source)
     run.until(1)
-    run.schedule.rest(5.0)
+    run.schedule.set_min_interval(5.0)
     run.until(5)
     assert asked(run, source, 10) == (100, 2)
 
 
 def test_one_signal_lost_leaves_the_others():
     source = Scripted()
-    source.fails["slow"] = SignalLost("no permission")
+    source.fails["slow"] = SourceUnavailable("no permission")
     run = Run(source)
     run.until(20)
     assert source.asked.count("quick") >= 199
@@ -206,8 +206,8 @@ def test_a_source_that_vanishes_is_closed_and_opened_again():
     source = Scripted()
     run = Run(source)
     run.until(3)
-    source.fails["quick"] = SignalLost("device lost", whole=True)
-    source.fails["open"] = SignalLost("driver not loaded")
+    source.fails["quick"] = SourceUnavailable("device lost", whole=True)
+    source.fails["open"] = SourceUnavailable("driver not loaded")
     run.until(10)
     assert source.asked.count("close") == 1
     assert run.notes() == [("signal_lost", "scripted: device lost")]
@@ -222,7 +222,7 @@ def test_a_source_that_vanishes_is_closed_and_opened_again():
 def test_a_source_that_hangs_is_a_gap_of_its_own(monkeypatch):
     monkeypatch.setattr(metrics, "SILENT_S", 0.3)
     hanging, lively = Scripted(), Scripted()
-    collector = Metrics([Beside("one", [hanging]), Beside("two", [lively])])
+    collector = Metrics([ThreadRunner("one", [hanging]), ThreadRunner("two", [lively])])
     collector.start()
     try:
         time.sleep(0.3)
@@ -248,14 +248,14 @@ class Runs:
     def __init__(self):
         self.told = []
 
-    def rest(self, seconds):
+    def set_min_interval(self, seconds):
         self.told.append(seconds)
 
-    def stir(self):
-        self.told.append("stir")
+    def mark_active(self):
+        self.told.append("active")
 
-    def calm(self):
-        self.told.append("calm")
+    def mark_idle(self):
+        self.told.append("idle")
 
 
 def mapped(path, pid=7, time_ns=1):
@@ -273,7 +273,7 @@ def test_a_process_that_maps_a_driver_s_library_is_about_to_use_a_device():
     collector.on_process_events([*others, ForkEvent(1, 7, 1, 7, 1)])
     assert not runs.told
     collector.on_process_events([mapped("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159")])
-    assert runs.told == ["stir"]
+    assert runs.told == ["active"]
 
 
 CUDA = "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159"
@@ -285,16 +285,16 @@ def test_who_maps_it_and_ends_was_not_about_to():
     collector.on_process_events(
         [mapped(CUDA), mapped(CUDA, pid=8), ended(7, 99), ended(7, 7), ended(9, 9)]
     )
-    assert runs.told == ["stir"], "another one is there"
+    assert runs.told == ["active"], "another one is there"
     collector.on_process_events([ended(8, 8)])
-    assert runs.told == ["stir", "calm"]
+    assert runs.told == ["active", "idle"]
     collector.on_process_events([mapped(CUDA), ended(7, 7)])  # nvidia-smi, heard of when it is gone
-    assert runs.told[2:] == ["calm"]
+    assert runs.told[2:] == ["idle"]
     later_ns = 60_000_000_000  # a process that came long ago and does nothing is none of them
     collector.on_process_events(
         [mapped(CUDA, pid=9), mapped(CUDA, time_ns=later_ns), ended(7, 7, later_ns)]
     )
-    assert runs.told[3:] == ["calm"]
+    assert runs.told[3:] == ["idle"]
     collector.on_process_events([mapped(CUDA, pid=n) for n in range(10, 5_000)])
     assert len(collector._comers) <= 1_024
 
@@ -303,23 +303,23 @@ def test_a_device_that_is_not_used_after_all_is_at_rest_again():
     source = Resting()
     run = Run(source)
     run.until(1.5)
-    run.schedule.stir()
+    run.schedule.mark_active()
     run.until(2.0)
-    run.schedule.calm()
+    run.schedule.mark_idle()
     run.until(3.5)
     assert asked(run, source, 10) == (10, 2)
 
 
 def test_a_thread_that_asks_goes_on_at_once_when_a_machine_works_again():
     source = Scripted()
-    beside = Beside("beside", [source])
-    beside.rest(60.0)
+    beside = ThreadRunner("beside", [source])
+    beside.set_min_interval(60.0)
     beside.start()
     deadline_s = time.monotonic() + 20
     while "slow" not in source.asked and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert source.asked == ["open", "quick", "slow"]
-    beside.rest(0.0)
+    beside.set_min_interval(0.0)
     while source.asked.count("quick") < 4 and time.monotonic() < deadline_s:
         time.sleep(0.01)
     beside.stop()

@@ -17,11 +17,11 @@ import pytest
 
 from nvml_stub import Stub, header_folder
 from sonde import procfs
-from sonde.collect import apart
-from sonde.collect.apart import Apart
+from sonde.collect import subprocess_runner
 from sonde.collect.devices.nvml import NvmlSource
 from sonde.collect.devices.nvml_library import LAYOUTS, GpmMetrics
 from sonde.collect.polling import Points, Schedule
+from sonde.collect.subprocess_runner import SubprocessRunner
 from sonde.metrics import catalogue, labels
 
 SOURCE = "sonde.collect.devices.nvml:NvmlSource"
@@ -76,9 +76,9 @@ def stub(tmp_path):
 def watched(stub, monkeypatch):
     for name in ("LD_LIBRARY_PATH", "NVML_STUB"):
         monkeypatch.setenv(name, stub.environment[name])
-    monkeypatch.setattr(apart, "SILENT_S", 2.0)
-    monkeypatch.setattr(apart, "RETRY_FIRST_S", 0.2)
-    watched = Watched(Apart("nvml", SOURCE))
+    monkeypatch.setattr(subprocess_runner, "SILENT_S", 2.0)
+    monkeypatch.setattr(subprocess_runner, "RETRY_FIRST_S", 0.2)
+    watched = Watched(SubprocessRunner("nvml", SOURCE))
     yield watched
     watched.runner.stop()
 
@@ -293,7 +293,7 @@ def test_without_the_library_there_is_a_gap_with_a_reason(stub, watched):
 
 
 def test_nothing_is_started_where_there_is_nothing_to_ask():
-    runner = Apart("nvml", SOURCE, present=lambda: False)
+    runner = SubprocessRunner("nvml", SOURCE, present=lambda: False)
     runner.start()
     assert not runner.take().metrics
     assert runner._child is None
@@ -302,8 +302,8 @@ def test_nothing_is_started_where_there_is_nothing_to_ask():
 
 def test_the_child_ends_with_its_parent(stub):
     program = (
-        "import os, time; from sonde.collect.apart import Apart;"
-        f"a = Apart('nvml', {SOURCE!r}); a.start(); time.sleep(1.5);"
+        "import os, time; from sonde.collect.subprocess_runner import SubprocessRunner;"
+        f"a = SubprocessRunner('nvml', {SOURCE!r}); a.start(); time.sleep(1.5);"
         "print(a._child.pid, flush=True); os._exit(0)"
     )
     done = subprocess.run(
@@ -332,8 +332,8 @@ def test_without_room_for_a_process_the_agent_goes_on(monkeypatch):
     def refuse(*_, **__):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(apart.subprocess, "Popen", refuse)
-    runner = Apart("nvml", SOURCE)
+    monkeypatch.setattr(subprocess_runner.subprocess, "Popen", refuse)
+    runner = SubprocessRunner("nvml", SOURCE)
     runner.start()
     (event,) = runner.take().events
     assert event[6] == "nvml: cannot be asked: Cannot allocate memory"
@@ -356,7 +356,7 @@ def test_a_device_at_rest_is_asked_once_a_second_and_often_when_it_is_about_to_b
     stub.says(used=1 << 30)  # somebody took memory
     watched.until(lambda: len(gaps(watched)) >= 2 and min(gaps(watched)) < 0.5)
     watched.forget()
-    watched.runner.stir()
+    watched.runner.mark_active()
     watched.until(lambda: len(gaps(watched)) >= 20)
     assert statistics.median(gaps(watched)[-10:]) < 0.5
 
@@ -364,11 +364,11 @@ def test_a_device_at_rest_is_asked_once_a_second_and_often_when_it_is_about_to_b
 def test_a_device_in_use_is_asked_once_a_second_where_nobody_keeps_the_answers(stub, watched):
     stub.says(utilization=90, processes=f"{os.getpid()}:1024:90")
     watched.until(lambda: len(gaps(watched)) >= 10 and statistics.median(gaps(watched)) < 0.5)
-    watched.runner.unkept(2.0)
+    watched.runner.keep_last_only(2.0)
     watched.until(lambda: len(gaps(watched)) >= 3 and min(gaps(watched)[-3:]) > 0.5)
     watched.forget()
     stub.answers({"utilization": 90, "0.xid": 79, "0.xid_count": 1})
     watched.until(lambda: any(name == "xid" for name, _ in watched.notes))
-    watched.runner.unkept(0.0)
+    watched.runner.keep_last_only(0.0)
     watched.forget()
     watched.until(lambda: len(gaps(watched)) >= 3 and min(gaps(watched)) > 0.5)

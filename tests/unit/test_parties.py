@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,21 @@ def shell(*command: str, user: int = 0) -> Iterator[int]:
         started.stdin.close()
 
 
+@contextmanager
+def beneath_a_shell(command: str, user: int = 0, *around: str) -> Iterator[list[int]]:
+    """A shell that runs `command`, and all that it started: their pids."""
+    with subprocess.Popen(
+        [*around, "/bin/sh", "-c", f"{command}; :"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        user=user, group=user, extra_groups=[], cwd="/",
+    ) as started:  # fmt: skip
+        assert started.stdout is not None
+        assert started.stdout.readline() == "there\n"
+        yield procfs.family([started.pid])
+        assert started.stdin is not None
+        started.stdin.close()
+
+
 def test_a_process_of_no_container_is_its_users() -> None:
     with shell(user=USER) as pid:
         assert procfs.party_of(pid) == USER
@@ -48,11 +64,11 @@ def test_a_process_of_no_container_is_its_users() -> None:
 
 
 def test_a_users_namespaces_are_all_that_users() -> None:
-    with shell("unshare", "--user", "--map-root-user", "--pid", "--fork", user=USER) as pid:
-        assert procfs.party_of(pid) == USER
-    nested = ("unshare", "--user", "--map-root-user", "unshare", "--user", "--pid", "--fork")
-    with shell(*nested, user=USER) as pid:
-        assert procfs.party_of(pid) == USER
+    one = "unshare --user --map-root-user --pid --fork"
+    for command in (one, f"unshare --user --map-root-user {one}"):
+        with beneath_a_shell(f"{command} /bin/sh -c '{SLEEPS}'", USER) as family:
+            assert {procfs.party_of(pid) for pid in family} == {USER}
+            assert len(family) >= 3
 
 
 def test_a_container_is_one_party_whatever_ids_it_takes() -> None:
@@ -72,6 +88,65 @@ def test_a_container_is_one_party_whatever_ids_it_takes() -> None:
         assert parties.pop() < procfs.NOBODY
         assert started.stdin is not None
         started.stdin.close()
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["its first process", "a later one"])
+def test_a_container_that_begins_user_namespaces_as_others_is_one_party(first: bool) -> None:
+    """Its root takes any id; who begins a user namespace with it is not that user."""
+    forge = "setpriv --reuid={0} --regid={0} --clear-groups unshare --user --map-root-user sleep 9"
+    forged = " & ".join(forge.format(uid) for uid in (1, OTHER, 300000))
+    inside = f"{forged} & {SLEEPS}"
+    if first:
+        inside = f"exec {forge.format(OTHER).removesuffix('sleep 9')} sh -c 'sleep 8 & {SLEEPS}'"
+    with beneath_a_shell(
+        f"unshare --pid --fork --mount-proc /bin/sh -c {shlex.quote(inside)}"
+    ) as family:
+        inner = [pid for pid in family if b"NSpid" in parties.read_status(pid)]
+        inner = [pid for pid in inner if (owner := procfs.read_owner(pid)) and owner.levels == 2]
+        until_s = time.monotonic() + 20
+        while not first and not all(
+            b" 4294967295" not in Path(f"/proc/{pid}/uid_map").read_bytes() for pid in inner[1:]
+        ):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        parties_seen = {procfs.party_of(pid) for pid in inner}
+        assert len(inner) >= (2 if first else 4)
+        assert len(parties_seen) == 1
+        assert parties_seen.pop() < procfs.NOBODY
+        allowed = Policy("allow-list", ["user:daemon", "user:root"])
+        assert not any(allowed.allows(Facts.of(pid)) for pid in inner)
+        for pid in inner:
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+
+
+def test_a_user_far_below_the_first_of_many_namespaces_is_still_that_user() -> None:
+    """A chain that is too long to climb is not the party of those of whom nothing is known."""
+    deep = (
+        "import os, sys, time\n"
+        "for _ in range(70):\n"
+        "    if os.fork(): os.wait(); os._exit(0)\n"
+        "print('there', flush=True); sys.stdin.read()"
+    )
+    with beneath_a_shell(f"unshare --user /usr/bin/python3 -c {shlex.quote(deep)}", USER) as family:
+        assert len(family) > 70
+        assert {procfs.party_of(pid) for pid in family} == {USER}
+
+
+def test_what_was_entered_into_a_container_is_a_party_by_its_control_group(monkeypatch) -> None:
+    """Its parent is outside. Those of others' containers are other parties."""
+    with (
+        shell("unshare", "--pid", "--fork") as container,
+        shell("nsenter", f"--target={container}", "--pid") as entered,
+    ):
+        groups = {it: f"0::/docker/{it * 64}" for it in "ab"}
+        found = []
+        for name in ("a", "b", "a"):
+            monkeypatch.setattr(parties, "_read_groups", lambda _, it=name: groups[it].encode())
+            found.append(procfs.party_of(entered))
+        assert found[0] == found[2] != found[1]
+        assert max(found) < procfs.party_of(container) < procfs.NOBODY
+        assert "b" * 64 in procfs.name_of(found[1])
 
 
 def test_a_container_whose_processes_have_every_group_is_the_same_container() -> None:

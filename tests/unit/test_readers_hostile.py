@@ -14,10 +14,10 @@ from test_readers_kineto import COPY, KERNEL, LAUNCH, NAME, PYTHON, document, wr
 from test_readers_others import PERF, profiles
 
 from sonde.cli import main as cli
-from sonde.cli.timelines import open_timeline
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.model.timeline import COLUMNS
 from sonde.readers import kineto, perf_script
+from sonde.recording.timelines import open_timeline
 
 WORDS = {
     "huge": "9223372036854775807",

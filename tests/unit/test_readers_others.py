@@ -13,10 +13,10 @@ from google.protobuf import json_format
 from opentelemetry.proto.profiles.v1development import profiles_pb2
 
 from sonde.cli import main as cli
-from sonde.cli.timelines import open_timeline
 from sonde.errors import CaptureError, NotACapture
 from sonde.model.timeline import StateKind
 from sonde.readers import otlp_profiles, perf_script
+from sonde.recording.timelines import open_timeline
 
 PERF = """\
 # captured on: today

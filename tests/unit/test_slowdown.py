@@ -8,11 +8,13 @@ import random
 
 import pytest
 
-from sonde.collect.governor import Governor, samples_a_second
-from sonde.collect.slowdown import LEAST_SCALE, PART, SETTLE_S, Trials, _outer, estimate
+from sonde.collect.overhead_controller import OverheadController, samples_a_second
+from sonde.collect.slowdown import LEAST_SCALE, PART, SETTLE_S, OverheadExperiment, _outer, estimate
 
 
-def play(trials: Trials, slower: float, hours: float, rng: random.Random, noise: float) -> float:
+def play(
+    trials: OverheadExperiment, slower: float, hours: float, rng: random.Random, noise: float
+) -> float:
     """A program that launches 5,000 a second, wanders, and is `slower` where all is timed.
 
     Returns the share of the rate that was asked for, over the time.
@@ -32,7 +34,7 @@ def test_intervals_hold_the_truth():
     rng = random.Random(3)
     held = []
     for _ in range(120):
-        trials = Trials(0.5, rng)
+        trials = OverheadExperiment(0.5, rng)
         play(trials, 0.004, 2, rng, 0.02)
         now = estimate(trials.found)
         assert now is not None and now.trials > 60
@@ -43,19 +45,19 @@ def test_intervals_hold_the_truth():
 
 def test_hardly_any_launch_less_is_timed():
     rng = random.Random(4)
-    assert play(Trials(0.01, rng), 0.001, 4, rng, 0.02) > 0.9
+    assert play(OverheadExperiment(0.01, rng), 0.001, 4, rng, 0.02) > 0.9
 
 
 def test_a_program_that_is_slowed_too_much_has_fewer_timed():
     rng = random.Random(5)
-    trials = Trials(0.01, rng)
+    trials = OverheadExperiment(0.01, rng)
     assert play(trials, 0.06, 12, rng, 0.02) < 0.5
     assert trials.share * 0.06 < 0.02
 
 
 def test_where_it_was_chance_the_rate_rises_again():
     rng = random.Random(6)
-    trials = Trials(0.01, rng)
+    trials = OverheadExperiment(0.01, rng)
     play(trials, 0.2, 3, rng, 0.01)
     lowered = trials.share
     assert LEAST_SCALE <= lowered < 0.2
@@ -64,7 +66,7 @@ def test_where_it_was_chance_the_rate_rises_again():
 
 
 def test_a_program_that_seldom_launches_takes_part_in_no_trial():
-    trials = Trials(0.01, random.Random(7))
+    trials = OverheadExperiment(0.01, random.Random(7))
     for second in range(2000):
         trials.look(1000.0 + second, second)
     assert not trials.found
@@ -90,7 +92,13 @@ def test_the_ranks_of_the_interval_are_the_published_ones(count, below):
     assert _outer(count) == below
 
 
-def trial(trials: Trials, full: int, thin: int, stretch_s: float = 5.0, settle_s: float = SETTLE_S):
+def trial(
+    trials: OverheadExperiment,
+    full: int,
+    thin: int,
+    stretch_s: float = 5.0,
+    settle_s: float = SETTLE_S,
+):
     """One trial: how many launches the program makes in each stretch, with all and few timed."""
     now_s, launches = 1000.0, 0
     trials.look(now_s, launches)
@@ -109,13 +117,13 @@ def trial(trials: Trials, full: int, thin: int, stretch_s: float = 5.0, settle_s
 
 
 def test_a_trial_finds_the_ratio_of_the_rates():
-    trials = Trials(0.01, random.Random(8))
+    trials = OverheadExperiment(0.01, random.Random(8))
     trial(trials, 1001, 1023)
     assert list(trials.found) == [pytest.approx(math.log(1023 / 1001) / (1 - PART))]
 
 
 def test_short_stretches_settle_for_half_their_length():
-    trials = Trials(0.01, random.Random(9), stretch_s=0.5)
+    trials = OverheadExperiment(0.01, random.Random(9), stretch_s=0.5)
     trial(trials, 1000, 1000, 0.5, 0.25)
     assert list(trials.found) == [0.0]
 
@@ -124,7 +132,7 @@ def test_short_stretches_settle_for_half_their_length():
 def test_the_rate_falls_to_what_the_budget_pays_for_and_to_a_quarter_at_once_at_the_most(
     slower, scale
 ):
-    trials = Trials(0.01, random.Random(10))
+    trials = OverheadExperiment(0.01, random.Random(10))
     trials.found.extend([slower] * 20)
     trial(trials, 1_000_000, round(1_000_000 * math.exp(slower * (1 - PART))))
     assert trials._scale == pytest.approx(scale)
@@ -133,7 +141,7 @@ def test_the_rate_falls_to_what_the_budget_pays_for_and_to_a_quarter_at_once_at_
 
 @pytest.mark.parametrize(("before", "scale"), [(28, 0.25), (29, 0.5)])
 def test_a_rate_that_was_lowered_rises_after_30_trials_that_find_little(before, scale):
-    trials = Trials(0.01, random.Random(11))
+    trials = OverheadExperiment(0.01, random.Random(11))
     trials._scale = 0.25
     trials.found.extend([0.001] * before)
     trial(trials, 100_000, 100_000)
@@ -142,7 +150,7 @@ def test_a_rate_that_was_lowered_rises_after_30_trials_that_find_little(before, 
 
 
 def test_a_rate_stays_low_while_trials_find_more_than_the_budget_allows_or_cannot_tell():
-    trials = Trials(0.01, random.Random(12))
+    trials = OverheadExperiment(0.01, random.Random(12))
     trials._scale = 0.25
     trials.found.extend([-0.1, 0.1] * 20)
     trial(trials, 100_000, 100_000)
@@ -157,17 +165,17 @@ def counts(launches: int, sampled: int, host_ns: int) -> dict[str, int]:
 
 
 def test_until_a_process_shows_its_own_cost_a_timed_launch_costs_11_us_four_times_over():
-    assert Governor(0.2199).per_second == int(0.2199e9 / 44_000) == 4997
+    assert OverheadController(0.2199).per_second == int(0.2199e9 / 44_000) == 4997
     assert [samples_a_second(share, 11_000) for share in (1e-9, 0.044, 0.9)] == [1, 1000, 5000]
     assert samples_a_second(0.001, 1) == 250, "none costs less than 1 us"
 
 
 def test_the_cost_of_a_launch_follows_what_is_measured_by_quarters():
-    governor = Governor(0.0022)
+    overhead_controller = OverheadController(0.0022)
     before = counts(0, 1000, 5_000)
-    assert governor.look(1.0, counts(100, 1020, 5_000 + 20 * 19_000), before)
-    assert governor._cost_ns == 13_000.0
-    assert governor.per_second == int(0.0022e9 / (4 * 13_000)) == 42
+    assert overhead_controller.look(1.0, counts(100, 1020, 5_000 + 20 * 19_000), before)
+    assert overhead_controller._cost_ns == 13_000.0
+    assert overhead_controller.per_second == int(0.0022e9 / (4 * 13_000)) == 42
 
 
 @pytest.mark.parametrize(
@@ -184,6 +192,9 @@ def test_the_cost_of_a_launch_follows_what_is_measured_by_quarters():
     ],
 )
 def test_counts_that_make_no_sense_or_are_few_change_nothing(sampled, host_ns, taken):
-    governor = Governor(0.01)
-    assert governor.look(1.0, counts(0, 50 + sampled, 7 + host_ns), counts(0, 50, 7)) is taken
-    assert (governor._cost_ns != 11_000.0) is taken
+    overhead_controller = OverheadController(0.01)
+    assert (
+        overhead_controller.look(1.0, counts(0, 50 + sampled, 7 + host_ns), counts(0, 50, 7))
+        is taken
+    )
+    assert (overhead_controller._cost_ns != 11_000.0) is taken

@@ -5,6 +5,10 @@ Waking up, with cold caches, is most of what an agent costs on a machine that do
 some ticks in which next to nothing was used, the agent sleeps longer, and the timer that looks at
 the run queues wakes it as soon as somebody works (collect.queues): what happens then is read out as
 often as ever. Totals are exact either way; while nothing happens they are of longer intervals.
+
+Where processes are chosen, the first ticks come sooner, each interval twice as long as the one
+before. Names of Python code are read from the memory of a process as long as it lives: a program
+that runs for less than `tick_s` would have none.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ than what wakes us (bpf/queues.bpf.c), lest we fall asleep and are woken again a
 TICKS_TO_REST = 2
 CHOSEN_DELAY_S = 0.005
 """Where processes are chosen: how long events of others stay unread."""
+FIRST_TICK_S = 0.05
+"""The first interval where processes are chosen."""
 
 
 class AdaptiveScheduler(Scheduler):
@@ -32,6 +38,8 @@ class AdaptiveScheduler(Scheduler):
         self._tick_s = config.tick_s
         self._rest_s = config.rest_s
         self._delays_events = config.pids is not None
+        self._first_tick_s = FIRST_TICK_S if config.pids is not None else config.tick_s
+        """Interval of the ticks at the start, doubled at each."""
         self._collectors = collectors
         self._waker: Collector | None = next((it for it in collectors if it.can_wake), None)
         self._can_rest = (
@@ -50,7 +58,7 @@ class AdaptiveScheduler(Scheduler):
     @property
     def tick_s(self) -> float:
         """From the last tick to the next one, unless `is_woken` before."""
-        return self._rest_s if self.fds else self._tick_s
+        return self._rest_s if self.fds else min(self._tick_s, self._first_tick_s)
 
     def is_woken(self) -> bool:
         """Whether the machine is idle no more."""
@@ -62,6 +70,8 @@ class AdaptiveScheduler(Scheduler):
 
     def on_tick(self, batches: Sequence[Batch], elapsed_s: float) -> None:
         """Sleep longer from now on, or no longer, by what was seen since the last tick."""
+        if self._first_tick_s < self._tick_s:
+            self._first_tick_s *= 2
         if not self._can_rest or elapsed_s <= 0:
             return
         quiet = not self.is_woken() and _is_quiet(batches, elapsed_s)

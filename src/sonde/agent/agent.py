@@ -11,6 +11,7 @@ maps it and a process that lives 50 ms is known before it is gone.
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import os
@@ -43,6 +44,7 @@ from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.config import Config
 from sonde.metrics import MetricRow
+from sonde.model.program_run import ProgramRun
 from sonde.model.rows import EventRow
 from sonde.resolve import Resolver
 from sonde.resolve.build_id_links import BuildIdLinks
@@ -115,6 +117,7 @@ class Agent:
         """How long nothing was read out, beyond what was meant."""
         self._gc_before = gc.get_threshold()
         self._pause_asked = False
+        self._program: ProgramRun | None = None
         self._paused_ns = 0  # before the chunk in the making
         self._counts: Counter[str] = Counter()
         """What collectors have seen, by their names."""
@@ -283,8 +286,12 @@ class Agent:
         self._paused_ns = self._tick_ns - since_ns
         self._chunk = ChunkBuilder(self._tick_ns)
 
-    def stop(self) -> None:
-        """Read what is left, detach and write the last chunk. Raises SinkError."""
+    def stop(self, program: ProgramRun | None = None) -> None:
+        """Read what is left, detach and write the last chunk. Raises SinkError.
+
+        `program`: the run that this recording saw from its start to its end.
+        """
+        self._program = program
         try:
             self._tick(chunk_ends=True)
             if self._sink is not None:
@@ -477,6 +484,7 @@ class Agent:
             "cpus": os.cpu_count() or 0,
             "hz": self._config.hz,
             "whole_machine": self._config.pids is None,
+            **({"program": dataclasses.asdict(self._program)} if self._program else {}),
         }
 
 

@@ -71,7 +71,7 @@ class Outlets:
             "os.type": "linux",
         }
         self.server = (
-            PrometheusServer(config.prometheus, self.page, self.take_loss)
+            PrometheusServer(config.prometheus, self.page, self.take_loss, self.failure)
             if config.prometheus
             else None
         )
@@ -134,13 +134,18 @@ class Outlets:
             found = self.board.families()
         return found
 
+    def failure(self) -> str:
+        """Why the agent is not healthy, one line; '' where it is."""
+        if not self._is_stuck():
+            return ""
+        return (
+            f"the agent has observed nothing for {self._loop_age_s():.0f} s: its main loop is stuck"
+        )
+
     def page(self) -> str:
         """The page for Prometheus. Raises NothingNewError where the loop is stuck."""
-        if self._is_stuck():
-            raise NothingNewError(
-                f"the agent has observed nothing for {self._loop_age_s():.0f} s: "
-                "its main loop is stuck"
-            )
+        if failure := self.failure():
+            raise NothingNewError(failure)
         families = self.families()
         text = exposition.render(families, self.resource)
         return text + exposition.render_dcgm(families, self._host) if self._dcgm_names else text

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sonde.collect import host
-from sonde.collect.apart import Apart
 from sonde.collect.devices import present
-from sonde.collect.metrics import Beside, Runner
+from sonde.collect.metrics import Runner, ThreadRunner
 from sonde.collect.polling import Source
+from sonde.collect.subprocess_runner import SubprocessRunner
 from sonde.config import Config
 
 
@@ -27,7 +27,7 @@ def runners(config: Config) -> list[Runner]:
     found: list[Runner] = []
     beside = sources_beside(config)
     if beside:
-        found.append(Beside("host", beside))
+        found.append(ThreadRunner("host", beside))
     found += sources_apart(config)
     return found
 
@@ -37,12 +37,12 @@ def sources_beside(config: Config) -> Sequence[Source]:
     return host.sources() if config.host_metrics else ()
 
 
-def sources_apart(config: Config) -> Sequence[Apart]:
+def sources_apart(config: Config) -> Sequence[SubprocessRunner]:
     """Sources that are asked in a process each, once what they speak of is present."""
     if not config.device_metrics:
         return ()
     return (
-        Apart("nvml", "sonde.collect.devices.nvml:NvmlSource", present.nvidia),
-        Apart("amdsmi", "sonde.collect.devices.amdsmi:AmdSmiSource", present.amd),
-        Apart("drm", "sonde.collect.devices.drm:DrmSource", present.drm),
+        SubprocessRunner("nvml", "sonde.collect.devices.nvml:NvmlSource", present.nvidia),
+        SubprocessRunner("amdsmi", "sonde.collect.devices.amdsmi:AmdSmiSource", present.amd),
+        SubprocessRunner("drm", "sonde.collect.devices.drm:DrmSource", present.drm),
     )

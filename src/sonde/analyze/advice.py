@@ -51,6 +51,13 @@ OF_CAUSE: Mapping[tuple[Cause, CauseDetail], str] = {
     (Cause.GPU_CONTENTION, CauseDetail.NONE): "give the process a GPU without co-tenants, or share "
     "it by MPS or MIG",
     (
+        Cause.NOT_TAKEN,
+        CauseDetail.NONE,
+    ): "record with Sonde on the machine: it shows which processes use the device; look for events "
+    "that streams wait for",
+    (Cause.DEPENDENCY, CauseDetail.NONE): "let fewer streams wait for one another across devices, "
+    "or record the event earlier",
+    (
         Cause.UNKNOWN,
         CauseDetail.NONE,
     ): "record with Sonde beside the profiler: it shows why threads were off-CPU",

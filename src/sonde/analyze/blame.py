@@ -5,10 +5,13 @@ A stall [a, b) ends with an operation whose launch call ran [ls, le) on thread T
 
 - If only copies or collectives ran in it, they are the cause.
 - If le <= a, the work had been launched and the device did not start it. A short stall is latency
-  between kernels; in a long one another process had the device.
+  between kernels. In a long one the operation waited for an event of another device's stream, or
+  another process had the device: that is said only if the driver reports that another process used
+  it meanwhile. Else it is not known.
 - Otherwise T launched late. The causes of `sonde.analyze.causes` claim the time of T up to the end
-  of the launch or the start of the operation. Of the rest, time before ls is code of T, and [ls, b)
-  is the launch. The cause with the largest part gets the stall.
+  of the launch or the start of the operation. Of the rest, the launch [ls, b) and T's time in a
+  framework's dispatch (`sonde.analyze.launch_path`) are launch overhead; other time is code of T.
+  The cause with the largest part gets the stall.
 - A wait of T while the device still had work causes stalls later, up to the length of the wait
   (`sonde.analyze.deferred_waits`).
 """
@@ -24,9 +27,12 @@ from sonde.analyze import intervals as sets
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CLAIMS, CODE
 from sonde.analyze.contention import without_hidden_gaps
-from sonde.analyze.device_waits import ENQUEUES, RESULT_BYTES, asked_for, device_waits
+from sonde.analyze.device_waits import RESULT_BYTES, asked_for, device_waits
 from sonde.analyze.intervals import Coverage, Intervals
+from sonde.analyze.launch_path import ENQUEUES, launch_path
+from sonde.analyze.offenders import LEAST_USE, processes_of, reports_on_others
 from sonde.analyze.stalls import DeviceState, Stalls, devices_of, stalls_of
+from sonde.analyze.stream_dependencies import awaited_by
 from sonde.model.causes import Cause
 from sonde.model.name_parts import matching
 from sonde.model.timeline import (
@@ -45,12 +51,11 @@ SHORT_NS = 20_000
 """A stall before an operation that was already launched is the device's own latency below this."""
 LATENCY_NS = 30_000
 """Longest time from the end of a launch call to the kernel's start on a device that is free."""
-LAUNCH_PATH_NS = 200_000
-"""Host code between two launches up to this length counts as launch overhead."""
-
-
 FEW_NS = 100_000_000
 """Weight of the overall share of page faults in the share of one interval: ten samples at 99 Hz."""
+REPORTED_NS = 1_500_000_000
+"""A report of the driver on how processes used a device covers the time since the one before it, at
+most this long: reports come once a second."""
 _DEFERRABLE = (Cause.LAUNCH, Cause.HOST, Cause.SYNCHRONIZATION, Cause.COPY)
 """Stalls of these causes may be caused by an earlier wait."""
 _OF_COPIES = (Cause.LAUNCH, Cause.SYNCHRONIZATION, Cause.COPY)
@@ -59,6 +64,9 @@ _WAITING = re.compile(r"^(cu|cuda|hip)\w*(Synchronize|Query)$")
 """Functions that wait for the device. Samples in them do not show why the thread launched late."""
 MOST_THREADS, LEAST_THREADS = 256, 2
 """Threads analysed for all devices together, and at least for each; programs have about ten."""
+CODE_IS_LONGER = 0.95
+"""Waits that cover less of the code behind them are shorter than it; the rest is rounding, since a
+stall has one cause."""
 SHARED = 0.02
 """If other processes had the device for this share of the time, they also interrupted kernels."""
 
@@ -95,12 +103,18 @@ def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
     idle = stalls.state == DeviceState.IDLE
     cause[stalls.state == DeviceState.COPYING] = CODE[Cause.COPY]
     cause[stalls.state == DeviceState.COLLECTIVE] = CODE[Cause.COLLECTIVE]
-    cause[stalls.state == DeviceState.PREEMPTED] = CODE[Cause.GPU_CONTENTION]
+    offended = _used_by_others(timeline, stalls)
+    not_taken = np.where(offended, CODE[Cause.GPU_CONTENTION], CODE[Cause.NOT_TAKEN])
+    preempted = stalls.state == DeviceState.PREEMPTED
+    cause[preempted] = not_taken[preempted]
     queued = idle & known & (done <= start)
     cause[queued & (duration < SHORT_NS)] = CODE[Cause.KERNEL_GAP]
     late_start = queued & (duration >= SHORT_NS)
     cause[late_start & (end - done <= LATENCY_NS)] = CODE[Cause.LAUNCH]
-    cause[late_start & (end - done > LATENCY_NS)] = CODE[Cause.GPU_CONTENTION]
+    not_started = late_start & (end - done > LATENCY_NS)
+    cause[not_started] = not_taken[not_started]
+    depends = not_started & _depends(timeline, stalls, op)
+    cause[depends] = CODE[Cause.DEPENDENCY]
     cause[idle & ~known & (duration < SHORT_NS)] = CODE[Cause.KERNEL_GAP]
 
     # A small copy to the host reads a result: the copy, and a gap before it, belong to that wait.
@@ -126,8 +140,40 @@ def blame_stalls(timeline: Timeline, stalls: Stalls) -> BlamedStalls:
     for one in tracks:
         rows = late[track[late] == one]
         cause[rows], earlier_wait[rows] = _of_thread(timeline, stalls, one, rows, begin, done, op)
+    unproved = (cause == CODE[Cause.GPU_CONTENTION]) & ~offended
+    cause[unproved] = CODE[Cause.NOT_TAKEN]
     launched = np.minimum(np.maximum(begin, start), end)
     return BlamedStalls(stalls, cause, track, launched, op, earlier_wait, threads_left)
+
+
+def _used_by_others(timeline: Timeline, stalls: Stalls) -> Mask:
+    """Whether the driver reports that another process used the device during each stall."""
+    starts, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for use in reports_on_others(timeline, [stalls.device], processes_of(timeline)):
+        before = np.concatenate([use.time_ns[:1] - REPORTED_NS, use.time_ns[:-1]])
+        busy = use.share >= LEAST_USE
+        starts.append(np.maximum(before, use.time_ns - REPORTED_NS)[busy])
+        ends.append(use.time_ns[busy])
+    start = np.concatenate(starts)
+    order = np.argsort(start, kind="stable")
+    used = sets.union(start[order], np.concatenate(ends)[order])
+    return Coverage(used).within(stalls.start, stalls.end) > 0
+
+
+def _depends(timeline: Timeline, stalls: Stalls, op: I64) -> Mask:
+    """Whether each stall ends with an operation that waited for another device's operation."""
+    found = np.zeros(len(stalls), bool)
+    if not len(timeline.stream_waits):
+        return found
+    awaited = awaited_by(timeline)
+    device_of = timeline.device_of_track[timeline.device.track]
+    mine = np.flatnonzero(device_of == stalls.device)
+    rows = np.flatnonzero(op >= 0)
+    other = awaited[mine[op[rows]]]
+    ended = timeline.device.end_ns[np.maximum(other, 0)]
+    during = (ended > stalls.start[rows]) & (ended <= stalls.end[rows] + LATENCY_NS)
+    found[rows] = (other >= 0) & during & (device_of[np.maximum(other, 0)] != stalls.device)
+    return found
 
 
 def _latest(timeline: Timeline, track: I32, late_ns: I64) -> tuple[list[int], int]:
@@ -222,6 +268,7 @@ def _of_thread(
     if attributed is not None:
         at = np.flatnonzero(deferrable)
         deferred_cause, wait_ns = deferred_waits.assign_causes(attributed, at, end - start)
+        _keep_code(cause[at], deferred_cause, (end - start)[at])
         found = deferred_cause != CODE[Cause.UNKNOWN]
         cause[at[found]] = deferred_cause[found]
         earlier_wait[at[found]] = wait_ns[found]
@@ -236,6 +283,20 @@ def _of_thread(
     return cause, earlier_wait
 
 
+def _keep_code(cause: U8, deferred: U8, length: I64) -> None:
+    """Keeps code its stalls where waits for the device, shorter than it, would outrank it.
+
+    Both the wait and the code between launches have to end before the device gets work. Without
+    the code, the time would shrink by its length; without the waits by theirs. So the longer one
+    is the first cause of the stalls that both may have.
+    """
+    code = cause == CODE[Cause.HOST]
+    taken = code & (deferred == CODE[Cause.SYNCHRONIZATION])
+    whole, part = int(length[code].sum()), int(length[taken].sum())
+    if 0.5 * whole < part < CODE_IS_LONGER * whole:
+        deferred[taken] = CODE[Cause.UNKNOWN]
+
+
 def _claimed(
     timeline: Timeline, track: int, start: I64, end: I64, launch: I64, held: I64
 ) -> tuple[U8, list[tuple[Cause, Intervals]]]:
@@ -246,30 +307,38 @@ def _claimed(
     """
     claimed: list[tuple[Cause, Intervals]] = []
     taken = sets.none()
+    path, compiling = launch_path(timeline, track)
     for one, claim in CLAIMS:
-        mine = sets.subtract(claim(timeline, track), taken)
+        mine = claim(timeline, track)
+        if one == Cause.BUILD:
+            mine = sets.joined(mine, compiling)
+        mine = sets.subtract(mine, taken)
         if len(mine):
             claimed.append((one, mine))
             taken = sets.joined(taken, mine)
-    del taken
     coverages = [(one, Coverage(mine)) for one, mine in claimed]
+    dispatch = Coverage(sets.subtract(path, taken))
+    del path, compiling, taken
     faults = _fault_share(timeline, track, start, launch)
     cause = np.empty(len(start), np.uint8)
     for part in sets.in_parts(len(start)):  # there are millions of stalls
         columns = (start[part], end[part], launch[part], held[part])
-        cause[part] = _largest(coverages, *columns, faults[part] if faults is not None else None)
+        some = faults[part] if faults is not None else None
+        cause[part] = _largest(coverages, dispatch, *columns, some)
     return cause, claimed
 
 
 def _largest(
     claimed: list[tuple[Cause, Coverage]],
+    path: Coverage,
     start: I64,
     end: I64,
     launch: I64,
     held: I64,
     faults: F64 | None,
 ) -> U8:
-    """The cause with the largest part of each stall. `faults`: the share of page faults."""
+    """The cause with the largest part of each stall. `path`: the thread's time on the launch path
+    that no cause claims; `faults`: the share of page faults."""
     best = np.zeros(len(start), np.int64)
     cause = np.full(len(start), CODE[Cause.LAUNCH], np.uint8)
 
@@ -292,15 +361,15 @@ def _largest(
             faulted = amount
         else:
             claim_for(one, amount)
-    on_launch_path = rest <= LAUNCH_PATH_NS
-    code = np.where(on_launch_path, 0, rest)
+    dispatch = np.minimum(path.within(start, launch), rest)
+    code = rest - dispatch
     faults_ns = np.zeros_like(code) if faults is None else (code * faults).astype(np.int64)
     claim_for(Cause.PAGE_FAULT, faults_ns + faulted)
     claim_for(Cause.HOST, code - faults_ns)
     # Launched work starts within LATENCY_NS on a free device; else the device is not free.
     not_free = np.minimum(np.maximum(end - held - LATENCY_NS, 0), calling)
     claim_for(Cause.GPU_CONTENTION, not_free)
-    claim_for(Cause.LAUNCH, calling - not_free + np.where(on_launch_path, rest, 0))
+    claim_for(Cause.LAUNCH, calling - not_free + dispatch)
     return cause
 
 

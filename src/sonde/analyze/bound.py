@@ -46,7 +46,8 @@ _KERNELS = {
 
 _OF_KERNELS = (Bound.COMPUTE, Bound.MEMORY, Bound.KERNELS, Bound.SMALL_KERNELS)
 """Bounds of a device that is rarely stalled."""
-_NO_DEVICE_ACTIVITY = "no device activity in the record: nothing to explain"
+_NOTHING = "no device activity and no busy thread in the record: nothing to explain"
+_NO_DEVICE_CALLS = "nothing in the record called a device: the verdict is on the busiest threads"
 _NO_DEVICE_TIME = "no device time in the record: the verdict is on the threads that launch work"
 _SINGLE_RUNS = (
     "only single runs of the device were timed: its busy time is known, its stalls are not; the "
@@ -55,7 +56,8 @@ _SINGLE_RUNS = (
 
 
 def explain(timeline: Timeline) -> Explanation:
-    """A verdict for each device of the timeline; without device streams, for launching threads."""
+    """A verdict for each device of the timeline; without device streams, for launching threads;
+    without device calls, for the busiest threads."""
     verdicts = [verdict_of(timeline, device) for device in devices_of(timeline)]
     notes = list(timeline.notes)
     if tuple(timeline.sources) == ("sonde",):
@@ -63,7 +65,9 @@ def explain(timeline: Timeline) -> Explanation:
     if not verdicts:
         verdicts = thread_verdicts(timeline)
         if not verdicts:
-            notes.append(_NO_DEVICE_ACTIVITY)
+            notes.append(_NOTHING)
+        elif verdicts[0].without_device:
+            notes.append(_NO_DEVICE_CALLS)
         else:
             notes.append(_SINGLE_RUNS if timeline.timed_ns else _NO_DEVICE_TIME)
     elif not len(timeline.states):

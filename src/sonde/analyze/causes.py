@@ -14,7 +14,9 @@ import numpy as np
 
 from sonde.analyze import intervals as sets
 from sonde.analyze.intervals import Intervals
+from sonde.analyze.launch_path import kind_of_frame
 from sonde.model.causes import Cause
+from sonde.model.libraries import CodeKind
 from sonde.model.name_parts import matching, named
 from sonde.model.timeline import (
     I64,
@@ -33,14 +35,11 @@ CODE: Mapping[Cause, int] = {cause: code for code, cause in enumerate(Cause)}
 CAUSES: tuple[Cause, ...] = tuple(Cause)
 """The cause of each number."""
 
-_INPUT = re.compile(
-    r"^enumerate\(DataLoader\)|torch/utils/data/.*: (__next__|_next_data|_try_get_data|fetch)$"
-    r"|nvidia/dali/.*: (__next__|run)|tensorflow/python/data/.*__next__"
-    r"|(^|/)datasets/.*: __(next|iter)__$"
-)
+_INPUT = re.compile(r"^enumerate\(DataLoader\)#|^Iterator::|^IteratorGetNext")
+"""Ranges that frameworks write around the next() of their loaders."""
 _LOCK = re.compile(
     r"<built-in method (acquire|__enter__) of _?thread\.?_?.*[lL]ock|_thread\.R?[lL]ock"
-    r"|threading\.py\(\d+\): (acquire|wait|wait_for|__enter__|join)$|queue\.py\(\d+\): (get|put)$"
+    r"|threading\.py\(\d+\): (acquire|__enter__)$|queue\.py\(\d+\): put$"
     r"|'(acquire|__enter__)' of '_thread\.\w+'"
 )
 _IO = re.compile(
@@ -54,8 +53,10 @@ WAITS = re.compile(
 )
 """Functions that wait for a device. Some make no call that is recorded (JAX polls)."""
 _SLEEP = re.compile(r"<built-in (method|function) sleep\b")
-LOADER = re.compile(r"pt_data|loader|prefetch|dali|input", re.IGNORECASE)
-"""Names of threads that deliver batches."""
+GENERATIONS = 8
+"""A worker process is at most so many generations below its program: fork servers are one more."""
+HAND_OVERS = {"futex", "read", "poll", "socket"}
+"""Reasons of a wait that another thread or process ends by handing something over."""
 IO_REASONS = {"read", "write", "sync to disk", "file", "socket", "poll", "message queue"}
 """Reasons of waits, as in captures, that are I/O."""
 
@@ -72,6 +73,14 @@ def _named(timeline: Timeline, track: int, pattern: re.Pattern[str]) -> Interval
     host = timeline.host
     rows = np.flatnonzero((host.track == track) & (host.kind != HostKind.OPERATOR))
     return _rows(host, rows[matching(timeline.names, host.name[rows], pattern)])
+
+
+def _of_kinds(timeline: Timeline, track: int, *kinds: CodeKind) -> Intervals:
+    """Time in Python functions of libraries of these kinds."""
+    host = timeline.host
+    rows = np.flatnonzero((host.track == track) & (host.kind == HostKind.PYTHON))
+    mine = named(timeline.names, host.name[rows], lambda name: kind_of_frame(name) in kinds)
+    return _rows(host, rows[mine])
 
 
 def _calls(timeline: Timeline, track: int, *kinds: CallKind) -> Intervals:
@@ -104,16 +113,43 @@ def run_queue(timeline: Timeline, track: int) -> Intervals:
 def input_pipeline(timeline: Timeline, track: int) -> Intervals:
     """In the data loader's next(): preparing the batch, or waiting for workers that do.
 
-    Without a profiler's trace: blocked until a thread named as a loader (`LOADER`) ended the wait.
+    A queue, a future or a condition in which the thread waits for another one is input, too, and so
+    is a pipe that a worker process of the program fills.
     """
-    loading = _named(timeline, track, _INPUT)
-    woken_by_loader = any(
-        one.track == track and one.name == "futex" and LOADER.search(one.waker)
-        for one in timeline.totals
+    host = timeline.host
+    mine = np.flatnonzero((host.track == track) & (host.kind != HostKind.PYTHON))
+    ranges = _rows(host, mine[matching(timeline.names, host.name[mine], _INPUT)])
+    loading = _of_kinds(timeline, track, CodeKind.LOADER, CodeKind.HAND_OVER)
+    waits = [
+        _blocked(timeline, track, HAND_OVERS, WaitDetail.INPUT),
+        _blocked(timeline, track, HAND_OVERS, WaitDetail.HAND_OVER),
+        _from_workers(timeline, track),
+    ]
+    return sets.joined(ranges, loading, *waits)
+
+
+def _from_workers(timeline: Timeline, track: int) -> Intervals:
+    """Waits on a pipe or a socket that a process below this one ended."""
+    states = timeline.states
+    pid = timeline.tracks[track].pid
+    workers = np.array(
+        [False, *(one.pid != pid and descends(timeline, one.pid, pid) for one in timeline.tracks)]
     )
-    if not woken_by_loader:
-        return loading
-    return sets.joined(loading, _blocked(timeline, track, {"futex"}, WaitDetail.NONE))
+    if not workers.any():
+        return sets.none()
+    rows = np.flatnonzero((states.track == track) & (states.kind == StateKind.BLOCKED))
+    rows = rows[workers[states.waker[rows]]]
+    kinds = HAND_OVERS - {"futex"}
+    return _rows(states, rows[named(timeline.names, states.name[rows], kinds.__contains__)])
+
+
+def descends(timeline: Timeline, pid: int, ancestor: int) -> bool:
+    """Whether a process was started by another one, or by one that that one started."""
+    for _ in range(GENERATIONS):
+        pid = timeline.parents.get(pid, 0)
+        if pid == ancestor:
+            return True
+    return False
 
 
 def allocation(timeline: Timeline, track: int) -> Intervals:
@@ -122,7 +158,7 @@ def allocation(timeline: Timeline, track: int) -> Intervals:
 
 
 def build(timeline: Timeline, track: int) -> Intervals:
-    """Loading or compiling modules and kernels."""
+    """Loading or compiling modules and kernels; functions that compile are in `blame`."""
     return _calls(timeline, track, CallKind.BUILD)
 
 

@@ -11,7 +11,9 @@ import numpy as np
 
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CODE
+from sonde.analyze.launch_path import kind_of_frame
 from sonde.model.causes import Cause
+from sonde.model.libraries import CodeKind
 from sonde.model.timeline import I64, HostKind, Timeline
 from sonde.model.verdict import CodeLocation
 
@@ -23,52 +25,48 @@ _SCAN = 65_536
 """Function events before a time that may still be open at it."""
 _FRAME = re.compile(r"^(?P<file>[^()]*)\((?P<line>\d+)\): (?P<function>.*)$")
 _BUILTIN = re.compile(r"^<built-in (?:method|function) (?P<name>\w+)")
-_LIBRARY = re.compile(
-    r"^(<|torch/|triton/|jax/|jaxlib/|numpy/|tensorflow/|nvidia/|transformers/|accelerate/"
-    r"|lightning|pytorch_lightning/|(threading|queue|selectors|socket|contextlib|functools|random"
-    r"|connection|runpy|subprocess|tempfile|codecs|typing|copy|enum|collections|pickle)\.py)"
-)
 _ENTRIES = {"<module>", "main", "_run_code", "_run_module_as_main"}
+"""Functions that are named only where no other one of the program is on the stack."""
 
 
 class Stacks:
-    """The Python stack of a thread at any time, from its function events."""
+    """The functions and ranges of a thread at any time, from a trace."""
 
     def __init__(self, timeline: Timeline, track: int) -> None:
         host = timeline.host
-        rows = (host.track == track) & (host.kind != HostKind.OPERATOR)
+        rows = host.track == track
         self._names = timeline.names
         self._start = host.start_ns[rows]
         self._end = host.end_ns[rows]
         self._name = host.name[rows]
+        self._kind = host.kind[rows]
 
-    def at(self, time_ns: int) -> list[str]:
-        """The names on the stack at a time, innermost first; empty where unknown."""
+    def at(self, time_ns: int) -> list[tuple[HostKind, str]]:
+        """Kinds and names on the stack at a time, innermost first; empty where unknown."""
         last = int(np.searchsorted(self._start, time_ns, "right"))
         first = max(0, last - _SCAN)
-        covering = np.flatnonzero(self._end[first:last] > time_ns)[-_DEPTH:]
-        return [self._names[int(self._name[first + row])] for row in covering[::-1]]
+        covering = np.flatnonzero(self._end[first:last] > time_ns)[-_DEPTH:][::-1] + first
+        return [(HostKind(self._kind[row]), self._names[self._name[row]]) for row in covering]
 
 
-def describe(stack: Sequence[str]) -> str:
+def describe(stack: Sequence[tuple[HostKind, str]]) -> str:
     """The program's innermost function, and the built-in it called: 'item() in step train.py:88'.
 
-    '' where only libraries are on the stack.
+    Without one the innermost named range, and the operator in it: 'aten::nonzero in forward'. ''
+    where there is neither.
     """
-    own = next((name for name in stack if _own(name)), "")
-    if not own:
-        return ""
-    frame = _FRAME.match(own)
-    where = f"{frame['function']} {frame['file']}:{frame['line']}" if frame else own
-    leaf = _BUILTIN.match(stack[0])
-    return f"{leaf['name']}() in {where}" if leaf else where
-
-
-def _own(name: str) -> bool:
-    frame = _FRAME.match(name)
-    if not frame or _LIBRARY.match(name):
-        return False
-    return frame["function"] not in _ENTRIES
+    python = [name for kind, name in stack if kind == HostKind.PYTHON]
+    own = [name for name in python if kind_of_frame(name) == CodeKind.OWN_PYTHON]
+    frames = [frame for name in own if (frame := _FRAME.match(name))]
+    inner = [frame for frame in frames if frame["function"] not in _ENTRIES] or frames
+    if inner:
+        where = f"{inner[0]['function']} {inner[0]['file']}:{inner[0]['line']}"
+        leaf = _BUILTIN.match(python[0])
+        return f"{leaf['name']}() in {where}" if leaf else where
+    ranges = [name for kind, name in stack if kind == HostKind.RANGE]
+    operators = [name for kind, name in stack if kind == HostKind.OPERATOR]
+    # The outermost operator is what the program asked for.
+    return " in ".join(filter(None, ("".join(operators[-1:]), "".join(ranges[:1]))))
 
 
 def code_locations_of(

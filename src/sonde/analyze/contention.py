@@ -28,7 +28,8 @@ _LEAST = 0.02
 def without_hidden_gaps(timeline: Timeline, blamed: BlamedStalls) -> BlamedStalls:
     """Splits each time slice of another process into its cost and the launch overhead it hides."""
     stalls = blamed.stalls
-    slices = np.flatnonzero(blamed.cause == CODE[Cause.GPU_CONTENTION])
+    kinds = (CODE[Cause.GPU_CONTENTION], CODE[Cause.NOT_TAKEN])
+    slices = np.flatnonzero(np.isin(blamed.cause, kinds))
     hidden = _hidden(timeline, blamed, slices)
     part = (hidden * stalls.duration_ns[slices]).astype(np.int64)
     least = _LEAST * stalls.duration_ns[slices]

@@ -2,7 +2,8 @@
 """The critical path of a step: the chain of work that its length comes from.
 
 The path is walked back from the last operation of the step. The predecessor of an operation that
-started right behind another one (in its stream, or in a stream it waited for) is that operation.
+started right behind another one (in its stream, or in a stream that it waited for by an event) is
+that operation.
 An operation that started later waited for its launch; the launch waited for what its thread did
 before, back to the thread's last wait for the device, and that wait for the operation before. While
 the thread was blocked, the path goes through the thread that woke it.
@@ -16,6 +17,7 @@ import numpy as np
 
 from sonde.analyze.blame import LATENCY_NS
 from sonde.analyze.stalls import Stalls
+from sonde.analyze.stream_dependencies import awaited_by
 from sonde.model.causes import PathKind
 from sonde.model.timeline import CallKind, DeviceKind, StateKind, Timeline, is_one_of
 from sonde.model.verdict import PathPart, StepTable
@@ -44,6 +46,8 @@ def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list
     by_end = np.argsort(events.end_ns, kind="stable")
     ends = events.end_ns[by_end]
     call_of = _call_rows(timeline, begin_ns, end_ns)
+    awaited = _awaited(timeline, stalls)
+    awaited_row = -1  # what the operation before waited for, by an event
     parts: dict[tuple[str, PathKind], int] = defaultdict(int)
     now = end_ns
     for _ in range(_LIMIT):
@@ -52,7 +56,7 @@ def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list
         at = int(np.searchsorted(ends, now, "right")) - 1
         if at < 0:
             break
-        row = int(by_end[at])
+        row = int(by_end[at]) if awaited_row < 0 else awaited_row
         ended = int(events.end_ns[row])
         if ended < now:  # nothing ended at `now`: the host is on the path
             following = int(np.searchsorted(events.start_ns, now, "left"))
@@ -75,9 +79,16 @@ def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list
         now = start
         before = int(np.searchsorted(ends, start, "right")) - 1
         previous = int(ends[before]) if before >= 0 else begin_ns
+        awaited_row = awaited.get(row, -1)
+        waited = int(events.end_ns[awaited_row]) if awaited_row >= 0 else start + 1
+        if not start - LATENCY_NS <= waited <= start:
+            awaited_row = -1
+        else:
+            previous = waited
         call = call_of.get(int(events.correlation[row]), -1)
         launch = int(calls.start_ns[call]) if call >= 0 else -1
         if launch >= previous:
+            awaited_row = -1
             parts["launch", PathKind.HOST] += start - max(launch, begin_ns)
             now = _host_before(timeline, call, launch, max(previous, begin_ns), parts)
         elif call >= 0 and int(calls.end_ns[call]) > previous:  # it was being launched
@@ -92,6 +103,18 @@ def walk(timeline: Timeline, stalls: Stalls, begin_ns: int, end_ns: int) -> list
     whole = max(1, end_ns - begin_ns)
     ranked = sorted(parts.items(), key=lambda item: -item[1])
     return [PathPart(name, kind, ns, ns / whole) for (name, kind), ns in ranked if ns > 0][:12]
+
+
+def _awaited(timeline: Timeline, stalls: Stalls) -> dict[int, int]:
+    """By row of `stalls.events`: the row that it waited for by an event."""
+    if not len(timeline.stream_waits):
+        return {}
+    found = awaited_by(timeline)
+    mine = np.flatnonzero(timeline.device_of_track[timeline.device.track] == stalls.device)
+    back = np.full(len(found) + 1, -1, np.int64)
+    back[mine] = np.arange(len(mine))
+    rows = np.flatnonzero(found[mine] >= 0)
+    return dict(zip(rows.tolist(), back[found[mine[rows]]].tolist(), strict=True))
 
 
 def _call_rows(timeline: Timeline, begin_ns: int, end_ns: int) -> dict[int, int]:

@@ -9,8 +9,19 @@ import numpy as np
 
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CODE
+from sonde.analyze.launch_path import ENQUEUES
+from sonde.analyze.offenders import others_on_device, processes_of
 from sonde.model.causes import Cause, CauseDetail
-from sonde.model.timeline import CopyDirection, DeviceKind, Memory, StateKind, Timeline, is_one_of
+from sonde.model.name_parts import named
+from sonde.model.timeline import (
+    CallKind,
+    CopyDirection,
+    DeviceKind,
+    Memory,
+    StateKind,
+    Timeline,
+    is_one_of,
+)
 
 SMALL_BYTES = 65_536
 """A smaller copy is mostly the cost of its call."""
@@ -104,12 +115,41 @@ def collective(timeline: Timeline, blame: BlamedStalls) -> Detail:
     return CauseDetail.NONE, facts
 
 
+def contention(timeline: Timeline, blame: BlamedStalls) -> Detail:
+    """The processes that used the device meanwhile, by the driver's reports."""
+    window = blame.stalls.window
+    span = (int(window.start[0]), int(window.end[-1])) if len(window) else (0, 0)
+    uses = others_on_device(timeline, [blame.stalls.device], processes_of(timeline), span)
+    return CauseDetail.NONE, [one.text for one in uses[:2]]
+
+
+def not_taken(timeline: Timeline, blame: BlamedStalls) -> Detail:
+    """How often a stream had been told to wait for an event before the late operation."""
+    rows = np.flatnonzero(blame.cause == CODE[Cause.NOT_TAKEN])
+    calls = timeline.calls
+    waits = calls.kind == CallKind.EVENT
+    waits &= named(timeline.names, calls.name, lambda name: "WaitEvent" in name)
+    if not waits.any() or not len(rows):
+        return CauseDetail.NONE, []
+    launches = np.sort(calls.start_ns[is_one_of(calls.kind, *ENQUEUES)])
+    before = np.searchsorted(launches, blame.launch_ns[rows], "left") - 1
+    told = np.sort(calls.start_ns[waits])
+    since = np.where(before >= 0, np.append(launches, 0)[before], 0)
+    some = np.searchsorted(told, blame.launch_ns[rows]) > np.searchsorted(told, since)
+    count = int(some.sum())
+    return CauseDetail.NONE, [
+        f"{count:,} of {len(rows):,} launches came right behind a wait of a stream for an event"
+    ] * (count > 0)
+
+
 DETAILS: Mapping[Cause, Callable[[Timeline, BlamedStalls], Detail]] = {
     Cause.COPY: copy,
     Cause.RUN_QUEUE: run_queue,
     Cause.COLLECTIVE: collective,
     Cause.LAUNCH: launch,
     Cause.SYNCHRONIZATION: synchronization,
+    Cause.GPU_CONTENTION: contention,
+    Cause.NOT_TAKEN: not_taken,
 }
 
 

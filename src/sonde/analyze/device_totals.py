@@ -9,13 +9,16 @@ follows from the speed of the timed ones.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
+from sonde.analyze.offenders import OtherUse
 from sonde.analyze.ranking import LEAST_SHARE, STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
+from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
 from sonde.model.causes import Bound, Cause, CauseDetail
+from sonde.model.collectives import is_collective
 from sonde.model.timeline import CallKind, Total, TotalKind
 from sonde.model.verdict import (
     Advice,
@@ -27,6 +30,8 @@ from sonde.model.verdict import (
 )
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
+_OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
+"""Causes that show in the thread's waits for the device."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
 
 
@@ -37,24 +42,36 @@ def with_runs(
     window: int,
     timed_ns: int,
     active: Mapping[Bound, float],
+    others: Sequence[OtherUse],
+    time: ThreadTime,
 ) -> Verdict:
     """The verdict on a thread with the device's time in it.
 
     `runs`: totals of the device's runs; `calls`: totals of the thread; `window`: the time of
     `calls`, in ns; `timed_ns`: the time in which runs were timed; `active`: shares of that time by
-    the device's counters (`sonde.analyze.kernels`).
+    the device's counters (`sonde.analyze.kernels`); `others`: other processes that used the device
+    meanwhile; `time`: of the thread.
     """
     if not runs:
         return _by_counters(verdict, active)
-    kernels = [one for one in runs if one.kind == TotalKind.RUN and one.call in _KERNELS]
+    ran = [one for one in runs if one.kind == TotalKind.RUN and one.call in _KERNELS]
+    kernels = [one for one in ran if not is_collective(one.name)]
+    exchanged = sum(one.ns for one in ran if is_collective(one.name)) / timed_ns
     computed = min(1.0, sum(one.ns for one in kernels) / timed_ns)
     counted = {bound: share for bound, share in active.items() if share > 0}
     by_counters = class_by_counters(
         {bound: part / max(computed, part) for bound, part in counted.items()}
     )
     interrupted = sum(one.ns for one in runs if one.kind == TotalKind.INTERRUPTED)
-    contention = min(1.0 - computed, interrupted / timed_ns)
     copied = min(1.0 - computed, _copied(runs, calls, window, timed_ns))
+    # Collectives that kernels hide are no stalls: while the thread waits, the rest is.
+    exposed = min(exchanged, max(0.0, verdict.computing - computed - copied))
+    held_up = min(1.0 - computed, interrupted / timed_ns)
+    by_others = sum(one.share for one in others)
+    if others:
+        # The thread waited for a device that ran none of its work, and others' work meanwhile.
+        unexplained = verdict.computing - computed - copied - exposed
+        held_up = max(held_up, min(unexplained, by_others, 1.0 - computed))
     classes: dict[Bound, list[Total]] = defaultdict(list)
     for one in kernels:
         by_name = class_of(one.name)
@@ -67,6 +84,10 @@ def with_runs(
     lines = [f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"]
     if by_counters and any(class_of(one.name) == Bound.KERNELS for one in kernels):
         lines.append(_counter_evidence(active))
+    if exchanged >= LEAST_SHARE:
+        lines.append(f"collectives ran for about {100 * exchanged:.0f} % of the time")
+    if others:
+        lines += [one.text for one in others[:2]]
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
     if shares and computed >= 1 - STALLED and alone >= UNDERFILLED_BOUND * computing:
@@ -77,17 +98,20 @@ def with_runs(
         bounds = mixed([BoundShare(one.bound, one.share) for one in shares])
         advice = [Advice(next_step_of_bound(bounds[0].key), 0.0), *verdict.advice]
     else:
-        causes = _attributed(verdict, {Cause.COPY: copied, Cause.GPU_CONTENTION: contention})
+        of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
+        causes = _attributed(verdict, computed, of_device, time)
         bounds = ranked_bounds((one.bound, one.share) for one in causes) or bounds
         advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
-    ranked = sorted(kernels, key=lambda one: -one.ns)
+    before, after = set(cause_lines(verdict.causes)), cause_lines(causes)
+    evidence = [*after, *(line for line in verdict.evidence[1:] if line not in before)]
+    ranked = sorted(ran, key=lambda one: -one.ns)
     return replace(
         verdict,
         bounds=bounds,
         causes=causes,
         kernels=[KernelShare(one.name, *_sum_of([one], timed_ns)) for one in ranked[:5]],
         kernel_classes=shares,
-        evidence=[verdict.evidence[0], *lines, *verdict.evidence[1:]],
+        evidence=[verdict.evidence[0], *lines, *evidence],
         advice=advice,
     )
 
@@ -129,43 +153,61 @@ def _copied(runs: list[Total], calls: list[Total], window: int, timed_ns: int) -
     return share
 
 
-def _attributed(verdict: Verdict, device: Mapping[Cause, float]) -> list[CauseShare]:
-    """The causes of the thread, less those that its waits for the device explain.
+def _attributed(
+    verdict: Verdict, computed: float, device: Mapping[Cause, float], time: ThreadTime
+) -> list[CauseShare]:
+    """The causes of the time in which the device did not compute.
 
-    A thread that waits for a device which does not compute launches late because of that wait: its
-    launches and code count as synchronization, up to the length of the waits. `device`: shares of
-    the time in which the device did something else than compute; these come first.
+    A thread works while the device does, too: only `1 - computed` of the time are stalls. What the
+    device did in them comes first (`device`: shares of the time), then what the thread was blocked
+    by. Code and launches are left:
+
+    - The thread's waits for the device delay all launches behind them: launches count as
+      synchronization up to the length of the waits, and so does code that is not longer than they
+      are. Code that is longer keeps its time: without it the time would shrink by more.
+    - Launches come last: they go on while the device computes.
     """
-    left = verdict.computing
-    extra: dict[Cause, float] = {}
+    stalled = max(0.0, 1.0 - computed)
+    waits = verdict.computing
+    found: dict[Cause, float] = {}
     for cause, share in device.items():
-        extra[cause] = min(left, share)
-        left -= extra[cause]
+        found[cause] = min(waits, share, stalled)
+        waits -= found[cause]
+        stalled -= found[cause]
+    own = {one.key: one.share for one in verdict.causes}
+    code, launch = own.pop(Cause.HOST, 0.0), own.pop(Cause.LAUNCH, 0.0)
+    unknown = own.pop(Cause.UNKNOWN, 0.0)
+    blocked = sum(own.values())
+    for cause, share in own.items():
+        found[cause] = found.get(cause, 0.0) + share * min(1.0, stalled / max(blocked, 1e-9))
+    stalled = max(0.0, stalled - blocked)
+    kept = min(code, stalled) if waits < code else 0.0
+    synchronized = min(waits, stalled - kept, launch + (0.0 if kept else code))
+    left_code = kept or min(max(0.0, code - max(0.0, synchronized - launch)), stalled)
+    left = max(0.0, stalled - synchronized - left_code)
+    found[Cause.HOST] = left_code
+    found[Cause.SYNCHRONIZATION] = found.get(Cause.SYNCHRONIZATION, 0.0) + synchronized
+    found[Cause.LAUNCH] = min(max(0.0, launch - synchronized), left)
+    found[Cause.UNKNOWN] = min(unknown, left - found[Cause.LAUNCH])
+    known = {one.key: one for one in verdict.causes}
+    waited = locations(time.wait_places, time.waited)
     causes = []
-    synchronized = 0.0
-    for one in sorted(verdict.causes, key=lambda one: one.key != Cause.LAUNCH):
-        part = min(left, one.share) if one.key in (Cause.LAUNCH, Cause.HOST) else 0.0
-        left -= part
-        synchronized += part
-        part -= extra.pop(one.key, 0.0)
-        ns = one.ns - round(part * verdict.window_ns)
-        if ns > 0:
-            causes.append(replace(one, ns=ns, share=one.share - part))
-    for cause, share in {**extra, Cause.SYNCHRONIZATION: synchronized}.items():
-        if share:
-            causes.append(
-                CauseShare(
-                    key=cause,
-                    title=cause.description,
-                    bound=cause.bound,
-                    detail=CauseDetail.NONE,
-                    ns=round(share * verdict.window_ns),
-                    share=share,
-                    count=0,
-                    longest_ns=0,
-                    thread=verdict.device_name,
-                    locations=[],
-                    facts=[],
-                )
-            )
+    for cause, share in found.items():
+        ns = round(share * verdict.window_ns)
+        if ns <= 0:
+            continue
+        empty = CauseShare(
+            key=cause,
+            title=cause.description,
+            bound=cause.bound,
+            detail=CauseDetail.NONE,
+            ns=0,
+            share=0.0,
+            count=0,
+            longest_ns=0,
+            thread=verdict.device_name,
+            locations=waited if cause in _OF_WAITS else [],
+            facts=[],
+        )
+        causes.append(replace(known.get(cause, empty), ns=ns, share=share))
     return sorted(causes, key=lambda one: -one.ns)

@@ -11,13 +11,13 @@ from sonde.analyze import intervals as sets
 from sonde.analyze.causes import WAITS
 from sonde.analyze.deferred_waits import STAGED_NS, DeviceWaits
 from sonde.analyze.intervals import Coverage, Intervals
+from sonde.analyze.launch_path import ENQUEUES
 from sonde.analyze.stalls import DeviceState, Stalls
 from sonde.model.name_parts import matching
 from sonde.model.timeline import I64, CallKind, Events, Mask, Memory, Timeline, is_one_of
 
 RESULT_BYTES = 4096
 """A copy to the host up to this size reads a result: a loss, a flag."""
-ENQUEUES = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH, CallKind.COPY, CallKind.SET)
 WAITED_NS = 2_000
 """A call in which the device was busy for less did not wait for it."""
 FULL_QUEUE = 500

@@ -44,6 +44,11 @@ class ChangeKind(StrEnum):
     KERNEL = "kernel"
     CAUSE = "cause"
     FUNCTION = "function"
+    """CPU time in the function itself."""
+    INCLUSIVE = "with callees"
+    """CPU time in the function and in what it called."""
+    RUN = "run"
+    """Wall time or CPU time of the whole run."""
 
 
 class Unit(StrEnum):
@@ -51,7 +56,11 @@ class Unit(StrEnum):
 
     STEP = "step"
     CALL = "call"
+    RUN = "run"
+    """The program's whole run, from its start to its end (analyze/run_difference.py)."""
     SECOND = "second"
+    """Nothing else is comparable. Shares of a second say nothing about the cost of the same work:
+    a program that does more of everything has the same shares."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ threads were off-CPU. They are joined by wall-clock time, threads by their ids.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from sonde.model.timeline import (
     I64,
     Events,
     Interner,
+    ProcessUse,
     Samples,
     StateKind,
     Timeline,
@@ -125,10 +127,29 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         states=_joined(one.states, moved(two.states)),
         samples=joined_samples,
         counters=(*one.counters, *counters),
+        busy_of=(*one.busy_of, *_uses(two, numbers, shift)),
+        gpus_of={**_gpus_of(two, numbers), **one.gpus_of},
+        parents={**two.parents, **one.parents},
         tick_ns=max(one.tick_ns, two.tick_ns),
         sources=(*one.sources, *two.sources),
         notes=(*one.notes, *two.notes, *assumed),
     )
+
+
+def _uses(two: Timeline, numbers: Mapping[int, int], shift: int) -> Iterator[ProcessUse]:
+    """Uses of devices, with the numbers and the clock of the other record."""
+    for use in two.busy_of:
+        if not numbers or use.device in numbers:
+            number = numbers.get(use.device, use.device)
+            yield replace(use, time_ns=use.time_ns + shift, device=number)
+
+
+def _gpus_of(two: Timeline, numbers: Mapping[int, int]) -> dict[int, list[int]]:
+    """Devices of processes, with the numbers of the other record."""
+    return {
+        pid: [numbers.get(device, device) for device in devices if device in numbers or not numbers]
+        for pid, devices in two.gpus_of.items()
+    }
 
 
 def _devices(one: Timeline, two: Timeline) -> tuple[dict[int, int], list[str]]:

@@ -12,7 +12,8 @@ from sonde.model.verdict import BoundShare
 STALLED = 0.15
 """A device that was stalled for less than this share of the time is bound by its kernels."""
 MIX = 0.6
-"""A bound with at least this fraction of the largest one is reported beside it."""
+"""A bound with this fraction of the largest one, or with `STALLED` of the time, is reported
+beside it."""
 UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
 LEAST_SHARE = 0.05
@@ -24,9 +25,18 @@ def mixed(ranked: Sequence[BoundShare]) -> list[BoundShare]:
     return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
 
 
+def _with_large(ranked: Sequence[BoundShare]) -> list[BoundShare]:
+    """The first bound, and those about as large or with `STALLED` of the time; three at most."""
+    large = MIX * ranked[0].share if ranked else 0.0
+    least = min(large, STALLED)
+    return [one for one in ranked if one.share >= (large if one.key == Bound.DEVICE else least)][:3]
+
+
 def ranked_bounds(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:
     """The largest bound, and those about as large, from shares of the time by bound."""
     shares: dict[Bound, float] = defaultdict(float)
     for key, share in parts:
         shares[key] += share
-    return mixed(sorted((BoundShare(*one) for one in shares.items()), key=lambda one: -one.share))
+    return _with_large(
+        sorted((BoundShare(*one) for one in shares.items()), key=lambda one: -one.share)
+    )

@@ -19,60 +19,53 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.analyze.advice import next_step, next_step_of_bound
-from sonde.analyze.blame import LAUNCH_PATH_NS
-from sonde.analyze.causes import IO_REASONS, LOADER
 from sonde.analyze.device_totals import with_runs
+from sonde.analyze.offenders import others_on_device
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
+from sonde.analyze.thread_time import (
+    ThreadTime,
+    cause_lines,
+    functions,
+    in_bursts,
+    locations,
+    thread_time,
+    whom,
+)
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import (
-    Activity,
     CallKind,
-    CopyDirection,
+    StateKind,
+    ThreadOwner,
     Timeline,
     Total,
     TotalKind,
     WaitDetail,
+    parts_of,
 )
-from sonde.model.verdict import Advice, BoundShare, CauseShare, CodeLocation, Verdict
+from sonde.model.verdict import Advice, BoundShare, CauseShare, Verdict
 
-OWN_THREAD = "sonde"
-"""The name of Sonde's own thread in a process; it is left out."""
 LAUNCH_NS = 5_000
 """Estimated CPU time of one launch; launches are not probed."""
-FOR_COPIES = 0.8
-"""From this many copies to the device per wait, the waits are for the copies."""
-DRIVER_THREADS = ("cuda-EvtHandlr",)
-"""Names of driver threads that wake the program's threads when the device is done."""
 HOPS = 6
 """Longest chain of threads of which each wakes the next."""
 THREADS = 3
 """At most this many threads get a verdict."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
+ENDED = 0.25
+"""A thread that ended this part of a cause's waits is named."""
+FUNCTION = 0.1
+"""Functions of the program with this share of the time are described in evidence."""
+FUNCTIONS = 3
+"""At most this many."""
+LEAST_ACTIVE = 0.05
+"""Without calls of a device: threads with a smaller fraction of the busiest one's time."""
+FIRST_THREAD = 0.5
+"""Without calls of a device: a process's first thread comes first if it has this fraction."""
 
-_OF_CALL = {
-    CallKind.COPY: Cause.COPY,
-    CallKind.SET: Cause.COPY,
-    CallKind.ALLOC: Cause.ALLOCATION,
-    CallKind.FREE: Cause.ALLOCATION,
-    CallKind.PIN: Cause.ALLOCATION,
-    CallKind.BUILD: Cause.BUILD,
-    CallKind.LAUNCH: Cause.LAUNCH,
-    CallKind.GRAPH_LAUNCH: Cause.LAUNCH,
-    CallKind.OTHER: Cause.LAUNCH,
-    CallKind.EVENT: Cause.LAUNCH,
-}
-_OF_REASON = {
-    **dict.fromkeys(IO_REASONS, Cause.IO),
-    "futex": Cause.LOCK,
-    "stopped": Cause.STOPPED,
-    "page fault": Cause.PAGE_FAULT,
-    "memory": Cause.PAGE_FAULT,
-    "sleep": Cause.SLEEP,
-}
-_OF_ACTIVITY = {Activity.INPUT: Cause.INPUT, Activity.PAGE_FAULT: Cause.PAGE_FAULT}
-_OF_WAIT = {WaitDetail.GIL: Cause.GIL, WaitDetail.INPUT: Cause.INPUT}
 _RUN_KINDS = (TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED)
+_CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
+"""What a thread does on a CPU, by its stacks."""
 _WAITS = {
     *(Bound.LOCK, Bound.IO, Bound.INPUT, Bound.CPU_CONTENTION, Bound.STOPPED),
     *(Bound.PAGE_FAULT, Bound.ALLOCATION),
@@ -83,8 +76,6 @@ _COUNTED = {
     ("sonde.gpu.tensor.active", "any"): Bound.COMPUTE,
 }
 """Hardware counters, and the bound that each one indicates."""
-_INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
-"""Reasons for which threads block within device calls."""
 
 
 def thread_verdicts(timeline: Timeline) -> list[Verdict]:
@@ -92,10 +83,9 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
     by_track: dict[int, list[Total]] = defaultdict(list)
     runs: dict[int, list[Total]] = defaultdict(list)
     asked: dict[int, int] = defaultdict(int)
-    own = {track for track, one in enumerate(timeline.tracks) if one.name == OWN_THREAD}
-    labels = {timeline.tracks[track].label for track in own}
+    own = {track for track, one in enumerate(timeline.tracks) if one.owner == ThreadOwner.SONDE}
     for total in timeline.totals:
-        if total.track in own or total.waker in labels:
+        if total.track in own or total.waker_track in own:
             continue
         if total.kind in _RUN_KINDS:
             runs[timeline.tracks[total.track].pid].append(total)
@@ -107,20 +97,78 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
         asked[track] += 0 if track in own else count * LAUNCH_NS
     window = max(1, timeline.end_ns - timeline.start_ns)
     ranked = sorted(((ns, track) for track, ns in asked.items() if ns), reverse=True)
+    if not ranked:
+        return _without_device(timeline, by_track, window)
     chosen = [track for ns, track in ranked[:THREADS] if ns >= LEAST_CALLS * max(ranked)[0]]
     timed = timeline.timed_ns
     timed_ns = max(1, timed[1] - timed[0]) if timed else window
     verdicts = []
     _waits_for_device(timeline, by_track)
     for turns in _in_turns(timeline, chosen, by_track):
-        mine = runs[timeline.tracks[turns[0]].pid]
-        launches = sum(one.count for one in mine if one.track in turns) * window / timed_ns
+        pid = timeline.tracks[turns[0]].pid
+        mine = runs[pid]
         totals = [one for track in turns for one in by_track[track]]
-        verdict = _verdict(timeline, turns, totals, window, launches)
+        verdict, time = _verdict(timeline, turns, totals, window)
         span = timed or (timeline.start_ns, timeline.end_ns)
-        active = _active(timeline, timeline.tracks[turns[0]].pid, span)
-        verdicts.append(with_runs(verdict, mine, totals, window, timed_ns, active))
+        active = _active(timeline, pid, span)
+        others = others_on_device(timeline, timeline.gpus_of.get(pid, ()), {pid}, span)
+        verdicts.append(with_runs(verdict, mine, totals, window, timed_ns, active, others, time))
     return verdicts
+
+
+def _without_device(
+    timeline: Timeline, by_track: dict[int, list[Total]], window: int
+) -> list[Verdict]:
+    """Verdicts on the busiest threads of a capture in which nothing called a device.
+
+    A program works in the thread that is busiest. If the first thread of its process is about as
+    busy, or waits for others, it is the one that the program waits for.
+    """
+    _add_states(timeline, by_track)
+    active: dict[int, int] = defaultdict(int)
+    for track, totals in by_track.items():
+        owner = timeline.tracks[track].owner
+        if owner == ThreadOwner.PROGRAM:
+            busy = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
+            active[track] = sum(one.ns for one in totals if one.kind in busy)
+    ranked = sorted(((ns, track) for track, ns in active.items() if ns), reverse=True)
+    if not ranked:
+        return []
+    most = ranked[0][0]
+    chosen = [track for ns, track in ranked[:THREADS] if ns >= LEAST_ACTIVE * most]
+    first = [t for t in chosen if timeline.tracks[t].number == timeline.tracks[t].pid]
+    if first and active[first[0]] >= FIRST_THREAD * most:
+        chosen.sort(key=lambda track: track != first[0])
+    verdicts = []
+    for track in chosen:
+        verdict, _ = _verdict(timeline, [track], by_track[track], window)
+        verdicts.append(replace(verdict, computing=0.0, without_device=True))
+    return verdicts
+
+
+def _add_states(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
+    """Adds single waits of threads without totals of waits."""
+    waits = (TotalKind.BLOCKED, TotalKind.RUNQUEUE)
+    known = {track for track, all_of in by_track.items() for one in all_of if one.kind in waits}
+    states = timeline.states
+    for track in np.unique(states.track).tolist() if len(states) else []:
+        if track in known:
+            continue
+        mine = states.take(states.track == track)
+        columns = (mine.kind, mine.name, mine.wait_detail, mine.waker, mine.duration_ns)
+        for kind, name, detail, waker, ns in zip(*(c.tolist() for c in columns), strict=True):
+            total = Total(
+                track,
+                TotalKind.BLOCKED if kind == StateKind.BLOCKED else TotalKind.RUNQUEUE,
+                timeline.names[name],
+                CallKind.OTHER,
+                ns,
+                1,
+                waker_ns=ns if waker else 0,
+                waker_track=waker - 1,
+                wait_detail=WaitDetail(detail),
+            )
+            by_track[track].append(total)
 
 
 def _active(timeline: Timeline, pid: int, span: tuple[int, int]) -> dict[Bound, float]:
@@ -139,25 +187,32 @@ def _waits_for_device(timeline: Timeline, by_track: Mapping[int, list[Total]]) -
     """Marks waits on a futex that are waits for the device (`WaitDetail.DEVICE`).
 
     Some runtimes (XLA's) wait for the device through a thread of the driver, which wakes a thread
-    of the runtime, which wakes the next, up to the launching thread. Each waits on a futex.
+    of the runtime, which wakes the next, up to the launching thread. Each waits on a futex. A
+    thread of the driver is one whose stacks hold the driver's code only.
     """
-    tracks = {one.label: track for track, one in enumerate(timeline.tracks)}
-    woken: dict[int, Total] = {}
+    woken: dict[int, int] = {}
+    waits: dict[int, list[Total]] = defaultdict(list)
     for track, totals in by_track.items():
+        ended: dict[int, int] = defaultdict(int)
         for one in totals:
             on_futex = one.kind == TotalKind.BLOCKED and one.name == "futex"
-            if on_futex and not one.wait_detail and one.waker and 2 * one.waker_ns >= one.ns:
-                woken[track] = one
-    for track, waits in woken.items():
-        waker = waits.waker
+            if on_futex and one.wait_detail in (WaitDetail.NONE, WaitDetail.HAND_OVER):
+                waits[track].append(one)
+                if one.waker_track >= 0:
+                    ended[one.waker_track] += one.waker_ns
+        whole = sum(one.ns for one in waits[track])
+        waker = max(ended, key=lambda other: ended[other], default=-1)
+        if waker >= 0 and 2 * ended[waker] >= whole:
+            woken[track] = waker
+    for track in woken:
+        waker = woken[track]
         for _ in range(HOPS):
-            next_one = woken.get(tracks.get(waker, -1))
-            if next_one and not waker.startswith(DRIVER_THREADS):
-                waker = next_one.waker
-        if waker.startswith(DRIVER_THREADS):
-            by_track[track][by_track[track].index(waits)] = replace(
-                waits, wait_detail=WaitDetail.DEVICE
-            )
+            if timeline.tracks[waker].owner != ThreadOwner.DRIVER:
+                waker = woken.get(waker, waker)
+        if timeline.tracks[waker].owner == ThreadOwner.DRIVER:
+            for one in waits[track]:
+                at = by_track[track].index(one)
+                by_track[track][at] = replace(one, wait_detail=WaitDetail.DEVICE)
 
 
 def with_short_waits(timeline: Timeline, verdicts: list[Verdict]) -> list[Verdict]:
@@ -178,7 +233,7 @@ def _split(verdict: Verdict, of_threads: list[Verdict]) -> Verdict:
     exact = exact or (of_threads[0] if len(of_threads) == 1 else None)
     if host is None or exact is None:
         return verdict
-    parts = [one for one in exact.causes if one.bound in _WAITS or one.key == Cause.HOST]
+    parts = [one for one in exact.causes if one.bound in _WAITS or one.key in _CODE]
     whole = sum(one.ns for one in parts)
     if not whole:
         return verdict
@@ -207,13 +262,12 @@ def _in_turns(
     timeline: Timeline, chosen: list[int], by_track: dict[int, list[Total]]
 ) -> list[list[int]]:
     """Groups of threads that wait for one another, without these waits in `by_track`."""
-    tails = {f"({timeline.tracks[track].number})": track for track in chosen}
     groups: dict[int, list[int]] = {}
     for track in chosen:
         others: set[int] = set()
         kept = []
         for one in by_track[track]:
-            waker = tails.get(one.waker.rpartition(" ")[2], track)
+            waker = one.waker_track if one.waker_track in chosen else track
             mine = timeline.tracks[waker].pid == timeline.tracks[track].pid
             if one.kind == TotalKind.BLOCKED and one.name == "futex" and mine and waker != track:
                 others.add(waker)
@@ -229,95 +283,54 @@ def _in_turns(
 
 
 def _verdict(
-    timeline: Timeline, turns: list[int], totals: list[Total], window: int, launches: float
-) -> Verdict:
-    """The verdict on threads that launch in turns, under the name of the first.
-
-    `launches`: their estimated number in `window` ns; 0 unknown.
-    """
+    timeline: Timeline, turns: list[int], totals: list[Total], window: int
+) -> tuple[Verdict, ThreadTime]:
+    """The verdict on threads that launch in turns, under the name of the first."""
     track = turns[0]
-    ns: dict[Cause, int] = defaultdict(int)
-    count: dict[Cause, int] = defaultdict(int)
-    facts: dict[Cause, list[str]] = defaultdict(list)
-    inside = sum(one.ns for one in totals if one.kind == TotalKind.CALL)
-    waited = 0
-    sampled = {one.name: one.ns for one in totals if one.kind == TotalKind.SAMPLED}
-    for one in sorted(totals, key=lambda one: (_inside_rank(one), -one.ns)):
-        if one.kind == TotalKind.SAMPLED:
-            continue
-        if one.kind == TotalKind.CALL and one.call == CallKind.SYNC:
-            waited += one.ns
-            continue
-        if one.wait_detail == WaitDetail.DEVICE:
-            within = min(one.ns, inside)
-            inside -= within
-            waited += one.ns - within
-            continue
-        length = one.ns
-        if one.kind == TotalKind.BLOCKED and one.name in _INSIDE_CALLS:
-            within = min(length, inside)
-            inside -= within
-            length -= within
-        cause = _cause_of(one)
-        ns[cause] += length
-        count[cause] += one.count
-        if length >= LEAST_SHARE * window and one.waker:
-            facts[cause].append(f"woken by {one.waker}")
-    running, locations = _running(timeline, turns)
-    running = max(0, running - inside)  # the rest of `inside` was on-CPU time
-    # Polling for room in a full queue is a wait for the device.
-    polled = sampled.get(Activity.FULL_QUEUE, 0)
-    part = min(running, polled)
-    running -= part
-    in_graph_launches = min(ns[Cause.LAUNCH], polled - part)  # those calls are timed
-    ns[Cause.LAUNCH] -= in_graph_launches
-    waited += part + in_graph_launches
-    for activity, cause in _OF_ACTIVITY.items():
-        part = min(running, sampled.get(activity, 0))
-        running -= part
-        ns[cause] += part
-    ns[Cause.LAUNCH if running <= LAUNCH_PATH_NS * launches else Cause.HOST] += running
-    if _wait_for_copies(totals):
-        ns[Cause.COPY] += waited
-        waited = 0
+    time = thread_time(timeline, totals)
     # Time without a CPU within a call that waits counts as without a CPU.
-    beyond = max(0, waited + sum(ns.values()) - window * len(turns))
-    waited -= min(waited, beyond, ns[Cause.RUN_QUEUE] + ns[Cause.STOPPED])
+    ns = time.ns
+    beyond = max(0, time.waited + sum(ns.values()) - window * len(turns))
+    time.waited -= min(time.waited, beyond, ns[Cause.RUN_QUEUE] + ns[Cause.STOPPED])
+    # Threads that take turns fill one window; where they do not, shares are of all their time.
+    whole = max(window, time.waited + sum(ns.values()) if len(turns) > 1 else window)
     causes = [
         CauseShare(
             key=cause,
             title=cause.description,
             bound=cause.bound,
             detail=CauseDetail.NONE,
-            ns=length,
-            share=length / window,
-            count=count[cause],
+            ns=length * window // whole,
+            share=length / whole,
+            count=time.count[cause],
             longest_ns=0,
             thread=timeline.tracks[track].label,
-            locations=locations if cause in (Cause.HOST, Cause.LAUNCH) else [],
-            facts=facts[cause],
+            locations=locations(time.places[cause], length),
+            facts=_facts(timeline, time, cause, length, window),
         )
         for cause, length in sorted(ns.items(), key=lambda item: -item[1])
         if length > 0
     ]
-    bounds = _bounds(causes, waited / window)
-    evidence = [f"in calls that wait for the device: {100 * waited / window:.1f} %"]
-    evidence += [
-        f"{one.title}: {100 * one.share:.1f} %" + "".join(f"; {fact}" for fact in one.facts)
-        for one in causes
-        if one.share >= LEAST_SHARE
-    ]
+    bounds = _bounds(causes, time.waited / whole)
+    evidence = [f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"]
+    if whole > window:
+        evidence.append(
+            f"shares are of the time of {len(turns)} threads together, "
+            f"{whole / window:.2f} times the recorded time"
+        )
+    evidence += cause_lines(causes)
+    evidence += _of_functions(timeline, time, whole)
     advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
     if bounds[0].key == Bound.DEVICE:
         advice.insert(0, Advice(next_step_of_bound(Bound.DEVICE), 0.0))
-    return Verdict(
+    verdict = Verdict(
         device=-1,
         device_name=timeline.tracks[track].label,
         start_ns=timeline.start_ns,
         end_ns=timeline.end_ns,
         window_ns=window,
         bounds=bounds,
-        computing=waited / window,
+        computing=time.waited / whole,
         idle=0.0,
         causes=causes,
         kernels=[],
@@ -325,49 +338,39 @@ def _verdict(
         evidence=evidence,
         advice=advice,
     )
+    return verdict, time
 
 
-def _wait_for_copies(totals: list[Total]) -> bool:
-    """Whether the waits for the device follow copies to it, one for one."""
-    waits = sum(
-        one.count for one in totals if one.kind == TotalKind.CALL and one.call == CallKind.SYNC
-    )
-    copies = [one for one in totals if one.kind == TotalKind.CALL and one.call == CallKind.COPY]
-    there = sum(one.count for one in copies if one.direction == CopyDirection.H2D)
-    return waits > 0 and there >= FOR_COPIES * waits
+def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:
+    """Functions of the program with several causes of their own, or that run in bursts only."""
+    parts = parts_of(timeline.start_ns, timeline.end_ns, timeline.tick_ns)
+    lines = []
+    for function, causes in functions(time).items():
+        ns = sum(causes.values())
+        if ns < FUNCTION * whole or not function:
+            continue
+        large = {cause: part for cause, part in causes.items() if part >= LEAST_SHARE * whole}
+        bursts = in_bursts(time, function, parts)
+        if len(large) < 2 and not bursts:
+            continue
+        ranked = sorted(large.items(), key=lambda item: -item[1])
+        text = ", ".join(f"{one.bound.label} {100 * part / whole:.0f} %" for one, part in ranked)
+        line = f"{100 * ns / whole:.0f} % of the time in {function}: {text or 'several causes'}"
+        lines.append(
+            line + f"; in bursts, in {bursts} of {parts} parts of the record" * bool(bursts)
+        )
+    return lines[:FUNCTIONS]
 
 
-def _inside_rank(total: Total) -> int:
-    """Order in which blocked time is counted as time within device calls."""
-    return _INSIDE_CALLS.index(total.name) if total.name in _INSIDE_CALLS else len(_INSIDE_CALLS)
-
-
-def _cause_of(total: Total) -> Cause:
-    if total.kind == TotalKind.CALL:
-        return _OF_CALL.get(total.call, Cause.LAUNCH)
-    if total.kind == TotalKind.RUNQUEUE:
-        return Cause.RUN_QUEUE
-    if total.wait_detail in _OF_WAIT:
-        return _OF_WAIT[total.wait_detail]
-    if (total.name == "futex" or total.name in IO_REASONS) and LOADER.search(total.waker):
-        return Cause.INPUT
-    return _OF_REASON.get(total.name, Cause.UNKNOWN)
-
-
-def _running(timeline: Timeline, tracks: list[int]) -> tuple[int, list[CodeLocation]]:
-    """(on-CPU time of the threads in ns, by samples; the functions with most of it)."""
-    samples = timeline.samples
-    rows = np.isin(samples.track, tracks)
-    whole = int(samples.weight_ns[rows].sum())
-    if not whole:
-        return 0, []
-    ns = np.bincount(samples.name[rows], samples.weight_ns[rows], len(timeline.names))
-    ranked = [
-        CodeLocation(timeline.names[i], float(ns[i] / whole))
-        for i in np.argsort(-ns)[:4].tolist()
-        if ns[i] > 0 and timeline.names[i]
-    ]
-    return whole, ranked
+def _facts(
+    timeline: Timeline, time: ThreadTime, cause: Cause, length: int, window: int
+) -> list[str]:
+    """Who ended the waits of a cause, where one thread did for much of them."""
+    others = time.others[cause]
+    most = max(others, key=lambda track: others[track], default=-1)
+    if most < 0 or length < LEAST_SHARE * window or others[most] < ENDED * length:
+        return []
+    return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most)}"]
 
 
 def _bounds(causes: list[CauseShare], waited: float) -> list[BoundShare]:

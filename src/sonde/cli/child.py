@@ -17,12 +17,14 @@ import shlex
 import shutil
 import signal
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sonde import procfs
 from sonde.cli import abort_signals, pause_signals
-from sonde.errors import UsageError
+from sonde.errors import CommandNotExecutable, CommandNotFound
+from sonde.model.program_run import ProgramRun
 
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
@@ -42,12 +44,14 @@ class Child:
         environ: Mapping[str, str] = os.environ,
         extra_environ: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
     ) -> None:
-        """Find the program and fork. Raises UsageError when there is no such program.
+        """Find the program and fork. Raises CommandNotFound.
 
         `extra_environ`: returns variables to add to the environment that the program gets.
         """
         self.command = list(command)
-        self.status: int | None = None
+        self.run: ProgramRun | None = None
+        """Known once it has ended."""
+        self._started_ns = 0
         self._user = invoking_user(environ)
         self._environ = dict(environ)
         if self._user is not None:
@@ -56,7 +60,7 @@ class Child:
             self._environ |= extra_environ(self._environ)
         program = shutil.which(self.command[0], path=self._environ.get("PATH", os.defpath))
         if program is None:
-            raise UsageError(
+            raise CommandNotFound(
                 f"there is no program {self.command[0]}", "Check its name, or give its whole path."
             )
         self.program = program
@@ -74,7 +78,8 @@ class Child:
         return shlex.join(self.command)
 
     def start(self) -> None:
-        """Execute the program. Raises UsageError where the kernel refuses to."""
+        """Execute the program. Raises CommandNotExecutable where the kernel refuses to."""
+        self._started_ns = time.monotonic_ns()
         os.write(self._gate, b"x")
         self._close_gate()
         with os.fdopen(self._error, "rb") as pipe:
@@ -82,7 +87,7 @@ class Child:
         if error:
             self.reap(wait=True)
             (number,) = struct.unpack("<i", error)
-            raise UsageError(
+            raise CommandNotExecutable(
                 f"cannot run {self.program}: {os.strerror(number)}",
                 "Check that it is a program, and that the user it runs as may execute it.",
             )
@@ -96,28 +101,36 @@ class Child:
 
     def send(self, number: int) -> None:
         """Send it a signal; no error where it has ended."""
-        if self.status is None:
+        if self.run is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
 
     def reap(self, *, wait: bool = False) -> bool:
         """Whether it has ended; `wait` blocks until it has."""
-        if self.status is None:
-            pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+        if self.run is None:
+            pid, status, used = os.wait4(self.pid, 0 if wait else os.WNOHANG)
             if pid:
-                self.status = os.waitstatus_to_exitcode(status)
-        return self.status is not None
+                now_ns = time.monotonic_ns()
+                self.run = ProgramRun(
+                    wall_ns=now_ns - (self._started_ns or now_ns),
+                    user_ns=round(used.ru_utime * 1e9),
+                    system_ns=round(used.ru_stime * 1e9),
+                    peak_rss_bytes=used.ru_maxrss * 1024,
+                    status=os.waitstatus_to_exitcode(status),
+                )
+        return self.run is not None
 
     def how_it_ended(self) -> str:
         """'exited with 0', 'was ended by SIGSEGV', 'still runs (pid 4711)'."""
-        if self.status is None:
+        if self.run is None:
             return f"still runs (pid {self.pid})"
-        if self.status < 0:
+        status = self.run.status
+        if status < 0:
             try:
-                return f"was ended by {signal.Signals(-self.status).name}"
+                return f"was ended by {signal.Signals(-status).name}"
             except ValueError:
-                return f"was ended by signal {-self.status}"
-        return f"exited with {self.status}"
+                return f"was ended by signal {-status}"
+        return f"exited with {status}"
 
     def _close_gate(self) -> None:
         os.close(self._gate)

@@ -5,15 +5,26 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonde.errors import CaptureError, UsageError
+
+if TYPE_CHECKING:
+    from sonde.analyze.difference import Difference
+    from sonde.analyze.run_difference import RecordedRun
 
 EXAMPLE = """\
 examples:
   sonde diff before.json.gz after.json.gz
   sonde diff main.sonde branch.sonde --fail-above 3%     in CI: exit code 1 where it got worse
+  sonde diff m1.sonde b1.sonde --before m2.sonde --before m3.sonde --after b2.sonde --after b3.sonde
 
-Only changes beyond the noise count, and only what costs more than the given share of a step (where
-both have steps, else of a second).
+Compared is the cost of the same work: of a step where both have steps; of the whole run where both
+were recorded with `sonde record -- CMD` to the end; of a call that waits for the device. Otherwise
+times per second are shown, but --fail-above refuses to judge (exit code 2). Only changes beyond the
+noise of sampling count, and only what costs more than the given share.
 """
 
 
@@ -28,6 +39,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("before", metavar="A", type=Path, help="a file for `sonde explain`")
     parser.add_argument("after", metavar="B", type=Path, help="the later one")
+    for side, name in (("before", "A"), ("after", "B")):
+        parser.add_argument(
+            f"--{side}",
+            dest=f"more_{side}",
+            metavar="FILE",
+            type=Path,
+            action="append",
+            default=[],
+            help=f"one more run like {name}; may be given again",
+        )
     parser.add_argument(
         "--fail-above",
         type=_share,
@@ -40,14 +61,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print the comparison; 1 where something got worse than allowed. Raises CaptureError."""
-    from sonde.cli.timelines import open_timeline
+    from sonde.recording.timelines import open_timeline
 
     before, after = (open_timeline([path]) for path in (args.before, args.after))
-    from sonde.analyze.difference import compare, regressions
+    from sonde.analyze.difference import Unit, compare, regressions
     from sonde.export import difference as text
 
     found = compare(before, after)
+    every = ([args.before, *args.more_before], [args.after, *args.more_after])
+    if found.per != Unit.STEP:
+        found = _of_runs(*every) or found
+    if found.per != Unit.RUN and (args.more_before or args.more_after):
+        raise UsageError(
+            "several files of one side are compared only where each is of a whole run",
+            "Record each with `sonde record -- CMD`, and let the program end by itself.",
+        )
     above = args.fail_above
+    if above is not None and found.per == Unit.SECOND:
+        raise UsageError(
+            "nothing in these two recordings tells how much work was done, so neither can be called"
+            " worse",
+            "Record a whole run of the same work each time: sonde record -- CMD.",
+        )
     failed = regressions(found, above) if above is not None else []
     if args.json:
         print(text.to_json(found.per, found.changes, failed, above))
@@ -58,6 +93,35 @@ def run(args: argparse.Namespace) -> int:
         if above is not None and not failed:
             print(f"nothing got worse by more than {100 * above:g} %")
     return 1 if failed else 0
+
+
+def _of_runs(before: Sequence[Path], after: Sequence[Path]) -> Difference | None:
+    """The comparison of whole runs; None where one of the files is no recording of one."""
+    sides = [[_recorded_run(path) for path in side] for side in (before, after)]
+    runs = [[run for run in side if run is not None] for side in sides]
+    if runs != sides:
+        return None
+    from sonde.analyze.run_difference import compare_runs
+
+    return compare_runs(*runs)
+
+
+def _recorded_run(path: Path) -> RecordedRun | None:
+    from sonde.analyze.run_difference import RecordedRun
+    from sonde.model.profile import ProfileKind
+    from sonde.query import queries
+    from sonde.query.capture import read
+    from sonde.query.session import Session
+
+    try:
+        capture = read(path)
+    except CaptureError:
+        return None  # another tool's file
+    if capture.info.program is None:
+        return None
+    return RecordedRun(
+        capture.info.program, queries.top_functions(Session(capture), ProfileKind.ON_CPU)
+    )
 
 
 def _share(text: str) -> float:

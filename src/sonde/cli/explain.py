@@ -35,8 +35,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "files", metavar="FILE", type=Path, nargs="*",
-        help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), output of "
-        "`perf script`, OTLP profiles",
+        help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), Nsight Systems' "
+        "SQLite export, output of `perf script`, OTLP profiles",
     )  # fmt: skip
     parser.add_argument(
         "--pid",
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     """Explains files, or a running process. Raises SondeError."""
     if bool(args.files) == (args.pid is not None):
         raise UsageError("give files or --pid, one of them", "sonde explain --help shows both")
-    from sonde.cli.timelines import open_timeline
+    from sonde.recording.timelines import open_timeline
 
     if args.pid is not None:
         timeline = _recorded(args.pid, args.duration)
@@ -90,12 +90,13 @@ def _recorded(pid: int, seconds: float) -> Timeline:
     import tempfile
 
     from sonde.cli import main
-    from sonde.cli.timelines import open_timeline
+    from sonde.recording.timelines import open_timeline
 
     with tempfile.TemporaryDirectory(prefix="sonde-explain-") as folder:
         capture = str(Path(folder) / "live.sonde")
         command = ["record", "-p", str(pid), "-d", str(seconds), "-o", capture, "--quiet"]
         recording = main.build_parser().parse_args(command)
+        recording.names_command = False
         if recording.run(recording) != 0:
             raise CaptureError("the recording was interrupted", "try again")
         return open_timeline([Path(capture)])

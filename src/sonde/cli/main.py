@@ -119,6 +119,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     parser = build_outline() if given in (["-h"], ["--help"]) else build_parser()
     args = parser.parse_args(given)
+    args.names_command = "--" in given
     if args.command is None:
         parser.print_help()
         return 2

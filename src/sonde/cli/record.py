@@ -19,7 +19,7 @@ from sonde.errors import (
     SinkError,
     UsageError,
 )
-from sonde.export.layout import one_line
+from sonde.export.layout import duration, one_line, size
 
 if TYPE_CHECKING:
     from sonde.agent import Agent, Live
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sonde.cli.progress import Progress
     from sonde.cli.stop_condition import StopCondition
     from sonde.config import Config
+    from sonde.query.capture import Capture
 
 EXAMPLE = """\
 examples:
@@ -40,12 +41,15 @@ examples:
 
 No program is restarted or changed; probes are removed at the end. A program after -- loads the
 device-time library by its environment, and its children inherit it; a running one loads it by
-`sonde attach` or --device-time. The exit code of a program after -- is printed, but is not the exit
-code of sonde.
+`sonde attach` or --device-time. With a program after --, the exit code is the program's (128 plus
+the signal that ended it, 127 if there is no such program, 126 if it cannot be run), or 1 if the
+capture could not be written.
 SIGUSR1 pauses a running recorder, SIGUSR2 resumes it.
 """
 
 ABORTED = 130
+_LARGE_BYTES = 4_000_000
+"""A summary of more than this takes seconds."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -109,6 +113,11 @@ def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSign
 
     procfs.BROKER.warm_up()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command and args.names_command:
+        raise UsageError(
+            "there is no program after --",
+            "Name one: sonde record -- python train.py. For the whole machine leave out --.",
+        )
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
     privileged = _privileged(args, command)
@@ -243,7 +252,7 @@ def _record(
     try:
         condition.begin()
         pause.begin(agent)
-        failure = _observe(agent, condition, progress)
+        failure = _observe(args, agent, condition, progress, child)
     except KeyboardInterrupt:
         progress.clear()
         sink.close()
@@ -260,10 +269,16 @@ def _record(
         _print_result(args, path, agent.live(), child)
     if failure is not None:
         raise failure
-    return 0
+    return child.run.exit_code if child is not None and child.run is not None else 0
 
 
-def _observe(agent: Agent, condition: StopCondition, progress: Progress) -> SinkError | None:
+def _observe(
+    args: argparse.Namespace,
+    agent: Agent,
+    condition: StopCondition,
+    progress: Progress,
+    child: Child | None,
+) -> SinkError | None:
     """Run until the stop condition. Returns the error of a full disk; the file is kept."""
     try:
         agent.run(condition.is_met, progress.update, condition.until_s)
@@ -271,8 +286,11 @@ def _observe(agent: Agent, condition: StopCondition, progress: Progress) -> Sink
         with contextlib.suppress(SinkError):
             agent.stop()
         return error
+    progress.clear()
+    if condition.signals and child is None:
+        _note(args, "stopping: reading what is left and removing the probes")
     try:
-        agent.stop()
+        agent.stop(child.run if child is not None else None)
     except SinkError as error:
         return error
     return None
@@ -287,6 +305,10 @@ def _subject(args: argparse.Namespace, child: Child | None) -> str:
 
 
 def _ended(condition: StopCondition, child: Child | None) -> str:
+    if child is not None and child.run is not None:
+        run = child.run
+        took = f"{duration(run.wall_ns)}, CPU {duration(run.user_ns)} user"
+        return f"{child} {child.how_it_ended()} after {took}, {duration(run.system_ns)} system"
     if child is not None:
         return f"{child} {child.how_it_ended()}"
     return condition.reason if condition.is_unexpected else ""
@@ -306,26 +328,35 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
     if args.json:
         outcome: dict[str, object] = {"file": str(path), **dataclasses.asdict(live)}
         if child is not None:
-            outcome["command"] = {"argv": child.command, "pid": child.pid, "status": child.status}
+            run = dataclasses.asdict(child.run) if child.run is not None else {"status": None}
+            outcome["command"] = {"argv": child.command, "pid": child.pid, **run}
         print(json.dumps(outcome, indent=2))
         return
     if args.quiet:
         return
+    if (written := path.stat().st_size) >= _LARGE_BYTES:
+        _note(args, f"{path} is complete ({size(written)}); summarizing it, Ctrl-C skips that")
     # Imported late: it would take memory while recording.
     from sonde.export import summary
+    from sonde.query.capture import read
+    from sonde.query.session import Session
 
-    print(summary.of_file(path))
-    if verdict := _verdict(path):
+    capture = read(path)
+    held_bytes = capture.budget.held_bytes if capture.budget is not None else 0
+    print(summary.render(Session(capture)), flush=True)
+    if capture.budget is not None:  # what the summary held is free again
+        capture.budget.hold(held_bytes - capture.budget.held_bytes)
+    if verdict := _verdict(capture):
         print(f"\n{verdict}")
     print(f"\n{path}: more with `sonde report {path} --format html -o report.html`")
 
 
-def _verdict(path: Path) -> str:
+def _verdict(capture: Capture) -> str:
     """What limited the work, where a device was used; else ''."""
     try:
         from sonde.analyze.bound import explain
-        from sonde.cli.timelines import open_timeline
         from sonde.export import verdict
+        from sonde.recording.timelines import timeline_of
     except ModuleNotFoundError:
         return ""  # an installation that only records
-    return verdict.headline(explain(open_timeline([path])))
+    return verdict.headline(explain(timeline_of(capture)))

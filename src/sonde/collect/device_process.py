@@ -12,10 +12,10 @@ from typing import Final
 from sonde import procfs
 from sonde.collect import inject_abi as abi
 from sonde.collect.collector import ProcessKey
-from sonde.collect.governor import Governor
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import Ring
 from sonde.collect.libraries import FIRST_BYTES, Unread
+from sonde.collect.overhead_controller import OverheadController
 from sonde.collect.ring_budget import Allowance
 
 MOST_STREAMS: Final = 4_096
@@ -40,7 +40,7 @@ class DeviceProcess:
     before: dict[str, int]
     own_tids: bool
     """Threads have the same numbers there and here."""
-    governor: Governor
+    overhead_controller: OverheadController
     stacks: abi.Request
     """Who takes the stacks of launches: the kernel (SITE), or the library by frame pointers."""
     streams: dict[int, int] = field(default_factory=dict)
@@ -60,7 +60,9 @@ class DeviceProcess:
     def allowed(self, seconds: float) -> int:
         """Records that may be read of it now, so long after the last time."""
         with_stacks = self.stacks == abi.Request.STACKS
-        return self.allowance.earn(self.governor.per_second, seconds, with_stacks=with_stacks)
+        return self.allowance.earn(
+            self.overhead_controller.per_second, seconds, with_stacks=with_stacks
+        )
 
     def stream(self, handle: int) -> int:
         """A small number for a stream; addresses are nobody's business."""

@@ -27,10 +27,10 @@ from sonde.collect.carriers import may_carry, same_tids
 from sonde.collect.collector import Batch, Collector, ProcessKey
 from sonde.collect.device_process import DeviceProcess, Finder
 from sonde.collect.device_rows import name_of, row_of
-from sonde.collect.governor import Governor
 from sonde.collect.inject_memory import LIBRARY, InjectMemory, Seen
 from sonde.collect.inject_records import Ring, Run
 from sonde.collect.launch_sites import LaunchSites
+from sonde.collect.overhead_controller import OverheadController
 from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
 from sonde.collect.slowdown import estimate
 from sonde.metrics import labels
@@ -324,8 +324,8 @@ class DeviceTime(Collector):
         self._count("records_wrong", taken.wrong)
         self._lose(process, "records_overwritten", taken.skipped, now_ns)
         self._lose(process, "names_left_out", turn.names_left_out - names, now_ns)
-        if process.governor.look(now_ns / 1e9, seen.counts, process.before):
-            process.memory.ask(per_second=process.governor.per_second)
+        if process.overhead_controller.look(now_ns / 1e9, seen.counts, process.before):
+            process.memory.ask(per_second=process.overhead_controller.per_second)
         self._count_lost(process, seen.counts, now_ns)
         if seen.reason != process.told:
             process.told = seen.reason
@@ -419,7 +419,7 @@ class DeviceTime(Collector):
         if now_ns < self._tell_s * 1e9:
             return
         self._tell_s = now_ns / 1e9 + TELL_S
-        found = (process.governor.trials.found for process in self._processes.values())
+        found = (process.overhead_controller.trials.found for process in self._processes.values())
         now = estimate(itertools.chain.from_iterable(found))
         if now is None:
             return
@@ -527,20 +527,20 @@ class DeviceTime(Collector):
         # What was timed before we came is read too, so what was lost before counts too.
         counted = seen.counts if tail else dict.fromkeys(seen.counts, 0)
         stacks = abi.Request.SITE if self._sites and self._sites.add(pid) else abi.Request.STACKS
-        governor = Governor(self._budget)
+        overhead_controller = OverheadController(self._budget)
         process = DeviceProcess(
             memory,
             Ring(memory.fd, tail),
             key,
             counted,
             same_tids(pid),
-            governor,
+            overhead_controller,
             stacks,
             party=party,
         )
         memory.ask(
             tail=tail,
-            per_second=governor.per_second,
+            per_second=overhead_controller.per_second,
             request=REQUEST | stacks,
         )
         memory.beat()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The collector of polled signals: runs sources where they cannot hold up the agent.
+"""The collector of polled metrics: runs sources where they cannot block the agent.
 
-What reads the kernel's own files runs in a thread (`Beside`), several sources in turn. What goes
-through a vendor's library runs in a process (`Apart`): such a library may hang in the driver for
-ever, crash, or leak, and a process can be given up. Each tick takes what they said so far. A runner
-that says nothing for too long is a gap, marked with the question that it hangs in; a process is
-then killed and another one started, with growing pauses.
+Sources that read kernel files run in a thread (`ThreadRunner`), one after another. Sources that use
+a vendor's library run in a subprocess (`SubprocessRunner`): such a library may hang in the driver
+forever, crash, or leak, and a subprocess can be abandoned. Each tick drains their points. A runner
+that is silent for too long is a gap, marked with the query that it hangs in; a subprocess is then
+killed and another one started, with growing pauses.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Runner(Protocol):
     def take(self) -> Points:
         """What was said since the last call; never blocks."""
 
-    def rest(self, seconds: float) -> None:
-        """Ask nothing more often than this, where it is the machine's rest that counts and not the
-        device's own; 0: as often as ever."""
+    def set_min_interval(self, seconds: float) -> None:
+        """Poll no more often than this, unless the device's own activity sets the interval; 0: at
+        each poll's own period."""
 
-    def unkept(self, seconds: float) -> None:
-        """Nobody keeps what is said: only the last answer of so long counts; 0: each does."""
+    def keep_last_only(self, seconds: float) -> None:
+        """Nobody stores the points: only the last value of each interval counts; 0: each does."""
 
-    def stir(self) -> None:
-        """Somebody is about to use a device: look at it as if it were in use."""
+    def mark_active(self) -> None:
+        """A process is about to use a device: poll it as if it were in use."""
 
-    def calm(self) -> None:
-        """All who were about to are gone: go by what the device says again."""
+    def mark_idle(self) -> None:
+        """Those processes have exited: follow the device's own activity again."""
 
     def stop(self) -> None:
         """Stop asking, without waiting for one that hangs."""
@@ -62,7 +62,7 @@ class Runner(Protocol):
         """Points for which there was no room."""
 
 
-class Beside:
+class ThreadRunner:
     """Asks sources in a thread of this process: only those that cannot hang for long."""
 
     def __init__(self, name: str, sources: Sequence[Source]) -> None:
@@ -96,20 +96,20 @@ class Beside:
             mark_lost(points, name, "does not answer")
         return points
 
-    def rest(self, seconds: float) -> None:
+    def set_min_interval(self, seconds: float) -> None:
         """Ask nothing more often than this; 0: as often as ever, from now on."""
         self._rest_s = seconds
         if not seconds:
             self._woken.set()
 
-    def unkept(self, seconds: float) -> None:
+    def keep_last_only(self, seconds: float) -> None:
         """Ask nothing more often than that."""
-        self.rest(seconds)
+        self.set_min_interval(seconds)
 
-    def stir(self) -> None:
+    def mark_active(self) -> None:
         """Nothing: no device is asked here."""
 
-    def calm(self) -> None:
+    def mark_idle(self) -> None:
         """Nothing."""
 
     def stop(self) -> None:
@@ -126,7 +126,7 @@ class Beside:
         while not self._ended.is_set():
             self._woken.clear()
             for schedule in self._schedules:
-                schedule.rest(self._rest_s)
+                schedule.set_min_interval(self._rest_s)
             said = Points()
             due_ns = min(schedule.run_due(said) for schedule in self._schedules)
             with self._lock:
@@ -172,9 +172,9 @@ class Metrics(Collector):
         """Ask sources no more often than this."""
         for runner in self._runners:
             if keep_last_only:
-                runner.unkept(seconds)
+                runner.keep_last_only(seconds)
             else:
-                runner.rest(seconds)
+                runner.set_min_interval(seconds)
 
     def wants_mapping(self, path: str) -> bool:
         """Whether it is the library of a device's driver."""
@@ -206,9 +206,9 @@ class Metrics(Collector):
     def _tell(self, *, calm: bool) -> None:
         for runner in self._runners:
             if calm:
-                runner.calm()
+                runner.mark_idle()
             else:
-                runner.stir()
+                runner.mark_active()
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """What was said since the last call: rows of `metric` and `event`."""

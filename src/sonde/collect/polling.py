@@ -6,10 +6,10 @@ A `Source` is one place that answers: a vendor's library, a file system of the k
 seconds. A `Schedule` asks them in turn and puts what they say into `Points`.
 
 A source may fail at any time (the device is lost, the driver is unloaded, access is denied). Its
-poll raises `SignalLost` and says for how much that holds: for this one signal or for the whole
-source. The schedule marks the gap, goes on with the rest, and tries again with growing pauses until
-the signal returns, which it marks too. What marks a gap are rows of `sonde.source.up` (0, then 1
-again) and a notice with its length.
+poll raises `SourceUnavailable`, which covers either that poll alone or the whole source. The
+schedule marks the gap, goes on with the other polls, and retries with growing pauses until the poll
+succeeds again, which it marks too. A gap is marked by rows of `sonde.source.up` (0, then 1 again)
+and a notice with its length.
 
 Neither a schedule nor a source may be trusted to return in time: `sonde.collect.metrics` runs each
 in a thread or in a process of its own and marks the gap of one that hangs.
@@ -32,7 +32,7 @@ STIRRED_S = 10.0
 RETRY_FIRST_S, RETRY_LAST_S = 1.0, 30.0
 
 
-class SignalLost(Exception):
+class SourceUnavailable(Exception):
     """A source does not answer. `whole`: nor will its other polls, until it was opened again."""
 
     def __init__(self, reason: str, whole: bool = False) -> None:
@@ -67,7 +67,7 @@ class Poll:
     period_s: float
     """CHEAP_S, STEADY_S or DEAR_S, unless the source has its own reason."""
     read: Callable[[Points], None]
-    """Asks and adds what was said. Raises SignalLost; returns within milliseconds."""
+    """Asks and adds what was said. Raises SourceUnavailable; returns within milliseconds."""
     at_rest: Callable[[], bool] | None = None
     """Whether what it asks about does nothing."""
     rest_s: float = STEADY_S
@@ -87,7 +87,7 @@ class Source(Protocol):
     """Lower case, one word: nvml, drm, cgroup."""
 
     def open(self) -> None:
-        """Get ready to answer. Raises SignalLost."""
+        """Get ready to answer. Raises SourceUnavailable."""
 
     def polls(self) -> Sequence[Poll]:
         """What can be asked, now that it is open."""
@@ -100,12 +100,12 @@ class Source(Protocol):
 class Gathering(Protocol):
     """A source that asks some of its questions while nobody reads the answers."""
 
-    def unkept(self, seconds: float) -> None:
+    def keep_last_only(self, seconds: float) -> None:
         """Only the last answer of so long counts; 0: each does."""
 
     def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
         """Ask, until a time (CLOCK_MONOTONIC), until `fd` has something to read (True), or until a
-        poll `calls`. `page` as `sonde.collect.apart` has it."""
+        poll `calls`. `page` as `sonde.collect.subprocess_runner` has it."""
 
 
 class Gap:
@@ -168,7 +168,7 @@ class _Turn:
     rests: bool = False
     """It is due later than it would be, because what it asks about did nothing."""
 
-    def rest(self, rests: bool) -> None:
+    def set_min_interval(self, rests: bool) -> None:
         """From now on, or no longer."""
         if rests != self.rests:
             self.rests = rests
@@ -202,20 +202,20 @@ class Schedule:
         self._rest_s = 0.0
         self._stirred_until_ns = 0
 
-    def rest(self, seconds: float) -> None:
+    def set_min_interval(self, seconds: float) -> None:
         """Ask nothing more often than this, as the machine does nothing; 0: each poll at its own
         pace, those at once that would have been asked meanwhile."""
         if seconds < self._rest_s:
             self._hurry(self._clock())
         self._rest_s = seconds
 
-    def stir(self) -> None:
+    def mark_active(self) -> None:
         """What is asked about is about to be used: take nothing of it for at rest, for a while."""
         now_ns = self._clock()
         self._stirred_until_ns = now_ns + int(STIRRED_S * 1e9)
         self._hurry(now_ns)
 
-    def calm(self) -> None:
+    def mark_idle(self) -> None:
         """Whoever was about to use it is gone: what its answers say counts again."""
         self._stirred_until_ns = 0
 
@@ -224,7 +224,7 @@ class Schedule:
             if not turn.gap.again_ns:
                 turn.due_ns = min(turn.due_ns, _beat_after(now_ns, turn.poll.period_s))
                 if now_ns < self._stirred_until_ns:
-                    turn.rest(False)
+                    turn.set_min_interval(False)
 
     def _at_rest(self, poll: Poll) -> bool:
         return (
@@ -236,7 +236,7 @@ class Schedule:
         told by itself."""
         for turn in self._turns:
             if turn.rests and not self._at_rest(turn.poll):
-                turn.rest(False)
+                turn.set_min_interval(False)
                 turn.due_ns = now_ns
 
     def run_due(self, points: Points) -> int:
@@ -285,7 +285,7 @@ class Schedule:
                 for poll in self._source.polls()
                 for name in [f"{self._source.name}.{poll.name}"]
             ]
-        except SignalLost as lost:
+        except SourceUnavailable as lost:
             self._gap.lost(lost.reason, points, self._clock())
             return
         finally:
@@ -298,7 +298,7 @@ class Schedule:
         self._asking(turn.name)
         try:
             _guarded(turn.poll.read, points)
-        except SignalLost as lost:
+        except SourceUnavailable as lost:
             if lost.whole:
                 self.close()
                 self._turns = []
@@ -313,7 +313,7 @@ class Schedule:
         if turn.gap.again_ns:
             turn.gap.there(points, now_ns)
         # After a delay, the beats that were missed are skipped.
-        turn.rest(self._at_rest(turn.poll))
+        turn.set_min_interval(self._at_rest(turn.poll))
         rest_s = max(
             turn.poll.rest_s if turn.rests else 0.0, self._rest_s if turn.poll.may_wait else 0.0
         )
@@ -342,7 +342,7 @@ def _guarded(ask: Callable[..., None], *arguments: Points) -> None:
     """What a source did not foresee is a gap too: a defect of one must not silence the others."""
     try:
         ask(*arguments)
-    except SignalLost:
+    except SourceUnavailable:
         raise
     except Exception as error:
-        raise SignalLost(f"a defect of Sonde: {type(error).__name__}: {error}") from error
+        raise SourceUnavailable(f"a defect of Sonde: {type(error).__name__}: {error}") from error

@@ -74,7 +74,7 @@ def _outer(count: int) -> int:
     return 0
 
 
-class Trials:
+class OverheadExperiment:
     """Those of one process, and how many of its launches are to be timed."""
 
     def __init__(

@@ -50,7 +50,7 @@ def render(per: str, changes: Sequence[Changed], limit: int = ROWS) -> str:
                 one.name,
             )
         )
-    lines = columns(rows, (8, -13, -12, -9, -10, 14, 0))
+    lines = columns(rows, (12, -13, -12, -9, -10, 14, 0))
     if len(changes) > limit:
         lines.append(f"  {len(changes) - limit} smaller changes not shown")
     return "\n".join(lines)

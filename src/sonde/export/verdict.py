@@ -16,6 +16,12 @@ FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
 CAUSE_ROWS = 6
+_WITHOUT_DEVICE = {
+    " between launches": "",
+    "than the launching one": "than this one",
+    "the launching thread": "the thread",
+    "or run it while the device works": "or run it in parallel",
+}
 _WORD = re.compile(r"\w+")
 _FUNCTOR = re.compile(r"[Ff]unctor|_kernel_cuda|launch_")
 
@@ -51,9 +57,15 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     did, did_not = "computed", "stalls by cause"
     if verdict.device < 0:
         name = f"thread {verdict.device_name}"
-        did, did_not = "waited for its device", "other time by cause"
+        did = "waited for its device"
+        # Where the device's runs are known, causes are of the time in which it did not compute.
+        did_not = "stalls by cause" if verdict.kernel_classes else "other time by cause"
     lines = [f"{name} — {bound}"]
-    lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
+    if verdict.without_device:
+        did_not = "time by cause"
+        lines.append(f"  called no device in {duration(verdict.window_ns)}")
+    else:
+        lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
     if verdict.sampling is not None:
         lines += _sampled(verdict, verdict.sampling)
     shown = [cause for cause in verdict.causes if cause.share >= 0.005][:CAUSE_ROWS]
@@ -83,7 +95,14 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         best = verdict.advice[0]
         gain = f" → up to −{100 * best.gain:.0f} % time" if best.gain else ""
         lines.append(f"  next: {best.text}{gain}")
-    return lines
+    return [_of_any_thread(line) for line in lines] if verdict.without_device else lines
+
+
+def _of_any_thread(text: str) -> str:
+    """Titles of causes without the device that their words are about."""
+    for words, other in _WITHOUT_DEVICE.items():
+        text = text.replace(words, other)
+    return text
 
 
 def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from sonde.collect.apart import Apart
 from sonde.collect.devices import present
 from sonde.collect.polling import Points
+from sonde.collect.subprocess_runner import SubprocessRunner
 from sonde.health.facts import Facts, devices_of
 from sonde.metrics import MetricRow
 
@@ -62,7 +62,7 @@ def _poll_devices() -> Points:
     """Read all metrics of the devices once."""
     if not present.nvidia():
         return Points()
-    runner = Apart("nvml", "sonde.collect.devices.nvml:NvmlSource")
+    runner = SubprocessRunner("nvml", "sonde.collect.devices.nvml:NvmlSource")
     points = Points()
     runner.start()
     try:

@@ -45,7 +45,11 @@ class Bound(StrEnum):
     ALLOCATION = "allocation"
     """Allocating and freeing device memory through the driver."""
     GPU_CONTENTION = "gpu contention"
-    """Another process uses the device."""
+    """Another process uses the device, which its own use shows."""
+    NOT_TAKEN = "not taken"
+    """The device did not take work that had been launched; why is not known."""
+    DEPENDENCY = "dependency"
+    """A stream waits for work of another device."""
     HOST = "host"
     """Python or C++ code of the program between launches."""
     DEVICE = "device"
@@ -82,6 +86,11 @@ _BOUND_TEXTS = {
     Bound.STOPPED: ("process stopped", "by a signal, a debugger or a freezer"),
     Bound.ALLOCATION: ("allocation-bound", "device memory allocation"),
     Bound.GPU_CONTENTION: ("GPU contention", "another process"),
+    Bound.NOT_TAKEN: (
+        "device did not take the work",
+        "dependency between streams, or another process; not known",
+    ),
+    Bound.DEPENDENCY: ("stream dependency", "a stream waits for work of another device"),
     Bound.HOST: ("host-bound", "Python/C++ code between launches"),
     Bound.DEVICE: ("device-bound", "the device's own work"),
     Bound.UNKNOWN: ("cause unknown", ""),
@@ -118,13 +127,17 @@ class Cause(StrEnum):
     COLLECTIVE = "collective"
     """Only collectives ran: the device waited for other devices."""
     LAUNCH = "launch"
-    """The launch path: the launch call itself, and up to 0.2 ms of code before it."""
+    """The launch path: a framework's dispatch, the runtime, and the driver."""
     KERNEL_GAP = "kernel gap"
     """The device's own latency between two kernels that had both been launched."""
     HOST = "host"
-    """The launching thread ran other code for more than 0.2 ms."""
+    """The launching thread ran other code."""
     GPU_CONTENTION = "gpu contention"
-    """The work had been launched, and another process had the device."""
+    """The work had been launched, and another process used the device, which its own use shows."""
+    NOT_TAKEN = "not taken"
+    """The work had been launched, and the device did not start it; why is not known."""
+    DEPENDENCY = "dependency"
+    """The work had been launched, and waited for an event of another device's stream."""
     UNKNOWN = "unknown"
     """Not known, mostly for want of the launching thread."""
 
@@ -160,6 +173,12 @@ _CAUSES = {
     Cause.KERNEL_GAP: ("gaps between kernels, under 20 µs each", Bound.LAUNCH),
     Cause.HOST: ("host-bound: Python/C++ code between launches", Bound.HOST),
     Cause.GPU_CONTENTION: ("GPU contention: another process", Bound.GPU_CONTENTION),
+    Cause.NOT_TAKEN: (
+        "the device did not take the work: dependency between streams, or another process; "
+        "not known",
+        Bound.NOT_TAKEN,
+    ),
+    Cause.DEPENDENCY: ("stream dependency: work of another device", Bound.DEPENDENCY),
     Cause.UNKNOWN: ("unknown", Bound.UNKNOWN),
 }
 

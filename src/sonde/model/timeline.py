@@ -105,6 +105,12 @@ class WaitDetail(IntEnum):
     """In the data loader."""
     DEVICE = 3
     """For the device, by way of a thread of its driver."""
+    HAND_OVER = 4
+    """Until another thread or process hands something over: a queue, a future, a condition."""
+    IN_CALL = 5
+    """Within a call of a device's API."""
+    COMPUTE = 6
+    """For other threads of a computation on the CPU."""
 
 
 class TrackKind(StrEnum):
@@ -112,6 +118,16 @@ class TrackKind(StrEnum):
 
     THREAD = "thread"
     STREAM = "stream"
+
+
+class ThreadOwner(StrEnum):
+    """Whose code a thread runs, by the outermost code of its stacks."""
+
+    PROGRAM = "program"
+    DRIVER = "driver"
+    """The device's driver: it wakes the program's threads when the device is done."""
+    SONDE = "sonde"
+    """Sonde's library in the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +144,8 @@ class Track:
     """Of a stream; -1 for a thread."""
     process: str = ""
     """The name of the process."""
+    owner: ThreadOwner = ThreadOwner.PROGRAM
+    """Whose code a thread runs, by its stacks."""
 
     @property
     def label(self) -> str:
@@ -283,6 +301,22 @@ class Activity(StrEnum):
     """It ran the data loader."""
     PAGE_FAULT = "page fault"
     """It served page faults."""
+    LAUNCH_PATH = "launch path"
+    """A framework on its way to a device, the runtime, or the driver."""
+    BUILD = "build"
+    """It compiled or loaded kernels."""
+    ALLOCATION = "allocation"
+    """It allocated or freed memory of the device, or pinned memory."""
+    COPY = "copy"
+    """It was in a call that copies."""
+    DEVICE_WAIT = "device wait"
+    """It polled in a call that waits for the device."""
+    FILE = "file"
+    """The kernel read or wrote files, pipes or sockets for it."""
+    CODE = "code"
+    """Any other code: the program's, or what that called on the CPU."""
+    UNKNOWN = "unknown"
+    """Its stack was not taken, or ends before it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,11 +334,29 @@ class Total:
     """The label of the thread that ended most of the waiting time."""
     waker_ns: int = 0
     """How much of it."""
+    waker_track: int = -1
+    """The track of that thread; -1 unknown."""
     bytes: int = 0
     direction: CopyDirection = CopyDirection.UNKNOWN
     """Of copies."""
     wait_detail: WaitDetail = WaitDetail.NONE
     """Of waits, estimated from the stacks of some of them."""
+    place: str = ""
+    """The program's innermost own code in the stacks: 'function file:line'; '' not known."""
+    samples: int = 0
+    """Of `TotalKind.SAMPLED`: on-CPU samples."""
+    when: int = 0
+    """Of `TotalKind.SAMPLED`: bit N is set if a sample lies in part N of the record, of the equal
+    parts of `parts_of`."""
+
+
+MOST_PARTS = 64
+"""Parts of a record in which it is known what ran: bits of `Total.when`."""
+
+
+def parts_of(start_ns: int, end_ns: int, tick_ns: int) -> int:
+    """How many equal parts of a record are told apart: none shorter than a tick."""
+    return max(1, min(MOST_PARTS, (end_ns - start_ns) // max(1, tick_ns)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +379,40 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamWaits:
+    """Waits of streams for events of other streams."""
+
+    waiting: I32
+    """Track of the stream that waits."""
+    awaited: I32
+    """Track of the stream in which the event was recorded."""
+    wait: I64
+    """Correlation id of the call that lets the stream wait."""
+    record: I64
+    """Correlation id of the call that recorded the event."""
+
+    def __len__(self) -> int:
+        return len(self.wait)
+
+
+def no_stream_waits() -> StreamWaits:
+    """An empty table."""
+    whole = np.zeros(0, np.int64)
+    return StreamWaits(whole.astype(np.int32), whole.astype(np.int32), whole, whole)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """How much one process used one device, as the device's driver reports it from time to time."""
+
+    pid: int
+    device: int
+    time_ns: I64
+    share: F64
+    """Of the time since the report before, in which the process ran anything on the device."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """All tracks and tables of one record.
 
@@ -340,6 +426,7 @@ class Timeline:
     host: Events = field(default_factory=no_events)
     states: Events = field(default_factory=no_events)
     samples: Samples = field(default_factory=no_samples)
+    stream_waits: StreamWaits = field(default_factory=no_stream_waits)
     counters: Sequence[Counter] = ()
     totals: Sequence[Total] = ()
     extent_ns: tuple[int, int] | None = None
@@ -357,6 +444,10 @@ class Timeline:
     """UUID and PCI address of each device, where known."""
     gpus_of: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """By pid: the devices that hold memory of the process, where known."""
+    parents: Mapping[int, int] = field(default_factory=dict)
+    """By pid: the parent's, where known."""
+    busy_of: Sequence[ProcessUse] = ()
+    """How much processes used the devices, as the driver reports it."""
     multiprocessors: Mapping[int, int] = field(default_factory=dict)
     """How many multiprocessors each device has."""
     tick_ns: int = 0

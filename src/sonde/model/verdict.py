@@ -177,6 +177,8 @@ class Verdict:
     """Empty where all of the time is one phase."""
     sampling: Sampling | None = None
     """None where all of the time was traced."""
+    without_device: bool = False
+    """Nothing called a device: it is about a busy thread."""
 
     @property
     def bound(self) -> str:

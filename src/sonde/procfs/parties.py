@@ -3,15 +3,20 @@
 
 What all share is divided between parties, so that none gets more of it by more processes, user ids
 or namespaces. The kernel's side divides by the same rule (bpf/share.h), which it knows from
-namespaces. Their files in /proc take a lock that a process can keep; `status` and `uid_map` take
-none, so here the rule is:
+namespaces. Their files in /proc take a lock that a process can keep; `status`, `uid_map` and
+`cgroup` take none, so here the rule is:
 
-1. a subordinate id belongs to the user who has it (/etc/subuid): one may have 65,536;
-2. another id in a user namespace belongs to who began it: the user whose process the outermost one
-   of that namespace descends from; where that is root, as for containers, the first id of its map;
-3. in a pid namespace below the machine's and in no user namespace: that container, by the first
+1. in no user namespace and in a pid namespace below the machine's: that container, by the first
    process of its outermost one. Its processes may take any user id there is;
-4. else the real user.
+2. in no user namespace else: the real user, for a subordinate id the user who has it (/etc/subuid:
+   one may have 65,536);
+3. in a user namespace: what the process was that began it, the nearest ancestor in none, by rules 1
+   and 2. A container's process that takes a user's id and then begins a user namespace stays that
+   container's. Where root began it, and no pid namespace: the user of the process's id, or of the
+   first id of its map;
+4. what is in a pid namespace below the machine's, and not known by these rules (begun by root with
+   a user namespace of its own, entered by setns(), or too deep): those of the control group of the
+   same user, container or service. Neither a container nor a user chooses that.
 
 Of who has subordinate ids that /etc/subuid does not name, orphans in nested user namespaces count
 by their own id.
@@ -25,11 +30,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from sonde.procfs.cgroup_paths import place_of
+from sonde.procfs.names import text
+
 NOBODY: Final = -1
 """The party of a process that is gone, or of no process."""
 UNKNOWN_PARTY: Final = -2
-"""Of processes of which it is not known, or too far below the first one of their container: they
-share what one party has."""
+"""Of processes of which nothing is known: they share what one party has."""
 
 _SUBORDINATE: Final = Path("/etc/subuid")
 _MAX_SUBORDINATE_BYTES: Final = 1 << 20
@@ -37,6 +44,11 @@ _MAX_STATUS_BYTES: Final = 1 << 20
 """65,536 groups, the most that a process can have, take 0.7 MB ahead of its pid namespaces."""
 _FIRST_BYTES: Final = 8192
 _MAX_CLIMB: Final = 64
+_MAX_CGROUP_BYTES: Final = 1 << 16
+_MAX_GROUPS: Final = 4096
+"""Kept numbers of control groups; beyond, a process of which no more is known is UNKNOWN_PARTY."""
+_FIRST_GROUP: Final = -(1 << 32)
+"""Parties of rule 4 count down from here: no pid is so large."""
 _IDENTITY: Final = [b"0", b"0", b"4294967295"]
 """uid_map of the machine's own user namespace."""
 _HAS_USER_NAMESPACES: Final = Path("/proc/self/uid_map").exists()
@@ -62,10 +74,9 @@ def party_of(pid: int) -> int:
     mapped = _uid_map(pid)
     if mapped is None:
         return UNKNOWN_PARTY
-    holder = _holders.of(seen.uid)
     if mapped != _IDENTITY:
-        return holder if holder != seen.uid else _beginner_of(seen, mapped)
-    return holder if seen.levels == 1 else _container_of(pid, seen)
+        return _beginner_of(pid, seen, mapped)
+    return _outside_user_namespaces(pid, seen)
 
 
 def party_of_user(uid: int) -> int:
@@ -79,34 +90,83 @@ def name_of(party: int) -> str:
         return "nobody"
     if party == UNKNOWN_PARTY:
         return "processes of which it is not known whose they are"
+    if party <= _FIRST_GROUP:
+        return f"containers of {_groups.name_of(party)}"
     return f"user {party}" if party >= 0 else f"the container of process {-party}"
 
 
-def _beginner_of(seen: _Seen, mapped: list[bytes]) -> int:
-    """Who began the outermost user namespace of a process."""
+def _outside_user_namespaces(pid: int, seen: _Seen) -> int:
+    """The party of a process that is in no user namespace (rules 1 and 2)."""
+    return _holders.of(seen.uid) if seen.levels == 1 else _container_of(pid, seen)
+
+
+def _beginner_of(pid: int, seen: _Seen, mapped: list[bytes]) -> int:
+    """Who began the outermost user namespace of a process (rule 3)."""
+    first, at = seen, seen
+    holder = _holders.of(first.uid)
+    if first.levels == 1 and holder != first.uid:
+        return holder
     for _ in range(_MAX_CLIMB):
-        above, around = _see(seen.parent), _uid_map(seen.parent)
-        if above is not None and around is not None and around != _IDENTITY:
-            seen, mapped = above, around
-            continue
-        if above is not None and above.uid:
-            return _holders.of(above.uid)
-        return _holders.of(int(mapped[1]) if len(mapped) > 1 else seen.uid)
+        above, around = _see(at.parent), _uid_map(at.parent)
+        if above is None or around is None:
+            break
+        if around == _IDENTITY:
+            if above.uid or above.levels > 1:
+                return _outside_user_namespaces(at.parent, above)
+            if first.levels > 1:  # a first process that took an id looks like a root's container
+                break
+            return (_holders.of(int(mapped[1])) if len(mapped) > 1 else holder) or _group_of(pid)
+        at, mapped = above, around
+    return holder if first.levels == 1 and holder else _group_of(pid)
+
+
+def _group_of(pid: int) -> int:
+    """The party of a container's process of which no more is known (rule 4)."""
+    for line in _read_groups(pid).split(b"\n"):
+        _, _, raw = line.partition(b":")[2].partition(b":")
+        place = place_of(text(raw))
+        border = f"user {place.user}" if place.user else place.border
+        if border.strip("/"):
+            return _groups.of(border)
     return UNKNOWN_PARTY
+
+
+def _read_groups(pid: int) -> bytes:
+    with suppress(OSError), open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123
+        return file.read(_MAX_CGROUP_BYTES)
+    return b""
+
+
+class _Groups:
+    """Numbers for control groups."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def of(self, path: str) -> int:
+        """The number of a path, the same each time."""
+        if path not in self._numbers and len(self._numbers) >= _MAX_GROUPS:
+            return UNKNOWN_PARTY
+        return self._numbers.setdefault(path, _FIRST_GROUP - len(self._numbers))
+
+    def name_of(self, number: int) -> str:
+        """The path of a number."""
+        return next((path for path, it in self._numbers.items() if it == number), "")
 
 
 def _container_of(pid: int, seen: _Seen) -> int:
     """The number of the first process of the outermost pid namespace below the machine's, negated.
     Processes whose parents ended are that one's children."""
+    first = pid
     for _ in range(_MAX_CLIMB):
         if seen.levels == 2 and seen.is_first:
             return -pid
         pid = seen.parent
         above = _see(pid) if pid else None
         if above is None or above.levels < 2:  # entered from outside, by setns()
-            return UNKNOWN_PARTY
+            break
         seen = above
-    return UNKNOWN_PARTY
+    return _group_of(first)
 
 
 def read_status(pid: int) -> bytes:
@@ -182,3 +242,4 @@ def _ranges() -> list[tuple[int, int, int]]:
 
 
 _holders: Final = _Holders()
+_groups: Final = _Groups()

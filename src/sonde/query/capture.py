@@ -8,6 +8,7 @@ appears once. Rows of the other tables are concatenated. Whatever could not be r
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import pyarrow as pa
 from sonde.errors import CaptureError, CaptureTruncated
 from sonde.input_files import open_input
 from sonde.limits import Budget, is_plausible
+from sonde.model.program_run import ProgramRun
 from sonde.query import framing, messages, validation
 from sonde.query.schema import TABLES, conform
 
@@ -75,6 +77,8 @@ class CaptureInfo:
     """Rows with impossible numbers (NaN, infinite, far too large), left out."""
     names_cut: int = 0
     """Texts that were longer than `limits.MOST_NAME_CHARS`."""
+    program: ProgramRun | None = None
+    """The program that was recorded from its start to its end."""
 
     @property
     def duration_ns(self) -> int:
@@ -265,6 +269,7 @@ def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
         clean_end=bool(metas[-1].get("last")) and not tail_bytes,
         rows_refused=rows_refused,
         names_cut=names_cut,
+        program=_program(capture["host"].get("program")),
     )
     return Capture(info, merge.tables(), budget)
 
@@ -364,6 +369,19 @@ def chunk_meta(raw: bytes) -> dict[str, Any]:
     if not is_plausible_meta:
         raise DamagedChunkError("meta: a value is out of range")
     return meta
+
+
+def _program(told: object) -> ProgramRun | None:
+    """A program's run as the recorder wrote it; None where it is missing or impossible."""
+    names = [field.name for field in dataclasses.fields(ProgramRun)]
+    if not isinstance(told, dict) or not told.keys() >= set(names):
+        return None
+    numbers = [told[name] for name in names]
+    if not all(type(number) is int and abs(number) < 1 << 62 for number in numbers):
+        return None
+    run = ProgramRun(*numbers)
+    times = (run.wall_ns, run.user_ns, run.system_ns, run.peak_rss_bytes)
+    return run if min(times) >= 0 and -128 < run.status < 256 else None
 
 
 def _no_number(name: str) -> float:

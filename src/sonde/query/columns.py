@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import I32, I64, U8, Interner, Mask
+from sonde.query.stack_roles import StackRoles, stack_roles
 
 
 class Lanes:
@@ -24,8 +26,10 @@ class Lanes:
             for row in tables["thread"].select(["pid", "tid", "comm"]).to_pylist()
         }
         self._comm_of_tid: dict[int, str] = {}
-        for (_, tid), comm in self._comm.items():
+        self._pid_of_tid: dict[int, int] = {}
+        for (pid, tid), comm in self._comm.items():
             self._comm_of_tid.setdefault(tid, comm)
+            self._pid_of_tid.setdefault(tid, pid)
         self._process = {
             row["pid"]: row["comm"] or row["exe"]
             for row in tables["process"].select(["pid", "comm", "exe"]).to_pylist()
@@ -36,6 +40,14 @@ class Lanes:
         if not tid:
             return ""
         return f"{self._comm_of_tid.get(tid) or 'tid'} ({tid})"
+
+    def of_tid(self, tid: int) -> int:
+        """Index of the thread with this id; -1 for one that is not in the capture."""
+        pid = self._pid_of_tid.get(tid)
+        if pid is None:
+            return -1
+        process = self._process.get(pid, "")
+        return self._naming.thread(pid, tid, self._comm.get((pid, tid), ""), process)
 
     def of(self, table: pa.Table, prefix: str = "") -> I32:
         """Index of the thread of each row, from the columns pid and tid with a `prefix`."""
@@ -66,6 +78,7 @@ class Frames:
 
     def __init__(self, tables: dict[str, pa.Table]) -> None:
         frame, stack = tables["frame"], tables["stack"]
+        self._frame = frame
         self._ids = stack.column("stack_id")
         lists = stack.column("frame_ids").combine_chunks()
         self._flat = lists.flatten()
@@ -74,6 +87,18 @@ class Frames:
         self._function = frame.column("function")
         self._kind = frame.column("kind")
         self._file = frame.column("file").cast(pa.string())
+
+    @cached_property
+    def roles(self) -> StackRoles:
+        """What threads did in each stack, by row of the table of stacks (`row_of`)."""
+        at = pc.fill_null(pc.index_in(self._flat, value_set=self._frame_ids), -1)
+        flat = np.asarray(at.to_numpy(zero_copy_only=False), np.int64)
+        parents = np.asarray(self._parents, np.int64)
+        return stack_roles(self._frame, flat, parents, len(self._ids))
+
+    def row_of(self, stack_ids: Any) -> I64:
+        """The row of each stack in the table of stacks; one past the last for unknown ones."""
+        return self._row(stack_ids)
 
     def in_files(self, stack_ids: Any, parts: tuple[str, ...]) -> Mask:
         """Whether each stack has a frame in a file whose name contains one of the parts."""

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.model.timeline import Counter
+from sonde.model.timeline import Counter, ProcessUse
 from sonde.query.labels import attributes_of, index_of
 
 SERIES = {
@@ -21,6 +21,7 @@ SERIES = {
     "sonde.gpu.tensor.active": "sonde.gpu.precision",
 }
 """Series to the label that distinguishes several series of one device, '' for none."""
+_PROCESS_USE, _COMPUTE = "sonde.process.gpu.utilization", "sm"
 _INFO, _PROCESS_MEMORY = "sonde.gpu.info", "sonde.process.gpu.memory"
 
 
@@ -67,6 +68,41 @@ def gpus_of_processes(metric: pa.Table) -> dict[int, list[int]]:
         if name == _PROCESS_MEMORY and number >= 0 and pid.isdecimal() and len(pid) < 11:
             found.setdefault(int(pid), set()).add(number)
     return {pid: sorted(gpus) for pid, gpus in found.items()}
+
+
+def uses_of_processes(metric: pa.Table) -> list[ProcessUse]:
+    """How much each process used each GPU's multiprocessors, by the driver's reports."""
+    rows = _rows_of(metric, [_PROCESS_USE, _INFO])
+    names = rows.column("series").cast(pa.string()).to_pylist()
+    labels = rows.column("labels").cast(pa.string()).to_pylist()
+    attributes = {text: attributes_of(text) for text in set(labels)}
+    numbers = _numbers(
+        attributes[text] for name, text in zip(names, labels, strict=True) if name == _INFO
+    )
+    points: dict[tuple[int, int], list[int]] = {}
+    for row, (name, text) in enumerate(zip(names, labels, strict=True)):
+        of = attributes[text]
+        pid, number = of.get("process.pid", ""), numbers.get(of.get("hw.id", ""), -1)
+        mine = name == _PROCESS_USE and of.get("sonde.gpu.engine") == _COMPUTE
+        if mine and number >= 0 and pid.isdecimal() and len(pid) < 11:
+            points.setdefault((int(pid), number), []).append(row)
+    times = rows.column("time_ns").to_numpy().astype(np.int64)
+    values = rows.column("value").to_numpy()
+    found = []
+    for (process, number), chosen in sorted(points.items()):
+        order = np.array(chosen)[np.argsort(times[chosen], kind="stable")]
+        found.append(ProcessUse(process, number, times[order], values[order]))
+    return found
+
+
+def sharing(uses: Iterable[ProcessUse], gpus: Mapping[int, Sequence[int]]) -> set[int]:
+    """Processes with memory on a GPU that another process used. `gpus`: of each process."""
+    busy = [(use.pid, use.device) for use in uses if (use.share > 0).any()]
+    return {
+        pid
+        for pid, mine in gpus.items()
+        if any(other != pid and device in mine for other, device in busy)
+    }
 
 
 def device_ids(metric: pa.Table) -> dict[int, tuple[str, ...]]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from array import array
 
+import numpy as np
+
 from sonde.model.code import Stacks
 
 _PROBE_PREFIXES = ("bpf_prog_", "bpf_trace_run", "bpf_trampoline_", "__traceiter_", "__bpf_trace_")
@@ -26,18 +28,24 @@ def without_probe_frames(stacks: Stacks) -> tuple[Stacks, list[int]]:
     if not probes:
         return stacks, instead
     offsets, frame_indices = array("i", stacks.offsets), array("i", stacks.frame_indices)
-    added: dict[tuple[int, ...], int] = {}
-    for number in range(len(stacks)):
-        indices = stacks.indices(number)
-        depth = 0
-        while depth < len(indices) and indices[depth] in probes:
-            depth += 1
-        if not depth:
-            continue
-        bare = tuple(indices[depth:])
-        if bare not in added:
-            added[bare] = len(offsets) - 1
-            frame_indices.extend(bare)
+    added: dict[bytes, int] = {}
+    for number in _beginning_with(stacks, probes):
+        first, end = stacks.offsets[number], stacks.offsets[number + 1]
+        while first < end and stacks.frame_indices[first] in probes:
+            first += 1
+        key = array("i", stacks.frame_indices[first:end]).tobytes()
+        if key not in added:
+            added[key] = len(offsets) - 1
+            frame_indices.frombytes(key)
             offsets.append(len(frame_indices))
-        instead[number] = added[bare]
+        instead[number] = added[key]
     return Stacks(stacks.frames, memoryview(offsets), memoryview(frame_indices)), instead
+
+
+def _beginning_with(stacks: Stacks, frames: set[int]) -> list[int]:
+    """Numbers of the stacks whose innermost frame is one of `frames`."""
+    offsets = np.asarray(stacks.offsets, np.int64)
+    some = np.flatnonzero(np.diff(offsets))
+    leaves = np.asarray(stacks.frame_indices, np.int32)[offsets[:-1][some]]
+    found: list[int] = some[np.isin(leaves, np.array(sorted(frames), np.int32))].tolist()
+    return found

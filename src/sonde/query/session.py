@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -229,33 +230,33 @@ class Session:
         )
 
     def _index_functions(self) -> None:
-        stacks = self.stacks
-        *of_frame, no_stack = self.function_of_frame
-        offsets, frames = stacks.offsets, stacks.frame_indices
-        leaves = [
-            of_frame[frames[offsets[i]]] if offsets[i] < offsets[i + 1] else no_stack
-            for i in range(len(stacks))
-        ]
+        count = len(self.stacks)
+        of_frame = np.asarray(self.function_of_frame, np.int32)
+        no_stack = of_frame[-1]
+        offsets = np.asarray(self.stacks.offsets, np.int64)
+        functions = of_frame[np.asarray(self.stacks.frame_indices, np.int32)]
+        depth = np.diff(offsets)
+        leaves = np.full(count, no_stack, np.int32)
+        leaves[depth > 0] = functions[offsets[:-1][depth > 0]]
+        stack = np.arange(count, dtype=np.int32)
+        self._connection.register("leaf", pa.table({"stack": stack, "function": leaves}))
+        self.hold(4 * functions.nbytes)
+        stride = len(self.functions)
+        pairs = np.repeat(stack.astype(np.int64) * stride, depth) + functions
+        # Sorted by stack already: a stable sort takes advantage of that.
+        pairs.sort(kind="stable")
+        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
+        empty = np.int64(no_stack)  # of stack 0, which has no frames
+        member = np.append(pairs, empty)
         self._connection.register(
-            "leaf",
+            "member",
             pa.table(
                 {
-                    "stack": pa.array(range(len(stacks)), pa.int32()),
-                    "function": pa.array(leaves, pa.int32()),
+                    "stack": (member // stride).astype(np.int32),
+                    "function": (member % stride).astype(np.int32),
                 }
             ),
         )
-        flat = pa.array(of_frame, pa.int32()).take(_array(frames, pa.int32()))
-        lists = pa.ListArray.from_arrays(_array(offsets, pa.int32()), flat)
-        stack_functions = pa.table(
-            {"stack": pc.list_parent_indices(lists).cast(pa.int32()), "function": lists.flatten()}
-        )
-        self._connection.register("stack_function", stack_functions)
-        self._connection.execute(
-            "CREATE TABLE member AS SELECT DISTINCT stack, function FROM stack_function UNION "
-            f"SELECT 0 AS stack, {no_stack} AS function"
-        )
-        self._connection.unregister("stack_function")
 
 
 def _process(row: dict[str, Any]) -> Process:

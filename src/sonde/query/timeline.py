@@ -13,6 +13,7 @@ from sonde.model.collectives import is_collective
 from sonde.model.devices import index_of
 from sonde.model.timeline import (
     I64,
+    Activity,
     CallKind,
     DeviceKind,
     Events,
@@ -30,14 +31,19 @@ from sonde.query.device_counters import (
     device_counters,
     device_ids,
     gpus_of_processes,
+    sharing,
+    uses_of_processes,
 )
 from sonde.query.device_times import times_on_device
+from sonde.query.stack_roles import ACTIVITIES
 from sonde.query.thread_totals import (
     ASKED,
     CALLS,
     FAULT_FRAMES,
     GIL_FRAMES,
     WAYS,
+    parents_of,
+    set_owners,
     totals_of,
 )
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
@@ -65,10 +71,10 @@ def of_capture(capture: Capture) -> Timeline:
     tables = capture.tables
     lanes = Lanes(naming, tables)
     frames = Frames(tables)
-    span = tables["span"]
-    kinds = span.column("kind")
+    spans = tables["span"]
+    kinds = spans.column("kind")
     blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
-    calls = _calls(naming, lanes, span.filter(pc.equal(kinds, "device")))
+    calls = _calls(naming, lanes, spans.filter(pc.equal(kinds, "device")))
     waits = pc.equal(tables["device_run"].column("kind").cast(pa.string()), "sync")
     run = tables["device_run"].filter(pc.invert(waits))
     tick_ns = _tick(tables["sample"])
@@ -79,6 +85,11 @@ def of_capture(capture: Capture) -> Timeline:
     times = times_on_device(traced)
     gpus = gpus_of_processes(tables["metric"])
     device, asked = _device(naming, lanes, traced, times, gpus)
+    span = (capture.info.start_ns, capture.info.end_ns)
+    uses = uses_of_processes(tables["metric"])
+    shared = sharing(uses, gpus)
+    totals = totals_of(lanes, frames, tables, singly, span, tick_ns, shared)
+    set_owners(naming, lanes, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
         calls = _together(calls, _waits(naming, lanes, tables["device_run"].filter(waits)))
     return Timeline(
@@ -87,14 +98,16 @@ def of_capture(capture: Capture) -> Timeline:
         device=device,
         calls=_together(calls, asked),
         windows_ns=windows_ns(traced, window[all_timed], *times),
-        states=_states(naming, lanes, frames, span.filter(pc.or_(blocked, runqueue))),
+        states=_states(naming, lanes, frames, spans.filter(pc.or_(blocked, runqueue))),
         samples=_samples(naming, lanes, frames, tables["sample"]),
         counters=device_counters(tables["metric"]),
         device_ids=device_ids(tables["metric"]),
         gpus_of=gpus,
-        totals=totals_of(lanes, frames, tables, singly),
+        parents=parents_of(tables["process"]),
+        busy_of=uses,
+        totals=totals,
         timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
-        extent_ns=(capture.info.start_ns, capture.info.end_ns),
+        extent_ns=span,
         wall_offset_ns=capture.info.wall_offset_ns,
         tick_ns=tick_ns,
         sources=("sonde",),
@@ -231,7 +244,11 @@ def _together(calls: Events, asked: Events) -> Events:
 
 def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> Events:
     kind = coded(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
-    gil = frames.holding(rows.column("stack_id"), GIL_FRAMES)
+    stacks = rows.column("stack_id")
+    roles, row = frames.roles, frames.row_of(stacks)
+    gil = frames.holding(stacks, GIL_FRAMES)
+    loads = roles.activity[row] == ACTIVITIES.index(Activity.INPUT)
+    details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.HAND_OVER)
     return events(
         start_ns=whole(rows, "start_time_ns"),
         end_ns=whole(rows, "end_time_ns"),
@@ -239,7 +256,7 @@ def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> E
         name=names_of(naming, rows, "name"),
         track=lanes.of(rows),
         waker=lanes.wakers(rows),
-        wait_detail=np.where(gil, WaitDetail.GIL, WaitDetail.NONE).astype(np.uint8),
+        wait_detail=np.select([loads, gil, roles.hands_over[row]], details, 0).astype(np.uint8),
     )
 
 

@@ -23,6 +23,8 @@ MOST_NUMBER = (1 << 62) - 1
 MOST_TEXT_BYTES = 64 << 10
 """Of one name. The longest names of compilers have some 20,000 bytes; longer ones are damage."""
 MOST_FRAMES = 65_536
+MOST_DEVICE = 65_535
+"""Greatest ordinal of a device in its process."""
 
 _WEIGHTS = frozenset({"weight", "weight_count", "weight_ns", "weight_bytes"})
 _QUANTITIES = frozenset(
@@ -173,6 +175,8 @@ def _valid_values(
         low, high = (0.0, MOST_WEIGHT) if column in _WEIGHTS else (-MOST_VALUE, MOST_VALUE)
         # Comparisons with NaN are false.
         return pc.and_(pc.greater_equal(values, low), pc.less_equal(values, high))
+    if column == "device":
+        return pc.less_equal(values, pa.scalar(MOST_DEVICE, kind))
     if column in _QUANTITIES:
         return pc.less_equal(values, pa.scalar(MOST_NUMBER, kind))
     return None

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classifies device API calls by function name: the tables of `sonde.apis`, and a few patterns."""
+"""Classifies device API calls by function name: the tables of `sonde.apis`, else the patterns of
+`sonde.model.call_kinds`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import re
 from functools import cache
 
 from sonde.apis import load
+from sonde.model.call_kinds import kind_by_name
 from sonde.model.timeline import CallKind
 
 _KIND_OF_OP = {
@@ -24,16 +26,6 @@ _KIND_OF_OP = {
     "unmap": CallKind.COPY,
     "build": CallKind.BUILD,
 }
-_RULES = (
-    (re.compile(r"GraphLaunch"), CallKind.GRAPH_LAUNCH),
-    (re.compile(r"Launch(Cooperative)?(Kernel|Host)"), CallKind.LAUNCH),
-    (re.compile(r"Memcpy"), CallKind.COPY),
-    (re.compile(r"Memset"), CallKind.SET),
-    (re.compile(r"Synchronize|clFinish|clWaitForEvents"), CallKind.SYNC),
-    (re.compile(r"Malloc|MemAlloc|MemCreate|MemMap|MemSetAccess"), CallKind.ALLOC),
-    (re.compile(r"Free|MemRelease|MemUnmap"), CallKind.FREE),
-    (re.compile(r"ModuleLoad|LibraryLoad"), CallKind.BUILD),
-)
 _EVENTS = re.compile(r"StreamWaitEvent|EventRecord")
 
 
@@ -60,4 +52,4 @@ def call_kind(name: str) -> CallKind:
     known = _ops().get(name)
     if known is not None:
         return known
-    return next((kind for rule, kind in _RULES if rule.search(name)), CallKind.OTHER)
+    return kind_by_name(name)

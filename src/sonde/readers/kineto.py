@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,15 +24,15 @@ from sonde.model.timeline import (
     CallKind,
     CopyDirection,
     DeviceKind,
-    Events,
     HostKind,
     Interner,
     Memory,
+    StreamWaits,
     Timeline,
     TrackKind,
-    events,
 )
 from sonde.readers.calls import call_kind
+from sonde.readers.event_columns import EventColumns
 from sonde.readers.json_list import END, values_of_list
 from sonde.readers.text import opened_text
 
@@ -63,6 +61,9 @@ _MOST_BYTES = 1 << 50
 _LAST_NS = 1 << 62
 _LONGEST_NS = 1 << 53
 
+_RECORD = "wait_on_cuda_event_record_corr_id"
+_OPERATOR = re.compile(r"::|Backward\d*$|^\w+$")
+"""Operators, and nodes of autograd."""
 _COPY = re.compile(r"Memcpy (\w+?)(?: \((\w+) -> (\w+)\))?$")
 _DIRECTIONS = {
     "HtoD": CopyDirection.H2D,
@@ -83,68 +84,15 @@ def looks_like(head: str) -> bool:
     return start.startswith("{") or (start.startswith("[") and '"ph"' in head)
 
 
-@dataclass(slots=True)
-class _Columns:
-    """One table while it grows. Columns are those of `sonde.model.timeline.Events`."""
-
-    start: array[int] = field(default_factory=lambda: array("q"))
-    end: array[int] = field(default_factory=lambda: array("q"))
-    kind: array[int] = field(default_factory=lambda: array("B"))
-    name: array[int] = field(default_factory=lambda: array("i"))
-    track: array[int] = field(default_factory=lambda: array("i"))
-    correlation: array[int] = field(default_factory=lambda: array("q"))
-    size: array[int] = field(default_factory=lambda: array("q"))
-    blocks: array[int] = field(default_factory=lambda: array("i"))
-    direction: array[int] = field(default_factory=lambda: array("B"))
-    memory: array[int] = field(default_factory=lambda: array("B"))
-
-    def add(
-        self,
-        start: int,
-        end: int,
-        kind: int,
-        name: int,
-        track: int,
-        correlation: int = 0,
-        size: int = 0,
-        blocks: int = 0,
-        direction: int = 0,
-        memory: int = 0,
-    ) -> None:
-        """Appends a row. `_number` has refused values that do not fit their columns."""
-        self.start.append(start)
-        self.end.append(end)
-        self.kind.append(kind)
-        self.name.append(name)
-        self.track.append(track)
-        self.correlation.append(correlation)
-        self.size.append(size)
-        self.blocks.append(blocks)
-        self.direction.append(direction)
-        self.memory.append(memory)
-
-    def events(self) -> Events:
-        return events(
-            start_ns=np.frombuffer(self.start, np.int64),
-            end_ns=np.frombuffer(self.end, np.int64),
-            kind=np.frombuffer(self.kind, np.uint8),
-            name=np.frombuffer(self.name, np.int32),
-            track=np.frombuffer(self.track, np.int32),
-            correlation=np.frombuffer(self.correlation, np.int64),
-            bytes=np.frombuffer(self.size, np.int64),
-            blocks=np.frombuffer(self.blocks, np.int32),
-            direction=np.frombuffer(self.direction, np.uint8),
-            memory=np.frombuffer(self.memory, np.uint8),
-        )
-
-
 class _Reader:
     """Sorts the events of a trace into tables."""
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.interner = Interner()
-        self.device, self.calls, self.host = _Columns(), _Columns(), _Columns()
+        self.device, self.calls, self.host = EventColumns(), EventColumns(), EventColumns()
+        self.stream_waits: list[tuple[int, int, int, int]] = []
+        """Rows of `sonde.model.timeline.StreamWaits`."""
         self.lost: Counter[str] = Counter()
         self.names_cut = 0
         self._devices: set[int] = set()
@@ -161,11 +109,13 @@ class _Reader:
             "cpu_op": self._operator,
             "python_function": self._python,
             "user_annotation": self._range,
+            "cuda_sync": self._stream_wait,
         }
         # Categories of the profiler's first versions.
         for old, new in (("Kernel", "kernel"), ("Memcpy", "gpu_memcpy"), ("Memset", "gpu_memset"),
-                         ("Runtime", "cuda_runtime"), ("Operator", "cpu_op")):  # fmt: skip
+                         ("Runtime", "cuda_runtime")):  # fmt: skip
             self._sorters[old] = self._sorters[new]
+        self._sorters["Operator"] = self._operator_or_range
 
     def add(self, event: dict[str, Any]) -> None:
         """Adds one event; kinds without a table are ignored. Raises for a malformed event."""
@@ -299,6 +249,26 @@ class _Reader:
 
     def _operator(self, event: dict[str, Any], start: int, end: int) -> None:
         self._on_host(HostKind.OPERATOR, self._text(event["name"]), event, start, end)
+
+    def _operator_or_range(self, event: dict[str, Any], start: int, end: int) -> None:
+        """The first versions wrote named ranges as operators: 'Optimizer.step#SGD.step'."""
+        name = self._text(event["name"])
+        kind = HostKind.OPERATOR if _OPERATOR.search(name) else HostKind.RANGE
+        self._on_host(kind, name, event, start, end)
+
+    def _stream_wait(self, event: dict[str, Any], start: int, end: int) -> None:
+        """A wait of a stream for an event; waits of the host are calls."""
+        args = _args(event)
+        if args.get("cuda_sync_kind") != "Stream Wait Event":
+            return
+        other, record = args.get("wait_on_stream", -1), args.get(_RECORD, -1)
+        if not (_is_small(other) and type(record) is int and record > 0):
+            return
+        self.budget.hold(_ROW_BYTES)
+        waiting = self._stream(args, event)
+        awaited = self._stream({"device": args.get("device", 0), "stream": other}, event)
+        row = (waiting, awaited, _correlation(args), min(record, _MOST_CORRELATION))
+        self.stream_waits.append(row)
 
     def _python(self, event: dict[str, Any], start: int, end: int) -> None:
         self._on_host(HostKind.PYTHON, without_path(self._text(event["name"])), event, start, end)
@@ -441,6 +411,7 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
         device=device,
         calls=calls,
         host=host,
+        stream_waits=_stream_waits(reader.stream_waits),
         wall_offset_ns=_wall_offset(head, "".join(tail)),
         devices={number: str(one.get("name", "")) for number, one in devices.items()},
         device_ids={number: ids for number, one in devices.items() if (ids := _ids(one))},
@@ -450,6 +421,12 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
         sources=("torch.profiler",),
         notes=notes,
     )
+
+
+def _stream_waits(rows: list[tuple[int, int, int, int]]) -> StreamWaits:
+    columns = np.array(rows or np.zeros((0, 4)), np.int64).reshape(-1, 4)
+    streams = columns[:, :2].astype(np.int32)
+    return StreamWaits(streams[:, 0], streams[:, 1], columns[:, 2], columns[:, 3])
 
 
 def _is_small(value: object) -> bool:

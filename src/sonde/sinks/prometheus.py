@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The HTTP server that Prometheus scrapes: GET /metrics on a configured address.
 
+GET /healthz says whether the agent still observes (200, else 503 with the reason), for probes of
+Kubernetes and load balancers; GET / links both. Pages are compressed for clients that accept gzip.
+
 The default is loopback. One thread serves all clients without blocking. A client that sends its
 request or reads its response too slowly is disconnected; with too many clients, the slowest is
 disconnected first. So idle connections cannot block scrapes, and memory is bounded.
@@ -8,7 +11,9 @@ disconnected first. So idle connections cannot block scrapes, and memory is boun
 
 from __future__ import annotations
 
+import gzip
 import os
+import re
 import selectors
 import socket
 import threading
@@ -34,6 +39,7 @@ REQUEST_BYTES = 8192
 PAGE_S = 0.1
 """Requests within this time get the same page. The time is longer where a page takes much CPU time,
 so that a flood of requests uses at most a fifth of a core."""
+_TEXT = "text/plain; charset=utf-8"
 _ACCEPTED = 32
 """New connections accepted in one iteration of the event loop."""
 
@@ -63,14 +69,16 @@ class PrometheusServer:
         address: str,
         page: Callable[[], str],
         lose: Callable[[str, float], None] = _nothing,
+        failure: Callable[[], str] = str,
     ) -> None:
         """`lose` is called with the name of a loss and the number of scrapes without a response.
+        `failure` returns why the agent is not healthy, one line, '' where it is.
 
         Raises UsageError for an invalid address, SinkError where it cannot listen.
         """
         host, port = parse_address(address)
         try:
-            self._server = _Server((host, port), page, lose)
+            self._server = _Server((host, port), page, lose, failure)
         except OSError as error:
             raise SinkError(
                 f"cannot listen on {address}: {error.strerror or error}", "choose another address"
@@ -97,6 +105,19 @@ class PrometheusServer:
         self._server.close()
 
 
+_INDEX = b"""<!doctype html>
+<meta charset="utf-8">
+<title>Sonde agent</title>
+<h1>Sonde agent</h1>
+<ul>
+<li><a href="/metrics">/metrics</a>: metrics of this node, for Prometheus
+<li><a href="/healthz">/healthz</a>: whether the agent still observes
+</ul>
+"""
+_GZIP_LEVEL = 1
+"""A page of metrics shrinks tenfold already; higher levels take more CPU time."""
+
+
 class _RefusedError(Exception):
     """A request that gets an error status."""
 
@@ -112,6 +133,15 @@ class _Client:
     until_s: float
     request: bytearray = field(default_factory=bytearray)
     answer: memoryview | None = None
+
+    @property
+    def accepts_gzip(self) -> bool:
+        """Whether the request's headers allow a compressed response."""
+        for line in bytes(self.request).lower().split(b"\n")[1:]:
+            name, _, value = line.partition(b":")
+            if name.strip() == b"accept-encoding":
+                return re.search(rb"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", value) is not None
+        return False
 
     def read(self) -> bytes | None:
         """The request's first line once the request is whole. Raises OSError, _RefusedError."""
@@ -130,11 +160,17 @@ class _Server:
     """The event loop over all sockets. Used by one thread, except `leave`."""
 
     def __init__(
-        self, address: tuple[str, int], page: Callable[[], str], lose: Callable[[str, float], None]
+        self,
+        address: tuple[str, int],
+        page: Callable[[], str],
+        lose: Callable[[str, float], None],
+        failure: Callable[[], str],
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._page, self._lose = page, lose
+        self._page, self._lose, self._failure = page, lose, failure
         self._made = b""
+        self._compressed = b""
+        """The same page in gzip, made for the first client that accepts it."""
         self._made_until_s = float("-inf")
         self._clients: dict[_Client, None] = {}  # in order of arrival
         self._listener = socket.create_server(address, family=family, backlog=512)
@@ -247,13 +283,19 @@ class _Server:
                 raise _RefusedError(400, "Bad Request")
             if words[0] != b"GET":
                 raise _RefusedError(405, "Method Not Allowed")
-            if words[1].split(b"?")[0] != b"/metrics":
-                raise _RefusedError(404, "there is only /metrics")
-            requests.append(client)
+            path = words[1].split(b"?")[0]
+            if path == b"/metrics":
+                requests.append(client)
+            elif path == b"/healthz":
+                self._begin(client, self._health())
+            elif path == b"/":
+                self._begin(client, _message(200, "OK", "text/html; charset=utf-8", _INDEX))
+            else:
+                raise _RefusedError(404, "there are only /metrics and /healthz")
         except BlockingIOError:
             return
         except _RefusedError as refused:
-            self._begin(client, _message(refused.status, refused.reason, "text/plain", b""))
+            self._begin(client, _message(refused.status, refused.reason, _TEXT, b""))
         except OSError:
             self._disconnect(client)
 
@@ -261,20 +303,37 @@ class _Server:
         now_s = time.monotonic()
         if now_s >= self._made_until_s:
             began_s = time.thread_time()
+            self._compressed = b""
             try:
                 page = self._page().encode("utf-8", "replace")
                 self._made = _message(200, "OK", CONTENT_TYPE, page)
             except NothingNewError as stale:
                 text = f"{stale}\n".encode()
-                self._made = _message(503, "Service Unavailable", "text/plain", text)
+                self._made = _message(503, "Service Unavailable", _TEXT, text)
                 self._lose("scrapes refused", 1)
             except Exception:  # a bug in one metric must not end the agent
-                self._made = _message(500, "Internal Server Error", "text/plain", b"")
+                self._made = _message(500, "Internal Server Error", _TEXT, b"")
                 self._lose("scrapes failed", 1)
             work_s = time.thread_time() - began_s
             self._made_until_s = time.monotonic() + max(PAGE_S, 4 * work_s)
         for client in requests:
-            self._begin(client, self._made)
+            self._begin(client, self._zipped() if client.accepts_gzip else self._made)
+
+    def _health(self) -> bytes:
+        if failure := self._failure():
+            return _message(503, "Service Unavailable", _TEXT, f"{failure}\n".encode())
+        return _message(200, "OK", _TEXT, b"ok\n")
+
+    def _zipped(self) -> bytes:
+        """The page in gzip; the page itself where it is an error."""
+        if not self._made.startswith(b"HTTP/1.1 200 "):
+            return self._made
+        if not self._compressed:
+            began_s = time.thread_time()
+            body = gzip.compress(self._made.split(b"\r\n\r\n", 1)[1], _GZIP_LEVEL)
+            self._compressed = _message(200, "OK", CONTENT_TYPE, body, coding="gzip")
+            self._made_until_s += 4 * (time.thread_time() - began_s)
+        return self._compressed
 
     def _begin(self, client: _Client, answer: bytes) -> None:
         client.answer = memoryview(answer)
@@ -305,9 +364,11 @@ class _Server:
         return True
 
 
-def _message(status: int, reason: str, kind: str, body: bytes) -> bytes:
+def _message(status: int, reason: str, kind: str, body: bytes, coding: str = "") -> bytes:
+    encoding = f"Content-Encoding: {coding}\r\n" if coding else ""
     head = (
         f"HTTP/1.1 {status} {reason}\r\nServer: sonde\r\nContent-Type: {kind}\r\n"
+        f"{encoding}Vary: Accept-Encoding\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     return head.encode() + body

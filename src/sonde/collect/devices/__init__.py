@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What devices say of themselves: NVIDIA's through NVML, AMD's through AMD SMI, others through DRM.
 
-Each vendor's library lives in a process of its own (`sonde.collect.apart`), so nothing in here may
-import more than it needs.
+Each vendor's library is loaded in a separate subprocess (`sonde.collect.subprocess_runner`), so
+modules here import only what they need.
 """

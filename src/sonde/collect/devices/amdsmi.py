@@ -2,7 +2,7 @@
 """AMD devices through AMD SMI's own Python module: the source `amdsmi`. Unverified on hardware.
 
 The module comes with ROCm and knows the layouts of its library, which change between releases. It
-lives in the process of this source alone (`sonde.collect.apart`).
+lives in the process of this source alone (`sonde.collect.subprocess_runner`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from sonde import system_libraries
 from sonde.collect.devices.identity import start_of
 from sonde.collect.devices.present import ROCM
-from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
 from sonde.metrics import labels_of
 
 MIB, MHZ = 2**20, 1e6
@@ -30,11 +30,11 @@ class AmdSmiSource:
         self._devices: list[tuple[Any, dict[str, str]]] = []
 
     def open(self) -> None:
-        """Find the devices. Raises SignalLost where there is no library, driver or device."""
+        """Find the devices. Raises SourceUnavailable without a library, driver or device."""
         try:
             self._smi = system_libraries.import_checked("amdsmi", "libamd_smi.so", ROCM)
         except (ImportError, OSError) as error:
-            raise SignalLost(f"amdsmi cannot be loaded: {error}", whole=True) from error
+            raise SourceUnavailable(f"amdsmi cannot be loaded: {error}", whole=True) from error
         try:
             self._smi.amdsmi_init()
             self._devices = [
@@ -42,9 +42,9 @@ class AmdSmiSource:
                 for handle in self._smi.amdsmi_get_processor_handles()
             ]
         except self._smi.AmdSmiException as error:
-            raise SignalLost(str(error), whole=True) from error
+            raise SourceUnavailable(str(error), whole=True) from error
         if not self._devices:
-            raise SignalLost("the driver has no device", whole=True)
+            raise SourceUnavailable("the driver has no device", whole=True)
 
     def polls(self) -> Sequence[Poll]:
         """By cost; what a device cannot tell is left out."""
@@ -75,7 +75,7 @@ class AmdSmiSource:
                     except self._smi.AmdSmiException as error:
                         failed = str(error)
             if failed and not answered:
-                raise SignalLost(failed, whole=True)
+                raise SourceUnavailable(failed, whole=True)
 
         return read
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from sonde import procfs
 from sonde.collect.devices import present
 from sonde.collect.devices.identity import start_of
-from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
 from sonde.metrics import labels_of
 
 VENDORS = {present.AMD: "AMD", present.INTEL: "Intel"}
@@ -61,10 +61,10 @@ class DrmSource:
         self._clients: list[_Client] = []
 
     def open(self) -> None:
-        """Find the cards. Raises SignalLost where there is none."""
+        """Find the cards. Raises SourceUnavailable where there is none."""
         self._cards = {card.address: card for card in self._find()}
         if not self._cards:
-            raise SignalLost("no card that DRM knows", whole=True)
+            raise SourceUnavailable("no card that DRM knows", whole=True)
         self._clients = []
 
     def polls(self) -> Sequence[Poll]:

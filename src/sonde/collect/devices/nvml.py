@@ -24,7 +24,7 @@ from sonde.collect.devices.nvml_library import (
     NvmlError,
 )
 from sonde.collect.devices.readings import Readings
-from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Gaps, Points, Poll, SignalLost
+from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Gaps, Points, Poll, SourceUnavailable
 from sonde.metrics import labels
 
 XID, DOUBLE_BIT_ECC = 0x8, 0x2
@@ -56,7 +56,7 @@ class NvmlSource:
         self._gaps = Gaps()
 
     def open(self) -> None:
-        """Find the devices. Raises SignalLost where there is no library, driver or device."""
+        """Find the devices. Raises SourceUnavailable without a library, driver or device."""
         try:
             self._nvml = nvml = Nvml(self._path)
             self._asker = _native.Asker(self._beat_ns)
@@ -67,10 +67,10 @@ class NvmlSource:
                 nvml.close()
                 raise
         except NvmlError as error:
-            raise SignalLost(str(error), whole=True) from error
+            raise SourceUnavailable(str(error), whole=True) from error
         if not self._devices:
             nvml.close()
-            raise SignalLost("the driver has no device", whole=True)
+            raise SourceUnavailable("the driver has no device", whole=True)
 
     def polls(self) -> Sequence[Poll]:
         """Three of each device, by cost, and what concerns all of them."""
@@ -90,14 +90,14 @@ class NvmlSource:
         self._pace_devices()
         return polls
 
-    def unkept(self, seconds: float) -> None:
+    def keep_last_only(self, seconds: float) -> None:
         """Only the last answer of so long counts; 0: each does."""
         self._is_unkept = seconds > 0
         self._pace_devices()
 
     def _pace_devices(self) -> None:
         for device in self._devices:
-            device.unkept(self._is_unkept)
+            device.keep_last_only(self._is_unkept)
         if self._events is not None:
             beats = BEATS_AT_REST if self._rests or self._is_unkept else 1
             self._asker.pace(self._told, beats, self._rests)
@@ -196,7 +196,7 @@ class NvmlSource:
             if code == TIMEOUT:
                 return
             if code:
-                raise SignalLost(str(NvmlError(code)))
+                raise SourceUnavailable(str(NvmlError(code)))
             if kind == XID:
                 self._take_xid(device, data, points)
 
@@ -220,9 +220,9 @@ class NvmlSource:
                 for device in now:
                     device.close()  # its samples
                 if {device.uuid for device in now} != known:
-                    raise SignalLost("devices came or went", whole=True)
+                    raise SourceUnavailable("devices came or went", whole=True)
         except NvmlError as error:
-            raise SignalLost(str(error), whole=True) from error
+            raise SourceUnavailable(str(error), whole=True) from error
         for (uuid, number), count in self._xids.items():
             tags = labels(hw__id=uuid, sonde__gpu__xid__number=number)
             points.add("sonde.gpu.xid", count, tags)

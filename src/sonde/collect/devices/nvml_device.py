@@ -111,7 +111,7 @@ class NvmlDevice:
         self._rests = rests
         self._pace()
 
-    def unkept(self, is_unkept: bool) -> None:
+    def keep_last_only(self, is_unkept: bool) -> None:
         """Nobody keeps the answers but the last one: ask seldom, though it works."""
         self._is_unkept = is_unkept
         self._pace()

@@ -16,7 +16,7 @@ from sonde.collect.devices.nvml_library import (
     VERSION_MISMATCH,
     NvmlError,
 )
-from sonde.collect.polling import Gaps, Points, SignalLost
+from sonde.collect.polling import Gaps, Points, SourceUnavailable
 
 WHOLE = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, VERSION_MISMATCH})
 """Errors after which the library answers nothing until it is opened again."""
@@ -41,7 +41,7 @@ class Readings:
         self.cannot: list[str] = []
 
     def __call__(self, points: Points) -> None:
-        """Ask. Raises SignalLost where the whole device, or the whole library, is gone."""
+        """Ask. Raises SourceUnavailable where the whole device, or the whole library, is gone."""
         dropped = False
         clock = time.monotonic_ns
         for reading, gap in self._readings:
@@ -55,7 +55,7 @@ class Readings:
                     self.cannot.append(reading.name)
                     dropped = True
                 elif error.code in DEVICE | WHOLE:
-                    raise SignalLost(str(error), whole=error.code in WHOLE) from error
+                    raise SourceUnavailable(str(error), whole=error.code in WHOLE) from error
                 else:
                     gap.lost(str(error), points, now_ns)
             else:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import STEADY_S, Points, Poll, SourceUnavailable
 
 SECTOR_BYTES = 512
 MAX_DEVICES = 256
@@ -23,9 +23,9 @@ class Disks:
         self._counters = Counters()
 
     def open(self) -> None:
-        """See that it can be read. Raises SignalLost."""
+        """See that it can be read. Raises SourceUnavailable."""
         if not self._file.read():
-            raise SignalLost("this machine has no block device", whole=True)
+            raise SourceUnavailable("this machine has no block device", whole=True)
 
     def polls(self) -> Sequence[Poll]:
         """One question."""

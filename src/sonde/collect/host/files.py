@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sonde import metrics
-from sonde.collect.polling import STEADY_S, Points, SignalLost
+from sonde.collect.polling import STEADY_S, Points, SourceUnavailable
 
 READ_BYTES = 1 << 20
 MAX_SERIES = 32_768
@@ -29,7 +29,7 @@ class KernelFile:
         """Whether it stays open between reads: quicker, at the price of a descriptor."""
 
     def read(self) -> bytes:
-        """Its content now. Raises SignalLost."""
+        """Its content now. Raises SourceUnavailable."""
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -39,7 +39,7 @@ class KernelFile:
                 raw += piece
         except OSError as error:
             self.close()
-            raise SignalLost(f"{self._path}: {error.strerror}") from error
+            raise SourceUnavailable(f"{self._path}: {error.strerror}") from error
         if not self.is_kept:
             self.close()
         return raw

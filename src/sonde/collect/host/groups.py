@@ -18,7 +18,7 @@ from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels, table
 from sonde.collect.host.pressure import stalls
 from sonde.collect.host.shares import share_out
-from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
 
 MAX_GROUPS = 256
 """Limited groups that are read; how many more there are is told."""
@@ -52,9 +52,9 @@ class Groups:
         self._counters = Counters()
 
     def open(self) -> None:
-        """Find the limited groups. Raises SignalLost."""
+        """Find the limited groups. Raises SourceUnavailable."""
         if not _mounts(self._mountinfo):
-            raise SignalLost("no control groups are mounted", whole=True)
+            raise SourceUnavailable("no control groups are mounted", whole=True)
         self._look(Points())
 
     def polls(self) -> Sequence[Poll]:
@@ -108,7 +108,7 @@ class Groups:
             for what, file in group.files.items():
                 try:
                     raw = file.read()
-                except SignalLost:
+                except SourceUnavailable:
                     continue  # removed; the next look sees it
                 getattr(self, f"_tell_{what}")(points, group.label, raw)
 

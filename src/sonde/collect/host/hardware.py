@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from sonde.collect.host.files import labels
-from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import STEADY_S, Points, Poll, SourceUnavailable
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _PERF_TYPE_HARDWARE = 0
@@ -37,7 +37,7 @@ class Hardware:
         self._fds: dict[str, list[int]] = {}
 
     def open(self) -> None:
-        """Start the counters. Raises SignalLost where the CPUs have none."""
+        """Start the counters. Raises SourceUnavailable where the CPUs have none."""
         for name, number in EVENTS.items():
             fds = []
             for cpu in sorted(os.sched_getaffinity(0)):
@@ -49,7 +49,7 @@ class Hardware:
                 self._fds[name] = fds
         if not self._fds:
             code = errno.errorcode.get(ctypes.get_errno(), "")
-            raise SignalLost(f"these CPUs offer no counters ({code})", whole=True)
+            raise SourceUnavailable(f"these CPUs offer no counters ({code})", whole=True)
 
     def polls(self) -> Sequence[Poll]:
         """One question."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
 
 MAX_KINDS = 64
 """Hard interrupts told by kind, those that come most often; the others are one kind, other."""
@@ -25,9 +25,9 @@ class Interrupts:
         self._labels: dict[tuple[str, int], str] = {}
 
     def open(self) -> None:
-        """See that they can be read. Raises SignalLost."""
+        """See that they can be read. Raises SourceUnavailable."""
         if not self._soft.read():
-            raise SignalLost("/proc/softirqs is empty", whole=True)
+            raise SourceUnavailable("/proc/softirqs is empty", whole=True)
 
     def polls(self) -> Sequence[Poll]:
         """Both kinds; the hard ones are a long file on a large machine."""

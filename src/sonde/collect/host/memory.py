@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sonde.collect.host.files import Counters, KernelFile, labels, table
-from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
 
 NODES = Path("/sys/devices/system/node")
 
@@ -65,9 +65,9 @@ class Memory:
         self._counters = Counters()
 
     def open(self) -> None:
-        """Find the nodes. Raises SignalLost."""
+        """Find the nodes. Raises SourceUnavailable."""
         if not self._vmstat.read():
-            raise SignalLost("/proc/vmstat is empty", whole=True)
+            raise SourceUnavailable("/proc/vmstat is empty", whole=True)
         self._nodes = {
             int(node.name[4:]): (KernelFile(node / "numastat"), KernelFile(node / "meminfo"))
             for node in sorted(NODES.glob("node[0-9]*"))

@@ -16,7 +16,7 @@ from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, Unmoved, labels
 from sonde.collect.host.queues import queue_stats
 from sonde.collect.host.shares import share_out
-from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
 
 MAX_NAMESPACES = 32
 """Namespaces that are read; how many more there are is reported."""
@@ -79,9 +79,9 @@ class Network:
         self._lives = _Lives()
 
     def open(self) -> None:
-        """Look for namespaces. Raises SignalLost."""
+        """Look for namespaces. Raises SourceUnavailable."""
         if not self._softnet.read():
-            raise SignalLost("this kernel has no network", whole=True)
+            raise SourceUnavailable("this kernel has no network", whole=True)
         self._look(Points())
 
     def polls(self) -> Sequence[Poll]:
@@ -120,13 +120,13 @@ class Network:
     def _read(self, points: Points) -> None:
         for namespace in self._namespaces.values():
             # The process through which it was found may have ended; an open file goes on to tell.
-            with suppress(SignalLost):
+            with suppress(SourceUnavailable):
                 self._read_dev(points, namespace)
                 self._read_protocols(points, namespace, namespace.snmp.read())
 
     def _read_netstat(self, points: Points) -> None:
         for namespace in self._namespaces.values():
-            with suppress(SignalLost):
+            with suppress(SourceUnavailable):
                 self._read_protocols(points, namespace, namespace.netstat.read())
 
     def _read_dev(self, points: Points, namespace: _Namespace) -> None:

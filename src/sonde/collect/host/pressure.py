@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import STEADY_S, Points, Poll, SourceUnavailable
 
 FOLDER = Path("/proc/pressure")
 RESOURCES = ("cpu", "memory", "io", "irq")
@@ -25,16 +25,16 @@ class Pressure:
         self._labels: dict[tuple[str, bytes], str] = {}
 
     def open(self) -> None:
-        """Find what the kernel tells of. Raises SignalLost."""
+        """Find what the kernel tells of. Raises SourceUnavailable."""
         paths = {name: self._folder / name for name in RESOURCES}
         files = {name: KernelFile(path) for name, path in paths.items() if path.exists()}
         if not files:
-            raise SignalLost("this kernel has no PSI (CONFIG_PSI)", whole=True)
+            raise SourceUnavailable("this kernel has no PSI (CONFIG_PSI)", whole=True)
         try:
             next(iter(files.values())).read()
-        except SignalLost as lost:
+        except SourceUnavailable as lost:
             text = f"PSI is switched off: boot with psi=1 ({lost.reason})"
-            raise SignalLost(text, whole=True) from lost
+            raise SourceUnavailable(text, whole=True) from lost
         self._files = files
 
     def polls(self) -> Sequence[Poll]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.polling import STEADY_S, Points, Poll, SignalLost
+from sonde.collect.polling import STEADY_S, Points, Poll, SourceUnavailable
 
 MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "softirq", "steal")
 """Of /proc/stat in its order; guest time is in user time already."""
@@ -26,9 +26,9 @@ class Processors:
         self._labels: dict[tuple[bytes, str], str] = {}
 
     def open(self) -> None:
-        """See that it can be read. Raises SignalLost."""
+        """See that it can be read. Raises SourceUnavailable."""
         if not self._stat.read():
-            raise SignalLost("/proc/stat is empty", whole=True)
+            raise SourceUnavailable("/proc/stat is empty", whole=True)
 
     def polls(self) -> Sequence[Poll]:
         """One question."""

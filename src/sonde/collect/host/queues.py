@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from sonde import procfs
-from sonde.collect.polling import SignalLost
+from sonde.collect.polling import SourceUnavailable
 
 _RTM_GETQDISC, _RTM_NEWQDISC = 38, 36
 _NLM_F_REQUEST, _NLM_F_DUMP = 1, 0x300
@@ -41,7 +41,7 @@ class QueueStat:
 
 
 def queue_stats() -> list[QueueStat]:
-    """Those of every interface. Raises SignalLost."""
+    """Those of every interface. Raises SourceUnavailable."""
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as netlink:
             netlink.settimeout(1.0)
@@ -51,7 +51,7 @@ def queue_stats() -> list[QueueStat]:
             netlink.send(_HEADER.pack(size, _RTM_GETQDISC, flags, 1, 0) + question)
             return list(_answers(netlink))
     except OSError as error:
-        raise SignalLost(f"rtnetlink: {error.strerror or error}") from error
+        raise SourceUnavailable(f"rtnetlink: {error.strerror or error}") from error
 
 
 def _answers(netlink: socket.socket) -> Iterator[QueueStat]:

@@ -14,6 +14,7 @@ from sonde.errors import MissingDependency, NotACapture
 
 if TYPE_CHECKING:
     from sonde.model.timeline import Timeline
+    from sonde.query.capture import Capture
 
 _HEAD_BYTES = 4096
 
@@ -33,6 +34,14 @@ def open_timeline(paths: Sequence[Path]) -> Timeline:
         parts = [_open(_seekable(path, kept)) for path in paths]
     parts.sort(key=lambda part: not len(part.device))
     return with_interpreter_lock(merged(*parts))
+
+
+def timeline_of(capture: Capture) -> Timeline:
+    """The timeline of a capture that was read already. Raises ModuleNotFoundError."""
+    from sonde.analyze.merge import merged, with_interpreter_lock
+    from sonde.query.timeline import of_capture
+
+    return with_interpreter_lock(merged(of_capture(capture)))
 
 
 def _seekable(path: Path, kept: ExitStack) -> Path:
@@ -60,7 +69,7 @@ def _seekable(path: Path, kept: ExitStack) -> Path:
 
 
 def _open(path: Path) -> Timeline:
-    from sonde.readers import kineto, otlp_profiles, perf_script
+    from sonde.readers import kineto, nsys_sqlite, otlp_profiles, perf_script
     from sonde.readers.text import opened
 
     with opened(path) as file:
@@ -70,6 +79,8 @@ def _open(path: Path) -> Timeline:
         from sonde.query.timeline import of_capture
 
         return of_capture(read(path))
+    if nsys_sqlite.looks_like(head):
+        return nsys_sqlite.read(path)
     if otlp_profiles.looks_like(head):
         return otlp_profiles.read(path)
     text = head.decode("utf-8", "replace")
@@ -79,6 +90,6 @@ def _open(path: Path) -> Timeline:
         return perf_script.read(path)
     raise NotACapture(
         f"{path} has no known format",
-        "give a capture (.sonde), a trace of torch.profiler (JSON), output of `perf script`, or "
-        "OTLP profiles",
+        "give a capture (.sonde), a trace of torch.profiler (JSON), Nsight Systems' SQLite export, "
+        "output of `perf script`, or OTLP profiles",
     )

@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from typing import Final
 
-from sonde.collect.slowdown import GAP_S, STRETCH_S, Trials
+from sonde.collect.slowdown import GAP_S, STRETCH_S, OverheadExperiment
 
 FIRST_COST_NS: Final = 11_000.0
 """Host time of a timed launch, measured on an H200, until the process tells its own."""
@@ -21,7 +21,7 @@ LEAST_TO_JUDGE: Final = 20
 MOST_A_SECOND: Final = 5_000
 
 
-class Governor:
+class OverheadController:
     """That of one process."""
 
     def __init__(self, budget: float) -> None:
@@ -29,7 +29,7 @@ class Governor:
         self._budget = budget
         self._cost_ns = FIRST_COST_NS
         """Host time of one timed launch, a moving mean."""
-        self.trials = Trials(budget, random.Random(), gap_s=GAP_S, stretch_s=STRETCH_S)
+        self.trials = OverheadExperiment(budget, random.Random(), gap_s=GAP_S, stretch_s=STRETCH_S)
 
     @property
     def per_second(self) -> int:

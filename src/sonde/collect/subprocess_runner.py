@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A source in a process of its own: `sonde.collect.apart MODULE:CLASS ASKING_FD`.
+"""A source in a subprocess: `sonde.collect.subprocess_runner MODULE:CLASS ASKING_FD`.
 
 Both ends of it are here. The child asks its source and writes what it says to standard output, a
 message a second while there is something to say:
@@ -53,10 +53,10 @@ MESSAGE_MAX_BYTES = 16 << 20
 SAY_EVERY_S = 1.0
 SILENT_S = 3.0
 """A child that does not count for this long hangs."""
-STIR, CALM = b"!", b"."
-"""What the parent writes where somebody is about to use a device, and where all those are gone."""
-UNKEPT_MOST_S = 9
-"""A digit says that only the last answer of so many seconds counts; 0: each does."""
+MARK_ACTIVE, MARK_IDLE = b"!", b"."
+"""Written by the parent when a process is about to use a device, and when all those have exited."""
+KEEP_LAST_MAX_S = 9
+"""A digit N: only the last value of each N seconds counts; 0: each does."""
 STARTS_IN_S = 10.0
 """So long may it take until the first word: an idle driver wakes up slowly."""
 GIVEN_UP_MAX = 3
@@ -92,7 +92,7 @@ def unpack(body: bytes) -> tuple[Points, int]:
         raise ValueError(f"what is no message: {error}") from error
 
 
-class Apart:
+class SubprocessRunner:
     """The parent's end: a Runner."""
 
     def __init__(self, name: str, source: str, present: Callable[[], bool] = lambda: True) -> None:
@@ -112,7 +112,7 @@ class Apart:
         """0 while it answers."""
         self._pause_s = RETRY_FIRST_S
         self._start_at_s = 0.0
-        self._unkept = b"0"
+        self._keep_last = b"0"
         self._trouble = ""
         self._page = mmap.mmap(-1, PAGE)
         self._page_fd = -1
@@ -151,21 +151,21 @@ class Apart:
             self._replace(points, now_s, f"does not answer{self._question()}")
         return points
 
-    def rest(self, seconds: float) -> None:
+    def set_min_interval(self, seconds: float) -> None:
         """Nothing: how often a device is asked depends on what that device does."""
 
-    def unkept(self, seconds: float) -> None:
+    def keep_last_only(self, seconds: float) -> None:
         """Have the child ask once a second, and say it so often, at least each second."""
-        self._unkept = b"%d" % max(1, min(round(seconds), UNKEPT_MOST_S))
-        self._tell(self._unkept)
+        self._keep_last = b"%d" % max(1, min(round(seconds), KEEP_LAST_MAX_S))
+        self._tell(self._keep_last)
 
-    def stir(self) -> None:
+    def mark_active(self) -> None:
         """Have the child look as if the device were in use."""
-        self._tell(STIR)
+        self._tell(MARK_ACTIVE)
 
-    def calm(self) -> None:
+    def mark_idle(self) -> None:
         """Have the child go by what the device says again."""
-        self._tell(CALM)
+        self._tell(MARK_IDLE)
 
     def _tell(self, word: bytes) -> None:
         if self._child is not None and self._child.stdin is not None:
@@ -193,7 +193,7 @@ class Apart:
             self._start_at_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, RETRY_LAST_S)
             return
-        self._tell(self._unkept)
+        self._tell(self._keep_last)
         self._heard_s = now_s + STARTS_IN_S - SILENT_S
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -205,7 +205,9 @@ class Apart:
         self._count = self._page[-COUNT_BYTES:]
         self._buffer.clear()
         child = interpreter.start(
-            interpreter.command("sonde.collect.apart", self._source, str(self._page_fd)),
+            interpreter.command(
+                "sonde.collect.subprocess_runner", self._source, str(self._page_fd)
+            ),
             pass_fds=[self._page_fd],
         )
         assert child.stdout is not None
@@ -341,14 +343,14 @@ def serve(source: Source, asking: Asked, out: int) -> None:
 
 def _hear(word: bytes, schedule: Schedule, gathering: Gathering | None) -> None:
     """What the parent wrote."""
-    if word == CALM:
-        schedule.calm()
-    elif word == STIR:
-        schedule.stir()
+    if word == MARK_IDLE:
+        schedule.mark_idle()
+    elif word == MARK_ACTIVE:
+        schedule.mark_active()
     elif word.isdigit():
-        schedule.rest(float(word))
+        schedule.set_min_interval(float(word))
         if gathering is not None:
-            gathering.unkept(float(word))
+            gathering.keep_last_only(float(word))
 
 
 def _write(out: int, message: bytes) -> bytes:

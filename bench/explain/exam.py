@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m bench.explain.exam PROGRAMS OUT`: records programs that nobody here wrote.
+
+A program (p*.py) is started with `--seed S --seconds T`. It warms up, prints `READY {"pid": …}`,
+runs with its cause for T seconds, prints `PHASE2`, runs without it in the same process, and prints
+`TRUTH {…}`: the share of a step that the cause costs, measured by itself. While the cause is on,
+`sonde record --device-time -p PID` records it at the default budget, nobody else watching.
+
+OUT/NAME-SEED.sonde and .truth.json are what `bench.explain.exam_score` judges, later and elsewhere:
+programs stay sealed until the rules are frozen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+RECORDED_LESS_S = 1.0
+"""The recording ends this long before the program's first phase."""
+START_S = 120.0
+"""Deadline for a program to warm up."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one run."""
+
+    program: str
+    seed: int
+    failure: str = ""
+    lost_share: float = 0.0
+    took_s: float = 0.0
+    recorder: str = ""
+
+
+def main() -> int:
+    """Run what was asked for; 1 where a run gave no result."""
+    parser = argparse.ArgumentParser(prog="python -m bench.explain.exam")
+    parser.add_argument("programs", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--budget", type=float, default=540.0, help="seconds; the rest is left out")
+    parser.add_argument("--smoke", action="store_true", help="tiny, unrecorded, several at once")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    found = sorted(args.programs.glob("p*.py"))
+    wanted = [
+        (path, seed)
+        for seed in args.seeds
+        for path in found
+        if not args.only or path.stem in args.only
+    ]
+    wanted = [one for one in wanted if not _truth_file(args.out, *one).exists()]
+    began_s = time.monotonic()
+
+    def attempt(one: tuple[Path, int]) -> Outcome | None:
+        if time.monotonic() - began_s > args.budget:
+            return None
+        return run(*one, args)
+
+    with concurrent.futures.ThreadPoolExecutor(6 if args.smoke else 1) as pool:
+        outcomes = [one for one in pool.map(attempt, wanted) if one is not None]
+    for one in outcomes:
+        print(
+            f"{one.program:6} seed {one.seed}  {one.took_s:5.1f} s  lost {one.lost_share:6.1%}  "
+            f"{one.failure or 'ok'} {one.recorder}",
+            flush=True,
+        )
+    print(f"{len(wanted) - len(outcomes)} runs left out")
+    (args.out / "outcomes.json").write_text(json.dumps([asdict(one) for one in outcomes]))
+    return int(any(one.failure for one in outcomes))
+
+
+def _truth_file(out: Path, program: Path, seed: int) -> Path:
+    return out / f"{program.stem}-{seed}.truth.json"
+
+
+def run(path: Path, seed: int, args: argparse.Namespace) -> Outcome:
+    """One program, recorded once."""
+    began_s = time.monotonic()
+    outcome = Outcome(path.stem, seed)
+    log = args.out / f"{path.stem}-{seed}.log"
+    command = [sys.executable, path.name, "--seed", str(seed), "--seconds", str(args.seconds)]
+    with log.open("w") as errors:
+        program = subprocess.Popen(
+            command + (["--smoke"] if args.smoke else []),
+            cwd=path.parent,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+        assert program.stdout is not None
+        try:
+            outcome.failure = _follow(program.stdout, outcome, path, seed, args)
+            if program.wait(args.seconds * 3 + START_S) and not outcome.failure:
+                outcome.failure = f"exit code {program.returncode}"
+        except subprocess.TimeoutExpired:
+            outcome.failure = "did not end"
+        finally:
+            if program.poll() is None:
+                os.killpg(program.pid, 9)
+                program.wait()
+            program.stdout.close()
+    outcome.took_s = time.monotonic() - began_s
+    return outcome
+
+
+def _follow(
+    lines: IO[str], outcome: Outcome, path: Path, seed: int, args: argparse.Namespace
+) -> str:
+    """Record from READY on, keep the truth; returns what went wrong, '' nothing."""
+    recorder: subprocess.Popen[str] | None = None
+    truth = None
+    for line in lines:
+        word, _, rest = line.partition(" ")
+        if word == "READY" and not args.smoke:
+            pid = json.loads(rest)["pid"]
+            recorder = _recorder(pid, args.out / f"{path.stem}-{seed}.sonde", args.seconds)
+        elif word == "TRUTH":
+            truth = json.loads(rest)
+    if recorder is not None:
+        _, told = recorder.communicate(timeout=120)
+        outcome.recorder = "" if recorder.returncode == 0 else told.strip()[-300:]
+    if truth is None:
+        return "no truth"
+    outcome.lost_share = float(truth["lost_share"])
+    if not args.smoke:
+        _truth_file(args.out, path, seed).write_text(json.dumps(truth))
+    return ""
+
+
+def _recorder(pid: int, capture: Path, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sonde", "record", "-q", "--device-time", "-f"]
+    command += ["-p", str(pid), "-d", f"{seconds - RECORDED_LESS_S:g}", "-o", str(capture)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evidence of other processes on a device. Without it, no other process is blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from sonde.model.timeline import ProcessUse, Timeline
+
+LEAST_USE = 0.01
+"""NVML reports whole percents: one percent is the least that it can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherUse:
+    """Another process that ran work on a device in a span of time."""
+
+    pid: int
+    name: str
+    share: float
+    """Mean of the driver's reports in the span: of the time, with any of its kernels."""
+    reports: int
+    """Reports with work, of all."""
+    of: int
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        who = f"{self.name} ({self.pid})" if self.name else f"process {self.pid}"
+        return (
+            f"{who} used the device for {100 * self.share:.0f} % of the time by the driver's "
+            f"reports, in {self.reports} of {self.of}"
+        )
+
+
+def processes_of(timeline: Timeline) -> set[int]:
+    """The processes that asked a device for work in this record."""
+    asked = np.flatnonzero(np.bincount(timeline.calls.track, minlength=1)).tolist()
+    ran = np.flatnonzero(np.bincount(timeline.device.track, minlength=1)).tolist()
+    tracks = (*(asked if len(timeline.calls) else []), *(ran if len(timeline.device) else []))
+    return {timeline.tracks[track].pid for track in tracks}
+
+
+def reports_on_others(
+    timeline: Timeline, devices: Collection[int], pids: Collection[int]
+) -> list[ProcessUse]:
+    """The driver's reports on processes other than `pids`.
+
+    None if the driver does not list any of `pids` by the same numbers: then one of the others may
+    be the program itself, as seen from another PID namespace.
+    """
+    listed = {*timeline.gpus_of, *(one.pid for one in timeline.busy_of)}
+    if not listed.intersection(pids):
+        return []
+    return [
+        one
+        for one in timeline.busy_of
+        if one.device in devices and one.pid not in pids and len(one.time_ns)
+    ]
+
+
+def others_on_device(
+    timeline: Timeline, devices: Collection[int], pids: Collection[int], span: tuple[int, int]
+) -> list[OtherUse]:
+    """Processes other than `pids` that used one of the devices in a span (ns), the busiest first.
+
+    `devices`: indices; empty: unknown, then nothing is known of others.
+    """
+    names = {track.pid: track.process or track.name for track in timeline.tracks}
+    found = []
+    reports = [
+        int(((one.time_ns >= span[0]) & (one.time_ns <= span[1])).sum())
+        for one in timeline.busy_of
+        if one.device in devices
+    ]
+    for one in reports_on_others(timeline, devices, pids):
+        inside = (one.time_ns >= span[0]) & (one.time_ns <= span[1])
+        share = one.share[inside]
+        busy = share >= LEAST_USE
+        if busy.any():
+            # The driver leaves processes out of reports in which they did nothing.
+            whole = max(reports)
+            mean = float(share.sum()) / whole
+            found.append(OtherUse(one.pid, names.get(one.pid, ""), mean, int(busy.sum()), whole))
+    return sorted(found, key=lambda use: -use.share)

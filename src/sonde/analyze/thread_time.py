@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The time of threads by cause, and by place in the program, from totals.
+
+On a CPU the stack says what a thread did: a framework's dispatch, the runtime and the driver are
+the launch path, everything else is the code that it is in. Off a CPU the reason, the stack and the
+thread that ended the wait say what it waited for. Names of threads and of the program's functions
+are printed, and decide nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sonde.analyze.causes import HAND_OVERS, IO_REASONS, descends
+from sonde.analyze.device_waits import RESULT_BYTES
+from sonde.analyze.ranking import LEAST_SHARE
+from sonde.model.causes import Cause
+from sonde.model.timeline import (
+    Activity,
+    CallKind,
+    CopyDirection,
+    ThreadOwner,
+    Timeline,
+    Total,
+    TotalKind,
+    WaitDetail,
+)
+from sonde.model.verdict import CauseShare, CodeLocation
+
+FOR_COPIES = 0.8
+"""From this many copies to the device per wait, the waits are for the copies."""
+BURSTS = 0.5
+"""A function whose samples lie in fewer than half of the parts of a record that samples at random
+times would lie in, runs in bursts."""
+LEAST_SAMPLES = 10
+"""Fewer samples of a function do not show bursts."""
+LINES = 4
+"""Places that are named for a cause, those with the most time."""
+
+_OF_CALL = {
+    CallKind.COPY: Cause.COPY,
+    CallKind.SET: Cause.COPY,
+    CallKind.ALLOC: Cause.ALLOCATION,
+    CallKind.FREE: Cause.ALLOCATION,
+    CallKind.PIN: Cause.ALLOCATION,
+    CallKind.BUILD: Cause.BUILD,
+}
+"""All other calls are the launch path."""
+_OF_REASON = {
+    **dict.fromkeys(IO_REASONS, Cause.IO),
+    "futex": Cause.LOCK,
+    "stopped": Cause.STOPPED,
+    "page fault": Cause.PAGE_FAULT,
+    "memory": Cause.PAGE_FAULT,
+    "sleep": Cause.SLEEP,
+}
+_OF_ACTIVITY = {
+    Activity.INPUT: Cause.INPUT,
+    Activity.PAGE_FAULT: Cause.PAGE_FAULT,
+    Activity.LAUNCH_PATH: Cause.LAUNCH,
+    Activity.BUILD: Cause.BUILD,
+    Activity.ALLOCATION: Cause.ALLOCATION,
+    Activity.COPY: Cause.COPY,
+    Activity.DEVICE_WAIT: Cause.SYNCHRONIZATION,
+    Activity.FILE: Cause.IO,
+    Activity.CODE: Cause.HOST,
+    Activity.UNKNOWN: Cause.UNKNOWN,
+}
+_ACTIVITY_OF_CALL = {
+    CallKind.SYNC: Activity.DEVICE_WAIT,
+    CallKind.COPY: Activity.COPY,
+    CallKind.SET: Activity.COPY,
+    CallKind.ALLOC: Activity.ALLOCATION,
+    CallKind.FREE: Activity.ALLOCATION,
+    CallKind.PIN: Activity.ALLOCATION,
+    CallKind.BUILD: Activity.BUILD,
+}
+"""What samples within a timed call show; of all other calls, `Activity.LAUNCH_PATH`."""
+_INSIDE_CALLS = ("futex", "poll", "driver", "read", "system call")
+"""Reasons for which threads block within device calls, where no stack says more."""
+
+
+@dataclass(slots=True)
+class ThreadTime:
+    """The time of threads that launch in turns. Lengths in ns."""
+
+    ns: dict[Cause, int] = field(default_factory=lambda: defaultdict(int))
+    count: dict[Cause, int] = field(default_factory=lambda: defaultdict(int))
+    places: dict[Cause, dict[str, int]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(int))
+    )
+    others: dict[Cause, dict[int, int]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(int))
+    )
+    """By the track of the thread that ended the wait."""
+    waited: int = 0
+    """In calls that wait for the device."""
+    wait_places: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    spread: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By function: (on-CPU samples, `Total.when`)."""
+
+    def add(self, cause: Cause, ns: int, one: Total) -> None:
+        """Adds a part of a total to a cause."""
+        if ns <= 0:
+            return
+        self.ns[cause] += ns
+        self.count[cause] += one.count
+        if one.place:
+            self.places[cause][one.place] += ns
+        if one.kind == TotalKind.BLOCKED and one.waker_track >= 0 and one.waker_ns:
+            self.others[cause][one.waker_track] += min(ns, one.waker_ns)
+
+    def wait(self, ns: int, one: Total) -> None:
+        """Adds a wait for the device."""
+        self.waited += max(0, ns)
+        if one.place:
+            self.wait_places[one.place] += ns
+
+
+def thread_time(timeline: Timeline, totals: Sequence[Total]) -> ThreadTime:
+    """The time of threads by cause. `totals`: theirs, without waits for one another."""
+    found = ThreadTime()
+    called: dict[Activity, int] = defaultdict(int)
+    for one in totals:
+        if one.kind != TotalKind.CALL:
+            continue
+        called[_ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)] += one.ns
+        if one.call == CallKind.SYNC or _reads_back(one):
+            found.wait(one.ns, one)
+        else:
+            found.add(_OF_CALL.get(one.call, Cause.LAUNCH), one.ns, one)
+    inside = sum(called.values())
+    blocked = (one for one in totals if one.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE))
+    for one in sorted(blocked, key=_inside_rank):
+        length = one.ns
+        if _inside_rank(one)[0] < len(_INSIDE_CALLS) + 1 and one.kind == TotalKind.BLOCKED:
+            within = min(length, inside)
+            inside -= within
+            length -= within
+            if one.wait_detail in (WaitDetail.DEVICE, WaitDetail.IN_CALL):
+                found.wait(length, one)
+                continue
+        found.add(cause_of(timeline, one), length, one)
+    _on_cpu(found, totals, called, inside)
+    if _wait_for_copies(totals):
+        found.ns[Cause.COPY] += found.waited
+        found.waited = 0
+    return found
+
+
+def _on_cpu(
+    found: ThreadTime, totals: Iterable[Total], called: dict[Activity, int], inside: int
+) -> None:
+    """Adds samples. `called`: the time of calls; `inside`: of it, the time not blocked.
+
+    A timed call is counted already: samples in it are left out up to its length. Samples without a
+    stack may lie in calls, too.
+    """
+    sampled: dict[Activity, list[Total]] = defaultdict(list)
+    for one in totals:
+        if one.kind == TotalKind.SAMPLED:
+            sampled[Activity(one.name)].append(one)
+    polled = sum(one.ns for one in sampled.pop(Activity.FULL_QUEUE, []))
+    # Polling for room in a full queue is a wait for the device; graph launches are timed calls.
+    timed = min(called[Activity.LAUNCH_PATH], polled, found.ns[Cause.LAUNCH])
+    found.ns[Cause.LAUNCH] -= timed
+    called[Activity.LAUNCH_PATH] -= timed
+    inside -= timed
+    found.waited += polled
+    for activity, group in sampled.items():
+        if activity == Activity.UNKNOWN:
+            continue
+        for one in group:
+            samples, when = found.spread.get(function_of(one.place), (0, 0))
+            found.spread[function_of(one.place)] = samples + one.samples, when | one.when
+        whole = sum(one.ns for one in group)
+        left_out = min(whole, called[activity])
+        inside -= left_out
+        for one in group:
+            part = one.ns - left_out * one.ns // max(1, whole)
+            if activity == Activity.DEVICE_WAIT:
+                found.wait(part, one)
+            else:
+                found.add(_OF_ACTIVITY[activity], part, one)
+    for one in sampled.get(Activity.UNKNOWN, []):
+        within = min(one.ns, max(0, inside))
+        inside -= within
+        found.add(Cause.UNKNOWN, one.ns - within, one)
+
+
+def cause_of(timeline: Timeline, total: Total) -> Cause:
+    """The cause of a wait."""
+    if total.kind == TotalKind.RUNQUEUE:
+        return Cause.RUN_QUEUE
+    if total.wait_detail == WaitDetail.GIL:
+        return Cause.GIL
+    if total.wait_detail == WaitDetail.COMPUTE:
+        return Cause.HOST
+    if total.wait_detail == WaitDetail.INPUT or _is_handed_over(timeline, total):
+        return Cause.INPUT
+    return _OF_REASON.get(total.name, Cause.UNKNOWN)
+
+
+def _is_handed_over(timeline: Timeline, total: Total) -> bool:
+    """Whether another thread or process of the program hands something over in the end.
+
+    By the stack (a queue, a future, a condition), or because a thread or a worker process of the
+    program ends a wait on a pipe or a socket.
+    """
+    if total.name not in HAND_OVERS:
+        return False
+    if total.wait_detail == WaitDetail.HAND_OVER:
+        return True
+    if total.name == "futex" or total.waker_track < 0 or 2 * total.waker_ns < total.ns:
+        return False
+    me, other = timeline.tracks[total.track].pid, timeline.tracks[total.waker_track].pid
+    if other == me:
+        owner = timeline.tracks[total.waker_track].owner
+        return total.waker_track != total.track and owner == ThreadOwner.PROGRAM
+    return descends(timeline, other, me)
+
+
+def _reads_back(total: Total) -> bool:
+    """Whether calls copy results to the host (a loss, a flag): they wait for the device."""
+    if total.call != CallKind.COPY or total.direction != CopyDirection.D2H or not total.count:
+        return False
+    return total.bytes <= RESULT_BYTES * total.count
+
+
+def _wait_for_copies(totals: Iterable[Total]) -> bool:
+    """Whether the waits for the device follow copies to it, one for one."""
+    calls = [one for one in totals if one.kind == TotalKind.CALL]
+    waits = sum(one.count for one in calls if one.call == CallKind.SYNC)
+    copies = [one for one in calls if one.call == CallKind.COPY]
+    there = sum(one.count for one in copies if one.direction == CopyDirection.H2D)
+    return waits > 0 and there >= FOR_COPIES * waits
+
+
+def _inside_rank(total: Total) -> tuple[int, int]:
+    """Order in which blocked time is counted as time within device calls."""
+    rank = len(_INSIDE_CALLS) + 1
+    if total.wait_detail in (WaitDetail.IN_CALL, WaitDetail.DEVICE):
+        rank = 0
+    elif total.name in _INSIDE_CALLS and not total.place and not total.wait_detail:
+        rank = 1 + _INSIDE_CALLS.index(total.name)
+    return rank, -total.ns
+
+
+def function_of(place: str) -> str:
+    """A place without its line."""
+    return place.rpartition(":")[0] or place
+
+
+def functions(time: ThreadTime) -> dict[str, dict[Cause, int]]:
+    """The time in each function of the program by cause, the most first: a checkpoint copies,
+    serializes and writes. Waits for the device count as synchronization."""
+    found: dict[str, dict[Cause, int]] = defaultdict(lambda: defaultdict(int))
+    for cause, places in (*time.places.items(), (Cause.SYNCHRONIZATION, time.wait_places)):
+        for place, ns in places.items():
+            found[function_of(place)][cause] += ns
+    return dict(sorted(found.items(), key=lambda item: -sum(item[1].values())))
+
+
+def in_bursts(time: ThreadTime, function: str, parts: int) -> int:
+    """In how many of `parts` of the record a function ran, if these are far fewer than as many
+    samples at random times would lie in; else 0."""
+    samples, when = time.spread.get(function, (0, 0))
+    if samples < LEAST_SAMPLES or parts < 2:
+        return 0
+    expected = parts * (1 - (1 - 1 / parts) ** samples)
+    found = when.bit_count()
+    return found if found <= BURSTS * expected else 0
+
+
+def locations(places: dict[str, int], whole: int) -> list[CodeLocation]:
+    """The places with the most time; lines of one function are one place, its commonest line."""
+    functions: dict[str, dict[str, int]] = defaultdict(dict)
+    for place, ns in places.items():
+        functions[function_of(place)][place] = ns
+    sums = {max(lines, key=lambda one: lines[one]): sum(lines.values())
+            for lines in functions.values()}  # fmt: skip
+    ranked = sorted(sums.items(), key=lambda item: -item[1])[:LINES]
+    return [CodeLocation(place, ns / max(1, whole)) for place, ns in ranked]
+
+
+def cause_lines(causes: Iterable[CauseShare]) -> list[str]:
+    """A line of evidence for each cause that is not small."""
+    return [
+        f"{one.title}: {100 * one.share:.1f} %" + "".join(f"; {fact}" for fact in one.facts)
+        for one in causes
+        if one.share >= LEAST_SHARE
+    ]
+
+
+def whom(timeline: Timeline, track: int) -> str:
+    """A thread, and what it mostly did: 'worker (12), on a CPU in load train.py:8'."""
+    one = timeline.tracks[track]
+    if one.owner == ThreadOwner.DRIVER:
+        return f"{one.label}, a thread of the driver"
+    mine = [total for total in timeline.totals if total.track == track]
+    running = sum(total.ns for total in mine if total.kind == TotalKind.SAMPLED)
+    waits = [total for total in mine if total.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE)]
+    longest = max(waits, key=lambda total: total.ns, default=None)
+    if longest is not None and longest.ns > running and longest.name != "futex":
+        if longest.kind == TotalKind.RUNQUEUE:
+            return f"{one.label}, mostly waiting for a CPU"
+        where = f" in {longest.place}" if longest.place else ""
+        return f"{one.label}, mostly waiting: {longest.name}{where}"
+    places: dict[str, int] = defaultdict(int)
+    for total in mine:
+        if total.kind == TotalKind.SAMPLED and total.place:
+            places[total.place] += total.ns
+    found = locations(places, running)
+    return f"{one.label}, on a CPU in {found[0].function}" if found else one.label

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kind of code a frame is, by the library that it belongs to.
+
+The names of a program's own functions and threads are never looked at: they may be anything. What
+decides is the file or the binary of a library, and the documented entry points of device APIs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import IntEnum
+from functools import lru_cache
+
+
+class CodeKind(IntEnum):
+    """The kind of code of one frame."""
+
+    NEUTRAL = 0
+    """Says nothing: the kernel, libc, Python itself and its standard library, unknown frames."""
+    DEVICE = 1
+    """The runtime, the driver, or a library of kernels of a device."""
+    DISPATCH = 2
+    """A framework on its way to a device: operators, modules, optimizers, autograd."""
+    CPU_KERNEL = 3
+    """A framework's or a library's computation on the CPU."""
+    COMPILER = 4
+    """Compiles or loads kernels."""
+    LIBRARY = 5
+    """Any other installed library: image codecs, serialization."""
+    LOADER = 6
+    """A data loader's package."""
+    HAND_OVER = 7
+    """Waits until another thread or process hands something over: queues, futures, conditions."""
+    OWN_PYTHON = 8
+    """Python code of the program."""
+    OWN_NATIVE = 9
+    """Machine code of the program, or of an extension module."""
+    SONDE = 10
+    """Sonde's library in the process."""
+
+
+_DEVICE_BINARY = re.compile(
+    r"^(lib(cuda|cudart|cublas|cublasLt|cudnn\w*|cufft|cufile|curand|cusolver|cusparse|nccl|cupti"
+    r"|nvToolsExt|amdhip64|hsa-runtime64|rocblas|hipblas\w*|MIOpen|rccl|OpenCL|pocl|ze_loader"
+    r"|ze_intel_gpu|torch_cuda\w*|torch_hip|c10_cuda|c10_hip)\b"
+    r"|__triton_launcher|cuda_utils\b)"
+)
+_DISPATCH_BINARY = re.compile(
+    r"^(libtorch|libtorch_cpu|libtorch_python|libc10|_C\b|libjax_common|xla_cuda_plugin"
+    r"|xla_extension|libtensorflow|_pywrap_tensorflow|libpaddle|libmxnet|libonnxruntime|libnvinfer)"
+)
+_CPU_BINARY = re.compile(r"^lib(gomp|iomp5|mkl|openblas|dnnl|blis|omp)\b")
+_COMPILER_BINARY = re.compile(
+    r"^(lib(nvrtc|nvJitLink|nvidia-ptxjitcompiler|nvidia-nvvm|nvptxcompiler|triton|LLVM|amd_comgr)"
+    r"|ptxas)"
+)
+_NEUTRAL_BINARY = re.compile(
+    r"^(lib(c|m|dl|rt|pthread|stdc\+\+|c\+\+|gcc_s|util|crypto|ssl|z|zstd|lzma|bz2|ffi|numa|jemalloc"
+    r"|tcmalloc|mimalloc|protobuf|absl\w*|nvidia-ml|sqlite3|expat)[.-]|ld-linux|ld-musl|libpython"
+    r"|python[\d.]*$|\[)"
+)
+_CPU_FUNCTION = re.compile(r"wrapper_CPU|::(AVX2|AVX512|DEFAULT|NEON|SVE\d*)::|mkldnn|cpublas")
+_COMPILER_FUNCTION = re.compile(r"^(llvm|mlir)::|nvrtc|NVPTXCompiler|CompileToTargetBinary")
+_HAND_OVER_FUNCTION = re.compile(
+    r"^(pthread_cond_(timed|clock)?wait|std::condition_variable|std::__future_base|cnd_wait)"
+)
+_LOADER_FILE = re.compile(
+    r"^(torch/utils/data/|torchdata/|nvidia/dali/|tensorflow/python/data/|webdataset/|ffcv/"
+    r"|datasets/(iterable|arrow)_dataset\.py|grain/|streaming/base/)"
+)
+_HAND_OVER_FILE = re.compile(
+    r"^(queue\.py|concurrent/futures/|multiprocessing/(queues|pool|connection|managers)\.py)"
+)
+_COMPILER_FILE = re.compile(r"^(torch/(_dynamo|_inductor|_functorch)/|triton/compiler/)")
+_COMPILED_FILE = re.compile(r"^torch/(_dynamo/eval_frame|_inductor/(runtime|utils|output_code))")
+_FRAMEWORK_FILE = re.compile(
+    r"^(torch|triton|jax|jaxlib|flax|optax|tensorflow|keras|apex|transformer_engine|functorch)/"
+)
+_NO_DISPATCH_FILE = re.compile(
+    r"^(torch/(serialization|storage|_weights_only_unpickler|hub|random)\.py"
+    r"|torch/(multiprocessing|profiler|testing|package|distributed/checkpoint|utils/tensorboard)/"
+    r"|tensorflow/python/(checkpoint|training/saving)|flax/serialization\.py)"
+)
+_INSTALLED = frozenset(
+    (
+        *("PIL", "numpy", "scipy", "pandas", "cv2", "torchvision", "torchaudio", "torchtext"),
+        *("transformers", "accelerate", "datasets", "tokenizers", "lightning", "safetensors"),
+        *("pytorch_lightning", "deepspeed", "xformers", "flash_attn", "nvidia", "cupy", "numba"),
+        *("sklearn", "ray", "pyarrow", "h5py", "zarr", "fsspec", "tqdm", "requests", "yaml"),
+        *("pyopencl", "nibabel", "librosa", "soundfile", "msgpack", "orjson", "PyTorch", "timm"),
+        *("imageio", "skimage", "albumentations", "kornia", "einops", "wandb", "tensorboard"),
+        *("site-packages", "dist-packages", "importlib", "_distutils_hack"),
+    )
+)
+"""Installed packages that programs often call; their frames are not the program's own."""
+_CONDITIONS = frozenset(("wait", "wait_for", "join"))
+_RECEIVES = frozenset(
+    (
+        *("get", "get_nowait", "wait", "_wait", "join", "result", "exception", "as_completed"),
+        *("recv", "recv_bytes", "_recv", "_recv_bytes", "poll", "_poll", "next", "__next__"),
+    )
+)
+"""Functions of queues, futures and pipes that wait for what another thread hands over."""
+_STANDARD = frozenset(sys.stdlib_module_names)
+_STANDARD_PACKAGES = frozenset(
+    (
+        *("asyncio", "collections", "concurrent", "ctypes", "dbm", "email", "encodings", "html"),
+        *("http", "json", "logging", "multiprocessing", "re", "sqlite3", "tomllib", "unittest"),
+        *("urllib", "xml", "zipfile", "zoneinfo"),
+    )
+)
+
+
+@lru_cache(16384)
+def kind_of_file(file: str, function: str = "") -> CodeKind:
+    """The kind of a Python frame, by its file: as captures and traces have it, without the folder
+    of installed packages ('torch/nn/modules/module.py', 'threading.py', 'src/train.py').
+
+    `function` matters in Python's own library only: waiting for a condition is not waiting for a
+    lock, and filling a queue is not waiting for what it holds.
+    """
+    receives = function.rpartition(".")[2]
+    if file == "threading.py" and receives in _CONDITIONS:
+        return CodeKind.HAND_OVER
+    if not file or file.startswith("<"):
+        return CodeKind.NEUTRAL
+    if _LOADER_FILE.match(file):
+        return CodeKind.LOADER
+    if _HAND_OVER_FILE.match(file):
+        return CodeKind.HAND_OVER if receives in _RECEIVES else CodeKind.NEUTRAL
+    if _COMPILER_FILE.match(file):
+        is_run = _COMPILED_FILE.match(file)
+        return CodeKind.DISPATCH if is_run else CodeKind.COMPILER
+    if _FRAMEWORK_FILE.match(file):
+        return CodeKind.LIBRARY if _NO_DISPATCH_FILE.match(file) else CodeKind.DISPATCH
+    top, folder, _ = file.partition("/")
+    standard = top in _STANDARD_PACKAGES if folder else top.removesuffix(".py") in _STANDARD
+    if standard:
+        return CodeKind.NEUTRAL
+    return CodeKind.LIBRARY if top in _INSTALLED else CodeKind.OWN_PYTHON
+
+
+@lru_cache(65536)
+def kind_of_native(binary: str, function: str) -> CodeKind:
+    """The kind of a frame of machine code, by the name of its file and, within libraries, by its
+    function."""
+    if binary.startswith("[memfd:sonde"):
+        return CodeKind.SONDE
+    if _COMPILER_BINARY.match(binary):
+        return CodeKind.COMPILER
+    if _DEVICE_BINARY.match(binary):
+        return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.DEVICE
+    if _DISPATCH_BINARY.match(binary):
+        if _CPU_FUNCTION.search(function):
+            return CodeKind.CPU_KERNEL
+        return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.DISPATCH
+    if _CPU_BINARY.match(binary):
+        return CodeKind.CPU_KERNEL
+    if not binary or _NEUTRAL_BINARY.match(binary):
+        waits = _HAND_OVER_FUNCTION.match(function)
+        return CodeKind.HAND_OVER if waits else CodeKind.NEUTRAL
+    return CodeKind.OWN_NATIVE

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nsight Systems' SQLite export: what is read of it, and what a hostile database costs."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from sonde.analyze.bound import explain
+from sonde.errors import CaptureError, NotACapture
+from sonde.model.causes import Bound
+from sonde.model.timeline import CallKind, CopyDirection, DeviceKind, Memory, WaitDetail
+from sonde.recording.timelines import open_timeline
+
+SCHEMA = """
+CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT NOT NULL, end INT NOT NULL, deviceId INT,
+  contextId INT, streamId INT, correlationId INT, globalPid INT, demangledName INT, shortName INT,
+  gridX INT, gridY INT, gridZ INT);
+CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INT, end INT, deviceId INT, contextId INT,
+  streamId INT, correlationId INT, globalPid INT, bytes INT, copyKind INT, srcKind INT,
+  dstKind INT);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INT, end INT, eventClass INT, globalTid INT,
+  correlationId INT, nameId INT, returnValue INT);
+CREATE TABLE NVTX_EVENTS (start INT, end INT, eventType INT, text TEXT, textId INT, globalTid INT);
+CREATE TABLE OSRT_API (start INT, end INT, globalTid INT, nameId INT);
+CREATE TABLE CUPTI_ACTIVITY_KIND_CUDA_EVENT (deviceId INT, contextId INT, streamId INT,
+  correlationId INT, globalPid INT, eventId INT);
+CREATE TABLE CUPTI_ACTIVITY_KIND_SYNCHRONIZATION (start INT, end INT, deviceId INT, contextId INT,
+  streamId INT, correlationId INT, globalPid INT, syncType INT, eventId INT);
+CREATE TABLE ENUM_CUDA_MEM_KIND (id INT, name TEXT, label TEXT);
+CREATE TABLE TARGET_INFO_GPU (id INT, name TEXT, smCount INT);
+CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INT);
+"""
+PID, TID = 4121, 4122
+GLOBAL_PID = 1 << 56 | PID << 24
+GLOBAL_TID = GLOBAL_PID | TID
+STRINGS = {
+    1: "cudaLaunchKernel_v7000", 2: "void gemm<float>()", 3: "gemm", 4: "cudaMemcpyAsync_v3020",
+    5: "pthread_mutex_lock", 6: "pthread_cond_wait", 7: "cudaGetDevice_v3020", 8: "train step",
+}  # fmt: skip
+
+
+class Export:
+    """A database as `nsys export` makes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = sqlite3.connect(path)
+        self.database.executescript(SCHEMA)
+        self.rows("StringIds", *STRINGS.items())
+        self.rows("ENUM_CUDA_MEM_KIND", (0, "x", "Pageable"), (1, "x", "Pinned"))
+        self.rows("TARGET_INFO_GPU", (0, "NVIDIA H200", 132))
+        self.rows("TARGET_INFO_SESSION_START_TIME", (1_700_000_000_000_000_000,))
+        self.number = 0
+
+    def rows(self, table: str, *rows: tuple[object, ...]) -> None:
+        for row in rows:
+            holes = ", ".join("?" * len(row))
+            self.database.execute(f"INSERT INTO {table} VALUES ({holes})", row)
+
+    def call(self, start: int, end: int, name: int) -> int:
+        self.number += 1
+        self.rows("CUPTI_ACTIVITY_KIND_RUNTIME", (start, end, 0, GLOBAL_TID, self.number, name, 0))
+        return self.number
+
+    def kernel(self, start: int, end: int, launched: int, stream: int = 7) -> None:
+        number = self.call(launched, launched + 4_000, 1)
+        self.rows(
+            "CUPTI_ACTIVITY_KIND_KERNEL",
+            (start, end, 0, 1, stream, number, GLOBAL_PID, 2, 3, 8, 4, 1),
+        )
+
+    def opened(self):
+        self.database.commit()
+        self.database.close()
+        return open_timeline([self.path])
+
+
+@pytest.fixture
+def export(tmp_path):
+    return Export(tmp_path / "report.sqlite")
+
+
+def test_kernels_copies_calls_and_ranges_are_read(export):
+    export.kernel(100_000, 200_000, 90_000)
+    number = export.call(210_000, 214_000, 4)
+    export.rows(
+        "CUPTI_ACTIVITY_KIND_MEMCPY",
+        (220_000, 230_000, 0, 1, 7, number, GLOBAL_PID, 1 << 20, 1, 0, 2),
+    )
+    export.call(240_000, 241_000, 7)
+    export.rows(
+        "NVTX_EVENTS",
+        (80_000, 250_000, 59, None, 8, GLOBAL_TID),
+        (81_000, None, 34, "mark", None, GLOBAL_TID),
+    )
+    timeline = export.opened()
+    device, calls, host = timeline.device, timeline.calls, timeline.host
+
+    assert device.kind.tolist() == [DeviceKind.KERNEL, DeviceKind.COPY]
+    assert timeline.names[device.name[0]] == "void gemm<float>()"
+    assert device.blocks[0] == 32
+    assert (device.direction[1], device.memory[1]) == (CopyDirection.H2D, Memory.PAGEABLE)
+    assert device.correlation.tolist() == calls.correlation.tolist()
+    assert calls.kind.tolist() == [CallKind.LAUNCH, CallKind.COPY]
+    assert timeline.names[calls.name[0]] == "cudaLaunchKernel"
+    assert [timeline.names[name] for name in host.name] == ["train step"]
+    thread = timeline.tracks[calls.track[0]]
+    assert (thread.pid, thread.number) == (PID, TID)
+    assert timeline.devices == {0: "NVIDIA H200"}
+    assert timeline.multiprocessors == {0: 132}
+    assert timeline.wall_offset_ns == 1_700_000_000_000_000_000
+    assert not timeline.notes
+
+
+@pytest.mark.parametrize(("function", "bound"), [(5, Bound.LOCK), (6, Bound.INPUT)])
+def test_waits_in_the_os_runtime_explain_stalls(export, function, bound):
+    for step in range(20):
+        t = 1_000_000 + step * 1_000_000
+        export.kernel(t, t + 100_000, t - 10_000)
+        export.rows("OSRT_API", (t + 10_000, t + 980_000, GLOBAL_TID, function))
+    timeline = export.opened()
+    (verdict,) = explain(timeline).verdicts
+
+    assert verdict.bounds[0].key == bound
+    hands_over = timeline.states.wait_detail[0] == WaitDetail.HAND_OVER
+    assert hands_over == (bound == Bound.INPUT)
+
+
+def test_waits_of_streams_are_joined_with_the_last_record_of_their_event(export):
+    export.kernel(100_000, 200_000, 90_000)
+    export.rows(
+        "CUPTI_ACTIVITY_KIND_CUDA_EVENT",
+        (0, 1, 8, 10, GLOBAL_PID, 5), (0, 1, 9, 20, GLOBAL_PID, 5), (0, 1, 8, 40, GLOBAL_PID, 5),
+    )  # fmt: skip
+    export.rows(
+        "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION",
+        (1, 2, 0, 1, 7, 30, GLOBAL_PID, 2, 5), (1, 2, 0, 1, 7, 31, GLOBAL_PID, 3, 5),
+    )  # fmt: skip
+    timeline = export.opened()
+    waits = timeline.stream_waits
+
+    assert len(waits) == 1
+    assert timeline.tracks[waits.awaited[0]].number == 9
+    assert (waits.wait[0], waits.record[0]) == (30, 20)
+
+
+def test_rows_that_make_no_sense_are_counted(export):
+    export.kernel(100_000, 200_000, 90_000)
+    for bad in ("x", -5, (1 << 63) - 1, 2.5):
+        export.rows("CUPTI_ACTIVITY_KIND_KERNEL", (bad, 9, 0, 1, 7, 1, GLOBAL_PID, 2, 3, 1, 1, 1))
+    timeline = export.opened()
+
+    assert len(timeline.device) == 1
+    assert timeline.notes == ["4 rows not understood"]
+
+
+def test_a_view_in_place_of_a_table_is_not_run(export):
+    export.database.executescript(
+        "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL;"
+        "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(start) AS "
+        "(SELECT 1 UNION ALL SELECT start + 1 FROM n) SELECT start, start AS end, 0 AS deviceId, "
+        "7 AS streamId, 1 AS correlationId FROM n;"
+    )
+    export.call(1, 2, 1)
+
+    assert not len(export.opened().device)
+
+
+def test_another_database_is_refused(tmp_path):
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE notes (text TEXT)")
+
+    with pytest.raises(NotACapture, match="no table of Nsight Systems"):
+        open_timeline([path])
+
+
+def test_a_damaged_database_is_refused(export):
+    for step in range(2_000):
+        export.kernel(step * 10, step * 10 + 5, step * 10)
+    export.database.commit()
+    export.database.close()
+    content = bytearray(export.path.read_bytes())
+    content[5_000:60_000] = bytes(55_000)
+    export.path.write_bytes(bytes(content))
+
+    with pytest.raises(CaptureError):
+        open_timeline([export.path])
+
+
+def test_a_database_larger_than_the_limit_is_refused(export, monkeypatch):
+    for step in range(5_000):
+        export.kernel(step * 10, step * 10 + 5, step * 10)
+    monkeypatch.setenv("SONDE_READ_LIMIT", "1M")
+
+    with pytest.raises(CaptureError, match="memory to read"):
+        export.opened()
