@@ -52,6 +52,10 @@ DOORS: dict[str, set[str]] = {
     },
     "input_files": {"errors", "procfs"},
     "query": {"errors", "input_files", "limits", "model"},
+    "store": {"errors", "limits", "query"},
+    "server": {
+        *("errors", "http_client", "input_files", "interpreter", "limits", "query", "store"),
+    },
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},
     "export": {"errors", "metrics", "model", "query"},
@@ -65,9 +69,9 @@ DOORS: dict[str, set[str]] = {
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.
 HEAVY = {
-    "pyarrow": {"query", "fleet", "recording"},
-    "duckdb": {"query"},
-    "numpy": {"analyze", "export", "fleet", "model", "query", "readers"},
+    "pyarrow": {"query", "fleet", "recording", "server", "store"},
+    "duckdb": {"query", "store"},
+    "numpy": {"analyze", "export", "fleet", "model", "query", "readers", "store"},
 }
 
 # Those that read what other users' processes and control groups are called.

@@ -28,6 +28,9 @@ COMMANDS = {
     "health": "whether this node's devices are fit for work",
     "top": "live table of the processes that use CPUs and devices",
     "dump": "the current stack of every thread of a process",
+    "serve": "take chunks of many nodes, remember them, answer questions over HTTP",
+    "upload": "send a recording to a server",
+    "token": "make, list and revoke the tokens of a server",
     "fleet": "fleet totals with differential privacy",
 }
 """Every command with its help line, as in its module."""

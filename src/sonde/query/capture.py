@@ -106,7 +106,7 @@ class Capture:
     """Memory used for reading so far; large results are accounted for here, too."""
 
 
-class _DamagedError(Exception):
+class DamagedChunkError(Exception):
     """A chunk with correct checksums and invalid content."""
 
 
@@ -231,8 +231,8 @@ def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
                 damaged_bytes += chunk.size_bytes
             continue
         try:
-            meta, tables, refused, cut = _decode(chunk, budget)
-        except _DamagedError:
+            meta, tables, refused, cut = decode_chunk(chunk, budget)
+        except DamagedChunkError:
             damaged += 1
             damaged_bytes += len(chunk.meta) + len(chunk.payload)
             continue
@@ -279,44 +279,75 @@ def _gaps(numbers: list[int]) -> int:
     return max(numbers) + 1 - len(set(numbers))
 
 
-def _decode(
+def decode_chunk(
     chunk: framing.RawChunk, budget: Budget
 ) -> tuple[dict[str, Any], dict[str, pa.Table], int, int]:
     """(metadata, tables, number of refused rows, number of cut names) of a chunk.
 
-    Raises _DamagedError; CaptureTooLarge where the file exceeds its budget.
+    Raises DamagedChunkError; CaptureTooLarge where the file exceeds its budget.
     """
-    meta = _meta(chunk.meta)
+    meta, found = unpack_chunk(chunk, budget)
+    tables = {}
+    refused = names_cut = 0
+    for name, table in found.items():
+        tables[name], left_out, cut = conformed(name, table, budget)
+        refused += left_out
+        names_cut += cut
+    return meta, tables, refused, names_cut
+
+
+def unpack_chunk(
+    chunk: framing.RawChunk, budget: Budget
+) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """(metadata, tables as they were sent) of a chunk; `conformed` makes them those of Sonde.
+
+    Raises DamagedChunkError, CaptureTooLarge.
+    """
+    meta = chunk_meta(chunk.meta)
     if not is_plausible(meta["raw_len"], len(chunk.payload)):
-        raise _DamagedError("it decompresses to an implausible size")
+        raise DamagedChunkError("it decompresses to an implausible size")
     budget.unpack(meta["raw_len"])
     try:
         raw = pa.decompress(chunk.payload, decompressed_size=meta["raw_len"], codec="zstd")
-        tables = {}
-        refused = names_cut = 0
+        tables: dict[str, pa.Table] = {}
         for entry in meta["tables"]:
             name, offset, length = entry["name"], entry["offset"], entry["length"]
             if name not in TABLES or not length:
                 continue
             if name in tables:
-                raise _DamagedError(f"table {name} comes twice")
+                raise DamagedChunkError(f"table {name} comes twice")
             if not 0 <= offset <= offset + length <= raw.size:
-                raise _DamagedError(f"table {name} lies outside its payload")
+                raise DamagedChunkError(f"table {name} lies outside its payload")
             part = raw.slice(offset, length)
-            table = messages.read_table(part, TABLES[name].names, budget.hold)
-            validation.check_columns(name, table)
-            budget.hold(validation.casting_bytes(name, table))
-            table, cut = validation.truncate_names(table)
-            budget.hold(validation.repeated_bytes(table))
-            tables[name], left_out = validation.valid_rows(name, conform(name, table))
-            refused += left_out
-            names_cut += cut
+            tables[name] = messages.read_table(part, TABLES[name].names, budget.hold)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _DamagedError(str(error)) from error
-    return meta, tables, refused, names_cut
+        raise DamagedChunkError(str(error)) from error
+    return meta, tables
 
 
-def _meta(raw: bytes) -> dict[str, Any]:
+def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int, int]:
+    """(the table with Sonde's columns, number of refused rows, number of cut names).
+
+    `table` may be that of several chunks, with further columns after a `carry_` that are kept.
+    Raises DamagedChunkError, CaptureTooLarge.
+    """
+    carried = [column for column in table.column_names if column.startswith("carry_")]
+    try:
+        validation.check_columns(name, table)
+        budget.hold(validation.casting_bytes(name, table))
+        table, cut = validation.truncate_names(table)
+        budget.hold(validation.repeated_bytes(table))
+        fitting = conform(name, table)
+        for column in carried:
+            fitting = fitting.append_column(column, table.column(column))
+        fitting, left_out = validation.valid_rows(name, fitting)
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedChunkError(str(error)) from error
+    return fitting, left_out, cut
+
+
+def chunk_meta(raw: bytes) -> dict[str, Any]:
+    """The description of a chunk. Raises DamagedChunkError where a value is impossible."""
     try:
         meta: dict[str, Any] = json.loads(raw, parse_constant=_no_number)
         numbers = [meta[k] for k in ("seq", "start_ns", "end_ns", "wall_offset_ns", "raw_len")]
@@ -334,9 +365,9 @@ def _meta(raw: bytes) -> dict[str, Any]:
             and isinstance(capture.get("host"), dict)
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _DamagedError(f"meta: {error}") from error
+        raise DamagedChunkError(f"meta: {error}") from error
     if not is_plausible_meta:
-        raise _DamagedError("meta: a value is out of range")
+        raise DamagedChunkError("meta: a value is out of range")
     return meta
 
 

@@ -103,7 +103,13 @@ def chunks(file: BinaryIO, size_bytes: int) -> Iterator[RawChunk | BadChunk]:
 
     `file` must be seekable; `size_bytes` is its length. No content of the file raises an error.
     """
-    position = FILE_HEADER.size
+    return framed_chunks(file, size_bytes, FILE_HEADER.size)
+
+
+def framed_chunks(
+    file: BinaryIO, size_bytes: int, position: int = 0
+) -> Iterator[RawChunk | BadChunk]:
+    """Iterate over the chunks from an offset on, as they are also sent: without a file header."""
     wasted_bytes = 0
     while position < size_bytes:
         header = _header_at(file, position)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde serve`: takes chunks of agents and recordings, remembers them, answers questions."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from sonde.errors import MissingDependency, UsageError
+
+EXAMPLE = """\
+examples:
+  sonde serve --store /var/lib/sonde --open            for this machine alone, without tokens
+  sonde token make --store /var/lib/sonde --tenant lab --scope ingest
+  sonde serve --store /var/lib/sonde --listen 0.0.0.0:7373 --certificate c.pem --key k.pem
+
+Stops at SIGTERM or Ctrl-C. What it acknowledged is on the disk.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `serve` to the commands."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="take chunks of many nodes, remember them, answer questions over HTTP",
+        description="Run the server until it is stopped.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--store", type=Path, required=True, metavar="DIR", help="where everything is kept")
+    add("--listen", default="127.0.0.1:7373", metavar="HOST:PORT",
+        help="default 127.0.0.1:7373; port 0: any free port")  # fmt: skip
+    add("--open", action="store_true", help="no tokens; on loopback alone")
+    add("--certificate", type=Path, metavar="FILE", help="for TLS, with --key")
+    add("--key", type=Path, metavar="FILE", help="of the certificate")
+    add("--client-authority", type=Path, metavar="FILE",
+        help="clients must show a certificate of this authority")  # fmt: skip
+    add("--keep-days", type=float, default=0, metavar="N", help="remove what is older")
+    add("--keep-gb", type=float, default=0, metavar="N", help="remove the oldest beyond")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve. Raises UsageError, MissingDependency."""
+    host, mark, port = args.listen.rpartition(":")
+    if not mark or not port.isdigit() or int(port) > 65_535:
+        raise UsageError(f"{args.listen!r} is no address", "write HOST:PORT")
+    if bool(args.certificate) != bool(args.key):
+        raise UsageError("TLS needs both --certificate and --key", "give both")
+    try:
+        from sonde.server.listen import Address, serve
+        from sonde.server.service import Service
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"the server needs {error.name}", "install it: pip install 'sonde[server]'"
+        ) from error
+    address = Address(
+        host.strip("[]") or "127.0.0.1",
+        int(port),
+        args.certificate,
+        args.key,
+        args.client_authority,
+    )
+    if args.open and not address.is_loopback:
+        raise UsageError(
+            "--open would let anybody on the network read and write",
+            "listen on 127.0.0.1, or make tokens with `sonde token make`",
+        )
+    if not address.is_loopback and not address.certificate:
+        logging.getLogger("sonde.server").warning("tokens and data cross the network in the clear")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    service = Service(
+        args.store,
+        age_s=round(args.keep_days * 86_400),
+        size_bytes=round(args.keep_gb * 1e9),
+        open_tenant="default" if args.open else "",
+    )
+    try:
+        serve(service, address, lambda url: print(f"serving {url}", flush=True))
+    finally:
+        service.close()
+    return 0

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Typed questions over a store: files of Parquet of many nodes, chosen by time.
+
+The tables are those of a capture (abi/tables.json) with the columns that src/sonde/store/tables.py
+adds: `node`, times since 1970, keys of stacks and frames by content. Every value of a caller is a
+parameter, never text of the SQL. The engine may read the given directory and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from sonde.errors import CaptureError, CaptureTooLarge
+from sonde.query.schema import TABLES
+
+MOST_POINTS = 1_440
+"""Points of a series: what a screen shows."""
+MOST_STACKS = 20_000
+MOST_SERIES = 1_000
+MOST_ROWS = 10_000
+_OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
+
+
+class QueryTimedOutError(CaptureError):
+    """A query took longer than it may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows count; an empty field chooses all. Times are ns since 1970, the end exclusive."""
+
+    start_ns: int
+    end_ns: int
+    kind: str = "cpu"
+    """As in the column `kind` of `sample`."""
+    nodes: Sequence[str] = ()
+    pids: Sequence[int] = ()
+    names: Sequence[str] = ()
+    """Kernels, reasons of waits, functions of calls."""
+    owners: Mapping[str, str] | None = None
+    """Columns of `process` and their values: user, pod, namespace, job, comm, exe, …"""
+
+    def sql(
+        self, time: str = "time_ns", kind: bool = True, process: bool = True
+    ) -> tuple[str, list[Any]]:
+        """(WHERE clause, its parameters) for a table that has a `kind`, a `process`, or not."""
+        wanted = [f"{time} >= ?", f"{time} < ?"]
+        parameters: list[Any] = [self.start_ns, self.end_ns]
+        if kind:
+            wanted.append("kind = ?")
+            parameters.append(self.kind)
+        chosen: tuple[tuple[str, Sequence[Any]], ...] = (
+            ("node", self.nodes),
+            ("pid", self.pids if process else ()),
+            ("name", self.names if kind else ()),
+        )
+        for column, values in chosen:
+            if values:
+                wanted.append(f"{column} IN ({', '.join('?' * len(values))})")
+                parameters += values
+        if self.owners and process:
+            conditions = []
+            for column, value in self.owners.items():
+                if column not in _OWNERS:
+                    raise CaptureError(f"no owner is called {column}", f"use {', '.join(_OWNERS)}")
+                conditions.append(f'"{column}" = ?')
+                parameters.append(value)
+            wanted.append(
+                "(node, pid, start_ns) IN (SELECT node, pid, start_ns FROM process"
+                f" WHERE {' AND '.join(conditions)})"
+            )
+        return f"WHERE {' AND '.join(wanted)}", parameters
+
+
+class StoredSession:
+    """One query's view of the store. Not thread-safe, but `interrupt` may come from anywhere."""
+
+    def __init__(
+        self,
+        allowed: Path,
+        files: Mapping[str, Sequence[Path]],
+        memory_bytes: int = 256 << 20,
+        spill: Path | None = None,
+    ) -> None:
+        """`allowed`: the directory of the tenant; `files`: by table, those that may matter."""
+        self._connection = duckdb.connect(
+            config={
+                "memory_limit": f"{memory_bytes >> 10}KiB",
+                "threads": 2,
+                "temp_directory": str(spill) if spill else "",
+                "max_temp_directory_size": "2GiB",
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+            }
+        )
+        for name in (*TABLES, "chunk"):
+            paths = files.get(name, ())
+            if paths:
+                listed = ", ".join(map(_literal, paths))
+                source = (
+                    f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
+                )
+                self._connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {source}')
+            else:
+                self._connection.register(name, _empty(name))
+        folders = ", ".join(_literal(path) for path in (allowed, spill) if path)
+        self._connection.execute(f"SET allowed_directories = [{folders}]")
+        self._connection.execute("SET enable_external_access = false")
+        self._connection.execute("SET lock_configuration = true")
+
+    def close(self) -> None:
+        """Release the engine."""
+        self._connection.close()
+
+    def arrow(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        """Rows of a query as columns. Raises QueryTimedOutError, CaptureTooLarge."""
+        with _errors():
+            return self._connection.sql(sql, params=list(parameters)).to_arrow_table()
+
+    @contextmanager
+    def deadline(self, seconds: float) -> Iterator[None]:
+        """Interrupt what runs longer."""
+        timer = threading.Timer(seconds, self._connection.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _literal(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except duckdb.InterruptException:
+        raise QueryTimedOutError(
+            "the query took longer than it may", "choose a shorter time or fewer nodes"
+        ) from None
+    except (duckdb.OutOfRangeException, duckdb.ConversionException, duckdb.IOException) as error:
+        raise CaptureError(
+            f"the store cannot answer this: {str(error).splitlines()[0][:160]}", "try again"
+        ) from error
+    except duckdb.OutOfMemoryException:
+        raise CaptureTooLarge(
+            "the query needs more memory than it may use", "choose a shorter time or fewer nodes"
+        ) from None
+
+
+def _empty(name: str) -> pa.Table:
+    added = {"node": pa.string(), "key": pa.int64(), "time_ns": pa.int64()}
+    if name == "chunk":
+        names = ("seq", "start_ns", "end_ns", "received_ns", "size_bytes", "sample_rows")
+        return pa.schema({"node": pa.string(), "capture": pa.string(), "about": pa.string(),
+                          **dict.fromkeys(names, pa.int64())}).empty_table()  # fmt: skip
+    fields = {("stack" if f.name == "stack_id" else f.name): _plain(f.type) for f in TABLES[name]}
+    if name == "stack":
+        fields = {"frame_keys": pa.list_(pa.int64()), "complete": pa.bool_()}
+    return pa.schema(added | fields).empty_table()
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return pa.string()
+    return pa.int64() if pa.types.is_integer(kind) else kind
+
+
+def flame_graph(session: StoredSession, wanted: Selection, limit: int = MOST_STACKS) -> pa.Table:
+    """Stacks, heaviest first: stack (key), n, ns, bytes, frame_keys (leaf first)."""
+    clause, parameters = wanted.sql()
+    return session.arrow(
+        "WITH weight AS ("
+        " SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
+        f" FROM sample {clause} GROUP BY stack"
+        f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack LIMIT {int(limit)}), "
+        "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
+        " WHERE key IN (SELECT stack FROM weight) GROUP BY key) "
+        "SELECT w.stack, w.n, w.ns, w.bytes, coalesce(o.frame_keys, []) AS frame_keys"
+        " FROM weight w LEFT JOIN once o ON w.stack = o.key ORDER BY ns DESC, bytes DESC, stack",
+        parameters,
+    )
+
+
+def frames(session: StoredSession, keys: Sequence[int]) -> pa.Table:
+    """Code locations of keys: key, kind, function, binary, build_id, file, line; each once."""
+    return session.arrow(
+        "SELECT key, any_value(kind) AS kind, any_value(function) AS function,"
+        ' any_value("binary") AS "binary", any_value(file) AS file, any_value(line) AS line'
+        " FROM frame WHERE key IN (SELECT unnest(?::BIGINT[])) GROUP BY key ORDER BY key",
+        [list(keys)],
+    )
+
+
+def totals(session: StoredSession, wanted: Selection) -> dict[str, float]:
+    """Sum of all weights of a selection: rows, n, ns, bytes."""
+    clause, parameters = wanted.sql()
+    row = session.arrow(
+        "SELECT count(*) AS rows, coalesce(sum(weight_count), 0) AS n,"
+        " coalesce(sum(weight_ns), 0) AS ns, coalesce(sum(weight_bytes), 0) AS bytes"
+        f" FROM sample {clause}",
+        parameters,
+    ).to_pylist()[0]
+    return {name: float(value) for name, value in row.items()}
+
+
+_MEMBERS = (
+    "WITH weight AS (SELECT stack, sum(weight_ns) AS ns FROM sample {clause} GROUP BY stack), "
+    "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
+    " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
+    "member AS (SELECT DISTINCT key AS stack, unnest(frame_keys) AS frame FROM once), "
+    "leaf AS (SELECT key AS stack, frame_keys[1] AS frame FROM once), "
+    "own AS (SELECT frame, sum(ns) AS ns FROM leaf JOIN weight USING (stack) GROUP BY frame), "
+    "whole AS (SELECT frame, sum(ns) AS ns FROM member JOIN weight USING (stack) GROUP BY frame), "
+    'named AS (SELECT key, any_value(function) AS function, any_value("binary") AS "binary"'
+    " FROM frame GROUP BY key) "
+    "SELECT coalesce(n.function, '') AS function, coalesce(n.\"binary\", '') AS \"binary\","
+    " sum(coalesce(o.ns, 0)) AS own_ns, sum(w.ns) AS total_ns"
+    " FROM whole w LEFT JOIN own o USING (frame) LEFT JOIN named n ON n.key = w.frame"
+    " GROUP BY 1, 2"
+)
+
+
+def top_functions(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Table:
+    """Functions by own time: function, binary, own_ns, total_ns.
+
+    A function that is twice in a stack at two lines counts twice in `total_ns`.
+    """
+    clause, parameters = wanted.sql()
+    sql = _MEMBERS.format(clause=clause)
+    return session.arrow(
+        f"{sql} ORDER BY own_ns DESC, total_ns DESC, 1, 2 LIMIT {min(int(limit), MOST_ROWS)}",
+        parameters,
+    )
+
+
+def difference(
+    session: StoredSession, before: Selection, after: Selection, limit: int = 50
+) -> pa.Table:
+    """Functions whose own share of the time changed most: function, binary, before, after."""
+    parts = []
+    parameters: list[Any] = []
+    for wanted in (before, after):
+        clause, some = wanted.sql()
+        parts.append(_MEMBERS.format(clause=clause))
+        parameters += some
+    return session.arrow(
+        f"WITH one AS ({parts[0]}), two AS ({parts[1]}), share AS ("
+        'SELECT function, "binary",'
+        " coalesce(a.own_ns, 0) / greatest((SELECT sum(own_ns) FROM one), 1) AS before,"
+        " coalesce(b.own_ns, 0) / greatest((SELECT sum(own_ns) FROM two), 1) AS after"
+        ' FROM one a FULL JOIN two b USING (function, "binary")) '
+        "SELECT * FROM share"
+        f" ORDER BY abs(after - before) DESC, 1, 2 LIMIT {min(int(limit), MOST_ROWS)}",
+        parameters,
+    )
+
+
+def series(
+    session: StoredSession, wanted: Selection, name: str, points: int = MOST_POINTS
+) -> pa.Table:
+    """A metric's series, at most 1,440 points each: node, labels, time_ns, value, least, most."""
+    points = max(1, min(points, MOST_POINTS))
+    step = max(1, -(-(wanted.end_ns - wanted.start_ns) // points))
+    clause, parameters = wanted.sql(kind=False, process=False)
+    return session.arrow(
+        "WITH chosen AS (SELECT node, labels, time_ns, value FROM metric"
+        f" {clause} AND series = ?), "
+        "listed AS (SELECT DISTINCT node, labels FROM chosen ORDER BY node, labels"
+        f" LIMIT {MOST_SERIES}) "
+        "SELECT node, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
+        " min(value) AS least, max(value) AS most FROM chosen JOIN listed USING (node, labels)"
+        " GROUP BY 1, 2, 3 ORDER BY 1, 2, 3",
+        [*parameters, name, wanted.start_ns, wanted.start_ns, step, step],
+    )
+
+
+def nodes(session: StoredSession, wanted: Selection) -> pa.Table:
+    """Every node: chunks, sample_rows, first_ns, last_ns, size_bytes, about (JSON of the agent)."""
+    clause, parameters = wanted.sql("start_ns", kind=False, process=False)
+    return session.arrow(
+        "SELECT node, count(*) AS chunks, CAST(sum(sample_rows) AS BIGINT) AS sample_rows,"
+        " min(start_ns) AS first_ns, max(end_ns) AS last_ns,"
+        " CAST(sum(size_bytes) AS BIGINT) AS size_bytes, max_by(about, end_ns) AS about"
+        f" FROM chunk {clause} GROUP BY node ORDER BY node LIMIT {MOST_ROWS}",
+        parameters,
+    )
+
+
+def losses(session: StoredSession, wanted: Selection) -> pa.Table:
+    """What agents could not observe: node, name, value."""
+    clause, parameters = wanted.sql(kind=False)
+    return session.arrow(
+        f"SELECT node, name, sum(value) AS value FROM event {clause} AND kind = 'loss'"
+        f" GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2 LIMIT {MOST_ROWS}",
+        parameters,
+    )

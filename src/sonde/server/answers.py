@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions as they are asked over HTTP: parameters in, JSON or an Arrow stream out."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from sonde.errors import UsageError
+from sonde.query import stored
+from sonde.query.stored import Selection, StoredSession
+from sonde.server.service import Service
+from sonde.server.tokens import Caller
+
+HOUR_S = 3_600
+_MOST_VALUES = 1_000
+_OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
+PARAMETERS: Mapping[str, str] = {
+    "from": "seconds since 1970; default an hour before `to`",
+    "to": "seconds since 1970, exclusive; default now",
+    "kind": "cpu, blocked, runqueue, device, kernel, mapped, unmapped, faulted",
+    "node": "name of a node; may be repeated, as pid and name",
+    "pid": "number of a process",
+    "name": "kernel, reason of a wait, or function of a call",
+    **dict.fromkeys(_OWNERS, "as in the table of processes"),
+    "series": "name of a metric",
+    "points": "at most so many a series, up to 1440",
+    "limit": "at most so many rows",
+    "before_from": "of diff: the earlier time",
+    "before_to": "of diff: its end",
+    "format": "json or arrow",
+}
+
+
+class Form(StrEnum):
+    """How an answer is written."""
+
+    JSON = "json"
+    ARROW = "arrow"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked."""
+
+    wanted: Selection
+    before: Selection
+    series: str
+    points: int
+    limit: int
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is sent."""
+
+    content: bytes
+    media_type: str
+
+
+Question = Callable[[StoredSession, Options], "pa.Table | dict[str, Any]"]
+
+
+def parse(items: Iterable[tuple[str, str]]) -> Options:
+    """The options of a query string. Raises UsageError."""
+    given: dict[str, list[str]] = {}
+    for number, (name, value) in enumerate(items):
+        if name not in PARAMETERS:
+            raise UsageError(f"no parameter is called {name[:40]!r}", "see /openapi.json")
+        if number >= _MOST_VALUES:
+            raise UsageError("too many parameters", f"give at most {_MOST_VALUES}")
+        given.setdefault(name, []).append(value)
+
+    def one(name: str, default: str) -> str:
+        return given.get(name, [default])[-1]
+
+    end = _ns("to", one("to", str(time.time())))
+    start = _ns("from", one("from", str(end / 1e9 - HOUR_S)))
+    common: dict[str, Any] = {
+        "kind": one("kind", "cpu"),
+        "nodes": given.get("node", []),
+        "pids": [_whole("pid", text, 1 << 32) for text in given.get("pid", [])],
+        "names": given.get("name", []),
+        "owners": {name: given[name][-1] for name in _OWNERS if name in given},
+    }
+    before_end = _ns("before_to", one("before_to", str(start / 1e9)))
+    before = _ns("before_from", one("before_from", str((before_end - (end - start)) / 1e9)))
+    try:
+        form = Form(one("format", "json"))
+    except ValueError:
+        raise UsageError("no such format", "use json or arrow") from None
+    return Options(
+        Selection(start, end, **common),
+        Selection(before, before_end, **common),
+        one("series", ""),
+        _whole("points", one("points", str(stored.MOST_POINTS)), 1 << 31),
+        _whole("limit", one("limit", "50"), 1 << 31),
+        form,
+    )
+
+
+def _ns(name: str, text: str) -> int:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not -9e9 <= seconds <= 9e9:
+        raise UsageError(f"{name} is no time", "give seconds since 1970")
+    return round(seconds * 1e9)
+
+
+def _whole(name: str, text: str, below: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) < below):
+        raise UsageError(f"{name} is no number", "give a whole number")
+    return int(text)
+
+
+def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
+    table = stored.flame_graph(session, options.wanted)
+    if options.form is Form.ARROW:
+        return table
+    rows = table.to_pylist()
+    keys = sorted({key for row in rows for key in row["frame_keys"]})
+    found = {row.pop("key"): row for row in stored.frames(session, keys).to_pylist()}
+    place = {key: at for at, key in enumerate(keys)}
+    unknown = {"kind": "unknown", "function": "", "binary": "", "file": "", "line": 0}
+    return {
+        "total": stored.totals(session, options.wanted),
+        "frames": [found.get(key, unknown) for key in keys],
+        "stacks": [
+            {
+                "frames": [place[key] for key in row["frame_keys"]],
+                "n": row["n"],
+                "ns": row["ns"],
+                "bytes": row["bytes"],
+            }
+            for row in rows
+        ],
+    }
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "flamegraph": _flame,
+    "frames": lambda s, o: s.arrow(
+        'SELECT DISTINCT key, kind, function, "binary", file, line FROM frame ORDER BY key'
+    ),
+    "totals": lambda s, o: stored.totals(s, o.wanted),
+    "top": lambda s, o: stored.top_functions(s, o.wanted, o.limit),
+    "diff": lambda s, o: stored.difference(s, o.before, o.wanted, o.limit),
+    "series": lambda s, o: stored.series(s, o.wanted, o.series, o.points),
+    "nodes": lambda s, o: stored.nodes(s, o.wanted),
+    "losses": lambda s, o: stored.losses(s, o.wanted),
+}
+
+
+def ask(service: Service, caller: Caller, question: Question, options: Options) -> Answer:
+    """Answer a question, within its time and memory. Raises CaptureError."""
+    wanted = options.wanted
+    if question is QUESTIONS["diff"]:
+        earliest = min(wanted.start_ns, options.before.start_ns)
+        wanted = Selection(earliest, max(wanted.end_ns, options.before.end_ns))
+    session = service.session(caller, wanted)
+    try:
+        with session.deadline(service.limits.query_s):
+            found = question(session, options)
+    finally:
+        session.close()
+    if options.form is Form.ARROW and isinstance(found, pa.Table):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, found.schema) as writer:
+            writer.write_table(found)
+        return Answer(sink.getvalue().to_pybytes(), "application/vnd.apache.arrow.stream")
+    rows = found.to_pylist() if isinstance(found, pa.Table) else found
+    return Answer(json.dumps(rows).encode(), "application/json")

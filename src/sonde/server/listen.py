@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the application on a socket, with limits that the HTTP server lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from sonde.errors import UsageError
+from sonde.server.app import Api
+from sonde.server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen; port 0: any free one."""
+
+    host: str
+    port: int
+    certificate: Path | None = None
+    key: Path | None = None
+    client_authority: Path | None = None
+    """Clients must show a certificate of this authority."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+def protocol_with(head_s: float) -> type[HttpToolsProtocol]:
+    """The HTTP protocol that closes connections whose request head does not arrive in time."""
+
+    class HeadLimited(HttpToolsProtocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._await_head()
+
+        def on_message_begin(self) -> None:
+            self._await_head()
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._stop()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _await_head(self) -> None:
+            self._stop()
+            self._head_timer = self.loop.call_later(head_s, self._expired)
+
+        def _stop(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _expired(self) -> None:
+            if not self.transport.is_closing():
+                self.transport.abort()
+
+    return HeadLimited
+
+
+def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `on_bound` gets the URL. Raises UsageError."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((address.host, address.port))
+    except OSError as error:
+        sock.close()
+        raise UsageError(
+            f"cannot listen on {address.host}:{address.port}: {error.strerror}",
+            "choose another --listen",
+        ) from error
+    host = f"[{address.host}]" if family == socket.AF_INET6 else address.host
+    scheme = "https" if address.certificate else "http"
+    on_bound(f"{scheme}://{host}:{sock.getsockname()[1]}")
+    config = uvicorn.Config(
+        Api(service).app(),
+        http=protocol_with(service.limits.head_s),
+        loop="auto",
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        limit_concurrency=service.limits.connections,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=5,
+        backlog=2048,
+        ssl_certfile=str(address.certificate) if address.certificate else None,
+        ssl_keyfile=str(address.key) if address.key else None,
+        ssl_ca_certs=str(address.client_authority) if address.client_authority else None,
+        ssl_cert_reqs=2 if address.client_authority else 0,
+    )
+    with sock:
+        uvicorn.Server(config).run(sockets=[sock])

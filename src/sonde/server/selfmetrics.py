@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server says of itself, in the text format of Prometheus."""
+
+from __future__ import annotations
+
+from sonde.server.service import ACK_BUCKETS_S, Service
+
+
+def exposition(service: Service) -> str:
+    """All counters of the server and of its store."""
+    counters, wal = service.counters, service.wal.counters
+    lines: list[str] = []
+
+    def add(name: str, kind: str, value: float, labels: str = "") -> None:
+        if not any(line.startswith(f"# TYPE {name} ") for line in lines):
+            lines.append(f"# TYPE {name} {kind}")
+        lines.append(
+            f"{name}{labels} {value:g}" if value != int(value) else f"{name}{labels} {int(value)}"
+        )
+
+    add("sonde_server_chunks_total", "counter", counters.chunks)
+    add("sonde_server_duplicates_total", "counter", counters.duplicates)
+    add("sonde_server_queries_total", "counter", counters.queries)
+    add("sonde_server_query_failures_total", "counter", counters.query_failures)
+    for why, count in sorted(counters.refused.items()):
+        add("sonde_server_refused_total", "counter", count, f'{{reason="{why}"}}')
+    add("sonde_server_log_records_total", "counter", wal.records)
+    add("sonde_server_log_bytes_total", "counter", wal.record_bytes)
+    add("sonde_server_log_syncs_total", "counter", wal.syncs)
+    add("sonde_server_log_sync_seconds_total", "counter", wal.sync_ns / 1e9)
+    add("sonde_server_log_failures_total", "counter", wal.failures)
+    add("sonde_server_log_refused_total", "counter", wal.refused)
+    for name, count in sorted(service.catalog.counters().items()):
+        add(f"sonde_store_{name}_total", "counter", count)
+    lines.append("# TYPE sonde_server_ack_seconds histogram")
+    for bound, count in zip(ACK_BUCKETS_S, counters.acks_s, strict=True):
+        text = "+Inf" if bound == float("inf") else f"{bound:g}"
+        lines.append(f'sonde_server_ack_seconds_bucket{{le="{text}"}} {int(count)}')
+    lines.append(f"sonde_server_ack_seconds_sum {counters.ack_sum_s:g}")
+    lines.append(f"sonde_server_ack_seconds_count {int(counters.acks_s[-1])}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the server does, without HTTP: takes chunks, keeps the flusher running, opens sessions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import subprocess
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+
+from sonde import interpreter
+from sonde.errors import CaptureError, SinkError, UsageError
+from sonde.limits import is_plausible
+from sonde.query import framing
+from sonde.query.capture import DamagedChunkError, chunk_meta
+from sonde.query.schema import TABLES
+from sonde.query.stored import Selection, StoredSession
+from sonde.server.tokens import Caller, Scope, Tokens
+from sonde.store.catalog import Catalog
+from sonde.store.record import Record, digest_of
+from sonde.store.tables import DICTIONARIES
+from sonde.store.wal import Wal
+
+LOG = logging.getLogger("sonde.server")
+AUDIT = logging.getLogger("sonde.audit")
+
+_RECENT = 200_000
+"""Digests remembered in memory, for at least some minutes of retries; older ones are found in the
+catalog."""
+
+ACK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, float("inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What one caller may cost."""
+
+    body_bytes: int = 16 << 20
+    bodies_bytes: int = 192 << 20
+    """Of all requests in progress together."""
+    raw_bytes: int = 64 << 20
+    """Of one chunk, decompressed."""
+    body_s: float = 15.0
+    """For a whole body to arrive."""
+    head_s: float = 10.0
+    """For the head of a request to arrive."""
+    connections: int = 4_096
+    chunks_a_request: int = 64
+    nodes_a_tenant: int = 10_000
+    bytes_a_second: float = 32 << 20
+    """Of a token, after a burst of ten times as much."""
+    requests_a_second: float = 1_000
+    query_s: float = 15.0
+    query_bytes: int = 256 << 20
+    queries: int = 2
+    """At once; others wait."""
+    queries_waiting: int = 32
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the server counts, for /metrics."""
+
+    chunks: int = 0
+    duplicates: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    queries: int = 0
+    query_failures: int = 0
+    acks_s: list[float] = field(default_factory=lambda: [0.0] * len(ACK_BUCKETS_S))
+    ack_sum_s: float = 0.0
+
+    def refuse(self, why: str) -> None:
+        """Count a refusal; `why` is one of ours, never a caller's word."""
+        self.refused[why] = self.refused.get(why, 0) + 1
+
+    def acked(self, seconds: float) -> None:
+        """Count an acknowledgement."""
+        self.ack_sum_s += seconds
+        for at, bound in enumerate(ACK_BUCKETS_S):
+            self.acks_s[at] += seconds <= bound
+
+
+class RefusedRequestError(SinkError):
+    """A request that is not served, with its HTTP status."""
+
+    def __init__(self, status: int, cause: str, remedy: str) -> None:
+        super().__init__(cause, remedy)
+        self.status = status
+
+
+class Bucket:
+    """A token bucket: amounts a second, with a burst of ten seconds."""
+
+    __slots__ = ("_at", "_left", "_rate")
+
+    def __init__(self, rate: float) -> None:
+        self._rate, self._left, self._at = rate, 10 * rate, time.monotonic()
+
+    def take(self, amount: float) -> bool:
+        """Whether so much may pass now."""
+        now = time.monotonic()
+        self._left = min(10 * self._rate, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if amount > self._left:
+            return False
+        self._left -= amount
+        return True
+
+
+class Service:
+    """A server on a directory."""
+
+    def __init__(
+        self,
+        folder: Path,
+        limits: ServerLimits | None = None,
+        *,
+        age_s: int = 0,
+        size_bytes: int = 0,
+        open_tenant: str = "",
+        flushes: bool = True,
+    ) -> None:
+        """`open_tenant`: whose everything is, without tokens; '' asks for tokens.
+
+        Raises UsageError where the directory cannot be used.
+        """
+        self.folder = folder.resolve()
+        self.limits = limits or ServerLimits()
+        self.counters = Counters()
+        self._open_tenant = open_tenant
+        try:
+            self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            (self.folder / "spill").mkdir(mode=0o700, exist_ok=True)
+            (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
+            self.catalog = Catalog(self.folder)
+            self.tokens = Tokens(self.folder)
+            self.wal = Wal(self.folder / "wal")
+        except Exception as error:
+            raise UsageError(
+                f"{folder} cannot be used as a store: {error}",
+                "give a directory of your own on a disk with free space",
+            ) from error
+        self._recent: OrderedDict[bytes, Future[None] | None] = OrderedDict()
+        self._nodes: dict[str, set[str]] = {}
+        self._rates: OrderedDict[str, tuple[Bucket, Bucket]] = OrderedDict()
+        self.flusher: dict[str, object] = {}
+        """What the flusher said last."""
+        self._ended = threading.Event()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._retention = (str(age_s * 10**9), str(size_bytes))
+        if flushes:
+            self._keeper = threading.Thread(target=self._keep_flushing, daemon=True)
+            self._keeper.start()
+
+    def close(self) -> None:
+        """Seal the log and end the flusher."""
+        self._ended.set()
+        self.wal.close()
+        child = self._child
+        if child is not None and child.stdin is not None:
+            with contextlib.suppress(OSError):
+                child.stdin.close()
+            try:
+                child.wait(5)
+            except subprocess.TimeoutExpired:
+                interpreter.give_up(child)
+        self.catalog.close()
+        self.tokens.close()
+
+    def caller(self, authorization: str) -> Caller | None:
+        """Who sends this header; None: nobody."""
+        if self._open_tenant:
+            return Caller("open", self._open_tenant, frozenset(Scope))
+        kind, _, token = authorization.partition(" ")
+        return self.tokens.caller(token.strip()) if kind.lower() == "bearer" else None
+
+    def admit(self, caller: Caller, size_bytes: int) -> None:
+        """Count a request against its caller's rates. Raises RefusedRequestError."""
+        rates = self._rates.get(caller.id)
+        if rates is None:
+            rates = Bucket(self.limits.requests_a_second), Bucket(self.limits.bytes_a_second)
+            self._rates[caller.id] = rates
+            if len(self._rates) > 100_000:
+                self._rates.popitem(last=False)
+        self._rates.move_to_end(caller.id)
+        if not (rates[0].take(1) and rates[1].take(size_bytes)):
+            self.counters.refuse("rate")
+            raise RefusedRequestError(429, "this token sends too much", "send less")
+
+    def take(self, caller: Caller, node: str, body: bytes) -> list[tuple[Future[None], bool]]:
+        """Put the chunks of a body into the log: for each, (when it is durable, is new).
+
+        Raises RefusedRequestError; WalBusyError where the disk is behind.
+        """
+        self._check_node(caller.tenant, node)
+        parts = self._checked(body)
+        found = []
+        for part in parts:
+            digest = digest_of(caller.tenant, node, part)
+            found.append(self._take_one(caller.tenant, node, digest, part))
+        return found
+
+    def _checked(self, body: bytes) -> list[bytes]:
+        """The chunks of a body. Raises RefusedRequestError unless every one is right."""
+        parts: list[bytes] = []
+        at = 0
+        for chunk in framing.framed_chunks(BytesIO(body), len(body)):
+            if isinstance(chunk, framing.BadChunk) or len(parts) >= self.limits.chunks_a_request:
+                self.counters.refuse("damaged")
+                raise RefusedRequestError(400, "a chunk is damaged, or too many", "send it again")
+            try:
+                raw_len = chunk_meta(chunk.meta)["raw_len"]
+            except DamagedChunkError:
+                self.counters.refuse("meta")
+                raise RefusedRequestError(400, "a chunk is described wrongly", "") from None
+            if raw_len > self.limits.raw_bytes or not is_plausible(raw_len, len(chunk.payload)):
+                self.counters.refuse("unpacked")
+                raise RefusedRequestError(
+                    413, f"a chunk unpacks to {raw_len:,} bytes", "send chunks more often"
+                )
+            parts.append(body[at : chunk.end])
+            at = chunk.end
+        if not parts:
+            self.counters.refuse("empty")
+            raise RefusedRequestError(400, "there is no chunk in the request", "send one")
+        return parts
+
+    def _check_node(self, tenant: str, node: str) -> None:
+        if not 0 < len(node) <= 253 or not node.isprintable() or not node.isascii():
+            self.counters.refuse("node")
+            raise RefusedRequestError(400, "the name of the node is no name", "set X-Sonde-Node")
+        nodes = self._nodes.setdefault(tenant, set())
+        if node not in nodes:
+            if len(nodes) >= self.limits.nodes_a_tenant:
+                self.counters.refuse("nodes")
+                raise RefusedRequestError(429, "this tenant has too many nodes", "ask for more")
+            nodes.add(node)
+
+    def _take_one(
+        self, tenant: str, node: str, digest: bytes, part: bytes
+    ) -> tuple[Future[None], bool]:
+        known = self._recent.get(digest)
+        if known is not None and not (known.done() and known.exception()):
+            self.counters.duplicates += 1
+            return known, False
+        if self.catalog.known([digest]):
+            self.counters.duplicates += 1
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done, False
+        future = self.wal.append(Record(tenant, node, digest, time.time_ns(), part))
+        self._recent[digest] = future
+        if len(self._recent) > _RECENT:
+            self._recent.popitem(last=False)
+        self.counters.chunks += 1
+        return future, True
+
+    def session(self, caller: Caller, wanted: Selection) -> StoredSession:
+        """A view of what the caller's tenant has in a time. Raises CaptureError."""
+        files: dict[str, list[Path]] = {}
+        days = set()
+        for name in (*TABLES, "chunk"):
+            if name in DICTIONARIES:
+                continue
+            some = self.catalog.files(caller.tenant, name, wanted.start_ns, wanted.end_ns)
+            files[name] = [self.folder / one.path for one in some]
+            days |= {one.day for one in some}
+        for name in DICTIONARIES:
+            files[name] = [
+                self.folder / one.path
+                for one in self.catalog.files(caller.tenant, name)
+                if one.day in days
+            ]
+        try:
+            return StoredSession(
+                self.folder / "data" / caller.tenant,
+                files,
+                self.limits.query_bytes,
+                self.folder / "spill",
+            )
+        except OSError as error:
+            raise CaptureError(f"the store cannot be read: {error}", "try again") from error
+
+    def _keep_flushing(self) -> None:
+        """Start the flusher, and again where it died."""
+        argv = interpreter.command("sonde.store.flusher", str(self.folder), *self._retention)
+        while not self._ended.is_set():
+            try:
+                child = interpreter.start(argv)
+            except OSError as error:
+                self.flusher = {"error": f"the flusher cannot start: {error.strerror}"}
+                self._ended.wait(5)
+                continue
+            self._child = child
+            for line in child.stdout or ():
+                with contextlib.suppress(ValueError):
+                    self.flusher = json.loads(line) | {"at": time.monotonic()}
+            child.wait()
+            if not self._ended.wait(1):
+                self.flusher = {"error": f"the flusher ended with {child.returncode}"}
+                LOG.error("the flusher ended with %s", child.returncode)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends the chunks of a capture file to a server, again and again until each is acknowledged."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sonde import http_client
+from sonde.errors import SinkError, UsageError
+from sonde.input_files import open_input
+from sonde.query import framing
+
+REQUEST_S = 30.0
+ANSWER_BYTES = 64 << 10
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+
+
+@dataclass(slots=True)
+class Sent:
+    """What happened to the chunks of a file."""
+
+    accepted: int = 0
+    duplicates: int = 0
+    damaged: int = 0
+    retries: int = 0
+
+
+def waits(attempt: int, draw: Callable[[float, float], float] = random.uniform) -> float:
+    """Seconds before attempt `attempt` (1: the first retry): exponential, with full jitter."""
+    return draw(0, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 20)))
+
+
+def upload(path: Path, url: str, node: str, token: str = "", give_up_s: float = 300.0) -> Sent:
+    """Send a capture. Raises UsageError; SinkError where the server refuses or stays away."""
+    try:
+        http_client.split_url(url)
+    except ValueError as error:
+        raise UsageError(f"no server's URL: {error}", "write http://HOST:PORT") from error
+    headers = {"Content-Type": "application/octet-stream", "X-Sonde-Node": node}
+    if token:
+        headers["Authorization"] = f"Bearer {token}"
+    sent = Sent()
+    with open_input(path) as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        framing.check_file_header(file.read(framing.FILE_HEADER.size), str(path))
+        for chunk in framing.chunks(file, size):
+            if isinstance(chunk, framing.BadChunk):
+                sent.damaged += 1
+                continue
+            length = framing.CHUNK_HEADER.size + len(chunk.meta) + len(chunk.payload)
+            position = file.tell()
+            file.seek(chunk.end - length)
+            body = file.read(length)
+            file.seek(position)
+            _send(url.rstrip("/") + "/v1/chunks", headers, body, give_up_s, sent)
+    return sent
+
+
+def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent: Sent) -> None:
+    ends = time.monotonic() + give_up_s
+    attempt = 0
+    while True:
+        try:
+            answer = http_client.request(
+                "POST", url, deadline_s=REQUEST_S, max_bytes=ANSWER_BYTES, body=body,
+                headers=headers,
+            )  # fmt: skip
+        except ValueError as error:
+            raise UsageError(f"no server's URL: {error}", "write http://HOST:PORT") from error
+        except OSError as error:
+            said, again = str(error), True
+        else:
+            if answer.status == 200:
+                counts = json.loads(answer.body)
+                sent.accepted += counts["accepted"]
+                sent.duplicates += counts["duplicates"]
+                return
+            said = f"HTTP status {answer.status}: {answer.body[:200].decode(errors='replace')}"
+            again = answer.status in _AGAIN
+        attempt += 1
+        wait = waits(attempt)
+        if not again or time.monotonic() + wait > ends:
+            raise SinkError(f"the server did not take a chunk: {said}", "see the server's log")
+        sent.retries += 1
+        time.sleep(wait)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files hold what, and which chunks are in them: one SQLite database.
+
+A batch of chunks becomes visible by one transaction: its files, the digests of its chunks, and how
+far its log has been read. So after a kill at any moment a chunk is either in the files that count
+and in no log that will be read again, or the other way round. SQLite's own log gives the
+durability (synchronous=FULL) and lets several servers of one machine share the directory.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = "catalog.sqlite"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS file (
+  path TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, day TEXT NOT NULL,
+  hour INTEGER NOT NULL, min_ns INTEGER NOT NULL, max_ns INTEGER NOT NULL,
+  row_count INTEGER NOT NULL, size_bytes INTEGER NOT NULL, level INTEGER NOT NULL,
+  removed_ns INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS file_by_time ON file (tenant, name, removed_ns, max_ns);
+CREATE TABLE IF NOT EXISTS chunk (digest BLOB PRIMARY KEY, end_ns INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS segment (path TEXT PRIMARY KEY, read_bytes INTEGER NOT NULL)
+  WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """An immutable Parquet file of one table of one tenant in one hour."""
+
+    path: str
+    """Relative to the store's directory."""
+    tenant: str
+    name: str
+    """Of the table."""
+    day: str
+    hour: int
+    min_ns: int
+    """Of the times in it, ns since 1970, as `max_ns`."""
+    max_ns: int
+    row_count: int
+    size_bytes: int
+    level: int
+    """0: as flushed; above: compacted."""
+
+
+_COLUMNS = "path, tenant, name, day, hour, min_ns, max_ns, row_count, size_bytes, level"
+
+
+class Catalog:
+    """The catalog of a store. Thread-safe; processes may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises sqlite3.Error, OSError."""
+        self._mutex = threading.Lock()
+        self._db = sqlite3.connect(
+            folder / NAME, timeout=30, isolation_level=None, check_same_thread=False
+        )
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._mutex:
+            self._db.close()
+
+    def known(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Those of the digests whose chunks are in the files."""
+        marks = ",".join("?" * len(digests))
+        with self._mutex:
+            rows = self._db.execute(f"SELECT digest FROM chunk WHERE digest IN ({marks})", digests)
+            return {row[0] for row in rows}
+
+    def read_bytes(self, segment: str) -> int:
+        """How far a segment of the log was read."""
+        with self._mutex:
+            row = self._db.execute(
+                "SELECT read_bytes FROM segment WHERE path = ?", [segment]
+            ).fetchone()
+        return row[0] if row else 0
+
+    def commit(
+        self,
+        files: Iterable[StoredFile],
+        chunks: Iterable[tuple[bytes, int]],
+        segment: str,
+        read_bytes: int,
+        counted: dict[str, int],
+    ) -> None:
+        """Make a batch visible. `chunks`: (digest, end in ns)."""
+        with self._mutex:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._add(files)
+                self._db.executemany("INSERT OR IGNORE INTO chunk VALUES (?, ?)", chunks)
+                self._db.execute(
+                    "INSERT OR REPLACE INTO segment VALUES (?, ?)", [segment, read_bytes]
+                )
+                self._count(counted)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def replace(
+        self, new: Iterable[StoredFile], old: Iterable[StoredFile], now_ns: int, **counted: int
+    ) -> None:
+        """Exchange files in one step; the old ones are marked as removed since `now_ns`."""
+        with self._mutex:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._add(new)
+                self._db.executemany(
+                    "UPDATE file SET removed_ns = ? WHERE path = ?",
+                    [(now_ns, one.path) for one in old],
+                )
+                self._count(counted)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _add(self, files: Iterable[StoredFile]) -> None:
+        self._db.executemany(
+            f"INSERT INTO file ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?)",
+            [tuple(getattr(one, name) for name in _COLUMNS.split(", ")) for one in files],
+        )
+
+    def _count(self, counted: dict[str, int]) -> None:
+        self._db.executemany(
+            "INSERT INTO counter VALUES (?, ?) "
+            "ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+            [(name, value) for name, value in counted.items() if value],
+        )
+
+    def files(
+        self,
+        tenant: str | None = None,
+        name: str | None = None,
+        start_ns: int = 0,
+        end_ns: int = (1 << 63) - 1,
+    ) -> list[StoredFile]:
+        """The files that count, with a time in [start_ns, end_ns); oldest first."""
+        wanted = "removed_ns = 0 AND max_ns >= ? AND min_ns < ?"
+        parameters: list[object] = [start_ns, end_ns]
+        for column, value in (("tenant", tenant), ("name", name)):
+            if value is not None:
+                wanted += f" AND {column} = ?"
+                parameters.append(value)
+        with self._mutex:
+            rows = self._db.execute(
+                f"SELECT {_COLUMNS} FROM file WHERE {wanted} ORDER BY day, hour, path", parameters
+            ).fetchall()
+        return [StoredFile(*row) for row in rows]
+
+    def removed(self, before_ns: int) -> list[str]:
+        """Paths of files that were exchanged or expired before a time."""
+        with self._mutex:
+            rows = self._db.execute(
+                "SELECT path FROM file WHERE removed_ns > 0 AND removed_ns < ?", [before_ns]
+            )
+            return [row[0] for row in rows]
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Drop the entries of files that are gone."""
+        with self._mutex:
+            self._db.executemany("DELETE FROM file WHERE path = ?", [(path,) for path in paths])
+
+    def forget_segment(self, path: str) -> None:
+        """Drop the progress of a segment that is gone."""
+        with self._mutex:
+            self._db.execute("DELETE FROM segment WHERE path = ?", [path])
+
+    def forget_chunks(self, before_ns: int) -> None:
+        """Drop the digests of chunks that ended before a time: retention has removed their rows."""
+        with self._mutex:
+            self._db.execute("DELETE FROM chunk WHERE end_ns < ?", [before_ns])
+
+    def counters(self) -> dict[str, int]:
+        """What all flushes have counted."""
+        with self._mutex:
+            return dict(self._db.execute("SELECT name, value FROM counter").fetchall())

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The child of a server that flushes, compacts and removes: `python -m sonde.store.flusher`.
+
+It is a process of its own so that its memory and its time are not the server's. Several servers of
+one directory each have one; the lock `flush.lock` lets one at a time work, and goes to another when
+its holder dies. It ends when its standard input does, that is with its server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from sonde.store.catalog import Catalog
+from sonde.store.compaction import compact, retain, sweep, sweep_orphans
+from sonde.store.flush import Flusher
+
+PERIOD_S = 2.0
+TIDY_S = 30.0
+
+
+def main(argv: list[str]) -> int:
+    """`FOLDER AGE_NS SIZE_BYTES`: work until standard input ends."""
+    folder, age_ns, size_bytes = Path(argv[0]), int(argv[1]), int(argv[2])
+    os.nice(5)
+    held = os.open(folder / "flush.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    while not _acquired(held):
+        _say(leads=False)
+        if _ended(PERIOD_S):
+            return 0
+    catalog = Catalog(folder)
+    sweep_orphans(folder, catalog)
+    flusher = Flusher(folder, catalog)
+    tidied = time.monotonic()
+    while True:
+        error = ""
+        try:
+            done = flusher.flush()
+            if time.monotonic() - tidied > TIDY_S:
+                compact(folder, catalog)
+                retain(folder, catalog, age_ns, size_bytes, time.time_ns())
+                sweep(folder, catalog, time.time_ns())
+                tidied = time.monotonic()
+            _say(leads=True, chunks=done.chunks, error="")
+        except (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException) as failed:
+            error = f"{type(failed).__name__}: {str(failed)[:200]}"
+            _say(leads=True, chunks=0, error=error)
+            # Its keys may be ahead of the files that count.
+            flusher = Flusher(folder, catalog)
+            retain(folder, catalog, age_ns, size_bytes, time.time_ns())
+        if _ended(PERIOD_S):
+            return 0
+
+
+def _acquired(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _say(**status: object) -> None:
+    sys.stdout.write(json.dumps(status) + "\n")
+    sys.stdout.flush()
+
+
+def _ended(seconds: float) -> bool:
+    """Wait; whether the server is gone."""
+    ready, _, _ = select.select([0], [], [], seconds)
+    return bool(ready) and not os.read(0, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The write-ahead log of one server: many callers, one writer, one fsync for all that waited.
+
+```
+DIR/wal/ID/lock           held (flock) as long as the server lives, released by its death
+DIR/wal/ID/N.open         being written
+DIR/wal/ID/N.wal          sealed: whoever flushes may read it, and removes it once it is catalogued
+```
+
+What `append` has returned is on the disk: written, synced, in a directory that was synced. Where
+the disk refuses a write the file is cut back to its last synced end; where it refuses a sync the
+file is given up, because what a failed fsync left behind cannot be known. In both cases nothing of
+that group is acknowledged, and the next group tries again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sonde.errors import SinkError
+from sonde.store.record import Record, encode
+
+OPEN, SEALED = ".open", ".wal"
+SEGMENT_BYTES = 32 << 20
+SEGMENT_S = 5.0
+GROUP_BYTES = 8 << 20
+"""At most this much waits for one fsync."""
+WAITING_BYTES = 64 << 20
+"""Beyond this much waiting, callers are refused."""
+
+
+class WalBusyError(SinkError):
+    """More waits for the disk than may; try again later."""
+
+
+class WalFailedError(SinkError):
+    """The disk refused; nothing of this was acknowledged."""
+
+
+@dataclass(slots=True)
+class WalCounters:
+    """What the log has done."""
+
+    records: int = 0
+    record_bytes: int = 0
+    syncs: int = 0
+    sync_ns: int = 0
+    failures: int = 0
+    refused: int = 0
+    error: str = ""
+    """Of the last group, '' when it was written."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    parts: list[bytes]
+    size_bytes: int
+    done: Future[None] = field(default_factory=Future)
+
+
+class Wal:
+    """The log of this server. Thread-safe."""
+
+    def __init__(
+        self,
+        folder: Path,
+        segment_bytes: int = SEGMENT_BYTES,
+        segment_s: float = SEGMENT_S,
+        on_sealed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`folder`: DIR/wal. Raises OSError where it cannot be made."""
+        name = uuid.uuid4().hex
+        self.folder = folder / name
+        draft = folder / f".{name}"
+        draft.mkdir(parents=True, mode=0o700)
+        self._lock_fd = os.open(draft / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(self.folder)  # held before others see it
+        sync_folder(folder)
+        self._segment_bytes, self._segment_s = segment_bytes, segment_s
+        self._on_sealed = on_sealed
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._waiting_bytes = 0
+        self._mutex = threading.Lock()
+        self.counters = WalCounters()
+        self._fd = -1
+        self._path = self.folder
+        self._number = 0
+        self._synced = 0
+        self._opened_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="sonde-wal", daemon=True)
+        self._thread.start()
+
+    def append(self, record: Record) -> Future[None]:
+        """Append a record; the result is there when it is synced, or WalFailedError.
+
+        Raises WalBusyError at once where too much waits.
+        """
+        parts = encode(record)
+        one = _Waiting(parts, sum(map(len, parts)))
+        with self._mutex:
+            if self._waiting_bytes + one.size_bytes > WAITING_BYTES:
+                self.counters.refused += 1
+                raise WalBusyError("the disk of the server is behind", "try again in some seconds")
+            self._waiting_bytes += one.size_bytes
+        self._queue.put(one)
+        return one.done
+
+    def close(self) -> None:
+        """Write what waits, seal the segment and release the lock."""
+        self._queue.put(None)
+        self._thread.join()
+        os.close(self._lock_fd)
+
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            group, ended = self._next_group()
+            if group:
+                self._write_group(group)
+            aged = time.monotonic() - self._opened_at > self._segment_s
+            if self._fd >= 0 and (ended or aged or self._synced >= self._segment_bytes):
+                self._seal()
+
+    def _next_group(self) -> tuple[list[_Waiting], bool]:
+        group: list[_Waiting] = []
+        size = 0
+        try:
+            one = self._queue.get(timeout=self._segment_s / 2)
+            while one is not None:
+                group.append(one)
+                size += one.size_bytes
+                if size >= GROUP_BYTES:
+                    return group, False
+                one = self._queue.get_nowait()
+        except queue.Empty:
+            return group, False
+        return group, True
+
+    def _write_group(self, group: list[_Waiting]) -> None:
+        size = sum(one.size_bytes for one in group)
+        error: OSError | None = None
+        try:
+            if self._fd < 0:
+                self._open()
+            self._write(b"".join(part for one in group for part in one.parts))
+        except OSError as failed:
+            error = failed
+            self._cut_back()
+        if error is None:
+            started = time.perf_counter_ns()
+            try:
+                os.fdatasync(self._fd)
+                self._synced += size
+                self.counters.syncs += 1
+                self.counters.sync_ns += time.perf_counter_ns() - started
+            except OSError as failed:
+                error = failed
+                self._give_up()
+        with self._mutex:
+            self._waiting_bytes -= size
+        counters = self.counters
+        counters.error = "" if error is None else error.strerror or str(error)
+        if error is None:
+            counters.records += len(group)
+            counters.record_bytes += size
+        else:
+            counters.failures += 1
+        for one in group:
+            if error is None:
+                one.done.set_result(None)
+            else:
+                one.done.set_exception(
+                    WalFailedError(
+                        f"the server cannot write its log: {counters.error}",
+                        "free space on the disk of the server; the agent will send it again",
+                    )
+                )
+
+    def _open(self) -> None:
+        self._number += 1
+        self._path = self.folder / f"{self._number:012d}{OPEN}"
+        self._fd = os.open(
+            self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND, 0o600
+        )
+        self._synced = 0
+        self._opened_at = time.monotonic()
+        sync_folder(self.folder)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def _cut_back(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            os.ftruncate(self._fd, self._synced)
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Seal the segment as it is: its records are whole or found damaged."""
+        self._seal()
+
+    def _seal(self) -> None:
+        os.close(self._fd)
+        self._fd = -1
+        try:
+            self._path.rename(self._path.with_suffix(SEALED))
+            sync_folder(self.folder)
+        except OSError as error:  # it is sealed by whoever takes over this folder
+            self.counters.error = error.strerror or str(error)
+        self._on_sealed()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a directory durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sealed_segments(folder: Path) -> list[Path]:
+    """The segments of every server in DIR/wal that may be flushed, oldest first.
+
+    Segments that a dead server left open are sealed first.
+    """
+    found = []
+    for server in sorted(folder.glob("[!.]*")):
+        try:
+            fd = os.open(server / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in server.glob(f"*{OPEN}"):
+                path.rename(path.with_suffix(SEALED))
+            left = sorted(server.glob(f"*{SEALED}"))
+            if not left:
+                (server / "lock").unlink()
+                server.rmdir()
+        except OSError:  # alive
+            left = sorted(server.glob(f"*{SEALED}"))
+        finally:
+            os.close(fd)
+        found += left
+    return found
