@@ -73,16 +73,18 @@ def start(
     argv: Sequence[str],
     *,
     stdin: int | None = subprocess.PIPE,
+    stdout: int = subprocess.PIPE,
     stderr: int | IO[bytes] = subprocess.DEVNULL,
     pass_fds: Sequence[int] = (),
     own_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a child whose standard output is read through a pipe. Raises OSError."""
+    """Start a child, in `/`, whose standard output is read through a pipe unless said otherwise.
+    Raises OSError."""
     hanging()
     return subprocess.Popen(
         argv,
         stdin=stdin,
-        stdout=subprocess.PIPE,
+        stdout=stdout,
         stderr=stderr,
         pass_fds=pass_fds,
         start_new_session=own_session,

@@ -201,6 +201,8 @@ class Agent:
         Raises HostError where this machine cannot.
         """
         self._resolver.start()
+        if self._unwinding.walks:
+            self._resolver.load_kernel_symbols()
         family = procfs.family(self._config.pids or ())
         self._unwinding.get_ready(family, self._event_loop.poll_starting, program)
         # Not before: while it gets ready nothing is observed.
@@ -356,9 +358,12 @@ class Agent:
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
             self._stuck_s += late_s
-        batches = [collector.drain(since_ns, chunk_ends) for collector in self._collectors]
-        # Processes in the rows may have come and gone since: know of them before they are named.
-        self._event_loop.dispatch()
+        batches = []
+        for collector in self._collectors:
+            batches.append(collector.drain(since_ns, chunk_ends))
+            # Processes in the rows may have come and gone since: know of them before they are
+            # named. And new programs wait for their tables: the first drains take tens of ms.
+            self._event_loop.poll()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.add_notes(batch.notes, batch.groups)

@@ -132,15 +132,13 @@ def _from_workers(timeline: Timeline, track: int) -> Intervals:
     """Waits on a pipe or a socket that a process below this one ended."""
     states = timeline.states
     pid = timeline.tracks[track].pid
-    workers = np.array(
-        [False, *(one.pid != pid and descends(timeline, one.pid, pid) for one in timeline.tracks)]
-    )
-    if not workers.any():
-        return sets.none()
     rows = np.flatnonzero((states.track == track) & (states.kind == StateKind.BLOCKED))
-    rows = rows[workers[states.waker[rows]]]
     kinds = HAND_OVERS - {"futex"}
-    return _rows(states, rows[named(timeline.names, states.name[rows], kinds.__contains__)])
+    rows = rows[named(timeline.names, states.name[rows], kinds.__contains__)]
+    wakers, which = np.unique(states.waker[rows], return_inverse=True)  # 0: not known
+    others = [timeline.tracks[it - 1].pid if it else pid for it in wakers.tolist()]
+    are_workers = [other != pid and descends(timeline, other, pid) for other in others]
+    return _rows(states, rows[np.array(are_workers, bool)[which]])
 
 
 def descends(timeline: Timeline, pid: int, ancestor: int) -> bool:

@@ -71,14 +71,13 @@ class Block:
         self._folder = tempfile.TemporaryDirectory(prefix="sonde-block-")
         self._file = self._path or Path(self._folder.name) / "block.sonde"
         command = interpreter.command("sonde", "record", *self._options, "-o", str(self._file))
-        self._recorder = subprocess.Popen(
+        self._recorder = interpreter.start(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=interpreter.environment(),
             # A Ctrl-C is for the program; the recorder ends with the block.
-            start_new_session=True,
+            own_session=True,
         )
         try:
             self._wait_until_ready()

@@ -236,6 +236,11 @@ class Resolver:
             found += frames if all(frames) else self._look_up(process, addresses, frames)
         return found  # type: ignore[return-value]  # every None was replaced
 
+    def load_kernel_symbols(self) -> None:
+        """Read the kernel's symbols now, some 70 ms of work, rather than when the first one is asked
+        for."""
+        self._symbols.kernel([0])
+
     def prepare(
         self, process: TrackedProcess, kernel: Sequence[CodeAddress], user: Sequence[CodeAddress]
     ) -> None:
