@@ -173,6 +173,8 @@ def test_a_slower_test_fails_and_names_the_function(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             cwd=tmp_path,
+            # Installed or not: it is the module at hand that is tried.
+            env=os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         )
 
     baseline = ("--sonde-baseline", str(tmp_path / "perf"))

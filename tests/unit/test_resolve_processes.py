@@ -6,6 +6,7 @@ Events speak of pids that no kernel gives out, so that /proc knows nothing of th
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -302,9 +303,13 @@ def test_a_thousand_short_lives_cost_milliseconds() -> None:
         events.append(ExitEvent(at, pid, OTHER, pid, OTHER))
     table = ProcessTable()
     table.feed([CommEvent(now, OTHER, OTHER, "make", False)])
-    start = time.process_time()
-    table.feed(events)
-    assert time.process_time() - start < 0.1
+    gc.freeze()  # as the agent does: not the cost of what other tests left
+    try:
+        start = time.process_time()
+        table.feed(events)
+        assert time.process_time() - start < 0.1
+    finally:
+        gc.unfreeze()
 
 
 def _own_start_ns() -> int:
