@@ -22,7 +22,7 @@ from bench.cgroup import Cgroup
 from bench.tools import require_root
 from sonde.collect.inject_memory import InjectMemory
 
-SONDE = str(Path(sys.executable).with_name("sonde"))
+SONDE = (sys.executable, "-m", "sonde")
 LOOK_S = 0.05
 
 
@@ -111,10 +111,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     require_root()
-    costs = [cost_of("attach", args.pid, [SONDE, "attach", str(args.pid)])]
+    costs = [cost_of("attach", args.pid, [*SONDE, "attach", str(args.pid)])]
     with tempfile.TemporaryDirectory() as name:
         for number in range(args.times):
-            command = [SONDE, "record", "--json", "-d", str(args.seconds), "-p", str(args.pid)]
+            command = [*SONDE, "record", "--json", "-d", str(args.seconds), "-p", str(args.pid)]
             command += ["-o", str(Path(name) / f"{number}.sonde")]
             costs.append(cost_of(f"record {number + 1}", args.pid, command))
     print("what       inside 2 s  inside all  outside    wall   ready   armed  hooks   timed")
