@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from served import Server
 from stored_chunks import as_of, recorded, rows_of, with_meta
 
@@ -100,6 +101,14 @@ def test_two_servers_share_a_directory_and_one_is_killed(tmp_path: Path) -> None
     second.stop()
 
 
+def unmount(disk: Path) -> None:
+    """Unmount; a profiler of somebody else on this machine may hold a file of it for a moment."""
+    ends = time.monotonic() + 10
+    while (done := subprocess.run(["umount", str(disk)], capture_output=True)).returncode:
+        assert time.monotonic() < ends, done.stderr
+        time.sleep(0.1)
+
+
 def test_a_full_disk_refuses_and_answers_and_recovers(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -108,7 +117,7 @@ def test_a_full_disk_refuses_and_answers_and_recovers(tmp_path: Path) -> None:
         pytest.skip("needs root to mount a small file system")
     ballast = disk / "ballast"
     try:
-        with Server(disk / "store") as server:
+        with Server(disk) as server:
             server.send("one", as_of(CHUNKS[0], "one", 0, time.time_ns()))
             server.wait_for(1)
             acknowledged = 1
@@ -127,7 +136,7 @@ def test_a_full_disk_refuses_and_answers_and_recovers(tmp_path: Path) -> None:
             chunks, _ = counted(server.wait_for(acknowledged + 1))
             assert chunks == acknowledged + 1
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        unmount(disk)
 
 
 def test_tokens_separate_tenants_and_scopes_and_are_revoked_at_once(tmp_path: Path) -> None:

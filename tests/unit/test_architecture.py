@@ -335,6 +335,12 @@ WRITERS: dict[str, str] = {
     "procfs/serve.py": "memory of memfd_create() that was held and checked, for writing",
     "readers/nsys_sqlite.py": "SQLite reads a descriptor that is held: read-only and immutable",
     "resolve/build_id_links.py": "links, no files, in a private folder of the run",
+    "server/answers.py": "Arrow into memory",
+    "server/tokens.py": "SQLite opens its file by name, in the server's own directory",
+    "store/catalog.py": "SQLite opens its file by name, in the server's own directory",
+    "store/flush.py": "Parquet under a random name, in the server's own directory; synced",
+    "store/flusher.py": "a lock, empty, in the server's own directory",
+    "store/wal.py": "new segments (O_EXCL) and a lock, in the server's own directory",
     "unwind/cache_folder.py": "the mode of a folder that only root and we can exchange",
 }
 _WRITING_CALLS = {

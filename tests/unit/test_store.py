@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from stored_chunks import as_of, recorded, rows_of
 
 from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep, sweep_orphans
 from sonde.store.flush import Flusher
 from sonde.store.record import Damage, Record, digest_of, scan
 from sonde.store.wal import Wal, WalFailedError, sealed_segments
+from stored_chunks import as_of, recorded, rows_of
 
 CHUNKS = recorded()
-NOW_NS = 1_800_000_000 * 10**9
+NOW_NS = 1_800_001_800 * 10**9
+"""In the middle of an hour: what a test writes is in one folder."""
 
 
 def record(seq: int, node: str = "one", tenant: str = "lab") -> Record:

@@ -33,9 +33,9 @@ def exposition(service: Service) -> str:
     for name, count in sorted(service.catalog.counters().items()):
         add(f"sonde_store_{name}_total", "counter", count)
     lines.append("# TYPE sonde_server_ack_seconds histogram")
-    for bound, count in zip(ACK_BUCKETS_S, counters.acks_s, strict=True):
+    for bound, seen in zip(ACK_BUCKETS_S, counters.acks_s, strict=True):
         text = "+Inf" if bound == float("inf") else f"{bound:g}"
-        lines.append(f'sonde_server_ack_seconds_bucket{{le="{text}"}} {int(count)}')
+        lines.append(f'sonde_server_ack_seconds_bucket{{le="{text}"}} {int(seen)}')
     lines.append(f"sonde_server_ack_seconds_sum {counters.ack_sum_s:g}")
     lines.append(f"sonde_server_ack_seconds_count {int(counters.acks_s[-1])}")
     return "\n".join(lines) + "\n"

@@ -28,15 +28,15 @@ PERIOD_S = 2.0
 TIDY_S = 30.0
 
 
-def main(argv: list[str]) -> int:
+def main() -> None:
     """`FOLDER AGE_NS SIZE_BYTES`: work until standard input ends."""
-    folder, age_ns, size_bytes = Path(argv[0]), int(argv[1]), int(argv[2])
+    folder, age_ns, size_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     os.nice(5)
     held = os.open(folder / "flush.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     while not _acquired(held):
         _say(leads=False)
         if _ended(PERIOD_S):
-            return 0
+            return
     catalog = Catalog(folder)
     sweep_orphans(folder, catalog)
     flusher = Flusher(folder, catalog)
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
             flusher = Flusher(folder, catalog)
             retain(folder, catalog, age_ns, size_bytes, time.time_ns())
         if _ended(PERIOD_S):
-            return 0
+            return
 
 
 def _acquired(fd: int) -> bool:
@@ -81,4 +81,4 @@ def _ended(seconds: float) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
