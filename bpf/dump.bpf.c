@@ -3,8 +3,8 @@
  * The stacks of all threads of one process now, for those that are not on a CPU. A thread that runs
  * has its registers in its CPU: it is the sampling clock's (cpu.bpf.c) to see.
  *
- * The same walk as everywhere, over another task's memory; that may have to be paged in, so the
- * program is one that may sleep (5.18).
+ * The same walk as everywhere, over another task's memory as user space brings it (other_memory.h):
+ * a thread whose walk lacked a page is walked again once it is there.
  */
 #define SONDE_READS_OTHERS
 #define SONDE_MAX_STACKS 4096
@@ -34,7 +34,7 @@ static __always_inline u32 state_of(struct task_struct *task)
 	return BPF_CORE_READ((struct task_struct___before_5_14 *)task, state);
 }
 
-SEC("iter.s/task")
+SEC("iter/task")
 int on_dump(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task;
@@ -44,6 +44,7 @@ int on_dump(struct bpf_iter__task *ctx)
 	struct unwind_walk *w;
 	struct dump_value *row;
 	struct sonde_stack *s;
+	u32 misses;
 	long n;
 
 	if (!task || task->tgid != dump_tgid)
@@ -55,7 +56,7 @@ int on_dump(struct bpf_iter__task *ctx)
 	key.tid = task->pid;
 	key.start_ns = start_of(task);
 	row = row_of(&dumped, &key, &zero);
-	if (!row)
+	if (!row || row->stack_id)
 		return 0;
 	row->state = state_of(task);
 	row->on_cpu = task->on_cpu;
@@ -67,9 +68,11 @@ int on_dump(struct bpf_iter__task *ctx)
 	w->piece = 0;
 	w->slot = 0;
 	w->stop = STOP_ENTRY;
+	misses = misses_so_far();
 	if (has_user_frames(task))
 		unwind(ctx, w, task, 0);
-	row->stack_id = keep_walk(w, key.start_ns ^ key.tgid);
+	if (misses_so_far() == misses)
+		row->stack_id = keep_walk(w, key.start_ns ^ key.tgid);
 	return 0;
 }
 

@@ -100,14 +100,14 @@ const volatile u32 cost_words = 0;	     /* 0: do not measure */
 /* Keeps clang from knowing more about a number than the verifier does. */
 #define OPAQUE(x) asm volatile("" : "+r"(x))
 
+#ifdef SONDE_READS_OTHERS
+#include "other_memory.h"
+#else
 static __always_inline long read_user(struct task_struct *task, void *to, u32 size, u64 from)
 {
-#ifdef SONDE_READS_OTHERS
-	return bpf_copy_from_user_task(to, size, (void *)from, task, 0);
-#else
 	return bpf_probe_read_user(to, size, (void *)from);
-#endif
 }
+#endif
 
 #include "unwind_window.h"
 

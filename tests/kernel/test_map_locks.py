@@ -126,6 +126,75 @@ def test_probes_that_cannot_come_off_at_the_end_are_left_to_a_child() -> None:
     _wait_until(lambda: _links_of(child) == 0)
 
 
+MAPPER = """
+import ctypes, sys, threading, time
+size, count = 512 << 20, 20_000
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.madvise.argtypes = libc.mprotect.argtypes
+with open(sys.argv[1]) as file:
+    pages = range(count)
+    assert all(libc.mmap(0, 4096, 1, 2, file.fileno(), 9 << 12) for page in pages)
+
+def keep_busy():
+    area = libc.mmap(0, size, 1, 0x4022, -1, 0)
+    libc.madvise(area, size, 15)
+    libc.madvise(area, size, 22)
+    while True:
+        libc.mprotect(area, size, 0)
+        libc.mprotect(area, size, 1)
+
+for _ in range(2):
+    threading.Thread(target=keep_busy, daemon=True).start()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def maps_it_often() -> Iterator[int]:
+    """A user's process maps a page of the library 20,000 times and keeps its threads mapping."""
+    command = ["/usr/bin/python3", "-c", MAPPER, LIBRARY]
+    with subprocess.Popen(
+        command, user=TENANT, group=TENANT, extra_groups=[], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_one_that_maps_the_library_very_often_stops_no_fork() -> None:
+    with maps_it_often() as pid, forks_go_on():
+        watch = DeviceWatch()
+        watch.collector.start()
+        watch.drain()
+        watch.collector.stop()
+    assert not watch.told("probes_attached")
+    [said] = watch.told("probes_put_off")
+    assert f"process {pid} of user {TENANT} maps it so often" in said
+
+
+def test_probes_that_would_stop_forks_at_the_end_wait_until_they_do_not() -> None:
+    watch = DeviceWatch()
+    watch.collector.start()
+    watch.drain()
+    assert watch.told("probes_attached")
+    with maps_it_often() as pid, forks_go_on():
+        watch.collector.stop()
+        [said] = watch.collector.left_behind
+        assert f"process {pid} of user {TENANT} maps it so often" in said
+        child = int(said.split()[-4])
+        del watch
+        time.sleep(1)
+        assert _links_of(child) > 0
+    _wait_until(lambda: _links_of(child) == 0)
+
+
 def _links_of(pid: int) -> int:
     """Links of BPF that a process holds."""
     try:

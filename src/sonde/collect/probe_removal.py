@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes that come off at the end, while some process keeps the kernel waiting for its map lock.
+"""Probes that come off at the end, while some process keeps the kernel waiting for its map lock, or
+has it taken too often.
 
 To close them would stop every fork on the machine for as long as that process likes
 (`procfs.map_locks`), and the end of a recorder closes what it has open. So a child gets the
-descriptors of such probes, stays behind, and closes them once all processes let go of their locks.
+descriptors of such probes, stays behind, and closes them once no process does.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Removal:
     def finish(self) -> list[str]:
         """Take off what can be; a line for people of each file whose probes stay on for a while."""
         until_s = time.monotonic() + WAIT_S
-        held: list[tuple[str, list[int], procfs.Holder]] = []
+        held: list[tuple[int, str, list[int], procfs.Holder]] = []
         free: list[int] = []
         for inode, name, links in self._files:
             while (holder := self._locks.holder(inode)) and time.monotonic() < until_s:
@@ -42,17 +43,17 @@ class Removal:
             if holder is None:
                 free += links
             else:
-                held.append((name, links, holder))
+                held.append((inode, name, links, holder))
         self._bpf.detach_all(free)
         return self._leave(held) if held else []
 
-    def _leave(self, held: list[tuple[str, list[int], procfs.Holder]]) -> list[str]:
+    def _leave(self, held: list[tuple[int, str, list[int], procfs.Holder]]) -> list[str]:
         keeper = procfs.Broker()
         said = []
         try:
-            for name, links, holder in held:
+            for inode, name, links, holder in held:
                 for fd in [fd for link in links for fd in self._bpf.link_fds(link)]:
-                    pid = keeper.keep(fd)
+                    pid = keeper.keep(fd, inode)
                 said.append(
                     f"the probes on {name} stay until they can be taken off without stopping every"
                     f" fork of the machine: {holder}; process {pid} waits for that"
@@ -60,7 +61,7 @@ class Removal:
         except OSError:  # nobody to leave them to: as they are, they go with this process
             keeper.close()
             return said
-        for _, links, _ in held:
+        for _, _, links, _ in held:
             self._bpf.detach_all(links)
         keeper.outlive()
         return said

@@ -186,8 +186,8 @@ class Broker:
         return found
 
     def first_locked(self, whos: Sequence[int]) -> int | None:
-        """The first of these processes whose map lock cannot be had (`serve.take_map_lock`). None
-        is left alone for it: what else is to be known of it may be had. Raises OSError."""
+        """The first of these processes whose map lock cannot be had (`map_costs`). None is left
+        alone for it: what else is to be known of it may be had. Raises OSError."""
         with self._exchange():
             for at in range(0, len(whos), MAX_EACH):
                 asked = whos[at : at + MAX_EACH]
@@ -201,6 +201,30 @@ class Broker:
                         if self._link is None:
                             raise
         return None
+
+    def map_costs(
+        self, whos: Sequence[int], inode: int
+    ) -> tuple[list[tuple[int, int, float]], int | None]:
+        """(process, times, wait in s) of those that have a file mapped privately (`map_costs`), and
+        the process that did not answer, if any: of those after it nothing is known. It is not
+        left alone for it. Raises OSError."""
+        found: list[tuple[int, int, float]] = []
+        with self._exchange():
+            for at in range(0, len(whos), MAX_EACH):
+                asked = whos[at : at + MAX_EACH]
+                self._send(("costs", list(asked), inode))
+                for who in asked:
+                    try:
+                        times, wait_s = self._next(who, marks=False)
+                    except Hung:
+                        return found, who
+                    except OSError:
+                        if self._link is None:
+                            raise
+                        continue
+                    if times:
+                        found.append((who, times, wait_s))
+        return found, None
 
     def maps(self, who: int, inode: int) -> bool | None:
         """Whether such a process has a file mapped privately; True where it does not let us know,
@@ -222,17 +246,18 @@ class Broker:
                 return False
             return found
 
-    def keep(self, fd: int) -> int:
-        """Have the child keep a descriptor; `outlive` ends that. Its pid. Raises OSError."""
+    def keep(self, fd: int, inode: int) -> int:
+        """Have the child keep a descriptor, of a probe on this file; `outlive` ends that. Its pid.
+        Raises OSError."""
         with self._exchange():
-            self._send(("keep",), fd)
+            self._send(("keep", inode), fd)
             self._next(None)
             assert self._child is not None
             return self._child.pid
 
     def outlive(self) -> None:
-        """Let the child go. One that keeps descriptors closes them once no process keeps its map
-        locked; nobody waits for it."""
+        """Let the child go. One that keeps descriptors closes them once no process keeps the kernel
+        waiting; nobody waits for it."""
         with self._lock:
             self._child = None
             if self._link is not None:

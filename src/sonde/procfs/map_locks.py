@@ -1,28 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which process keeps its memory map locked, so that a uprobe must not be placed or removed now.
+"""Which process keeps the kernel waiting, so that a uprobe must not be placed or removed now.
 
 Placing a uprobe takes, for writing, the map lock (mmap_lock) of every process that has the file
-mapped, and removing it does, too. Where a process keeps that lock, by a page of a FUSE file that
-its server does not bring, the kernel waits, for ever if need be, and no fork() on the machine
-returns meanwhile (kernel/events/uprobes.c, register_for_each_vma: dup_mmap_sem). So every process
-is asked for its lock first, by a child that can be given up.
+mapped, once for each of its mappings of that place, and removing it does, too. Meanwhile no fork()
+on the machine returns (kernel/events/uprobes.c, register_for_each_vma: dup_mmap_sem). Where a
+process keeps that lock, by a page of a FUSE file that its server does not bring, the kernel waits,
+for ever if need be; where one has 20,000 mappings of the place and threads that use the lock, for
+seconds a function. So the mappings of the file are counted first, the locks of those who have any
+are timed, and then every process is asked for its lock, by a child that can be given up.
 
-All are asked, not those alone that map the file: that costs less than to find these, and nobody is
-overlooked, whatever namespace he is in, however he has mapped it and whenever he came. Whether one
-that does not answer has mapped the file is looked at then.
+For their locks all are asked, not those alone that map the file: nobody is overlooked, whatever
+namespace he is in, however he has mapped it and whenever he came. Whether one that does not answer
+has mapped the file is looked at then.
 
-What remains: one that takes its lock after it was asked; memory that has outlived its processes,
-which nobody can ask for; before Linux 6.5 (6.1.37), one that keeps the lock for reading alone.
+What remains: one that takes its lock, or maps the file so often, after it was asked; memory that
+has outlived its processes, which nobody can ask for; before Linux 6.5 (6.1.37), one that keeps the
+lock for reading alone.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from sonde.procfs.broker import BROKER, Broker
+from sonde.procfs.map_costs import too_much
 from sonde.procfs.parties import name_of, party_of
 from sonde.procfs.processes import pids
 
@@ -35,24 +42,28 @@ UNSURE_S: Final = 2.0
 """So long nothing is asked after an answer that was not had in time."""
 
 
+class Why(Enum):
+    """What keeps the kernel waiting, as words about a process."""
+
+    LOCKED = "maps it and keeps its memory map locked"
+    UNKNOWN = "keeps its memory map locked, and whether one that maps it does is not known"
+    CROWDED = "maps it so often, or keeps its memory map so busy, that forks would wait"
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that keeps its map locked."""
+    """A process that keeps the kernel waiting."""
 
     pid: int
     party: int
-    is_sure: bool = True
-    """It has the file mapped; else that was not known in time."""
+    why: Why = Why.LOCKED
 
     def __str__(self) -> str:
-        who = f"process {self.pid} of {name_of(self.party)}"
-        if self.is_sure:
-            return f"{who} maps it and keeps its memory map locked"
-        return f"{who} keeps its memory map locked, and whether one that maps it does is not known"
+        return f"process {self.pid} of {name_of(self.party)} {self.why.value}"
 
 
 class MapLocks:
-    """Asks all processes for their map locks."""
+    """Asks all processes for their mappings of a file and for their map locks."""
 
     def __init__(self, broker: Broker = BROKER) -> None:
         self._broker = broker
@@ -69,7 +80,7 @@ class MapLocks:
             return self._last
         found = self._ask(inode)
         self._last = found or self._last
-        if found is not None and not found.is_sure:
+        if found is not None and found.why is Why.UNKNOWN:
             self._unsure_until_s = time.monotonic() + UNSURE_S
         return found
 
@@ -81,19 +92,43 @@ class MapLocks:
         if self._last is not None and self._last.pid in waiting:  # most likely it again
             waiting.remove(self._last.pid)
             waiting.insert(0, self._last.pid)
-        pid = silent = 0
         try:
-            while (found := self._broker.first_locked(waiting)) is not None:
-                pid = found
-                has_mapped = self._broker.maps(pid, inode)
-                if has_mapped:
-                    return Holder(pid, party_of(pid))
-                if has_mapped is None:
-                    self._executing[pid] = time.monotonic() + EXECUTING_S
-                silent += 1
-                if silent >= MAX_SILENT:
-                    return Holder(pid, party_of(pid), is_sure=False)
-                del waiting[: waiting.index(pid) + 1]
+            return self._crowded(waiting, inode) or self._locked(waiting, inode)
         except OSError:  # no child to ask with
-            return Holder(pid or os.getpid(), party_of(pid or os.getpid()), is_sure=False)
+            return Holder(os.getpid(), party_of(os.getpid()), Why.UNKNOWN)
+
+    def _crowded(self, whos: Sequence[int], inode: int) -> Holder | None:
+        costs: dict[int, list[tuple[int, int, float]]] = defaultdict(list)
+        silent = 0
+        while True:
+            found, hung = self._broker.map_costs(whos, inode)
+            for cost in found:
+                costs[party_of(cost[0])].append(cost)
+            if hung is None:
+                break
+            silent += 1
+            if holder := self._silent(hung, inode, silent):
+                return holder
+            whos = whos[whos.index(hung) + 1 :]
+        for party, of_party in costs.items():
+            if (pid := too_much(of_party)) is not None:
+                return Holder(pid, party, Why.CROWDED)
         return None
+
+    def _locked(self, whos: Sequence[int], inode: int) -> Holder | None:
+        silent = 0
+        while (hung := self._broker.first_locked(whos)) is not None:
+            silent += 1
+            if holder := self._silent(hung, inode, silent):
+                return holder
+            whos = whos[whos.index(hung) + 1 :]
+        return None
+
+    def _silent(self, pid: int, inode: int, silent: int) -> Holder | None:
+        """What is made of a process that does not answer, the `silent`-th of them."""
+        has_mapped = self._broker.maps(pid, inode)
+        if has_mapped:
+            return Holder(pid, party_of(pid))
+        if has_mapped is None:
+            self._executing[pid] = time.monotonic() + EXECUTING_S
+        return Holder(pid, party_of(pid), Why.UNKNOWN) if silent >= MAX_SILENT else None

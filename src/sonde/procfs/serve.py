@@ -20,18 +20,29 @@ from __future__ import annotations
 import errno
 import marshal
 import os
-import re
 import select
 import signal
 import socket
 import stat
 import struct
-import time
+import sys
 from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+if __name__ == "__main__" and not TYPE_CHECKING:
+    sys.path.append(os.path.dirname(__file__))  # noqa: PTH120
+    from map_costs import cost_of, take_map_lock, tasks_of, times_mapped, wait_until_removable
+else:
+    from sonde.procfs.map_costs import (
+        cost_of,
+        take_map_lock,
+        tasks_of,
+        times_mapped,
+        wait_until_removable,
+    )
 
 CONTROL = 0
 OPENING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -52,13 +63,6 @@ MAX_COPY_BYTES = 64 << 20
 MAX_MOUNTS_BYTES = 4 << 20
 LINE_BYTES = 64 << 10
 LENGTH = struct.Struct("<I")
-NOWHERE = 0x7FFF_FFFF_FFFF_F000
-"""An address at which no process has anything, and above which none has."""
-MAX_TASKS = 8
-"""Threads asked for the memory of a process whose first thread has ended."""
-MAX_MAPS_BYTES = 32 << 20
-ANSWERED_S = 0.1
-"""A map lock that takes longer was held."""
 KEPT_S = 3600
 """Descriptors are kept no longer than that."""
 OPENAT2 = 437
@@ -303,74 +307,6 @@ def read_file(path: str, limit: int) -> bytes:
         os.close(fd)
 
 
-def tasks_of(pid: int) -> list[str]:
-    """The folder of a process, and those of threads that may have its memory where it has not."""
-    try:
-        tids = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
-    except OSError:
-        tids = []
-    others = [f"/proc/{pid}/task/{tid}" for tid in tids if tid != str(pid)]
-    return [f"/proc/{pid}", *others[:MAX_TASKS]]
-
-
-def take_map_lock(pid: int) -> None:
-    """Wait until the lock of a process's memory map (mmap_lock) can be had, and let it go.
-
-    For writing, as a uprobe takes it, where a read of memory at which there is none looks for a
-    stack to be grown (Linux 6.5, 6.1.37 and 6.3.11: mm/memory.c, expand_stack), before that for
-    reading. Nothing of the process is read or changed.
-    """
-    for task in tasks_of(pid):
-        try:
-            fd = os.open(f"{task}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        except PermissionError:  # this one asks for less, and takes the lock for reading alone
-            read_file(f"{task}/pagemap", 8)
-            return
-        except OSError:
-            continue  # it has no memory
-        try:
-            if os.pread(fd, 1, NOWHERE) == b"":
-                continue  # nor has this
-        except OSError:
-            pass  # there is nothing at that address
-        finally:
-            os.close(fd)
-        return
-
-
-def has_mapped(fd: int, inode: int) -> bool | None:
-    """Whether a list of mappings has a private one of the file, with whatever rights: that is what
-    a uprobe in it waits for. Where it is too long to tell: True; None of an empty list.
-
-    By the inode alone: each overlayfs above the same file shows another device.
-    """
-    line = re.compile(rb"(?:^|\n)\S+ \S{3}p \S+ \S+ %d[ \n]" % inode)
-    seen, rest = 0, b""
-    while piece := os.read(fd, 1 << 16):
-        seen += len(piece)
-        if line.search(rest + piece) or seen >= MAX_MAPS_BYTES:
-            return True
-        rest = b"\n" + (rest + piece).rpartition(b"\n")[2]
-    return False if seen else None
-
-
-def wait_for_map_locks() -> None:
-    """Return once no process of the machine keeps its map locked."""
-    pause_s = 0.1
-    while True:
-        longest_s = 0.0
-        for name in os.listdir("/proc"):  # noqa: PTH208
-            if name.isdecimal():
-                began_s = time.monotonic()
-                with suppress(OSError):
-                    take_map_lock(int(name))
-                longest_s = max(longest_s, time.monotonic() - began_s)
-        if longest_s < ANSWERED_S:
-            return
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 2.0)
-
-
 class Server:
     """Files that stay open between requests, and the answers."""
 
@@ -381,7 +317,9 @@ class Server:
         self.given: list[int] = []
         """Descriptors that came with requests."""
         self.kept: list[int] = []
-        """Of these, what may be closed only while no process keeps its map locked."""
+        """Of these, what may be closed only while no process keeps the kernel waiting."""
+        self.inodes: set[int] = set()
+        """Of the files that they are probes on."""
 
     def write(self, pieces: list[tuple[int, bytes]]) -> None:
         fd = self.given.pop()
@@ -415,8 +353,8 @@ class Server:
                 with suppress(OSError):
                     fds.append(os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC))
             self.answer(0, None)
-            found = (has_mapped(fd, inode) for fd in fds)
-            self.answer(0, next((it for it in found if it is not None), False))
+            found = (times_mapped(fd, inode) for fd in fds)
+            self.answer(0, next((it > 0 for it in found if it is not None), False))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -439,10 +377,19 @@ class Server:
                     self.answer(0, None)
                 except OSError as error:
                     self.answer(error.errno or errno.EIO, None)
+        elif kind == "costs":  # the same
+            pids, inode = rest
+            for pid in pids:
+                try:
+                    self.answer(0, cost_of(pid, inode))
+                except OSError as error:
+                    self.answer(error.errno or errno.EIO, None)
         elif kind == "maps":  # two answers: opening it may wait for another lock
             self.answer_whether_mapped(*rest)
         elif kind == "keep":
+            ignore_signals()
             self.kept.append(self.given.pop())
+            self.inodes.update(rest)
             self.answer(0, None)
         elif kind == "link":
             self.answer(0, os.fsencode(os.readlink(*rest)))
@@ -482,13 +429,17 @@ class Server:
                 os.close(self.held.pop(number))
 
 
-def outlive() -> None:
-    """Stay behind, for a bounded time, until what is kept can be closed: it closes with us."""
+def ignore_signals() -> None:
+    """Those that end the recorder and whoever is with it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def outlive(inodes: set[int]) -> None:
+    """Stay behind, for a bounded time, until what is kept can be closed: it closes with us."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(KEPT_S)
-    wait_for_map_locks()
+    wait_until_removable(inodes)
 
 
 def main() -> None:
@@ -504,7 +455,7 @@ def main() -> None:
             server.given += fds
             if not more:
                 if server.kept:
-                    outlive()
+                    outlive(server.inodes)
                 return
             buffer += more
         (length,) = LENGTH.unpack_from(buffer)

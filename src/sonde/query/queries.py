@@ -82,7 +82,7 @@ LOSS_TEXT = {
     "files_over_share": "times that a file got no probes, because its user or container had as many"
     " as one may have; its device calls are not seen",
     "probes_put_off": "files whose probes were delayed because a process kept its memory map"
-    " locked; calls through them until then were not recorded",
+    " locked, or mapped the file too often; calls through them until then were not recorded",
     "no_room": "times that a kernel map was full, so that a process had no unwind tables; its"
     " stacks"
     " were unwound by frame pointers meanwhile",

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process's map lock costs who places a uprobe: how often it is taken, how long that takes.
+
+Part of the child of `procfs.broker` (serve.py), and of `procfs.map_locks`, which decides.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+
+NOWHERE = 0x7FFF_FFFF_FFFF_F000
+"""An address at which no process has anything, and above which none has."""
+MAX_TASKS = 8
+"""Threads asked for the memory of a process whose first thread has ended."""
+MAX_MAPS_BYTES = 32 << 20
+MANY = 4096
+"""Mappings of one file; more are not counted."""
+ANSWERED_S = 0.1
+"""A map lock that takes longer was held."""
+CONTENDED_S = 0.001
+"""One that takes longer is taken three times, and the median counts."""
+ORDINARY = 4
+"""Mappings over one place of a file that any process may have: the loader makes one or two."""
+MOST_OF_PROCESS = 32
+"""Such mappings of one process: the kernel takes its lock once for each, for each function."""
+MOST_OF_PARTY = 256
+"""The same of all processes of a party, beyond the ordinary ones of each."""
+MOST_WAIT_S = 0.05
+"""What the kernel may wait for the locks of one party, for one function: forks wait as long."""
+
+
+def read_start(path: str, size: int) -> bytes:
+    """The first bytes of a file of the kernel's."""
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read(size)
+
+
+def tasks_of(pid: int) -> list[str]:
+    """The folder of a process, and those of threads that may have its memory where it has not."""
+    try:
+        tids = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+    except OSError:
+        tids = []
+    others = [f"/proc/{pid}/task/{tid}" for tid in tids if tid != str(pid)]
+    return [f"/proc/{pid}", *others[:MAX_TASKS]]
+
+
+def take_map_lock(pid: int) -> None:
+    """Wait until the lock of a process's memory map (mmap_lock) can be had, and let it go.
+
+    For writing, as a uprobe takes it, where a read of memory at which there is none looks for a
+    stack to be grown (Linux 6.5, 6.1.37 and 6.3.11: mm/memory.c, expand_stack), before that for
+    reading. Nothing of the process is read or changed.
+    """
+    for task in tasks_of(pid):
+        try:
+            fd = os.open(f"{task}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError:  # this one asks for less, and takes the lock for reading alone
+            read_start(f"{task}/pagemap", 8)
+            return
+        except OSError:
+            continue  # it has no memory
+        try:
+            if os.pread(fd, 1, NOWHERE) == b"":
+                continue  # nor has this
+        except OSError:
+            pass  # there is nothing at that address
+        finally:
+            os.close(fd)
+        return
+
+
+def map_lock_wait_s(pid: int) -> float:
+    """How long the lock of a process's memory map kept us from going on: neither our work nor our
+    wait for a processor counts. Raises OSError."""
+    first_s = _lock_wait_s(pid)
+    if first_s < CONTENDED_S:
+        return first_s
+    return sorted((first_s, _lock_wait_s(pid), _lock_wait_s(pid)))[1]
+
+
+def _lock_wait_s(pid: int) -> float:
+    began_s = time.perf_counter() - time.thread_time() - _run_queue_s()
+    take_map_lock(pid)
+    return time.perf_counter() - time.thread_time() - _run_queue_s() - began_s
+
+
+def _run_queue_s() -> float:
+    with suppress(OSError, IndexError):
+        return int(read_start("/proc/thread-self/schedstat", 128).split()[1]) / 1e9
+    return 0.0
+
+
+def times_mapped(fd: int, inode: int) -> int | None:
+    """How many private mappings of a file a list of mappings has over one and the same place of it,
+    with whatever rights: so often is the lock taken for one uprobe there. At least MANY where it is
+    too long to tell; None of an empty list.
+
+    By the inode alone: each overlayfs above the same file shows another device.
+    """
+    line = re.compile(rb"(?:^|\n)(\w+)-(\w+) \S{3}p (\w+) \S+ %d(?=[ \n])" % inode)
+    word = b" %d" % inode
+    seen, rest, ends = 0, b"", list[tuple[int, int]]()
+    while piece := os.read(fd, 1 << 16):
+        seen += len(piece)
+        text = rest + piece
+        if word in text:
+            end = text.rfind(b"\n") + 1
+            for found in line.finditer(text, 0, end):
+                start, stop, at = (int(it, 16) for it in found.groups())
+                ends += (at, 1), (at + stop - start, -1)
+        if seen >= MAX_MAPS_BYTES or len(ends) > 2 * MANY:
+            return MANY
+        rest = b"\n" + text.rpartition(b"\n")[2]
+    most = depth = 0
+    for _, step in sorted(ends):  # what ends at a place ends before another begins there
+        depth += step
+        most = max(most, depth)
+    return most if seen else None
+
+
+def cost_of(pid: int, inode: int) -> tuple[int, float]:
+    """How often a process's lock is taken for a uprobe in a file, and how long each takes (s)."""
+    times = 0
+    for task in tasks_of(pid):
+        with open(f"{task}/maps", "rb", buffering=0) as file:  # noqa: PTH123
+            found = times_mapped(file.fileno(), inode)
+        if found is not None:
+            times = found
+            break
+    return times, map_lock_wait_s(pid) if times else 0.0
+
+
+def too_much(costs: list[tuple[int, int, float]]) -> int | None:
+    """The first of one party's (process, times, wait) that is, or makes all of them, more than
+    forks may be stopped for; None where there is none."""
+    surplus, wait_s = 0, 0.0
+    for pid, times, each_s in costs:
+        surplus += max(0, times - ORDINARY)
+        wait_s += times * each_s
+        if times > MOST_OF_PROCESS or surplus > MOST_OF_PARTY or wait_s > MOST_WAIT_S:
+            return pid
+    return None
+
+
+def wait_until_removable(inodes: set[int]) -> None:
+    """Return once no process of the machine keeps its map locked, or has mapped one of these files
+    too often."""
+    pause_s = 0.1
+    while True:
+        longest_s, is_crowded = 0.0, False
+        for name in os.listdir("/proc"):  # noqa: PTH208
+            if name.isdecimal():
+                began_s = time.monotonic()
+                with suppress(OSError):
+                    for inode in inodes:
+                        times, wait_s = cost_of(int(name), inode)
+                        is_crowded |= too_much([(int(name), times, wait_s)]) is not None
+                    take_map_lock(int(name))
+                longest_s = max(longest_s, time.monotonic() - began_s)
+        if longest_s < ANSWERED_S and not is_crowded:
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 2.0)
