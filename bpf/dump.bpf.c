@@ -44,10 +44,11 @@ int on_dump(struct bpf_iter__task *ctx)
 	struct unwind_walk *w;
 	struct dump_value *row;
 	struct sonde_stack *s;
+	struct other_state *memory = other_memory();
 	u32 misses;
 	long n;
 
-	if (!task || task->tgid != dump_tgid)
+	if (!task || task->tgid != dump_tgid || !memory || memory->is_full)
 		return 0;
 	w = bpf_map_lookup_elem(&scratch, &first);
 	if (!w)
@@ -68,10 +69,10 @@ int on_dump(struct bpf_iter__task *ctx)
 	w->piece = 0;
 	w->slot = 0;
 	w->stop = STOP_ENTRY;
-	misses = misses_so_far();
+	misses = memory->misses;
 	if (has_user_frames(task))
 		unwind(ctx, w, task, 0);
-	if (misses_so_far() == misses)
+	if (memory->misses == misses)
 		row->stack_id = keep_walk(w, key.start_ns ^ key.tgid);
 	return 0;
 }

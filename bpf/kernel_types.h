@@ -71,6 +71,8 @@ struct task_struct {
 	unsigned int on_cpu; /* one byte on 7.2: what is unsigned is read at any size */
 	int pid;
 	int tgid;
+	unsigned long nvcsw;
+	unsigned long nivcsw;
 	u64 start_boottime;
 	struct mm_struct *mm;
 	struct task_struct *group_leader;

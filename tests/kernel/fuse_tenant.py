@@ -15,6 +15,7 @@ once it does. Everything ends with this process, and after SECONDS at the latest
     later    the same as share, once it gets SIGUSR2
     pulses   the same as share, again and again, for random times of up to 0.8 s
     thread   the same as share, after its first thread has ended
+    stack    a thread of it sleeps with its stack there, another has touched that page
     write    writes from it into the memory that the library makes: writers to it wait
     dead     the same as elf, but its server was killed: what reads that file fails
 """
@@ -22,6 +23,7 @@ once it does. Everything ends with this process, and after SECONDS at the latest
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import random
 import signal
@@ -293,6 +295,22 @@ def run_thread(folder: Path) -> None:
     libc.syscall(60, 0)  # exit, of this thread alone
 
 
+def run_stack(folder: Path) -> None:
+    """The page is locked from the moment that the other thread asks for it."""
+    map_file(str(folder / "fuse/f"), AT, 16)
+    code = mmap.mmap(-1, PAGE, prot=7)
+    # mov rsp, rdi; lea rbp, [rdi + 64]; again: mov eax, 34 (pause); syscall; jmp again
+    code.write(bytes.fromhex("4889fc488d6f40b8220000000f05ebf7"))
+    sleep_there = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(
+        ctypes.addressof(ctypes.c_char.from_buffer(code))
+    )
+    copy = ctypes.create_string_buffer(64)
+    STEPS.pass_one()
+    in_thread(lambda: sleep_there(AT + 0x800))
+    in_thread(lambda: libc.memcpy(copy, ctypes.c_void_p(AT), ctypes.c_size_t(64)))
+    STEPS.done()
+
+
 def run_pulses(folder: Path) -> None:
     map_library()
     file = os.open(folder / "fuse/f", os.O_RDONLY)
@@ -317,6 +335,7 @@ RUNS: Final = {
     "later": run_later,
     "thread": run_thread,
     "pulses": run_pulses,
+    "stack": run_stack,
     "write": run_write,
     "dead": run_elf,
 }

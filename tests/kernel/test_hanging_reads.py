@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -114,6 +115,28 @@ def test_a_dump_of_the_hostile_process_ends_in_time_and_says_what_is_missing(mod
     assert done.returncode in (0, 1), done.stderr
     assert "a bug in Sonde" not in done.stderr
     assert "left out: " in done.stdout or done.returncode == 1
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the tenant's code is for x86-64")
+def test_a_dump_of_a_stack_that_makes_its_readers_wait_leaves_nothing_behind() -> None:
+    """Nor is anything left in the kernel that others wait for who remove programs."""
+    with tenant("stack") as waits:
+        before = set(_without_an_end())
+        done = _sonde("dump", str(waits.kid))
+        assert done.returncode == 0, done.stderr
+        assert "left out: 1 process that block their readers" in done.stdout
+        assert set(_without_an_end()) - before == set()
+
+
+def _without_an_end() -> list[int]:
+    """Children of Sonde's that were left by who started them."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+            if b"sonde" in command and b"dump" in command:
+                found.append(int(folder.name))
+    return found
 
 
 def test_an_attach_to_a_process_whose_memory_waits_ends_in_time() -> None:

@@ -14,6 +14,7 @@ from typing import Final
 from sonde import _native, interpreter, procfs
 from sonde.collect.cpu import CpuSampler
 from sonde.collect.kernel import Kernel, expect_fields, refusal
+from sonde.collect.other_memory import OtherMemory
 from sonde.errors import KernelUnsupported
 from sonde.procfs import START_UNIT_NS
 
@@ -22,8 +23,8 @@ HZ: Final = 997
 LOOK_S: Final = 0.005
 """How long the sampling clock looks at a time: some five ticks of each CPU."""
 LOOKS: Final = 10
-WALK_S: Final = 5.0
-"""How long a walk over all threads may take: 10,000 of them take half a second."""
+WALK_S: Final = 8.0
+"""How long a walk over all threads may take: 3,000 of them take a second."""
 STATES: Final = {0x0: "R", 0x1: "S", 0x2: "D", 0x4: "T", 0x8: "t", 0x10: "X", 0x20: "Z"}
 """Letters of ps(1) by the kernel's bits (include/linux/sched.h)."""
 _STATE_BITS: Final = 0x3F
@@ -56,13 +57,15 @@ class ThreadDump:
             ) from error
         expect_fields(self._bpf, "dumped", FIELDS)
         self._pid = pid
+        self._is_given_up = False
+        """Reading its memory took too long."""
         self._sampler = CpuSampler(kernel, HZ)
 
     def take(self) -> list[ThreadState]:
         """Every thread, by number. A thread that runs is looked at until it was seen or sleeps."""
         threads = self._look()
         left = {tid for tid, it in threads.items() if not it.stack_id and it.state == "R"}
-        if left:
+        if left and not self._is_given_up:
             self._sampler.start()
             try:
                 self._see_running(threads, left)
@@ -78,7 +81,7 @@ class ThreadDump:
                 if tid in left and stack_id:
                     threads[tid] = ThreadState(tid, _cut(start_ns), "R", stack_id)
                     left.discard(tid)
-            if not left:
+            if not left or self._is_given_up:
                 return
             now = self._look()
             for tid in list(left):
@@ -110,8 +113,10 @@ class ThreadDump:
         """In a child, which may be given up: it reads the process's stacks, and waits where the
         process keeps its own memory map locked, or a page of a stack is that of a file which its
         server does not bring. What was seen until then counts. Raises OSError."""
-        status = interpreter.run_forked(lambda: self._bpf.walk(link), WALK_S)
+        memory = OtherMemory(self._bpf, self._pid)
+        status = interpreter.run_forked(lambda: memory.walk(link), WALK_S)
         if status is None:
+            self._is_given_up = True
             procfs.BROKER.leave_alone(self._pid)
         elif status:
             raise OSError(status, os.strerror(status))
