@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::prelude::*;
 
 use sonde_elf::file::{build_id_of_notes, hex, identity_of, open};
-use sonde_symbols::files::{Files, Named};
+use sonde_symbols::files::{Files, Named, Party};
 use sonde_symbols::{kernel, names};
 
 mod perf_map;
@@ -26,9 +26,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What is no ELF file, or one that contradicts itself, names nothing.
-fn or_nameless(found: Result<Vec<Option<Named>>>, count: usize) -> Result<Vec<Option<Named>>> {
+fn or_nameless(
+    found: Result<Option<Vec<Option<Named>>>>,
+    count: usize,
+) -> Result<Option<Vec<Option<Named>>>> {
     match found {
-        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(vec![None; count]),
+        Err(error) if error.kind() == ErrorKind::InvalidData => Ok(Some(vec![None; count])),
         other => other,
     }
 }
@@ -49,24 +52,29 @@ impl Symbolizer {
         file_offsets: Vec<u64>,
     ) -> PyResult<Vec<Option<Named>>> {
         py.detach(|| {
-            let find = |(file, it)| locked(&self.files).find(file, it, &file_offsets);
-            Ok(or_nameless(open(&path).and_then(find), file_offsets.len())?)
+            let find = |(file, it)| locked(&self.files).find(file, it, &file_offsets, 0, true);
+            let found = or_nameless(open(&path).and_then(find), file_offsets.len())?;
+            Ok(found.unwrap_or_default())
         })
     }
 
-    /// The same of an open file.
+    /// The same of an open file, for a party. None where its symbols would have to be read first,
+    /// and may not be.
+    #[pyo3(signature = (fd, file_offsets, party = 0, may_build = true))]
     fn elf_open(
         &self,
         py: Python<'_>,
         fd: RawFd,
         file_offsets: Vec<u64>,
-    ) -> PyResult<Vec<Option<Named>>> {
+        party: Party,
+        may_build: bool,
+    ) -> PyResult<Option<Vec<Option<Named>>>> {
         py.detach(|| {
             let find = || {
                 // SAFETY: the caller holds it open.
                 let file = File::from(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?);
                 let identity = identity_of(&file)?;
-                locked(&self.files).find(file, identity, &file_offsets)
+                locked(&self.files).find(file, identity, &file_offsets, party, may_build)
             };
             Ok(or_nameless(find(), file_offsets.len())?)
         })

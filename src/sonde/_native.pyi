@@ -471,8 +471,12 @@ class Symbolizer:
         else from .dynsym. All None where it is no readable ELF file.
         """
 
-    def elf_open(self, fd: int, file_offsets: Sequence[int]) -> list[tuple[str, int] | None]:
-        """The same of a file that is open."""
+    def elf_open(
+        self, fd: int, file_offsets: Sequence[int], party: int = ..., may_build: bool = ...
+    ) -> list[tuple[str, int] | None] | None:
+        """The same of a file that is open, for a user or container (`procfs.party_of`): what all of
+        them may keep together is kept, and who has most gives way. None where an index would have
+        to be built, and may not be."""
 
     def kernel(self, addresses: Sequence[int]) -> list[tuple[str, int, str, int] | None]:
         """(function, offset in it, module, offset from the base of that module) for each address.
@@ -498,6 +502,10 @@ class PerfMap:
     @property
     def left_out(self) -> int:
         """Lines for which there was no room."""
+
+    @property
+    def bytes(self) -> int:
+        """Of memory, about."""
 
     def read(self, fd: int) -> int:
         """Read what was appended since the last call, at most 8 MiB of it. Returns the bytes."""

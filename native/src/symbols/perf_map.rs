@@ -39,6 +39,11 @@ impl PerfMap {
         self.0.left_out
     }
 
+    #[getter]
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
     fn __len__(&self) -> usize {
         self.0.len()
     }

@@ -16,10 +16,15 @@ const MAX_NAME_BYTES: usize = 1 << 20;
 /// (function, offset in it)
 pub type Named = (String, u64);
 
+/// For whom something is looked up: a user or a container, by number.
+pub type Party = i64;
+
 struct Kept {
     index: Index,
     layout: Arc<Layout>,
     used: u64,
+    /// Who asked for it first.
+    party: Party,
 }
 
 impl Kept {
@@ -29,7 +34,7 @@ impl Kept {
     }
 }
 
-/// Indices of the files used last, as many as fit.
+/// Indices of the files used last, as many as fit. The party that holds most gives way first.
 #[derive(Default)]
 pub struct Files {
     kept: HashMap<Identity, Kept>,
@@ -46,14 +51,16 @@ impl Files {
         Self { max_bytes, ..Self::default() }
     }
 
-    /// For each offset in an open file the function that holds it. InvalidData where it is no ELF
-    /// file, or one that contradicts itself.
+    /// For each offset in an open file the function that holds it. None where its index is not kept
+    /// and may not be built. InvalidData where it is no ELF file, or one that contradicts itself.
     pub fn find(
         &mut self,
         file: File,
         identity: Identity,
         offsets: &[u64],
-    ) -> Result<Vec<Option<Named>>> {
+        party: Party,
+        may_build: bool,
+    ) -> Result<Option<Vec<Option<Named>>>> {
         self.clock += 1;
         if let Some(kept) = self.kept.get_mut(&identity) {
             kept.used = self.clock;
@@ -65,25 +72,44 @@ impl Files {
                 self.kept.values_mut().for_each(|kept| kept.index.forget_names());
                 self.name_bytes = 0;
             }
-            return Ok(found);
+            return Ok(Some(found));
+        }
+        if !may_build {
+            return Ok(None);
         }
         let file = ElfFile::parse(file, identity)?;
         let mut index = Index::build(&file)?;
         let found = index.find(&file, offsets);
-        let kept = Kept { index, layout: file.layout(), used: self.clock };
+        let kept = Kept { index, layout: file.layout(), used: self.clock, party };
         let size = kept.bytes();
-        while self.bytes + size > self.max_bytes || self.kept.len() >= MAX_FILES {
-            let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.used);
-            let Some(oldest) = oldest.map(|(identity, _)| *identity) else { break };
-            self.forget(&oldest);
-            self.evicted += 1;
-        }
-        if size <= self.max_bytes {
+        if self.make_room(size, party) {
             self.bytes += size;
             self.name_bytes += kept.index.name_bytes();
             self.kept.insert(identity, kept);
         }
-        Ok(found)
+        Ok(Some(found))
+    }
+
+    /// Whether there is room for one more file of a party, made by what those hold who hold most.
+    fn make_room(&mut self, size: usize, party: Party) -> bool {
+        loop {
+            let is_full = self.kept.len() >= MAX_FILES;
+            if !is_full && self.bytes + size <= self.max_bytes {
+                return true;
+            }
+            let cost = |bytes: usize| if is_full { 1 } else { bytes };
+            let mut held = HashMap::from([(party, cost(size))]);
+            for kept in self.kept.values() {
+                *held.entry(kept.party).or_default() += cost(kept.bytes());
+            }
+            let most = held.into_iter().max_by_key(|&(who, held)| (held, who == party));
+            let most = most.map_or(party, |(who, _)| who);
+            let theirs = self.kept.iter().filter(|(_, kept)| kept.party == most);
+            let oldest = theirs.min_by_key(|(_, kept)| kept.used).map(|(identity, _)| *identity);
+            let Some(oldest) = oldest else { return false };
+            self.forget(&oldest);
+            self.evicted += 1;
+        }
     }
 
     /// Files whose index is kept.

@@ -75,6 +75,11 @@ impl JitCode {
         self.code.is_empty()
     }
 
+    /// Of memory, about.
+    pub fn bytes(&self) -> usize {
+        self.code.len() * (size_of::<(u64, Code)>() * 3 / 2) + self.names.capacity()
+    }
+
     fn add(&mut self, line: &[u8]) {
         let mut parts = line.splitn(3, |&byte| byte == b' ');
         let mut number = || {

@@ -84,7 +84,7 @@ fn symbols_at_addresses_that_no_file_has_name_nothing() {
 
 fn ask(files: &mut Files, file: &File, at: u64) -> Option<(String, u64)> {
     let identity = identity_of(file).unwrap();
-    files.find(file.try_clone().unwrap(), identity, &[at]).unwrap().pop().unwrap()
+    files.find(file.try_clone().unwrap(), identity, &[at], 0, true).unwrap().unwrap().pop().unwrap()
 }
 
 #[test]
@@ -115,4 +115,32 @@ fn a_file_that_was_written_over_is_read_again() {
     let (other, at) = image(&[("afterwards", 0, 16)]);
     file.write_all_at(&other, 0).unwrap();
     assert_eq!(ask(&mut files, &file, at), told("afterwards", 0));
+}
+
+#[test]
+fn who_holds_most_gives_way_first() {
+    let small = image(&[("f", 0, 16)]);
+    let many: Vec<_> = (0..4000).map(|n| ("g", n * 16, 16)).collect();
+    let large = image(&many);
+    let ours = file_of(&small.0);
+    let theirs: Vec<_> = (0..6).map(|_| file_of(&large.0)).collect();
+    let mut one = Files::new(1 << 20);
+    ask(&mut one, &theirs[0], large.1);
+    let mut files = Files::new(one.bytes() * 2);
+    let find = |files: &mut Files, file: &File, party, may_build| {
+        let identity = identity_of(file).unwrap();
+        files.find(file.try_clone().unwrap(), identity, &[0], party, may_build).unwrap().is_some()
+    };
+
+    assert!(find(&mut files, &ours, 1, true));
+    for file in &theirs {
+        assert!(find(&mut files, file, 2, true));
+        assert!(find(&mut files, &ours, 1, false), "it is kept");
+    }
+    assert_eq!(files.count(), 2);
+    assert!(!find(&mut files, &theirs[0], 2, false), "it gave way");
+    let mut files = Files::new(one.bytes() - 1);
+    assert!(find(&mut files, &ours, 1, true));
+    assert!(find(&mut files, &theirs[0], 2, true));
+    assert!(find(&mut files, &ours, 1, false), "what does not fit puts nobody out");
 }

@@ -422,11 +422,16 @@ class Agent:
         now |= zip(HUNG, hung, strict=True)
         now[STUCK] = round(self._stuck_s)
         now["processes.mappings"] = self._resolver.counters.mappings_left_out
+        now["processes.names_put_off"] = self._resolver.counters.names_put_off
         if (it := self._attacher) is not None:
             now |= {"attach.queue_full": it.left_out, "attach.attaches_failed": it.failed}
         return now
 
     def _count_losses(self) -> None:
+        for party, count in self._resolver.budget.newly_over():
+            text = f"code of {procfs.name_of(party)} takes too long to name"
+            notice = EventRow(self._tick_ns, "notice", "names_put_off", 0, 0, float(count), text)
+            self._chunk.add("event", [notice])
         for name, so_far in self._losses().items():
             count = so_far - self._unkept.get(name, 0)
             new = count - self._lost.get(name, 0)

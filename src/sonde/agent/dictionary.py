@@ -16,6 +16,7 @@ from sonde.collect.kernel import Kernel
 from sonde.collect.launch_sites import FRAMES_OF
 from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
+from sonde.resolve.tracked_process import TrackedProcess
 from sonde.sinks.chunk import ChunkBuilder, columns_of
 from sonde.unwind.stop_reasons import TAIL_DROPPED
 
@@ -42,6 +43,8 @@ class Dictionary:
         self._resolver = resolver
         self.stacks = StackReader(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
+        self._put_off: dict[int, TrackedProcess] = {}
+        """Stacks with frames that have no name yet (`Resolver.is_put_off`)."""
         self._in_kernel: set[int] = set()
         self._in_kernel_most = int(KEPT_IN_KERNEL * kernel.stacks_most)
         self._used_stacks: set[int] = set()
@@ -98,7 +101,9 @@ class Dictionary:
         chunk.add("process", self._process_rows(threads))
         chunk.add("thread", self._thread_rows(threads))
         while len(self._stacks) > STACKS_CACHED:
-            del self._stacks[next(iter(self._stacks))]
+            oldest = next(iter(self._stacks))
+            del self._stacks[oldest]
+            self._put_off.pop(oldest, None)
         if len(self._processes) > PROCESSES_TOLD_APART:
             self._processes_before += len(self._processes)
             self._processes.clear()
@@ -107,8 +112,10 @@ class Dictionary:
         if not owners:
             return
         unknown = [stack_id for stack_id in owners if stack_id and stack_id not in self._stacks]
+        again = [it for it in self._put_off.keys() & owners.keys() if self._has_names_now(it)]
         found = self._kernel.walks(unknown)
         self.forgotten += len(unknown) - len(found)
+        found += self._kernel.walks(again) if again else []
         of_processes: dict[ProcessKey, list[_native.Walk]] = {}
         for walk in found:
             of_processes.setdefault(owners[walk.id], []).append(walk)
@@ -117,8 +124,16 @@ class Dictionary:
             for walk, frames in self.stacks.named(process, walks):
                 self.tails_dropped += walk.stop == TAIL_DROPPED
                 self._keep(walk.id, frames, walk.stop, in_library, walk.is_long)
+                if self._resolver.is_put_off(process):
+                    self._put_off[walk.id] = process
         # Those known here too: dropped there once, they were stored again when they came again.
         self._forget_when_full(owners.keys())
+
+    def _has_names_now(self, stack_id: int) -> bool:
+        if self._resolver.is_put_off(self._put_off[stack_id]):
+            return False
+        del self._put_off[stack_id]
+        return stack_id in self._stacks
 
     def _forget_when_full(self, stacks: Set[int]) -> None:
         self._in_kernel.update(stacks)

@@ -72,6 +72,8 @@ LOSS_TEXT = {
     " read",
     "targets_full": "children of watched processes that could not be watched",
     "requests": "requests to block devices that could not be followed",
+    "names_put_off": "code locations without a name, because their user or container had used up"
+    " the time for names; file and offset are kept",
     "mappings": "mappings that could not be followed; when they are unmapped is not seen",
     "share": "launches beyond one process's or user's share of the table of stacks; counted without"
     " a stack",

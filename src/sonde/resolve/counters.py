@@ -31,6 +31,11 @@ class Counters:
     """Perf maps that are no regular file, or belong to another user than their process."""
     perf_map_lines_left_out: int = 0
     """Lines of perf maps beyond the limit of entries."""
+    perf_maps_evicted: int = 0
+    """Perf maps forgotten to make room, each time."""
+    names_put_off: int = 0
+    """Code locations left without a name, as their user or container had used up the time for
+    names; they are looked up again later."""
     processes_unknown: int = 0
     """Processes that ended before anything was known of them."""
     processes_evicted: int = 0

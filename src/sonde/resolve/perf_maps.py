@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from sonde import _native, procfs
 from sonde.resolve.counters import Counters
+from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.tracked_process import PerfMapState, TrackedProcess
 
-MAX_MAPS: Final = 16
-"""Processes whose perf maps are kept."""
+MAX_BYTES: Final = 48 << 20
+"""Of all perf maps that are kept. The party that holds most gives way first."""
 RECHECK_NS: Final = 1_000_000_000
 """A process's map is read again for new lines no sooner than after this."""
+EVICTED_NS: Final = 10_000_000_000
+"""The same of one that had to give way: it is read from its beginning."""
 
 # An absolute path or file URL inside a name, up to its last slash.
 _FOLDERS: Final = re.compile(r"(?:(?<=^)|(?<=[\s:(\[]))(?:\w+://)?/(?:[^\s/:]+/)*(?=[^\s/])")
@@ -40,37 +44,77 @@ class JitName:
 
 
 class PerfMaps:
-    """The perf maps of the MAX_MAPS processes that were first asked about last."""
+    """The perf maps that were asked last, as many as fit."""
 
-    def __init__(self, counters: Counters) -> None:
+    def __init__(self, counters: Counters, budget: NamingBudget) -> None:
         self._counters = counters
+        self._budget = budget
         self._users: dict[TrackedProcess, None] = {}
+        """Processes with a map, the one asked last at the end."""
+        self._bytes = 0
 
     def find(self, process: TrackedProcess, address: int, now_ns: int) -> JitName | None:
         """The compiled code at an address, None where its map has no name for it."""
         known = process.perf_map
         if known is None:
             known = process.perf_map = PerfMapState()
-            self._users[process] = None
-            if len(self._users) > MAX_MAPS:
-                oldest = next(iter(self._users))
-                del self._users[oldest]
-                oldest.perf_map = None
+        self._users.pop(process, None)
+        self._users[process] = None
         name = known.names.find(address)
-        if name is None and self._read_more(process, known, now_ns):
-            name = known.names.find(address)
+        if name is None and self._may_read(process, known, now_ns):
+            with self._budget.charged(process.party):
+                has_more = self._read_more(process, known, now_ns)
+            self._count(known)
+            if has_more:
+                name = known.names.find(address)
+                self._make_room(now_ns)
         return None if name is None else parse_name(name)
+
+    def _may_read(self, process: TrackedProcess, known: PerfMapState, now_ns: int) -> bool:
+        if not process.is_alive or now_ns < known.checked_ns + RECHECK_NS:
+            return False
+        if self._budget.is_over(process.party):
+            known.checked_ns = now_ns
+            self._budget.left_out[process.party] += 1
+            self._counters.names_put_off += 1
+            return False
+        return True
+
+    def _count(self, known: PerfMapState) -> None:
+        self._bytes -= known.counted_bytes
+        known.counted_bytes = known.names.bytes
+        self._bytes += known.counted_bytes
+
+    def _make_room(self, now_ns: int) -> None:
+        """Forget what the party with most of it has asked about least lately."""
+        while self._bytes > MAX_BYTES:
+            self._bytes = 0  # counted again: maps go with their process's program, too
+            held: Counter[int] = Counter()
+            oldest: dict[int, PerfMapState] = {}
+            for process in self._users:
+                known = process.perf_map
+                if known is not None and known.counted_bytes:
+                    self._bytes += known.counted_bytes
+                    held[process.party] += known.counted_bytes
+                    oldest.setdefault(process.party, known)
+            if self._bytes <= MAX_BYTES:
+                return
+            [(most, _)] = held.most_common(1)
+            known = oldest[most]
+            known.names, known.inode = _native.PerfMap(), 0
+            known.checked_ns = now_ns + EVICTED_NS - RECHECK_NS
+            self._count(known)
+            self._counters.perf_maps_evicted += 1
 
     def expire(self) -> None:
         """Forget the maps of processes that have ended or run another program."""
         for process in list(self._users):
-            if not process.is_alive or process.perf_map is None:
+            if process.perf_map is None or not process.is_alive:
                 del self._users[process]
                 process.perf_map = None
+        self._bytes = sum(it.perf_map.counted_bytes for it in self._users if it.perf_map)
 
     def _read_more(self, process: TrackedProcess, known: PerfMapState, now_ns: int) -> bool:
-        if not process.is_alive or now_ns < known.checked_ns + RECHECK_NS:
-            return False
         known.checked_ns = now_ns
         credentials = process.credentials
         if credentials is None:

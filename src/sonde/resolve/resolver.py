@@ -28,6 +28,7 @@ from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.resolve.counters import Counters
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
+from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.owners import OwnerResolver
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.processes import GRACE_NS, ProcessTable
@@ -45,8 +46,9 @@ MAX_FRAMES: Final = 32_768
 """Frames kept by (file, offset)."""
 MAX_PROCESS_FRAMES: Final = 65_536
 """Addresses in the caches of all processes together."""
-CACHE_BYTES: Final = 10 << 20
-"""Symbol indices of files: enough for jaxlib (the largest known), or a dozen large libraries."""
+CACHE_BYTES: Final = 16 << 20
+"""Symbol indices of files: enough for jaxlib (the largest known) and half a dozen large libraries,
+or for twenty of these. The party that holds most of it gives way first."""
 MAX_NEW_FILES: Final = 32
 """Newly mapped files opened at one tick, in case the process ends before it is sampled."""
 MAX_KERNEL_FRAMES: Final = 16_384
@@ -117,7 +119,11 @@ class Resolver:
         self.owners = OwnerResolver(pods)
         self._symbols = _native.Symbolizer(cache_bytes)
         self._binaries = Binaries(self.counters, links=links)
-        self._perf_maps = PerfMaps(self.counters)
+        self.budget = NamingBudget()
+        """Of the time that names take, by user or container."""
+        self._perf_maps = PerfMaps(self.counters, self.budget)
+        self._put_off: set[TrackedProcess] = set()
+        """Processes with frames that have no name yet."""
         self._by_offset: LruCache[tuple[int, int], KnownFrame] = LruCache(MAX_FRAMES)
         self._without_file: LruCache[Frame, KnownFrame] = LruCache(MAX_FRAMES // 4)
         """Frames of just-in-time compiled code and unknown ones, by content."""
@@ -178,6 +184,10 @@ class Resolver:
         self.processes.expire(now_ns)
         self._binaries.expire(now_ns)
         self._perf_maps.expire()
+        for process in list(self._put_off):
+            if not process.is_alive or not self.budget.is_over(process.party):
+                self._put_off.remove(process)
+                process.forget_frames()  # to be looked up again
         self._with_frames = {it for it in self._with_frames if it.frames}
         evicted = self._by_offset.evicted + self._without_file.evicted
         self.counters.frames_evicted = evicted + self._dropped_frames
@@ -348,10 +358,13 @@ class Resolver:
     ) -> list[KnownFrame]:
         offsets = [it.offset for it in locations]
         is_open = self._binaries.open(binary, process, locations[0].mapping)
-        names: Sequence[tuple[str, int] | None] = [None] * len(offsets)
+        names: Sequence[tuple[str, int] | None] | None = [None] * len(offsets)
         if is_open:
-            with suppress(OSError):
-                names = self._symbols.elf_open(binary.fd, offsets)
+            may_build = not self.budget.is_over(process.party)
+            with suppress(OSError), self.budget.charged(process.party):
+                names = self._symbols.elf_open(binary.fd, offsets, process.party, may_build)
+        if names is None:
+            return self._put_names_off(process, binary, offsets)
         found = []
         for offset, name in zip(offsets, names, strict=True):
             function = intern(name[0]) if name else ""
@@ -363,6 +376,20 @@ class Resolver:
                 self._by_offset.put((binary.index, offset), known)
             found.append(known)
         return found
+
+    def is_put_off(self, process: TrackedProcess) -> bool:
+        """Whether code of a process has no name for now, as its party has no time left for it."""
+        return process in self._put_off
+
+    def _put_names_off(
+        self, process: TrackedProcess, binary: Binary, offsets: Sequence[int]
+    ) -> list[KnownFrame]:
+        """Frames without names, until their party has time for them again."""
+        self._put_off.add(process)
+        self.budget.left_out[process.party] += len(offsets)
+        self.counters.names_put_off += len(offsets)
+        frames = [Frame(binary.kind, "", binary.name, binary.build_id, it) for it in offsets]
+        return [KnownFrame(frame_id(frame), frame) for frame in frames]
 
     def _resolve_without_file(
         self, process: TrackedProcess, mapping: Mapping, address: int

@@ -30,13 +30,15 @@ class PerfMapState:
     """When it was last read for more, CLOCK_MONOTONIC."""
     left_out: int = 0
     """Lines that `names` did not take, as far as they are counted."""
+    counted_bytes: int = 0
+    """Of memory that `names` takes, as far as they are counted."""
 
 
 class TrackedProcess:
     """A process of this machine, alive or recently ended."""
 
     __slots__ = (
-        *("_exe", "comm", "credentials", "dead_ns", "frames", "image"),
+        *("_exe", "_party", "comm", "credentials", "dead_ns", "frames", "image"),
         *("owner", "owner_read_ns", "owner_valid_until_ns", "perf_map"),
         *("pid", "ppid", "previous", "previous_until_ns", "slurm_step"),
         *("start_ns", "threads", "used_ns"),
@@ -50,6 +52,7 @@ class TrackedProcess:
         self.comm = comm
         """Name of the first thread."""
         self._exe = ""
+        self._party: int | None = None
         self.image = image
         self.previous: ProcessImage | None = None
         """The image before the last exec, kept until its last samples are resolved."""
@@ -87,6 +90,13 @@ class TrackedProcess:
     def is_kernel(self) -> bool:
         """Whether it is one of the kernel's own threads."""
         return KTHREADD_PID in (self.pid, self.ppid)
+
+    @property
+    def party(self) -> int:
+        """Whose it is (`procfs.party_of`), as found out when it was asked for first."""
+        if self._party is None:
+            self._party = procfs.party_of(self.pid) if self.is_alive else procfs.NOBODY
+        return self._party
 
     @property
     def exe(self) -> str:
@@ -141,6 +151,7 @@ class TrackedProcess:
         self.previous, self.previous_until_ns = self.image, now_ns + EXEC_GRACE_NS
         self.image = ProcessImage(self.pid, "exec")
         self._exe = ""
+        self._party = None
         self.perf_map = None
         self.threads = None
         self.forget_frames()

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much time goes into finding out what the code of one user or container is called.
+
+All names are found on the recorder's one loop: while it reads a million symbols nobody drains the
+kernel's maps, and everybody's stacks are lost. So each party has a budget of CPU time, which comes
+back slowly. What it does not cover stays without a name, with file and offset, and is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from sonde.resolve.allowance import Allowance
+
+BURST_S: Final = 1.0
+"""What a party may use at once: ten of the largest symbol tables, some thousand common ones."""
+SHARE: Final = 0.1
+"""Of a processor: what comes back of it in a second."""
+FREE_S: Final = 0.0003
+"""What takes no longer costs nothing: names of a file whose symbols are known."""
+ENOUGH_S: Final = 0.2
+"""From here on a party that had used up its time is asked about again."""
+
+
+class NamingBudget:
+    """CPU time by party."""
+
+    def __init__(self) -> None:
+        self._time = Allowance(BURST_S, SHARE)
+        self._over: set[int] = set()
+        self._told: set[int] = set()
+        self.left_out: Counter[int] = Counter()
+        """Code locations without a name, by the party whose they are."""
+
+    def is_over(self, party: int) -> bool:
+        """Whether a party has no time left, or has had none and still too little."""
+        left_s = self._time.left(party)
+        if left_s <= 0:
+            self._over.add(party)
+        elif left_s >= ENOUGH_S:
+            self._over.discard(party)
+        return party in self._over
+
+    @contextmanager
+    def charged(self, party: int) -> Iterator[None]:
+        """What is done within costs a party the CPU time of this thread."""
+        began_s = time.thread_time()
+        try:
+            yield
+        finally:
+            used_s = time.thread_time() - began_s
+            if used_s > FREE_S:
+                self._time.take(party, used_s)
+
+    def newly_over(self) -> list[tuple[int, int]]:
+        """(party, code locations so far) of those who have used up their time for the first
+        time since the last call."""
+        new = [(party, n) for party, n in self.left_out.items() if party not in self._told]
+        self._told.update(party for party, _ in new)
+        return new
