@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 
+from sonde.resolve import build_id_links
 from sonde.resolve.build_id_links import BuildIdLinks
 
 BUILD_ID = "ab" * 20
@@ -65,6 +66,58 @@ def test_of_two_users_files_that_claim_one_build_id_neither_is_believed(links, f
     assert links.find(BUILD_ID) is None
     record(links, first)
     assert links.find(BUILD_ID) is None
+
+
+def test_a_copy_of_somebodys_program_takes_nothing_from_him(links, file_of, tmp_path):
+    first = file_of(65533, "first")
+    copy = tmp_path / "copy.so"
+    copy.write_bytes(first.read_bytes())
+    os.chown(copy, 65534, 65534)
+    for path in (first, copy, first):
+        record(links, path)
+        assert links.find(BUILD_ID) == first
+
+
+@pytest.mark.parametrize("gone", ["first", "second"])
+def test_a_dispute_ends_when_one_of_the_files_is_gone(links, file_of, gone):
+    paths = {"first": file_of(65533, "first"), "second": file_of(65534, "second")}
+    for path in paths.values():
+        record(links, path)
+    assert links.find(BUILD_ID) is None
+    paths.pop(gone).unlink()
+    [left] = paths.values()
+    record(links, left)
+    assert links.find(BUILD_ID) == left
+    assert len(list(links._folder.iterdir())) == 1
+
+
+def _record_many(links, tmp_path, owner, count):
+    for number in range(count):
+        path = tmp_path / f"{owner}-{number}"
+        path.touch()
+        os.chown(path, owner, owner)
+        links.record(f"{owner:08x}{number:08x}", str(path), path.stat())
+
+
+def test_links_of_one_user_put_out_nobody_elses(links, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_id_links, "MAX_FILES", 20)
+    monkeypatch.setattr(build_id_links, "LOOK_EVERY", 5)
+    _record_many(links, tmp_path, 65533, 8)
+    _record_many(links, tmp_path, 65534, 100)
+    left = [it.name for it in links._folder.iterdir()]
+    assert len(left) < 20 + 5
+    assert sum(name.startswith(f"{65533:08x}") for name in left) == 8
+
+
+def test_new_links_of_one_user_are_bounded_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(build_id_links, "LINKS_AT_ONCE", 10)
+    monkeypatch.setattr(build_id_links, "LINKS_A_SECOND", 0)
+    links = BuildIdLinks(tmp_path / "links")
+    _record_many(links, tmp_path, 65534, 30)
+    _record_many(links, tmp_path, 65533, 5)
+    _record_many(links, tmp_path, 0, 20)
+    assert len(list(links._folder.iterdir())) == 10 + 5 + 20
+    assert links.left_out == 20
 
 
 def test_nobody_else_can_list_whose_program_lies_where(links, file_of, tmp_path):

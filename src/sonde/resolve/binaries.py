@@ -135,6 +135,7 @@ class Binaries:
             with suppress(OSError):
                 status = os.fstat(binary.fd)
                 self._links.record(binary.build_id, mapping.path, status, process.pid)
+                self._counters.links_left_out = self._links.left_out
         self._counters.files_evicted = self._known.evicted
         return binary
 

@@ -9,20 +9,34 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from sonde import _native, procfs
 from sonde.ownership import only_ours
+from sonde.procfs.parties import party_of_user
+from sonde.resolve.allowance import Allowance
 
 MAX_FILES: Final = 8_192
-"""Links kept; the oldest are removed first."""
+"""Links kept; the oldest of the user who has most are removed first."""
+LOOK_EVERY: Final = 256
+"""New links, after which they are counted again: several recorders make some."""
+LINKS_AT_ONCE: Final = 1_024
+"""That files of one user may bring at once; a training maps some hundred."""
+LINKS_A_SECOND: Final = 1.0
+"""The same from then on."""
+MAX_COMPARED: Final = 64 << 20
+"""Bytes of two users' files that claim one build id, compared with one another."""
 FOLDER_MODE: Final = 0o711
 """A user who knows a build id, from their capture, finds its file; only root can list them."""
 _BUILD_ID: Final = re.compile(r"[0-9a-f]{8,64}\Z")
 _DISPUTED: Final = "/dev/null"
-"""Target of a link where files of two users claim one build id: root's, and no file."""
+"""Target of a link where different files of two users claim one build id: root's, and no file. The
+path of the one that came first follows it."""
+_SECOND: Final = ".second"
+"""Behind a build id: the link to the other file of a dispute."""
 _DEBUG_FILES: Final = Path("/usr/lib/debug/.build-id")
 
 
@@ -51,7 +65,12 @@ class BuildIdLinks:
         self._folder = folder or default_folder()
         self._is_private = _is_private(self._folder)
         """Else nothing is recorded: another user could have us write through a link of theirs."""
+        self._made = 0
+        """Links since they were counted last."""
         self._is_ready = False
+        self._allowance = Allowance(LINKS_AT_ONCE, LINKS_A_SECOND)
+        self.left_out = 0
+        """Files without a link, as their user had too many new ones."""
 
     def record(
         self, build_id: str, path: str, opened: os.stat_result, pid: int | None = None
@@ -66,20 +85,65 @@ class BuildIdLinks:
         with suppress(OSError, ValueError):
             # Another user may control where the path leads here.
             if procfs.identity_of(path, pid)[:2] == (opened.st_dev, opened.st_ino):
-                self._link(build_id, self._target(build_id, path, opened.st_uid, pid))
+                self._link(build_id, path, opened.st_uid, pid)
 
-    def _target(self, build_id: str, path: str, owner: int, pid: int | None) -> str:
-        """The target of a link. Any user can make a file with any build id: so a user's file never
-        replaces root's, and where files of two users have the same one, neither is used."""
+    def _link(self, build_id: str, path: str, owner: int, pid: int | None) -> None:
+        """Any user can make a file with any build id: so a user's file never replaces root's, and
+        where different files of two users have the same one, neither is used until one is gone."""
         link = self._folder / build_id
         try:
             known = os.readlink(link)  # noqa: PTH115
-            known_owner = procfs.identity_of(str(link), pid)[2]
         except OSError:
-            return path
-        if owner in (0, known_owner) and known != _DISPUTED:
-            return path
-        return path if owner == 0 else known if known_owner == 0 else _DISPUTED
+            self._make(build_id, path, owner)
+            return
+        if known.startswith(_DISPUTED):
+            self._settle(build_id, known.removeprefix(_DISPUTED), path, owner)
+            return
+        if known == path:
+            return
+        try:
+            known_owner = procfs.identity_of(known, pid)[2]
+        except OSError:  # gone
+            self._make(build_id, path, owner)
+            return
+        if owner in (0, known_owner):
+            self._make(build_id, path, owner)
+        elif known_owner != 0 and not self._are_alike(known, path, owner):
+            self._make(build_id + _SECOND, path, owner)
+            self._make(build_id, _DISPUTED + known, known_owner)
+
+    def _settle(self, build_id: str, first: str, path: str, owner: int) -> None:
+        """A file of a disputed build id runs again: it counts where it is root's, or the other one
+        is gone."""
+        second = self._folder / (build_id + _SECOND)
+        if owner != 0:
+            others = [os.readlink(second), first]  # noqa: PTH115
+            if path in others:
+                others.remove(path)
+            if any(_build_id_of(other) == build_id for other in others):
+                return
+        self._make(build_id, path, owner)
+        second.unlink(missing_ok=True)
+
+    def _are_alike(self, known: str, path: str, owner: int) -> bool:
+        """Whether two files are copies of one another; where that is not known, they are not."""
+        if self._allowance.left(party_of_user(owner)) < 1:
+            return True  # what is there stays
+        self._allowance.take(party_of_user(owner), 1)
+        files = [procfs.open_stable(it, follow=True) for it in (known, path)]
+        try:
+            one, other = (it.fd for it in files if it is not None)
+            sizes = os.fstat(one).st_size, os.fstat(other).st_size
+            if sizes[0] != sizes[1] or sizes[0] > MAX_COMPARED:
+                return False
+            places = range(0, sizes[0], 1 << 20)
+            return all(os.pread(one, 1 << 20, at) == os.pread(other, 1 << 20, at) for at in places)
+        except (OSError, ValueError):
+            return False
+        finally:
+            for file in files:
+                if file is not None:
+                    os.close(file.fd)
 
     def find(self, build_id: str) -> Path | None:
         """A readable file with that build id: the one that ran, else its separate debug file."""
@@ -99,23 +163,48 @@ class BuildIdLinks:
                     os.close(opened.fd)
         return None
 
-    def _link(self, build_id: str, path: str) -> None:
-        link = self._folder / build_id
-        with suppress(OSError):
-            if os.readlink(link) == path:  # noqa: PTH115
-                return
+    def _make(self, name: str, path: str, owner: int) -> None:
+        """Make a link, or replace it. It belongs to the user whose file it leads to."""
+        party = party_of_user(owner)
+        if self._allowance.left(party) < 1:
+            self.left_out += 1
+            return
+        self._allowance.take(party, 1)
         if not self._is_ready:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._folder.chmod(FOLDER_MODE)
-            self._shrink()
-            self._is_ready = True
-        part = self._folder / f"{build_id}.{os.getpid()}"
+        part = self._folder / f"{name}.{os.getpid()}"
         part.symlink_to(path)
-        part.replace(link)
+        with suppress(OSError):  # not root: there is one user here
+            os.lchown(part, owner, -1)
+        part.replace(self._folder / name)
+        self._made += 1
+        if not self._is_ready or self._made >= LOOK_EVERY:
+            self._is_ready, self._made = True, 0
+            self._shrink()
 
     def _shrink(self) -> None:
-        links = list(self._folder.iterdir())
-        if len(links) > MAX_FILES:
-            links.sort(key=lambda it: it.lstat().st_mtime)
-            for link in links[: len(links) - MAX_FILES]:
-                link.unlink(missing_ok=True)
+        links: dict[int, list[tuple[float, str]]] = defaultdict(list)
+        with os.scandir(self._folder) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    found = entry.stat(follow_symlinks=False)
+                    links[party_of_user(found.st_uid)].append((found.st_mtime, entry.path))
+        for of_party in links.values():
+            of_party.sort(reverse=True)
+        for _ in range(sum(map(len, links.values())) - MAX_FILES):
+            _, oldest = max(links.values(), key=len).pop()
+            Path(oldest).unlink(missing_ok=True)
+
+
+def _build_id_of(path: str) -> str:
+    """The build id of a file that others may have put there; "" where there is none."""
+    opened = procfs.open_stable(path, follow=True)
+    if opened is None:
+        return ""
+    try:
+        return _native.build_id(f"/proc/self/fd/{opened.fd}")
+    except OSError:
+        return ""
+    finally:
+        os.close(opened.fd)

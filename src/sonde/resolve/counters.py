@@ -27,6 +27,8 @@ class Counters:
     files_copied: int = 0
     """Mapped files copied into memory, because later reads might block on another user."""
     files_evicted: int = 0
+    links_left_out: int = 0
+    """Files that source lines will not be found by, as their user brought too many new ones."""
     perf_maps_refused: int = 0
     """Perf maps that are no regular file, or belong to another user than their process."""
     perf_map_lines_left_out: int = 0
