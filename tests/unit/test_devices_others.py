@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from sonde.collect.devices.amdsmi import AmdSmiSource
 from sonde.collect.devices.drm import DrmSource
 from sonde.collect.polling import Points, SourceUnavailable
 from sonde.metrics import catalogue
+from sonde.procfs import character_device
 
 CARD = "sys/class/drm/card1/device"
 AMDGPU = {
@@ -55,6 +57,7 @@ XE = {
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(drm_module.present, "amd_library", lambda: False)
+    monkeypatch.setattr(drm_module, "_is_card", lambda path: True)
 
     def machine(files):
         for path, text in files.items():
@@ -79,10 +82,10 @@ def asked(source):
     assert not points.events
     for _, series, tags, _ in points.metrics:
         metric = catalogue()[series]
-        assert set(json.loads(tags)) <= set(metric.attributes), series
+        assert set(json.loads(tags or "{}")) <= set(metric.attributes), series
         assert source.name in metric.source.replace(",", "").split(), series
     return {
-        (series, *sorted(v for k, v in json.loads(tags).items() if k != "hw.id")): value
+        (series, *sorted(v for k, v in json.loads(tags or "{}").items() if k != "hw.id")): value
         for _, series, tags, value in points.metrics
     }
 
@@ -101,6 +104,46 @@ def test_files_of_amdgpu(machine):
     assert told["sonde.process.gpu.engine.time", "4711", "gfx"] == 2.5
     assert told["sonde.process.gpu.engine.time", "4711", "compute"] == 0.5
     assert told["sonde.process.gpu.memory", "4711"] == 2 << 20  # once for both descriptors
+
+
+def test_only_a_device_of_drm_is_a_card_whatever_its_path(machine, monkeypatch):
+    """Another mount namespace makes any path of a file."""
+    source = machine(AMDGPU)
+    monkeypatch.undo()
+    devices = {"5": os.makedev(226, 128), "6": 0}
+    monkeypatch.setattr(
+        drm_module.procfs, "character_device", lambda path: devices[path.rpartition("/")[2]]
+    )
+    source._find_clients()
+    assert [it.fdinfo.name for it in source._clients] == ["5"]
+    assert source._left_out == 0
+
+
+def test_what_a_descriptor_is(tmp_path):
+    with Path("/dev/null").open("rb") as device, (tmp_path / "plain").open("wb") as plain:
+        folder = f"/proc/{os.getpid()}/fd"
+        assert character_device(f"{folder}/{device.fileno()}") == os.makedev(1, 3)
+        assert character_device(f"{folder}/{plain.fileno()}") == 0
+
+
+def test_many_open_cards_of_one_user_shut_nobody_else_out(machine, tmp_path, monkeypatch):
+    source = machine(AMDGPU)
+    many = tmp_path / "proc/4000/fd"
+    many.mkdir(parents=True)
+    for fd in range(300):
+        (many / str(fd)).symlink_to("/dev/dri/renderD128")
+    monkeypatch.setattr(drm_module.procfs, "party_of", lambda pid: pid)
+    source._find_clients()
+    pids = [it.pid for it in source._clients]
+    assert len(pids) == drm_module.CLIENTS_MAX
+    assert pids.count(4711) == 2
+    points = Points()
+    source._read_dear(points)
+    told = {series: value for _, series, _, value in points.metrics}
+    assert told["sonde.gpu.clients_left_out"] == 302 - drm_module.CLIENTS_MAX
+    monkeypatch.setattr(drm_module, "DESCRIPTORS_MAX", 100)
+    source._find_clients()
+    assert (len(source._clients), source._left_out) == (102, 1)
 
 
 def test_files_of_intel(machine):

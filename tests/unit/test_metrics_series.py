@@ -7,9 +7,10 @@ import random
 
 import pytest
 
-from sonde.agent.whose import attributes
+from sonde.agent.whose import Holders, attributes
 from sonde.metrics import labels
 from sonde.model.owner import Owner
+from sonde.procfs import parties
 from sonde.sinks import plain_series, series
 from sonde.sinks.series import OTHER, PROGRAM, MetricRegistry
 
@@ -195,6 +196,25 @@ def test_however_many_owners_one_tenant_poses_as_the_others_keep_their_series(cl
     assert list(adas.values()) == [5.0] * 10
     assert sum(found.values()) == 1050
     assert len(found) <= series.MAX_OF_TENANT + series.MAX_RESTS_OF_TENANT + 1 + 10
+
+
+def test_a_users_subordinate_ids_are_his_wherever_they_run(clock, monkeypatch, tmp_path):
+    """In cron or a service, that is: no unit of a logged-in user tells whose they are."""
+    subordinate = tmp_path / "subuid"
+    subordinate.write_text("7:100000:65536\n")
+    monkeypatch.setattr(parties, "_SUBORDINATE", subordinate)
+    monkeypatch.setattr(parties, "_holders", parties._Holders())
+    board = MetricRegistry(clock=clock, holder_of=Holders().of)
+    for number in range(1000):
+        owner = Owner(user=str(100_000 + number), unit="cron.service")
+        board.count_owned(attributes("spin", owner), [("process.cpu.time", {}, 1.0)])
+    ada = attributes("train", Owner(user="20001", unit="cron.service"))
+    board.count_owned(ada, [("process.cpu.time", {}, 5.0)])
+
+    found = values(board, "process.cpu.time")
+    assert [value for key, value in found.items() if ("process.owner", "20001") in key] == [5.0]
+    assert sum(found.values()) == 1005
+    assert len(found) <= series.MAX_OF_TENANT + series.MAX_RESTS_OF_TENANT + 2
 
 
 def test_counters_of_processes_that_are_gone_give_their_room_back(clock):

@@ -15,6 +15,7 @@ from typing import Any
 
 from sonde import _native, health, procfs
 from sonde.agent.run_metrics import RunMetrics
+from sonde.agent.whose import Holders
 from sonde.collect.collector import Batch
 from sonde.config import Config
 from sonde.metrics import Metric, MetricRow, labels, labels_of
@@ -53,7 +54,9 @@ class Outlets:
         """`fresh` returns when what is new was taken, or soon anyway; `loop_age_s` says how long
         ago who takes it last did. Both are called from threads of outlets. Raises UsageError for a
         bad address, SinkError where it cannot be listened on."""
-        self.board = MetricRegistry(whose, party_of_group=procfs.GroupParties().of)
+        self.board = MetricRegistry(
+            whose, party_of_group=procfs.GroupParties().of, holder_of=Holders().of
+        )
         self._runs = RunMetrics(self.board)
         self._fresh = fresh
         self._loop_age_s = loop_age_s

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
+from sonde import procfs
 from sonde.model.owner import Owner
+from sonde.resolve.owners import UserNames
 from sonde.sinks.series import PROGRAM
 from sonde.sinks.tenants import unit_of
 
@@ -46,3 +48,17 @@ def _attributes(
     if unit and not (job[0] or container):
         found["sonde.unit"] = unit
     return {name: value for name, value in found.items() if value}
+
+
+class Holders:
+    """Who has user ids as subordinate ones (/etc/subuid), by name."""
+
+    def __init__(self) -> None:
+        self._names = UserNames()
+
+    def of(self, user: str) -> str:
+        """The user whose id this is: a name, or the number of one without a name."""
+        if not user.isdecimal():
+            return user
+        holder = procfs.party_of_user(int(user))
+        return user if holder == int(user) else self._names.name(holder)

@@ -4,6 +4,7 @@
 from sonde.procfs.broker import BROKER, Broker, Hung
 from sonde.procfs.files import (
     Opened,
+    character_device,
     identity_of,
     open_memory,
     open_regular,
@@ -25,7 +26,7 @@ from sonde.procfs.held import HeldFile
 from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
 from sonde.procfs.names import printable, raw_name, text
-from sonde.procfs.parties import NOBODY, UNKNOWN_PARTY, name_of, party_of
+from sonde.procfs.parties import NOBODY, UNKNOWN_PARTY, name_of, party_of, party_of_user
 from sonde.procfs.processes import (
     MAX_PARENTS,
     START_UNIT_NS,
@@ -63,6 +64,7 @@ __all__ = [
     "Opened",
     "Owner",
     "Stat",
+    "character_device",
     "descends",
     "family",
     "group_mounts",
@@ -75,6 +77,7 @@ __all__ = [
     "parents",
     "party_of",
     "party_of_group",
+    "party_of_user",
     "pids",
     "printable",
     "raw_name",

@@ -119,6 +119,13 @@ def read_inode(path: str) -> int:
     return inode
 
 
+def character_device(path: str) -> int:
+    """Number of the character device that a link of /proc/PID leads to, 0 of anything else. Raises
+    OSError."""
+    number: int = BROKER.ask_of_file(whose(path), ("device", _for_child(path)))
+    return number
+
+
 def identity_of(path: str, who: int | None) -> tuple[int, int, int]:
     """Device, inode and user of the file that a path of others leads to. Raises OSError.
 

@@ -398,6 +398,9 @@ class Server:
         elif kind == "which":
             found = os.stat(*rest)
             self.answer(0, (found.st_dev, found.st_ino, found.st_uid))
+        elif kind == "device":
+            found = os.stat(*rest)
+            self.answer(0, found.st_rdev if stat.S_ISCHR(found.st_mode) else 0)
         elif kind == "write":
             self.write(*rest)
             self.answer(0, None)

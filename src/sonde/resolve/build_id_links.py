@@ -16,7 +16,6 @@ from typing import Final
 
 from sonde import _native, procfs
 from sonde.ownership import only_ours
-from sonde.procfs.parties import party_of_user
 from sonde.resolve.allowance import Allowance
 
 MAX_FILES: Final = 8_192
@@ -127,9 +126,9 @@ class BuildIdLinks:
 
     def _are_alike(self, known: str, path: str, owner: int) -> bool:
         """Whether two files are copies of one another; where that is not known, they are not."""
-        if self._allowance.left(party_of_user(owner)) < 1:
+        if self._allowance.left(procfs.party_of_user(owner)) < 1:
             return True  # what is there stays
-        self._allowance.take(party_of_user(owner), 1)
+        self._allowance.take(procfs.party_of_user(owner), 1)
         files = [procfs.open_stable(it, follow=True) for it in (known, path)]
         try:
             one, other = (it.fd for it in files if it is not None)
@@ -165,7 +164,7 @@ class BuildIdLinks:
 
     def _make(self, name: str, path: str, owner: int) -> None:
         """Make a link, or replace it. It belongs to the user whose file it leads to."""
-        party = party_of_user(owner)
+        party = procfs.party_of_user(owner)
         if self._allowance.left(party) < 1:
             self.left_out += 1
             return
@@ -189,7 +188,7 @@ class BuildIdLinks:
             for entry in entries:
                 with suppress(OSError):
                     found = entry.stat(follow_symlinks=False)
-                    links[party_of_user(found.st_uid)].append((found.st_mtime, entry.path))
+                    links[procfs.party_of_user(found.st_uid)].append((found.st_mtime, entry.path))
         for of_party in links.values():
             of_party.sort(reverse=True)
         for _ in range(sum(map(len, links.values())) - MAX_FILES):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from sonde.metrics import COSTS, Metric, MetricRow, catalogue
 from sonde.sinks.plain_series import FORGOTTEN_AFTER_S, Last, PartyLookup, PlainSeries, no_party
-from sonde.sinks.tenants import Attributes, tenant_of
+from sonde.sinks.tenants import Attributes, HolderLookup, own_id, tenant_of
 
 MAX_OWNED = 200
 """Series of processes that one metric may have."""
@@ -101,8 +101,10 @@ class MetricRegistry:
         owner_of: OwnerLookup = no_owner,
         clock: Callable[[], int] = time.monotonic_ns,
         party_of_group: PartyLookup = no_party,
+        holder_of: HolderLookup = own_id,
     ) -> None:
         self._owner_of = owner_of
+        self._holder_of = holder_of
         self._clock = clock
         self._lock = threading.Lock()
         self._plans: dict[tuple[str, str], _Plan | None] = {}
@@ -202,7 +204,7 @@ class MetricRegistry:
         The attributes are its own within the tenant's share; else those of `other` of its owner,
         of its tenant, or of all.
         """
-        tenant = tenant_of(base)
+        tenant = tenant_of(base, self._holder_of)
         shares = self._shares.setdefault(series, {})
         held = sum(shares.values())
         if shares.get(tenant, 0) < MAX_OF_TENANT and held < MAX_OWNED:

@@ -3,14 +3,14 @@
 
 An owner is as specific as possible: a container of a pod, a step of a job, a unit. One user can
 make any number of these (steps, sessions, transient units), and root of a container any number of
-users. So shares are given to tenants, which nobody can multiply: pods, containers, users, and units
-of root.
+users, as has a user with subordinate ids. So shares are given to tenants, which nobody can
+multiply: pods, containers, users, and units of root.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -24,8 +24,17 @@ _ROOT: Final = "root"
 _USERS_SLICE: Final = re.compile(r"^(?:/\.\.)*/user\.slice/(user-[0-9]+\.slice)(?:/|$)")
 
 
+HolderLookup = Callable[[str], str]
+"""The user who has a user's id as a subordinate one; else that user."""
+
+
+def own_id(user: str) -> str:
+    """Where nobody has subordinate ids."""
+    return user
+
+
 @lru_cache(maxsize=1024)
-def tenant_of(owner: Attributes) -> Attributes:
+def tenant_of(owner: Attributes, holder_of: HolderLookup = own_id) -> Attributes:
     """The attributes of an owner that identify its tenant."""
     given = dict(owner)
     for names in (POD, CONTAINER):
@@ -34,7 +43,7 @@ def tenant_of(owner: Attributes) -> Attributes:
     if is_users_slice(given.get("sonde.unit", "")):
         return _only(given, UNIT)
     if given.get("process.owner", _ROOT) != _ROOT:
-        return _only(given, USER)
+        return tuple((name, holder_of(user)) for name, user in _only(given, USER))
     return _only(given, UNIT) or _only(given, USER)
 
 

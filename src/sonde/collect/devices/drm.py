@@ -10,19 +10,30 @@ present, AMD's to that.
 
 from __future__ import annotations
 
+import os
+import time
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from sonde import procfs
 from sonde.collect.devices import present
 from sonde.collect.devices.identity import start_of
+from sonde.collect.host.shares import share_out
 from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
 from sonde.metrics import labels_of
 
 VENDORS = {present.AMD: "AMD", present.INTEL: "Intel"}
 CLIENTS_MAX = 256
-"""Processes' open cards that are asked once a second."""
+"""Processes' open cards that are asked once a second, shared out between users and containers."""
+DESCRIPTORS_MAX = 4_096
+"""Of one process, looked through for cards."""
+FIND_CPU_S = 0.5
+"""Of one look through all processes. The next one begins where it ended."""
+DRM_MAJOR = 226
+"""Of the devices in /dev/dri."""
 ENGINE, MEMORY = "drm-engine-", ("drm-resident-", "drm-memory-", "drm-total-")
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "": 1}
 _MEMORY_OF_ITS_OWN = ("vram", "local")
@@ -59,6 +70,10 @@ class DrmSource:
         self._spoken_for = present.spoken_for()
         self._cards: dict[str, _Card] = {}
         self._clients: list[_Client] = []
+        self._left_out = 0
+        """Descriptors that are not asked, and processes that were not looked through."""
+        self._looked_at = 0
+        """The process that was looked through last."""
 
     def open(self) -> None:
         """Find the cards. Raises SourceUnavailable where there is none."""
@@ -140,6 +155,7 @@ class DrmSource:
 
     def _read_dear(self, points: Points) -> None:
         self._find_clients()
+        points.add("sonde.gpu.clients_left_out", self._left_out)
         for card in self._cards.values():
             about = {
                 "hw.name": f"{card.vendor} {card.driver}",
@@ -166,17 +182,34 @@ class DrmSource:
 
     def _find_clients(self) -> None:
         """Who holds a card open: a look at every open file, so rarely."""
-        found = []
-        for process in (self._root / "proc").iterdir():
-            if not process.name.isdigit():
-                continue
-            try:
-                for fd in (process / "fd").iterdir():
-                    if str(fd.readlink()).startswith("/dev/dri/"):
-                        found.append(_Client(int(process.name), process / "fdinfo" / fd.name))
-            except OSError:
-                continue  # gone, or not ours to look at
-        self._clients = found[:CLIENTS_MAX]
+        found: list[tuple[int, _Client]] = []
+        self._left_out = 0
+        until_s = time.thread_time() + FIND_CPU_S
+        pids = sorted(int(it.name) for it in (self._root / "proc").iterdir() if it.name.isdigit())
+        at = bisect(pids, self._looked_at)
+        for pid in pids[at:] + pids[:at]:
+            if time.thread_time() >= until_s:
+                self._left_out += 1  # as far as is known
+                break
+            self._looked_at = pid
+            clients = list(self._clients_of(self._root / f"proc/{pid}", pid))
+            if clients:
+                party = procfs.party_of(pid)
+                found += [(party, client) for client in clients]
+        known = set(self._clients)
+        self._clients = share_out(found, CLIENTS_MAX, known.__contains__)
+        self._left_out += len(found) - len(self._clients)
+
+    def _clients_of(self, process: Path, pid: int) -> Iterator[_Client]:
+        try:
+            with os.scandir(process / "fd") as entries:
+                for entry in islice(entries, DESCRIPTORS_MAX):
+                    path = f"{process}/fd/{entry.name}"
+                    if os.readlink(path).startswith("/dev/dri/") and _is_card(path):  # noqa: PTH115
+                        yield _Client(pid, process / "fdinfo" / entry.name)
+                self._left_out += next(entries, None) is not None
+        except OSError:
+            return  # gone, or not ours to look at
 
     def _read_processes(self, points: Points) -> None:
         seen: set[tuple[str, str]] = set()
@@ -196,6 +229,14 @@ class DrmSource:
             held = _held(told)
             if held is not None:
                 points.add("sonde.process.gpu.memory", held, labels_of(card.me | who))
+
+
+def _is_card(path: str) -> bool:
+    """Whether a descriptor is one: its path is whatever its process's mounts make of it."""
+    try:
+        return os.major(procfs.character_device(path)) == DRM_MAJOR
+    except OSError:
+        return False
 
 
 def _held(told: dict[str, str]) -> int | None:
