@@ -219,3 +219,21 @@ def test_a_container_that_takes_a_users_id_is_not_that_user() -> None:
     with shell("unshare", "--pid", "--fork", *drop) as pid:
         assert procfs.party_of(pid) < procfs.NOBODY
         assert not allowed.allows(Facts.of(pid))
+
+
+def test_in_a_container_the_machines_own_list_of_subordinate_ids_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The image's is empty, or another's; nor are its users the machine's."""
+    etc = tmp_path / "1/root/etc"
+    etc.mkdir(parents=True)
+    (tmp_path / "1/ns").mkdir()
+    (tmp_path / "1/ns/mnt").symlink_to("mnt:[1]")
+    (etc / "subuid").write_text("ann:700000:1000\n4711:800000:1000\nnobody-here:900000:10\n")
+    (etc / "passwd").write_text("root:x:0:0::/:\nann:x:1234:1234::/:\nbroken\n")
+    monkeypatch.setattr(parties, "_FIRST", tmp_path / "1")
+    holders = parties._Holders()
+    assert [holders.of(uid) for uid in (700_005, 800_999, 900_001, 5)] == [1234, 4711, 900_001, 5]
+    (tmp_path / "1/ns/mnt").unlink()
+    (tmp_path / "1/ns/mnt").symlink_to(Path("/proc/self/ns/mnt").readlink())
+    assert parties._Holders()._root is None

@@ -18,8 +18,9 @@ namespaces. Their files in /proc take a lock that a process can keep; `status`, 
    a user namespace of its own, entered by setns(), or too deep): those of the control group of the
    same user, container or service. Neither a container nor a user chooses that.
 
-Of who has subordinate ids that /etc/subuid does not name, orphans in nested user namespaces count
-by their own id.
+/etc/subuid is the machine's, also where Sonde runs in a container that may look at the first
+process's root. Of who has subordinate ids that it does not name, orphans in nested user namespaces
+count by their own id.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ UNKNOWN_PARTY: Final = -2
 """Of processes of which nothing is known: they share what one party has."""
 
 _SUBORDINATE: Final = Path("/etc/subuid")
+_PASSWD: Final = Path("/etc/passwd")
+_FIRST: Final = Path("/proc/1")
 _MAX_SUBORDINATE_BYTES: Final = 1 << 20
 _MAX_STATUS_BYTES: Final = 1 << 20
 """65,536 groups, the most that a process can have, take 0.7 MB ahead of its pid namespaces."""
@@ -211,6 +214,7 @@ class _Holders:
     """Who has which subordinate ids, read again where the file changed."""
 
     def __init__(self) -> None:
+        self._root = _root_of_machine()
         self._changed_ns = -1
         self._ranges: list[tuple[int, int, int]] = []
         """First id, number of ids, user."""
@@ -218,25 +222,48 @@ class _Holders:
     def of(self, uid: int) -> int:
         """The user who has this id as a subordinate one, else the id itself."""
         try:
-            changed_ns = _SUBORDINATE.stat().st_mtime_ns
+            changed_ns = _below(self._root, _SUBORDINATE).stat().st_mtime_ns
         except OSError:
             return uid
         if changed_ns != self._changed_ns:
-            self._ranges, self._changed_ns = _ranges(), changed_ns
+            self._ranges, self._changed_ns = _ranges(self._root), changed_ns
         return next((who for first, n, who in self._ranges if first <= uid < first + n), uid)
 
 
-def _ranges() -> list[tuple[int, int, int]]:
+def _root_of_machine() -> Path | None:
+    """The root directory of the first process, where that has other mounts than we; else None."""
+    with suppress(OSError):
+        if _FIRST.joinpath("ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
+            return _FIRST / "root"
+    return None
+
+
+def _below(root: Path | None, path: Path) -> Path:
+    return path if root is None else root / path.relative_to("/")
+
+
+def _lines_of(path: Path) -> list[str]:
     try:
-        with _SUBORDINATE.open("rb") as file:
-            lines = os.fsdecode(file.read(_MAX_SUBORDINATE_BYTES)).split("\n")
+        with path.open("rb") as file:
+            return os.fsdecode(file.read(_MAX_SUBORDINATE_BYTES)).split("\n")
     except OSError:
         return []
+
+
+def _ranges(root: Path | None) -> list[tuple[int, int, int]]:
+    users: dict[str, int] = {}
+    if root is not None:  # names of the machine's first, then of the image
+        for line in _lines_of(_below(root, _PASSWD)):
+            with suppress(ValueError, IndexError):
+                users.setdefault(line.split(":")[0], int(line.split(":")[2]))
     found = []
-    for line in lines:
+    for line in _lines_of(_below(root, _SUBORDINATE)):
         with suppress(KeyError, ValueError):
             name, first, count = line.strip().split(":")
-            who = int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+            if name.isdecimal():
+                who = int(name)
+            else:
+                who = users[name] if name in users else pwd.getpwnam(name).pw_uid
             found.append((int(first), int(count), who))
     return found
 
