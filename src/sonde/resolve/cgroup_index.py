@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,8 @@ from sonde.resolve.lru_cache import LruCache
 MAX_GROUPS: Final = 16_384
 """Groups kept outside delegated ones, and as many inside: groups that a user makes inside a
 delegated group never evict those of others."""
+MAX_OF_USER: Final = MAX_GROUPS // 4
+"""Of a scan's groups inside delegated ones, of one user, container or service in one hierarchy."""
 _RESCAN_S: Final = 5.0
 """Shortest time between two scans because of unknown groups."""
 _CONTROLLERS: Final = frozenset({"memory", "freezer", "pids", "blkio"})
@@ -53,11 +55,16 @@ class CgroupIndex:
     def scan(self) -> None:
         """Read the groups of all hierarchies that `mounts` finds."""
         self._scanned_s = time.monotonic()
-        budget = {False: MAX_GROUPS, True: MAX_GROUPS}
-        for hierarchy, mount in self.mounts():
+        mounts = list(self.mounts())
+        left = {False: MAX_GROUPS, True: MAX_GROUPS}
+        for done, (hierarchy, mount) in enumerate(mounts):
+            # What one hierarchy does not need is there for the next.
+            budget = {kind: most // (len(mounts) - done) for kind, most in left.items()}
+            left = {kind: most - budget[kind] for kind, most in left.items()}
             for number, path, is_delegated in _groups(mount, budget):
                 paths = self._delegated if is_delegated else self._paths
                 paths.put((hierarchy, number), path)
+            left = {kind: most + budget[kind] for kind, most in left.items()}
 
     def _get(self, key: tuple[int, int]) -> str | None:
         found = self._paths.get(key)
@@ -93,8 +100,9 @@ def _groups(mount: str, budget: dict[bool, int]) -> Iterator[tuple[int, str, boo
     """(id, path, whether it is inside a delegated group) of each group under a mount.
 
     Breadth first; groups inside delegated ones come last. `budget`: how many more of each kind to
-    return, by whether they are inside a delegated group.
+    return, by whether they are inside a delegated group; it is counted down.
     """
+    of_user: Counter[str] = Counter()
     try:
         yield os.stat(mount).st_ino, "/", False  # noqa: PTH116
     except OSError:
@@ -107,8 +115,11 @@ def _groups(mount: str, budget: dict[bool, int]) -> Iterator[tuple[int, str, boo
                     if not entry.is_dir(follow_symlinks=False):
                         continue
                     path = procfs.printable(entry.path[len(mount) :])
-                    below = is_delegated or place_of(path).is_delegated
-                    if budget[below] > 0:
+                    place = place_of(path)
+                    below = is_delegated or place.is_delegated
+                    whose = place.user or place.border if below else ""
+                    of_user[whose] += below
+                    if budget[below] > 0 and of_user[whose] <= MAX_OF_USER:
                         budget[below] -= 1
                         yield entry.inode(), path[:MAX_PATH], below
                         waiting[below].append(entry.path)
