@@ -41,14 +41,27 @@ def _use(budget: NamingBudget, now: dict[str, float], party: int, used_s: float)
 def test_a_party_that_used_up_its_time_waits_until_enough_came_back(now: dict[str, float]) -> None:
     budget = NamingBudget()
     _use(budget, now, PARTY, BURST_S / 2)
+    budget.tick()
     assert not budget.is_over(PARTY)
     _use(budget, now, PARTY, BURST_S)
+    budget.tick()
     assert budget.is_over(PARTY)
     assert not budget.is_over(OTHER)
     now["time"] += BURST_S / 2 / naming_budget.SHARE + 1
     assert budget.is_over(PARTY)  # a little is there
     now["time"] += naming_budget.ENOUGH_S / naming_budget.SHARE
     assert not budget.is_over(PARTY)
+
+
+def test_in_one_tick_a_party_uses_a_part_of_its_time(now: dict[str, float]) -> None:
+    budget, free = NamingBudget(), NamingBudget(is_limited=False)
+    _use(budget, now, PARTY, naming_budget.TURN_S)
+    assert budget.is_over(PARTY)
+    assert not budget.is_over(OTHER)
+    budget.tick()
+    assert not budget.is_over(PARTY)
+    _use(free, now, PARTY, 100)
+    assert not free.is_over(PARTY)
 
 
 def test_root_and_what_is_quick_are_free(now: dict[str, float]) -> None:

@@ -24,7 +24,7 @@ def dump(pid: int) -> list[ThreadStack]:
     The process is not stopped: threads are looked at one after the other, within milliseconds.
     """
     kernel = Kernel([pid])
-    resolver = Resolver(grace_ns=GRACE_NS)
+    resolver = Resolver(grace_ns=GRACE_NS, has_budget=False)
     unwinding = Unwinding(kernel, resolver)
     try:
         taker = ThreadDump(kernel, pid)

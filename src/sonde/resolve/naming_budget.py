@@ -9,17 +9,19 @@ back slowly. What it does not cover stays without a name, with file and offset, 
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from sonde.resolve.allowance import Allowance
+from sonde.resolve.allowance import ROOT, Allowance
 
 BURST_S: Final = 1.0
 """What a party may use at once: ten of the largest symbol tables, some thousand common ones."""
 SHARE: Final = 0.1
 """Of a processor: what comes back of it in a second."""
+TURN_S: Final = 0.3
+"""What it may use in one tick: so long, and one symbol table more, the loop does nothing else."""
 FREE_S: Final = 0.0003
 """What takes no longer costs nothing: names of a file whose symbols are known."""
 ENOUGH_S: Final = 0.2
@@ -29,8 +31,12 @@ ENOUGH_S: Final = 0.2
 class NamingBudget:
     """CPU time by party."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_limited: bool = True) -> None:
+        """Not `is_limited`: where nobody else waits."""
+        self._is_limited = is_limited
         self._time = Allowance(BURST_S, SHARE)
+        self._turn: defaultdict[int, float] = defaultdict(float)
+        """Seconds used in this tick."""
         self._over: set[int] = set()
         self._told: set[int] = set()
         self.left_out: Counter[int] = Counter()
@@ -38,12 +44,18 @@ class NamingBudget:
 
     def is_over(self, party: int) -> bool:
         """Whether a party has no time left, or has had none and still too little."""
+        if not self._is_limited:
+            return False
         left_s = self._time.left(party)
         if left_s <= 0:
             self._over.add(party)
         elif left_s >= ENOUGH_S:
             self._over.discard(party)
-        return party in self._over
+        return party in self._over or (party != ROOT and self._turn[party] >= TURN_S)
+
+    def tick(self) -> None:
+        """The loop goes round again."""
+        self._turn.clear()
 
     @contextmanager
     def charged(self, party: int) -> Iterator[None]:
@@ -55,6 +67,7 @@ class NamingBudget:
             used_s = time.thread_time() - began_s
             if used_s > FREE_S:
                 self._time.take(party, used_s)
+                self._turn[party] += used_s
 
     def newly_over(self) -> list[tuple[int, int]]:
         """(party, code locations so far) of those who have used up their time for the first

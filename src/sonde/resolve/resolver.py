@@ -107,11 +107,13 @@ class Resolver:
         pods: Pods | None = None,
         links: BuildIdLinks | None = None,
         resolves_frames: bool = True,
+        has_budget: bool = True,
     ) -> None:
         """`cache_bytes`: for the symbol indices of files. `grace_ns`: how long the names of ended
         processes are kept; it must exceed the time until they are written. `links`: where to
         record the paths of files, for source lines later. `resolves_frames`: False where no frames
-        will be resolved; then newly mapped files are not opened in advance.
+        will be resolved; then newly mapped files are not opened in advance. `has_budget`: False
+        where nobody else waits while names are looked up.
         """
         self._resolves_frames = resolves_frames
         self.counters = Counters()
@@ -119,7 +121,7 @@ class Resolver:
         self.owners = OwnerResolver(pods)
         self._symbols = _native.Symbolizer(cache_bytes)
         self._binaries = Binaries(self.counters, links=links)
-        self.budget = NamingBudget()
+        self.budget = NamingBudget(has_budget)
         """Of the time that names take, by user or container."""
         self._perf_maps = PerfMaps(self.counters, self.budget)
         self._put_off: set[TrackedProcess] = set()
@@ -184,6 +186,7 @@ class Resolver:
         self.processes.expire(now_ns)
         self._binaries.expire(now_ns)
         self._perf_maps.expire()
+        self.budget.tick()
         for process in list(self._put_off):
             if not process.is_alive or not self.budget.is_over(process.party):
                 self._put_off.remove(process)
@@ -247,8 +250,8 @@ class Resolver:
         return found  # type: ignore[return-value]  # every None was replaced
 
     def load_kernel_symbols(self) -> None:
-        """Read the kernel's symbols now, some 70 ms of work, rather than when the first one is asked
-        for."""
+        """Read the kernel's symbols now, some 70 ms of work, rather than when the first one is
+        asked for."""
         self._symbols.kernel([0])
 
     def prepare(
