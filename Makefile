@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage check docs bench stacks fuzz mutants bundle clean distclean
+.PHONY: help setup demo test coverage check docs bench stacks fuzz mutants bundle wheels clean distclean
 
 help:  ## list the commands
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -54,6 +54,10 @@ MINUTES ?= 60
 mutants:  ## change the code at random places, see whether a test fails; goes on for MINUTES (60)
 	@scripts/setup build demo test mutation
 	@nice $(PY) -m bench.mutation --minutes $(MINUTES)
+
+wheels:  ## the wheel and the source distribution in dist/, checked in bare environments (root: it records)
+	@scripts/setup build
+	@scripts/wheels
 
 bundle:  ## wheel and dependencies for a host without a network, in dist/bundle
 	@scripts/setup build

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Questions to one ELF file: its build id, where functions start, where a probe is cheap.
+use std::fs::File;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use sonde_elf::file::{hex, ElfFile};
+use sonde_elf::file::{hex, identity_of, ElfFile, Segment};
 use sonde_elf::probe::Function;
 use sonde_elf::{functions, probe};
 
@@ -31,6 +33,55 @@ impl FunctionSite {
         let Self { name, offset, size, .. } = self;
         format!("FunctionSite({name}, offset=0x{offset:x}, size={size})")
     }
+}
+
+/// An executable PT_LOAD segment.
+#[pyclass(frozen, get_all, eq, hash)]
+#[derive(PartialEq, Eq, Hash, Clone)]
+pub struct ExecutableSegment {
+    /// In the file.
+    offset: u64,
+    /// As linked.
+    address: u64,
+    /// In memory.
+    size: u64,
+}
+
+#[pymethods]
+impl ExecutableSegment {
+    #[new]
+    fn new(offset: u64, address: u64, size: u64) -> Self {
+        Self { offset, address, size }
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { offset, address, size } = self;
+        format!("ExecutableSegment(offset=0x{offset:x}, address=0x{address:x}, size={size})")
+    }
+}
+
+/// The executable segments of an open ELF file; none where its headers cannot be read.
+#[pyfunction]
+fn executable_segments(py: Python<'_>, fd: RawFd) -> PyResult<Vec<ExecutableSegment>> {
+    if fd < 0 {
+        return Ok(Vec::new());
+    }
+    py.detach(|| {
+        // SAFETY: the caller keeps the descriptor open during the call; what is read is a duplicate.
+        let Ok(owned) = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned() else {
+            return Ok(Vec::new());
+        };
+        let file = File::from(owned);
+        let Ok(elf) = identity_of(&file).and_then(|identity| ElfFile::parse(file, identity)) else {
+            return Ok(Vec::new());
+        };
+        let segment = |it: &Segment| ExecutableSegment {
+            offset: it.offset,
+            address: it.address,
+            size: it.memory_size,
+        };
+        Ok(elf.executable_segments().map(segment).collect())
+    })
 }
 
 /// The build id in hex, '' where the file has none or is no ELF file.
@@ -84,6 +135,8 @@ fn probe_sites(
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FunctionSite>()?;
+    module.add_class::<ExecutableSegment>()?;
+    module.add_function(wrap_pyfunction!(executable_segments, module)?)?;
     module.add_function(wrap_pyfunction!(build_id, module)?)?;
     module.add_function(wrap_pyfunction!(find_functions, module)?)?;
     module.add_function(wrap_pyfunction!(probe_sites, module)?)

@@ -420,6 +420,26 @@ class FunctionSite:
     def size(self) -> int:
         """Bytes of code, 0 unknown."""
 
+@final
+class ExecutableSegment:
+    """An executable PT_LOAD segment of an ELF file."""
+
+    def __init__(self, offset: int, address: int, size: int) -> None: ...
+    @property
+    def offset(self) -> int:
+        """In the file."""
+
+    @property
+    def address(self) -> int:
+        """As linked."""
+
+    @property
+    def size(self) -> int:
+        """In memory."""
+
+def executable_segments(fd: int) -> list[ExecutableSegment]:
+    """Those of an open ELF file, 32- or 64-bit; none where its headers cannot be read."""
+
 def build_id(path: str) -> str:
     """The build id of an ELF file in hex, '' where it has none or is no ELF file."""
 

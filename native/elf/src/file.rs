@@ -38,6 +38,7 @@ pub struct Segment {
     is_executable: bool,
     pub offset: u64,
     pub file_size: u64,
+    pub memory_size: u64,
     pub address: u64,
     pub align: u64,
 }
@@ -289,6 +290,7 @@ impl ElfFile {
                 is_executable: it.p_flags(endian).contains(elf::PF_X),
                 offset: it.p_offset(endian).into(),
                 file_size: it.p_filesz(endian).into(),
+                memory_size: it.p_memsz(endian).into(),
                 address: it.p_vaddr(endian).into(),
                 align: it.p_align(endian).into(),
             })
@@ -317,6 +319,11 @@ impl ElfFile {
             segments,
             sections,
         })
+    }
+
+    /// The loaded segments that hold code.
+    pub fn executable_segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().filter(|it| it.kind == elf::PT_LOAD && it.is_executable)
     }
 
     pub fn is_code(&self, address: u64) -> bool {

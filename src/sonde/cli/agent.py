@@ -4,19 +4,20 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
+from sonde.cli import log_output
 from sonde.errors import UsageError
-from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.agent import Live, Sink
     from sonde.config import Config
 
+LOG = logging.getLogger("sonde.agent")
 EXAMPLE = """\
 examples:
   sudo sonde agent --prometheus 127.0.0.1:9400     a metrics endpoint for Prometheus, on loopback
@@ -46,6 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="also record a capture, with stacks and waits")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
     add("--no-device", action="store_true", help="no device calls, no device metrics")
+    log_output.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -53,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT. Raises SondeError where it cannot start."""
     from sonde.cli.abort_signals import AbortOnSecondSignal
 
-    with AbortOnSecondSignal():
+    as_json = log_output.is_json(args.log_format)
+    with AbortOnSecondSignal(), log_output.to_stderr(as_json, args.log_level):
         return _run(args)
 
 
@@ -84,7 +87,8 @@ def _run(args: argparse.Namespace) -> int:
     agent.run(lambda: bool(signals), _no_progress)
     agent.stop()
     for text in agent.left_behind():
-        print(f"sonde: {one_line(text)}", file=sys.stderr)
+        LOG.warning("%s", text)
+    LOG.info("stopped")
     return 0
 
 
@@ -115,9 +119,9 @@ def _sink(args: argparse.Namespace) -> Sink | None:
 
 def _print_outputs(config: Config, address: str) -> None:
     if address:
-        print(f"sonde: metrics at http://{address}/metrics", file=sys.stderr, flush=True)
+        LOG.info("metrics at http://%s/metrics", address)
     if config.otlp:
-        print(f"sonde: pushing to {_without_secrets(config.otlp)}", file=sys.stderr, flush=True)
+        LOG.info("pushing to %s", _without_secrets(config.otlp))
 
 
 def _without_secrets(url: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sonde.cli import fleet_clock, fleet_collect, fleet_logging, fleet_simulate
+from sonde.cli import fleet_clock, fleet_collect, fleet_simulate, log_output
 from sonde.errors import MissingDependency, SinkError, SondeError, UsageError
 from sonde.export.layout import one_line
 
@@ -112,7 +112,7 @@ def _add_aggregate(commands: Any) -> None:
     what.add_argument("--state", type=Path, help="the aggregator's directory")
     what.add_argument("--new", type=Path, metavar="DIR", help="create a trial fleet there and exit")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    fleet_logging.add_options(parser)
+    log_output.add_options(parser)
     fleet = parser.add_argument_group("a trial fleet")
     fleet.add_argument("--nodes", type=int, default=10)
     fleet.add_argument("--tenants", type=int, default=5)
@@ -284,7 +284,7 @@ def _aggregate(args: argparse.Namespace) -> int:
         return _new_trial(args)
     from sonde.fleet.service import serve
 
-    is_json = fleet_logging.is_json(args.log_format)
+    is_json = log_output.is_json(args.log_format)
 
     def ready(url: str) -> None:
         if is_json:
@@ -293,7 +293,7 @@ def _aggregate(args: argparse.Namespace) -> int:
             print(f"listening on {one_line(url)}", flush=True)
 
     try:
-        with fleet_logging.to_stderr(is_json, args.log_level):
+        with log_output.to_stderr(is_json, args.log_level):
             serve(args.state, args.threads, ready)
     except OSError as error:
         raise SondeError(

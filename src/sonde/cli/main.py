@@ -50,8 +50,21 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
     parser, subparsers = _parser()
     for name in COMMANDS:
-        importlib.import_module(f"sonde.cli.{name}").add_parser(subparsers)
+        _add_command(name, subparsers)
     return parser
+
+
+def build_command_parser(name: str) -> argparse.ArgumentParser:
+    """The parser of one command: imports nothing of the others."""
+    parser, subparsers = _parser()
+    _add_command(name, subparsers)
+    return parser
+
+
+def _add_command(
+    name: str, subparsers: argparse._SubParsersAction[argparse.ArgumentParser]
+) -> None:
+    importlib.import_module(f"sonde.cli.{name}").add_parser(subparsers)
 
 
 def build_outline() -> argparse.ArgumentParser:
@@ -117,7 +130,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = build_outline() if given in (["-h"], ["--help"]) else build_parser()
+    if given in (["-h"], ["--help"]):
+        parser = build_outline()
+    elif given and given[0] in COMMANDS:
+        parser = build_command_parser(given[0])
+    else:
+        parser = build_parser()
     args = parser.parse_args(given)
     args.names_command = "--" in given
     if args.command is None:

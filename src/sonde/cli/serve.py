@@ -7,8 +7,10 @@ import argparse
 import logging
 from pathlib import Path
 
+from sonde.cli import log_output
 from sonde.errors import MissingDependency, UsageError
 
+LOG = logging.getLogger("sonde.server")
 EXAMPLE = """\
 examples:
   sonde serve --store /var/lib/sonde --open            for this machine alone, without tokens
@@ -39,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="clients must show a certificate of this authority")  # fmt: skip
     add("--keep-days", type=float, default=0, metavar="N", help="remove what is older")
     add("--keep-gb", type=float, default=0, metavar="N", help="remove the oldest beyond")
+    log_output.add_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -68,17 +71,17 @@ def run(args: argparse.Namespace) -> int:
             "--open would let anybody on the network read and write",
             "listen on 127.0.0.1, or make tokens with `sonde token make`",
         )
-    if not address.is_loopback and not address.certificate:
-        logging.getLogger("sonde.server").warning("tokens and data cross the network in the clear")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    service = Service(
-        args.store,
-        age_s=round(args.keep_days * 86_400),
-        size_bytes=round(args.keep_gb * 1e9),
-        open_tenant="default" if args.open else "",
-    )
-    try:
-        serve(service, address, lambda url: print(f"serving {url}", flush=True))
-    finally:
-        service.close()
+    with log_output.to_stderr(log_output.is_json(args.log_format), args.log_level):
+        if not address.is_loopback and not address.certificate:
+            LOG.warning("tokens and data cross the network in the clear")
+        service = Service(
+            args.store,
+            age_s=round(args.keep_days * 86_400),
+            size_bytes=round(args.keep_gb * 1e9),
+            open_tenant="default" if args.open else "",
+        )
+        try:
+            serve(service, address, lambda url: print(f"serving {url}", flush=True))
+        finally:
+            service.close()
     return 0

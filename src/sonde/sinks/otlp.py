@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import math
 import threading
 import time
@@ -17,6 +18,8 @@ from collections.abc import Callable, Mapping
 from sonde.errors import UsageError
 from sonde.metrics import Metric
 from sonde.sinks.series import Series
+
+_log = logging.getLogger(__name__)
 
 PATH = "/v1/metrics"
 PUSH_S = 5.0
@@ -151,15 +154,22 @@ class OtlpPusher:
                 max_bytes=ANSWER_BYTES,
             )
         except (OSError, ValueError) as error:
-            self.failed += 1
-            self.error = str(error)
+            self._count_failure(str(error))
             return
         if 200 <= answer.status < 300:
+            if self.error:
+                _log.info("the collector takes metrics again, after %s", self.error)
             self.pushed += 1
             self.error = ""
         else:
-            self.failed += 1
-            self.error = f"HTTP status {answer.status}"
+            self._count_failure(f"HTTP status {answer.status}")
+
+    def _count_failure(self, error: str) -> None:
+        """Counts a failed push; logs the first of a row."""
+        if not self.error:
+            _log.warning("the collector takes no metrics: %s", error)
+        self.failed += 1
+        self.error = error
 
     def _run(self) -> None:
         while not self._ended.wait(self._period_s):

@@ -11,21 +11,28 @@ import errno
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
 from sonde import _native, procfs
-from sonde._native import CommEvent, ForkEvent, MmapEvent, ProcessEvent
+from sonde._native import (
+    CommEvent,
+    ExecutableSegment,
+    ForkEvent,
+    MmapEvent,
+    ProcessEvent,
+    executable_segments,
+)
 from sonde.resolve import Resolver
 from sonde.resolve.binary import Binary
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.cpython import Interpreter, UnsupportedPythonError, interpreter
+from sonde.unwind.load_bias import load_bias
 from sonde.unwind.preload import startup_files
-from sonde.unwind.segments import Segment, executable_segments, load_bias
 from sonde.unwind.stop_reasons import STOP_REASONS
 from sonde.unwind.table_cache import TableCache, key_of
 
@@ -60,7 +67,7 @@ class _File:
     """Its table is loaded, or there will be none."""
     was_rebuilt: bool = False
     """The kernel side refused its first table, which was then built again."""
-    segments: tuple[Segment, ...] = ()
+    segments: Sequence[ExecutableSegment] = ()
     """Its executable ones."""
     python: Interpreter | None = None
     """The CPython interpreter in it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log output of `sonde fleet aggregate`: text for people, JSON for machines and for journald."""
+"""Log output of daemons and services on stderr: text for people, JSON for journald."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def to_stderr(as_json: bool, level: str) -> Iterator[None]:
 
 
 class TextFormatter(logging.Formatter):
-    """`TIME LEVEL MESSAGE`, and a traceback if there is one. Control characters are escaped."""
+    """`TIME LOGGER LEVEL MESSAGE`, with a traceback if any. Control characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{_time(record)} {record.levelname} {one_line(record.getMessage())}"
+        line = f"{_time(record)} {record.name} {record.levelname} {one_line(record.getMessage())}"
         if record.exc_info:
             line = f"{line}\n{self.formatException(record.exc_info)}"
         return line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log output of the aggregators: text, JSON, and the choice between them."""
+"""Log output of daemons and services: text, JSON, and the choice between them."""
 
 import json
 import logging
@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
-from sonde.cli import fleet_logging
+from sonde.cli import log_output
+from sonde.cli.main import build_command_parser
+from sonde.sinks.otlp import OtlpPusher
 
 
 def log_all(as_json, level):
     log = logging.getLogger("sonde.fleet.test")
-    with fleet_logging.to_stderr(as_json, level):
+    with log_output.to_stderr(as_json, level):
         log.info("reports: %d", 3)
         log.warning("a name with \x1b[31m in it")
         try:
@@ -51,7 +53,7 @@ def test_the_level_is_a_lower_bound_and_ends_with_the_block(capsys):
 @pytest.mark.parametrize(("choice", "expected"), [("json", True), ("text", False)])
 def test_an_explicit_format_holds_everywhere(monkeypatch, choice, expected):
     monkeypatch.setenv("JOURNAL_STREAM", "8:1")
-    assert fleet_logging.is_json(choice) is expected
+    assert log_output.is_json(choice) is expected
 
 
 def test_json_is_the_default_only_if_stderr_is_the_stream_of_journald(monkeypatch, tmp_path):
@@ -59,8 +61,30 @@ def test_json_is_the_default_only_if_stderr_is_the_stream_of_journald(monkeypatc
         monkeypatch.setattr(sys, "stderr", stream)
         stat = os.fstat(stream.fileno())
         monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-        assert not fleet_logging.is_json("auto")
+        assert not log_output.is_json("auto")
         monkeypatch.setenv("JOURNAL_STREAM", f"{stat.st_dev}:{stat.st_ino + 1}")
-        assert not fleet_logging.is_json("auto")
+        assert not log_output.is_json("auto")
         monkeypatch.setenv("JOURNAL_STREAM", f"{stat.st_dev}:{stat.st_ino}")
-        assert fleet_logging.is_json("auto")
+        assert log_output.is_json("auto")
+
+
+@pytest.mark.parametrize("command", ["agent", "serve"])
+def test_daemons_take_format_and_level_of_their_log(command):
+    required = ["--store", "unused"] if command == "serve" else []
+    parser = build_command_parser(command)
+
+    args = parser.parse_args([command, *required, "--log-format", "json", "--log-level", "debug"])
+
+    assert (args.log_format, args.log_level) == ("json", "debug")
+    assert parser.parse_args([command, *required]).log_level == "info"
+
+
+def test_a_collector_that_fails_is_logged_once_until_it_takes_metrics_again(caplog):
+    pusher = OtlpPusher("http://127.0.0.1:1", 10, list, {})
+    with caplog.at_level("INFO", logger="sonde"):
+        pusher.push()
+        pusher.push()
+
+    assert pusher.failed == 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "takes no metrics" in caplog.text
