@@ -112,7 +112,7 @@ def unmount(disk: Path) -> None:
 def test_a_full_disk_refuses_and_answers_and_recovers(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(disk)])
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m,mode=700", "none", str(disk)])
     if mounted.returncode:
         pytest.skip("needs root to mount a small file system")
     ballast = disk / "ballast"

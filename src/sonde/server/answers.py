@@ -149,9 +149,7 @@ def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any
 
 QUESTIONS: Mapping[str, Question] = {
     "flamegraph": _flame,
-    "frames": lambda s, o: s.arrow(
-        'SELECT DISTINCT key, kind, function, "binary", file, line FROM frame ORDER BY key'
-    ),
+    "frames": lambda s, o: stored.known_frames(s),
     "totals": lambda s, o: stored.totals(s, o.wanted),
     "top": lambda s, o: stored.top_functions(s, o.wanted, o.limit),
     "diff": lambda s, o: stored.difference(s, o.before, o.wanted, o.limit),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -37,9 +38,13 @@ class Api:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limits = service.limits
-        self._bodies_bytes = 0
+        self._bodies_bytes: Counter[str] = Counter()
+        """Of unfinished requests, by tenant."""
+        self._asked: Counter[str] = Counter()
+        """Questions that wait or are answered, by tenant."""
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        """Of tenants that ask: one of them leaves a thread to others."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
-        self._asked = 0
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -82,6 +87,9 @@ class Api:
                     response = refusal(503, error.cause, error.remedy, **{"Retry-After": "5"})
                 except SondeError as error:
                     response = refusal(400, error.cause, error.remedy)
+            if caller is None or response.status_code in (408, 413):
+                # Nothing more is read of it, and its place is free again.
+                response.headers["Connection"] = "close"
             if response.status_code >= 400 or scope is not Scope.INGEST:
                 AUDIT.info(
                     "%s",
@@ -111,7 +119,7 @@ class Api:
             for future, _ in taken:
                 await asyncio.shield(asyncio.wrap_future(future))
         finally:
-            self._bodies_bytes -= len(body)
+            self._give_back(caller, len(body))
         self._service.counters.acked(time.perf_counter() - started)
         new = sum(fresh for _, fresh in taken)
         return JSONResponse({"accepted": new, "duplicates": len(taken) - new})
@@ -130,44 +138,58 @@ class Api:
             async with asyncio.timeout(self._limits.body_s):
                 async for part in request.stream():
                     size += len(part)
-                    self._bodies_bytes += len(part)
+                    self._bodies_bytes[caller.tenant] += len(part)
                     if size > self._limits.body_bytes:
                         self._service.counters.refuse("large")
                         raise RefusedRequestError(413, "the request is too large", "send fewer")
-                    if self._bodies_bytes > self._limits.bodies_bytes:
+                    of_tenant = self._bodies_bytes[caller.tenant]
+                    most = self._limits.bodies_bytes
+                    if of_tenant > most // 4 or self._bodies_bytes.total() > most:
                         self._service.counters.refuse("busy")
                         raise RefusedRequestError(503, "too much is sent at once", "try later")
                     parts.append(part)
             self._service.admit(caller, size)
         except TimeoutError:
-            self._bodies_bytes -= size
+            self._give_back(caller, size)
             self._service.counters.refuse("slow")
             raise RefusedRequestError(408, "the request came too slowly", "send it again") from None
         except BaseException:
-            self._bodies_bytes -= size
+            self._give_back(caller, size)
             raise
         return b"".join(parts)
+
+    def _give_back(self, caller: Caller, size: int) -> None:
+        self._bodies_bytes[caller.tenant] -= size
+        if not self._bodies_bytes[caller.tenant]:
+            del self._bodies_bytes[caller.tenant]
 
     def _query(
         self, question: answers.Question
     ) -> Callable[[Request, Caller], Awaitable[Response]]:
         async def handler(request: Request, caller: Caller) -> Response:
             self._service.admit(caller, 0)
-            if self._asked >= self._limits.queries + self._limits.queries_waiting:
+            waiting = self._limits.queries_waiting
+            if self._asked.total() >= waiting or self._asked[caller.tenant] >= waiting // 2:
                 raise RefusedRequestError(503, "too many queries at once", "try again later")
-            self._asked += 1
+            self._asked[caller.tenant] += 1
+            slots = self._slots.setdefault(
+                caller.tenant, asyncio.Semaphore(max(1, self._limits.queries - 1))
+            )
             try:
                 self._service.counters.queries += 1
                 options = answers.parse(request.query_params.multi_items())
                 loop = asyncio.get_running_loop()
-                answer = await loop.run_in_executor(
-                    self._threads, answers.ask, self._service, caller, question, options
-                )
+                async with slots:
+                    answer = await loop.run_in_executor(
+                        self._threads, answers.ask, self._service, caller, question, options
+                    )
             except BaseException:
                 self._service.counters.query_failures += 1
                 raise
             finally:
-                self._asked -= 1
+                self._asked[caller.tenant] -= 1
+                if not self._asked[caller.tenant]:
+                    del self._asked[caller.tenant], self._slots[caller.tenant]
             return Response(answer.content, media_type=answer.media_type)
 
         return handler
@@ -178,7 +200,7 @@ class Api:
         return JSONResponse([{name: getattr(one, name) for name in names} for one in listed])
 
     async def _health(self, _request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        return PlainTextResponse("ok\n", headers={"Connection": "close"})
 
     async def _ready(self, _request: Request) -> Response:
         """Whether chunks are taken; where not, why."""
@@ -188,12 +210,17 @@ class Api:
             if text
         ]
         if why:
-            return refusal(503, "; ".join(map(str, why)), "free space, see the server's log")
-        return PlainTextResponse("ready\n")
+            return refusal(
+                503, "; ".join(map(str, why)), "free space, see the server's log",
+                Connection="close",
+            )  # fmt: skip
+        return PlainTextResponse("ready\n", headers={"Connection": "close"})
 
     async def _metrics(self, _request: Request) -> Response:
         text = exposition(self._service)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(
+            text, media_type="text/plain; version=0.0.4", headers={"Connection": "close"}
+        )
 
     async def _openapi(self, _request: Request) -> Response:
-        return JSONResponse(document())
+        return JSONResponse(document(), headers={"Connection": "close"})

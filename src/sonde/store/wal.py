@@ -2,6 +2,7 @@
 """The write-ahead log of one server: many callers, one writer, one fsync for all that waited.
 
 ```
+DIR/wal/secret            32 bytes that heads of records are keyed by, of all servers
 DIR/wal/ID/lock           held (flock) as long as the server lives, released by its death
 DIR/wal/ID/N.open         being written
 DIR/wal/ID/N.wal          sealed: whoever flushes may read it, and removes it once it is catalogued
@@ -15,9 +16,12 @@ that group is acknowledged, and the next group tries again.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import queue
+import secrets
 import threading
 import time
 import uuid
@@ -30,6 +34,7 @@ from sonde.errors import SinkError
 from sonde.store.record import Record, encode
 
 OPEN, SEALED = ".open", ".wal"
+SECRET_BYTES = 32
 SEGMENT_BYTES = 32 << 20
 SEGMENT_S = 5.0
 GROUP_BYTES = 8 << 20
@@ -85,6 +90,7 @@ class Wal:
         self._lock_fd = os.open(draft / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         draft.rename(self.folder)  # held before others see it
+        self._secret = secret_of(folder)
         sync_folder(folder)
         self._segment_bytes, self._segment_s = segment_bytes, segment_s
         self._on_sealed = on_sealed
@@ -105,7 +111,7 @@ class Wal:
 
         Raises WalBusyError at once where too much waits.
         """
-        parts = encode(record)
+        parts = encode(record, self._secret)
         one = _Waiting(parts, sum(map(len, parts)))
         with self._mutex:
             if self._waiting_bytes + one.size_bytes > WAITING_BYTES:
@@ -222,6 +228,28 @@ class Wal:
         except OSError as error:  # it is sealed by whoever takes over this folder
             self.counters.error = error.strerror or str(error)
         self._on_sealed()
+
+
+def secret_of(folder: Path) -> bytes:
+    """The secret of the logs in DIR/wal, made if there is none. Raises OSError."""
+    path = folder / "secret"
+    draft = folder / f".secret-{uuid.uuid4().hex}"
+    if not path.exists():
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, secrets.token_bytes(SECRET_BYTES))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(FileExistsError):  # another server was first
+            os.link(draft, path)
+        draft.unlink()
+        sync_folder(folder)
+    found = path.read_bytes()
+    if len(found) != SECRET_BYTES:
+        raise OSError(errno.EINVAL, "the secret of the log is damaged", str(path))
+    return found
 
 
 def sync_folder(folder: Path) -> None:
