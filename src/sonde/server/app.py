@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -20,7 +22,7 @@ from sonde.errors import SondeError
 from sonde.server import answers
 from sonde.server.openapi import document
 from sonde.server.selfmetrics import exposition
-from sonde.server.service import AUDIT, RefusedRequestError, Service
+from sonde.server.service import AUDIT, Bucket, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.wal import WalBusyError, WalFailedError
 
@@ -30,6 +32,22 @@ Handler = Callable[[Request], Awaitable[Response]]
 def refusal(status: int, cause: str, remedy: str = "", **headers: str) -> JSONResponse:
     """An error as every client gets it."""
     return JSONResponse({"error": cause, "remedy": remedy}, status, headers)
+
+
+STRANGERS_A_SECOND = 2.0
+
+
+def _is_direct(host: str) -> bool:
+    """Whether a request names the server by address or as this machine. A page of somebody else's
+    site, whose name it had resolved to our address, sends its own name."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if name in ("", "localhost", socket.gethostname()):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 class Api:
@@ -44,6 +62,8 @@ class Api:
         """Questions that wait or are answered, by tenant."""
         self._slots: dict[str, asyncio.Semaphore] = {}
         """Of tenants that ask: one of them leaves a thread to others."""
+        self._strangers = Bucket(STRANGERS_A_SECOND)
+        """Refusals without a token that are written to the log; others are counted."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
 
     def app(self) -> Starlette:
@@ -68,8 +88,12 @@ class Api:
         async def guarded(request: Request) -> Response:
             started = time.monotonic()
             caller = self._service.caller(request.headers.get("authorization", ""))
-            if caller is None:
+            if self._service.is_open and not _is_direct(request.headers.get("host", "")):
                 response: Response = refusal(
+                    421, "the server is not called that", "use its address, or start it with tokens"
+                )
+            elif caller is None:
+                response = refusal(
                     401,
                     "no valid token",
                     "send Authorization: Bearer TOKEN (`sonde token`)",
@@ -90,7 +114,12 @@ class Api:
             if caller is None or response.status_code in (408, 413):
                 # Nothing more is read of it, and its place is free again.
                 response.headers["Connection"] = "close"
-            if response.status_code >= 400 or scope is not Scope.INGEST:
+            is_said = scope is not Scope.INGEST if response.status_code < 400 else (
+                caller is not None or self._strangers.take(1)
+            )  # fmt: skip
+            if not is_said and response.status_code >= 400:
+                self._service.counters.refuse("unsaid")
+            if is_said:
                 AUDIT.info(
                     "%s",
                     json.dumps(

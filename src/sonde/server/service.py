@@ -52,7 +52,7 @@ class ServerLimits:
     """Of all requests in progress together; one tenant gets a quarter of it."""
     meta_bytes: int = 64 << 10
     """Of the description of one chunk; Sonde writes about 2 KB."""
-    raw_bytes: int = 64 << 20
+    raw_bytes: int = 32 << 20
     """Of one chunk, decompressed."""
     body_s: float = 15.0
     """For a whole body to arrive."""
@@ -156,6 +156,8 @@ class Service:
             self.catalog = Catalog(self.folder)
             self.tokens = Tokens(self.folder)
             self.wal = Wal(self.folder / "wal")
+        except UsageError:
+            raise
         except Exception as error:
             raise UsageError(
                 f"{folder} cannot be used as a store: {error}",
@@ -187,6 +189,11 @@ class Service:
                 interpreter.give_up(child)
         self.catalog.close()
         self.tokens.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it asks for no tokens."""
+        return bool(self._open_tenant)
 
     def caller(self, authorization: str) -> Caller | None:
         """Who sends this header; None: nobody."""

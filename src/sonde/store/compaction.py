@@ -126,24 +126,36 @@ def retain(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int, now_ns:
     expired: set[str] = set()
     queues: dict[str, list[StoredFile]] = {}
     total: Counter[str] = Counter()
+    rows: Counter[tuple[str, str]] = Counter()
+    """Files of a tenant's day without its dictionaries."""
+    dictionaries: Counter[tuple[str, str]] = Counter()
+    """Bytes, which go with the last of them."""
+
+    def expire(one: StoredFile) -> None:
+        expired.add(one.path)
+        total[one.tenant] -= one.size_bytes
+        rows[one.tenant, one.day] -= 1
+        if not rows[one.tenant, one.day]:
+            total[one.tenant] -= dictionaries[one.tenant, one.day]
+
     for one in files:
         total[one.tenant] += one.size_bytes
         if one.name in DICTIONARIES:
-            continue
-        if age_ns and hour_ns(one.day, one.hour) + HOUR_NS < now_ns - age_ns:
-            expired.add(one.path)
-            total[one.tenant] -= one.size_bytes
+            dictionaries[one.tenant, one.day] += one.size_bytes
         else:
+            rows[one.tenant, one.day] += 1
             queues.setdefault(one.tenant, []).append(one)
     for queue in queues.values():
         queue.sort(key=lambda one: (one.day, one.hour, one.path), reverse=True)
-    while size_bytes and queues and total.total() > size_bytes:
-        most = max(queues, key=lambda tenant: total[tenant])
-        one = queues[most].pop()
-        expired.add(one.path)
-        total[most] -= one.size_bytes
-        if not queues[most]:
-            del queues[most]
+        while (
+            age_ns and queue and hour_ns(queue[-1].day, queue[-1].hour) + HOUR_NS < now_ns - age_ns
+        ):
+            expire(queue.pop())
+    while size_bytes and total.total() > size_bytes:
+        most = max(queues, key=lambda tenant: (bool(queues[tenant]), total[tenant]), default="")
+        if not queues.get(most):
+            break
+        expire(queues[most].pop())
     if not expired:
         return 0
     left = {

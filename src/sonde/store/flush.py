@@ -44,7 +44,7 @@ from sonde.store.tables import (
 )
 from sonde.store.wal import sealed_segments, secret_of, sync_folder
 
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = 32 << 20
 """Memory of the chunks, as sent, that are in memory together."""
 BATCH_CHUNKS = 512
 CHUNK_BYTES = 256 << 20
