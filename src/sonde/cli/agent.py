@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
+from sonde.cli import end_with_input
 from sonde.errors import UsageError
 from sonde.export.layout import one_line
 
@@ -64,6 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="also record a capture, with stacks and waits")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
     add("--no-device", action="store_true", help="no device calls, no device metrics")
+    add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
     parser.set_defaults(run=run)
 
 
@@ -97,6 +99,8 @@ def _run(args: argparse.Namespace) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
+    if args.end_with_input:
+        end_with_input.watch()
     sink = _sink(args, config)
     agent = Agent(config, sink)
     agent.start()
