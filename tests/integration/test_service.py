@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import killed_service
 from served import Server
 from stored_chunks import as_of, recorded, rows_of, with_meta
 
@@ -64,6 +65,16 @@ def test_killed_again_and_again_nothing_acknowledged_is_lost_or_doubled(tmp_path
     assert len(acknowledged) <= chunks <= len(acknowledged) + unsure
     assert rows >= sum(acknowledged.values())
     assert nodes
+
+
+def test_whoever_is_killed_what_was_spooled_is_stored_once(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    found = killed_service.run(tmp_path, kills=4, seed=7)
+
+    assert found.lost == found.doubled == []
+    assert found.stored >= found.noted > 10
+    assert found.sample_rows_stored == found.sample_rows_expected
+    assert max(found.accepting_s) < 5 + 4 * found.accepting_s[0]  # the first had nothing to recover
 
 
 def test_the_same_chunk_is_stored_once_across_restarts(tmp_path: Path) -> None:
