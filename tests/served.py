@@ -98,6 +98,10 @@ class Server:
         status, answer = self._request("POST", "/v1/chunks", body, given)
         return status, json.loads(answer)
 
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        """(status, body)."""
+        return self._request("POST", path, body, headers)
+
     def _request(
         self, method: str, target: str, body: bytes, headers: dict[str, str]
     ) -> tuple[int, bytes]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench.service.kills`: 50 kills of server, sender or both; prints the recount as JSON."""
+"""`python -m bench.service.kills`: 50 kills of server, sender or both, and the recount."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -25,7 +26,8 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.store) as folder:
         found = killed_service.run(Path(folder), args.kills, args.seed)
-    result = dataclasses.asdict(found)
+    result = dataclasses.asdict(dataclasses.replace(found, kills=Counter()))
+    result["kills"] = dict(found.kills)
     accepting = found.accepting_s[1:]
     result["accepting_s"] = {
         "first_start": round(found.accepting_s[0], 2),

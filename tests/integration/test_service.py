@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import subprocess
 import sys
@@ -209,6 +210,24 @@ def _meta(chunk: bytes) -> dict:
     import stored_chunks
 
     return stored_chunks._meta(chunk)
+
+
+def test_profiles_of_another_agent_are_taken_over_http(tmp_path: Path) -> None:
+    from test_server_otlp import request
+
+    body = request().SerializeToString()
+    kind = {"Content-Type": "application/x-protobuf"}
+    path = "/v1development/profiles"
+    with Server(tmp_path / "store") as server:
+        for _ in range(2):
+            packed = gzip.compress(body, mtime=0)
+            headers = {**kind, "Content-Encoding": "gzip"}
+            assert server.post(path, packed, headers) == (200, b"")
+        assert server.post(path, body[:-3], kind)[0] == 400
+        assert server.post(path, body, {"Content-Type": "application/json"})[0] == 415
+        server.wait_for(1)
+        assert [one["node"] for one in server.ask("nodes", **{"from": 0})] == ["pod-7"]
+        assert server.ask("totals", **{"from": 0})["rows"] == 10
 
 
 def test_upload_sends_a_recording_once(tmp_path: Path) -> None:

@@ -74,6 +74,19 @@ def document() -> dict[str, Any]:
             "responses": {"200": taken} | _REFUSALS,
         }
     }
+    paths["/v1development/profiles"] = {
+        "post": {
+            "summary": "OTLP profiles (opentelemetry-proto 1.45), protobuf, gzip or not",
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}
+                },
+            },
+            "responses": {"200": {"description": "durable; ExportProfilesServiceResponse"}}
+            | _REFUSALS,
+        }
+    }
     listed = {"description": "the tenant's tokens", "content": {"application/json": {"schema": {}}}}
     paths["/v1/tokens"] = {"get": {"responses": {"200": listed} | _REFUSALS}}
     for name in ("healthz", "metrics"):
