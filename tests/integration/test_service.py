@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import killed_service
+from otlp_requests import request
 from served import Server
 from stored_chunks import as_of, recorded, rows_of, with_meta
 
@@ -213,8 +214,6 @@ def _meta(chunk: bytes) -> dict:
 
 
 def test_profiles_of_another_agent_are_taken_over_http(tmp_path: Path) -> None:
-    from test_server_otlp import request
-
     body = request().SerializeToString()
     kind = {"Content-Type": "application/x-protobuf"}
     path = "/v1development/profiles"
