@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import killed_service
+from otlp_requests import request
 from served import Server
 from stored_chunks import as_of, recorded, rows_of, with_meta
 
@@ -64,6 +67,16 @@ def test_killed_again_and_again_nothing_acknowledged_is_lost_or_doubled(tmp_path
     assert len(acknowledged) <= chunks <= len(acknowledged) + unsure
     assert rows >= sum(acknowledged.values())
     assert nodes
+
+
+def test_whoever_is_killed_what_was_spooled_is_stored_once(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    found = killed_service.run(tmp_path, kills=4, seed=7)
+
+    assert found.lost == found.doubled == []
+    assert found.stored >= found.noted > 10
+    assert found.sample_rows_stored == found.sample_rows_expected
+    assert max(found.accepting_s) < 5 + 4 * found.accepting_s[0]  # the first had nothing to recover
 
 
 def test_the_same_chunk_is_stored_once_across_restarts(tmp_path: Path) -> None:
@@ -179,7 +192,9 @@ def test_hostile_requests_are_refused_and_others_served(tmp_path: Path) -> None:
         assert server.send("", good)[0] == 400
         assert server.send("one", good, Content_Encoding="gzip")[0] == 415
         huge = socket.create_connection(("127.0.0.1", server.port))
-        huge.sendall(b"POST /v1/chunks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n")
+        huge.sendall(
+            b"POST /v1/chunks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n"
+        )
         assert b" 413 " in huge.recv(200)
         assert server.send("one", good)[0] == 200
         server.wait_for(1)
@@ -198,6 +213,22 @@ def _meta(chunk: bytes) -> dict:
     import stored_chunks
 
     return stored_chunks._meta(chunk)
+
+
+def test_profiles_of_another_agent_are_taken_over_http(tmp_path: Path) -> None:
+    body = request().SerializeToString()
+    kind = {"Content-Type": "application/x-protobuf"}
+    path = "/v1development/profiles"
+    with Server(tmp_path / "store") as server:
+        for _ in range(2):
+            packed = gzip.compress(body, mtime=0)
+            headers = {**kind, "Content-Encoding": "gzip"}
+            assert server.post(path, packed, headers) == (200, b"")
+        assert server.post(path, body[:-3], kind)[0] == 400
+        assert server.post(path, body, {"Content-Type": "application/json"})[0] == 415
+        server.wait_for(1)
+        assert [one["node"] for one in server.ask("nodes", **{"from": 0})] == ["pod-7"]
+        assert server.ask("totals", **{"from": 0})["rows"] == 10
 
 
 def test_upload_sends_a_recording_once(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import argparse
 import logging
 from pathlib import Path
 
+from sonde.cli import end_with_input
 from sonde.errors import MissingDependency, UsageError
 
 EXAMPLE = """\
@@ -39,6 +40,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="clients must show a certificate of this authority")  # fmt: skip
     add("--keep-days", type=float, default=0, metavar="N", help="remove what is older")
     add("--keep-gb", type=float, default=0, metavar="N", help="remove the oldest beyond")
+    add("-q", "--quiet", action="store_true", help="log refusals and failures alone")
+    add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
     parser.set_defaults(run=run)
 
 
@@ -70,7 +73,10 @@ def run(args: argparse.Namespace) -> int:
         )
     if not address.is_loopback and not address.certificate:
         logging.getLogger("sonde.server").warning("tokens and data cross the network in the clear")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    if args.end_with_input:
+        end_with_input.watch()
+    level = logging.WARNING if args.quiet else logging.INFO
+    logging.basicConfig(level=level, format="%(asctime)s %(name)s %(message)s")
     service = Service(
         args.store,
         age_s=round(args.keep_days * 86_400),

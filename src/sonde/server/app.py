@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -65,11 +65,18 @@ class Api:
         self._strangers = Bucket(STRANGERS_A_SECOND)
         """Refusals without a token that are written to the log; others are counted."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
+        self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
+        """One at a time: decoded messages are large."""
 
     def app(self) -> Starlette:
         """The ASGI application."""
         routes = [
             Route("/v1/chunks", self._guarded(Scope.INGEST, self._chunks), methods=["POST"]),
+            Route(
+                "/v1development/profiles",
+                self._guarded(Scope.INGEST, self._profiles),
+                methods=["POST"],
+            ),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -153,10 +160,37 @@ class Api:
         new = sum(fresh for _, fresh in taken)
         return JSONResponse({"accepted": new, "duplicates": len(taken) - new})
 
-    async def _body(self, request: Request, caller: Caller) -> bytes:
+    async def _profiles(self, request: Request, caller: Caller) -> Response:
+        """OTLP profiles: acknowledged as chunks are."""
+        from sonde.server import otlp_profiles  # and with it the messages of OTLP
+
+        if request.headers.get("content-type", "").partition(";")[0] != "application/x-protobuf":
+            raise RefusedRequestError(415, "not protobuf", "send application/x-protobuf")
+        encoding = request.headers.get("content-encoding", "").lower()
+        body = await self._body(request, caller, ("", "identity", "gzip"))
+        try:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(
+                self._decoder,
+                otlp_profiles.chunks,
+                body,
+                encoding,
+                request.headers.get("x-sonde-node", ""),
+                time.time_ns(),
+            )
+            for one in found:
+                for future, _ in self._service.take(caller, one.node, one.content):
+                    await asyncio.shield(asyncio.wrap_future(future))
+        finally:
+            self._give_back(caller, len(body))
+        return Response(b"", media_type="application/x-protobuf")
+
+    async def _body(
+        self, request: Request, caller: Caller, encodings: Sequence[str] = ("identity",)
+    ) -> bytes:
         """The whole body; the caller gives its bytes back. Raises RefusedRequestError."""
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise RefusedRequestError(415, "chunks are compressed already", "send them as they are")
+        if request.headers.get("content-encoding", "identity").lower() not in encodings:
+            raise RefusedRequestError(415, "no such encoding", "send chunks as they are")
         told = request.headers.get("content-length", "")
         if told.isdigit() and int(told) > self._limits.body_bytes:
             self._service.counters.refuse("large")

@@ -19,6 +19,8 @@ from sonde.errors import UsageError
 from sonde.server.app import Api
 from sonde.server.service import Service
 
+BACKLOG = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -103,6 +105,7 @@ def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((address.host, address.port))
+        sock.listen(BACKLOG)  # who hears of the URL may connect at once
     except OSError as error:
         sock.close()
         raise UsageError(
@@ -124,7 +127,7 @@ def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -
         limit_concurrency=service.limits.connections,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
-        backlog=2048,
+        backlog=BACKLOG,
         ssl_certfile=str(address.certificate) if address.certificate else None,
         ssl_keyfile=str(address.key) if address.key else None,
         ssl_ca_certs=str(address.client_authority) if address.client_authority else None,

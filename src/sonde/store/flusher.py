@@ -25,7 +25,7 @@ from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep, sweep_orphans
 from sonde.store.flush import Flusher
 
-PERIOD_S = 2.0
+PERIOD_S = 1.0
 _FAILURES = (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException, MemoryError)
 TIDY_S = 30.0
 

@@ -36,7 +36,10 @@ from sonde.store.record import Record, encode
 OPEN, SEALED = ".open", ".wal"
 SECRET_BYTES = 32
 SEGMENT_BYTES = 32 << 20
-SEGMENT_S = 5.0
+SEGMENT_S = 10.0
+"""After so long a segment is sealed: what was acknowledged can be asked for that much later."""
+YOUNG_S, YOUNG_SEGMENT_S = 60.0, 2.0
+"""In a server's first minute segments are sealed sooner: somebody waits for its first answer."""
 GROUP_BYTES = 8 << 20
 """At most this much waits for one fsync."""
 WAITING_BYTES = 64 << 20
@@ -103,6 +106,7 @@ class Wal:
         self._number = 0
         self._synced = 0
         self._opened_at = 0.0
+        self._made_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="sonde-wal", daemon=True)
         self._thread.start()
 
@@ -133,15 +137,23 @@ class Wal:
             group, ended = self._next_group()
             if group:
                 self._write_group(group)
-            aged = time.monotonic() - self._opened_at > self._segment_s
-            if self._fd >= 0 and (ended or aged or self._synced >= self._segment_bytes):
+            if self._fd >= 0 and (
+                ended or self._seal_in_s() <= 0 or self._synced >= self._segment_bytes
+            ):
                 self._seal()
+
+    def _seal_in_s(self) -> float:
+        """Until the open segment is old enough."""
+        now = time.monotonic()
+        young = now - self._made_at < YOUNG_S
+        age_s = min(self._segment_s, YOUNG_SEGMENT_S) if young else self._segment_s
+        return self._opened_at + age_s - now
 
     def _next_group(self) -> tuple[list[_Waiting], bool]:
         group: list[_Waiting] = []
         size = 0
         try:
-            one = self._queue.get(timeout=self._segment_s / 2)
+            one = self._queue.get(timeout=max(0.0, self._seal_in_s()) if self._fd >= 0 else None)
             while one is not None:
                 group.append(one)
                 size += one.size_bytes
