@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store beside a tenant that sends what hurts others: each test is an attack that once worked."""
+"""The store beside a tenant that sends what hurts others: attacks that once worked."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_body_cannot_hold_records_of_others(tmp_path: Path) -> None:
 
 
 def test_keys_cannot_be_foreseen() -> None:
-    """They were a linear function of the frames: another stack with the same one took 4 s to find."""
+    """They were a linear function of frames: a stack with another one's key took 4 s to find."""
     one, other = (Hasher(engine(), bytes([n]) * 32) for n in (1, 2))
     table = pa.table({"function": ["main", "train"], "binary": ["a", "b"]})
     assert set(one.of_rows(table)).isdisjoint(other.of_rows(table))

@@ -225,7 +225,7 @@ class Flusher:
             yield ready
 
     def _ready(self, chunks: list[Unpacked]) -> _Ready:
-        tables, refused = _joined(chunks)
+        tables, refused = joined(chunks)
         origins = [one.origin for one in chunks]
         return _Ready(origins, stored_tables(origins, tables, self._hasher), refused)
 
@@ -307,7 +307,11 @@ def unpack(record: Record) -> Unpacked:
     return Unpacked(origin, tables, max(budget.held_bytes, size))
 
 
-def _joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
+def joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
+    """(tables of all chunks, checked, with the chunk of each row; rows refused).
+
+    Raises DamagedChunkError, CaptureTooLarge.
+    """
     parts: dict[str, dict[str, list[pa.Table]]] = {}
     for number, chunk in enumerate(chunks):
         for name, table in chunk.tables.items():
