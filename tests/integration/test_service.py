@@ -214,7 +214,7 @@ def _meta(chunk: bytes) -> dict:
 
 
 def test_profiles_of_another_agent_are_taken_over_http(tmp_path: Path) -> None:
-    body = request().SerializeToString()
+    body = request(start_ns=time.time_ns() - 10**9).SerializeToString()
     kind = {"Content-Type": "application/x-protobuf"}
     path = "/v1development/profiles"
     with Server(tmp_path / "store") as server:
