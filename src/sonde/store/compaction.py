@@ -12,7 +12,7 @@ from pathlib import Path
 import duckdb
 
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.flush import engine
+from sonde.store.flush import REMEMBERED_NS, engine
 from sonde.store.tables import DICTIONARIES, time_column
 from sonde.store.wal import sync_folder
 
@@ -23,7 +23,6 @@ LARGEST_BYTES = 128 << 20
 """Files of this size are left as they are."""
 GRACE_NS = 120 * 10**9
 """How long exchanged files stay, for queries that still read them."""
-DAY_NS = 86_400 * 10**9
 
 
 def compact(folder: Path, catalog: Catalog) -> int:
@@ -114,8 +113,7 @@ def retain(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int, now_ns:
             one for one in files if one.name in DICTIONARIES and (one.tenant, one.day) not in left
         ]
         catalog.replace([], expired, now_ns, files_expired=len(expired))
-        if age_ns:
-            catalog.forget_chunks(now_ns - age_ns - DAY_NS)
+    catalog.forget_chunks(now_ns - REMEMBERED_NS)
     return len(expired)
 
 

@@ -49,6 +49,9 @@ BATCH_RAW_BYTES = 64 << 20
 BATCH_CHUNKS = 512
 CHUNK_BYTES = 512 << 20
 """Memory that one chunk may take to decode."""
+REMEMBERED_NS = 3 * 86_400 * 10**9
+"""How long after its end a chunk's digest is in the catalog, so that this stays small. Whether an
+older chunk is stored is read from the files of its hour."""
 _ROW_GROUP = 65_536
 _KNOWN_KEYS = 8 << 20
 """Keys of dictionaries kept in memory (8 bytes each); beyond, some rows are stored again until they
@@ -130,6 +133,9 @@ class Flusher:
             except (DamagedChunkError, CaptureError):
                 undecodable += 1
                 continue
+            if self._is_old_and_stored(one.origin):
+                duplicates += 1
+                continue
             fresh.setdefault((record.tenant, *_hour_of(one.origin.start_ns)), []).append(one)
         files: list[StoredFile] = []
         learned: list[tuple[tuple[str, str, str], Any]] = []
@@ -162,6 +168,19 @@ class Flusher:
         done.damaged += damaged
         done.undecodable += undecodable
         done.size_bytes += sum(one.size_bytes for one in files)
+
+    def _is_old_and_stored(self, chunk: Origin) -> bool:
+        """Whether a chunk, whose digest the catalog may have forgotten, is in the files."""
+        if chunk.end_ns > time.time_ns() - REMEMBERED_NS // 2:
+            return False
+        return any(
+            pq.read_table(
+                self._folder / one.path,
+                columns=["digest"],
+                filters=[("digest", "=", chunk.digest)],
+            ).num_rows
+            for one in self._catalog.files(chunk.tenant, "chunk", chunk.start_ns, chunk.end_ns + 1)
+        )
 
     def _write(
         self,
