@@ -44,8 +44,8 @@ from sonde.store.tables import (
 )
 from sonde.store.wal import sealed_segments, sync_folder
 
-BATCH_RAW_BYTES = 64 << 20
-"""Decompressed size of the chunks that are in memory together."""
+BATCH_RAW_BYTES = 32 << 20
+"""Decompressed size of the chunks that are in memory together; about a sixth of what that takes."""
 BATCH_CHUNKS = 512
 CHUNK_BYTES = 512 << 20
 """Memory that one chunk may take to decode."""
@@ -62,6 +62,7 @@ are compacted."""
 class Flushed:
     """What one pass did."""
 
+    segments: int = 0
     chunks: int = 0
     duplicates: int = 0
     damaged: int = 0
@@ -73,7 +74,7 @@ def engine() -> duckdb.DuckDBPyConnection:
     """An engine for flushing and compaction: little memory, no extension from a network."""
     return duckdb.connect(
         config={
-            "memory_limit": "256MiB",
+            "memory_limit": "128MiB",
             "threads": 1,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -89,10 +90,11 @@ class Flusher:
         self._hasher = Hasher(engine())
         self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
 
-    def flush(self) -> Flushed:
+    def flush(self, most_segments: int = 1 << 30) -> Flushed:
         """Flush what is sealed. Raises OSError where the disk refuses, sqlite3.Error."""
         done = Flushed()
-        for path in sealed_segments(self._folder / "wal"):
+        for path in sealed_segments(self._folder / "wal")[:most_segments]:
+            done.segments += 1
             name = str(path.relative_to(self._folder))
             self._flush_segment(path, name, done)
             path.unlink()

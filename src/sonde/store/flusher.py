@@ -26,6 +26,8 @@ from sonde.store.flush import Flusher
 
 PERIOD_S = 1.0
 TIDY_S = 30.0
+SEGMENTS = 4
+"""Flushed before a look at whether files are to be compacted: a long log makes many."""
 
 
 def main() -> None:
@@ -44,13 +46,15 @@ def main() -> None:
     while True:
         error = ""
         try:
-            done = flusher.flush()
+            done = flusher.flush(SEGMENTS)
             if time.monotonic() - tidied > TIDY_S:
                 compact(folder, catalog)
                 retain(folder, catalog, age_ns, size_bytes, time.time_ns())
                 sweep(folder, catalog, time.time_ns())
                 tidied = time.monotonic()
             _say(leads=True, chunks=done.chunks, error="")
+            if done.segments == SEGMENTS and not _ended(0):
+                continue
         except (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException) as failed:
             error = f"{type(failed).__name__}: {str(failed)[:200]}"
             _say(leads=True, chunks=0, error=error)
