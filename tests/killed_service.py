@@ -24,7 +24,7 @@ from served import Server
 from sonde.sinks.server import ServerSink
 from sonde.sinks.spool import Spool
 from sonde.store.catalog import Catalog
-from stored_chunks import as_of, recorded, rows_of
+from stored_chunks import as_of, meta_of, recorded, rows_of
 
 CHUNKS = recorded()
 PERIOD_S = 0.02
@@ -37,12 +37,11 @@ class NotedSpool(Spool):
     def __init__(self, path: Path, note: Path) -> None:
         super().__init__(path)
         self._note_fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self.numbers: list[int] = []
 
     def add(self, chunk: bytes) -> None:
         """As always, and then the note."""
         super().add(chunk)
-        os.write(self._note_fd, b"%d\n" % self.numbers.pop(0))
+        os.write(self._note_fd, b"%d\n" % meta_of(chunk)["seq"])
 
 
 def feed(url: str, folder: Path, seconds: float) -> None:
@@ -59,7 +58,6 @@ def feed(url: str, folder: Path, seconds: float) -> None:
         draft.write_text(str(number))
         draft.rename(started)
         body = as_of(CHUNKS[number % len(CHUNKS)], "replayed", number, time.time_ns())
-        spool.numbers.append(number)
         sink.write(body)
         time.sleep(PERIOD_S)
     while len(spool):

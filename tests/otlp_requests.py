@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.profiles.v1development import profiles_servic
 NOW_NS = 1_800_001_800 * 10**9
 
 
-def request(samples: int = 10, host: str = "pod-7") -> Any:
+def request(samples: int = 10, host: str = "pod-7", start_ns: int = NOW_NS) -> Any:
     """Samples of one stack of two functions, 52 ms each, on a node."""
     made: Any = profiles_service_pb2.ExportProfilesServiceRequest()
     strings = ["", "samples", "count", "leaf", "root", "a.py", "thread.name", "/usr/bin/app"]
@@ -26,8 +26,8 @@ def request(samples: int = 10, host: str = "pod-7") -> Any:
     for key, text in (("host.name", host), ("process.executable.name", "app")):
         resource.resource.attributes.add(key=key).value.string_value = text
     resource.resource.attributes.add(key="process.pid").value.int_value = 42
-    profile = resource.scope_profiles.add().profiles.add(time_unix_nano=NOW_NS, period=52_000_000)
+    profile = resource.scope_profiles.add().profiles.add(time_unix_nano=start_ns, period=52_000_000)
     profile.sample_type.type_strindex, profile.sample_type.unit_strindex = 1, 2
     for number in range(samples):
-        profile.samples.add(stack_index=0, timestamps_unix_nano=[NOW_NS + number * 10**7])
+        profile.samples.add(stack_index=0, timestamps_unix_nano=[start_ns + number * 10**7])
     return made

@@ -212,11 +212,11 @@ def test_hostile_requests_are_refused_and_others_served(tmp_path: Path) -> None:
 def _meta(chunk: bytes) -> dict:
     import stored_chunks
 
-    return stored_chunks._meta(chunk)
+    return stored_chunks.meta_of(chunk)
 
 
 def test_profiles_of_another_agent_are_taken_over_http(tmp_path: Path) -> None:
-    body = request().SerializeToString()
+    body = request(start_ns=time.time_ns() - 10**9).SerializeToString()
     kind = {"Content-Type": "application/x-protobuf"}
     path = "/v1development/profiles"
     with Server(tmp_path / "store") as server:

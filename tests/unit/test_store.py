@@ -94,6 +94,23 @@ def test_a_chunk_is_stored_once_and_every_row_of_it(tmp_path: Path) -> None:
     assert not sealed_segments(tmp_path / "wal")
 
 
+def test_an_old_chunk_is_stored_once_after_its_name_was_forgotten(tmp_path: Path) -> None:
+    old_ns = time.time_ns() - 30 * 86_400 * 10**9
+    body = as_of(CHUNKS[0], "one", 0, old_ns)
+    one = Record("lab", "one", digest_of("lab", "one", body), NOW_NS, body)
+    catalog = Catalog(tmp_path)
+    write(tmp_path, [one])
+    Flusher(tmp_path, catalog).flush()
+    retain(tmp_path, catalog, 0, 0, time.time_ns())
+    assert catalog.known([one.digest]) == set()
+
+    write(tmp_path, [one])
+    done = Flusher(tmp_path, catalog).flush()
+
+    assert (done.chunks, done.duplicates) == (0, 1)
+    assert stored_rows(tmp_path, catalog, "chunk") == 1
+
+
 def test_dictionaries_are_stored_once_a_day(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path)
     for start in (0, 28, 56):
@@ -189,7 +206,7 @@ def test_a_chunk_that_is_wrong_inside_costs_itself_alone(tmp_path: Path) -> None
     good = [record(seq) for seq in range(3)]
     import stored_chunks
 
-    meta = stored_chunks._meta(good[0].body) | {"raw_len": 7}
+    meta = stored_chunks.meta_of(good[0].body) | {"raw_len": 7}
     body = with_meta(good[0].body, meta)
     bad = Record("lab", "one", digest_of("lab", "one", body), NOW_NS, body)
     write(tmp_path, [*good, bad])

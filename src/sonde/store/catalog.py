@@ -25,6 +25,7 @@ CREATE TABLE IF NOT EXISTS file (
   removed_ns INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS file_by_time ON file (tenant, name, removed_ns, max_ns);
 CREATE TABLE IF NOT EXISTS chunk (digest BLOB PRIMARY KEY, end_ns INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS chunk_by_end ON chunk (end_ns);
 CREATE TABLE IF NOT EXISTS segment (path TEXT PRIMARY KEY, read_bytes INTEGER NOT NULL)
   WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS attempt (path TEXT PRIMARY KEY, read_bytes INTEGER NOT NULL,
@@ -218,7 +219,7 @@ class Catalog:
             self._db.execute("DELETE FROM attempt WHERE path = ?", [path])
 
     def forget_chunks(self, before_ns: int) -> None:
-        """Drop the digests of chunks that came before a time: retention has removed their rows."""
+        """Drop the digests of chunks that came before a time: the table `chunk` has them, too."""
         with self._mutex:
             self._db.execute("DELETE FROM chunk WHERE end_ns < ?", [before_ns])
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import duckdb
 
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.flush import engine
+from sonde.store.flush import REMEMBERED_NS, engine
 from sonde.store.tables import DICTIONARIES, time_column
 from sonde.store.wal import sync_folder
 
@@ -30,7 +30,6 @@ LARGEST_BYTES = 128 << 20
 GRACE_NS = 120 * 10**9
 """How long exchanged files stay, for queries that still read them."""
 HOUR_NS = 3_600 * 10**9
-DAY_NS = 24 * HOUR_NS
 
 
 @dataclass(slots=True)
@@ -156,6 +155,7 @@ def retain(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int, now_ns:
         if not queues.get(most):
             break
         expire(queues[most].pop())
+    catalog.forget_chunks(now_ns - REMEMBERED_NS)
     if not expired:
         return 0
     left = {
@@ -169,8 +169,6 @@ def retain(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int, now_ns:
         if one.path in expired or (one.name in DICTIONARIES and (one.tenant, one.day) not in left)
     ]
     catalog.replace([], gone, now_ns, files_expired=len(expired))
-    if age_ns:
-        catalog.forget_chunks(now_ns - age_ns - DAY_NS)
     return len(gone)
 
 

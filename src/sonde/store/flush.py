@@ -45,7 +45,7 @@ from sonde.store.tables import (
 from sonde.store.wal import sealed_segments, secret_of, sync_folder
 
 BATCH_BYTES = 32 << 20
-"""Memory of the chunks, as sent, that are in memory together."""
+"""Memory of the chunks, as sent, that are in memory together; about a sixth of what that takes."""
 BATCH_CHUNKS = 512
 CHUNK_BYTES = 256 << 20
 """Memory that one chunk may take to decode."""
@@ -59,6 +59,9 @@ DEATHS_OF_BATCH, DEATHS_OF_CHUNK = 3, 5
 put aside."""
 ASIDE_BYTES = 256 << 20
 """Most that is put aside, in DIR/aside; beyond, it is dropped and counted."""
+REMEMBERED_NS = 3 * 86_400 * 10**9
+"""How long after it came a chunk's digest is in the catalog, so that this stays small. Whether an
+older chunk is stored is read from the files of its hour."""
 _ROW_GROUP = 65_536
 _KNOWN_KEYS = 8 << 20
 """Keys of dictionaries kept in memory (8 bytes each); beyond, some rows are stored again until they
@@ -71,6 +74,7 @@ LOG = logging.getLogger("sonde.store")
 class Flushed:
     """What one pass did."""
 
+    segments: int = 0
     chunks: int = 0
     duplicates: int = 0
     damaged: int = 0
@@ -82,7 +86,7 @@ def engine() -> duckdb.DuckDBPyConnection:
     """An engine for flushing and compaction: little memory, no extension from a network."""
     return duckdb.connect(
         config={
-            "memory_limit": "256MiB",
+            "memory_limit": "128MiB",
             "threads": 1,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -114,10 +118,11 @@ class Flusher:
         self._hasher = Hasher(engine(), catalog.secret())
         self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
 
-    def flush(self) -> Flushed:
+    def flush(self, most_segments: int = 1 << 30) -> Flushed:
         """Flush what is sealed. Raises OSError where the disk refuses, sqlite3.Error."""
         done = Flushed()
-        for path in sealed_segments(self._folder / "wal"):
+        for path in sealed_segments(self._folder / "wal")[:most_segments]:
+            done.segments += 1
             name = str(path.relative_to(self._folder))
             self._flush_segment(path, name, done)
             path.unlink()
@@ -159,6 +164,9 @@ class Flusher:
         except Exception as error:  # it must keep nobody else's chunks from being stored
             LOG.warning("a chunk of %s cannot be decoded: %r", record.node, error)
             batch.undecodable += 1
+            return
+        if self._is_old_and_stored(one.origin):
+            batch.duplicates += 1
             return
         batch.size_bytes += one.size_bytes
         place = record.tenant, *_hour_of(one.origin)
@@ -228,6 +236,19 @@ class Flusher:
         tables, refused = joined(chunks)
         origins = [one.origin for one in chunks]
         return _Ready(origins, stored_tables(origins, tables, self._hasher), refused)
+
+    def _is_old_and_stored(self, chunk: Origin) -> bool:
+        """Whether a chunk, whose digest the catalog may have forgotten, is in the files."""
+        if chunk.end_ns > time.time_ns() - REMEMBERED_NS // 2:
+            return False
+        return any(
+            pq.read_table(
+                self._folder / one.path,
+                columns=["digest"],
+                filters=[("digest", "=", chunk.digest)],
+            ).num_rows
+            for one in self._catalog.files(chunk.tenant, "chunk", chunk.start_ns, chunk.end_ns + 1)
+        )
 
     def _write(
         self,

@@ -28,6 +28,8 @@ from sonde.store.flush import Flusher
 PERIOD_S = 1.0
 _FAILURES = (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException, MemoryError)
 TIDY_S = 30.0
+SEGMENTS = 4
+"""Flushed before a look at whether files are to be compacted: a long log makes many."""
 
 
 def main() -> None:
@@ -45,9 +47,11 @@ def main() -> None:
     tidied = time.monotonic()
     while True:
         try:
-            done = flusher.flush()
+            done = flusher.flush(SEGMENTS)
+            is_behind = done.segments == SEGMENTS
             _say(leads=True, chunks=done.chunks, error="")
         except _FAILURES as failed:
+            is_behind = False
             _say(leads=True, chunks=0, error=_text(failed))
             # Its keys may be ahead of the files that count.
             flusher = Flusher(folder, catalog)
@@ -55,7 +59,7 @@ def main() -> None:
         if time.monotonic() - tidied > TIDY_S:
             tidied = time.monotonic()
             _tidy(folder, catalog, age_ns, size_bytes)
-        if _ended(PERIOD_S):
+        if _ended(0 if is_behind else PERIOD_S):
             return
 
 
