@@ -97,7 +97,7 @@ def test_a_chunk_is_stored_once_and_every_row_of_it(tmp_path: Path) -> None:
 def test_an_old_chunk_is_stored_once_after_its_name_was_forgotten(tmp_path: Path) -> None:
     old_ns = time.time_ns() - 30 * 86_400 * 10**9
     body = as_of(CHUNKS[0], "one", 0, old_ns)
-    one = Record("lab", "one", digest_of("lab", "one", body), NOW_NS, body)
+    one = Record("lab", "one", digest_of("lab", "one", body), old_ns, body)
     catalog = Catalog(tmp_path)
     write(tmp_path, [one])
     Flusher(tmp_path, catalog).flush()
