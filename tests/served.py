@@ -19,8 +19,10 @@ from urllib.parse import urlencode
 class Server:
     """A server on a directory, and requests to it."""
 
-    def __init__(self, store: Path, *flags: str, token: str = "") -> None:
+    def __init__(self, store: Path, *flags: str, token: str = "", keeps_port: bool = False) -> None:
+        """`keeps_port`: each start listens where the first one did."""
         self.store, self._flags, self.token = store, flags, token
+        self._keeps_port = keeps_port
         self.process: subprocess.Popen[str] | None = None
         self.port = 0
 
@@ -43,7 +45,7 @@ class Server:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "sonde", "serve", "--store", str(self.store)),
-                *("--listen", "127.0.0.1:0", *flags),
+                *("--listen", f"127.0.0.1:{self.port if self._keeps_port else 0}", *flags),
             ],
             stdout=subprocess.PIPE,
             stderr=(self.store.parent / "serve.log").open("a"),
@@ -95,6 +97,10 @@ class Server:
         }
         status, answer = self._request("POST", "/v1/chunks", body, given)
         return status, json.loads(answer)
+
+    def post(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
+        """(status, body)."""
+        return self._request("POST", path, body, headers)
 
     def _request(
         self, method: str, target: str, body: bytes, headers: dict[str, str]

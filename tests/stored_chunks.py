@@ -31,13 +31,13 @@ def recorded() -> list[bytes]:
 
 def rows_of(chunk: bytes, table: str) -> int:
     """Number of rows of a table, by the description of the chunk."""
-    meta = _meta(chunk)
+    meta = meta_of(chunk)
     return sum(entry["rows"] for entry in meta["tables"] if entry["name"] == table)
 
 
 def as_of(chunk: bytes, capture: str, seq: int, ends_ns: int) -> bytes:
     """The chunk as number `seq` of another recording that ended at a time since 1970."""
-    meta = _meta(chunk)
+    meta = meta_of(chunk)
     meta["seq"] = seq
     meta["capture"] = dict(meta["capture"], id=capture)
     meta["wall_offset_ns"] = ends_ns - meta["end_ns"]
@@ -54,7 +54,8 @@ def with_meta(chunk: bytes, meta: dict[str, object]) -> bytes:
     return head + struct.pack("<I", zlib.crc32(head)) + text + payload
 
 
-def _meta(chunk: bytes) -> dict[str, Any]:
+def meta_of(chunk: bytes) -> dict[str, Any]:
+    """The description of a chunk."""
     size = framing.CHUNK_HEADER.unpack(chunk[: framing.CHUNK_HEADER.size])[3]
     meta: dict[str, Any] = json.loads(chunk[framing.CHUNK_HEADER.size :][:size])
     return meta

@@ -72,7 +72,11 @@ async def agent(number: int, port: int, ends: float, period_s: float, tally: Tal
 def memory_of(pid: int) -> int:
     """Resident bytes of a process and its children."""
     found = 0
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    children = [  # of every thread: another than the first starts the flusher
+        child
+        for task in Path(f"/proc/{pid}/task").glob("*/children")
+        for child in task.read_text().split()
+    ]
     for one in [str(pid), *children]:
         try:
             status = Path(f"/proc/{one}/smaps_rollup").read_text()

@@ -69,6 +69,16 @@ class Config:
     otlp: str = ""
     """URL of an OpenTelemetry collector to push metrics to; '' for none."""
     otlp_period_s: float = 10.0
+    server: str = ""
+    """URL of a Sonde server to send everything to, stacks and waits too; '' for none."""
+    server_token_file: str = ""
+    """File with the token for it."""
+    node: str = ""
+    """Name of this machine at the server; '' for its host name."""
+    spool: str = ""
+    """Directory of what the server has not acknowledged; '' for a default of the user."""
+    spool_mb: int = 256
+    """How much may wait there; beyond it the oldest is dropped and counted."""
     tick_s: float = 1.0
     """How often rows are read out of the kernel: the time resolution of totals."""
     rest_s: float = 5.0
@@ -100,6 +110,7 @@ class Config:
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
         _between("device_budget", self.device_budget, 0.0001, 0.5)
         _between("probe_budget", self.probe_budget, 0, 1)
+        _between("spool_mb", self.spool_mb, 1, 1 << 20)
         _between("host_hz", self.host_hz, 0, 1_000)
         if self.kubelet and not self.kubelet.startswith(("http://", "https://")):
             raise UsageError(

@@ -118,6 +118,11 @@ class Folder:
         """`path`: for messages."""
         self._fd, self.path = fd, path
 
+    @property
+    def fd(self) -> int:
+        """Opened with O_PATH; open while the context manager that gave this folder is."""
+        return self._fd
+
     def write(self, name: str, content: bytes) -> None:
         """Write a new file of mode 0600. Raises SinkError, also where the name exists."""
         with _reported(self.path / name):
@@ -138,14 +143,16 @@ class Folder:
 
 
 @contextlib.contextmanager
-def secret_folder(path: Path) -> Iterator[Folder]:
+def secret_folder(path: Path, holds: str = "keys") -> Iterator[Folder]:
     """A directory for keys, made if it is missing. As root, nobody but root and the caller of sudo
     may be able to change or exchange it. Raises SinkError, UsageError.
+
+    `holds`: for messages.
     """
     with _folder(path / "x", make=0o700) as (fd, _):
         if os.geteuid() == 0 and not is_ours(fd):
             raise UsageError(
-                f"{path} could be changed by other users, and with it the keys in it",
+                f"{path} could be changed by other users, and with it the {holds} in it",
                 "choose a directory that only you can write to, in none that others own",
             )
         yield Folder(fd, path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import killed_service
+from otlp_requests import request
 from served import Server
 from stored_chunks import as_of, recorded, rows_of, with_meta
 
@@ -66,6 +69,16 @@ def test_killed_again_and_again_nothing_acknowledged_is_lost_or_doubled(tmp_path
     assert nodes
 
 
+def test_whoever_is_killed_what_was_spooled_is_stored_once(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    found = killed_service.run(tmp_path, kills=4, seed=7)
+
+    assert found.lost == found.doubled == []
+    assert found.stored >= found.noted > 10
+    assert found.sample_rows_stored == found.sample_rows_expected
+    assert max(found.accepting_s) < 5 + 4 * found.accepting_s[0]  # the first had nothing to recover
+
+
 def test_the_same_chunk_is_stored_once_across_restarts(tmp_path: Path) -> None:
     body = as_of(CHUNKS[0], "one", 0, time.time_ns())
     server = Server(tmp_path / "store")
@@ -112,7 +125,7 @@ def unmount(disk: Path) -> None:
 def test_a_full_disk_refuses_and_answers_and_recovers(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "none", str(disk)])
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m,mode=700", "none", str(disk)])
     if mounted.returncode:
         pytest.skip("needs root to mount a small file system")
     ballast = disk / "ballast"
@@ -179,7 +192,9 @@ def test_hostile_requests_are_refused_and_others_served(tmp_path: Path) -> None:
         assert server.send("", good)[0] == 400
         assert server.send("one", good, Content_Encoding="gzip")[0] == 415
         huge = socket.create_connection(("127.0.0.1", server.port))
-        huge.sendall(b"POST /v1/chunks HTTP/1.1\r\nHost: x\r\nContent-Length: 10000000000\r\n\r\n")
+        huge.sendall(
+            b"POST /v1/chunks HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000000000\r\n\r\n"
+        )
         assert b" 413 " in huge.recv(200)
         assert server.send("one", good)[0] == 200
         server.wait_for(1)
@@ -197,7 +212,23 @@ def test_hostile_requests_are_refused_and_others_served(tmp_path: Path) -> None:
 def _meta(chunk: bytes) -> dict:
     import stored_chunks
 
-    return stored_chunks._meta(chunk)
+    return stored_chunks.meta_of(chunk)
+
+
+def test_profiles_of_another_agent_are_taken_over_http(tmp_path: Path) -> None:
+    body = request(start_ns=time.time_ns() - 10**9).SerializeToString()
+    kind = {"Content-Type": "application/x-protobuf"}
+    path = "/v1development/profiles"
+    with Server(tmp_path / "store") as server:
+        for _ in range(2):
+            packed = gzip.compress(body, mtime=0)
+            headers = {**kind, "Content-Encoding": "gzip"}
+            assert server.post(path, packed, headers) == (200, b"")
+        assert server.post(path, body[:-3], kind)[0] == 400
+        assert server.post(path, body, {"Content-Type": "application/json"})[0] == 415
+        server.wait_for(1)
+        assert [one["node"] for one in server.ask("nodes", **{"from": 0})] == ["pod-7"]
+        assert server.ask("totals", **{"from": 0})["rows"] == 10
 
 
 def test_upload_sends_a_recording_once(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import sqlite3
+import struct
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from sonde.analyze.bound import explain
 from sonde.errors import CaptureError, NotACapture
 from sonde.model.causes import Bound
 from sonde.model.timeline import CallKind, CopyDirection, DeviceKind, Memory, WaitDetail
+from sonde.readers import nsys_sqlite
 from sonde.recording.timelines import open_timeline
 
 SCHEMA = """
@@ -199,3 +202,74 @@ def test_a_database_larger_than_the_limit_is_refused(export, monkeypatch):
 
     with pytest.raises(CaptureError, match="memory to read"):
         export.opened()
+
+
+def test_pages_that_name_one_another_end(tmp_path: Path) -> None:
+    """401 to the power of 4 ways lead to the pages of the schema."""
+    path = tmp_path / "hang.sqlite"
+    path.write_bytes(_loop_of_pages(tmp_path / "template.sqlite"))
+    began = time.process_time()
+    with pytest.raises(NotACapture, match="interrupted"):
+        nsys_sqlite.read(path)
+    assert time.process_time() - began < 10
+
+
+def _loop_of_pages(template: Path) -> bytes:
+    size = 4096
+    database = sqlite3.connect(template)
+    database.execute(f"PRAGMA page_size={size}")
+    database.execute("CREATE TABLE t(a UNIQUE)")
+    database.commit()
+    database.close()
+    content = template.read_bytes()
+
+    def page(kind: int, cells: list[bytes], right: int = 0, at: int = 0) -> bytearray:
+        found, end, places = bytearray(size), size, b""
+        for cell in cells:
+            end -= len(cell)
+            found[end : end + len(cell)] = cell
+            places += struct.pack(">H", end)
+        head = struct.pack(">BHHHB", kind, 0, len(cells), end, 0)
+        head += struct.pack(">I", right) if kind == 5 else b""
+        found[at : at + len(head) + len(places)] = head + places
+        return found
+
+    def row(number: int, *values: str | int | None) -> bytes:
+        types, body = b"", b""
+        for value in values:
+            if value is None:
+                types += b"\x00"
+            elif isinstance(value, int):
+                types, body = types + b"\x01", body + bytes([value])
+            else:
+                types, body = types + bytes([13 + 2 * len(value)]), body + value.encode()
+        record = bytes([len(types) + 1]) + types + body
+        return bytes([len(record), number]) + record
+
+    def inner(child: int, right: int, count: int = 400, at: int = 0) -> bytearray:
+        return page(5, [struct.pack(">I", child) + b"\x01"] * count, right, at)
+
+    first = page(13, [row(1, "table", "t", "t", 2, "CREATE TABLE t(a UNIQUE)")])
+    second = page(13, [row(2, "index", "sqlite_autoindex_t_1", "t", 3, None)])
+    pages = [
+        inner(4, 9, 1, 100),
+        bytearray(content[size : 2 * size]),
+        bytearray(content[2 * size : 3 * size]),
+        *(first, second, inner(5, 5), inner(6, 6), inner(7, 7), inner(8, 8)),
+    ]
+    head = bytearray(content[:100])
+    head[28:32] = struct.pack(">I", len(pages))
+    head[92:96] = head[24:28]
+    pages[0][:100] = head
+    return b"".join(map(bytes, pages))
+
+
+def test_long_values_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "long.sqlite"
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    database.execute("INSERT INTO StringIds VALUES (1, ?)", ["x" * (1 << 20)])
+    database.commit()
+    database.close()
+    with pytest.raises(NotACapture, match="too big"):
+        nsys_sqlite.read(path)

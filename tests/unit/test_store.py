@@ -16,7 +16,7 @@ from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep, sweep_orphans
 from sonde.store.flush import Flusher
 from sonde.store.record import Damage, Record, digest_of, scan
-from sonde.store.wal import Wal, WalFailedError, sealed_segments
+from sonde.store.wal import Wal, WalFailedError, sealed_segments, secret_of
 from stored_chunks import as_of, recorded, rows_of
 
 CHUNKS = recorded()
@@ -45,7 +45,7 @@ def stored_rows(folder: Path, catalog: Catalog, name: str, tenant: str = "lab") 
 def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
     records = [record(seq) for seq in range(5)]
 
-    found = [one.item for one in scan(write(tmp_path, records))]
+    found = [one.item for one in scan(write(tmp_path, records), secret_of(tmp_path / "wal"))]
 
     assert found == records
 
@@ -54,12 +54,12 @@ def test_what_is_appended_is_read_back(tmp_path: Path) -> None:
 def test_a_flipped_bit_costs_one_record(tmp_path: Path, at: int) -> None:
     records = [record(seq) for seq in range(3)]
     path = write(tmp_path, records)
-    ends = [one.end for one in scan(path)]
+    ends = [one.end for one in scan(path, secret_of(tmp_path / "wal"))]
     content = bytearray(path.read_bytes())
     content[ends[0] + at if at >= 0 else ends[1] - 1] ^= 4
     path.write_bytes(content)
 
-    found = [one.item for one in scan(path)]
+    found = [one.item for one in scan(path, secret_of(tmp_path / "wal"))]
 
     assert [one for one in found if isinstance(one, Record)] == [records[0], records[2]]
     assert sum(isinstance(one, Damage) for one in found) == 1
@@ -92,6 +92,23 @@ def test_a_chunk_is_stored_once_and_every_row_of_it(tmp_path: Path) -> None:
         expected = sum(rows_of(one.body, name) for one in records)
         assert stored_rows(tmp_path, catalog, name) == expected
     assert not sealed_segments(tmp_path / "wal")
+
+
+def test_an_old_chunk_is_stored_once_after_its_name_was_forgotten(tmp_path: Path) -> None:
+    old_ns = time.time_ns() - 30 * 86_400 * 10**9
+    body = as_of(CHUNKS[0], "one", 0, old_ns)
+    one = Record("lab", "one", digest_of("lab", "one", body), old_ns, body)
+    catalog = Catalog(tmp_path)
+    write(tmp_path, [one])
+    Flusher(tmp_path, catalog).flush()
+    retain(tmp_path, catalog, 0, 0, time.time_ns())
+    assert catalog.known([one.digest]) == set()
+
+    write(tmp_path, [one])
+    done = Flusher(tmp_path, catalog).flush()
+
+    assert (done.chunks, done.duplicates) == (0, 1)
+    assert stored_rows(tmp_path, catalog, "chunk") == 1
 
 
 def test_dictionaries_are_stored_once_a_day(tmp_path: Path) -> None:
@@ -147,7 +164,7 @@ def test_compaction_keeps_rows_and_removes_files(tmp_path: Path) -> None:
         flusher.flush()
     before = stored_rows(tmp_path, catalog, "sample")
 
-    gone = compact(tmp_path, catalog)
+    gone = compact(tmp_path, catalog).gone
 
     assert gone > 0
     assert stored_rows(tmp_path, catalog, "sample") == before
@@ -180,7 +197,7 @@ def test_a_refused_write_is_not_acknowledged_and_the_next_one_is(tmp_path: Path)
     wal.close()
 
     (path,) = sealed_segments(tmp_path / "wal")
-    assert not any(isinstance(one.item, Damage) for one in scan(path))
+    assert not any(isinstance(one.item, Damage) for one in scan(path, secret_of(tmp_path / "wal")))
 
 
 def test_a_chunk_that_is_wrong_inside_costs_itself_alone(tmp_path: Path) -> None:
@@ -189,7 +206,7 @@ def test_a_chunk_that_is_wrong_inside_costs_itself_alone(tmp_path: Path) -> None
     good = [record(seq) for seq in range(3)]
     import stored_chunks
 
-    meta = stored_chunks._meta(good[0].body) | {"raw_len": 7}
+    meta = stored_chunks.meta_of(good[0].body) | {"raw_len": 7}
     body = with_meta(good[0].body, meta)
     bad = Record("lab", "one", digest_of("lab", "one", body), NOW_NS, body)
     write(tmp_path, [*good, bad])

@@ -82,6 +82,12 @@ class Sink(Protocol):
     def close(self) -> None:
         """No more chunks come."""
 
+    def losses(self) -> Mapping[str, int]:
+        """Chunks that were taken and will get nowhere, by reason."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """What the sink says of itself, by the names of the catalogue."""
+
 
 @dataclass(frozen=True, slots=True)
 class Live:
@@ -425,6 +431,8 @@ class Agent:
         now["processes.names_put_off"] = self._resolver.counters.names_put_off
         if (it := self._attacher) is not None:
             now |= {"attach.queue_full": it.left_out, "attach.attaches_failed": it.failed}
+        if self._sink is not None:
+            now |= self._sink.losses()
         return now
 
     def _count_losses(self) -> None:
@@ -452,6 +460,7 @@ class Agent:
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
             ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
             ("sonde.agent.wait_stack_odds", float(self._thinning.odds)),
+            *(self._sink.metrics().items() if self._sink is not None else ()),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
             ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
             ("sonde.unwind.python_lineless", float(self._dictionary.stacks.python.lineless)),

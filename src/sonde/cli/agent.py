@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sonde agent`: the daemon that exports a node's metrics."""
+"""`sonde agent`: the daemon that sends what happens on a node, and exports its metrics."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import logging
+import platform
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
-from sonde.cli import log_output
+from sonde.cli import end_with_input, log_output
 from sonde.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,10 +20,13 @@ if TYPE_CHECKING:
     from sonde.config import Config
 
 LOG = logging.getLogger("sonde.agent")
+ALWAYS_HZ = 19
+"""Samples a second and CPU of an agent that always runs."""
 EXAMPLE = """\
 examples:
   sudo sonde agent --prometheus 127.0.0.1:9400     a metrics endpoint for Prometheus, on loopback
   sudo sonde agent --prometheus :9400 --dcgm-names also under the names of dcgm-exporter
+  sudo sonde agent --server https://HOST:7373 --token-file FILE     everything, to a server
   sudo sonde agent --otlp http://127.0.0.1:4318    push to an OpenTelemetry collector
 
 Stops at SIGTERM or Ctrl-C; ignores SIGHUP. No data leaves this machine unless an address is given.
@@ -32,8 +37,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add `agent` to the commands."""
     parser = subparsers.add_parser(
         "agent",
-        help="run on a node and export its metrics: Prometheus, OTLP",
-        description="Observe this node and export its metrics until it is stopped.",
+        help="run on a node: send what happens to a server, export metrics to Prometheus and OTLP",
+        description="Observe this node until it is stopped.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -43,11 +48,25 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--dcgm-names", action="store_true",
         help="also serve them under the names of NVIDIA's dcgm-exporter")  # fmt: skip
     add("--otlp", metavar="URL", help="push to this OpenTelemetry collector, over HTTP")
+    add("--server", metavar="URL",
+        help="send everything to this server (`sonde serve`), with stacks and waits")  # fmt: skip
+    add("--token-file", type=Path, metavar="FILE",
+        help="with the token for the server; read again when the server refuses it")  # fmt: skip
+    add("--node", metavar="NAME", help="of this machine at the server (default: its host name)")
+    add("--spool", type=Path, metavar="DIR",
+        help="what the server has not acknowledged waits there "
+        "(default: /var/lib/sonde/spool, or below ~/.local/state)")  # fmt: skip
+    add("--spool-mb", type=int, metavar="N",
+        help="how much may wait there, oldest dropped first (default: 256)")  # fmt: skip
+    add("--chunk", type=float, metavar="S", help="send every S seconds (default: 5)")
+    add("-F", "--hz", type=int, metavar="HZ",
+        help="samples a second and CPU (default: 99; with --server 19)")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FILE",
         help="also record a capture, with stacks and waits")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
     add("--no-device", action="store_true", help="no device calls, no device metrics")
     log_output.add_options(parser)
+    add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
     parser.set_defaults(run=run)
 
 
@@ -69,8 +88,10 @@ def _run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     procfs.BROKER.warm_up()
     config = _config(args)
-    if not (config.prometheus or config.otlp or args.output):
-        raise UsageError("the agent has no output", "Give --prometheus, --otlp or -o.")
+    if not (config.prometheus or config.otlp or config.server or args.output):
+        raise UsageError("the agent has no output", "Give --server, --prometheus, --otlp or -o.")
+    if config.server and args.output:
+        raise UsageError("a capture and a server at once", "Give -o to a second agent.")
     require_host()
     from sonde.agent import Agent
     from sonde.host import descriptors
@@ -80,7 +101,9 @@ def _run(args: argparse.Namespace) -> int:
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: signals.append(number))
-    sink = _sink(args)
+    if args.end_with_input:
+        end_with_input.watch()
+    sink = _sink(args, config)
     agent = Agent(config, sink)
     agent.start()
     _print_outputs(config, agent.serves_at)
@@ -102,14 +125,30 @@ def _config(args: argparse.Namespace) -> Config:
         flags["dcgm_names"] = True
     if args.otlp:
         flags["otlp"] = args.otlp
+    for name, value in (
+        ("server", args.server),
+        ("server_token_file", str(args.token_file) if args.token_file else ""),
+        ("node", args.node),
+        ("spool", str(args.spool) if args.spool else ""),
+        ("spool_mb", args.spool_mb),
+        ("chunk_s", args.chunk),
+        ("hz", args.hz),
+    ):
+        if value:
+            flags[name] = value
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
-    if not args.output:  # only captures hold stacks
-        flags |= {"on_cpu": False, "off_cpu": False}
-    return load(flags, defaults={"host_metrics": True})
+    config = load(flags, defaults={"host_metrics": True})
+    if config.server:
+        return load(flags, defaults={"host_metrics": True, "hz": ALWAYS_HZ})
+    if not args.output:  # only chunks hold stacks
+        return dataclasses.replace(config, on_cpu=False, off_cpu=False)
+    return config
 
 
-def _sink(args: argparse.Namespace) -> Sink | None:
+def _sink(args: argparse.Namespace, config: Config) -> Sink | None:
+    if config.server:
+        return _server_sink(config)
     if not args.output:
         return None
     from sonde.sinks.capture import CaptureFile
@@ -117,9 +156,22 @@ def _sink(args: argparse.Namespace) -> Sink | None:
     return CaptureFile(args.output, force=args.force)
 
 
+def _server_sink(config: Config) -> Sink:
+    from sonde.cli.state_folder import state_folder
+    from sonde.sinks.server import ServerSink
+    from sonde.sinks.spool import Spool
+
+    folder = Path(config.spool) if config.spool else state_folder() / "spool"
+    token_file = Path(config.server_token_file) if config.server_token_file else None
+    spool = Spool(folder, config.spool_mb << 20)
+    return ServerSink(config.server, config.node or platform.node(), spool, token_file)
+
+
 def _print_outputs(config: Config, address: str) -> None:
     if address:
         LOG.info("metrics at http://%s/metrics", address)
+    if config.server:
+        LOG.info("sending to %s", _without_secrets(config.server))
     if config.otlp:
         LOG.info("pushing to %s", _without_secrets(config.otlp))
 

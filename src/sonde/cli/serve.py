@@ -7,7 +7,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from sonde.cli import log_output
+from sonde.cli import end_with_input, log_output
 from sonde.errors import MissingDependency, UsageError
 
 LOG = logging.getLogger("sonde.server")
@@ -42,6 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--keep-days", type=float, default=0, metavar="N", help="remove what is older")
     add("--keep-gb", type=float, default=0, metavar="N", help="remove the oldest beyond")
     log_output.add_options(parser)
+    add(end_with_input.FLAG, action="store_true", help=end_with_input.HELP)
     parser.set_defaults(run=run)
 
 
@@ -71,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
             "--open would let anybody on the network read and write",
             "listen on 127.0.0.1, or make tokens with `sonde token make`",
         )
+    if args.end_with_input:
+        end_with_input.watch()
     with log_output.to_stderr(log_output.is_json(args.log_format), args.log_level):
         if not address.is_loopback and not address.certificate:
             LOG.warning("tokens and data cross the network in the clear")

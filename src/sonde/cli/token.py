@@ -9,6 +9,13 @@ from pathlib import Path
 
 from sonde.errors import UsageError
 
+EXAMPLE = """\
+examples:
+  sonde token make --store DIR --tenant lab --scope ingest --days 90
+  sonde token list --store DIR
+  sonde token revoke ID --store DIR
+"""
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `token` to the commands."""
@@ -16,6 +23,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "token",
         help="make, list and revoke the tokens of a server",
         description="Make, list and revoke the tokens of a server. A token is shown once.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("action", choices=("make", "list", "revoke"))

@@ -8,6 +8,12 @@ import os
 import socket
 from pathlib import Path
 
+EXAMPLE = """\
+examples:
+  sonde upload FILE.sonde                                    to the server of this machine
+  SONDE_TOKEN=… sonde upload FILE.sonde --server https://HOST:7373
+"""
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `upload` to the commands."""
@@ -16,6 +22,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="send a recording to a server",
         description="Send a recording to a server; what the server has already is not doubled. "
         "The token is read from SONDE_TOKEN, because other users can see command lines.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="of `sonde record`")

@@ -106,6 +106,10 @@ class Capture:
     """Memory used for reading so far; large results are accounted for here, too."""
 
 
+MOST_NESTED = 16
+"""Depth of the description of a chunk: what is deeper cannot be written as JSON again."""
+
+
 class DamagedChunkError(Exception):
     """A chunk with correct checksums and invalid content."""
 
@@ -363,12 +367,28 @@ def chunk_meta(raw: bytes) -> dict[str, Any]:
             and 0 <= meta["raw_len"] <= _MAX_RAW_BYTES
             and isinstance(meta["tables"], list)
             and isinstance(capture.get("host"), dict)
+            and not _is_nested_deeper(capture, MOST_NESTED)
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedChunkError(f"meta: {error}") from error
     if not is_plausible_meta:
         raise DamagedChunkError("meta: a value is out of range")
     return meta
+
+
+def _is_nested_deeper(value: object, most: int) -> bool:
+    """Whether there are more than so many lists and objects in one another."""
+    level: list[Any] = [value]
+    for _ in range(most + 1):
+        level = [
+            one
+            for outer in level
+            for one in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(one, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _program(told: object) -> ProgramRun | None:

@@ -129,6 +129,12 @@ def framed_chunks(
         position = end
 
 
+def chunk_at(file: BinaryIO, size_bytes: int, position: int) -> RawChunk | None:
+    """The chunk at an offset; None where there is no whole one. Nothing is searched for."""
+    header = _header_at(file, position)
+    return _chunk_at(file, position, header, size_bytes) if header else None
+
+
 def _header_at(file: BinaryIO, position: int) -> _Header | None:
     file.seek(position)
     raw = file.read(CHUNK_HEADER.size)

@@ -24,6 +24,9 @@ from sonde.query.schema import TABLES
 MOST_POINTS = 1_440
 """Points of a series: what a screen shows."""
 MOST_STACKS = 20_000
+MOST_PLACES = 2_000_000
+"""Frames of all stacks of an answer together."""
+MOST_FRAMES = 100_000
 MOST_SERIES = 1_000
 MOST_ROWS = 10_000
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
@@ -188,7 +191,10 @@ def flame_graph(session: StoredSession, wanted: Selection, limit: int = MOST_STA
         "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
         " WHERE key IN (SELECT stack FROM weight) GROUP BY key) "
         "SELECT w.stack, w.n, w.ns, w.bytes, coalesce(o.frame_keys, []) AS frame_keys"
-        " FROM weight w LEFT JOIN once o ON w.stack = o.key ORDER BY ns DESC, bytes DESC, stack",
+        " FROM weight w LEFT JOIN once o ON w.stack = o.key"
+        " QUALIFY sum(len(coalesce(o.frame_keys, [])))"
+        f" OVER (ORDER BY w.ns DESC, w.bytes DESC, w.stack) <= {MOST_PLACES}"
+        " ORDER BY ns DESC, bytes DESC, stack",
         parameters,
     )
 
@@ -200,6 +206,15 @@ def frames(session: StoredSession, keys: Sequence[int]) -> pa.Table:
         ' any_value("binary") AS "binary", any_value(file) AS file, any_value(line) AS line'
         " FROM frame WHERE key IN (SELECT unnest(?::BIGINT[])) GROUP BY key ORDER BY key",
         [list(keys)],
+    )
+
+
+def known_frames(session: StoredSession) -> pa.Table:
+    """The code locations of the days of a selection, at most 100,000: as `frames`, without build
+    ids."""
+    return session.arrow(
+        'SELECT DISTINCT key, kind, function, "binary", file, line FROM frame'
+        f" ORDER BY key LIMIT {MOST_FRAMES}"
     )
 
 

@@ -9,6 +9,8 @@ Schema: docs.nvidia.com/nsight-systems, "SQLite Export Schema Reference" (2021.5
 
 from __future__ import annotations
 
+import bisect
+import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -42,6 +44,11 @@ _MAGIC: Final = b"SQLite format 3\x00"
 _ROW_BYTES: Final = 256
 """Memory of a row, from reading to the verdict."""
 _AT_ONCE: Final = 4_096
+_LONGEST_VALUE_BYTES: Final = 256 << 10
+_STEPS_AT_ONCE: Final = 10_000
+_LEAST_STEPS: Final = 5_000_000
+_STEPS_A_BYTE: Final = 16
+"""Real exports need less than 2."""
 _LAST_NS: Final = 1 << 62
 _LONGEST_NS: Final = 1 << 53
 _MOST_DEVICE: Final = (1 << 16) - 1
@@ -97,6 +104,10 @@ def read(path: Path) -> Timeline:
         try:
             database = sqlite3.connect(uri, uri=True)
             try:
+                database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
+                # Else a few pages that name one another are read for ever, and Ctrl-C waits.
+                steps = _Steps(_LEAST_STEPS + _STEPS_A_BYTE * os.fstat(file.fileno()).st_size)
+                database.set_progress_handler(steps.on_progress, _STEPS_AT_ONCE)
                 database.execute("PRAGMA trusted_schema=OFF")
                 database.execute("PRAGMA cell_size_check=ON")
                 return _Reader(database, budget).timeline()
@@ -106,6 +117,18 @@ def read(path: Path) -> Timeline:
             raise NotACapture(
                 f"{path} cannot be read as a database: {error}", "export it again: nsys export"
             ) from error
+
+
+class _Steps:
+    """Ends what takes more steps of SQLite's machine than a database of this size needs."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+
+    def on_progress(self) -> int:
+        """Not 0: interrupt."""
+        self._left -= _STEPS_AT_ONCE
+        return int(self._left < 0)
 
 
 class _Reader:
@@ -172,10 +195,11 @@ class _Reader:
             return
         quoted = ", ".join(f'"{one}"' for one in wanted)
         cursor = self._database.execute(f"SELECT {quoted} FROM {table}")
-        while rows := cursor.fetchmany(_AT_ONCE):
-            self._budget.hold(_ROW_BYTES * len(rows))
-            for row in rows:
-                yield dict(zip(wanted, row, strict=True))
+        # One by one: many rows may share the pages of one long text.
+        for number, row in enumerate(cursor):
+            if number % _AT_ONCE == 0:
+                self._budget.hold(_ROW_BYTES * _AT_ONCE)
+            yield dict(zip(wanted, row, strict=True))
 
     def _each(
         self,
@@ -352,7 +376,7 @@ class _Reader:
             except (TypeError, ValueError):
                 self.lost += 1
                 continue
-            before = np.searchsorted([number for number, _ in known], wait) - 1
+            before = bisect.bisect_left(known, (wait,)) - 1
             if before >= 0:
                 record, awaited = known[int(before)]
                 found.append((waiting, awaited, wait, record))

@@ -14,13 +14,15 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.errors import UsageError
-from sonde.query import stored
+from sonde.export.stored_pprof import pprof
+from sonde.query import stored, stored_views
 from sonde.query.stored import Selection, StoredSession
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
 HOUR_S = 3_600
 _MOST_VALUES = 1_000
+MEMORY_KINDS = ("mapped", "unmapped", "faulted")
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 PARAMETERS: Mapping[str, str] = {
     "from": "seconds since 1970; default an hour before `to`",
@@ -31,8 +33,8 @@ PARAMETERS: Mapping[str, str] = {
     "name": "kernel, reason of a wait, or function of a call",
     **dict.fromkeys(_OWNERS, "as in the table of processes"),
     "series": "name of a metric",
-    "points": "at most so many a series, up to 1440",
-    "limit": "at most so many rows",
+    "points": "at most so many a series; of a timeline: steps; up to 1440",
+    "limit": "at most so many rows; of a timeline: lanes",
     "before_from": "of diff: the earlier time",
     "before_to": "of diff: its end",
     "format": "json or arrow",
@@ -66,7 +68,14 @@ class Answer:
     media_type: str
 
 
-Question = Callable[[StoredSession, Options], "pa.Table | dict[str, Any]"]
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something that can be asked."""
+
+    about: str
+    answer: Callable[[StoredSession, Options], pa.Table | dict[str, Any] | Answer]
+    media_type: str = "application/json"
+    """Beside Arrow, where the answer is a table."""
 
 
 def parse(items: Iterable[tuple[str, str]]) -> Options:
@@ -123,13 +132,20 @@ def _whole(name: str, text: str, below: int) -> int:
     return int(text)
 
 
-def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
-    table = stored.flame_graph(session, options.wanted)
-    if options.form is Form.ARROW:
-        return table
-    rows = table.to_pylist()
+def _stacks(
+    session: StoredSession, options: Options
+) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
+    """(stacks with their weights, frames by key)."""
+    rows = stored.flame_graph(session, options.wanted).to_pylist()
     keys = sorted({key for row in rows for key in row["frame_keys"]})
-    found = {row.pop("key"): row for row in stored.frames(session, keys).to_pylist()}
+    return rows, {row.pop("key"): row for row in stored.frames(session, keys).to_pylist()}
+
+
+def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
+    if options.form is Form.ARROW:
+        return stored.flame_graph(session, options.wanted)
+    rows, found = _stacks(session, options)
+    keys = sorted({key for row in rows for key in row["frame_keys"]})
     place = {key: at for at, key in enumerate(keys)}
     unknown = {"kind": "unknown", "function": "", "binary": "", "file": "", "line": 0}
     return {
@@ -147,17 +163,76 @@ def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any
     }
 
 
+def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
+    weight = "bytes" if options.wanted.kind in MEMORY_KINDS else "ns"
+    rows, found = _stacks(session, options)
+    total = stored.totals(session, options.wanted)
+    tree = stored_views.flame_tree(rows, found, weight)
+    shown = tree["root"]["value"]
+    return {"unit": weight, "total": total[weight], "not_shown": total[weight] - shown, **tree}
+
+
+def _pprof(session: StoredSession, options: Options) -> Answer:
+    wanted = options.wanted
+    rows, found = _stacks(session, options)
+    try:
+        content = pprof(wanted.kind, rows, found, wanted.start_ns, wanted.end_ns)
+    except KeyError:
+        raise UsageError(
+            f"no profile is of kind {wanted.kind[:40]!r}", "see /openapi.json"
+        ) from None
+    return Answer(content, "application/octet-stream")
+
+
+def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
+    wanted = options.wanted
+    lanes, boxes = stored_views.timeline(session, wanted, options.points, options.limit)
+    if options.form is Form.ARROW:
+        return boxes
+    names = ("lane", "start", "end", "name", "n", "ns")
+    return {
+        "start_ns": wanted.start_ns,
+        "end_ns": wanted.end_ns,
+        "lanes": lanes.to_pylist(),
+        "boxes": boxes.select(names).to_pydict(),
+    }
+
+
 QUESTIONS: Mapping[str, Question] = {
-    "flamegraph": _flame,
-    "frames": lambda s, o: s.arrow(
-        'SELECT DISTINCT key, kind, function, "binary", file, line FROM frame ORDER BY key'
+    "overview": Question(
+        "nodes and what they did, ns of each kind of sample",
+        lambda s, o: stored_views.overview(s, o.wanted),
     ),
-    "totals": lambda s, o: stored.totals(s, o.wanted),
-    "top": lambda s, o: stored.top_functions(s, o.wanted, o.limit),
-    "diff": lambda s, o: stored.difference(s, o.before, o.wanted, o.limit),
-    "series": lambda s, o: stored.series(s, o.wanted, o.series, o.points),
-    "nodes": lambda s, o: stored.nodes(s, o.wanted),
-    "losses": lambda s, o: stored.losses(s, o.wanted),
+    "flamegraph": Question("stacks with their weights: frames, stacks, total", _flame),
+    "flametree": Question("a flame graph as nested boxes: name, value, self, children", _tree),
+    "timeline": Question("lanes of threads and devices, and the boxes in them", _timeline),
+    "pprof": Question("a selection in pprof's format, gzipped", _pprof, "application/octet-stream"),
+    "frames": Question(
+        "code locations by key",
+        lambda s, o: stored.known_frames(s),
+    ),
+    "totals": Question("sums of a selection", lambda s, o: stored.totals(s, o.wanted)),
+    "top": Question(
+        "functions by own time", lambda s, o: stored.top_functions(s, o.wanted, o.limit)
+    ),
+    "names": Question(
+        "kernels, reasons of waits or calls, by weight",
+        lambda s, o: stored_views.names(s, o.wanted, o.limit),
+    ),
+    "processes": Question(
+        "processes by weight", lambda s, o: stored_views.processes(s, o.wanted, o.limit)
+    ),
+    "diff": Question(
+        "functions whose share of the time changed",
+        lambda s, o: stored.difference(s, o.before, o.wanted, o.limit),
+    ),
+    "series": Question(
+        "a metric over time, by node and labels",
+        lambda s, o: stored.series(s, o.wanted, o.series, o.points),
+    ),
+    "metrics": Question("metrics that there are", lambda s, o: stored_views.metrics(s, o.wanted)),
+    "nodes": Question("who sent what, and when last", lambda s, o: stored.nodes(s, o.wanted)),
+    "losses": Question("what agents could not observe", lambda s, o: stored.losses(s, o.wanted)),
 }
 
 
@@ -170,9 +245,11 @@ def ask(service: Service, caller: Caller, question: Question, options: Options) 
     session = service.session(caller, wanted)
     try:
         with session.deadline(service.limits.query_s):
-            found = question(session, options)
+            found = question.answer(session, options)
     finally:
         session.close()
+    if isinstance(found, Answer):
+        return found
     if options.form is Form.ARROW and isinstance(found, pa.Table):
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as writer:

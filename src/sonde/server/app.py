@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +22,7 @@ from sonde.errors import SondeError
 from sonde.server import answers
 from sonde.server.openapi import document
 from sonde.server.selfmetrics import exposition
-from sonde.server.service import AUDIT, RefusedRequestError, Service
+from sonde.server.service import AUDIT, Bucket, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.wal import WalBusyError, WalFailedError
 
@@ -31,20 +34,49 @@ def refusal(status: int, cause: str, remedy: str = "", **headers: str) -> JSONRe
     return JSONResponse({"error": cause, "remedy": remedy}, status, headers)
 
 
+STRANGERS_A_SECOND = 2.0
+
+
+def _is_direct(host: str) -> bool:
+    """Whether a request names the server by address or as this machine. A page of somebody else's
+    site, whose name it had resolved to our address, sends its own name."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if name in ("", "localhost", socket.gethostname()):
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
 class Api:
     """The handlers, over one service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limits = service.limits
-        self._bodies_bytes = 0
+        self._bodies_bytes: Counter[str] = Counter()
+        """Of unfinished requests, by tenant."""
+        self._asked: Counter[str] = Counter()
+        """Questions that wait or are answered, by tenant."""
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        """Of tenants that ask: one of them leaves a thread to others."""
+        self._strangers = Bucket(STRANGERS_A_SECOND)
+        """Refusals without a token that are written to the log; others are counted."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
-        self._asked = 0
+        self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
+        """One at a time: decoded messages are large."""
 
     def app(self) -> Starlette:
         """The ASGI application."""
         routes = [
             Route("/v1/chunks", self._guarded(Scope.INGEST, self._chunks), methods=["POST"]),
+            Route(
+                "/v1development/profiles",
+                self._guarded(Scope.INGEST, self._profiles),
+                methods=["POST"],
+            ),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -63,8 +95,12 @@ class Api:
         async def guarded(request: Request) -> Response:
             started = time.monotonic()
             caller = self._service.caller(request.headers.get("authorization", ""))
-            if caller is None:
+            if self._service.is_open and not _is_direct(request.headers.get("host", "")):
                 response: Response = refusal(
+                    421, "the server is not called that", "use its address, or start it with tokens"
+                )
+            elif caller is None:
+                response = refusal(
                     401,
                     "no valid token",
                     "send Authorization: Bearer TOKEN (`sonde token`)",
@@ -82,7 +118,15 @@ class Api:
                     response = refusal(503, error.cause, error.remedy, **{"Retry-After": "5"})
                 except SondeError as error:
                     response = refusal(400, error.cause, error.remedy)
-            if response.status_code >= 400 or scope is not Scope.INGEST:
+            if caller is None or response.status_code in (408, 413):
+                # Nothing more is read of it, and its place is free again.
+                response.headers["Connection"] = "close"
+            is_said = scope is not Scope.INGEST if response.status_code < 400 else (
+                caller is not None or self._strangers.take(1)
+            )  # fmt: skip
+            if not is_said and response.status_code >= 400:
+                self._service.counters.refuse("unsaid")
+            if is_said:
                 AUDIT.info(
                     "%s",
                     json.dumps(
@@ -111,15 +155,42 @@ class Api:
             for future, _ in taken:
                 await asyncio.shield(asyncio.wrap_future(future))
         finally:
-            self._bodies_bytes -= len(body)
+            self._give_back(caller, len(body))
         self._service.counters.acked(time.perf_counter() - started)
         new = sum(fresh for _, fresh in taken)
         return JSONResponse({"accepted": new, "duplicates": len(taken) - new})
 
-    async def _body(self, request: Request, caller: Caller) -> bytes:
+    async def _profiles(self, request: Request, caller: Caller) -> Response:
+        """OTLP profiles: acknowledged as chunks are."""
+        from sonde.server import otlp_profiles  # and with it the messages of OTLP
+
+        if request.headers.get("content-type", "").partition(";")[0] != "application/x-protobuf":
+            raise RefusedRequestError(415, "not protobuf", "send application/x-protobuf")
+        encoding = request.headers.get("content-encoding", "").lower()
+        body = await self._body(request, caller, ("", "identity", "gzip"))
+        try:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(
+                self._decoder,
+                otlp_profiles.chunks,
+                body,
+                encoding,
+                request.headers.get("x-sonde-node", ""),
+                time.time_ns(),
+            )
+            for one in found:
+                for future, _ in self._service.take(caller, one.node, one.content):
+                    await asyncio.shield(asyncio.wrap_future(future))
+        finally:
+            self._give_back(caller, len(body))
+        return Response(b"", media_type="application/x-protobuf")
+
+    async def _body(
+        self, request: Request, caller: Caller, encodings: Sequence[str] = ("identity",)
+    ) -> bytes:
         """The whole body; the caller gives its bytes back. Raises RefusedRequestError."""
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise RefusedRequestError(415, "chunks are compressed already", "send them as they are")
+        if request.headers.get("content-encoding", "identity").lower() not in encodings:
+            raise RefusedRequestError(415, "no such encoding", "send chunks as they are")
         told = request.headers.get("content-length", "")
         if told.isdigit() and int(told) > self._limits.body_bytes:
             self._service.counters.refuse("large")
@@ -130,44 +201,58 @@ class Api:
             async with asyncio.timeout(self._limits.body_s):
                 async for part in request.stream():
                     size += len(part)
-                    self._bodies_bytes += len(part)
+                    self._bodies_bytes[caller.tenant] += len(part)
                     if size > self._limits.body_bytes:
                         self._service.counters.refuse("large")
                         raise RefusedRequestError(413, "the request is too large", "send fewer")
-                    if self._bodies_bytes > self._limits.bodies_bytes:
+                    of_tenant = self._bodies_bytes[caller.tenant]
+                    most = self._limits.bodies_bytes
+                    if of_tenant > most // 4 or self._bodies_bytes.total() > most:
                         self._service.counters.refuse("busy")
                         raise RefusedRequestError(503, "too much is sent at once", "try later")
                     parts.append(part)
             self._service.admit(caller, size)
         except TimeoutError:
-            self._bodies_bytes -= size
+            self._give_back(caller, size)
             self._service.counters.refuse("slow")
             raise RefusedRequestError(408, "the request came too slowly", "send it again") from None
         except BaseException:
-            self._bodies_bytes -= size
+            self._give_back(caller, size)
             raise
         return b"".join(parts)
+
+    def _give_back(self, caller: Caller, size: int) -> None:
+        self._bodies_bytes[caller.tenant] -= size
+        if not self._bodies_bytes[caller.tenant]:
+            del self._bodies_bytes[caller.tenant]
 
     def _query(
         self, question: answers.Question
     ) -> Callable[[Request, Caller], Awaitable[Response]]:
         async def handler(request: Request, caller: Caller) -> Response:
             self._service.admit(caller, 0)
-            if self._asked >= self._limits.queries + self._limits.queries_waiting:
+            waiting = self._limits.queries_waiting
+            if self._asked.total() >= waiting or self._asked[caller.tenant] >= waiting // 2:
                 raise RefusedRequestError(503, "too many queries at once", "try again later")
-            self._asked += 1
+            self._asked[caller.tenant] += 1
+            slots = self._slots.setdefault(
+                caller.tenant, asyncio.Semaphore(max(1, self._limits.queries - 1))
+            )
             try:
                 self._service.counters.queries += 1
                 options = answers.parse(request.query_params.multi_items())
                 loop = asyncio.get_running_loop()
-                answer = await loop.run_in_executor(
-                    self._threads, answers.ask, self._service, caller, question, options
-                )
+                async with slots:
+                    answer = await loop.run_in_executor(
+                        self._threads, answers.ask, self._service, caller, question, options
+                    )
             except BaseException:
                 self._service.counters.query_failures += 1
                 raise
             finally:
-                self._asked -= 1
+                self._asked[caller.tenant] -= 1
+                if not self._asked[caller.tenant]:
+                    del self._asked[caller.tenant], self._slots[caller.tenant]
             return Response(answer.content, media_type=answer.media_type)
 
         return handler
@@ -178,7 +263,7 @@ class Api:
         return JSONResponse([{name: getattr(one, name) for name in names} for one in listed])
 
     async def _health(self, _request: Request) -> Response:
-        return PlainTextResponse("ok\n")
+        return PlainTextResponse("ok\n", headers={"Connection": "close"})
 
     async def _ready(self, _request: Request) -> Response:
         """Whether chunks are taken; where not, why."""
@@ -188,12 +273,17 @@ class Api:
             if text
         ]
         if why:
-            return refusal(503, "; ".join(map(str, why)), "free space, see the server's log")
-        return PlainTextResponse("ready\n")
+            return refusal(
+                503, "; ".join(map(str, why)), "free space, see the server's log",
+                Connection="close",
+            )  # fmt: skip
+        return PlainTextResponse("ready\n", headers={"Connection": "close"})
 
     async def _metrics(self, _request: Request) -> Response:
         text = exposition(self._service)
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(
+            text, media_type="text/plain; version=0.0.4", headers={"Connection": "close"}
+        )
 
     async def _openapi(self, _request: Request) -> Response:
-        return JSONResponse(document())
+        return JSONResponse(document(), headers={"Connection": "close"})

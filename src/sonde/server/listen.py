@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sonde.errors import UsageError
 from sonde.server.app import Api
 from sonde.server.service import Service
+
+BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +42,23 @@ class Address:
             return self.host == "localhost"
 
 
-def protocol_with(head_s: float) -> type[HttpToolsProtocol]:
-    """The HTTP protocol that closes connections whose request head does not arrive in time."""
+def protocol_with(head_s: float, most_unknown: int) -> type[HttpToolsProtocol]:
+    """The HTTP protocol that closes connections whose request head does not arrive in time, and
+    those of an address that opens many and asks for nothing."""
+    unknown: Counter[str] = Counter()
 
     class HeadLimited(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
+        _counted_for: str | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            host = self.client[0] if self.client else ""
+            if unknown[host] >= most_unknown:
+                transport.abort()
+                return
+            unknown[host] += 1
+            self._counted_for = host
             self._await_head()
 
         def on_message_begin(self) -> None:
@@ -55,11 +67,20 @@ def protocol_with(head_s: float) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._stop()
+            self._is_known()
             super().on_headers_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop()
+            self._is_known()
             super().connection_lost(exc)
+
+        def _is_known(self) -> None:
+            host, self._counted_for = self._counted_for, None
+            if host is not None:
+                unknown[host] -= 1
+                if not unknown[host]:
+                    del unknown[host]
 
         def _await_head(self) -> None:
             self._stop()
@@ -84,6 +105,7 @@ def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((address.host, address.port))
+        sock.listen(BACKLOG)  # who hears of the URL may connect at once
     except OSError as error:
         sock.close()
         raise UsageError(
@@ -95,7 +117,7 @@ def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -
     on_bound(f"{scheme}://{host}:{sock.getsockname()[1]}")
     config = uvicorn.Config(
         Api(service).app(),
-        http=protocol_with(service.limits.head_s),
+        http=protocol_with(service.limits.head_s, service.limits.connections_unknown),
         loop="auto",
         lifespan="off",
         ws="none",
@@ -105,7 +127,7 @@ def serve(service: Service, address: Address, on_bound: Callable[[str], None]) -
         limit_concurrency=service.limits.connections,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=5,
-        backlog=2048,
+        backlog=BACKLOG,
         ssl_certfile=str(address.certificate) if address.certificate else None,
         ssl_keyfile=str(address.key) if address.key else None,
         ssl_ca_certs=str(address.client_authority) if address.client_authority else None,

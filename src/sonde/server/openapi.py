@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from sonde import __version__
-from sonde.server.answers import PARAMETERS, QUESTIONS
+from sonde.server.answers import PARAMETERS, QUESTIONS, Question
+from sonde.server.schemas import ANSWERS, FLAME_NODE
 
 _ERROR = {
     "description": "refused, with cause and remedy",
@@ -16,22 +17,28 @@ _TEXT = {"description": "text", "content": {"text/plain": {"schema": {"type": "s
 _REFUSALS = dict.fromkeys(("400", "401", "403", "408", "413", "415", "429", "503"), _ERROR)
 
 
+def _answer(name: str, question: Question) -> dict[str, Any]:
+    content: dict[str, Any] = {question.media_type: {"schema": ANSWERS.get(name, {})}}
+    if name in ANSWERS:
+        content["application/vnd.apache.arrow.stream"] = {"schema": {}}
+    return {"description": question.about, "content": content}
+
+
 def document() -> dict[str, Any]:
     """The whole description."""
     parameters = [
         {"name": name, "in": "query", "description": text, "schema": {"type": "string"}}
         for name, text in PARAMETERS.items()
     ]
-    answer = {
-        "description": "the answer",
-        "content": {
-            "application/json": {"schema": {}},
-            "application/vnd.apache.arrow.stream": {"schema": {}},
-        },
-    }
     paths: dict[str, Any] = {
-        f"/v1/{name}": {"get": {"parameters": parameters, "responses": {"200": answer} | _REFUSALS}}
-        for name in QUESTIONS
+        f"/v1/{name}": {
+            "get": {
+                "summary": question.about,
+                "parameters": parameters,
+                "responses": {"200": _answer(name, question)} | _REFUSALS,
+            }
+        }
+        for name, question in QUESTIONS.items()
     }
     taken = {
         "description": "durable: no crash or power loss takes it back",
@@ -67,7 +74,21 @@ def document() -> dict[str, Any]:
             "responses": {"200": taken} | _REFUSALS,
         }
     }
-    paths["/v1/tokens"] = {"get": {"responses": {"200": answer} | _REFUSALS}}
+    paths["/v1development/profiles"] = {
+        "post": {
+            "summary": "OTLP profiles (opentelemetry-proto 1.45), protobuf, gzip or not",
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}
+                },
+            },
+            "responses": {"200": {"description": "durable; ExportProfilesServiceResponse"}}
+            | _REFUSALS,
+        }
+    }
+    listed = {"description": "the tenant's tokens", "content": {"application/json": {"schema": {}}}}
+    paths["/v1/tokens"] = {"get": {"responses": {"200": listed} | _REFUSALS}}
     for name in ("healthz", "metrics"):
         paths[f"/{name}"] = {"get": {"security": [], "responses": {"200": _TEXT}}}
     paths["/readyz"] = {"get": {"security": [], "responses": {"200": _TEXT, "503": _ERROR}}}
@@ -79,11 +100,12 @@ def document() -> dict[str, Any]:
         "components": {
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
             "schemas": {
+                "FlameNode": FLAME_NODE,
                 "Error": {
                     "type": "object",
                     "required": ["error", "remedy"],
                     "properties": {"error": {"type": "string"}, "remedy": {"type": "string"}},
-                }
+                },
             },
         },
     }

@@ -14,10 +14,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import NoReturn
 
 from sonde import interpreter
 from sonde.errors import CaptureError, SinkError, UsageError
 from sonde.limits import is_plausible
+from sonde.ownership import only_ours
 from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.schema import TABLES
@@ -35,6 +37,9 @@ _RECENT = 200_000
 """Digests remembered in memory, for at least some minutes of retries; older ones are found in the
 catalog."""
 
+UNPACKED_SHARE = 16
+"""Real chunks decompress to at most 8 times their size."""
+
 ACK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, float("inf"))
 
 
@@ -44,24 +49,30 @@ class ServerLimits:
 
     body_bytes: int = 16 << 20
     bodies_bytes: int = 192 << 20
-    """Of all requests in progress together."""
-    raw_bytes: int = 64 << 20
+    """Of all requests in progress together; one tenant gets a quarter of it."""
+    meta_bytes: int = 64 << 10
+    """Of the description of one chunk; Sonde writes about 2 KB."""
+    raw_bytes: int = 32 << 20
     """Of one chunk, decompressed."""
     body_s: float = 15.0
     """For a whole body to arrive."""
     head_s: float = 10.0
     """For the head of a request to arrive."""
     connections: int = 4_096
+    connections_unknown: int = 512
+    """Of one address, while no head of a request has arrived."""
     chunks_a_request: int = 64
     nodes_a_tenant: int = 10_000
     bytes_a_second: float = 32 << 20
-    """Of a token, after a burst of ten times as much."""
+    """Of a token, after a burst of ten times as much. What a chunk takes to decode counts, too: a
+    sixteenth of its decompressed size, where that is more."""
     requests_a_second: float = 1_000
     query_s: float = 15.0
     query_bytes: int = 256 << 20
-    queries: int = 2
-    """At once; others wait."""
+    queries: int = 3
+    """At once; others wait. One tenant gets all but one."""
     queries_waiting: int = 32
+    """One tenant gets half of it."""
 
 
 @dataclass(slots=True)
@@ -137,11 +148,16 @@ class Service:
         self._open_tenant = open_tenant
         try:
             self.folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            # Who can put files there chooses what we write, read and remove elsewhere.
+            if not only_ours(self.folder):
+                raise PermissionError("other users can write there")
             (self.folder / "spill").mkdir(mode=0o700, exist_ok=True)
             (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
             self.catalog = Catalog(self.folder)
             self.tokens = Tokens(self.folder)
             self.wal = Wal(self.folder / "wal")
+        except UsageError:
+            raise
         except Exception as error:
             raise UsageError(
                 f"{folder} cannot be used as a store: {error}",
@@ -174,6 +190,11 @@ class Service:
         self.catalog.close()
         self.tokens.close()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it asks for no tokens."""
+        return bool(self._open_tenant)
+
     def caller(self, authorization: str) -> Caller | None:
         """Who sends this header; None: nobody."""
         if self._open_tenant:
@@ -183,6 +204,19 @@ class Service:
 
     def admit(self, caller: Caller, size_bytes: int) -> None:
         """Count a request against its caller's rates. Raises RefusedRequestError."""
+        if not self._rates_of(caller)[0].take(1):
+            self._refuse_rate()
+        self._charge(caller, size_bytes)
+
+    def _charge(self, caller: Caller, size_bytes: int) -> None:
+        if size_bytes > 0 and not self._rates_of(caller)[1].take(size_bytes):
+            self._refuse_rate()
+
+    def _refuse_rate(self) -> NoReturn:
+        self.counters.refuse("rate")
+        raise RefusedRequestError(429, "this token sends too much", "send less")
+
+    def _rates_of(self, caller: Caller) -> tuple[Bucket, Bucket]:
         rates = self._rates.get(caller.id)
         if rates is None:
             rates = Bucket(self.limits.requests_a_second), Bucket(self.limits.bytes_a_second)
@@ -190,9 +224,7 @@ class Service:
             if len(self._rates) > 100_000:
                 self._rates.popitem(last=False)
         self._rates.move_to_end(caller.id)
-        if not (rates[0].take(1) and rates[1].take(size_bytes)):
-            self.counters.refuse("rate")
-            raise RefusedRequestError(429, "this token sends too much", "send less")
+        return rates
 
     def take(self, caller: Caller, node: str, body: bytes) -> list[tuple[Future[None], bool]]:
         """Put the chunks of a body into the log: for each, (when it is durable, is new).
@@ -200,22 +232,27 @@ class Service:
         Raises RefusedRequestError; WalBusyError where the disk is behind.
         """
         self._check_node(caller.tenant, node)
-        parts = self._checked(body)
+        parts = self._checked(caller, body)
+        self._nodes.setdefault(caller.tenant, set()).add(node)
         found = []
         for part in parts:
             digest = digest_of(caller.tenant, node, part)
             found.append(self._take_one(caller.tenant, node, digest, part))
         return found
 
-    def _checked(self, body: bytes) -> list[bytes]:
+    def _checked(self, caller: Caller, body: bytes) -> list[bytes]:
         """The chunks of a body. Raises RefusedRequestError unless every one is right."""
         parts: list[bytes] = []
-        at = 0
-        for chunk in framing.framed_chunks(BytesIO(body), len(body)):
-            if isinstance(chunk, framing.BadChunk) or len(parts) >= self.limits.chunks_a_request:
+        at = unpacked = 0
+        file = BytesIO(body)
+        while at < len(body):
+            chunk = framing.chunk_at(file, len(body), at)
+            if chunk is None or len(parts) >= self.limits.chunks_a_request:
                 self.counters.refuse("damaged")
                 raise RefusedRequestError(400, "a chunk is damaged, or too many", "send it again")
             try:
+                if len(chunk.meta) > self.limits.meta_bytes:
+                    raise DamagedChunkError("meta: too long")
                 raw_len = chunk_meta(chunk.meta)["raw_len"]
             except DamagedChunkError:
                 self.counters.refuse("meta")
@@ -225,23 +262,23 @@ class Service:
                 raise RefusedRequestError(
                     413, f"a chunk unpacks to {raw_len:,} bytes", "send chunks more often"
                 )
+            unpacked += raw_len
             parts.append(body[at : chunk.end])
             at = chunk.end
         if not parts:
             self.counters.refuse("empty")
             raise RefusedRequestError(400, "there is no chunk in the request", "send one")
+        self._charge(caller, unpacked // UNPACKED_SHARE - len(body))
         return parts
 
     def _check_node(self, tenant: str, node: str) -> None:
         if not 0 < len(node) <= 253 or not node.isprintable() or not node.isascii():
             self.counters.refuse("node")
             raise RefusedRequestError(400, "the name of the node is no name", "set X-Sonde-Node")
-        nodes = self._nodes.setdefault(tenant, set())
-        if node not in nodes:
-            if len(nodes) >= self.limits.nodes_a_tenant:
-                self.counters.refuse("nodes")
-                raise RefusedRequestError(429, "this tenant has too many nodes", "ask for more")
-            nodes.add(node)
+        nodes = self._nodes.get(tenant, set())
+        if node not in nodes and len(nodes) >= self.limits.nodes_a_tenant:
+            self.counters.refuse("nodes")
+            raise RefusedRequestError(429, "this tenant has too many nodes", "ask for more")
 
     def _take_one(
         self, tenant: str, node: str, digest: bytes, part: bytes
@@ -301,7 +338,7 @@ class Service:
             self._child = child
             for line in child.stdout or ():
                 with contextlib.suppress(ValueError):
-                    self.flusher = json.loads(line) | {"at": time.monotonic()}
+                    self.flusher |= json.loads(line) | {"at": time.monotonic()}
             child.wait()
             if not self._ended.wait(1):
                 self.flusher = {"error": f"the flusher ended with {child.returncode}"}

@@ -19,6 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from sonde.errors import UsageError
+from sonde.ownership import only_ours
 
 NAME = "tokens.sqlite"
 PREFIX = "sonde_"
@@ -62,7 +63,9 @@ class Tokens:
     """The tokens of a store. Thread-safe; processes may share it."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises sqlite3.Error."""
+        """Raises sqlite3.Error; UsageError where others could put a token in."""
+        if not only_ours(folder):
+            raise UsageError(f"other users can write into {folder}", "give a directory of your own")
         path = folder / NAME
         path.touch(mode=0o600, exist_ok=True)
         self._mutex = threading.Lock()

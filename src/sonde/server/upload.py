@@ -79,9 +79,9 @@ def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent
             said, again = str(error), True
         else:
             if answer.status == 200:
-                counts = json.loads(answer.body)
-                sent.accepted += counts["accepted"]
-                sent.duplicates += counts["duplicates"]
+                accepted, duplicates = _counts(answer.body)
+                sent.accepted += accepted
+                sent.duplicates += duplicates
                 return
             said = f"HTTP status {answer.status}: {answer.body[:200].decode(errors='replace')}"
             again = answer.status in _AGAIN
@@ -91,3 +91,15 @@ def _send(url: str, headers: dict[str, str], body: bytes, give_up_s: float, sent
             raise SinkError(f"the server did not take a chunk: {said}", "see the server's log")
         sent.retries += 1
         time.sleep(wait)
+
+
+def _counts(body: bytes) -> tuple[int, int]:
+    """(chunks accepted, duplicates) of an answer. Raises SinkError for one that is none."""
+    try:
+        found = json.loads(body)
+        counts = found["accepted"], found["duplicates"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        counts = (-1, -1)
+    if not all(type(count) is int and 0 <= count < 1 << 31 for count in counts):
+        raise SinkError("the server's answer is no answer to chunks", "check the URL")
+    return counts

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 from sonde import private_files
@@ -59,6 +60,14 @@ class CaptureFile:
                 "free some space; the recording up to now is kept" if full else "check the disk",
             ) from error
         self.written_bytes += len(chunk)
+
+    def losses(self) -> Mapping[str, int]:
+        """None: a chunk is written or raises."""
+        return {}
+
+    def metrics(self) -> Mapping[str, float]:
+        """None."""
+        return {}
 
     def close(self) -> None:
         """Close the file; may be called more than once."""

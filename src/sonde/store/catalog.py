@@ -9,6 +9,7 @@ durability (synchronous=FULL) and lets several servers of one machine share the 
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
@@ -24,8 +25,12 @@ CREATE TABLE IF NOT EXISTS file (
   removed_ns INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS file_by_time ON file (tenant, name, removed_ns, max_ns);
 CREATE TABLE IF NOT EXISTS chunk (digest BLOB PRIMARY KEY, end_ns INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS chunk_by_end ON chunk (end_ns);
 CREATE TABLE IF NOT EXISTS segment (path TEXT PRIMARY KEY, read_bytes INTEGER NOT NULL)
   WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS attempt (path TEXT PRIMARY KEY, read_bytes INTEGER NOT NULL,
+  flusher TEXT NOT NULL, deaths INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS secret (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS counter (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -47,7 +52,7 @@ class StoredFile:
     row_count: int
     size_bytes: int
     level: int
-    """0: as flushed; above: compacted."""
+    """0: as flushed; above: compacted; below: cannot be."""
 
 
 _COLUMNS = "path, tenant, name, day, hour, min_ns, max_ns, row_count, size_bytes, level"
@@ -86,6 +91,30 @@ class Catalog:
             ).fetchone()
         return row[0] if row else 0
 
+    def secret(self) -> bytes:
+        """32 bytes that keys of this store depend on; the same for its life."""
+        with self._mutex:
+            self._db.execute(
+                "INSERT OR IGNORE INTO secret VALUES ('keys', ?)", [secrets.token_bytes(32)]
+            )
+            row = self._db.execute("SELECT value FROM secret WHERE name = 'keys'").fetchone()
+        return bytes(row[0])
+
+    def attempt(self, segment: str, read_bytes: int, flusher: str) -> int:
+        """Note that `flusher` begins to store what follows a place of a segment; returns how many
+        others have died while they did. One that fails and goes on has not died."""
+        with self._mutex:
+            row = self._db.execute(
+                "SELECT read_bytes, flusher, deaths FROM attempt WHERE path = ?", [segment]
+            ).fetchone()
+            deaths = row[2] + (row[1] != flusher) if row and row[0] == read_bytes else 0
+            if row != (read_bytes, flusher, deaths):
+                self._db.execute(
+                    "INSERT OR REPLACE INTO attempt VALUES (?, ?, ?, ?)",
+                    [segment, read_bytes, flusher, deaths],
+                )
+        return int(deaths)
+
     def commit(
         self,
         files: Iterable[StoredFile],
@@ -94,7 +123,7 @@ class Catalog:
         read_bytes: int,
         counted: dict[str, int],
     ) -> None:
-        """Make a batch visible. `chunks`: (digest, end in ns)."""
+        """Make a batch visible. `chunks`: (digest, when it came in ns)."""
         with self._mutex:
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -125,6 +154,16 @@ class Catalog:
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
+            self._db.execute("COMMIT")
+
+    def leave(self, files: Iterable[StoredFile]) -> None:
+        """Note that files cannot be compacted."""
+        with self._mutex:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany(
+                "UPDATE file SET level = -1 WHERE path = ?", [(one.path,) for one in files]
+            )
+            self._count({"compactions_failed": 1})
             self._db.execute("COMMIT")
 
     def _add(self, files: Iterable[StoredFile]) -> None:
@@ -177,9 +216,10 @@ class Catalog:
         """Drop the progress of a segment that is gone."""
         with self._mutex:
             self._db.execute("DELETE FROM segment WHERE path = ?", [path])
+            self._db.execute("DELETE FROM attempt WHERE path = ?", [path])
 
     def forget_chunks(self, before_ns: int) -> None:
-        """Drop the digests of chunks that ended before a time: retention has removed their rows."""
+        """Drop the digests of chunks that came before a time: the table `chunk` has them, too."""
         with self._mutex:
             self._db.execute("DELETE FROM chunk WHERE end_ns < ?", [before_ns])
 

@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import calendar
+import logging
 import os
 import time
 import uuid
+from collections import Counter
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 import duckdb
 
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.flush import engine
+from sonde.store.flush import REMEMBERED_NS, engine
 from sonde.store.tables import DICTIONARIES, time_column
 from sonde.store.wal import sync_folder
+
+LOG = logging.getLogger("sonde.store")
 
 COMPACTED_FROM = 12
 """Files of one table and hour (day, of dictionaries) before they become one."""
@@ -23,23 +29,42 @@ LARGEST_BYTES = 128 << 20
 """Files of this size are left as they are."""
 GRACE_NS = 120 * 10**9
 """How long exchanged files stay, for queries that still read them."""
-DAY_NS = 86_400 * 10**9
+HOUR_NS = 3_600 * 10**9
 
 
-def compact(folder: Path, catalog: Catalog) -> int:
-    """Exchange small files for large ones; returns how many went. Raises OSError, duckdb.Error."""
-    gone = 0
+@dataclass(slots=True)
+class Compacted:
+    """What one pass did."""
+
+    gone: int = 0
+    """Files that were exchanged."""
+    failed: int = 0
+    """Groups that do not fit the engine's memory."""
+
+
+def compact(folder: Path, catalog: Catalog) -> Compacted:
+    """Exchange small files for large ones. A group that cannot be merged is left as it is, and
+    keeps no other one from being merged. Raises OSError, sqlite3.Error."""
+    done = Compacted()
 
     def place(one: StoredFile) -> tuple[str, str, str, int]:
         return one.tenant, one.name, one.day, -1 if one.name in DICTIONARIES else one.hour
 
-    small = [one for one in catalog.files() if one.size_bytes < LARGEST_BYTES]
+    small = [one for one in catalog.files() if one.size_bytes < LARGEST_BYTES and one.level >= 0]
     for _, group in groupby(sorted(small, key=place), place):
         files = sorted(group, key=lambda one: one.size_bytes)[:MOST_AT_ONCE]
-        if len(files) >= COMPACTED_FROM:
-            catalog.replace([_merged(folder, files)], files, time.time_ns())
-            gone += len(files)
-    return gone
+        if len(files) < COMPACTED_FROM:
+            continue
+        try:
+            merged = _merged(folder, files)
+        except duckdb.Error as error:
+            LOG.warning("%d files of %s stay: %s", len(files), files[0].name, error)
+            catalog.leave(files)
+            done.failed += 1
+            continue
+        catalog.replace([merged], files, time.time_ns())
+        done.gone += len(files)
+    return done
 
 
 def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
@@ -92,31 +117,64 @@ def _literal(path: Path) -> str:
 def retain(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int, now_ns: int) -> int:
     """Drop files older than `age_ns`, and the oldest beyond `size_bytes`; returns how many.
 
-    Dictionaries go with the last rows of their day. 0: no limit.
+    Both by the hour they are stored under, not by the times that nodes claim. What is too much is
+    taken from the tenant that has most. Dictionaries go with the last rows of their day. 0: no
+    limit.
     """
-    files = sorted(catalog.files(), key=lambda one: one.max_ns)
-    total = sum(one.size_bytes for one in files)
-    expired = []
+    files = catalog.files()
+    expired: set[str] = set()
+    queues: dict[str, list[StoredFile]] = {}
+    total: Counter[str] = Counter()
+    rows: Counter[tuple[str, str]] = Counter()
+    """Files of a tenant's day without its dictionaries."""
+    dictionaries: Counter[tuple[str, str]] = Counter()
+    """Bytes, which go with the last of them."""
+
+    def expire(one: StoredFile) -> None:
+        expired.add(one.path)
+        total[one.tenant] -= one.size_bytes
+        rows[one.tenant, one.day] -= 1
+        if not rows[one.tenant, one.day]:
+            total[one.tenant] -= dictionaries[one.tenant, one.day]
+
     for one in files:
-        old = bool(age_ns) and one.max_ns < now_ns - age_ns
-        too_much = bool(size_bytes) and total > size_bytes
-        if one.name not in DICTIONARIES and (old or too_much):
-            expired.append(one)
-            total -= one.size_bytes
-    if expired:
-        gone = {one.path for one in expired}
-        left = {
-            (one.tenant, one.day)
-            for one in files
-            if one.path not in gone and one.name not in DICTIONARIES
-        }
-        expired += [
-            one for one in files if one.name in DICTIONARIES and (one.tenant, one.day) not in left
-        ]
-        catalog.replace([], expired, now_ns, files_expired=len(expired))
-        if age_ns:
-            catalog.forget_chunks(now_ns - age_ns - DAY_NS)
-    return len(expired)
+        total[one.tenant] += one.size_bytes
+        if one.name in DICTIONARIES:
+            dictionaries[one.tenant, one.day] += one.size_bytes
+        else:
+            rows[one.tenant, one.day] += 1
+            queues.setdefault(one.tenant, []).append(one)
+    for queue in queues.values():
+        queue.sort(key=lambda one: (one.day, one.hour, one.path), reverse=True)
+        while (
+            age_ns and queue and hour_ns(queue[-1].day, queue[-1].hour) + HOUR_NS < now_ns - age_ns
+        ):
+            expire(queue.pop())
+    while size_bytes and total.total() > size_bytes:
+        most = max(queues, key=lambda tenant: (bool(queues[tenant]), total[tenant]), default="")
+        if not queues.get(most):
+            break
+        expire(queues[most].pop())
+    catalog.forget_chunks(now_ns - REMEMBERED_NS)
+    if not expired:
+        return 0
+    left = {
+        (one.tenant, one.day)
+        for one in files
+        if one.path not in expired and one.name not in DICTIONARIES
+    }
+    gone = [
+        one
+        for one in files
+        if one.path in expired or (one.name in DICTIONARIES and (one.tenant, one.day) not in left)
+    ]
+    catalog.replace([], gone, now_ns, files_expired=len(expired))
+    return len(gone)
+
+
+def hour_ns(day: str, hour: int) -> int:
+    """When an hour begins, ns since 1970."""
+    return (calendar.timegm(time.strptime(day, "%Y-%m-%d")) + 3600 * hour) * 10**9
 
 
 def sweep(folder: Path, catalog: Catalog, now_ns: int) -> int:

@@ -12,12 +12,13 @@ greatest node, so that a query of one node reads its part alone.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sonde.errors import CaptureError
 from sonde.limits import Budget
 from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, conformed, unpack_chunk
@@ -42,23 +42,39 @@ from sonde.store.tables import (
     stored_tables,
     time_column,
 )
-from sonde.store.wal import sealed_segments, sync_folder
+from sonde.store.wal import sealed_segments, secret_of, sync_folder
 
-BATCH_RAW_BYTES = 64 << 20
-"""Decompressed size of the chunks that are in memory together."""
+BATCH_BYTES = 32 << 20
+"""Memory of the chunks, as sent, that are in memory together; about a sixth of what that takes."""
 BATCH_CHUNKS = 512
-CHUNK_BYTES = 512 << 20
+CHUNK_BYTES = 256 << 20
 """Memory that one chunk may take to decode."""
+JOINED_BYTES = 512 << 20
+"""The same of a batch. Beyond, its chunks are decoded one by one."""
+CLOSE_NS = 2 * 3600 * 10**9
+"""Chunks that began this close to when they came are stored under the hour in which they began;
+others, of nodes whose clocks are wrong or that were cut off, under the hour in which they came."""
+DEATHS_OF_BATCH, DEATHS_OF_CHUNK = 3, 5
+"""So many flushers have died over a batch: its chunks are stored one by one. Over one chunk: it is
+put aside."""
+ASIDE_BYTES = 256 << 20
+"""Most that is put aside, in DIR/aside; beyond, it is dropped and counted."""
+REMEMBERED_NS = 3 * 86_400 * 10**9
+"""How long after it came a chunk's digest is in the catalog, so that this stays small. Whether an
+older chunk is stored is read from the files of its hour."""
 _ROW_GROUP = 65_536
 _KNOWN_KEYS = 8 << 20
 """Keys of dictionaries kept in memory (8 bytes each); beyond, some rows are stored again until they
 are compacted."""
+
+LOG = logging.getLogger("sonde.store")
 
 
 @dataclass(slots=True)
 class Flushed:
     """What one pass did."""
 
+    segments: int = 0
     chunks: int = 0
     duplicates: int = 0
     damaged: int = 0
@@ -70,7 +86,7 @@ def engine() -> duckdb.DuckDBPyConnection:
     """An engine for flushing and compaction: little memory, no extension from a network."""
     return duckdb.connect(
         config={
-            "memory_limit": "256MiB",
+            "memory_limit": "128MiB",
             "threads": 1,
             "autoinstall_known_extensions": False,
             "autoload_known_extensions": False,
@@ -78,18 +94,35 @@ def engine() -> duckdb.DuckDBPyConnection:
     )
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Chunks that are stored by one transaction."""
+
+    fresh: dict[tuple[str, str, int], list[Unpacked]] = field(default_factory=dict)
+    """By tenant, day and hour."""
+    digests: set[bytes] = field(default_factory=set)
+    size_bytes: int = 0
+    records: int = 0
+    duplicates: int = 0
+    undecodable: int = 0
+    damaged: int = 0
+
+
 class Flusher:
     """Flushes the sealed segments of all servers of a directory. One at a time (`flush.lock`)."""
 
     def __init__(self, folder: Path, catalog: Catalog) -> None:
         self._folder, self._catalog = folder, catalog
-        self._hasher = Hasher(engine())
+        self._id = uuid.uuid4().hex
+        self._wal_secret = secret_of(folder / "wal")
+        self._hasher = Hasher(engine(), catalog.secret())
         self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
 
-    def flush(self) -> Flushed:
+    def flush(self, most_segments: int = 1 << 30) -> Flushed:
         """Flush what is sealed. Raises OSError where the disk refuses, sqlite3.Error."""
         done = Flushed()
-        for path in sealed_segments(self._folder / "wal"):
+        for path in sealed_segments(self._folder / "wal")[:most_segments]:
+            done.segments += 1
             name = str(path.relative_to(self._folder))
             self._flush_segment(path, name, done)
             path.unlink()
@@ -97,82 +130,136 @@ class Flusher:
         return done
 
     def _flush_segment(self, path: Path, name: str, done: Flushed) -> None:
-        start = self._catalog.read_bytes(name)
-        batch: list[Record] = []
-        size = damaged = 0
-        end = start
-        for found in scan(path, start):
+        end = start = self._catalog.read_bytes(name)
+        deaths = self._catalog.attempt(name, start, self._id)
+        batch = _Batch()
+        for found in scan(path, self._wal_secret, start):
             end = found.end
             if isinstance(found.item, Damage):
-                damaged += 1
+                batch.damaged += 1
                 continue
-            batch.append(found.item)
-            size += _raw_bytes(found.item.body)
-            if size >= BATCH_RAW_BYTES or len(batch) >= BATCH_CHUNKS:
-                self._flush_batch(batch, name, end, damaged, done)
-                batch, size, damaged = [], 0, 0
-        if batch or damaged or end > start:
-            self._flush_batch(batch, name, end, damaged, done)
+            if deaths >= DEATHS_OF_CHUNK and not batch.records:
+                batch.records += 1
+                batch.undecodable += 1
+                self._put_aside(found.item)
+            else:
+                self._take(found.item, batch)
+            is_full = batch.size_bytes >= BATCH_BYTES or batch.records >= BATCH_CHUNKS
+            if is_full or deaths >= DEATHS_OF_BATCH:
+                self._flush_batch(batch, name, end, done)
+                batch = _Batch()
+                deaths = self._catalog.attempt(name, end, self._id)
+        if end > start:
+            self._flush_batch(batch, name, end, done)
 
-    def _flush_batch(
-        self, batch: list[Record], segment: str, end: int, damaged: int, done: Flushed
-    ) -> None:
-        known = self._catalog.known([record.digest for record in batch])
-        fresh: dict[tuple[str, str, int], list[Unpacked]] = {}
-        duplicates = undecodable = 0
-        for record in batch:
-            if record.digest in known:
-                duplicates += 1
-                continue
-            known.add(record.digest)
-            try:
-                one = unpack(record)
-            except (DamagedChunkError, CaptureError):
-                undecodable += 1
-                continue
-            fresh.setdefault((record.tenant, *_hour_of(one.origin.start_ns)), []).append(one)
+    def _take(self, record: Record, batch: _Batch) -> None:
+        """Decode a record into a batch. Whatever it holds, it costs itself at most."""
+        batch.records += 1
+        if record.digest in batch.digests or self._catalog.known([record.digest]):
+            batch.duplicates += 1
+            return
+        batch.digests.add(record.digest)
+        try:
+            one = unpack(record)
+        except Exception as error:  # it must keep nobody else's chunks from being stored
+            LOG.warning("a chunk of %s cannot be decoded: %r", record.node, error)
+            batch.undecodable += 1
+            return
+        if self._is_old_and_stored(one.origin):
+            batch.duplicates += 1
+            return
+        batch.size_bytes += one.size_bytes
+        place = record.tenant, *_hour_of(one.origin)
+        batch.fresh.setdefault(place, []).append(one)
+
+    def _put_aside(self, record: Record) -> None:
+        """Keep a chunk over which flushers die, as a capture without its header. Raises OSError."""
+        folder = self._folder / "aside"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        LOG.error("a chunk of %s ends the flusher; it is put aside", record.node)
+        kept = sum(path.stat().st_size for path in folder.iterdir())
+        if kept + len(record.body) <= ASIDE_BYTES:
+            (folder / f"{record.digest.hex()}.chunk").write_bytes(record.body)
+
+    def _flush_batch(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
         files: list[StoredFile] = []
         learned: list[tuple[tuple[str, str, str], Any]] = []
         stored: list[Origin] = []
         refused = 0
-        for (tenant, day, hour), some in fresh.items():
-            origins, tables, left_out, bad = together(some)
-            refused += left_out
-            undecodable += bad
-            if origins:
-                files += self._write(tenant, day, hour, origins, tables, learned)
-            stored += origins
+        for (tenant, day, hour), some in batch.fresh.items():
+            for part in self._tables_of(some):
+                refused += part.refused
+                files += self._write(tenant, day, hour, part, learned)
+                stored += part.origins
+        undecodable = batch.undecodable + sum(map(len, batch.fresh.values())) - len(stored)
         self._catalog.commit(
             files,
-            [(one.digest, one.end_ns) for one in stored],
+            [(one.digest, one.received_ns) for one in stored],
             segment,
             end,
             {
                 "chunks_stored": len(stored),
-                "chunks_duplicate": duplicates,
+                "chunks_duplicate": batch.duplicates,
                 "chunks_undecodable": undecodable,
-                "log_parts_damaged": damaged,
+                "log_parts_damaged": batch.damaged,
                 "rows_refused": refused,
             },
         )
         for key, keys in learned:
             self._learn(key, keys)
         done.chunks += len(stored)
-        done.duplicates += duplicates
-        done.damaged += damaged
+        done.duplicates += batch.duplicates
+        done.damaged += batch.damaged
         done.undecodable += undecodable
         done.size_bytes += sum(one.size_bytes for one in files)
+
+    def _tables_of(self, chunks: list[Unpacked]) -> Iterator[_Ready]:
+        """Chunks of one hour as tables of the store.
+
+        They are checked together, which is several times faster than one by one. Where one of them
+        is wrong, or all are too large, each is checked alone, and the wrong ones are left out.
+        """
+        try:
+            yield self._ready(chunks)
+            return
+        except Exception as error:  # as in `_take`
+            LOG.warning("%d chunks are decoded one by one: %r", len(chunks), error)
+        for one in chunks:
+            try:
+                ready = self._ready([one])
+            except Exception as error:
+                LOG.warning("a chunk of %s cannot be stored: %r", one.origin.node, error)
+                continue
+            yield ready
+
+    def _ready(self, chunks: list[Unpacked]) -> _Ready:
+        tables, refused = joined(chunks)
+        origins = [one.origin for one in chunks]
+        return _Ready(origins, stored_tables(origins, tables, self._hasher), refused)
+
+    def _is_old_and_stored(self, chunk: Origin) -> bool:
+        """Whether a chunk, whose digest the catalog may have forgotten, is in the files."""
+        if chunk.end_ns > time.time_ns() - REMEMBERED_NS // 2:
+            return False
+        return any(
+            pq.read_table(
+                self._folder / one.path,
+                columns=["digest"],
+                filters=[("digest", "=", chunk.digest)],
+            ).num_rows
+            for one in self._catalog.files(chunk.tenant, "chunk", chunk.start_ns, chunk.end_ns + 1)
+        )
 
     def _write(
         self,
         tenant: str,
         day: str,
         hour: int,
-        origins: list[Origin],
-        tables: dict[str, pa.Table],
+        ready: _Ready,
         learned: list[tuple[tuple[str, str, str], Any]],
     ) -> Iterator[StoredFile]:
-        for name, table in stored_tables(origins, tables, self._hasher).items():
+        origins = ready.origins
+        for name, table in ready.tables.items():
             if name in DICTIONARIES:
                 at = (tenant, day, name)
                 keys = table.column("key").to_numpy()
@@ -215,6 +302,18 @@ class Unpacked:
 
     origin: Origin
     tables: dict[str, pa.Table]
+    size_bytes: int
+    """Memory of the tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """Chunks as tables of the store."""
+
+    origins: list[Origin]
+    tables: dict[str, pa.Table]
+    refused: int
+    """Rows that hold impossible values."""
 
 
 def unpack(record: Record) -> Unpacked:
@@ -226,33 +325,14 @@ def unpack(record: Record) -> Unpacked:
     meta, tables = unpack_chunk(raw, budget)
     size = len(record.body)
     origin = Origin(record.tenant, record.node, record.digest, record.received_ns, size, meta)
-    return Unpacked(origin, tables)
+    return Unpacked(origin, tables, max(budget.held_bytes, size))
 
 
-def together(
-    chunks: list[Unpacked],
-) -> tuple[list[Origin], dict[str, pa.Table], int, int]:
-    """(chunks, their tables as one, rows refused, chunks refused).
+def joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
+    """(tables of all chunks, checked, with the chunk of each row; rows refused).
 
-    Tables are checked together, which is several times faster than one by one. Where one of them is
-    wrong, each chunk is checked alone, and the wrong ones are left out.
+    Raises DamagedChunkError, CaptureTooLarge.
     """
-    try:
-        tables, refused = _joined(chunks)
-        return [one.origin for one in chunks], tables, refused, 0
-    except (DamagedChunkError, CaptureError):
-        good = []
-        for one in chunks:
-            try:
-                _joined([one])
-            except (DamagedChunkError, CaptureError):
-                continue
-            good.append(one)
-        tables, refused = _joined(good) if good else ({}, 0)
-        return [one.origin for one in good], tables, refused, len(chunks) - len(good)
-
-
-def _joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
     parts: dict[str, dict[str, list[pa.Table]]] = {}
     for number, chunk in enumerate(chunks):
         for name, table in chunk.tables.items():
@@ -260,7 +340,7 @@ def _joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
             table = table.append_column(CHUNK_NUMBER, numbers)
             of_writer = parts.setdefault(name, {})
             of_writer.setdefault(str(table.schema), []).append(table)
-    budget = Budget("a batch of chunks", sum(one.origin.size_bytes for one in chunks), 4 << 30)
+    budget = Budget("a batch of chunks", sum(one.origin.size_bytes for one in chunks), JOINED_BYTES)
     refused = 0
     found = {}
     for name, of_writers in parts.items():
@@ -273,14 +353,11 @@ def _joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
     return found, refused
 
 
-def _raw_bytes(body: bytes) -> int:
-    """A guess of the decompressed size, before anything is decompressed: chunks reach 8."""
-    return 8 * len(body)
-
-
-def _hour_of(time_ns: int) -> tuple[str, int]:
-    """(day, hour) of a time. Clocks of nodes may say anything: beyond 9999 no day has a name."""
-    at = time.gmtime(min(max(time_ns, 0) // 10**9, 253_402_300_799))
+def _hour_of(origin: Origin) -> tuple[str, int]:
+    """(day, hour) that a chunk is stored under. Not just what it says of itself: each hour is a
+    file a table, and when it goes is decided by the hour."""
+    is_close = abs(origin.start_ns - origin.received_ns) <= CLOSE_NS
+    at = time.gmtime((origin.start_ns if is_close else origin.received_ns) // 10**9)
     return time.strftime("%Y-%m-%d", at), at.tm_hour
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import select
 import sqlite3
@@ -24,8 +25,11 @@ from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact, retain, sweep, sweep_orphans
 from sonde.store.flush import Flusher
 
-PERIOD_S = 2.0
+PERIOD_S = 1.0
+_FAILURES = (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException, MemoryError)
 TIDY_S = 30.0
+SEGMENTS = 4
+"""Flushed before a look at whether files are to be compacted: a long log makes many."""
 
 
 def main() -> None:
@@ -42,23 +46,39 @@ def main() -> None:
     flusher = Flusher(folder, catalog)
     tidied = time.monotonic()
     while True:
-        error = ""
         try:
-            done = flusher.flush()
-            if time.monotonic() - tidied > TIDY_S:
-                compact(folder, catalog)
-                retain(folder, catalog, age_ns, size_bytes, time.time_ns())
-                sweep(folder, catalog, time.time_ns())
-                tidied = time.monotonic()
+            done = flusher.flush(SEGMENTS)
+            is_behind = done.segments == SEGMENTS
             _say(leads=True, chunks=done.chunks, error="")
-        except (OSError, sqlite3.Error, duckdb.Error, pa.ArrowException) as failed:
-            error = f"{type(failed).__name__}: {str(failed)[:200]}"
-            _say(leads=True, chunks=0, error=error)
+        except _FAILURES as failed:
+            is_behind = False
+            _say(leads=True, chunks=0, error=_text(failed))
             # Its keys may be ahead of the files that count.
             flusher = Flusher(folder, catalog)
-            retain(folder, catalog, age_ns, size_bytes, time.time_ns())
-        if _ended(PERIOD_S):
+            tidied = -math.inf  # what is too old may be what fills the disk
+        if time.monotonic() - tidied > TIDY_S:
+            tidied = time.monotonic()
+            _tidy(folder, catalog, age_ns, size_bytes)
+        if _ended(0 if is_behind else PERIOD_S):
             return
+
+
+def _tidy(folder: Path, catalog: Catalog, age_ns: int, size_bytes: int) -> None:
+    """Remove what is too old or too much, then compact. That one fails stops no other one, and
+    chunks are taken all the same."""
+    for work in (
+        lambda: retain(folder, catalog, age_ns, size_bytes, time.time_ns()),
+        lambda: sweep(folder, catalog, time.time_ns()),
+        lambda: compact(folder, catalog),
+    ):
+        try:
+            work()
+        except _FAILURES as failed:
+            _say(leads=True, tidying=_text(failed))
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _acquired(fd: int) -> bool:

@@ -2,18 +2,20 @@
 """The layout of the write-ahead log: one record a chunk, each with its own checksums.
 
 ```
-record   "SWAL" u32 key_len u64 body_len u32 body_crc32 16s digest i64 received_ns u32 head_crc32
-         key     UTF-8 JSON: [tenant, node]
+record   "SWAL" u32 owner_len u64 body_len u32 body_crc32 16s digest i64 received_ns 16s head_mac
+         owner   UTF-8 JSON: [tenant, node]
          body    the chunk as it came (src/sonde/query/framing.py)
 ```
 
-All little endian. `head_crc32` covers the fixed part before it and the key. A record that was cut
-or changed costs itself: the scan goes on at the next head with a correct checksum. Only one record
-is in memory at a time, so a scan needs the same memory for a log of any size.
+All little endian. `head_mac` is the BLAKE2b of the fixed part before it and the owner, keyed by the
+log's secret: a body is a sender's choice and may look like records, but not like ours. A record
+that was cut or changed costs itself: the scan goes on at the next head that is right. Only one
+record is in memory at a time, so a scan needs the same memory for a log of any size.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
 import struct
@@ -25,8 +27,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 MAGIC = b"SWAL"
-HEAD = struct.Struct("<4sIQI16sqI")
-MOST_KEY_BYTES = 1_024
+FIXED = struct.Struct("<4sIQI16sq")
+MAC_BYTES = 16
+HEAD_BYTES = FIXED.size + MAC_BYTES
+MOST_OWNER_BYTES = 1_024
 MOST_BODY_BYTES = 64 << 20
 _SCAN_BYTES = 1 << 20
 
@@ -67,17 +71,21 @@ def digest_of(tenant: str, node: str, body: bytes) -> bytes:
     return blake2b(body, digest_size=16, key=blake2b(key, digest_size=32).digest()).digest()
 
 
-def encode(record: Record) -> list[bytes]:
-    """The parts of a record, for one gathered write."""
-    key = json.dumps([record.tenant, record.node]).encode()
-    crc = zlib.crc32(record.body)
-    fixed = HEAD.pack(MAGIC, len(key), len(record.body), crc, record.digest, record.received_ns, 0)[
-        :-4
-    ]
-    return [fixed, struct.pack("<I", zlib.crc32(key, zlib.crc32(fixed))), key, record.body]
+def _mac(secret: bytes, fixed: bytes, owner: bytes) -> bytes:
+    return blake2b(fixed + owner, digest_size=MAC_BYTES, key=secret).digest()
 
 
-def scan(path: Path, start: int = 0, bodies: bool = True) -> Iterator[Found]:
+def encode(record: Record, secret: bytes) -> list[bytes]:
+    """The parts of a record, for one gathered write. `secret`: the log's, 32 bytes."""
+    owner = json.dumps([record.tenant, record.node]).encode()
+    fixed = FIXED.pack(
+        MAGIC, len(owner), len(record.body), zlib.crc32(record.body), record.digest,
+        record.received_ns,
+    )  # fmt: skip
+    return [fixed, _mac(secret, fixed, owner), owner, record.body]
+
+
+def scan(path: Path, secret: bytes, start: int = 0, bodies: bool = True) -> Iterator[Found]:
     """The records of a log from an offset on. `bodies` False: heads alone, bodies unchecked.
 
     Raises OSError; no content of the file raises anything.
@@ -86,14 +94,29 @@ def scan(path: Path, start: int = 0, bodies: bool = True) -> Iterator[Found]:
         size = os.fstat(file.fileno()).st_size
         position = start
         while position < size:
-            found = _record_at(file, position, size, bodies)
-            if found is None:
-                following = _next_head(file, position + 1, size)
+            head = _head_at(file, position, secret)
+            if head is None:
+                following = _next_head(file, position + 1, size, secret)
                 yield Found(Damage(position, following - position), following)
-                position = following
-                continue
-            yield found
-            position = found.end
+            else:
+                following = min(head.end, size)
+                yield Found(_record(file, head, bodies), following)
+            position = following
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    position: int
+    body_at: int
+    body_len: int
+    body_crc: int
+    digest: bytes
+    received_ns: int
+    owner: bytes
+
+    @property
+    def end(self) -> int:
+        return self.body_at + self.body_len
 
 
 def _read(file: BinaryIO, offset: int, count: int) -> bytes:
@@ -108,42 +131,40 @@ def _read(file: BinaryIO, offset: int, count: int) -> bytes:
     return b"".join(parts)
 
 
-def _record_at(file: BinaryIO, position: int, size: int, bodies: bool) -> Found | None:
-    head = _read(file, position, HEAD.size)
-    if len(head) < HEAD.size:
+def _head_at(file: BinaryIO, position: int, secret: bytes) -> _Head | None:
+    raw = _read(file, position, HEAD_BYTES)
+    if len(raw) < HEAD_BYTES or not raw.startswith(MAGIC):
         return None
-    magic, key_len, body_len, body_crc, digest, received_ns, head_crc = HEAD.unpack(head)
-    if magic != MAGIC or key_len > MOST_KEY_BYTES or body_len > MOST_BODY_BYTES:
+    fixed, mac = raw[: FIXED.size], raw[FIXED.size :]
+    _, owner_len, body_len, body_crc, digest, received_ns = FIXED.unpack(fixed)
+    if owner_len > MOST_OWNER_BYTES or body_len > MOST_BODY_BYTES:
         return None
-    key = _read(file, position + HEAD.size, key_len)
-    body_at = position + HEAD.size + key_len
-    if zlib.crc32(key, zlib.crc32(head[:-4])) != head_crc or body_at + body_len > size:
+    owner = _read(file, position + HEAD_BYTES, owner_len)
+    if not hmac.compare_digest(mac, _mac(secret, fixed, owner)):
         return None
-    body = _read(file, body_at, body_len) if bodies else b""
-    end = body_at + body_len
-    if bodies and zlib.crc32(body) != body_crc:
-        return Found(Damage(position, end - position), end)
-    try:
-        tenant, node = json.loads(key)
-    except ValueError:
-        return None
-    return Found(Record(tenant, node, digest, received_ns, body), end)
+    body_at = position + HEAD_BYTES + owner_len
+    return _Head(position, body_at, body_len, body_crc, digest, received_ns, owner)
 
 
-def _next_head(file: BinaryIO, position: int, size: int) -> int:
-    """Offset of the next correct head, or the end."""
+def _record(file: BinaryIO, head: _Head, bodies: bool) -> Record | Damage:
+    """The record of a head; damage where its body was cut or changed."""
+    tenant, node = json.loads(head.owner)
+    if not bodies:
+        return Record(tenant, node, head.digest, head.received_ns, b"")
+    body = _read(file, head.body_at, head.body_len)
+    if len(body) < head.body_len or zlib.crc32(body) != head.body_crc:
+        return Damage(head.position, head.body_at + len(body) - head.position)
+    return Record(tenant, node, head.digest, head.received_ns, body)
+
+
+def _next_head(file: BinaryIO, position: int, size: int, secret: bytes) -> int:
+    """Offset of the next head that is right, or the end."""
     while position < size:
         block = _read(file, position, _SCAN_BYTES)
         found = block.find(MAGIC)
         while found >= 0:
-            at = position + found
-            head = _read(file, at, HEAD.size)
-            if len(head) == HEAD.size:
-                key_len = HEAD.unpack(head)[1]
-                if key_len <= MOST_KEY_BYTES:
-                    key = _read(file, at + HEAD.size, key_len)
-                    if zlib.crc32(key, zlib.crc32(head[:-4])) == HEAD.unpack(head)[-1]:
-                        return at
+            if _head_at(file, position + found, secret) is not None:
+                return position + found
             found = block.find(MAGIC, found + 1)
         if len(block) < _SCAN_BYTES:
             break

@@ -5,8 +5,9 @@ What changes on the way from a chunk (abi/tables.json):
 
 - times are ns since 1970, int64; every other number is signed, too, because Spark has no others;
 - `node` names the machine;
-- keys of frames and stacks are 64 bits of a hash of their content, so that one stack has one key
-  whichever process, recording and node saw it, and needs to be stored once;
+- keys of frames and stacks are 64 bits of a keyed hash of their content, so that one stack has one
+  key whichever process, recording and node saw it, and needs to be stored once. The hash's key is
+  the store's secret: without it nobody can make a stack that takes another one's place;
 - rows of `process` and `thread` have a `key` as well, and are stored once;
 - the table `chunk` has a row for each chunk: what a recount is made from.
 """
@@ -14,7 +15,9 @@ What changes on the way from a chunk (abi/tables.json):
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 import duckdb
@@ -40,12 +43,11 @@ CHUNK = pa.schema(
         "about": pa.string(),
     }
 )
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Odd: multiplying by it loses nothing modulo 2^64. Knuth's multiplicative constant."""
-_CHUNK_FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
+_FACTOR = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
+"""Odd: multiplying by it loses nothing modulo 2^64. Drawn for each process, as `_CHUNK_FACTOR`: who
+chooses the ids of a chunk cannot know which would equal those of another chunk."""
+_CHUNK_FACTOR = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
 """Another odd one."""
-_DEEPEST = 65_537
-
 
 CHUNK_NUMBER = "carry_chunk"
 """Column of every table of a batch: which of its chunks a row is from."""
@@ -80,41 +82,42 @@ def time_column(name: str) -> str:
     return "start_time_ns" if name in ("span", "device_run") else "time_ns"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Hasher:
-    """Keys by content."""
+    """Keys by content: 64 bits that nobody can foresee without the secret."""
 
     engine: duckdb.DuckDBPyConnection
-    powers: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        with np.errstate(over="ignore"):
-            self.powers = np.cumprod(np.full(_DEEPEST, _FACTOR, np.uint64), dtype=np.uint64)
+    secret: bytes
+    """32 bytes, the same for the life of the store."""
 
     def of_rows(self, table: pa.Table) -> Any:
-        """64 bits of the MD5 of each row's values."""
-        parts = ", ".join(
-            f"coalesce(CAST({_quoted(n)} AS VARCHAR), '')" for n in table.column_names
-        )
+        """64 bits of the MD5 of the secret and each row's values."""
+        texts = (f"coalesce(CAST({_quoted(n)} AS VARCHAR), '')" for n in table.column_names)
+        # With their lengths: no text can look like the end of one and the begin of another.
+        parts = " || ".join(f"length({text}) || ':' || {text}" for text in texts)
         self.engine.register("rows_to_hash", table)
         try:
             found = self.engine.sql(
-                f"SELECT md5_number_lower(concat_ws(chr(31), {parts})) AS key FROM rows_to_hash"
+                f"SELECT md5_number_lower(? || {parts}) AS key FROM rows_to_hash",
+                params=[self.secret.hex()],
             ).to_arrow_table()
         finally:
             self.engine.unregister("rows_to_hash")
         return found.column("key").to_numpy()
 
     def of_lists(self, keys: Any, offsets: Any, complete: Any) -> Any:
-        """Of each list of keys: the sum of key times a power of its place, modulo 2^64."""
-        lengths = np.diff(offsets)
-        places = np.arange(len(keys)) - np.repeat(offsets[:-1] - offsets[0], lengths)
-        with np.errstate(over="ignore"):
-            mixed = (keys ^ (keys >> np.uint64(29))) * self.powers[places]
-            sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed, dtype=np.uint64)])
-            starts = offsets[:-1] - offsets[0]
-            found = sums[starts + lengths] - sums[starts]
-            return (found ^ (found >> np.uint64(31))) * _FACTOR + complete.astype(np.uint64)
+        """64 bits of the keyed BLAKE2b of each list of keys, and whether it is complete."""
+        whole = memoryview(np.ascontiguousarray(keys, np.uint64).tobytes())
+        places = (8 * (offsets - offsets[0])).tolist()
+        flags = [b"\x01" if it else b"\x00" for it in complete.tolist()]
+        start = blake2b(digest_size=8, key=self.secret)
+        digests = bytearray()
+        for first, last, flag in zip(places, places[1:], flags, strict=False):
+            one = start.copy()
+            one.update(flag)
+            one.update(whole[first:last])
+            digests += one.digest()
+        return np.frombuffer(bytes(digests), np.uint64)
 
 
 def _quoted(name: str) -> str:
@@ -185,7 +188,8 @@ def _stacks(
     lists = pc.fill_null(lists, pa.scalar([], lists.type)) if lists.null_count else lists
     offsets = np.asarray(lists.offsets)
     chunks = np.repeat(table.column(CHUNK_NUMBER).to_numpy().astype(np.uint64), np.diff(offsets))
-    ids = _local(lists.flatten().to_numpy(zero_copy_only=False), chunks)
+    flat = pc.fill_null(lists.flatten(), pa.scalar(0, lists.type.value_type))
+    ids = _local(flat.to_numpy(zero_copy_only=False), chunks)
     keys = np.append(frame_keys, np.uint64(0))[_places(ids, frame_ids)]
     complete = pc.fill_null(table.column("complete"), False).to_numpy()
     stack_keys = hasher.of_lists(keys, offsets, complete)
@@ -225,6 +229,11 @@ def _rows(name: str, table: pa.Table, origins: list[Origin], stacks: tuple[Any, 
     return table.append_column("node", nodes)
 
 
+def _text(text: str) -> str:
+    """Without lone surrogates, which JSON can carry and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()
+
+
 def _signed(values: Any) -> Any:
     return values.view(np.int64)
 
@@ -247,7 +256,7 @@ def _chunk_rows(origins: list[Origin], sample: pa.Table | None) -> pa.Table:
         {
             "digest": one.digest,
             "node": one.node,
-            "capture": str(one.meta["capture"].get("id", ""))[:64],
+            "capture": _text(str(one.meta["capture"].get("id", "")))[:64],
             "seq": one.meta["seq"],
             "start_ns": one.start_ns,
             "end_ns": one.end_ns,

@@ -2,6 +2,7 @@
 """The write-ahead log of one server: many callers, one writer, one fsync for all that waited.
 
 ```
+DIR/wal/secret            32 bytes that heads of records are keyed by, of all servers
 DIR/wal/ID/lock           held (flock) as long as the server lives, released by its death
 DIR/wal/ID/N.open         being written
 DIR/wal/ID/N.wal          sealed: whoever flushes may read it, and removes it once it is catalogued
@@ -15,9 +16,12 @@ that group is acknowledged, and the next group tries again.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import queue
+import secrets
 import threading
 import time
 import uuid
@@ -30,8 +34,12 @@ from sonde.errors import SinkError
 from sonde.store.record import Record, encode
 
 OPEN, SEALED = ".open", ".wal"
+SECRET_BYTES = 32
 SEGMENT_BYTES = 32 << 20
-SEGMENT_S = 5.0
+SEGMENT_S = 10.0
+"""After so long a segment is sealed: what was acknowledged can be asked for that much later."""
+YOUNG_S, YOUNG_SEGMENT_S = 60.0, 2.0
+"""In a server's first minute segments are sealed sooner: somebody waits for its first answer."""
 GROUP_BYTES = 8 << 20
 """At most this much waits for one fsync."""
 WAITING_BYTES = 64 << 20
@@ -85,6 +93,7 @@ class Wal:
         self._lock_fd = os.open(draft / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         draft.rename(self.folder)  # held before others see it
+        self._secret = secret_of(folder)
         sync_folder(folder)
         self._segment_bytes, self._segment_s = segment_bytes, segment_s
         self._on_sealed = on_sealed
@@ -97,6 +106,7 @@ class Wal:
         self._number = 0
         self._synced = 0
         self._opened_at = 0.0
+        self._made_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="sonde-wal", daemon=True)
         self._thread.start()
 
@@ -105,7 +115,7 @@ class Wal:
 
         Raises WalBusyError at once where too much waits.
         """
-        parts = encode(record)
+        parts = encode(record, self._secret)
         one = _Waiting(parts, sum(map(len, parts)))
         with self._mutex:
             if self._waiting_bytes + one.size_bytes > WAITING_BYTES:
@@ -127,15 +137,23 @@ class Wal:
             group, ended = self._next_group()
             if group:
                 self._write_group(group)
-            aged = time.monotonic() - self._opened_at > self._segment_s
-            if self._fd >= 0 and (ended or aged or self._synced >= self._segment_bytes):
+            if self._fd >= 0 and (
+                ended or self._seal_in_s() <= 0 or self._synced >= self._segment_bytes
+            ):
                 self._seal()
+
+    def _seal_in_s(self) -> float:
+        """Until the open segment is old enough."""
+        now = time.monotonic()
+        young = now - self._made_at < YOUNG_S
+        age_s = min(self._segment_s, YOUNG_SEGMENT_S) if young else self._segment_s
+        return self._opened_at + age_s - now
 
     def _next_group(self) -> tuple[list[_Waiting], bool]:
         group: list[_Waiting] = []
         size = 0
         try:
-            one = self._queue.get(timeout=self._segment_s / 2)
+            one = self._queue.get(timeout=max(0.0, self._seal_in_s()) if self._fd >= 0 else None)
             while one is not None:
                 group.append(one)
                 size += one.size_bytes
@@ -222,6 +240,28 @@ class Wal:
         except OSError as error:  # it is sealed by whoever takes over this folder
             self.counters.error = error.strerror or str(error)
         self._on_sealed()
+
+
+def secret_of(folder: Path) -> bytes:
+    """The secret of the logs in DIR/wal, made if there is none. Raises OSError."""
+    path = folder / "secret"
+    draft = folder / f".secret-{uuid.uuid4().hex}"
+    if not path.exists():
+        folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+        fd = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, secrets.token_bytes(SECRET_BYTES))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        with contextlib.suppress(FileExistsError):  # another server was first
+            os.link(draft, path)
+        draft.unlink()
+        sync_folder(folder)
+    found = path.read_bytes()
+    if len(found) != SECRET_BYTES:
+        raise OSError(errno.EINVAL, "the secret of the log is damaged", str(path))
+    return found
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the answers look like, as JSON Schema; a test holds real answers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Schema = dict[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_MAYBE_TEXT: Schema = {"type": ["string", "null"]}
+_WHOLE: Schema = {"type": "integer"}
+_NUMBER: Schema = {"type": "number"}
+_MAYBE_NUMBER: Schema = {"type": ["number", "null"]}
+
+
+def _object(**properties: Schema) -> Schema:
+    return {"type": "object", "required": sorted(properties), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+_WEIGHTS = {"n": _NUMBER, "ns": _NUMBER, "bytes": _NUMBER}
+_FRAME = _object(kind=_TEXT, function=_TEXT, binary=_TEXT, file=_TEXT, line=_WHOLE)
+FLAME_NODE: Schema = {
+    "type": "object",
+    "required": ["binary", "kind", "name", "self", "value"],
+    "properties": {
+        "name": _TEXT,
+        "binary": _TEXT,
+        "kind": _TEXT,
+        "value": _NUMBER,
+        "self": _NUMBER,
+        "children": {"type": "array", "items": {"$ref": "#/components/schemas/FlameNode"}},
+    },
+}
+_PROCESS = dict.fromkeys(
+    ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit"), _MAYBE_TEXT
+)
+
+ANSWERS: Mapping[str, Schema] = {
+    "overview": _list(
+        _object(
+            node=_TEXT, chunks=_WHOLE, first_ns=_WHOLE, last_ns=_WHOLE, seconds=_NUMBER,
+            cpu_ns=_MAYBE_NUMBER, blocked_ns=_MAYBE_NUMBER, runqueue_ns=_MAYBE_NUMBER,
+            device_ns=_MAYBE_NUMBER, kernel_ns=_MAYBE_NUMBER, lost=_NUMBER,
+        )
+    ),
+    "flamegraph": _object(
+        total=_object(rows=_NUMBER, **_WEIGHTS),
+        frames=_list(_FRAME),
+        stacks=_list(_object(frames=_list(_WHOLE), **_WEIGHTS)),
+    ),
+    "flametree": _object(
+        unit={"enum": ["ns", "bytes"]},
+        total=_NUMBER,
+        not_shown=_NUMBER,
+        left_out=_WHOLE,
+        root={"$ref": "#/components/schemas/FlameNode"},
+    ),
+    "timeline": _object(
+        start_ns=_WHOLE,
+        end_ns=_WHOLE,
+        lanes=_list(
+            _object(
+                lane=_WHOLE, node=_TEXT, lane_kind=_TEXT, pid=_WHOLE, tid=_WHOLE, comm=_TEXT,
+                device=_WHOLE, stream=_WHOLE, ns=_WHOLE,
+            )
+        ),
+        boxes=_object(
+            lane=_list(_WHOLE), start=_list(_WHOLE), end=_list(_WHOLE), name=_list(_TEXT),
+            n=_list(_WHOLE), ns=_list(_WHOLE),
+        ),
+    ),
+    "frames": _list(_object(key=_WHOLE, **_FRAME["properties"])),
+    "totals": _object(rows=_NUMBER, **_WEIGHTS),
+    "top": _list(_object(function=_TEXT, binary=_TEXT, own_ns=_NUMBER, total_ns=_NUMBER)),
+    "names": _list(_object(name=_TEXT, **_WEIGHTS)),
+    "processes": _list(_object(node=_TEXT, pid=_WHOLE, start_ns=_WHOLE, **_WEIGHTS, **_PROCESS)),
+    "diff": _list(_object(function=_TEXT, binary=_TEXT, before=_NUMBER, after=_NUMBER)),
+    "series": _list(
+        _object(
+            node=_TEXT, labels=_TEXT, time_ns=_WHOLE, value=_NUMBER, least=_NUMBER, most=_NUMBER
+        )
+    ),
+    "metrics": _list(_object(series=_TEXT, nodes=_WHOLE, rows=_WHOLE)),
+    "nodes": _list(
+        _object(
+            node=_TEXT, chunks=_WHOLE, sample_rows=_WHOLE, first_ns=_WHOLE, last_ns=_WHOLE,
+            size_bytes=_WHOLE, about=_TEXT,
+        )
+    ),
+    "losses": _list(_object(node=_TEXT, name=_TEXT, value=_NUMBER)),
+}  # fmt: skip
+"""By question; of `pprof` there is none, it is no JSON."""

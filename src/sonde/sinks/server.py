@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends chunks to a Sonde server, in a thread of its own, through a spool on disk.
+
+The thread that observes only hands a chunk over. Whatever the server does, it never waits: at most
+`QUEUED` chunks are between the two threads, and beyond that the oldest is dropped and counted. A
+chunk leaves the spool when the server has acknowledged it, which may be after it was sent twice:
+the server stores it once.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from enum import Enum
+from pathlib import Path
+
+from sonde.errors import CaptureError, SinkError, UsageError
+from sonde.input_files import open_input
+from sonde.sinks.spool import Spool, SpooledChunk
+
+PATH = "/v1/chunks"
+QUEUED = 16
+BATCH_BYTES = 1 << 20
+BATCH_CHUNKS = 32
+REQUEST_S = 30.0
+CLOSE_S = 5.0
+"""How long `close` waits for the last chunks to be acknowledged; the rest waits in the spool."""
+ANSWER_BYTES = 64 << 10
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 30.0
+_TOKEN_BYTES = 4_096
+_NEVER = frozenset({400, 413, 415, 422})
+"""Statuses that mean that this chunk will not be taken, however often it is sent."""
+
+
+class Outcome(Enum):
+    """What became of a request."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"
+    """For good: a chunk in it is damaged or too large."""
+    AGAIN = "again"
+
+
+def backoff_s(attempt: int, draw: Callable[[float, float], float] = random.uniform) -> float:
+    """Seconds before attempt `attempt` (1: the first retry): exponential, with full jitter.
+
+    Source: "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
+    """
+    return draw(0, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 20)))
+
+
+class ServerSink:
+    """Takes chunks, and sends them until the server has them."""
+
+    def __init__(self, url: str, node: str, spool: Spool, token_file: Path | None = None) -> None:
+        """`node`: name of this machine, printable ASCII. Raises UsageError for a bad URL or name,
+        SinkError where the token cannot be read."""
+        # Imported only where a URL is configured: TLS takes a few MB.
+        from sonde import http_client
+
+        try:
+            parts = http_client.split_url(url)
+        except ValueError as error:
+            raise UsageError(
+                f"{http_client.shown(url)!r} is no server's URL: {error}", "write http://HOST:PORT"
+            ) from error
+        if not 0 < len(node) <= 253 or not node.isprintable() or not node.isascii():
+            raise UsageError(f"{node!r} cannot be the name of a node", "give --node NAME")
+        if parts.scheme == "http" and token_file and not _is_loopback(parts.hostname or ""):
+            raise UsageError("the token would cross the network in the clear", "write https://…")
+        tls = None
+        if parts.scheme == "https":
+            import ssl
+
+            tls = ssl.create_default_context()
+        self._connection = http_client.Connection(parts.hostname or "", parts.port, tls)
+        self._target = parts.path.rstrip("/") + PATH
+        self._headers = {"Content-Type": "application/octet-stream", "X-Sonde-Node": node}
+        self._token_file = token_file
+        self._read_token()
+        self._spool = spool
+        self._dropped_before = spool.dropped
+        self._queue: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._one_by_one = 0
+        """So many of the oldest chunks are sent alone: one of them was refused among others."""
+        self.written_bytes = 0
+        self.sent = self.refused = self.failures = 0
+        self._overrun = 0
+        self.error = ""
+        """Why the last request failed; '' after a successful one."""
+        self._thread = threading.Thread(target=self._run, name="sonde-server", daemon=True)
+        self._thread.start()
+
+    def write(self, chunk: bytes) -> None:
+        """Hand a chunk over; returns at once."""
+        with self._changed:
+            self.written_bytes += len(chunk)
+            self._queue.append(chunk)
+            if len(self._queue) > QUEUED:
+                self._queue.popleft()
+                self._overrun += 1
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Try to send what there is for some seconds; the rest waits for the next start."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join(CLOSE_S)
+
+    def losses(self) -> Mapping[str, int]:
+        """Chunks that no server will get, by reason; since this sink was made."""
+        return {
+            "server.chunks_dropped": self._spool.dropped - self._dropped_before + self._overrun,
+            "server.chunks_refused": self.refused,
+        }
+
+    def metrics(self) -> Mapping[str, float]:
+        """How the sending goes, by the names of the catalogue."""
+        return {
+            "sonde.agent.chunks_sent": float(self.sent),
+            "sonde.agent.send_failures": float(self.failures),
+            "sonde.agent.spool_bytes": float(self._spool.size_bytes),
+            "sonde.agent.spool_chunks": float(len(self._spool)),
+        }
+
+    def _run(self) -> None:
+        attempt = 0
+        due_s = 0.0
+        while True:
+            with self._changed:
+                while not (self._queue or self._ended):
+                    left_s = due_s - time.monotonic() if self._spool else None
+                    if left_s is not None and left_s <= 0:
+                        break
+                    self._changed.wait(left_s)
+                queued, ended = list(self._queue), self._ended
+                self._queue.clear()
+            unspooled = self._to_spool(queued)
+            if attempt:
+                self._spool.sync()
+            if ended or time.monotonic() >= due_s or unspooled:
+                attempt = 0 if self._send_all(unspooled) else attempt + 1
+                due_s = time.monotonic() + backoff_s(attempt) if attempt else 0.0
+            if ended:
+                self._spool.sync()
+                self._connection.close()
+                self._spool.close()
+                return
+
+    def _to_spool(self, chunks: list[bytes]) -> list[bytes]:
+        """Those that the disk did not take."""
+        left = []
+        for chunk in chunks:
+            try:
+                self._spool.add(chunk)
+            except SinkError as error:
+                self.error = error.cause
+                left.append(chunk)
+        return left
+
+    def _send_all(self, unspooled: list[bytes]) -> bool:
+        """Send until nothing waits; whether that was reached."""
+        while chunks := self._spool.oldest(BATCH_BYTES, 1 if self._one_by_one else BATCH_CHUNKS):
+            outcome = self._post(b"".join(one.content for one in chunks))
+            if outcome is Outcome.AGAIN:
+                self._overrun += len(unspooled)
+                return False
+            self._settle(chunks, outcome)
+        for number, chunk in enumerate(unspooled):
+            outcome = self._post(chunk)
+            if outcome is Outcome.AGAIN:
+                self._overrun += len(unspooled) - number
+                return False
+            self.refused += outcome is Outcome.REFUSED
+            self.sent += outcome is Outcome.TAKEN
+        return True
+
+    def _settle(self, chunks: list[SpooledChunk], outcome: Outcome) -> None:
+        if outcome is Outcome.REFUSED and len(chunks) > 1:
+            self._one_by_one = len(chunks)
+            return
+        self._one_by_one = max(0, self._one_by_one - len(chunks))
+        for one in chunks:
+            self._spool.remove(one.number)
+        if outcome is Outcome.TAKEN:
+            self.sent += len(chunks)
+        else:
+            self.refused += 1
+
+    def _post(self, body: bytes) -> Outcome:
+        try:
+            answer = self._connection.request(
+                "POST",
+                self._target,
+                body,
+                self._headers,
+                deadline_s=REQUEST_S,
+                max_bytes=ANSWER_BYTES,
+            )
+        except OSError as error:
+            self.failures += 1
+            self.error = str(error)
+            return Outcome.AGAIN
+        if answer.status == 200:
+            self.error = ""
+            return Outcome.TAKEN
+        self.failures += 1
+        self.error = f"HTTP status {answer.status}"
+        if answer.status in (401, 403):
+            self._token_again()
+        return Outcome.REFUSED if answer.status in _NEVER else Outcome.AGAIN
+
+    def _token_again(self) -> None:
+        """It may have been exchanged since."""
+        try:
+            self._read_token()
+        except SinkError as error:
+            self.error = error.cause
+
+    def _read_token(self) -> None:
+        if self._token_file is None:
+            return
+        try:
+            with open_input(self._token_file) as file:
+                token = file.read(_TOKEN_BYTES).decode("ascii", "replace").strip()
+        except (OSError, CaptureError) as error:
+            raise SinkError(
+                f"the token in {self._token_file} cannot be read: {error}",
+                "write it there: sonde token make --scope ingest",
+            ) from error
+        self._headers["Authorization"] = f"Bearer {token}"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

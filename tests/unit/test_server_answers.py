@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers of a server's questions: as the description says, and equal to a recount."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
+from sonde.server import answers
+from sonde.server.openapi import document
+from sonde.server.schemas import ANSWERS, FLAME_NODE
+from sonde.server.service import Service
+from sonde.server.tokens import Caller, Scope
+from sonde.store.flush import Flusher
+from stored_chunks import as_of, recorded, rows_of
+
+NOW_NS = 1_800_001_800 * 10**9
+CHUNKS = recorded()
+ME = Caller("test", "default", frozenset(Scope))
+TYPES = {
+    "string": str, "integer": int, "number": (int, float), "array": list, "object": dict,
+    "null": type(None),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("store")
+    service = Service(folder, open_tenant="default", flushes=False)
+    for node in ("one", "two"):
+        for seq, chunk in enumerate(CHUNKS):
+            body = as_of(chunk, node, seq, NOW_NS + seq * 10**9)
+            for future, _ in service.take(ME, node, body):
+                future.result(10)
+    service.wal.close()
+    Flusher(folder, service.catalog).flush()
+    yield service
+    service.catalog.close()
+    service.tokens.close()
+
+
+def ask(service: Service, question: str, **given: object) -> Any:
+    items = [("from", "1799990000"), ("to", "1800090000")]
+    options = answers.parse(items + [(name, str(value)) for name, value in given.items()])
+    answer = answers.ask(service, ME, answers.QUESTIONS[question], options)
+    return answer.content if "json" not in answer.media_type else json.loads(answer.content)
+
+
+def check(value: Any, schema: dict[str, Any], where: str) -> None:
+    if "$ref" in schema:
+        schema = FLAME_NODE
+    if "enum" in schema:
+        assert value in schema["enum"], where
+        return
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    fits = [kind for kind in kinds if isinstance(value, TYPES[kind])]
+    assert fits and not isinstance(value, bool), f"{where}: {value!r} is no {kinds}"
+    if "properties" in schema:
+        assert set(schema["required"]) <= set(value) <= set(schema["properties"]), where
+        for name, one in value.items():
+            check(one, schema["properties"][name], f"{where}.{name}")
+    if "items" in schema:
+        for one in value:
+            check(one, schema["items"], f"{where}[]")
+
+
+@pytest.mark.parametrize("question", sorted(ANSWERS))
+def test_answers_are_as_described(service: Service, question: str) -> None:
+    for kind in ("cpu", "blocked", "faulted"):
+        check(ask(service, question, kind=kind, series="sonde.agent.cpu_seconds"),
+              ANSWERS[question], question)  # fmt: skip
+
+
+def test_every_question_is_described() -> None:
+    described = {name.removeprefix("/v1/") for name in document()["paths"]}
+
+    assert set(answers.QUESTIONS) <= described
+    assert set(answers.QUESTIONS) - set(ANSWERS) == {"pprof"}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "blocked", "device"])
+def test_a_tree_holds_what_its_stacks_hold(service: Service, kind: str) -> None:
+    tree = ask(service, "flametree", kind=kind)
+    totals = ask(service, "totals", kind=kind)
+
+    def own(node: dict[str, Any]) -> float:
+        below = sum(child["value"] for child in node.get("children", ()))
+        assert node["value"] == pytest.approx(node["self"] + below, abs=10)
+        return node["self"] + sum(own(child) for child in node.get("children", ()))
+
+    assert totals["ns"] > 0
+    assert tree["total"] == pytest.approx(totals["ns"])
+    assert own(tree["root"]) == pytest.approx(totals["ns"] - tree["not_shown"])
+
+
+def test_a_tree_is_bounded_in_depth_and_boxes() -> None:
+    from sonde.query import stored_views
+
+    frames = {key: {"function": f"f{key}", "binary": "b", "kind": "user"} for key in range(60_000)}
+    deep = [{"frame_keys": list(range(3_000)), "ns": 5.0}]
+    wide = [{"frame_keys": [key], "ns": float(key)} for key in range(1, 60_000)]
+
+    tree = stored_views.flame_tree(deep, frames, "ns")
+    assert json.dumps(tree).count('"name"') == stored_views.DEEPEST + 1
+    tree = stored_views.flame_tree(wide, frames, "ns")
+    assert len(tree["root"]["children"]) <= stored_views.MOST_NODES + 1
+    assert tree["left_out"] > 30_000
+
+
+def test_processes_and_names_sum_to_the_total(service: Service) -> None:
+    for question in ("processes", "names"):
+        for kind in ("cpu", "blocked", "kernel"):
+            rows = ask(service, question, kind=kind, limit=10_000)
+            total = ask(service, "totals", kind=kind)
+            assert sum(row["ns"] for row in rows) == pytest.approx(total["ns"])
+
+
+def test_an_overview_counts_both_nodes_alike(service: Service) -> None:
+    rows = ask(service, "overview")
+
+    assert [row["node"] for row in rows] == ["one", "two"]
+    assert rows[0]["chunks"] == len(CHUNKS)
+    assert rows[0]["cpu_ns"] == pytest.approx(ask(service, "totals", node="one")["ns"])
+    assert rows[0]["cpu_ns"] == rows[1]["cpu_ns"]
+
+
+def test_a_timeline_keeps_count_and_time_at_every_level_of_detail(service: Service) -> None:
+    expected = 2 * sum(rows_of(chunk, "span") + rows_of(chunk, "device_run") for chunk in CHUNKS)
+    sums = []
+    for points in (1, 100, 1_440):
+        answer = ask(service, "timeline", points=points, limit=500)
+        boxes = answer["boxes"]
+        assert sum(boxes["n"]) == expected
+        sums.append(sum(boxes["ns"]))
+        assert sum(lane["ns"] for lane in answer["lanes"]) == sums[-1]
+        assert min(boxes["start"]) >= 0
+    assert len(set(sums)) == 1
+
+
+def test_a_timeline_of_a_moment_is_cut_at_its_ends(service: Service) -> None:
+    options = [("from", "1800001801"), ("to", "1800001802"), ("limit", "500")]
+    answer = answers.ask(service, ME, answers.QUESTIONS["timeline"], answers.parse(options))
+    boxes = json.loads(answer.content)["boxes"]
+
+    assert boxes["n"]
+    assert all(start >= 0 for start in boxes["start"])
+    assert all(end <= 10**9 + 10**6 for end in boxes["end"])
+
+
+@pytest.mark.parametrize("kind", ["cpu", "blocked", "device", "kernel", "faulted"])
+def test_pprof_of_a_selection_holds_its_weights(service: Service, kind: str) -> None:
+    message = PprofProfile()
+    message.ParseFromString(gzip.decompress(ask(service, "pprof", kind=kind)))
+    totals = ask(service, "totals", kind=kind)
+    second = sum(sample.value[1] for sample in message.sample)
+
+    assert second == pytest.approx(totals["bytes" if kind == "faulted" else "ns"], rel=1e-3, abs=1)
+    ids = {location.id for location in message.location}
+    assert all(set(sample.location_id) <= ids for sample in message.sample)
+    assert message.string_table[0] == ""
