@@ -54,7 +54,8 @@ DOORS: dict[str, set[str]] = {
     "query": {"errors", "input_files", "limits", "model"},
     "store": {"errors", "limits", "query"},
     "server": {
-        *("errors", "http_client", "input_files", "interpreter", "limits", "query", "store"),
+        *("analyze", "errors", "export", "http_client", "input_files", "interpreter", "limits"),
+        *("model", "query", "store"),
     },
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},

@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,8 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.errors import UsageError
-from sonde.query import stored
+from sonde.export import strict_json
+from sonde.query import stored, stored_charts
 from sonde.query.stored import Selection, StoredSession
+from sonde.server import views
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
@@ -30,7 +31,7 @@ PARAMETERS: Mapping[str, str] = {
     "pid": "number of a process",
     "name": "kernel, reason of a wait, or function of a call",
     **dict.fromkeys(_OWNERS, "as in the table of processes"),
-    "series": "name of a metric",
+    "series": "name of a metric; of charts may be repeated",
     "points": "at most so many a series, up to 1440",
     "limit": "at most so many rows",
     "before_from": "of diff: the earlier time",
@@ -52,7 +53,7 @@ class Options:
 
     wanted: Selection
     before: Selection
-    series: str
+    series: Sequence[str]
     points: int
     limit: int
     form: Form
@@ -100,7 +101,7 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
     return Options(
         Selection(start, end, **common),
         Selection(before, before_end, **common),
-        one("series", ""),
+        given.get("series", []),
         _whole("points", one("points", str(stored.MOST_POINTS)), 1 << 31),
         _whole("limit", one("limit", "50"), 1 << 31),
         form,
@@ -155,7 +156,12 @@ QUESTIONS: Mapping[str, Question] = {
     "totals": lambda s, o: stored.totals(s, o.wanted),
     "top": lambda s, o: stored.top_functions(s, o.wanted, o.limit),
     "diff": lambda s, o: stored.difference(s, o.before, o.wanted, o.limit),
-    "series": lambda s, o: stored.series(s, o.wanted, o.series, o.points),
+    "series": lambda s, o: stored.series(s, o.wanted, (o.series or [""])[-1], o.points),
+    "charts": lambda s, o: stored_charts.charts(s, o.wanted, o.series, o.points),
+    "devices": lambda s, o: stored_charts.devices(s, o.wanted),
+    "kernels": lambda s, o: stored_charts.kernels(s, o.wanted, o.limit),
+    "timeline": lambda s, o: views.timeline(s, o.wanted),
+    "verdict": lambda s, o: views.explained(s, o.wanted),
     "nodes": lambda s, o: stored.nodes(s, o.wanted),
     "losses": lambda s, o: stored.losses(s, o.wanted),
 }
@@ -179,4 +185,4 @@ def ask(service: Service, caller: Caller, question: Question, options: Options) 
             writer.write_table(found)
         return Answer(sink.getvalue().to_pybytes(), "application/vnd.apache.arrow.stream")
     rows = found.to_pylist() if isinstance(found, pa.Table) else found
-    return Answer(json.dumps(rows).encode(), "application/json")
+    return Answer(strict_json.dumps(rows, separators=(",", ":")).encode(), "application/json")

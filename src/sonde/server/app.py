@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -16,12 +17,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sonde.errors import SondeError
-from sonde.server import answers
+from sonde.server import answers, pages
 from sonde.server.openapi import document
 from sonde.server.selfmetrics import exposition
 from sonde.server.service import AUDIT, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.wal import WalBusyError, WalFailedError
+
+_WORTH_PACKING = 64 << 10
+"""Bytes of an answer."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -29,6 +33,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 def refusal(status: int, cause: str, remedy: str = "", **headers: str) -> JSONResponse:
     """An error as every client gets it."""
     return JSONResponse({"error": cause, "remedy": remedy}, status, headers)
+
+
+def _packed(request: Request, answer: answers.Answer) -> Response:
+    """The answer, compressed where the client takes that and it is worth it."""
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    content = answer.content
+    if len(content) > _WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+        content = gzip.compress(content, 1)
+        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Response(content, media_type=answer.media_type, headers=headers)
 
 
 class Api:
@@ -55,7 +69,7 @@ class Api:
             Route(f"/v1/{name}", self._guarded(Scope.READ, self._query(question)))
             for name, question in answers.QUESTIONS.items()
         ]
-        return Starlette(routes=routes)
+        return Starlette(routes=[*routes, *pages.routes()])
 
     def _guarded(
         self, scope: Scope, handler: Callable[[Request, Caller], Awaitable[Response]]
@@ -168,7 +182,7 @@ class Api:
                 raise
             finally:
                 self._asked -= 1
-            return Response(answer.content, media_type=answer.media_type)
+            return _packed(request, answer)
 
         return handler
 
