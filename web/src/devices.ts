@@ -89,7 +89,7 @@ function stateOf(node: NodeRow, rows: readonly DeviceRow[], lost: number, nowS: 
     const used = device.smActive ?? device.utilization;
     if (used !== null) idle += 1 - used;
     if (used !== null && used < 0.5) {
-      troubles.push({ text: `${shortId(device.id)} idle ${percent(1 - used)} of the time`, score: 60 * (1 - used), tone: used < 0.2 ? "bad" : "warn" });
+      troubles.push({ text: `${shortId(device.id)} ${device.smActive === null ? "idle" : "SMs idle"} ${percent(1 - used)} of the time`, score: 60 * (1 - used), tone: used < 0.2 ? "bad" : "warn" });
     }
   }
   if (lost > 0) troubles.push({ text: `${Math.round(lost).toLocaleString("en-US")} events not observed`, score: 3, tone: "warn" });

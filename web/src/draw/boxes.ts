@@ -56,7 +56,7 @@ export function boxAt(row: Row, x: number, slack = 0): number {
   if (box < row.start.length && row.start[box]! <= x) return box;
   const after = box < row.start.length ? row.start[box]! - x : Infinity;
   const before = box > 0 ? x - row.end[box - 1]! : Infinity;
-  if (Math.min(after, before) > slack) return -1;
+  if (Math.min(after, before) >= slack) return -1;
   return after <= before ? box : box - 1;
 }
 

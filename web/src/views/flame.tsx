@@ -21,11 +21,15 @@ const KINDS: readonly [string, string, Weight, string][] = [
 
 const HIDES: readonly [Hide, string][] = [["", "all frames"], ["kernel", "without the kernel"], ["runtime", "without kernel and runtime"], ["python", "Python only"]];
 
+/** Rows of samples sum up a second and are chosen by its start: the one that a time begins in counts, too. */
+const TICK_S = 1;
+const SHORT_S = 20;
+
 export function FlamePanel(): preact.JSX.Element {
   const { place, go } = useApp();
   const [, title, weight, hint] = KINDS.find(([kind]) => kind === place.kind) ?? KINDS[0]!;
   const isKernels = place.shape === "kernels";
-  const asked = useAnswer<Flame>(isKernels ? null : "flamegraph", { node: place.node, from: place.from, to: place.to, kind: place.kind, pid: place.pid });
+  const asked = useAnswer<Flame>(isKernels ? null : "flamegraph", { node: place.node, from: place.from - TICK_S, to: place.to, kind: place.kind, pid: place.pid });
   return (
     <>
       <div class="tools">
@@ -73,7 +77,7 @@ function Graph({ flame, weight, hint }: { flame: Flame; weight: Weight; hint: st
         <span><i style={{ background: css(palette.frame("python", "", "")) }} />Python</span>
         <span><i style={{ background: css(palette.frame("kernel", "", "")) }} />kernel</span>
         <span><i style={{ background: css(palette.frame("user", "libtorch", "")) }} />libraries, a colour each</span>
-        <span class="quiet">{show(tree.total[0] ?? 0)} in all: {hint}</span>
+        <span class="quiet">{show(tree.total[0] ?? 0)} in all: {hint}{place.to - place.from < SHORT_S ? "; of whole seconds around this time" : ""}</span>
       </div>
     </>
   );

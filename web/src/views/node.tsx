@@ -12,6 +12,9 @@ import { useAnswer, useApp } from "../state";
 const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#7a5195", "#8a8a8a"];
 const LINES_DARK = ["#56b4e9", "#ff9e58", "#3ddc9f", "#f0a6cf", "#f0e442", "#8ecbff", "#c39bff", "#b5b5b5"];
 
+const SHORT_S = 4;
+const AROUND_S = 1;
+
 export function NodeView(): preact.JSX.Element {
   const { place } = useApp();
   const known = useAnswer<NodeRow[]>(place.from && place.to ? null : "nodes", { from: 1, node: place.node });
@@ -30,8 +33,14 @@ export function NodeView(): preact.JSX.Element {
 function Series({ from, to }: { from: number; to: number }): preact.JSX.Element {
   const { place, go } = useApp();
   const asked = useAnswer<ChartRow[]>("charts", { node: place.node, from, to, series: SERIES, points: 1000 });
-  const open = (left: number, right: number): void =>
-    go({ view: "range", from: left, to: right, kind: "cpu", focus: [], search: "", cause: "", left: 0, right: 0 });
+  const open = (left: number, right: number): void => {
+    // Totals and samples are kept by the second: a verdict needs some whole ones around a short time.
+    const around = right - left < SHORT_S ? AROUND_S : 0;
+    go({
+      view: "range", from: left - around, to: right + around, kind: "cpu", focus: [], search: "", cause: "",
+      left: around ? left : 0, right: around ? right : 0,
+    });
+  };
   const wider = (factor: number): void => {
     const middle = (from + to) / 2;
     const half = ((to - from) / 2) * factor;

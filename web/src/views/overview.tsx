@@ -23,7 +23,7 @@ export function Overview(): preact.JSX.Element {
   const devices = useAnswer<DeviceRow[]>(nodes.answer?.length ? "devices" : null, { from, to });
   const losses = useAnswer<LossRow[]>(nodes.answer?.length ? "losses" : null, { from, to });
   const list = useMemo(
-    () => states(nodes.answer ?? [], devices.answer ?? [], losses.answer ?? [], now),
+    () => states(nodes.answer ?? [], devices.answer ?? [], losses.answer ?? [], Math.min(now, to)),
     [nodes.answer, devices.answer, losses.answer],
   );
   return (
@@ -121,7 +121,7 @@ function NodeLine({ one, verdict }: { one: NodeState; verdict: string | undefine
       <td>{sm === null ? "–" : <Meter share={sm} text={`${Math.round(100 * sm)} %`} />}</td>
       <td>{limit ? <Meter share={memory / limit} text={scaled(memory, "B")} /> : "–"}</td>
       <td class="number">{power ? `${Math.round(power)} W` : "–"}</td>
-      <td class="number">{ago(Date.now() / 1000 - one.lastS)}</td>
+      <td class="number nowrap">{ago(Date.now() / 1000 - one.lastS)}</td>
     </tr>
   );
 }
@@ -139,7 +139,11 @@ function useVerdicts(list: NodeState[]): Record<string, string> {
         try {
           const answer = await ask<Explanation>("verdict", { node: one.node, from: one.lastS - VERDICT_S, to: Math.ceil(one.lastS) + 1 }, stop.signal);
           const verdict = answer.verdicts[0];
-          if (verdict) text = verdict.causes[0]?.title ?? verdict.bounds[0]?.key ?? text;
+          if (verdict) {
+            const bound = verdict.bounds[0]?.key ?? text;
+            const cause = verdict.causes.find((one) => one.bound === bound);
+            text = cause ? cause.title : bound;
+          } else text = "nothing to explain";
         } catch {
           if (stop.signal.aborted) return;
         }
