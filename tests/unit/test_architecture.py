@@ -56,8 +56,8 @@ DOORS: dict[str, set[str]] = {
     "query": {"errors", "input_files", "limits", "model"},
     "store": {"errors", "limits", "query"},
     "server": {
-        *("errors", "export", "http_client", "input_files", "interpreter", "limits", "ownership"),
-        *("query", "store"),
+        *("analyze", "errors", "export", "http_client", "input_files", "interpreter", "limits"),
+        *("model", "ownership", "query", "store"),
     },
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},

@@ -133,7 +133,7 @@ def test_a_timeline_keeps_count_and_time_at_every_level_of_detail(service: Servi
     expected = 2 * sum(rows_of(chunk, "span") + rows_of(chunk, "device_run") for chunk in CHUNKS)
     sums = []
     for points in (1, 100, 1_440):
-        answer = ask(service, "timeline", points=points, limit=500)
+        answer = ask(service, "lanes", points=points, limit=500)
         boxes = answer["boxes"]
         assert sum(boxes["n"]) == expected
         sums.append(sum(boxes["ns"]))
@@ -144,7 +144,7 @@ def test_a_timeline_keeps_count_and_time_at_every_level_of_detail(service: Servi
 
 def test_a_timeline_of_a_moment_is_cut_at_its_ends(service: Service) -> None:
     options = [("from", "1800001801"), ("to", "1800001802"), ("limit", "500")]
-    answer = answers.ask(service, ME, answers.QUESTIONS["timeline"], answers.parse(options))
+    answer = answers.ask(service, ME, answers.QUESTIONS["lanes"], answers.parse(options))
     boxes = json.loads(answer.content)["boxes"]
 
     assert boxes["n"]

@@ -105,7 +105,8 @@ def run(args: argparse.Namespace) -> int:
     started_s = time.time()
     server = Child(
         ("serve", "--store", str(state / "store"), "--listen", args.listen,
-         "--log-level", "warning", "--keep-days", f"{args.keep_days:g}", "--keep-gb", f"{args.keep_gb:g}"),
+         "--log-level", "warning", "--keep-days", f"{args.keep_days:g}",
+         "--keep-gb", f"{args.keep_gb:g}"),
     )  # fmt: skip
     agent: Child | None = None
     try:

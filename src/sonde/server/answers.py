@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,9 +13,11 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.errors import UsageError
+from sonde.export import strict_json
 from sonde.export.stored_pprof import pprof
-from sonde.query import stored, stored_views
+from sonde.query import stored, stored_charts, stored_views
 from sonde.query.stored import Selection, StoredSession
+from sonde.server import views
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
@@ -32,9 +33,9 @@ PARAMETERS: Mapping[str, str] = {
     "pid": "number of a process",
     "name": "kernel, reason of a wait, or function of a call",
     **dict.fromkeys(_OWNERS, "as in the table of processes"),
-    "series": "name of a metric",
-    "points": "at most so many a series; of a timeline: steps; up to 1440",
-    "limit": "at most so many rows; of a timeline: lanes",
+    "series": "name of a metric; of charts may be repeated",
+    "points": "at most so many a series; of lanes: steps; up to 1440",
+    "limit": "at most so many rows; of lanes: lanes",
     "before_from": "of diff: the earlier time",
     "before_to": "of diff: its end",
     "format": "json or arrow",
@@ -54,7 +55,7 @@ class Options:
 
     wanted: Selection
     before: Selection
-    series: str
+    series: Sequence[str]
     points: int
     limit: int
     form: Form
@@ -109,7 +110,7 @@ def parse(items: Iterable[tuple[str, str]]) -> Options:
     return Options(
         Selection(start, end, **common),
         Selection(before, before_end, **common),
-        one("series", ""),
+        given.get("series", []),
         _whole("points", one("points", str(stored.MOST_POINTS)), 1 << 31),
         _whole("limit", one("limit", "50"), 1 << 31),
         form,
@@ -205,7 +206,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "flamegraph": Question("stacks with their weights: frames, stacks, total", _flame),
     "flametree": Question("a flame graph as nested boxes: name, value, self, children", _tree),
-    "timeline": Question("lanes of threads and devices, and the boxes in them", _timeline),
+    "lanes": Question("lanes of threads and devices, and the boxes in them", _timeline),
     "pprof": Question("a selection in pprof's format, gzipped", _pprof, "application/octet-stream"),
     "frames": Question(
         "code locations by key",
@@ -228,11 +229,27 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "series": Question(
         "a metric over time, by node and labels",
-        lambda s, o: stored.series(s, o.wanted, o.series, o.points),
+        lambda s, o: stored.series(s, o.wanted, (o.series or [""])[-1], o.points),
     ),
     "metrics": Question("metrics that there are", lambda s, o: stored_views.metrics(s, o.wanted)),
     "nodes": Question("who sent what, and when last", lambda s, o: stored.nodes(s, o.wanted)),
     "losses": Question("what agents could not observe", lambda s, o: stored.losses(s, o.wanted)),
+    "charts": Question(
+        "several metrics, and what was observed, over time",
+        lambda s, o: stored_charts.charts(s, o.wanted, o.series, o.points),
+    ),
+    "devices": Question(
+        "metrics of devices: mean, least, most, last",
+        lambda s, o: stored_charts.devices(s, o.wanted),
+    ),
+    "kernels": Question(
+        "kernels by device time", lambda s, o: stored_charts.kernels(s, o.wanted, o.limit)
+    ),
+    "timeline": Question(
+        "spans of one node, its gaps with their causes, its verdict",
+        lambda s, o: views.timeline(s, o.wanted),
+    ),
+    "verdict": Question("why one node's devices waited", lambda s, o: views.explained(s, o.wanted)),
 }
 
 
@@ -256,4 +273,4 @@ def ask(service: Service, caller: Caller, question: Question, options: Options) 
             writer.write_table(found)
         return Answer(sink.getvalue().to_pybytes(), "application/vnd.apache.arrow.stream")
     rows = found.to_pylist() if isinstance(found, pa.Table) else found
-    return Answer(json.dumps(rows).encode(), "application/json")
+    return Answer(strict_json.dumps(rows, separators=(",", ":")).encode(), "application/json")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ipaddress
 import json
 import socket
@@ -19,12 +20,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sonde.errors import SondeError
-from sonde.server import answers
+from sonde.server import answers, pages
 from sonde.server.openapi import document
 from sonde.server.selfmetrics import exposition
 from sonde.server.service import AUDIT, Bucket, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.wal import WalBusyError, WalFailedError
+
+_WORTH_PACKING = 64 << 10
+"""Bytes of an answer."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -48,6 +52,16 @@ def _is_direct(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _packed(request: Request, answer: answers.Answer) -> Response:
+    """The answer, compressed where the client takes that and it is worth it."""
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    content = answer.content
+    if len(content) > _WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+        content = gzip.compress(content, 1)
+        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Response(content, media_type=answer.media_type, headers=headers)
 
 
 class Api:
@@ -87,7 +101,7 @@ class Api:
             Route(f"/v1/{name}", self._guarded(Scope.READ, self._query(question)))
             for name, question in answers.QUESTIONS.items()
         ]
-        return Starlette(routes=routes)
+        return Starlette(routes=[*routes, *pages.routes()])
 
     def _guarded(
         self, scope: Scope, handler: Callable[[Request, Caller], Awaitable[Response]]
@@ -253,7 +267,7 @@ class Api:
                 self._asked[caller.tenant] -= 1
                 if not self._asked[caller.tenant]:
                     del self._asked[caller.tenant], self._slots[caller.tenant]
-            return Response(answer.content, media_type=answer.media_type)
+            return _packed(request, answer)
 
         return handler
 

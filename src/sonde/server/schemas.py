@@ -61,7 +61,7 @@ ANSWERS: Mapping[str, Schema] = {
         left_out=_WHOLE,
         root={"$ref": "#/components/schemas/FlameNode"},
     ),
-    "timeline": _object(
+    "lanes": _object(
         start_ns=_WHOLE,
         end_ns=_WHOLE,
         lanes=_list(

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of the web page: each view, at 1280 and 1920 px, light and dark, over real captures.
+
+.venv/bin/python scripts/web_screenshots.py build/screenshots
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+from urllib.parse import urlencode
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+
+from selenium.webdriver.remote.webdriver import WebDriver  # noqa: E402
+
+import browser  # noqa: E402
+from served import Server  # noqa: E402
+from sonde.server.upload import upload  # noqa: E402
+
+NODES = {
+    "trainer-0": "cpu_quota",
+    "trainer-1": "jax_float",
+    "trainer-2": "serialised_streams",
+    "inference-0": "graph_replay",
+}
+SIZES = ((1280, 860), (1920, 1080))
+CALM_S = 0.4
+
+
+def settle(driver: WebDriver, deadline_s: float = 25) -> None:
+    """Wait until nothing is loading."""
+    ends = time.monotonic() + deadline_s
+    while time.monotonic() < ends:
+        time.sleep(CALM_S)
+        if not driver.execute_script("return document.querySelector('[aria-busy=true]')"):
+            return
+
+
+def main() -> None:
+    into = Path(sys.argv[1])
+    into.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, Server(Path(folder) / "store") as server:
+        origin = f"http://127.0.0.1:{server.port}"
+        for node, name in NODES.items():
+            path = ROOT / "tests" / "data" / "explain" / "own" / f"{name}.sonde"
+            upload(path, origin, node)
+        nodes = {row["node"]: row for row in server.wait_for(12)}
+        views = places(nodes)
+        only = set(sys.argv[2:])
+        with browser.chromium(Path(folder) / "profile") as driver:
+            for width, height in SIZES:
+                driver.set_window_size(width, height)
+                inner = driver.execute_script("return [innerWidth, innerHeight]")
+                driver.set_window_size(2 * width - inner[0], 2 * height - inner[1])
+                for theme in ("light", "dark"):
+                    driver.get(origin)
+                    driver.execute_script(f"localStorage.setItem('sonde.theme', '{theme}')")
+                    for name, query in views.items():
+                        if only and name not in only:
+                            continue
+                        driver.get(f"{origin}/?{urlencode(query, doseq=True)}")
+                        settle(driver)
+                        if name == "overview":
+                            time.sleep(4)  # verdicts come one after another
+                        driver.save_screenshot(str(into / f"{name}-{width}-{theme}.png"))
+            for entry in driver.get_log("browser"):
+                print(entry["level"], entry["message"][:300])
+
+
+def places(nodes: dict[str, dict[str, int]]) -> dict[str, dict[str, object]]:
+    """The query of each view."""
+    first = min(row["first_ns"] for row in nodes.values()) / 1e9
+    last = max(row["last_ns"] for row in nodes.values()) / 1e9
+    begin = nodes["trainer-0"]["first_ns"] / 1e9
+    spot = {"node": "trainer-0", "from": round(begin + 1, 3), "to": round(begin + 11, 3)}
+    return {
+        "overview": {"from": int(first) - 1, "to": int(last) + 2},
+        "node": {"view": "node", "node": "trainer-0"},
+        "range": {"view": "range", **spot},
+        "cause": {
+            "view": "range",
+            "kind": "device",
+            "cause": "synchronization",
+            "search": "chatty.<locals>.step",
+            **spot,
+        },
+        "table": {"view": "range", "shape": "table", **spot},
+        "kernels": {"view": "range", "shape": "kernels", **spot},
+        "compare": {
+            "view": "compare",
+            "node": "trainer-0",
+            "from": round(begin + 6, 3),
+            "to": round(begin + 11, 3),
+        },
+        "empty": {"from": 1, "to": 3601},
+    }
+
+
+main()

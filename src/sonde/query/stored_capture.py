@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a store has of one node in a time, as a capture: everything that reads captures reads it.
+
+Its clock is the time since 1970: `wall_offset_ns` is 0. Keys of stacks and frames are those of the
+store. Rows count where their interval overlaps the selected time.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from sonde.errors import CaptureError, CaptureTooLarge
+from sonde.limits import Budget
+from sonde.model.timeline import F64, I32, I64
+from sonde.query.capture import Capture, CaptureInfo
+from sonde.query.columns import whole
+from sonde.query.schema import TABLES, conform
+from sonde.query.stored import Selection, StoredSession
+from sonde.query.validation import frame_count
+
+MOST_ROWS = 1_000_000
+"""Of all tables together: what a server holds in memory for one question."""
+_BYTES = 512 << 20
+_INTERVALS = ("span", "device_run")
+_RENAMED = {"frame_ids": "frame_keys", "frame_id": "key"}
+_IDENTITY = {"process": ("pid", "start_ns"), "thread": ("pid", "start_ns", "tid")}
+
+
+@dataclass(frozen=True, slots=True)
+class RunColumns:
+    """Rows of `device_run`, each column with one entry for each."""
+
+    start_ns: I64
+    end_ns: I64
+    name: I32
+    """Index into `names`, as `kind` into `kinds`."""
+    kind: I32
+    pid: I64
+    device: I64
+    stream: I64
+    weight: F64
+    names: list[str]
+    kinds: list[str]
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def run_columns(capture: Capture) -> RunColumns:
+    """The single runs on devices of a capture."""
+    runs = capture.tables["device_run"]
+    names = runs.column("name").combine_chunks()
+    kinds = runs.column("kind").combine_chunks()
+    return RunColumns(
+        start_ns=whole(runs, "start_time_ns"),
+        end_ns=whole(runs, "end_time_ns"),
+        name=names.indices.to_numpy(),
+        kind=kinds.indices.to_numpy(),
+        pid=whole(runs, "pid"),
+        device=whole(runs, "device"),
+        stream=whole(runs, "stream"),
+        weight=runs.column("weight").to_numpy(),
+        names=names.dictionary.to_pylist(),
+        kinds=kinds.dictionary.to_pylist(),
+    )
+
+
+def capture_of(session: StoredSession, wanted: Selection) -> Capture:
+    """The rows of one node between two times. Raises CaptureError, CaptureTooLarge."""
+    if len(wanted.nodes) != 1:
+        raise CaptureError("this question is about one node", "give its name as node=NAME")
+    conditions = {name: _where(name, wanted) for name in TABLES}
+    rows = 0
+    for name, (clause, parameters) in conditions.items():
+        if name not in ("stack", "frame"):
+            counted = session.arrow(f"SELECT count(*) AS n FROM {name} {clause}", parameters)
+            rows += counted.column("n")[0].as_py()
+    if rows > MOST_ROWS:
+        raise CaptureTooLarge(
+            f"this time has {rows:,} rows, more than {MOST_ROWS:,}", "choose a shorter time"
+        )
+    tables = {}
+    for name, (clause, parameters) in conditions.items():
+        tables[name] = _table(name, session, clause, parameters)
+    budget = Budget("the selected time", 1, _BYTES)
+    budget.hold(64 * rows + 40 * frame_count(tables["stack"]))
+    return Capture(_info(session, wanted), tables, None)
+
+
+def _where(name: str, wanted: Selection) -> tuple[str, list[Any]]:
+    node = wanted.nodes[0]
+    if name in ("stack", "frame"):
+        return "", []
+    if name in _IDENTITY:
+        return "WHERE node = ?", [node]
+    if name in _INTERVALS:
+        clause = "WHERE node = ? AND start_time_ns < ? AND end_time_ns >= ?"
+        return clause, [node, wanted.end_ns, wanted.start_ns]
+    return "WHERE node = ? AND time_ns >= ? AND time_ns < ?", [node, wanted.start_ns, wanted.end_ns]
+
+
+def _table(name: str, session: StoredSession, clause: str, parameters: list[Any]) -> pa.Table:
+    renamed = _RENAMED | {"stack_id": "key" if name == "stack" else "stack"}
+    columns = ", ".join(
+        f'"{renamed.get(field.name, field.name)}" AS "{field.name}"' for field in TABLES[name]
+    )
+    sql = f"SELECT {columns} FROM {name} {clause}"
+    if name in ("stack", "frame"):
+        sql = f"SELECT {columns} FROM (SELECT DISTINCT * FROM {name})"
+    elif name in _IDENTITY:
+        sql = f"SELECT {columns} FROM {name} {clause} ORDER BY time_ns"
+    found = session.arrow(sql, parameters)
+    unsigned = {}
+    for field in TABLES[name]:
+        column = found.column(field.name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        plain = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        unsigned[field.name] = column.cast(plain, safe=False)
+    table = conform(name, pa.table(unsigned))
+    if name in _IDENTITY:
+        keys = list(zip(*(table.column(key).to_pylist() for key in _IDENTITY[name]), strict=True))
+        last = {key: row for row, key in enumerate(keys)}
+        table = table.take(pa.array(last.values(), pa.int64()))
+    elif name in ("stack", "frame"):
+        ids = table.column(f"{name}_id").to_pylist()
+        first = {key: row for row, key in reversed(list(enumerate(ids)))}
+        table = table.take(pa.array(sorted(first.values()), pa.int64()))
+    return table.unify_dictionaries()
+
+
+def _info(session: StoredSession, wanted: Selection) -> CaptureInfo:
+    found = session.arrow(
+        "SELECT count(*) AS chunks, min(start_ns) AS first, max(end_ns) AS last,"
+        " max_by(about, end_ns) AS about, coalesce(sum(size_bytes), 0) AS size FROM chunk"
+        " WHERE node = ? AND start_ns < ? AND end_ns >= ?",
+        [wanted.nodes[0], wanted.end_ns, wanted.start_ns],
+    ).to_pylist()[0]
+    if not found["chunks"]:
+        raise CaptureError("this node sent nothing in this time", "choose another time")
+    try:
+        about = json.loads(found["about"] or "{}")
+    except ValueError:
+        about = {}
+    host = about.get("host") if isinstance(about, dict) else None
+    return CaptureInfo(
+        path=Path(wanted.nodes[0]),
+        size_bytes=int(found["size"]),
+        id="",
+        version="",
+        host=host if isinstance(host, dict) else {},
+        start_ns=max(wanted.start_ns, found["first"]),
+        end_ns=min(wanted.end_ns, found["last"]),
+        paused_ns=0,
+        wall_offset_ns=0,
+        chunks=found["chunks"],
+        chunks_damaged=0,
+        chunks_missing=0,
+        damaged_bytes=0,
+        tail_bytes=0,
+        clean_end=True,
+    )

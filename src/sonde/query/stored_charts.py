@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of nodes over time for charts, and their summary for a list of nodes.
+
+Besides the metrics that agents polled, three series are made of what was observed: `sonde.cpu`
+(mean number of threads on a CPU, blocked, runnable: the weights of samples by their time),
+`sonde.device.busy` (mean number of runs on devices: Horvitz-Thompson sums of the timed runs) and
+`sonde.device.launches` (launches a second, estimated likewise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from sonde.query.stored import MOST_POINTS, MOST_ROWS, MOST_SERIES, Selection, StoredSession
+
+SUMMARY = (
+    *("hw.gpu.utilization", "sonde.gpu.sm.active", "sonde.gpu.tensor.active", "hw.power"),
+    *("hw.gpu.memory.usage", "hw.gpu.memory.limit", "hw.temperature", "sonde.gpu.throttled"),
+    *("hw.errors", "sonde.gpu.clock"),
+)
+_TICK_NS = 1_000_000_000
+"""Samples and runs are summed over seconds: finer steps would show the summing."""
+_OBSERVED = (
+    "SELECT node, 'sonde.cpu' AS series, kind AS labels, time_ns, weight_ns AS amount FROM sample"
+    " {sample} AND kind IN ('cpu', 'blocked', 'runqueue')"
+    " UNION ALL SELECT node, 'sonde.device.busy', kind, start_time_ns,"
+    " weight * (end_time_ns - start_time_ns) FROM device_run {run} AND kind <> 'sync'"
+    " UNION ALL SELECT node, 'sonde.device.launches', '', start_time_ns, weight * 1000000000"
+    " FROM device_run {run} AND kind IN ('kernel', 'replay')"
+)
+
+
+def charts(
+    session: StoredSession, wanted: Selection, names: Sequence[str], points: int = MOST_POINTS
+) -> pa.Table:
+    """Several series at once: node, series, labels, time_ns, value, least, most.
+
+    A point is a step of the selected time divided by `points`, at most 1,440; of observed series
+    at least a second.
+    """
+    points = max(1, min(points, MOST_POINTS))
+    step = max(1, -(-(wanted.end_ns - wanted.start_ns) // points))
+    clause, parameters = wanted.sql(kind=False, process=False)
+    chosen = ", ".join("?" * len(names)) or "''"
+    metric = session.arrow(
+        "WITH chosen AS (SELECT node, series, labels, time_ns, value FROM metric"
+        f" {clause} AND series IN ({chosen})), "
+        "listed AS (SELECT DISTINCT node, series, labels FROM chosen ORDER BY node, series, labels"
+        f" LIMIT {MOST_SERIES}) "
+        "SELECT node, series, labels, ? + (time_ns - ?) // ? * ? AS time_ns, avg(value) AS value,"
+        " min(value) AS least, max(value) AS most FROM chosen JOIN listed"
+        " USING (node, series, labels) GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4",
+        [*parameters, *names, wanted.start_ns, wanted.start_ns, step, step],
+    )
+    observed = _observed(session, wanted, max(step, _TICK_NS))
+    return pa.concat_tables([metric, observed.cast(metric.schema)])
+
+
+def _observed(session: StoredSession, wanted: Selection, step: int) -> pa.Table:
+    sample, of_sample = wanted.sql(kind=False)
+    run, of_run = wanted.sql("start_time_ns", kind=False)
+    rows = _OBSERVED.format(sample=sample, run=run)
+    parameters: list[Any] = [*of_sample, *of_run, *of_run]
+    return session.arrow(
+        f"WITH seen AS ({rows}) SELECT node, series, labels,"
+        " ? + (time_ns - ?) // ? * ? AS time_ns, sum(amount) / ? AS value,"
+        " sum(amount) / ? AS least, sum(amount) / ? AS most FROM seen"
+        f" GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 LIMIT {MOST_POINTS * MOST_SERIES}",
+        [*parameters, wanted.start_ns, wanted.start_ns, step, step, step, step, step],
+    )
+
+
+def devices(session: StoredSession, wanted: Selection) -> pa.Table:
+    """Of every node and label set: node, series, labels, mean, least, most, last.
+
+    The series are those of `SUMMARY`; `last` is the latest value.
+    """
+    clause, parameters = wanted.sql(kind=False, process=False)
+    chosen = ", ".join("?" * len(SUMMARY))
+    return session.arrow(
+        "SELECT node, series, labels, avg(value) AS mean, min(value) AS least, max(value) AS most,"
+        f" max_by(value, time_ns) AS last FROM metric {clause} AND series IN ({chosen})"
+        f" GROUP BY 1, 2, 3 ORDER BY 1, 2, 3 LIMIT {10 * MOST_ROWS}",
+        [*parameters, *SUMMARY],
+    )
+
+
+def kernels(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Table:
+    """Runs on devices by kind and name: kind, name, runs, ns, mean_ns, most_ns, timed."""
+    clause, parameters = wanted.sql("start_time_ns", kind=False)
+    return session.arrow(
+        "SELECT kind, name, sum(weight) AS runs,"
+        " sum(weight * (end_time_ns - start_time_ns)) AS ns,"
+        " sum(weight * (end_time_ns - start_time_ns)) / sum(weight) AS mean_ns,"
+        " max(end_time_ns - start_time_ns) AS most_ns, count(*) AS timed"
+        f" FROM device_run {clause} AND kind <> 'sync' GROUP BY 1, 2"
+        f" ORDER BY 4 DESC, 1, 2 LIMIT {min(int(limit), MOST_ROWS)}",
+        parameters,
+    )

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which series a node's page shows together, and where a series dips.
+
+import type { ChartRow } from "./api";
+import { labelsOf, shortId } from "./devices";
+
+export interface Line { label: string; times: number[]; values: (number | null)[]; least: (number | null)[] }
+export interface Chart { title: string; unit: string; percent: boolean; lines: Line[]; top: number | null; stepped: boolean }
+
+interface Wanted { series: string; label: string; where?: [string, string]; by?: string; scale?: number; skip?: readonly string[] }
+interface Group { title: string; unit: string; percent?: boolean; stepped?: boolean; wanted: readonly Wanted[] }
+
+const GROUPS: readonly Group[] = [
+  { title: "GPU use", unit: "%", percent: true, wanted: [
+    { series: "hw.gpu.utilization", label: "busy", where: ["hw.gpu.task", "general"] },
+    { series: "sonde.gpu.sm.active", label: "SM active" },
+    { series: "sonde.gpu.tensor.active", label: "tensor cores", where: ["sonde.gpu.precision", "any"] },
+    { series: "sonde.gpu.dram.active", label: "memory bus" }] },
+  { title: "Runs on devices", unit: "at once", stepped: true, wanted: [{ series: "sonde.device.busy", label: "" }] },
+  { title: "Launches", unit: "/s", stepped: true, wanted: [{ series: "sonde.device.launches", label: "launches" }] },
+  { title: "Threads", unit: "at once", stepped: true, wanted: [{ series: "sonde.cpu", label: "", skip: ["blocked"] }] },
+  { title: "GPU memory", unit: "B", wanted: [
+    { series: "hw.gpu.memory.usage", label: "used" }, { series: "hw.gpu.memory.limit", label: "limit" }] },
+  { title: "Power", unit: "W", wanted: [
+    { series: "hw.power", label: "drawn" }, { series: "sonde.gpu.power.limit", label: "limit" }] },
+  { title: "Clocks", unit: "Hz", wanted: [{ series: "sonde.gpu.clock", label: "", by: "sonde.gpu.clock.domain", skip: ["video"] }] },
+  { title: "Throttled", unit: "%", percent: true, stepped: true, wanted: [{ series: "sonde.gpu.throttled", label: "", by: "sonde.gpu.throttle.reason" }] },
+  { title: "Temperature", unit: "°C", wanted: [{ series: "hw.temperature", label: "", by: "hw.sensor_location" }] },
+  { title: "PCIe", unit: "B/s", wanted: [{ series: "sonde.gpu.pcie.throughput", label: "", by: "network.io.direction" }] },
+  { title: "NVLink", unit: "B/s", wanted: [{ series: "sonde.gpu.nvlink.throughput", label: "", by: "network.io.direction" }] },
+];
+
+export const SERIES: readonly string[] = [...new Set(GROUPS.flatMap((group) => group.wanted.map((one) => one.series)))];
+
+const SPOKEN: Record<string, string> = { cpu: "on a CPU", runqueue: "waiting for a CPU", kernel: "kernels", copy: "copies", set: "memory sets", replay: "graphs" };
+
+export function chartsOf(rows: readonly ChartRow[]): { charts: Chart[]; missing: string[] } {
+  const series = new Map<string, Map<string, ChartRow[]>>();
+  const devices = new Set<string>();
+  for (const row of rows) {
+    const by = series.get(row.series) ?? series.set(row.series, new Map()).get(row.series)!;
+    (by.get(row.labels) ?? by.set(row.labels, []).get(row.labels)!).push(row);
+    if (row.series.startsWith("hw.gpu")) devices.add(String(labelsOf(row.labels)["hw.id"] ?? ""));
+  }
+  const charts: Chart[] = [];
+  const missing: string[] = [];
+  for (const group of GROUPS) {
+    const lines: Line[] = [];
+    for (const wanted of group.wanted) {
+      for (const [text, points] of series.get(wanted.series) ?? []) {
+        const labels = labelsOf(text);
+        if (wanted.where && labels[wanted.where[0]] !== wanted.where[1]) continue;
+        const told = wanted.by ? String(labels[wanted.by] ?? "") : wanted.label || text;
+        if (wanted.skip?.includes(told)) continue;
+        if (wanted.series === "sonde.gpu.throttled" && points.every((point) => point.most === 0)) continue;
+        const device = devices.size > 1 && labels["hw.id"] ? ` ${shortId(String(labels["hw.id"]))}` : "";
+        lines.push({
+          label: (SPOKEN[told] ?? told.replaceAll("_", " ")) + device,
+          times: points.map((point) => point.time_ns / 1e9), values: points.map((point) => point.value),
+          least: points.map((point) => point.least),
+        });
+      }
+    }
+    if (lines.length) charts.push({ title: group.title, unit: group.unit, percent: group.percent ?? false, lines, top: group.percent ? 1 : null, stepped: group.stepped ?? false });
+    else missing.push(group.title);
+  }
+  return { charts, missing };
+}
+
+/** The lines of a chart on one axis of time, as uPlot takes them; a line is carried over gaps of its own rate. */
+export function aligned(lines: readonly Line[]): [number[], ...(number | null | undefined)[][]] {
+  const times = [...new Set(lines.flatMap((line) => line.times))].sort((a, b) => a - b);
+  const at = new Map(times.map((time, i) => [time, i]));
+  const columns = lines.map((line) => {
+    const column: (number | null | undefined)[] = new Array<undefined>(times.length).fill(undefined);
+    line.times.forEach((time, i) => { column[at.get(time)!] = line.values[i] ?? null; });
+    return column;
+  });
+  return [times, ...columns];
+}
+
+export interface Dip { from: number; to: number; lowest: number; lost: number }
+
+/** Where a series stays below half of what it usually reaches, the costliest first. */
+export function dips(line: Line, most = 4): Dip[] {
+  const values = line.values.map((value) => value ?? 0);
+  if (values.length < 4) return [];
+  const sorted = [...values].sort((a, b) => a - b);
+  const usual = sorted[Math.floor(0.9 * (sorted.length - 1))]!;
+  if (usual < 0.05) return [];
+  const found: Dip[] = [];
+  let first = -1;
+  for (let i = 0; i <= values.length; i++) {
+    const isLow = i < values.length && values[i]! < 0.5 * usual;
+    if (isLow && first < 0) first = i;
+    if (!isLow && first >= 0) {
+      const from = line.times[Math.max(0, first - 1)]!;
+      const to = line.times[Math.min(line.times.length - 1, i)]!;
+      const part = values.slice(first, i);
+      const step = (line.times[line.times.length - 1]! - line.times[0]!) / (values.length - 1);
+      found.push({ from, to, lowest: Math.min(...part), lost: part.reduce((sum, value) => sum + (usual - value), 0) * step });
+      first = -1;
+    }
+  }
+  return found.filter((dip) => dip.to > dip.from).sort((a, b) => b.lost - a.lost).slice(0, most);
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Figures of nodes and their devices, and what is wrong with them, worst first.
+
+import type { DeviceRow, LossRow, NodeRow } from "./api";
+import { duration, percent } from "./numbers";
+
+export interface Device {
+  id: string;
+  utilization: number | null;
+  smActive: number | null;
+  tensor: number | null;
+  memory: number | null;
+  memoryLimit: number | null;
+  power: number | null;
+  temperature: number | null;
+}
+
+export interface Trouble { text: string; score: number; tone: "bad" | "warn" }
+
+export interface NodeState {
+  node: string;
+  firstS: number;
+  lastS: number;
+  devices: Device[];
+  troubles: Trouble[];
+  idleGpuS: number;
+  score: number;
+}
+
+export function labelsOf(text: string): Record<string, string> {
+  try {
+    const found: unknown = text ? JSON.parse(text) : {};
+    return typeof found === "object" && found !== null ? (found as Record<string, string>) : {};
+  } catch {
+    return {};
+  }
+}
+
+const REASONS_OF_CHOICE = new Set(["gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"]);
+
+export function states(nodes: readonly NodeRow[], rows: readonly DeviceRow[], losses: readonly LossRow[], nowS: number): NodeState[] {
+  const byNode = new Map<string, DeviceRow[]>();
+  for (const row of rows) (byNode.get(row.node) ?? byNode.set(row.node, []).get(row.node)!).push(row);
+  const lost = new Map<string, number>();
+  for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
+  return nodes.map((node) => stateOf(node, byNode.get(node.node) ?? [], lost.get(node.node) ?? 0, nowS))
+    .sort((a, b) => b.score - a.score || a.node.localeCompare(b.node, "en", { numeric: true }));
+}
+
+function stateOf(node: NodeRow, rows: readonly DeviceRow[], lost: number, nowS: number): NodeState {
+  const devices = new Map<string, Device>();
+  const troubles: Trouble[] = [];
+  const throttled = new Map<string, number>();
+  let errors = 0;
+  for (const row of rows) {
+    const labels = labelsOf(row.labels);
+    const id = String(labels["hw.id"] ?? "");
+    if (!id) continue;
+    let device = devices.get(id);
+    if (!device) {
+      device = { id, utilization: null, smActive: null, tensor: null, memory: null, memoryLimit: null, power: null, temperature: null };
+      devices.set(id, device);
+    }
+    switch (row.series) {
+      case "hw.gpu.utilization": if (labels["hw.gpu.task"] === "general") device.utilization = row.mean; break;
+      case "sonde.gpu.sm.active": device.smActive = row.mean; break;
+      case "sonde.gpu.tensor.active": if (labels["sonde.gpu.precision"] === "any") device.tensor = row.mean; break;
+      case "hw.gpu.memory.usage": device.memory = row.last; break;
+      case "hw.gpu.memory.limit": device.memoryLimit = row.last; break;
+      case "hw.power": device.power = row.mean; break;
+      case "hw.temperature": if (labels["hw.sensor_location"] === "gpu") device.temperature = row.most; break;
+      case "sonde.gpu.throttled": {
+        const reason = String(labels["sonde.gpu.throttle.reason"] ?? "");
+        if (row.mean > 0 && !REASONS_OF_CHOICE.has(reason)) throttled.set(reason, Math.max(row.mean, throttled.get(reason) ?? 0));
+        break;
+      }
+      case "hw.errors": if (labels["error.type"] === "uncorrected") errors += row.most; break;
+    }
+  }
+  const lastS = node.last_ns / 1e9;
+  const firstS = node.first_ns / 1e9;
+  if (errors > 0) troubles.push({ text: `${errors} uncorrected memory error${errors > 1 ? "s" : ""}`, score: 100, tone: "bad" });
+  if (nowS - lastS > 120) troubles.push({ text: `nothing sent for ${duration((nowS - lastS) * 1e9)}`, score: 30, tone: "warn" });
+  for (const [reason, share] of throttled) {
+    if (share >= 0.05) troubles.push({ text: `throttled ${percent(share)} of the time: ${reason.replaceAll("_", " ")}`, score: 40 * share, tone: "warn" });
+  }
+  let idle = 0;
+  for (const device of devices.values()) {
+    const used = device.smActive ?? device.utilization;
+    if (used !== null) idle += 1 - used;
+    if (used !== null && used < 0.5) {
+      troubles.push({ text: `${shortId(device.id)} ${device.smActive === null ? "idle" : "SMs idle"} ${percent(1 - used)} of the time`, score: 60 * (1 - used), tone: used < 0.2 ? "bad" : "warn" });
+    }
+  }
+  if (lost > 0) troubles.push({ text: `${Math.round(lost).toLocaleString("en-US")} events not observed`, score: 3, tone: "warn" });
+  troubles.sort((a, b) => b.score - a.score);
+  const idleGpuS = idle * Math.max(0, lastS - firstS);
+  return {
+    node: node.node, firstS, lastS, devices: [...devices.values()], troubles, idleGpuS,
+    score: troubles.reduce((sum, one) => sum + one.score, 0) + Math.min(20, idleGpuS / 3600),
+  };
+}
+
+export function shortId(id: string): string {
+  return id.length > 14 ? id.slice(0, 12) : id;
+}

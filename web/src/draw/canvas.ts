@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+// A canvas in a scroller that shows rows of boxes: drawing, pointer and keys.
+
+import { boxAt, paint, type Row, type Window } from "./boxes";
+import type { Palette } from "./colours";
+
+const FONT = '12px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+const TEXT_PX = 34;
+
+export interface Shown {
+  rows: readonly Row[];
+  height: number;
+  left: number;
+  right: number;
+  /** The widest window. */
+  first: number;
+  last: number;
+  palette: Palette;
+  labelOf(id: number): string;
+  isFaded(id: number): boolean;
+}
+
+export interface Events {
+  hover(id: number, x: number, y: number): void;
+  click(id: number): void;
+  /** The window changed by pointer or keys; `done` when it rests. */
+  moved?(left: number, right: number, done: boolean): void;
+}
+
+export class BoxCanvas {
+  private shown: Shown | null = null;
+  private window: Window = { left: 0, right: 1, scroll: 0 };
+  private hovered: { row: number; box: number } | null = null;
+  private selected: { row: number; box: number } | null = null;
+  private image: ImageData | null = null;
+  private pixels = new Uint32Array(0);
+  private widths = new Map<string, number>();
+  private frame = 0;
+  private resting = 0;
+  private drag: { x: number; left: number; right: number; moved: boolean } | null = null;
+  private readonly context: CanvasRenderingContext2D;
+  private readonly observer: ResizeObserver;
+  /** Milliseconds that the last drawing took, for whoever measures. */
+  spentMs = 0;
+
+  constructor(
+    private readonly canvas: HTMLCanvasElement, private readonly scroller: HTMLElement,
+    private readonly events: Events, private readonly pans: boolean,
+  ) {
+    this.context = canvas.getContext("2d", { alpha: false })!;
+    this.observer = new ResizeObserver(() => this.draw());
+    this.observer.observe(scroller);
+    scroller.addEventListener("scroll", this.onScroll);
+    canvas.addEventListener("pointermove", this.onMove);
+    canvas.addEventListener("pointerleave", this.onLeave);
+    canvas.addEventListener("pointerdown", this.onDown);
+    canvas.addEventListener("pointerup", this.onUp);
+    canvas.addEventListener("keydown", this.onKey);
+    canvas.addEventListener("wheel", this.onWheel, { passive: false });
+  }
+
+  close(): void {
+    this.observer.disconnect();
+    this.scroller.removeEventListener("scroll", this.onScroll);
+    cancelAnimationFrame(this.frame);
+    clearTimeout(this.resting);
+  }
+
+  show(shown: Shown): void {
+    if (this.shown?.rows !== shown.rows) this.hovered = this.selected = null;
+    this.shown = shown;
+    this.window.left = shown.left;
+    this.window.right = shown.right;
+    this.draw();
+  }
+
+  draw(): void {
+    if (!this.frame) this.frame = requestAnimationFrame(() => this.drawNow());
+  }
+
+  drawNow(): void {
+    cancelAnimationFrame(this.frame);
+    this.frame = 0;
+    const { shown, canvas, scroller, context } = this;
+    if (!shown) return;
+    const began = performance.now();
+    const ratio = globalThis.devicePixelRatio || 1;
+    const holder = canvas.parentElement!;
+    const width = Math.max(1, Math.round(holder.clientWidth * ratio));
+    const height = Math.max(1, Math.round(Math.min(scroller.clientHeight, Math.max(shown.height, 60)) * ratio));
+    if (canvas.width !== width || canvas.height !== height || !this.image) {
+      canvas.width = width;
+      canvas.height = height;
+      canvas.style.width = `${width / ratio}px`;
+      canvas.style.height = `${height / ratio}px`;
+      this.image = context.createImageData(width, height);
+      this.pixels = new Uint32Array(this.image.data.buffer);
+    }
+    this.window.scroll = scroller.scrollTop;
+    const labels = paint(this.pixels, width, height, ratio, shown.rows, this.window,
+      shown.palette.ground, TEXT_PX * ratio);
+    context.setTransform(1, 0, 0, 1, 0, 0);
+    context.putImageData(this.image!, 0, 0);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    for (const { row, box, x, width: room } of labels) {
+      const one = shown.rows[row]!;
+      if (one.height < 13) continue;
+      const id = one.id[box]!;
+      const text = this.fitted(shown.labelOf(id), room / ratio - 8);
+      if (!text) continue;
+      context.fillStyle = shown.isFaded(id) ? shown.palette.fadedInk : shown.palette.ink;
+      context.fillText(text, x / ratio + 4, one.top - this.window.scroll + one.height / 2 + 0.5);
+    }
+    if (this.hovered) this.outline(this.hovered, 1);
+    if (this.selected && document.activeElement === canvas) this.outline(this.selected, 2);
+    this.spentMs = performance.now() - began;
+    canvas.dataset["ms"] = this.spentMs.toFixed(1);
+  }
+
+  private outline(at: { row: number; box: number }, thickness: number): void {
+    const row = this.shown!.rows[at.row];
+    if (!row) return;
+    const width = this.cssWidth;
+    const scale = width / (this.window.right - this.window.left);
+    const x0 = Math.max(0, (row.start[at.box]! - this.window.left) * scale);
+    const x1 = Math.min(width, (row.end[at.box]! - this.window.left) * scale);
+    if (x1 < 0 || x0 > width) return;
+    this.context.strokeStyle = this.shown!.palette.ink;
+    this.context.lineWidth = thickness;
+    this.context.strokeRect(x0 + thickness / 2, row.top - this.window.scroll + thickness / 2,
+      Math.max(1, x1 - x0 - thickness), row.height - thickness);
+  }
+
+  private get cssWidth(): number {
+    return this.canvas.clientWidth || 1;
+  }
+
+  private fitted(text: string, room: number): string {
+    let width = this.widths.get(text);
+    if (width === undefined) {
+      if (this.widths.size > 20000) this.widths.clear();
+      this.widths.set(text, (width = this.context.measureText(text).width));
+    }
+    if (width <= room) return text;
+    const length = Math.floor((text.length * (room - 9)) / width);
+    return length > 1 ? `${text.slice(0, length)}…` : "";
+  }
+
+  private hit(x: number, y: number): { row: number; box: number } | null {
+    const { shown, window } = this;
+    if (!shown) return null;
+    const down = y + window.scroll;
+    const row = shown.rows.findIndex((one) => down >= one.top && down < one.top + one.height + 1);
+    if (row < 0) return null;
+    const unit = (window.right - window.left) / this.cssWidth;
+    const box = boxAt(shown.rows[row]!, window.left + x * unit, unit * 1.5);
+    return box < 0 ? null : { row, box };
+  }
+
+  private idOf(at: { row: number; box: number } | null): number {
+    return at ? this.shown!.rows[at.row]!.id[at.box]! : -1;
+  }
+
+  private readonly onScroll = (): void => this.draw();
+
+  private readonly onMove = (event: PointerEvent): void => {
+    if (this.drag && this.pans) {
+      const moved = event.offsetX - this.drag.x;
+      if (Math.abs(moved) > 3) this.drag.moved = true;
+      if (this.drag.moved) {
+        const unit = (this.drag.right - this.drag.left) / this.cssWidth;
+        this.move(this.drag.left - moved * unit, this.drag.right - moved * unit);
+        return;
+      }
+    }
+    const at = this.hit(event.offsetX, event.offsetY);
+    const changed = at?.row !== this.hovered?.row || at?.box !== this.hovered?.box;
+    this.hovered = at;
+    this.events.hover(this.idOf(at), event.clientX, event.clientY);
+    if (changed) this.draw();
+  };
+
+  private readonly onLeave = (): void => {
+    this.hovered = null;
+    this.events.hover(-1, 0, 0);
+    this.draw();
+  };
+
+  private readonly onDown = (event: PointerEvent): void => {
+    if (event.button !== 0) return;
+    this.drag = { x: event.offsetX, left: this.window.left, right: this.window.right, moved: false };
+    this.canvas.setPointerCapture(event.pointerId);
+  };
+
+  private readonly onUp = (event: PointerEvent): void => {
+    const moved = this.drag?.moved;
+    this.drag = null;
+    if (moved) return;
+    const at = this.hit(event.offsetX, event.offsetY);
+    this.selected = at;
+    if (at) this.events.click(this.idOf(at));
+  };
+
+  private readonly onWheel = (event: WheelEvent): void => {
+    if (!this.events.moved) return;
+    const sideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
+    if (!sideways && !event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    const span = this.window.right - this.window.left;
+    if (sideways) {
+      const by = (event.deltaX / this.cssWidth) * span;
+      this.move(this.window.left + by, this.window.right + by);
+    } else this.zoom(Math.exp(event.deltaY / 300), event.offsetX / this.cssWidth);
+  };
+
+  zoom(factor: number, at = 0.5): void {
+    const span = this.window.right - this.window.left;
+    const fixed = this.window.left + span * at;
+    this.move(fixed - span * factor * at, fixed + span * factor * (1 - at));
+  }
+
+  private move(left: number, right: number): void {
+    const { first, last } = this.shown!;
+    const span = Math.min(last - first, Math.max((last - first) * 1e-7, right - left));
+    const from = Math.min(Math.max(first, left), last - span);
+    this.window.left = from;
+    this.window.right = from + span;
+    this.draw();
+    this.events.moved?.(from, from + span, false);
+    clearTimeout(this.resting);
+    this.resting = window.setTimeout(() => this.events.moved?.(this.window.left, this.window.right, true), 250);
+  }
+
+  private readonly onKey = (event: KeyboardEvent): void => {
+    const { shown } = this;
+    if (!shown || event.ctrlKey || event.metaKey || event.altKey) return;
+    const span = this.window.right - this.window.left;
+    if (this.events.moved) {
+      if (event.key === "+" || event.key === "=") this.zoom(0.5);
+      else if (event.key === "-") this.zoom(2);
+      else if (event.key === "a" || event.key === "d") {
+        const by = event.key === "a" ? -span / 4 : span / 4;
+        this.move(this.window.left + by, this.window.right + by);
+      }
+    }
+    const at = this.selected ?? this.firstInSight();
+    if (!at) return;
+    let to: { row: number; box: number } | null = at;
+    if (event.key === "ArrowRight") to = { row: at.row, box: Math.min(shown.rows[at.row]!.start.length - 1, at.box + 1) };
+    else if (event.key === "ArrowLeft") to = { row: at.row, box: Math.max(0, at.box - 1) };
+    else if (event.key === "ArrowDown") to = this.beside(at, 1);
+    else if (event.key === "ArrowUp") to = this.beside(at, -1);
+    else if (event.key === "Enter" || event.key === " ") this.events.click(this.idOf(at));
+    else return;
+    event.preventDefault();
+    this.selected = to ?? at;
+    this.reveal(this.selected);
+    const box = this.canvas.getBoundingClientRect();
+    this.events.hover(this.idOf(this.selected), box.left + 40, box.top + 60);
+    this.draw();
+  };
+
+  private firstInSight(): { row: number; box: number } | null {
+    const row = this.shown!.rows.findIndex((one) => one.start.length > 0);
+    return row < 0 ? null : { row, box: 0 };
+  }
+
+  private beside(at: { row: number; box: number }, step: number): { row: number; box: number } | null {
+    const rows = this.shown!.rows;
+    const here = rows[at.row]!;
+    const middle = (here.start[at.box]! + here.end[at.box]!) / 2;
+    const span = this.window.right - this.window.left;
+    for (let row = at.row + step; row >= 0 && row < rows.length; row += step) {
+      const x = step > 0 ? here.start[at.box]! + (here.end[at.box]! - here.start[at.box]!) * 1e-6 : middle;
+      const box = boxAt(rows[row]!, x, span);
+      if (box >= 0) return { row, box };
+    }
+    return null;
+  }
+
+  private reveal(at: { row: number; box: number }): void {
+    const { top, height } = this.shown!.rows[at.row]!;
+    const { scrollTop, clientHeight } = this.scroller;
+    if (top < scrollTop) this.scroller.scrollTop = top;
+    else if (top + height > scrollTop + clientHeight) this.scroller.scrollTop = top + height - clientHeight;
+  }
+}

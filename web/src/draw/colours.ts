@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Colours that people with colour-blindness tell apart (after Okabe and Ito, 2008), for both themes.
+
+export function packed(hue: number, saturation: number, lightness: number): number {
+  const s = saturation / 100;
+  const l = lightness / 100;
+  const part = (n: number): number => {
+    const k = (n + hue / 30) % 12;
+    return Math.round(255 * (l - s * Math.min(l, 1 - l) * Math.max(-1, Math.min(k - 3, 9 - k, 1))));
+  };
+  return (0xff000000 | (part(4) << 16) | (part(8) << 8) | part(0)) >>> 0;
+}
+
+export function css(colour: number): string {
+  return `rgb(${colour & 255} ${(colour >>> 8) & 255} ${(colour >>> 16) & 255})`;
+}
+
+export function hashOf(text: string): number {
+  let hash = 2166136261;
+  for (let i = 0; i < text.length; i++) hash = Math.imul(hash ^ text.charCodeAt(i), 16777619);
+  return hash >>> 0;
+}
+
+export interface Palette {
+  dark: boolean;
+  ground: number;
+  lane: number;
+  ink: string;
+  faded: number;
+  fadedInk: string;
+  frame(kind: string, binary: string, name: string): number;
+  span(kind: string): number;
+}
+
+const KIND_HUES: Record<string, number> = { python: 208, kernel: 28, jit: 320, call: 265, unknown: 0 };
+const NATIVE_HUES = [164, 186, 140, 236, 300, 50];
+
+/** Hue, saturation, lightness in the light theme and in the dark one. */
+const SPANS: Record<string, readonly [number, number, number, number]> = {
+  kernel: [265, 52, 62, 60], collective: [320, 55, 62, 58], copy: [45, 85, 52, 52], set: [48, 40, 62, 45],
+  replay: [245, 55, 62, 62], launch: [200, 70, 58, 52], graph_launch: [215, 65, 58, 56], sync: [12, 75, 60, 56],
+  alloc: [330, 55, 62, 56], free: [330, 30, 72, 44], pin: [345, 45, 66, 50], event: [190, 30, 70, 44],
+  build: [20, 40, 52, 48], other: [210, 14, 70, 46], blocked: [215, 12, 80, 34], runqueue: [35, 95, 55, 54],
+  running: [160, 45, 52, 42], stall: [10, 80, 60, 56],
+};
+
+export function paletteOf(dark: boolean): Palette {
+  return {
+    dark,
+    ground: dark ? packed(222, 22, 13) : packed(0, 0, 100),
+    lane: dark ? packed(222, 20, 16) : packed(220, 24, 97),
+    ink: dark ? "rgb(240 243 250)" : "rgb(18 24 38)",
+    faded: dark ? packed(222, 12, 22) : packed(222, 18, 92),
+    fadedInk: dark ? "rgb(130 138 155)" : "rgb(120 128 145)",
+    frame(kind, binary, name) {
+      const shade = (hashOf(name) % 7) - 3;
+      if (kind === "root") return dark ? packed(222, 14, 28) : packed(222, 22, 89);
+      if (kind === "unknown" || kind === "light") return dark ? packed(222, 8, 32) : packed(222, 10, 86);
+      const hue = KIND_HUES[kind] ?? NATIVE_HUES[hashOf(binary) % NATIVE_HUES.length]!;
+      return dark ? packed(hue, 36, 34 + shade) : packed(hue, 62, 77 + shade);
+    },
+    span(kind) {
+      const [hue, saturation, light, darkLight] = SPANS[kind] ?? SPANS["other"]!;
+      return packed(hue, dark ? saturation * 0.75 : saturation, dark ? darkLight : light);
+    },
+  };
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stacks of a range: a flame graph, a table, or the kernels.
+
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import type { Flame, KernelRow } from "../api";
+import { build, found, matcher, nodeOf, pathOf, rowsOf, ROW_HEIGHT, table, type Hide, type Tree, type Weight } from "../flame";
+import { css } from "../draw/colours";
+import { duration, grouped, percent, scaled } from "../numbers";
+import { Answer, Empty, Tooltip } from "../parts";
+import { useAnswer, useApp } from "../state";
+import { Boxes } from "./canvas";
+
+const KINDS: readonly [string, string, Weight, string][] = [
+  ["cpu", "On CPU", "ns", "code that ran on CPUs"],
+  ["blocked", "Blocked", "ns", "threads that waited: locks, I/O, sleep"],
+  ["runqueue", "Run queue", "ns", "threads that could run and had no CPU"],
+  ["device", "GPU calls", "ns", "time inside calls of a GPU API"],
+  ["kernel", "GPU time", "ns", "time on the GPU, under the code that launched the work"],
+  ["mapped", "Memory", "bytes", "bytes that were mapped"],
+];
+
+const HIDES: readonly [Hide, string][] = [["", "all frames"], ["kernel", "without the kernel"], ["runtime", "without kernel and runtime"], ["python", "Python only"]];
+
+/** Rows of samples sum up a second and are chosen by its start: the one that a time begins in counts, too. */
+const TICK_S = 1;
+const SHORT_S = 20;
+
+export function FlamePanel(): preact.JSX.Element {
+  const { place, go } = useApp();
+  const [, title, weight, hint] = KINDS.find(([kind]) => kind === place.kind) ?? KINDS[0]!;
+  const isKernels = place.shape === "kernels";
+  const asked = useAnswer<Flame>(isKernels ? null : "flamegraph", { node: place.node, from: place.from - TICK_S, to: place.to, kind: place.kind, pid: place.pid });
+  return (
+    <>
+      <div class="tools">
+        <h2>Stacks</h2>
+        <div class="segments" role="group" aria-label="What is counted">
+          {KINDS.map(([kind, name, , about]) => (
+            <button aria-pressed={!isKernels && place.kind === kind} title={about}
+              onClick={() => go({ kind, focus: [], shape: isKernels ? "graph" : place.shape })}>{name}</button>
+          ))}
+          <button aria-pressed={isKernels} onClick={() => go({ shape: "kernels" })}>Kernels</button>
+        </div>
+      </div>
+      {isKernels ? <Kernels /> : <Answer asked={asked} loading={`Asking for the stacks: ${title}…`}>
+        {(flame) => flame.stacks.length ? <Graph flame={flame} weight={weight} hint={hint} /> : (
+          <Empty title={`Nothing here for “${title}”`}>It counts {hint}; none was recorded in this time. Choose another kind above, or a longer time.</Empty>
+        )}
+      </Answer>}
+    </>
+  );
+}
+
+function Graph({ flame, weight, hint }: { flame: Flame; weight: Weight; hint: string }): preact.JSX.Element {
+  const { place, go, palette } = useApp();
+  const hide = HIDES.find(([one]) => one === place.hide)?.[0] ?? "";
+  const tree = useMemo(() => build(flame, weight, place.invert, hide), [flame, weight, place.invert, hide]);
+  const search = useMemo(() => matcher(place.search), [place.search]);
+  const hits = useMemo(() => (search ? found(tree, search) : null), [tree, search]);
+  const show = (value: number): string => (weight === "bytes" ? scaled(value, "B") : duration(value));
+  const wrong = place.search.trim() !== "" && !search;
+  return (
+    <>
+      <div class="tools second">
+        <label class="search">Search <input type="search" value={place.search} aria-invalid={wrong} placeholder="function, file or binary; /regular expression/"
+          onInput={(event) => go({ search: event.currentTarget.value }, true)} /></label>
+        {hits && <output class="match">{percent(hits.weight / (tree.total[0] || 1))}</output>}
+        <label>Show <select value={hide} onChange={(event) => go({ hide: event.currentTarget.value, focus: [] })}>{HIDES.map(([value, name]) => <option value={value}>{name}</option>)}</select></label>
+        <label class="check"><input type="checkbox" checked={place.invert} onChange={(event) => go({ invert: event.currentTarget.checked, focus: [] })} /> Invert</label>
+        <div class="segments" role="group" aria-label="Shape">
+          <button aria-pressed={place.shape === "graph"} onClick={() => go({ shape: "graph" })}>Graph</button>
+          <button aria-pressed={place.shape === "table"} onClick={() => go({ shape: "table" })}>Table</button>
+        </div>
+      </div>
+      {place.shape === "table" ? <Functions tree={tree} show={show} search={search} /> : <Chart tree={tree} lit={hits?.lit ?? null} show={show} />}
+      <div class="under">
+        <span><i style={{ background: css(palette.frame("python", "", "")) }} />Python</span>
+        <span><i style={{ background: css(palette.frame("kernel", "", "")) }} />kernel</span>
+        <span><i style={{ background: css(palette.frame("user", "libtorch", "")) }} />libraries, a colour each</span>
+        <span class="quiet">{show(tree.total[0] ?? 0)} in all: {hint}{place.to - place.from < SHORT_S ? "; of whole seconds around this time" : ""}</span>
+      </div>
+    </>
+  );
+}
+
+function Chart({ tree, lit, show }: { tree: Tree; lit: Uint8Array | null; show: (value: number) => string }): preact.JSX.Element {
+  const { place, go, palette } = useApp();
+  const rows = useMemo(() => rowsOf(tree, palette, lit), [tree, palette, lit]);
+  const scroller = useRef<HTMLDivElement>(null);
+  const focused = useMemo(() => nodeOf(tree, place.focus), [tree, place.focus]);
+  const [hover, setHover] = useState<{ id: number; x: number; y: number } | null>(null);
+  const labelOf = (node: number): string => tree.functions[tree.fn[node]!]!.label;
+  const shown = useMemo(() => ({
+    rows, height: tree.levels * ROW_HEIGHT, left: tree.x[focused]!, right: tree.x[focused]! + (tree.total[focused]! || 1),
+    first: 0, last: tree.total[0] || 1, palette, labelOf, isFaded: (node: number) => lit !== null && !lit[node],
+  }), [rows, focused, palette, lit]);
+  useEffect(() => {
+    if (scroller.current) scroller.current.scrollTop = Math.max(0, (tree.depth[focused]! - 2) * ROW_HEIGHT);
+  }, [focused, tree]);
+  const path = pathOf(tree, focused);
+  const node = hover && hover.id < tree.fn.length ? hover.id : -1;
+  const fn = node >= 0 ? tree.functions[tree.fn[node]!]! : null;
+  return (
+    <>
+      <nav class="crumbs" aria-label="Zoomed to">
+        <button aria-current={path.length === 0} onClick={() => go({ focus: [] })}>all</button>
+        {path.slice(-5).map((label, i) => <button aria-current={i === Math.min(5, path.length) - 1} title={label}
+          onClick={() => go({ focus: path.slice(0, Math.max(0, path.length - 5) + i + 1) })}>{label}</button>)}
+      </nav>
+      <div class="scroller flames" ref={scroller}>
+        <div class="spacer" style={{ height: `${tree.levels * ROW_HEIGHT}px` }}>
+          <div class="canvas">
+            <Boxes shown={shown} scroller={scroller} pans={false} label={`Flame graph of ${tree.fn.length} nodes. Arrow keys select a frame, Enter zooms to it. The table shows the same as text.`}
+              events={{
+                hover: (id, x, y) => setHover(id < 0 ? null : { id, x, y }),
+                click: (id) => go({ focus: id === focused ? pathOf(tree, tree.parent[id]!) : pathOf(tree, id) }),
+              }} />
+          </div>
+        </div>
+      </div>
+      {fn && hover && (
+        <Tooltip x={hover.x} y={hover.y}>
+          <strong>{fn.name}</strong>
+          {fn.file && <p>{fn.file}{fn.line ? `:${fn.line}` : ""}</p>}
+          {fn.binary && <p>{fn.binary}</p>}
+          <dl>
+            <dt>With callees</dt><dd>{show(tree.total[node]!)}, {percent(tree.total[node]! / (tree.total[0] || 1))}</dd>
+            <dt>By itself</dt><dd>{show(tree.own[node]!)}, {percent(tree.own[node]! / (tree.total[0] || 1))}</dd>
+            <dt>Events</dt><dd>about {grouped(tree.count[node]!)}</dd>
+          </dl>
+        </Tooltip>
+      )}
+    </>
+  );
+}
+
+function Functions({ tree, show, search }: { tree: Tree; show: (value: number) => string; search: ReturnType<typeof matcher> }): preact.JSX.Element {
+  const { go } = useApp();
+  const [byTotal, setByTotal] = useState(false);
+  const rows = useMemo(() => {
+    const all = table(tree).filter((row) => row.total > 0 && (!search || search(tree.functions[row.fn]!)));
+    return (byTotal ? all.sort((a, b) => b.total - a.total) : all).slice(0, 300);
+  }, [tree, byTotal, search]);
+  const whole = tree.total[0] || 1;
+  return (
+    <div class="sheet tall" tabIndex={0} role="region" aria-label="Functions">
+      <table>
+        <thead><tr><th>Function</th><th>Binary</th>
+          <th class="number" aria-sort={byTotal ? "none" : "descending"}><button onClick={() => setByTotal(false)}>By itself</button></th>
+          <th class="number" aria-sort={byTotal ? "descending" : "none"}><button onClick={() => setByTotal(true)}>With callees</button></th></tr></thead>
+        <tbody>{rows.map((row) => {
+          const fn = tree.functions[row.fn]!;
+          return <tr><td class="code"><button class="link" title={fn.file} onClick={() => go({ search: fn.name, shape: "graph" })}>{fn.label}</button></td><td class="quiet">{fn.binary}</td>
+            <td class="number">{show(row.own)} <small>{percent(row.own / whole)}</small></td><td class="number">{show(row.total)} <small>{percent(row.total / whole)}</small></td></tr>;
+        })}
+          {!rows.length && <tr><td colSpan={4} class="none">No function matches. Clear the search.</td></tr>}</tbody>
+      </table>
+    </div>
+  );
+}
+
+function Kernels(): preact.JSX.Element {
+  const { place } = useApp();
+  const asked = useAnswer<KernelRow[]>("kernels", { node: place.node, from: place.from, to: place.to, limit: 300 });
+  return (
+    <Answer asked={asked} loading="Asking for the kernels…">
+      {(rows) => rows.length ? (
+        <div class="sheet tall" tabIndex={0} role="region" aria-label="Kernels">
+          <table>
+            <thead><tr><th>Kernel</th><th>Kind</th><th class="number">GPU time</th><th class="number">Runs</th><th class="number">Mean</th><th class="number">Longest</th></tr></thead>
+            <tbody>{rows.map((row) => <tr><td class="code" title={row.name}>{row.name || row.kind}</td><td>{row.kind}</td><td class="number">{duration(row.ns)}</td>
+              <td class="number">{grouped(row.runs)}</td><td class="number">{duration(row.mean_ns)}</td><td class="number">{duration(row.most_ns)}</td></tr>)}</tbody>
+          </table>
+          <p class="quiet note">Estimated from {grouped(rows.reduce((sum, row) => sum + row.timed, 0))} timed runs.</p>
+        </div>
+      ) : <Empty title="No run on a device was timed here">Choose a longer time, or record with device times: <code>sonde record --gpu-time</code> shows how.</Empty>}
+    </Answer>
+  );
+}

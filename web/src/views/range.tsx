@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// A range of time of one node: the verdict, the timeline, and beside it the flame graph.
+
+import { useState } from "preact/hooks";
+import type { CauseShare, TimelineAnswer, Verdict } from "../api";
+import { duration, percent } from "../numbers";
+import { Answer, Empty } from "../parts";
+import { useAnswer, useApp } from "../state";
+import { kindOfCause } from "../timeline";
+import { FlamePanel } from "./flame";
+import { TimelinePanel } from "./timeline";
+
+export function RangeView(): preact.JSX.Element {
+  const { place } = useApp();
+  const ready = Boolean(place.node && place.from && place.to > place.from);
+  const asked = useAnswer<TimelineAnswer>(ready ? "timeline" : null, { node: place.node, from: place.from, to: place.to });
+  if (!ready) return <Empty title="No time is chosen">Choose a node on the overview, then drag over one of its charts.</Empty>;
+  return (
+    <>
+      <section class="verdict panel" aria-label="Verdict">
+        <Answer asked={asked} loading="Working out the verdict…">{(answer) => <Verdicts answer={answer} />}</Answer>
+      </section>
+      <div class="sides">
+        <section class="panel" aria-label="Timeline">
+          <Answer asked={asked} loading="Asking for the timeline…">{(answer) => <TimelinePanel answer={answer} />}</Answer>
+        </section>
+        <section class="panel" aria-label="Stacks"><FlamePanel /></section>
+      </div>
+    </>
+  );
+}
+
+function Verdicts({ answer }: { answer: TimelineAnswer }): preact.JSX.Element {
+  const { verdicts, notes } = answer.explanation;
+  if (!verdicts.length) return <p class="quiet">No verdict: {notes.join("; ") || "nothing was observed in this time"}. Choose a longer time.</p>;
+  return <>{verdicts.slice(0, 3).map((verdict, number) => <One verdict={verdict} notes={number ? [] : notes} />)}</>;
+}
+
+function One({ verdict, notes }: { verdict: Verdict; notes: string[] }): preact.JSX.Element {
+  const { place, go } = useApp();
+  const [all, setAll] = useState(false);
+  const name = verdict.device >= 0 ? `GPU${verdict.device} ${verdict.device_name}` : verdict.device_name;
+  const choose = (cause: CauseShare): void => {
+    if (place.cause === cause.key) {
+      go({ cause: "", search: "", focus: [] });
+      return;
+    }
+    const where = cause.locations[0]?.function ?? "";
+    go({ cause: cause.key, kind: kindOfCause(cause.key), focus: [], search: where.split(" ")[0] ?? "" });
+  };
+  const shown = verdict.causes.filter((cause) => cause.share >= 0.005).slice(0, 6);
+  const heading = verdict.bounds.slice(0, 2).map((bound) => bound.key).join(" and ");
+  return (
+    <article class="one">
+      <div class="said">
+        <h2>{name}: <em>{heading}</em></h2>
+        <p class="quiet">{verdict.device >= 0 ? "computed" : "waited for its device"} {percent(verdict.computing)} of {duration(verdict.window_ns)}</p>
+        {verdict.advice[0] && <p class="next"><b>Next</b> {verdict.advice[0].text}{verdict.advice[0].gain ? ` (up to −${Math.round(100 * verdict.advice[0].gain)} % time)` : ""}</p>}
+      </div>
+      <ul class="causes" aria-label="Causes">
+        {shown.map((cause) => (
+          <li>
+            <button aria-pressed={place.cause === cause.key} onClick={() => choose(cause)} title="Show where: in the timeline and in the stacks">
+              <span class="share"><i style={{ width: `${Math.min(100, 100 * cause.share)}%` }} /></span>
+              <b>{percent(cause.share)}</b>
+              <span class="what">{cause.title}{cause.locations[0] && <code>{cause.locations[0].function}</code>}</span>
+            </button>
+          </li>
+        ))}
+        {!shown.length && <li class="quiet">No cause has half a percent of the time.</li>}
+      </ul>
+      <div class="evidence">
+        <h3>Evidence</h3>
+        <ul>{[...verdict.evidence, ...notes].slice(0, all ? 99 : 4).map((line) => <li>{line}</li>)}</ul>
+        {verdict.evidence.length + notes.length > 4 && <button class="link" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Less" : `All ${verdict.evidence.length + notes.length}`}</button>}
+      </div>
+    </article>
+  );
+}

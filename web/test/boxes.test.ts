@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+import { describe, expect, it } from "vitest";
+import { boxAt, covered, firstEndingAfter, makeRow, mixed, paint, type Row } from "../src/draw/boxes";
+
+const RED = 0xff0000ff;
+const WHITE = 0xffffffff;
+
+function rowOf(spans: readonly [number, number][], height = 2): Row {
+  const start = Float64Array.from(spans, ([from]) => from);
+  const end = Float64Array.from(spans, ([, to]) => to);
+  return makeRow(start, end, new Uint32Array(spans.length).fill(RED), Int32Array.from(spans, (_, i) => i), 0, height, WHITE);
+}
+
+describe("searches", () => {
+  const row = rowOf([[0, 10], [20, 30], [30, 35]]);
+
+  it("finds the first box that ends after a place", () => {
+    expect([-1, 0, 10, 25, 30, 35].map((x) => firstEndingAfter(row, x))).toEqual([0, 0, 1, 1, 2, 3]);
+  });
+
+  it("hits a box, its start included, its end excluded", () => {
+    expect([0, 9.9, 10, 20, 30, 35].map((x) => boxAt(row, x))).toEqual([0, 0, -1, 1, 2, -1]);
+  });
+
+  it("takes the nearest box within the slack", () => {
+    expect(boxAt(row, 12, 3)).toBe(0);
+    expect(boxAt(row, 18, 3)).toBe(1);
+    expect(boxAt(row, 15, 3)).toBe(-1);
+  });
+
+  it("adds up what is covered, cut at both places", () => {
+    expect(covered(row, 5, 25)).toBe(10);
+    expect(covered(row, -5, 50)).toBe(25);
+    expect(covered(row, 11, 19)).toBe(0);
+    expect(covered(row, 22, 24)).toBe(2);
+    expect(covered(row, 36, 40)).toBe(0);
+  });
+
+  it("agrees with a plain sum on random rows", () => {
+    let seed = 7;
+    const random = (): number => (seed = (seed * 48271) % 2147483647) / 2147483647;
+    const spans: [number, number][] = [];
+    for (let at = 0; at < 1000; ) {
+      const from = at + random() * 5;
+      at = from + random() * 5;
+      spans.push([from, at]);
+    }
+    const many = rowOf(spans);
+    for (let i = 0; i < 500; i++) {
+      const left = random() * 1000;
+      const right = left + random() * 30;
+      const plain = spans.reduce((sum, [from, to]) => sum + Math.max(0, Math.min(to, right) - Math.max(from, left)), 0);
+      expect(covered(many, left, right)).toBeCloseTo(plain, 8);
+    }
+  });
+});
+
+describe("paint", () => {
+  it("fills wide boxes and leaves the ground between them", () => {
+    const pixels = new Uint32Array(20 * 2);
+    const labels = paint(pixels, 20, 2, 1, [rowOf([[0, 10], [10, 20]])], { left: 0, right: 20, scroll: 0 }, WHITE, 8);
+    expect([...pixels.slice(0, 20)].map((one) => one === RED)).toEqual(
+      Array.from({ length: 20 }, (_, x) => x !== 9 && x !== 19));
+    expect(labels.map(({ box, x, width }) => [box, x, width])).toEqual([[0, 0, 10], [1, 10, 10]]);
+  });
+
+  it("shows boxes below a pixel by the share that they cover", () => {
+    const spans = Array.from({ length: 1000 }, (_, i): [number, number] => [i, i + 0.5]);
+    const pixels = new Uint32Array(10);
+    paint(pixels, 10, 1, 1, [rowOf(spans, 1)], { left: 0, right: 1000, scroll: 0 }, WHITE, 30);
+    expect(new Set(pixels)).toEqual(new Set([mixed(RED, WHITE, 0.5)]));
+  });
+
+  it("keeps a lone short box visible", () => {
+    const pixels = new Uint32Array(10);
+    paint(pixels, 10, 1, 1, [rowOf([[500, 500.001]], 1)], { left: 0, right: 1000, scroll: 0 }, WHITE, 30);
+    expect(pixels[5]).not.toBe(WHITE);
+    expect(pixels.filter((one) => one !== WHITE)).toHaveLength(1);
+  });
+
+  it("draws only rows in sight", () => {
+    const above = { ...rowOf([[0, 10]]), top: -50 };
+    const pixels = new Uint32Array(20);
+    expect(paint(pixels, 10, 2, 1, [above], { left: 0, right: 10, scroll: 0 }, WHITE, 2)).toEqual([]);
+  });
+
+  it("survives empty rows and boxes without length", () => {
+    const pixels = new Uint32Array(10);
+    paint(pixels, 10, 1, 1, [rowOf([], 1), rowOf([[1, 1], [1, 1]], 1)], { left: 0, right: 10, scroll: 0 }, WHITE, 2);
+    expect(pixels).toHaveLength(10);
+  });
+});
