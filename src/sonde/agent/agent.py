@@ -20,7 +20,7 @@ import resource
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -44,9 +44,10 @@ from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.config import Config
 from sonde.metrics import MetricRow
+from sonde.model.process import Process
 from sonde.model.program_run import ProgramRun
 from sonde.model.rows import EventRow
-from sonde.resolve import Resolver
+from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.sinks.chunk import ChunkBuilder
 
@@ -83,6 +84,14 @@ class Sink(Protocol):
         """No more chunks come."""
 
 
+class Observer(Protocol):
+    """Sees the rows of each tick, in this process, before they are encoded."""
+
+    def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
+        """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
+        Must return within milliseconds and keep no batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Live:
     """How far a recording is."""
@@ -105,6 +114,7 @@ class Agent:
         `privileged`: False for a user to whom the kernel tells nothing; then only what programs
         tell themselves is observed: device time."""
         self._privileged = privileged
+        self._observer: Observer | None = None
         self._config = config
         self._sink = sink
         self._id = str(uuid.uuid4())
@@ -151,6 +161,10 @@ class Agent:
         )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
+
+    def observe(self, observer: Observer) -> None:
+        """Before `start`: somebody wants to see the rows of each tick."""
+        self._observer = observer
 
     def kernel_bytes(self) -> int:
         """Memory of all BPF maps."""
@@ -314,6 +328,14 @@ class Agent:
             gc.set_threshold(*self._gc_before)
             gc.unfreeze()
 
+    def frames_of(self, stack_id: int) -> tuple[KnownFrame, ...]:
+        """The frames of a stack that rows named of late, leaf first; () where not known."""
+        return self._dictionary.frames_of(stack_id)
+
+    def process(self, pid: int, start_ns: int) -> Process:
+        """A process that rows spoke of, and whose it is."""
+        return self._resolver.process(pid, start_ns)
+
     def left_behind(self) -> list[str]:
         """After `stop`: what has to be said of probes that stay on for a while."""
         return [text for collector in self._collectors for text in collector.left_behind]
@@ -358,9 +380,11 @@ class Agent:
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
             self._stuck_s += late_s
+        watched = self._observer is not None
         batches = []
         for collector in self._collectors:
-            batches.append(collector.drain(since_ns, chunk_ends))
+            up_to_now = chunk_ends or (watched and collector.tells_what_goes_on)
+            batches.append(collector.drain(since_ns, up_to_now))
             # Processes in the rows may have come and gone since: know of them before they are
             # named. And new programs wait for their tables: the first drains take tens of ms.
             self._event_loop.poll()
@@ -375,6 +399,8 @@ class Agent:
                 self._thin(collector, self._dictionary.named - named, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
+        if self._observer is not None:
+            self._observer.on_tick(since_ns, self._tick_ns, batches)
         self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
         self._resolver.tick(self._tick_ns)
         self._count_losses()
