@@ -125,8 +125,12 @@ def _run_all(args: argparse.Namespace) -> None:
     diagnosis = Diagnosis(args.rows, args.keep)
     try:
         for trial in todo:
-            if time.monotonic() > until_s or diagnosis.process.poll() is not None:
+            if time.monotonic() > until_s:
                 break
+            if diagnosis.process.poll() is not None:
+                args.rows = args.rows and args.rows.with_suffix(f".{len(done)}.jsonl")
+                diagnosis = Diagnosis(args.rows, args.keep)
+            done.add(trial.key)
             before = len(diagnosis.incidents)
             cpu_s, start_s = diagnosis.cpu_s(), time.monotonic()
             run(trial)

@@ -3,8 +3,8 @@
 
 python -m bench.faults.keep TRIALS.jsonl FOLDER [CAUSE/VICTIM …]
 
-FOLDER is that of `bench.faults run --keep`. One incident of each fault and victim, or of those named:
-the first that was told. Whether the verdict is right is not asked: what was injected is.
+FOLDER is that of `bench.faults run --keep`. One incident of each fault and victim, or of those
+named: the first that was told. Whether the verdict is right is not asked: what was injected is.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import itertools
 import os
 import random
 import statistics
+import threading
 import time
 from bisect import bisect_left
 from dataclasses import asdict, dataclass, field
@@ -49,6 +50,9 @@ class Trial:
     others_cpu: float = 0.0
     """CPUs that processes outside the trial used, on average."""
     trouble: str = ""
+    groups: list[list[float]] = field(default_factory=list)
+    """For baselines, four times a second: when (ns), and of the victim's control groups throttled
+    time (s) and hits of the memory limit; segments that this machine sent again."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -93,6 +97,9 @@ def _run(trial: Trial, fault: Fault, stage: Stage) -> None:
     if fault.prepare is not None:
         fault.prepare(stage, trial.level)
     _start_victim(trial, stage)
+    watching = threading.Event()
+    watch = threading.Thread(target=_watch_groups, args=(trial, watching), daemon=True)
+    watch.start()
     time.sleep(SETTLE_S + stage.chance.random() * RANDOM_S)
     trial.victim_pids = sorted(stage.family())
     trial.onset_ns = time.monotonic_ns()
@@ -106,6 +113,8 @@ def _run(trial: Trial, fault: Fault, stage: Stage) -> None:
     if trial.fault == "slow-file-system":
         trial.culprits = [stage.helpers["files"].pid]
     trial.cast = stage.everybody()
+    watching.set()
+    watch.join(1)
     if stage.victim is not None and stage.victim.poll() is not None:
         trial.trouble = f"the victim ended: {stage.victim.returncode}"
     if "client" in stage.helpers:
@@ -115,6 +124,27 @@ def _run(trial: Trial, fault: Fault, stage: Stage) -> None:
     trial.pace_before = _pace(steps, trial.onset_ns - int(4e9), trial.onset_ns)
     trial.pace_during = _pace(steps, trial.onset_ns, trial.end_ns)
     trial.step_s = _median_step(steps, trial.onset_ns)
+
+
+def _watch_groups(trial: Trial, ended: threading.Event) -> None:
+    group = "sonde-faults/victim"
+    while not ended.wait(0.25):
+        throttled = _word(Path(f"/sys/fs/cgroup/cpu/{group}/cpu.stat"), "throttled_time")
+        hits = _word(Path(f"/sys/fs/cgroup/memory/{group}/memory.failcnt"), "")
+        rows = [line.split() for line in Path("/proc/net/snmp").read_text().split("\n")]
+        names, tcp = (row for row in rows if row and row[0] == "Tcp:")
+        again = float(tcp[names.index("RetransSegs")])
+        trial.groups.append([time.monotonic_ns(), throttled / 1e9, hits, again])
+
+
+def _word(path: Path, name: str) -> float:
+    try:
+        for line in path.read_text().split("\n"):
+            if line.startswith(name) and line.split():
+                return float(line.split()[-1])
+    except OSError:
+        pass
+    return 0.0
 
 
 def _start_victim(trial: Trial, stage: Stage) -> None:

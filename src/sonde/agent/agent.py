@@ -391,6 +391,8 @@ class Agent:
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.add_notes(batch.notes, batch.groups)
+        if self._observer is not None:  # before code is named, which takes as long as it takes
+            self._observer.on_tick(since_ns, self._tick_ns, batches)
         for collector, batch in zip(self._collectors, batches, strict=True):
             self._counts[collector.name] += batch.seen
             named = self._dictionary.named
@@ -399,8 +401,6 @@ class Agent:
                 self._thin(collector, self._dictionary.named - named, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
-        if self._observer is not None:
-            self._observer.on_tick(since_ns, self._tick_ns, batches)
         self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
         self._resolver.tick(self._tick_ns)
         self._count_losses()

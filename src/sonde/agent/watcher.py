@@ -20,6 +20,7 @@ from sonde.collect.collector import Batch
 from sonde.diagnose.detector import Detector, Suspicion
 from sonde.diagnose.incident import Incident, Verdict
 from sonde.diagnose.moments import Facts, Moment, Who, Window
+from sonde.diagnose.series import Series
 from sonde.model.code import KnownFrame
 from sonde.model.process import Process
 
@@ -55,9 +56,11 @@ class Watcher:
         frames_of: Callable[[int], Sequence[KnownFrame]],
         process_of: Callable[[int, int], Process],
         hz: int,
+        note: Callable[[Moment, dict[int, dict[Series, float]]], None] | None = None,
     ) -> None:
         """`tell` is called for every incident, and every change that is no fault, from another
-        thread."""
+        thread; `note` at every tick with what is watched of each process."""
+        self._note = note
         self._tell = tell
         self._process_of = process_of
         self._maker = MomentMaker(frames_of, 1e9 / hz)
@@ -98,7 +101,7 @@ class Watcher:
         moment = self._maker.make(since_ns, now_ns, batches)
         self._name(moment.processes)
         self._kept.append(moment)
-        while now_ns - self._kept[0].start_ns > KEPT_S * 1e9:
+        while len(self._kept) > 1 and now_ns - self._kept[0].start_ns > KEPT_S * 1e9:
             self._kept.popleft()
         kernel = {pid for pid, (_, who) in self._who.items() if who.is_kernel}
         passed_s = (now_ns - since_ns) / 1e9
@@ -111,6 +114,8 @@ class Watcher:
             self._tokens -= 1
             facts = self._facts.read(suspicion.pid)
             self._open.append(_Open(suspicion, facts=[facts]))
+        if self._note is not None:
+            self._note(moment, self._detector.latest(now_ns))
         self._look(now_ns)
 
     def _name(self, pids: Iterable[int]) -> None:

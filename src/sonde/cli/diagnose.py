@@ -17,7 +17,8 @@ from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.diagnose.incident import Incident
-    from sonde.diagnose.moments import Window
+    from sonde.diagnose.moments import Moment, Window
+    from sonde.diagnose.series import Series
 
 EXAMPLE = """\
 examples:
@@ -30,6 +31,11 @@ Prints an incident when a process has become slower and the cause is known, or i
 look. An offender is named only with evidence from that very time. No data leaves this machine.
 """
 TICK_S = 0.25
+HZ = 49
+STACK_GAP_MS = 40.0
+"""Stacks tell two causes of fifteen: fewer of them do, and each new one costs."""
+LEAST_CPU = 0.02
+"""Of processes in the file of `--rows`."""
 NICE = -5
 """It is to see in time that others lack a CPU."""
 
@@ -48,6 +54,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--json", action="store_true", help="print each incident as a line of JSON")
     add("--all", action="store_true", help="also changes that are no fault")
     add("--keep", type=Path, metavar="FOLDER", help="write each incident with its rows there")
+    add("--rows", type=Path, metavar="FILE",
+        help="write what is watched of each process, a line of JSON a tick")  # fmt: skip
     add("--no-device", action="store_true", help="leave out device calls")
     parser.set_defaults(run=run)
 
@@ -75,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
     from sonde.config import load
 
     procfs.BROKER.warm_up()
-    flags: dict[str, object] = {"tick_s": TICK_S}
+    flags: dict[str, object] = {"tick_s": TICK_S, "hz": HZ, "stack_gap_ms": STACK_GAP_MS}
     if args.no_device:
         flags |= {"device_calls": False, "device_metrics": False}
     config = load(flags, defaults={"host_metrics": True, "host_hz": 0, "device_metrics": False})
@@ -93,7 +101,8 @@ def _run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda number, _frame: signals.append(number))
     printer = Printer(args.json, args.all, args.keep)
     agent = Agent(config, Recent())
-    watcher = Watcher(printer.take, agent.frames_of, agent.process, config.hz)
+    note = Notebook(args.rows).take if args.rows else None
+    watcher = Watcher(printer.take, agent.frames_of, agent.process, config.hz, note)
     agent.observe(watcher)
     watcher.start()
     agent.start()
@@ -108,6 +117,30 @@ def _run(args: argparse.Namespace) -> int:
     if lost:
         print(f"sonde: lost: {one_line(json.dumps(lost))}", file=sys.stderr)
     return 0
+
+
+class Notebook:
+    """Writes a line a tick: `{"from": ns, "to": ns, "processes": {PID: {series: value}}}`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises SinkError."""
+        from sonde.private_files import create
+
+        self._fd = create(path, force=True).fd
+
+    def take(self, moment: Moment, values: dict[int, dict[Series, float]]) -> None:
+        """One tick."""
+        import os
+
+        found = {}
+        for pid, row in values.items():
+            disk = sum(use.bytes for use in moment.processes[pid].disk) / moment.seconds
+            if max(row.values()) > LEAST_CPU or disk:
+                found[pid] = {str(name): round(value, 4) for name, value in row.items()}
+                found[pid]["disk_bytes"] = round(disk)
+        line = {"from": moment.start_ns, "to": moment.end_ns, "processes": found}
+        with contextlib.suppress(OSError):
+            os.write(self._fd, json.dumps(line).encode() + b"\n")
 
 
 class Printer:

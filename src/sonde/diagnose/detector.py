@@ -83,7 +83,7 @@ class Detector:
             has_disk = moment.end_ns - watched.moved_ns < DISK_S * 1e9 and watched.moved_ns > 0
             now = values(one, moment.seconds, places, kernel, pid, has_disk)
             watched.ticks.append((moment.start_ns, moment.end_ns, now))
-            while moment.end_ns - watched.ticks[0][0] > BASELINE_S * 1e9:
+            while len(watched.ticks) > 1 and moment.end_ns - watched.ticks[0][0] > BASELINE_S * 1e9:
                 watched.ticks.popleft()
             if moment.end_ns < watched.rests_until_ns:
                 continue
@@ -94,6 +94,14 @@ class Detector:
         while len(self._watched) > WATCHED:
             del self._watched[next(iter(self._watched))]
         return found
+
+    def latest(self, end_ns: int) -> dict[int, dict[Series, float]]:
+        """The series of the tick that ended then, by process."""
+        return {
+            pid: watched.ticks[-1][2]
+            for pid, watched in self._watched.items()
+            if watched.ticks[-1][1] == end_ns
+        }
 
     def forget_rest(self, pid: int) -> None:
         """A suspicion came to nothing: it may be suspected again at once."""

@@ -29,9 +29,10 @@ def quota(case: Case) -> Candidate | None:
     """The quota of its control group."""
     ready = case.lost.parts.get(Part.READY, 0.0)
     throttled, periods = _throttled(case)
-    if ready < LEAST or not periods or throttled < THROTTLED * ready:
+    of_ready = _by_quota(case)
+    if ready < LEAST or not periods or of_ready < THROTTLED:
         return None
-    share = case.lost.share(Part.READY) * min(1.0, throttled / ready)
+    share = case.lost.share(Part.READY) * of_ready
     evidence = (
         f"without a CPU for {ready:.2f} s more of each second",
         f"throttled in {periods} periods, {throttled:.2f} s of each second; "
@@ -47,8 +48,7 @@ def pinning(case: Case) -> Candidate | None:
     idle = _idle_elsewhere(case)
     if ready < LEAST or idle < LEAST_IDLE:
         return None
-    throttled, _ = _throttled(case)
-    left = max(0.0, ready - throttled)
+    left = ready * (1 - _by_quota(case))
     share = case.lost.share(Part.READY) * min(1.0, idle / ready) * left / ready
     allowed = ", ".join(map(str, case.last.allowed))
     evidence = (
@@ -63,8 +63,7 @@ def pinning(case: Case) -> Candidate | None:
 def contention(case: Case) -> Candidate | None:
     """Others use the CPUs."""
     ready = case.lost.parts.get(Part.READY, 0.0)
-    throttled, _ = _throttled(case)
-    left = ready - throttled - min(ready, _idle_elsewhere(case))
+    left = ready * (1 - _by_quota(case)) - min(ready, _idle_elsewhere(case))
     if ready < LEAST or left < LEAST:
         return None
     evidence = [f"without a CPU for {ready:.2f} s more of each second"]
@@ -93,6 +92,18 @@ def _throttled(case: Case) -> tuple[float, int]:
     """(seconds a second, periods) between the two readings."""
     seconds = max(0.0, case.last.throttled_s - case.first.throttled_s) / case.between_s
     return seconds, max(0, case.last.throttled_periods - case.first.throttled_periods)
+
+
+def _by_quota(case: Case) -> float:
+    """Share of the time without a CPU in which its group was throttled: all its threads wait then,
+    so that of the thread which waited most is what throttled time is held against."""
+    before, after = case.lost.before.times, case.lost.after.times
+    most = max(
+        (row.get(Part.READY, 0.0) - before.get(tid, {}).get(Part.READY, 0.0)
+         for tid, row in after.items()), default=0.0,
+    )  # fmt: skip
+    throttled, _ = _throttled(case)
+    return min(1.0, throttled / most) if most > 0 else 0.0
 
 
 def _idle_elsewhere(case: Case) -> float:
