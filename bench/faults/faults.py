@@ -169,7 +169,7 @@ ANY = ("train", "opencl", "serve", "loader")
 FAULTS: tuple[Fault, ...] = (
     Fault("cpu-contention", ANY, _burners, _end_culprits, has_culprit=True),
     Fault("cpu-quota", ANY, _quota, _no_quota),
-    Fault("bad-pinning", ("train", "opencl", "loader"), _pin, prepare=_crowd_one_cpu),
+    Fault("bad-pinning", ("train", "opencl"), _pin, prepare=_crowd_one_cpu),
     Fault("reclaim", ("read-cached",), _shrink, prepare=_in_memory_group),
     Fault("disk-throttle", ("read-disk",), _throttle, _no_throttle),
     Fault("disk-contention", ("read-disk",), _crowd_disk, _end_culprits, _copy_data, True),

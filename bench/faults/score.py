@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SLACK_S = 0.3
-"""A tick may have begun before the onset."""
 LATE_S = 1.5
 """After the end of a fault an alarm is still about it."""
 HURT = 0.9
@@ -35,7 +33,6 @@ def alarm_of(trial: Line) -> Line | None:
             is_fault(incident)
             and incident["victim"] in trial["victim_pids"]
             and incident["noticed_ns"] >= trial["onset_ns"]
-            and incident["began_ns"] >= trial["onset_ns"] - SLACK_S * 1e9
             and incident["noticed_ns"] <= trial["end_ns"] + LATE_S * 1e9
         ):
             return dict(incident)

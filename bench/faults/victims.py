@@ -257,13 +257,13 @@ def serve(port: str, backend: str) -> Step:
                     local.connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 local.connection.request("GET", "/")
                 local.connection.getresponse().read()
+            _own_faults(Path(sys.argv[2]).with_suffix(".log"))
             body = answer[:8].tobytes()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
             STEPS.append(time.monotonic_ns())
-            _own_faults(Path(sys.argv[2]).with_suffix(".log"))
 
         def log_message(self, *_: Any) -> None:
             """Nothing."""

@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -45,6 +46,7 @@ class _Open:
     suspicion: Suspicion
     looks: int = 0
     facts: list[Facts] = field(default_factory=list)
+    is_told: bool = False
 
 
 class Watcher:
@@ -139,14 +141,20 @@ class Watcher:
 
     def _look(self, now_ns: int) -> None:
         for one in list(self._open):
+            if one.is_told:
+                continue  # its answer came while this list was made
             if now_ns - one.suspicion.noticed_ns < LOOKS_S[one.looks] * 1e9:
                 continue
             one.looks += 1
             is_last = one.looks == len(LOOKS_S)
             window = self._window(one)
             if is_last:
-                self._open.remove(one)
+                self._drop(one)
             self._explainer.ask(window, is_last_look=is_last, answer=self._answer(one, window))
+
+    def _drop(self, one: _Open) -> None:
+        with suppress(ValueError):  # the other thread did
+            self._open.remove(one)
 
     def _window(self, one: _Open) -> Window:
         began_ns = one.suspicion.began_ns
@@ -182,10 +190,10 @@ class Watcher:
 
     def _answer(self, one: _Open, window: Window) -> Callable[[Verdict | None], None]:
         def answer(verdict: Verdict | None) -> None:
-            if verdict is None:
+            if verdict is None or one.is_told:
                 return
-            if one in self._open:
-                self._open.remove(one)
+            one.is_told = True
+            self._drop(one)
             who = window.who.get(window.victim) or Who(window.victim, f"pid {window.victim}")
             if not verdict.is_fault:
                 self._detector.forget_rest(window.victim)
