@@ -214,6 +214,34 @@ def test_a_service_that_answers_late():
     assert found.cause == FaultCause.REMOTE_DEPENDENCY
 
 
+def test_a_server_whose_backend_is_slow_is_told_from_one_that_is_asked_less():
+    def serving(asked, idle):
+        one = process(0.3, waits=[wait("socket", asked + idle, count=20)])
+        one.places += [Place(VICTIM, "socket", 1, idle * TICK_NS)]
+        one.places += [Place(VICTIM, "socket", 2, asked * TICK_NS)]
+        return one
+
+    before = [moment(n, p100=serving(0.05, 0.65)) for n in range(TICKS)]
+    facts = {"peers": {"10.0.0.2:80": "established"}, "listens": True}
+    slow = ticks(p100=serving(0.5, 0.2))
+    assert verdict(slow, before, **facts).cause == FaultCause.REMOTE_DEPENDENCY
+    assert [it.series for it in noticed(before + slow[:2])] == [(Series.ASKED,)]
+    less = ticks(p100=serving(0.02, 0.9))
+    assert verdict(less, before, **facts).change in (Change.LOAD, Change.PASSED)
+    assert noticed(before + less) == []
+
+
+def test_a_worker_that_lacks_a_cpu_is_no_slow_loader():
+    slow = process(0.4, waits=[wait("read", 0.5, CHILD)])
+    starved = ProcessMoment(
+        Usage(int(0.4 * TICK_NS)), [Wait(CHILD, "preempted", "", 0, 0, int(0.5 * TICK_NS))]
+    )
+    worked = ProcessMoment(Usage(int(0.9 * TICK_NS)), [], [Place(CHILD, "", 1, 0.9 * TICK_NS)])
+    before = [moment(n, p100=process(), p101=worked) for n in range(TICKS)]
+    found = verdict(ticks(p100=slow, p101=starved), before)
+    assert found.cause != FaultCause.SLOW_LOADER
+
+
 def test_what_is_over_is_not_told():
     slow = ticks(3, p100=process(0.5, 0.4), p200=process(0.9))
     over = [moment(TICKS + 3 + n, p100=process(), p200=process(0.1)) for n in range(3)]

@@ -64,6 +64,8 @@ LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
 """Losses that go on: what is counted before the start is lost after it, too."""
 STUCK = "agent.seconds_stuck"
 """Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
+NAMING_SHARE = 0.05
+"""Of a CPU, for naming code where rows are watched as they come."""
 LATE_S = 3.0
 """A tick that comes so much later than meant was held up."""
 GC_THRESHOLDS = (10_000, 20, 20)
@@ -91,6 +93,9 @@ class Observer(Protocol):
         """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
         Must return within milliseconds and keep no batch."""
 
+    def wants_code(self, pid: int) -> bool:
+        """Whether stacks of a process are to be named: nobody else's are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Live:
@@ -115,6 +120,8 @@ class Agent:
         tell themselves is observed: device time."""
         self._privileged = privileged
         self._observer: Observer | None = None
+        self._naming_debt_s = 0.0
+        """CPU time spent on names, less what it may take."""
         self._config = config
         self._sink = sink
         self._id = str(uuid.uuid4())
@@ -381,6 +388,8 @@ class Agent:
         if late_s > LATE_S:
             self._stuck_s += late_s
         watched = self._observer is not None
+        passed_s = (self._tick_ns - since_ns) / 1e9
+        self._naming_debt_s = max(0.0, self._naming_debt_s - NAMING_SHARE * passed_s)
         batches = []
         for collector in self._collectors:
             up_to_now = chunk_ends or (watched and collector.tells_what_goes_on)
@@ -431,7 +440,25 @@ class Agent:
             tids = part["tid"]
             assert isinstance(tids, Sized)
             self._spans += len(tids)
+        self._name(batch)
+
+    def _name(self, batch: Batch) -> None:
+        """Name the stacks of a batch. Where somebody watches rows as they come, only those that
+        are wanted, and in a bounded share of the time: rows must not wait for names."""
+        if self._observer is None:
+            self._dictionary.take(batch)
+            return
+        wants = self._observer.wants_code
+        others = {it: owner for it, owner in batch.stacks.items() if not wants(owner[0])}
+        if self._naming_debt_s > 0:
+            self._dictionary.pass_over(batch)
+            return
+        batch.stacks = {it: owner for it, owner in batch.stacks.items() if it not in others}
+        began_s = time.thread_time()
         self._dictionary.take(batch)
+        self._naming_debt_s += time.thread_time() - began_s
+        batch.stacks = others
+        self._dictionary.pass_over(batch)
 
     def _losses(self) -> dict[str, int]:
         """What was lost so far, by name."""

@@ -53,7 +53,7 @@ class FactReader:
             if "self" not in folder and _is_frozen(folder):
                 facts.is_frozen = True
         facts.file_servers = [waker for waker in wakers if _serves_files(waker)]
-        facts.peers = _peers(pid)
+        facts.peers, facts.listens = _peers(pid)
         return facts
 
     def cpu_busy(self) -> dict[int, float]:
@@ -150,12 +150,13 @@ def _descriptors(pid: int) -> Iterable[tuple[int, str]]:
             yield int(name), procfs.read_link(f"/proc/{pid}/fd/{name}")
 
 
-def _peers(pid: int) -> dict[str, str]:
+def _peers(pid: int) -> tuple[dict[str, str], bool]:
     """Ends of the connections that a process made itself: their local port is nobody's that
-    listens."""
+    listens; whether it listens."""
     sockets = {link[8:-1] for _, link in _descriptors(pid) if link.startswith("socket:[")}
     if not sockets:
-        return {}
+        return {}, False
+    listens = False
     listening: set[str] = set()
     mine: list[tuple[str, str, str]] = []
     for name in ("tcp", "tcp6"):
@@ -167,13 +168,15 @@ def _peers(pid: int) -> dict[str, str]:
             local, peer, state, inode = words[1], words[2], words[3], words[9]
             if state == _LISTENING:
                 listening.add(local.rpartition(":")[2])
+                listens |= inode in sockets
             elif inode in sockets:
                 mine.append((local.rpartition(":")[2], peer, state))
-    return {
+    found = {
         _address(peer): _STATES.get(state, state)
         for port, peer, state in mine
         if port not in listening
     }
+    return found, listens
 
 
 def _address(text: str) -> str:

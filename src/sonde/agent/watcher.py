@@ -120,6 +120,10 @@ class Watcher:
             self._note(moment, self._detector.latest(now_ns))
         self._look(now_ns)
 
+    def wants_code(self, pid: int) -> bool:
+        """Of what may be a victim."""
+        return self._detector.may_be_victim(pid)
+
     def _name(self, pids: Iterable[int]) -> None:
         for pid in pids:
             start_ns = self._maker.starts.get(pid, 0)

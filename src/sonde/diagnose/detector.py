@@ -14,11 +14,21 @@ from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from sonde.diagnose.moments import CodePlace, Moment
-from sonde.diagnose.series import PACE_FALL, SURE, UNSURE, Series, moves_bytes, values
+from sonde.diagnose.moments import CodePlace, Moment, Place
+from sonde.diagnose.series import (
+    NETWORK_REASONS,
+    PACE_FALL,
+    SURE,
+    UNSURE,
+    Series,
+    moves_bytes,
+    values,
+)
 
 BASELINE_S = 15.0
 """How far back the baseline reaches: it follows what changes slowly, and what has stayed."""
+SEEN_S = 1.0
+"""Stacks of a process older than this are named: its baseline needs them."""
 LEAST_S = 3.0
 """A process younger than this has no baseline, so is no victim."""
 RECENT_TICKS = 2
@@ -37,6 +47,9 @@ STEADY_PACE = 0.5
 """Spread of the pace, by its median, from which on it says nothing."""
 REST_S = 12.0
 """After a suspicion no other one of the same process, until its baseline has taken in the new."""
+FORGETS = 0.98
+"""Of what was, at each tick."""
+SOCKET_PLACES = 256
 WATCHED = 512
 """Processes: those that were active last."""
 
@@ -56,8 +69,28 @@ class _Watched:
     ticks: deque[tuple[int, int, dict[Series, float]]] = field(default_factory=deque)
     """(start, end, values)"""
     rests_until_ns: int = 0
+    sockets: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Time in sockets by thread and place, what is older counting less."""
+    is_active: bool = False
+    """It uses a CPU, and has done so for a while."""
     moved_ns: int = 0
     """When it read or wrote on a device last."""
+
+    def note_sockets(self, places: list[Place]) -> None:
+        """Take in where threads waited in sockets."""
+        for place in places:
+            if place.reason in NETWORK_REASONS and place.place:
+                key = place.tid, place.place
+                self.sockets[key] = self.sockets.get(key, 0.0) * FORGETS + place.ns
+        while len(self.sockets) > SOCKET_PLACES:
+            del self.sockets[next(iter(self.sockets))]
+
+    def usual(self) -> dict[int, int]:
+        """Where each thread waits in sockets mostly: to be asked, of a thread that also asks."""
+        found: dict[int, tuple[float, int]] = {}
+        for (tid, place), ns in self.sockets.items():
+            found[tid] = max(found.get(tid, (0.0, 0)), (ns, place))
+        return {tid: place for tid, (_, place) in found.items()}
 
 
 class Detector:
@@ -81,10 +114,15 @@ class Detector:
             if moves_bytes(one):
                 watched.moved_ns = moment.end_ns
             has_disk = moment.end_ns - watched.moved_ns < DISK_S * 1e9 and watched.moved_ns > 0
-            now = values(one, moment.seconds, places, kernel, pid, has_disk)
+            now = values(one, moment.seconds, places, kernel, pid, has_disk, watched.usual())
+            watched.note_sockets(one.places)
             watched.ticks.append((moment.start_ns, moment.end_ns, now))
             while len(watched.ticks) > 1 and moment.end_ns - watched.ticks[0][0] > BASELINE_S * 1e9:
                 watched.ticks.popleft()
+            span_ns = moment.end_ns - watched.ticks[0][0]
+            if span_ns > SEEN_S * 1e9:
+                used = sum((end - start) * row[Series.CPU] for start, end, row in watched.ticks)
+                watched.is_active = used > LEAST_CPU * span_ns
             if moment.end_ns < watched.rests_until_ns:
                 continue
             suspicion = _judge(pid, watched)
@@ -94,6 +132,11 @@ class Detector:
         while len(self._watched) > WATCHED:
             del self._watched[next(iter(self._watched))]
         return found
+
+    def may_be_victim(self, pid: int) -> bool:
+        """Whether a process has a past, and uses CPUs enough to be one."""
+        watched = self._watched.get(pid)
+        return watched is not None and watched.is_active
 
     def latest(self, end_ns: int) -> dict[int, dict[Series, float]]:
         """The series of the tick that ended then, by process."""

@@ -80,7 +80,7 @@ def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str
     if cause != FaultCause.UNKNOWN:
         return None, ""
     largest = max(lost.parts, key=lambda part: lost.parts[part])
-    if largest == Part.NETWORK and not case.last.peers:
+    if largest == Part.NETWORK and lost.asks_nobody:
         return Change.LOAD, "it waits to be asked"
     moved = case.grew("disk_bytes", case.victim)
     if largest in (Part.DISK, Part.SYNC) and moved > OWN_BYTES:

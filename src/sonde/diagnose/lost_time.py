@@ -37,6 +37,9 @@ class Part(enum.StrEnum):
     HANDED = "handed"
     """Waited for a process or a thread of the same program."""
     NETWORK = "network"
+    """In sockets, where the thread waited mostly before."""
+    ASKED = "asked"
+    """In sockets, elsewhere in the code: it asked somebody."""
     LOCK = "lock"
     INTERPRETER_LOCK = "interpreter-lock"
     SLEEP = "sleep"
@@ -77,7 +80,8 @@ class Lost:
     slowdown: float = 1.0
 
     asks_nobody: bool = False
-    """It made no connection itself: it waits in sockets to be asked."""
+    """It made no connection itself, or takes some: it waits in sockets to be asked, where it mostly
+    did before."""
 
     @property
     def whole(self) -> float:
@@ -96,7 +100,8 @@ def lost_time(window: Window) -> Lost:
     before = side(window, window.before)
     after = side(window, window.after)
     lost = Lost(before, after)
-    lost.asks_nobody = not any(facts.peers for facts in window.facts)
+    facts = window.facts
+    lost.asks_nobody = not any(it.peers for it in facts) or any(it.listens for it in facts)
     parts: dict[Part, float] = defaultdict(float)
     for tid in worked(before):
         mine, now = before.times.get(tid, {}), after.times.get(tid, {})
@@ -126,6 +131,7 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
     own = family(window)
     everything = (*window.before, *window.after)
     of_victim = [one for it in everything if (one := it.processes.get(window.victim))]
+    usual = _usual_sockets(window)
     has_disk = any(map(moves_bytes, of_victim))
     times: Times = defaultdict(lambda: defaultdict(float))
     ended: dict[int, float] = defaultdict(float)
@@ -140,7 +146,7 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
             continue
         calls += sum(call.count for call in one.calls)
         cpu_ns += one.usage.cpu_ns
-        in_lock = _add_places(window, one, times)
+        in_lock, asked = _add_places(window, one, times, usual)
         for wait in one.waits:
             ended[wait.tid] += wait.count
             pieces += wait.count * (wait.reason in PIECE_REASONS)
@@ -148,6 +154,11 @@ def side(window: Window, moments: Iterable[Moment]) -> Side:
             if part == Part.DISK and not has_disk:
                 part = Part.OTHER
             blocked = float(wait.blocked_ns)
+            if part == Part.NETWORK:
+                elsewhere = min(blocked, asked.get((wait.tid, wait.reason), 0.0))
+                asked[wait.tid, wait.reason] = asked.get((wait.tid, wait.reason), 0.0) - elsewhere
+                times[wait.tid][Part.ASKED] += elsewhere
+                blocked -= elsewhere
             if part in (Part.LOCK, Part.HANDED):
                 inside = min(blocked, in_lock.get((wait.tid, wait.reason), 0.0))
                 times[wait.tid][Part.INTERPRETER_LOCK] += inside
@@ -207,14 +218,29 @@ def family(window: Window) -> set[int]:
     return found
 
 
+def _usual_sockets(window: Window) -> dict[int, int]:
+    """Where each thread of the victim waited in sockets mostly, before."""
+    sums: dict[tuple[int, int], float] = defaultdict(float)
+    for moment in window.before:
+        one = moment.processes.get(window.victim)
+        for place in one.places if one is not None else ():
+            if place.reason in NETWORK_REASONS and place.place:
+                sums[place.tid, place.place] += place.ns
+    found: dict[int, tuple[float, int]] = {}
+    for (tid, number), ns in sums.items():
+        found[tid] = max(found.get(tid, (0.0, 0)), (ns, number))
+    return {tid: number for tid, (_, number) in found.items()}
+
+
 def _add_places(
-    window: Window, one: ProcessMoment, times: Times
-) -> Mapping[tuple[int, str], float]:
+    window: Window, one: ProcessMoment, times: Times, usual: Mapping[int, int]
+) -> tuple[dict[tuple[int, str], float], dict[tuple[int, str], float]]:
     """Adds on-CPU time, by samples scaled to what the kernel counted; returns, by (thread, reason),
-    the time in waits for the interpreter's lock."""
+    the time in waits for the interpreter's lock, and in sockets elsewhere than usual."""
     sampled = sum(place.ns for place in one.places if not place.reason)
     scale = one.usage.cpu_ns / sampled if sampled and one.usage.cpu_ns else 1.0
     in_lock: dict[tuple[int, str], float] = defaultdict(float)
+    asked: dict[tuple[int, str], float] = defaultdict(float)
     for place in one.places:
         known = place.place < len(window.places)
         role = window.places[place.place].role if known else Role.UNKNOWN
@@ -223,9 +249,11 @@ def _add_places(
             times[place.tid][part] += place.ns * scale
         elif role == Role.INTERPRETER_LOCK:
             in_lock[place.tid, place.reason] += place.ns
+        elif place.reason in NETWORK_REASONS and place.place != usual.get(place.tid, place.place):
+            asked[place.tid, place.reason] += place.ns
     if not sampled:
         times[window.victim][Part.CPU] += one.usage.cpu_ns
-    return in_lock
+    return in_lock, asked
 
 
 def _slowdown(before: Side, after: Side) -> float:

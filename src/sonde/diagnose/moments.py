@@ -174,6 +174,8 @@ class Facts(msgspec.Struct):
     """Of the processes that woke it, those that serve a FUSE file system."""
     peers: dict[str, str] = msgspec.field(default_factory=dict)
     """Ends of connections that it made itself: 'address:port' to its state."""
+    listens: bool = False
+    """It takes connections of others."""
 
 
 class Window(msgspec.Struct):

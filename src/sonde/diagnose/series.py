@@ -36,6 +36,8 @@ class Series(enum.StrEnum):
     SERVED = "served"
     """The same, ended by another process: a file server, a pipe."""
     NETWORK = "network"
+    ASKED = "asked"
+    """In sockets, elsewhere in the code than where the thread usually waits: it asked somebody."""
     LOCK = "lock"
     RECLAIM = "reclaim"
     GARBAGE = "garbage"
@@ -52,6 +54,7 @@ SURE: Mapping[Series, tuple[float, float]] = {
     Series.STOPPED: (0.30, 0.02),
     Series.DISK: (0.12, 0.03),
     Series.SYNC: (0.10, 0.02),
+    Series.ASKED: (0.15, 0.04),
     Series.RECLAIM: (0.08, 0.02),
     Series.GARBAGE: (0.20, 0.04),
     Series.INTERPRETER_LOCK: (0.15, 0.03),
@@ -81,9 +84,11 @@ def values(
     kernel: Container[int],
     pid: int,
     has_disk: bool,
+    usual: Mapping[int, int],
 ) -> dict[Series, float]:
     """The series of one process in one interval. `kernel`: threads of the kernel; `has_disk`: it
-    read or wrote on devices of late."""
+    read or wrote on devices of late; `usual`: where in the code threads wait in sockets
+    mostly, by thread."""
     ready = disk = sync = served = network = lock = stopped = 0.0
     ended = 0
     for wait in moment.waits:
@@ -105,7 +110,7 @@ def values(
             lock += blocked
         elif wait.reason == "stopped" and wait.tid == pid:
             stopped += blocked
-    samples = garbage = waiting = 0.0
+    samples = garbage = waiting = asked = 0.0
     for place in moment.places:
         role = places[place.place].role if place.place < len(places) else Role.UNKNOWN
         if not place.reason:
@@ -113,6 +118,8 @@ def values(
             garbage += place.ns * (role == Role.GARBAGE)
         elif role == Role.INTERPRETER_LOCK:
             waiting += place.ns
+        elif place.reason in NETWORK_REASONS and place.place != usual.get(place.tid, place.place):
+            asked += place.ns
     second = 1e-9 / seconds
     cpu = moment.usage.cpu_ns
     work = max(LEAST_WORK_S / second, ready + cpu)
@@ -123,6 +130,7 @@ def values(
         Series.SYNC: sync * second,
         Series.SERVED: served * second,
         Series.NETWORK: network * second,
+        Series.ASKED: asked * second,
         Series.LOCK: lock * second,
         Series.RECLAIM: moment.usage.reclaim_ns * second,
         Series.GARBAGE: garbage / samples if samples * second > LEAST_SAMPLED_S else 0.0,

@@ -8,11 +8,17 @@ What to do: more workers, or faster ones; look at what they wait for.
 
 from __future__ import annotations
 
+import msgspec
+
 from sonde.diagnose.case import Case
 from sonde.diagnose.incident import Candidate, FaultCause
-from sonde.diagnose.lost_time import Part
+from sonde.diagnose.lost_time import Part, lost_time
 
 LEAST = 0.08
+OF_LOST = 0.25
+"""Of what the process lost, its worker must work or wait more."""
+OWN = (Part.SLEEP, Part.DISK, Part.SYNC, Part.SERVED, Part.LOCK, Part.ASKED, Part.OTHER)
+"""What a worker waits for that is no lack of a CPU, nor of somebody who takes its results."""
 
 
 def judge(case: Case) -> Candidate | None:
@@ -25,11 +31,16 @@ def judge(case: Case) -> Candidate | None:
         return None
     pid = wakers[0][0]
     cpu = case.grew("cpu", pid)
-    disk = case.grew("disk_s", pid)
-    evidence = [
+    of_worker = lost_time(msgspec.structs.replace(case.window, victim=pid)).parts
+    working = max(0.0, cpu) + sum(of_worker.get(part, 0.0) for part in OWN)
+    hindered = of_worker.get(Part.READY, 0.0) + of_worker.get(Part.STOPPED, 0.0)
+    evidence = (
         f"waited {lost:.2f} s more of each second for its own {case.name(pid)} ({pid})",
-        f"that one used {cpu:+.2f} CPUs and {disk:+.2f} s of disk requests a second",
-    ]
-    share = case.lost.share(Part.HANDED)
+        f"that one used {cpu:+.2f} CPUs, and waited {working - max(0.0, cpu):.2f} s more itself",
+    )
+    against: tuple[str, ...] = ()
+    if working < max(LEAST, OF_LOST * lost) or hindered > working:
+        against = (f"that one lacked a CPU for {hindered:.2f} s more itself",)
+    share = case.lost.share(Part.HANDED) * (0.3 if against else 1.0)
     step = "Look at what its workers do, or start more of them."
-    return Candidate(FaultCause.SLOW_LOADER, share, tuple(evidence), next_step=step)
+    return Candidate(FaultCause.SLOW_LOADER, share, evidence, against, next_step=step)

@@ -17,16 +17,16 @@ from sonde.diagnose.lost_time import Part
 LEAST = 0.08
 LEAST_SENT_AGAIN = 2.0
 """Segments a second more."""
-SLOWER_ROUND = 1.5
-LEAST_ROUND_S = 0.002
+LEAST_ROUND_S = 0.05
+"""Longer than a receiver delays its acknowledgement (Linux: 40 ms)."""
 
 
 def path(case: Case) -> Candidate | None:
     """Segments get lost, or queue."""
-    lost = case.lost.parts.get(Part.NETWORK, 0.0)
-    again = case.grew("retransmits", case.victim)
+    lost = _lost(case)
+    again = _sent_again(case)
     was, now = _rounds(case)
-    queued = now > max(LEAST_ROUND_S, SLOWER_ROUND * was) and bool(was)
+    queued = now - was > LEAST_ROUND_S
     if lost < LEAST or not (again >= LEAST_SENT_AGAIN or queued):
         return None
     evidence = [f"waited {lost:.2f} s more of each second for the network"]
@@ -34,14 +34,14 @@ def path(case: Case) -> Candidate | None:
         evidence.append(f"{again:.0f} segments a second more were sent again")
     if queued:
         evidence.append(f"a round trip took {now * 1e3:.1f} ms, before {was * 1e3:.1f}")
-    share = case.lost.share(Part.NETWORK)
+    share = _share(case)
     step = "Look for drops and limits on the way: ip -s link, tc -s qdisc."
     return Candidate(FaultCause.SLOW_NETWORK, share, tuple(evidence), next_step=step)
 
 
 def dependency(case: Case) -> Candidate | None:
     """Somebody whom it asked answers late."""
-    lost = case.lost.parts.get(Part.NETWORK, 0.0)
+    lost = _lost(case)
     if lost < LEAST or not case.last.peers:
         return None
     asked = _segments(case)
@@ -52,15 +52,29 @@ def dependency(case: Case) -> Candidate | None:
         f"it made connections to {', '.join(peers[:3])}",
     ]
     against = []
-    if case.grew("retransmits", case.victim) < LEAST_SENT_AGAIN:
+    if _sent_again(case) < LEAST_SENT_AGAIN:
         evidence.append("nothing was sent again")
     else:
         against.append("segments were sent again")
-    share = case.lost.share(Part.NETWORK) * (1.0 if not against else 0.5)
+    share = _share(case) * (1.0 if not against else 0.5)
     step = f"Look at the service at {peers[0]}."
     return Candidate(
         FaultCause.REMOTE_DEPENDENCY, share, tuple(evidence), tuple(against), None, step
     )
+
+
+def _lost(case: Case) -> float:
+    idle = 0.0 if case.lost.asks_nobody else case.lost.parts.get(Part.NETWORK, 0.0)
+    return idle + case.lost.parts.get(Part.ASKED, 0.0)
+
+
+def _share(case: Case) -> float:
+    return _lost(case) / max(case.lost.whole, 1e-9)
+
+
+def _sent_again(case: Case) -> float:
+    """Segments a second more, by whoever on this node: the other end may be here, too."""
+    return sum(max(0.0, case.grew("retransmits", pid)) for pid in case.after)
 
 
 def _segments(case: Case) -> dict[str, float]:
