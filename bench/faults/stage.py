@@ -19,7 +19,7 @@ from typing import IO
 
 HERE = Path(__file__).parent
 GROUPS = Path("/sys/fs/cgroup")
-SHARES = 32_768
+SHARES = 262_144
 """Of the CPUs, for a trial's processes together: others work on this machine, too."""
 FILE_BYTES = 192 << 20
 DISK_FILE = Path("/var/tmp/sonde-faults.data")

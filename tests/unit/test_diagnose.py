@@ -141,6 +141,14 @@ def test_pinning_is_told_from_contention_by_idle_cpus():
     assert found.cause == FaultCause.BAD_PINNING
 
 
+def test_pinning_is_told_from_contention_by_the_cpus_it_had_before():
+    one = window(ticks(p100=process(0.5, 0.4), p200=process(0.9)), cpus_allowed=1, allowed=[0])
+    one.facts[0].cpus_before = 2
+    found = explain(one, is_last_look=True)
+    assert found is not None
+    assert found.cause == FaultCause.BAD_PINNING
+
+
 @pytest.mark.parametrize(
     ("state", "frozen"), [("T", False), ("S", True)], ids=["signal", "control group"]
 )

@@ -39,6 +39,8 @@ BURST: Final = 6.0
 WAKERS: Final = 8
 """Processes of which it is asked whether they serve files."""
 NAMES: Final = 8_192
+AFFINITIES: Final = 12
+"""Of a process, one a tick."""
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class Watcher:
         """Suspicions for which there was no room."""
         self.suspicions = 0
         self._tokens = BURST
+        self._affinity: dict[int, deque[tuple[int, int]]] = {}
 
     def start(self) -> None:
         """Get the child ready."""
@@ -115,7 +118,9 @@ class Watcher:
                 continue
             self._tokens -= 1
             facts = self._facts.read(suspicion.pid)
+            facts.cpus_before = self._cpus_before(suspicion)
             self._open.append(_Open(suspicion, facts=[facts]))
+        self._note_affinity(moment)
         if self._note is not None:
             self._note(moment, self._detector.latest(now_ns))
         self._look(now_ns)
@@ -142,6 +147,23 @@ class Watcher:
             self._who[pid] = (start_ns, who)
         while len(self._who) > NAMES:
             del self._who[next(iter(self._who))]
+
+    def _note_affinity(self, moment: Moment) -> None:
+        """How many CPUs those may use that may be victims: afterwards nobody can tell."""
+        for pid in moment.processes:
+            if not self._detector.may_be_victim(pid):
+                continue
+            known = self._affinity.pop(pid, None) or deque(maxlen=AFFINITIES)
+            self._affinity[pid] = known
+            with suppress(OSError):
+                known.append((moment.end_ns, len(os.sched_getaffinity(pid))))
+        while len(self._affinity) > NAMES:
+            del self._affinity[next(iter(self._affinity))]
+
+    def _cpus_before(self, suspicion: Suspicion) -> int:
+        known = self._affinity.get(suspicion.pid, ())
+        before = [cpus for end_ns, cpus in known if end_ns <= suspicion.began_ns]
+        return before[-1] if before else 0
 
     def _look(self, now_ns: int) -> None:
         for one in list(self._open):

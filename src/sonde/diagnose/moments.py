@@ -176,6 +176,8 @@ class Facts(msgspec.Struct):
     """Ends of connections that it made itself: 'address:port' to its state."""
     listens: bool = False
     """It takes connections of others."""
+    cpus_before: int = 0
+    """How many CPUs it was allowed before it became slower; 0: not known."""
 
 
 class Window(msgspec.Struct):

@@ -55,7 +55,7 @@ SURE: Mapping[Series, tuple[float, float]] = {
     Series.DISK: (0.12, 0.03),
     Series.SYNC: (0.10, 0.02),
     Series.ASKED: (0.15, 0.04),
-    Series.RECLAIM: (0.08, 0.02),
+    Series.RECLAIM: (0.02, 0.003),
     Series.GARBAGE: (0.20, 0.04),
     Series.INTERPRETER_LOCK: (0.15, 0.03),
 }

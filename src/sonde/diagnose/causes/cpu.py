@@ -43,27 +43,28 @@ def quota(case: Case) -> Candidate | None:
 
 
 def pinning(case: Case) -> Candidate | None:
-    """The CPUs it may use are full while others are idle."""
+    """The CPUs it may use are fewer than before, or full while others are idle."""
     ready = case.lost.parts.get(Part.READY, 0.0)
-    idle = _idle_elsewhere(case)
-    if ready < LEAST or idle < LEAST_IDLE:
+    by_pinning = _by_pinning(case)
+    if ready < LEAST or not by_pinning:
         return None
-    left = ready * (1 - _by_quota(case))
-    share = case.lost.share(Part.READY) * min(1.0, idle / ready) * left / ready
+    share = case.lost.share(Part.READY) * by_pinning * (1 - _by_quota(case))
     allowed = ", ".join(map(str, case.last.allowed))
-    evidence = (
+    evidence = [
         f"without a CPU for {ready:.2f} s more of each second",
         f"it may use {case.last.cpus_allowed} of {case.last.cpus} CPUs ({allowed}), while "
-        f"{idle:.2f} of the others were idle",
-    )
+        f"{_idle_elsewhere(case):.2f} of the others were idle",
+    ]
+    if _is_narrowed(case):
+        evidence.append(f"before it might use {case.first.cpus_before}")
     step = "Let it use more CPUs (taskset, cpuset), or place it where nobody else is."
-    return Candidate(FaultCause.BAD_PINNING, share, evidence, next_step=step)
+    return Candidate(FaultCause.BAD_PINNING, share, tuple(evidence), next_step=step)
 
 
 def contention(case: Case) -> Candidate | None:
     """Others use the CPUs."""
     ready = case.lost.parts.get(Part.READY, 0.0)
-    left = ready * (1 - _by_quota(case)) - min(ready, _idle_elsewhere(case))
+    left = ready * (1 - _by_quota(case)) * (1 - _by_pinning(case))
     if ready < LEAST or left < LEAST:
         return None
     evidence = [f"without a CPU for {ready:.2f} s more of each second"]
@@ -104,6 +105,20 @@ def _by_quota(case: Case) -> float:
     )  # fmt: skip
     throttled, _ = _throttled(case)
     return min(1.0, throttled / most) if most > 0 else 0.0
+
+
+def _is_narrowed(case: Case) -> bool:
+    """Whether it might use more CPUs before it became slower."""
+    return 0 < case.last.cpus_allowed < case.first.cpus_before
+
+
+def _by_pinning(case: Case) -> float:
+    """Share of the time without a CPU that it would not have lost on the CPUs it may not use."""
+    ready = case.lost.parts.get(Part.READY, 0.0)
+    idle = _idle_elsewhere(case)
+    if _is_narrowed(case):
+        return 1.0
+    return min(1.0, idle / ready) if ready > 0 and idle >= LEAST_IDLE else 0.0
 
 
 def _idle_elsewhere(case: Case) -> float:

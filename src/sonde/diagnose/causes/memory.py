@@ -14,6 +14,9 @@ from sonde.diagnose.lost_time import Part
 LEAST = 0.05
 MANY_FAULTS = 20.0
 """Major faults a second more."""
+READ_AGAIN = 5e6
+"""Bytes a second more from disks, beside hits of the limit: what was in memory is read again."""
+CERTAIN = 0.9
 LEAST_RECLAIM = 0.01
 """Seconds of direct reclaim a second."""
 
@@ -35,6 +38,10 @@ def judge(case: Case) -> Candidate | None:
         evidence.append(f"{reclaim:.2f} s of direct reclaim of each second")
     now = case.after.get(case.victim, Rates())
     evidence.append(f"it read {now.disk_bytes / 1e6:.1f} MB/s from disks")
-    share = case.lost.share(Part.DISK) or min(1.0, reclaim / LEAST)
+    whole = case.lost.whole + reclaim
+    # A page that has to be made free first and read again costs CPU time of the kernel, too.
+    share = min(1.0, (disk + 2 * max(0.0, reclaim)) / whole) if whole > 0 else 0.0
+    if hits and now.disk_bytes - case.before.get(case.victim, Rates()).disk_bytes > READ_AGAIN:
+        share = max(share, CERTAIN)
     step = "Raise its memory limit, or read less at a time."
     return Candidate(FaultCause.RECLAIM, share, tuple(evidence), next_step=step)
