@@ -18,9 +18,9 @@ from typing import Any
 from bench.faults.faults import EVERY, Fault
 from bench.faults.stage import Stage
 
-SETTLE_S = 7.0
+SETTLE_S = 5.5
 """At least so long a victim runs before anything happens."""
-RANDOM_S = 4.0
+RANDOM_S = 3.0
 FAULT_S = 4.0
 AFTER_S = 0.5
 BENIGN_S = 5.0

@@ -64,7 +64,7 @@ LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
 """Losses that go on: what is counted before the start is lost after it, too."""
 STUCK = "agent.seconds_stuck"
 """Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
-NAMING_SHARE = 0.05
+NAMING_SHARE = 0.1
 """Of a CPU, for naming code where rows are watched as they come."""
 LATE_S = 3.0
 """A tick that comes so much later than meant was held up."""
@@ -122,6 +122,7 @@ class Agent:
         self._observer: Observer | None = None
         self._naming_debt_s = 0.0
         """CPU time spent on names, less what it may take."""
+        self._names_now = True
         self._config = config
         self._sink = sink
         self._id = str(uuid.uuid4())
@@ -390,6 +391,7 @@ class Agent:
         watched = self._observer is not None
         passed_s = (self._tick_ns - since_ns) / 1e9
         self._naming_debt_s = max(0.0, self._naming_debt_s - NAMING_SHARE * passed_s)
+        self._names_now = self._naming_debt_s == 0  # of all collectors
         batches = []
         for collector in self._collectors:
             up_to_now = chunk_ends or (watched and collector.tells_what_goes_on)
@@ -450,7 +452,7 @@ class Agent:
             return
         wants = self._observer.wants_code
         others = {it: owner for it, owner in batch.stacks.items() if not wants(owner[0])}
-        if self._naming_debt_s > 0:
+        if not self._names_now:
             self._dictionary.pass_over(batch)
             return
         batch.stacks = {it: owner for it, owner in batch.stacks.items() if it not in others}

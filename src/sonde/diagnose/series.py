@@ -18,6 +18,8 @@ SYNC_REASON = "sync to disk"
 NETWORK_REASONS = frozenset(("socket", "poll"))
 PIECE_REASONS = NETWORK_REASONS | {"read", "write", "page fault"}
 """Waits for something that comes in pieces; those for locks and time come in any number."""
+IDLE_NS = 8_000_000_000
+"""A wait that has lasted so long and goes on is that of a thread without work."""
 LEAST_WORK_S = 0.25
 """CPU and run-queue time in a second that a share refers to at least: of less, it means little."""
 LEAST_SAMPLED_S = 0.05
@@ -93,6 +95,8 @@ def values(
     ended = 0
     for wait in moment.waits:
         ready += wait.ready_ns
+        if not wait.count and wait.max_ns > IDLE_NS and wait.reason != "stopped":
+            continue  # it has waited since long before
         blocked = wait.blocked_ns
         ended += wait.count * (wait.reason in PIECE_REASONS)
         if wait.reason in DISK_REASONS:
