@@ -15,8 +15,6 @@ LATE_S = 1.5
 """After the end of a fault an alarm is still about it."""
 HURT = 0.9
 """Pace by what it was, below which a fault has had an effect: others are reported apart."""
-BUSY_OTHERS = 0.7
-"""CPUs that others used, above which a trial shows them, not us."""
 
 Line = dict[str, Any]
 
@@ -89,8 +87,8 @@ def one_line(trial: Line) -> str:
 
 
 def usable(trial: Line) -> bool:
-    """Whether it shows anything."""
-    return not trial["trouble"] and trial["others_cpu"] <= BUSY_OTHERS
+    """Whether it was done as meant."""
+    return not trial["trouble"] and trial["pace_before"] > 0
 
 
 def scores(trials: Sequence[Line]) -> dict[str, Any]:
@@ -128,8 +126,8 @@ def scores(trials: Sequence[Line]) -> dict[str, Any]:
         "false_alarms": false,
         "quiet_hours": round(hours, 3),
         "benign_alarmed": sum(bool(false_alarms(it)) for it in good if it not in faults),
-        "agent_cpu_median": round(statistics.median(it["agent_cpu"] for it in good), 4)
-        if good else 0.0,
+        "agent_cpu_median": _median([it["agent_cpu"] for it in good if it["agent_cpu"] >= 0]),
+        "others_cpu_median": _median([it["others_cpu"] for it in good]),
         "causes": table,
         "victims": {name: _of_cause(its) for name, its in sorted(by_victim.items())},
     }  # fmt: skip
@@ -167,6 +165,10 @@ def _offender(trial: Line) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return round(statistics.fmean(values), 4) if values else 0.0
+
+
+def _median(values: Sequence[float]) -> float:
+    return round(statistics.median(values), 4) if values else 0.0
 
 
 def _quantiles(values: Sequence[float]) -> dict[str, float]:

@@ -35,6 +35,8 @@ RECENT_TICKS = 2
 DEVIATIONS = 5.0
 FAR_OUT = 2.5
 """A rise of so many times what counts is believed after one tick."""
+LARGE = 0.3
+"""Seconds a second, or share: so large a rise is looked at however much it varied before."""
 NORMAL = 1.4826
 """Median absolute deviation to standard deviation, of a normal distribution."""
 DISK_S = 3.0
@@ -190,7 +192,7 @@ def _rise(
     if last - usual <= least:  # most ticks end here
         return 0
     deviation = NORMAL * statistics.median(abs(value - usual) for value in column)
-    counts = max(least, DEVIATIONS * max(spread, deviation))
+    counts = max(least, min(LARGE, DEVIATIONS * max(spread, deviation)))
     if last - usual <= counts:
         return 0
     if all(row[series] - usual > counts for _, _, row in recent):

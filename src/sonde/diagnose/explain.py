@@ -35,6 +35,14 @@ UNKNOWN_LOST = 0.25
 TRANSIENT = frozenset((FaultCause.FSYNC, FaultCause.UNKNOWN, FaultCause.LOCK))
 """Look at first like a checkpoint or a phase: believed at the second look only."""
 
+OF_LOAD = frozenset(
+    (
+        *(FaultCause.UNKNOWN, FaultCause.CPU_CONTENTION, FaultCause.LOCK),
+        *(FaultCause.INTERPRETER_LOCK, FaultCause.REMOTE_DEPENDENCY),
+    )
+)
+"""What more to do brings with it, if nobody else is seen to take anything."""
+
 
 def explain(window: Window, *, is_last_look: bool) -> Verdict | None:
     """The verdict; None where a later look will tell."""
@@ -73,7 +81,8 @@ def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str
         return Change.PASSED, "next to no time was lost"
     if not stands and not _lasts(window, lost.whole):
         return Change.PASSED, "it was over before it could be explained"
-    if lost.before.pace > LEAST_PACE and lost.after.cpu > MORE_WORK * lost.before.cpu:
+    by_itself = cause in OF_LOAD and candidates[0].offender is None
+    if by_itself and lost.before.pace > LEAST_PACE and lost.after.cpu > MORE_WORK * lost.before.cpu:
         ratio = lost.after.pace / lost.before.pace
         if ratio > MORE_WORK:
             return Change.LOAD, f"it does {ratio:.2f} times as many pieces of work"
