@@ -79,13 +79,13 @@ def run(trial: Trial) -> Trial:
     """Do it."""
     fault = EVERY[trial.fault]
     stage = Stage(trial.key)
-    before = _cpu_s()
+    before, own_before = _cpu_s(), _own_cpu_s()
     try:
         _run(trial, fault, stage)
     except (OSError, RuntimeError, AssertionError) as error:
         trial.trouble = f"{type(error).__name__}: {error}"
     finally:
-        own_s = int(Path("/sys/fs/cgroup/cpuacct/sonde-faults/cpuacct.usage").read_text()) / 1e9
+        own_s = _own_cpu_s() - own_before
         stage.close()
     passed_s = max(1e-3, (time.monotonic_ns() - trial.start_ns) / 1e9)
     trial.others_cpu = round(max(0.0, _cpu_s() - before - own_s) / passed_s, 3)
@@ -216,6 +216,11 @@ def _cpu_s() -> float:
     words = Path("/proc/stat").read_text().split("\n")[0].split()[1:9]
     user, nice, system, _, _, irq, soft, _ = map(int, words)
     return (user + nice + system + irq + soft) / 100
+
+
+def _own_cpu_s() -> float:
+    """Of the trials'."""
+    return int(Path("/sys/fs/cgroup/cpuacct/sonde-faults/cpuacct.usage").read_text()) / 1e9
 
 
 def as_dict(trial: Trial) -> dict[str, Any]:

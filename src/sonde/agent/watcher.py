@@ -162,8 +162,8 @@ class Watcher:
 
     def _cpus_before(self, suspicion: Suspicion) -> int:
         known = self._affinity.get(suspicion.pid, ())
-        before = [cpus for end_ns, cpus in known if end_ns <= suspicion.began_ns]
-        return before[-1] if before else 0
+        # Of several: the last one was read after its tick, so maybe after the change.
+        return max((cpus for end_ns, cpus in known if end_ns <= suspicion.began_ns), default=0)
 
     def _look(self, now_ns: int) -> None:
         for one in list(self._open):
