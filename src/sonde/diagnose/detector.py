@@ -37,6 +37,7 @@ FAR_OUT = 2.5
 """A rise of so many times what counts is believed after one tick."""
 LARGE = 0.3
 """Seconds a second, or share: so large a rise is looked at however much it varied before."""
+WORKS_ON = 0.95
 NORMAL = 1.4826
 """Median absolute deviation to standard deviation, of a normal distribution."""
 DISK_S = 3.0
@@ -48,7 +49,8 @@ LEAST_PACE = 6.0
 STEADY_PACE = 0.5
 """Spread of the pace, by its median, from which on it says nothing."""
 REST_S = 12.0
-"""After a suspicion no other one of the same process, until its baseline has taken in the new."""
+"""After a suspicion no other one of the same process by the same series, until its baseline has
+taken in the new."""
 FORGETS = 0.98
 """Of what was, at each tick."""
 SOCKET_PLACES = 256
@@ -71,6 +73,8 @@ class _Watched:
     ticks: deque[tuple[int, int, dict[Series, float]]] = field(default_factory=deque)
     """(start, end, values)"""
     rests_until_ns: int = 0
+    suspected: frozenset[Series] = frozenset()
+    """By what it was suspected of late."""
     sockets: dict[tuple[int, int], float] = field(default_factory=dict)
     """Time in sockets by thread and place, what is older counting less."""
     is_active: bool = False
@@ -125,11 +129,14 @@ class Detector:
             if span_ns > SEEN_S * 1e9:
                 used = sum((end - start) * row[Series.CPU] for start, end, row in watched.ticks)
                 watched.is_active = used > LEAST_CPU * span_ns
-            if moment.end_ns < watched.rests_until_ns:
-                continue
             suspicion = _judge(pid, watched)
-            if suspicion is not None:
+            if suspicion is None:
+                continue
+            if moment.end_ns >= watched.rests_until_ns:
+                watched.suspected = frozenset()
+            if not watched.suspected.issuperset(suspicion.series):  # something else than before
                 watched.rests_until_ns = moment.end_ns + int(REST_S * 1e9)
+                watched.suspected |= frozenset(suspicion.series)
                 found.append(suspicion)
         while len(self._watched) > WATCHED:
             del self._watched[next(iter(self._watched))]
@@ -171,7 +178,9 @@ def _judge(pid: int, watched: _Watched) -> Suspicion | None:
             changed[series] = since
     for series, (least, spread) in UNSURE.items():
         since = _rise(series, rows, recent, least, spread)
-        if since and _slower(rows, recent, cpu, pace):
+        if not since:
+            continue
+        if _slower(rows, recent, cpu, pace) or (series == Series.LOCK and _works_on(recent, cpu)):
             changed[series] = since
     if not changed:
         return None
@@ -211,6 +220,11 @@ def _slower(
         _fell(series, rows, recent, usual, least)
         for series, usual, least in ((Series.PACE, pace, LEAST_PACE), (Series.CPU, cpu, LEAST_CPU))
     )
+
+
+def _works_on(recent: list[tuple[int, int, dict[Series, float]]], cpu: float) -> bool:
+    """Whether it uses its CPUs as before: threads that have less to do wait for locks, too."""
+    return statistics.fmean(row[Series.CPU] for _, _, row in recent) > WORKS_ON * cpu
 
 
 def _fell(

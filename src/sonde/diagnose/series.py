@@ -18,7 +18,7 @@ SYNC_REASON = "sync to disk"
 NETWORK_REASONS = frozenset(("socket", "poll"))
 PIECE_REASONS = NETWORK_REASONS | {"read", "write", "page fault"}
 """Waits for something that comes in pieces; those for locks and time come in any number."""
-IDLE_NS = 8_000_000_000
+IDLE_NS = 2_000_000_000
 """A wait that has lasted so long and goes on is that of a thread without work."""
 LEAST_WORK_S = 0.25
 """CPU and run-queue time in a second that a share refers to at least: of less, it means little."""

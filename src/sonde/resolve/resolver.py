@@ -237,8 +237,8 @@ class Resolver:
         return found  # type: ignore[return-value]  # every None was replaced
 
     def load_kernel_symbols(self) -> None:
-        """Read the kernel's symbols now, some 70 ms of work, rather than when the first one is asked
-        for."""
+        """Read the kernel's symbols now, some 70 ms of work, rather than when the first one is
+        asked for."""
         self._symbols.kernel([0])
 
     def prepare(

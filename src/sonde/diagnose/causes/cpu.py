@@ -82,7 +82,7 @@ def contention(case: Case) -> Candidate | None:
         ]
     else:
         against.append("no other process used notably more CPU time")
-    share = case.lost.share(Part.READY) * left / ready * (1.0 if offender else 0.5)
+    share = case.lost.share(Part.READY) * left / ready * (1.0 if offender else 0.3)
     step = "Give it CPUs of its own, or the other one a quota."
     return Candidate(
         FaultCause.CPU_CONTENTION, share, tuple(evidence), tuple(against), offender, step

@@ -9,6 +9,7 @@ What to do: hold it for less, or do that work in another process.
 from __future__ import annotations
 
 from sonde.diagnose.case import Case
+from sonde.diagnose.causes.garbage import collector_share
 from sonde.diagnose.incident import Candidate, FaultCause
 from sonde.diagnose.lost_time import Part
 
@@ -31,7 +32,7 @@ def interpreter(case: Case) -> Candidate | None:
         where = case.places("", (holder,))
         at = f" in {where[0][0]}" if where else ""
         evidence.append(f"thread {holder} ran {running[holder]:.2f} s more of each second{at}")
-    share = case.lost.share(Part.INTERPRETER_LOCK, Part.LOCK)
+    share = case.lost.share(Part.INTERPRETER_LOCK, Part.LOCK) * (1 - collector_share(case))
     step = "Move that thread's work to another process, or to code that lets the lock go."
     return Candidate(FaultCause.INTERPRETER_LOCK, share, tuple(evidence), next_step=step)
 
