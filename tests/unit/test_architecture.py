@@ -49,8 +49,8 @@ DOORS: dict[str, set[str]] = {
         "_native",
     },
     "agent": {
-        *("apis", "attach", "collect", "config", "errors", "health", "metrics", "model"),
-        *("procfs", "resolve", "sinks", "unwind", "_native"),
+        *("apis", "attach", "collect", "config", "diagnose", "errors", "health", "interpreter"),
+        *("metrics", "model", "procfs", "resolve", "sinks", "unwind", "_native"),
     },
     "input_files": {"errors", "procfs"},
     "query": {"errors", "input_files", "limits", "model"},
@@ -61,6 +61,7 @@ DOORS: dict[str, set[str]] = {
     },
     "readers": {"apis", "errors", "input_files", "limits", "model"},
     "analyze": {"model"},
+    "diagnose": {"analyze", "health", "model"},
     "export": {"errors", "metrics", "model", "query"},
     "recording": {
         *("analyze", "errors", "export", "input_files", "interpreter", "limits", "model"),

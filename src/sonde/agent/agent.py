@@ -20,7 +20,7 @@ import resource
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -44,9 +44,10 @@ from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.config import Config
 from sonde.metrics import MetricRow
+from sonde.model.process import Process
 from sonde.model.program_run import ProgramRun
 from sonde.model.rows import EventRow
-from sonde.resolve import Resolver
+from sonde.resolve import KnownFrame, Resolver
 from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.sinks.chunk import ChunkBuilder
 
@@ -63,6 +64,8 @@ LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
 """Losses that go on: what is counted before the start is lost after it, too."""
 STUCK = "agent.seconds_stuck"
 """Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
+NAMING_SHARE = 0.1
+"""Of a CPU, for naming code where rows are watched as they come."""
 LATE_S = 3.0
 """A tick that comes so much later than meant was held up."""
 GC_THRESHOLDS = (10_000, 20, 20)
@@ -89,6 +92,17 @@ class Sink(Protocol):
         """What the sink says of itself, by the names of the catalogue."""
 
 
+class Observer(Protocol):
+    """Sees the rows of each tick, in this process, before they are encoded."""
+
+    def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
+        """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
+        Must return within milliseconds and keep no batch."""
+
+    def wants_code(self, pid: int) -> bool:
+        """Whether stacks of a process are to be named: nobody else's are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Live:
     """How far a recording is."""
@@ -111,6 +125,10 @@ class Agent:
         `privileged`: False for a user to whom the kernel tells nothing; then only what programs
         tell themselves is observed: device time."""
         self._privileged = privileged
+        self._observer: Observer | None = None
+        self._naming_debt_s = 0.0
+        """CPU time spent on names, less what it may take."""
+        self._names_now = True
         self._config = config
         self._sink = sink
         self._id = str(uuid.uuid4())
@@ -157,6 +175,10 @@ class Agent:
         )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
         self._outlets = self._make_outlets()
+
+    def observe(self, observer: Observer) -> None:
+        """Before `start`: somebody wants to see the rows of each tick."""
+        self._observer = observer
 
     def kernel_bytes(self) -> int:
         """Memory of all BPF maps."""
@@ -320,6 +342,14 @@ class Agent:
             gc.set_threshold(*self._gc_before)
             gc.unfreeze()
 
+    def frames_of(self, stack_id: int) -> tuple[KnownFrame, ...]:
+        """The frames of a stack that rows named of late, leaf first; () where not known."""
+        return self._dictionary.frames_of(stack_id)
+
+    def process(self, pid: int, start_ns: int) -> Process:
+        """A process that rows spoke of, and whose it is."""
+        return self._resolver.process(pid, start_ns)
+
     def left_behind(self) -> list[str]:
         """After `stop`: what has to be said of probes that stay on for a while."""
         return [text for collector in self._collectors for text in collector.left_behind]
@@ -364,15 +394,22 @@ class Agent:
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
             self._stuck_s += late_s
+        watched = self._observer is not None
+        passed_s = (self._tick_ns - since_ns) / 1e9
+        self._naming_debt_s = max(0.0, self._naming_debt_s - NAMING_SHARE * passed_s)
+        self._names_now = self._naming_debt_s == 0  # of all collectors
         batches = []
         for collector in self._collectors:
-            batches.append(collector.drain(since_ns, chunk_ends))
+            up_to_now = chunk_ends or (watched and collector.tells_what_goes_on)
+            batches.append(collector.drain(since_ns, up_to_now))
             # Processes in the rows may have come and gone since: know of them before they are
             # named. And new programs wait for their tables: the first drains take tens of ms.
             self._event_loop.poll()
         for batch in batches:
             if batch.notes or batch.groups:
                 self._resolver.add_notes(batch.notes, batch.groups)
+        if self._observer is not None:  # before code is named, which takes as long as it takes
+            self._observer.on_tick(since_ns, self._tick_ns, batches)
         for collector, batch in zip(self._collectors, batches, strict=True):
             self._counts[collector.name] += batch.seen
             named = self._dictionary.named
@@ -411,7 +448,25 @@ class Agent:
             tids = part["tid"]
             assert isinstance(tids, Sized)
             self._spans += len(tids)
+        self._name(batch)
+
+    def _name(self, batch: Batch) -> None:
+        """Name the stacks of a batch. Where somebody watches rows as they come, only those that
+        are wanted, and in a bounded share of the time: rows must not wait for names."""
+        if self._observer is None:
+            self._dictionary.take(batch)
+            return
+        wants = self._observer.wants_code
+        others = {it: owner for it, owner in batch.stacks.items() if not wants(owner[0])}
+        if not self._names_now:
+            self._dictionary.pass_over(batch)
+            return
+        batch.stacks = {it: owner for it, owner in batch.stacks.items() if it not in others}
+        began_s = time.thread_time()
         self._dictionary.take(batch)
+        self._naming_debt_s += time.thread_time() - began_s
+        batch.stacks = others
+        self._dictionary.pass_over(batch)
 
     def _losses(self) -> dict[str, int]:
         """What was lost so far, by name."""

@@ -88,6 +88,11 @@ class Dictionary:
         """Processes that rows spoke of; one seen again after very many others counts again."""
         return self._processes_before + len(self._processes)
 
+    def frames_of(self, stack_id: int) -> tuple[KnownFrame, ...]:
+        """The frames of a stack, leaf first; () where it is not known."""
+        known = self._stacks.get(stack_id)
+        return known.frames if known is not None else ()
+
     def make_room(self) -> None:
         """The kernel had no room for a stack: drop all, those too whose rows were lost."""
         self._kernel.clear_stacks()

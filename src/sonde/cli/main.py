@@ -25,6 +25,8 @@ COMMANDS = {
     "attach": "load the device-time library into a running process",
     "detach": "turn device time off in a process",
     "agent": "run on a node: send what happens to a server, export metrics to Prometheus and OTLP",
+    "diagnose": "watch this node: what became slower, why, and who did it",
+    "incidents": "incidents that were kept: cause, offender, evidence",
     "health": "whether this node's devices are fit for work",
     "top": "live table of the processes that use CPUs and devices",
     "dump": "the current stack of every thread of a process",

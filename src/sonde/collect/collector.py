@@ -39,6 +39,8 @@ class Batch(RowLists):
     """The same of other tables: (table, columns)."""
     stacks: dict[int, ProcessKey] = field(default_factory=dict)
     """Stack ids that the rows and spans use, with the process whose addresses they hold."""
+    on_cpu: Columns | None = None
+    """On-CPU samples as they came: tgid, tid, start_ns, stack_id, count; `parts` has them too."""
     launch_stacks: dict[int, ProcessKey] = field(default_factory=dict)
     """The same, of stacks taken in our library (collect.launch_sites): its frames are to go."""
     own_stacks: dict[int, tuple[ProcessKey, tuple[int, ...]]] = field(default_factory=dict)
@@ -92,6 +94,9 @@ class Collector(ABC):
     """Whether it takes stacks of code that runs anyway: it starts first, and warms up."""
     limits_stacks: bool = False
     """Whether `set_stack_divisor` has an effect."""
+    tells_what_goes_on: bool = False
+    """Whether a drain `to_the_end` sums up what has not ended, and costs little: where rows are
+    watched as they come, every drain is one."""
     needs_events_first: bool = False
     """Whether it gets process events before all others, and is called at every wake-up, without
     events too: it opens what a process that soon ends takes with it."""

@@ -46,6 +46,7 @@ class CpuSampler(Attached):
         if not len(rows):
             return batch
         batch.add_who(rows)
+        batch.on_cpu = rows
         batch.seen = sum(rows.column("count"))
         columns = {
             "time_ns": rows.repeated(since_ns),

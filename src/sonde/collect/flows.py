@@ -86,7 +86,7 @@ class FlowCollector(Walking):
                 ("retransmit", flow.retransmits, flow.retransmitted_bytes),
             ):
                 if count or size:
-                    rest = (count, 0, size, 0, 0, 0)
+                    rest = (count, 0, size, 1000 * flow.max_srtt_us, 0, 0)
                     batch.add("activity", (since_ns, "tcp", peer, "", op, "", 0, *who, *rest))
             batch.seen += 1
         return batch

@@ -60,6 +60,7 @@ class WaitCollector(Collector):
     name = "waits"
     walks_stacks = True
     limits_stacks = True
+    tells_what_goes_on = True
 
     def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
         arguments = _native.tracepoint_arguments("sched_switch")

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs trials beside one `sonde diagnose`, and scores them.
+
+    sudo python -m bench.faults run [--trials 8] [--seed 1] [--only NAME …] [--out FILE.jsonl]
+    python -m bench.faults score FILE.jsonl … [--json FILE.json]
+
+`run` goes on where it was ended: trials that are in the file are not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.faults import score
+from bench.faults.faults import EVERY
+from bench.faults.stage import GROUPS, SHARES
+from bench.faults.trial import Trial, as_dict, plan, run
+
+GAP_S = 2.5
+"""After a trial, for what is explained late."""
+CPU_CLOCK = os.sysconf("SC_CLK_TCK")
+
+
+class Diagnosis:
+    """`sonde diagnose` at work."""
+
+    def __init__(self, rows: Path | None, keep: Path | None) -> None:
+        command = [sys.executable, "-m", "sonde", "diagnose", "--json", "--all"]
+        command += ["--rows", str(rows)] if rows else []
+        command += ["--keep", str(keep)] if keep else []
+        # As a service manager would: a weight of its own, beside what tenants have.
+        group = GROUPS / "cpu/sonde-faults-agent"
+        group.mkdir(exist_ok=True)
+        (group / "cpu.shares").write_text(str(SHARES))
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: (group / "cgroup.procs").write_text(str(os.getpid())),
+        )  # fmt: skip
+        self.incidents: list[dict[str, Any]] = []
+        self._watching = threading.Event()
+        for target in (self._read, self._read_errors):
+            threading.Thread(target=target, daemon=True).start()
+        if not self._watching.wait(60):
+            raise SystemExit("sonde diagnose did not start")
+        time.sleep(4)
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.incidents.append(json.loads(line))
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if line.startswith("sonde: watching"):
+                self._watching.set()
+            else:
+                print(line, end="", file=sys.stderr)
+
+    def cpu_s(self) -> float:
+        """Of it and its child."""
+        return sum(_cpu_s(pid) for pid in (self.process.pid, *_children(self.process.pid)))
+
+    def end(self) -> None:
+        """End it."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(20)
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += list(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(words[11]) + int(words[12])) / CPU_CLOCK
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(prog="python -m bench.faults")
+    commands = parser.add_subparsers(dest="command", required=True)
+    runs = commands.add_parser("run")
+    runs.add_argument("--trials", type=int, default=8)
+    runs.add_argument("--seed", type=int, default=1)
+    runs.add_argument("--only", nargs="+", default=list(EVERY), choices=list(EVERY))
+    runs.add_argument("--out", type=Path, default=Path("build/faults.jsonl"))
+    runs.add_argument("--rows", type=Path, help="keep the rows of all ticks, for baselines")
+    runs.add_argument("--keep", type=Path, help="keep incidents, with their rows")
+    runs.add_argument("--minutes", type=float, default=1e9)
+    scores = commands.add_parser("score")
+    scores.add_argument("files", nargs="+", type=Path)
+    scores.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.command == "score":
+        score.main(args.files, args.json)
+    else:
+        _run_all(args)
+
+
+def _run_all(args: argparse.Namespace) -> None:
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    lines = args.out.read_text().splitlines() if args.out.exists() else []
+    done = {Trial(**line).key for line in map(json.loads, lines) if "fault" in line}
+    plans = [plan(name, args.trials, args.seed) for name in args.only]
+    # In rounds, so that one that is ended early has something of each.
+    todo = [trials[number] for number in range(args.trials) for trials in plans]
+    todo = [trial for trial in todo if trial.key not in done]
+    until_s = time.monotonic() + 60 * args.minutes
+    diagnosis = Diagnosis(args.rows, args.keep)
+    try:
+        for trial in todo:
+            if time.monotonic() > until_s:
+                break
+            if diagnosis.process.poll() is not None:
+                args.rows = args.rows and args.rows.with_suffix(f".{len(done)}.jsonl")
+                diagnosis = Diagnosis(args.rows, args.keep)
+            done.add(trial.key)
+            before = len(diagnosis.incidents)
+            cpu_s, start_s = diagnosis.cpu_s(), time.monotonic()
+            run(trial)
+            time.sleep(GAP_S)
+            trial.incidents = diagnosis.incidents[before:]
+            passed_s = time.monotonic() - start_s
+            used = (diagnosis.cpu_s() - cpu_s) / passed_s
+            line = {**as_dict(trial), "agent_cpu": round(used, 4)}
+            with args.out.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+            print(score.one_line(line), flush=True)
+    finally:
+        diagnosis.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of a tick as a `Moment`: summed by process, small enough to keep a minute of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from sonde.collect.collector import Batch
+from sonde.diagnose.moments import (
+    Call,
+    CodePlace,
+    DiskUse,
+    FlowUse,
+    Moment,
+    Place,
+    ProcessMoment,
+    Role,
+    Usage,
+    Wait,
+)
+from sonde.model.code import KnownFrame
+from sonde.model.libraries import CodeKind, kind_of_file, kind_of_native
+from sonde.model.rows import ActivityRow, UsageRow
+
+FRAMES_LOOKED_AT = 64
+STACKS_KEPT = 16_384
+PLACES_KEPT = 4_096
+WAITS_OF_PROCESS = 256
+PLACES_OF_PROCESS = 128
+STARTS_KEPT = 8_192
+PROCESSES = 1_024
+"""Of one moment, those that did most; a process can start any number of threads and children."""
+GARBAGE_FRAMES = frozenset(
+    (
+        *("gc_collect_main", "gc_collect_generations", "gc_collect_with_callback", "gc_collect"),
+        *("_PyGC_Collect", "PyGC_Collect", "deduce_unreachable", "gc_collect_region"),
+        *("gc_collect_increment", "gc_collect_full", "gc_collect_young", "GC_mark_from"),
+        *("visit_decref", "visit_reachable", "update_refs", "move_unreachable", "subtract_refs"),
+    )
+)
+"""Functions of CPython's collector (Modules/gcmodule.c, Python/gc.c), and of Boehm's."""
+LOCK_FRAMES = frozenset(("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure"))
+
+
+class MomentMaker:
+    """Keeps what is known of stacks from tick to tick."""
+
+    def __init__(self, frames_of: Callable[[int], Sequence[KnownFrame]], period_ns: float) -> None:
+        """`frames_of` names a stack; `period_ns`: of on-CPU samples."""
+        self._frames_of = frames_of
+        self._period_ns = period_ns
+        self.places: list[CodePlace] = [CodePlace(Role.UNKNOWN, "")]
+        self._numbers: dict[CodePlace, int] = {self.places[0]: 0}
+        self._of_stack: dict[int, int] = {}
+        self.starts: dict[int, int] = {}
+        """Start of each process that rows spoke of of late, by pid."""
+        self.left_out = 0
+        """Places for which there was no room."""
+
+    def make(self, since_ns: int, now_ns: int, batches: Iterable[Batch]) -> Moment:
+        """The moment from `since_ns` to `now_ns`."""
+        found: dict[int, ProcessMoment] = defaultdict(ProcessMoment)
+        waits: dict[tuple[int, int, str, str], Wait] = {}
+        places: dict[tuple[int, int, str, int], float] = defaultdict(float)
+        for batch in batches:
+            self._take_activity(batch, found, waits)
+            self._take_samples(batch, places)
+            self.starts.update([(pid, start_ns) for pid, start_ns, _ in batch.threads])
+            for row in batch.records(UsageRow):
+                found[row.pid].usage = Usage(
+                    row.cpu_ns, row.runqueue_ns, row.voluntary, row.involuntary, row.migrations,
+                    row.major_faults, row.read_bytes, row.written_bytes, row.reclaim_ns,
+                )  # fmt: skip
+        for (pid, *_), wait in waits.items():
+            found[pid].waits.append(wait)
+        for (pid, tid, reason, place), ns in places.items():
+            found[pid].places.append(Place(tid, reason, place, ns))
+        while len(self.starts) > STARTS_KEPT:
+            del self.starts[next(iter(self.starts))]
+        return self._bounded(since_ns, now_ns, found)
+
+    @staticmethod
+    def _bounded(since_ns: int, now_ns: int, found: dict[int, ProcessMoment]) -> Moment:
+        for one in found.values():
+            if len(one.waits) > WAITS_OF_PROCESS:
+                one.waits.sort(key=lambda it: -it.blocked_ns - it.ready_ns)
+                del one.waits[WAITS_OF_PROCESS:]
+            if len(one.places) > PLACES_OF_PROCESS:
+                one.places.sort(key=lambda it: -it.ns)
+                del one.places[PLACES_OF_PROCESS:]
+        left_out = max(0, len(found) - PROCESSES)
+        if left_out:
+            busiest = sorted(found, key=lambda pid: -_did(found[pid]))[:PROCESSES]
+            found = {pid: found[pid] for pid in busiest}
+        found.pop(0, None)
+        return Moment(since_ns, now_ns, dict(found), left_out)
+
+    @staticmethod
+    def _take_activity(
+        batch: Batch,
+        found: dict[int, ProcessMoment],
+        waits: dict[tuple[int, int, str, str], Wait],
+    ) -> None:
+        for row in batch.records(ActivityRow):
+            if row.kind in ("blocked", "runqueue"):
+                key = (row.pid, row.tid, row.name, row.op)
+                wait = waits.get(key)
+                if wait is None:
+                    wait = waits[key] = Wait(row.tid, row.name, row.op)
+                if row.kind == "blocked":
+                    wait.blocked_ns += row.ns
+                    wait.count += row.count
+                    wait.max_ns = max(wait.max_ns, row.max_ns)
+                    if row.waker_pid or not wait.waker_pid:
+                        wait.waker_pid, wait.waker_tid = row.waker_pid, row.waker_tid
+                else:
+                    wait.ready_ns += row.ns
+            elif row.kind == "block":
+                disk = found[row.pid].disk
+                disk.append(DiskUse(row.name, row.op, row.count, row.ns, 0, row.bytes))
+            elif row.kind == "block-queue" and (disk := found[row.pid].disk):
+                disk[-1].queue_ns += row.ns
+            elif row.kind == "device":
+                found[row.pid].calls.append(Call(row.name, row.count, row.ns))
+            elif row.kind == "tcp":
+                found[row.pid].flows.append(_flow(row))
+
+    def _take_samples(self, batch: Batch, places: dict[tuple[int, int, str, int], float]) -> None:
+        if batch.on_cpu is not None:
+            names = ["tgid", "tid", "stack_id", "count"]
+            for pid, tid, stack_id, count in batch.on_cpu.rows(names):
+                places[pid, tid, "", self._place(stack_id)] += count * self._period_ns
+        for sample in batch.rows.get("sample", ()):
+            _, kind, name, pid, _, tid, stack_id, _, weight_ns, _ = sample
+            if kind == "blocked" and weight_ns:
+                places[pid, tid, name, self._place(stack_id)] += weight_ns
+
+    def _place(self, stack_id: int) -> int:
+        known = self._of_stack.get(stack_id)
+        if known is not None:
+            return known
+        frames = self._frames_of(stack_id) if stack_id else ()
+        if not frames:
+            return 0
+        place = place_of(frames)
+        number = self._numbers.get(place)
+        if number is None:
+            if len(self.places) >= PLACES_KEPT:
+                self.left_out += 1
+                return 0
+            number = self._numbers[place] = len(self.places)
+            self.places.append(place)
+        while len(self._of_stack) >= STACKS_KEPT:
+            del self._of_stack[next(iter(self._of_stack))]
+        self._of_stack[stack_id] = number
+        return number
+
+
+def place_of(frames: Sequence[KnownFrame]) -> CodePlace:
+    """What a stack tells: the role of its innermost telling frame, and the program's own code."""
+    role, text, library = Role.UNKNOWN, "", ""
+    for _, frame in frames[:FRAMES_LOOKED_AT]:
+        if frame.kind == "python":
+            kind = kind_of_file(frame.file, frame.function)
+            if kind == CodeKind.OWN_PYTHON:
+                text = f"{frame.function} {frame.file}:{frame.line}"
+                break
+            if kind == CodeKind.LOADER:
+                role = max(role, Role.LOADER)
+        elif frame.kind in ("user", "inlined"):
+            if frame.function in GARBAGE_FRAMES:
+                role = Role.GARBAGE
+            elif frame.function in LOCK_FRAMES:
+                role = Role.INTERPRETER_LOCK
+            kind = kind_of_native(frame.binary, frame.function)
+            if kind == CodeKind.OWN_NATIVE and not text and frame.function:
+                text = f"{frame.function} {frame.binary}"
+        else:
+            continue
+        if role <= Role.CODE and kind == CodeKind.HAND_OVER:
+            role = Role.HAND_OVER
+        library = library or (frame.file or frame.binary)
+    if role == Role.UNKNOWN and (text or library):
+        role = Role.CODE
+    return CodePlace(role, text or library)
+
+
+def _flow(row: ActivityRow) -> FlowUse:
+    return FlowUse(row.name, row.op, row.count, row.bytes, row.max_ns)
+
+
+def _did(one: ProcessMoment) -> int:
+    return one.usage.cpu_ns + one.usage.ready_ns + sum(it.blocked_ns for it in one.waits)

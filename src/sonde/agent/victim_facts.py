@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What files of the kernel say of one process when it has become slower: limits, state, peers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from sonde import procfs
+from sonde.diagnose.moments import Facts
+
+MOUNTINFO = Path("/proc/self/mountinfo")
+DESCRIPTORS = 1_024
+"""Of a process that are looked at; it may have any number."""
+CONNECTIONS = 4_096
+NO_LIMIT = 1 << 60
+"""Version 1 of control groups writes a number near 2^63 where there is no limit."""
+_ESTABLISHED, _LISTENING = "01", "0A"
+_STATES = {"01": "established", "02": "connecting", "08": "close-wait"}
+
+
+class FactReader:
+    """Reads facts again and again: the use of CPUs is told since the last time."""
+
+    def __init__(self) -> None:
+        self._cpu_times: dict[int, tuple[int, int]] = {}
+
+    def read(self, pid: int, wakers: Iterable[int] = ()) -> Facts:
+        """Of a process; `wakers`: those whose part in file systems is asked. Raises nothing."""
+        facts = Facts(time_ns=time.monotonic_ns())
+        stat = procfs.read_stat(pid)
+        if stat is None:
+            return facts
+        facts.state = stat.state
+        with suppress(OSError):
+            facts.allowed = sorted(os.sched_getaffinity(pid))
+        facts.cpus = os.cpu_count() or 0
+        facts.cpu_busy = self.cpu_busy()
+        groups = _groups(pid)
+        cpuset = next((folder for folder in groups if "cpuset" in folder), "")
+        if cpuset and (cpus := _cpus(_read(f"{cpuset}/cpuset.cpus"))):
+            facts.allowed = [cpu for cpu in facts.allowed if cpu in cpus]
+        facts.cpus_allowed = len(facts.allowed)
+        for folder in groups:
+            _add_cpu(facts, folder)
+            _add_memory(facts, folder)
+            _add_disk(facts, folder)
+            if "self" not in folder and _is_frozen(folder):
+                facts.is_frozen = True
+        facts.file_servers = [waker for waker in wakers if _serves_files(waker)]
+        facts.peers, facts.listens = _peers(pid)
+        return facts
+
+    def cpu_busy(self) -> dict[int, float]:
+        """Share of time in which each CPU was not idle, since the last call."""
+        found = {}
+        for line in _read("/proc/stat").split("\n"):
+            name, _, rest = line.partition(" ")
+            if not name.startswith("cpu") or not name[3:].isdigit():
+                continue
+            ticks = [int(word) for word in rest.split()[:8]]
+            idle, total = ticks[3] + ticks[4], sum(ticks)
+            before = self._cpu_times.get(int(name[3:]), (idle, total))
+            self._cpu_times[int(name[3:])] = idle, total
+            if total > before[1]:
+                found[int(name[3:])] = 1 - (idle - before[0]) / (total - before[1])
+        return found
+
+
+def _groups(pid: int) -> list[str]:
+    """Folders of the control groups of a process, their parents too, the root left out."""
+    mounts: dict[str, str] = {}
+    for point, controllers in procfs.group_mounts(MOUNTINFO):
+        for controller in controllers:
+            mounts.setdefault(controller, point)
+    found: dict[str, None] = {}
+    for line in _read(f"/proc/{pid}/cgroup").split("\n"):
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        mount = next((mounts[it] for it in (names or "v2").split(",") if it in mounts), "")
+        parts = [part for part in path.split("/") if part and part != ".."]
+        if mount:
+            for depth in range(len(parts), 0, -1):
+                found[f"{mount}/{'/'.join(parts[:depth])}"] = None
+    return list(found)
+
+
+def _add_cpu(facts: Facts, folder: str) -> None:
+    stat = _table(f"{folder}/cpu.stat")
+    facts.throttled_s += stat.get("throttled_time", 0) / 1e9 + stat.get("throttled_usec", 0) / 1e6
+    facts.throttled_periods += stat.get("nr_throttled", 0)
+    quota, period = _number(f"{folder}/cpu.cfs_quota_us"), _number(f"{folder}/cpu.cfs_period_us")
+    words = _read(f"{folder}/cpu.max").split()
+    if len(words) == 2 and all(word.isdigit() for word in words):
+        quota, period = int(words[0]), int(words[1])
+    if quota > 0 and period > 0:
+        cpus = quota / period
+        facts.quota = min(facts.quota or cpus, cpus)
+
+
+def _add_memory(facts: Facts, folder: str) -> None:
+    for limit, usage, hits in (
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.failcnt"),
+        ("memory.max", "memory.current", ""),
+    ):
+        most = _number(f"{folder}/{limit}")
+        if not 0 < most < NO_LIMIT:
+            continue
+        if not facts.memory_limit or most < facts.memory_limit:
+            facts.memory_limit = most
+            facts.memory_usage = max(0, _number(f"{folder}/{usage}"))
+        if hits:
+            facts.memory_limit_hits += max(0, _number(f"{folder}/{hits}"))
+        else:
+            facts.memory_limit_hits += _table(f"{folder}/memory.events").get("max", 0)
+
+
+def _add_disk(facts: Facts, folder: str) -> None:
+    for name in ("read_bps", "write_bps", "read_iops", "write_iops"):
+        for line in _read(f"{folder}/blkio.throttle.{name}_device").split("\n"):
+            if line.strip():
+                facts.disk_limits.append(f"{name} {line.strip()}")
+    facts.disk_limits += [line for line in _read(f"{folder}/io.max").split("\n") if line.strip()]
+
+
+def _is_frozen(folder: str) -> bool:
+    return (
+        _read(f"{folder}/freezer.state").strip() in ("FROZEN", "FREEZING")
+        or _table(f"{folder}/cgroup.events").get("frozen", 0) == 1
+    )
+
+
+def _serves_files(pid: int) -> bool:
+    """Whether it has /dev/fuse open."""
+    return any(link == "/dev/fuse" for _, link in _descriptors(pid))
+
+
+def _descriptors(pid: int) -> Iterable[tuple[int, str]]:
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+    except OSError:
+        return
+    for name in names[:DESCRIPTORS]:
+        with suppress(OSError):
+            yield int(name), procfs.read_link(f"/proc/{pid}/fd/{name}")
+
+
+def _peers(pid: int) -> tuple[dict[str, str], bool]:
+    """Ends of the connections that a process made itself: their local port is nobody's that
+    listens; whether it listens."""
+    sockets = {link[8:-1] for _, link in _descriptors(pid) if link.startswith("socket:[")}
+    if not sockets:
+        return {}, False
+    listens = False
+    listening: set[str] = set()
+    mine: list[tuple[str, str, str]] = []
+    for name in ("tcp", "tcp6"):
+        raw = procfs.read_file(f"/proc/{pid}/net/{name}", 1 << 20) or b""
+        for line in raw.decode("ascii", "replace").split("\n")[1:CONNECTIONS]:
+            words = line.split()
+            if len(words) < 10:
+                continue
+            local, peer, state, inode = words[1], words[2], words[3], words[9]
+            if state == _LISTENING:
+                listening.add(local.rpartition(":")[2])
+                listens |= inode in sockets
+            elif inode in sockets:
+                mine.append((local.rpartition(":")[2], peer, state))
+    found = {
+        _address(peer): _STATES.get(state, state)
+        for port, peer, state in mine
+        if port not in listening
+    }
+    return found, listens
+
+
+def _address(text: str) -> str:
+    """'0100007F:1F90' of /proc/net/tcp as '127.0.0.1:8080', as the table activity has it."""
+    address, _, port = text.partition(":")
+    raw = b"".join(
+        struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)
+    )
+    if len(raw) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, raw)}:{int(port, 16)}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, raw)}]:{int(port, 16)}"
+
+
+def _cpus(text: str) -> set[int]:
+    """Of a list as '0-3,7'."""
+    found: set[int] = set()
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _table(path: str) -> dict[str, int]:
+    found = {}
+    for line in _read(path).split("\n"):
+        name, _, value = line.partition(" ")
+        if value.lstrip("-").isdigit():
+            found[name] = int(value)
+    return found
+
+
+def _number(path: str) -> int:
+    text = _read(path).strip()
+    return int(text) if text.lstrip("-").isdigit() else -1
+
+
+def _read(path: str) -> str:
+    raw = procfs.read_file(path)
+    return (raw or b"").decode("utf-8", "replace")

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Watches the rows of each tick for slowdowns, and has them explained.
+
+The last minute is kept, so that what went before is there when something happens.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from sonde.agent.explainer import Explainer
+from sonde.agent.moments import MomentMaker
+from sonde.agent.victim_facts import FactReader
+from sonde.collect.collector import Batch
+from sonde.diagnose.detector import Detector, Suspicion
+from sonde.diagnose.incident import Incident, Verdict
+from sonde.diagnose.moments import Facts, Moment, Who, Window
+from sonde.diagnose.series import Series
+from sonde.model.code import KnownFrame
+from sonde.model.process import Process
+
+KEPT_S: Final = 60.0
+KEPT_MOMENTS: Final = 600
+BEFORE_S: Final = 12.0
+"""Of what went before, as much is compared with."""
+LOOKS_S: Final = (0.6, 1.4)
+"""After a suspicion, when it is looked at: what passes, or is no fault, shows in between."""
+OPEN: Final = 8
+"""Suspicions at a time; more are left out and counted."""
+EXPLAINED_PER_S: Final = 0.5
+"""In the long run: what explaining costs is bounded, whatever happens on the node."""
+BURST: Final = 6.0
+WAKERS: Final = 8
+"""Processes of which it is asked whether they serve files."""
+NAMES: Final = 8_192
+AFFINITIES: Final = 12
+"""Of a process, one a tick."""
+
+
+@dataclass(slots=True)
+class _Open:
+    suspicion: Suspicion
+    looks: int = 0
+    facts: list[Facts] = field(default_factory=list)
+    is_told: bool = False
+
+
+class Watcher:
+    """An `Observer` of the agent."""
+
+    def __init__(
+        self,
+        tell: Callable[[Incident, Window], None],
+        frames_of: Callable[[int], Sequence[KnownFrame]],
+        process_of: Callable[[int, int], Process],
+        hz: int,
+        note: Callable[[Moment, dict[int, dict[Series, float]]], None] | None = None,
+    ) -> None:
+        """`tell` is called for every incident, and every change that is no fault, from another
+        thread; `note` at every tick with what is watched of each process."""
+        self._note = note
+        self._tell = tell
+        self._process_of = process_of
+        self._maker = MomentMaker(frames_of, 1e9 / hz)
+        self._kept: deque[Moment] = deque(maxlen=KEPT_MOMENTS)
+        self._who: dict[int, tuple[int, Who]] = {}
+        self._facts = FactReader()
+        self._open: list[_Open] = []
+        self._mine = {os.getpid()}
+        self._detector = Detector(self._mine)
+        self._explainer = Explainer()
+        self.left_out = 0
+        """Suspicions for which there was no room."""
+        self.suspicions = 0
+        self._tokens = BURST
+        self._affinity: dict[int, deque[tuple[int, int]]] = {}
+
+    def start(self) -> None:
+        """Get the child ready."""
+        self._explainer.start()
+        self._facts.cpu_busy()
+
+    def close(self) -> None:
+        """Explain no more."""
+        self._explainer.close()
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """What was lost, by name."""
+        return {
+            "diagnose.suspicions": self.left_out,
+            "diagnose.windows": self._explainer.left_out,
+            "diagnose.places": self._maker.left_out,
+            "diagnose.processes": sum(moment.left_out for moment in self._kept),
+        }
+
+    def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
+        """Take in a tick."""
+        self._mine |= self._explainer.pids
+        moment = self._maker.make(since_ns, now_ns, batches)
+        self._name(moment.processes)
+        self._kept.append(moment)
+        while len(self._kept) > 1 and now_ns - self._kept[0].start_ns > KEPT_S * 1e9:
+            self._kept.popleft()
+        kernel = {pid for pid, (_, who) in self._who.items() if who.is_kernel}
+        passed_s = (now_ns - since_ns) / 1e9
+        self._tokens = min(BURST, self._tokens + passed_s * EXPLAINED_PER_S)
+        for suspicion in self._detector.add(moment, self._maker.places, kernel):
+            self.suspicions += 1
+            if len(self._open) >= OPEN or self._tokens < 1:
+                self.left_out += 1
+                continue
+            self._tokens -= 1
+            facts = self._facts.read(suspicion.pid)
+            facts.cpus_before = self._cpus_before(suspicion)
+            self._open.append(_Open(suspicion, facts=[facts]))
+        self._note_affinity(moment)
+        if self._note is not None:
+            self._note(moment, self._detector.latest(now_ns))
+        self._look(now_ns)
+
+    def wants_code(self, pid: int) -> bool:
+        """Of what may be a victim."""
+        return self._detector.may_be_victim(pid)
+
+    def _name(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            start_ns = self._maker.starts.get(pid, 0)
+            known = self._who.get(pid)
+            if known is not None and known[0] == start_ns:
+                continue
+            process = self._process_of(pid, start_ns)
+            owner = process.owner
+            who = Who(
+                pid, process.exe or process.comm, process.ppid, owner.label, owner.cgroup,
+                process.is_kernel,
+            )  # fmt: skip
+            if process.ppid in self._mine:
+                self._mine.add(pid)
+            self._who.pop(pid, None)
+            self._who[pid] = (start_ns, who)
+        while len(self._who) > NAMES:
+            del self._who[next(iter(self._who))]
+
+    def _note_affinity(self, moment: Moment) -> None:
+        """How many CPUs those may use that may be victims: afterwards nobody can tell."""
+        for pid in moment.processes:
+            if not self._detector.may_be_victim(pid):
+                continue
+            known = self._affinity.pop(pid, None) or deque(maxlen=AFFINITIES)
+            self._affinity[pid] = known
+            with suppress(OSError):
+                known.append((moment.end_ns, len(os.sched_getaffinity(pid))))
+        while len(self._affinity) > NAMES:
+            del self._affinity[next(iter(self._affinity))]
+
+    def _cpus_before(self, suspicion: Suspicion) -> int:
+        known = self._affinity.get(suspicion.pid, ())
+        # Of several: the last one was read after its tick, so maybe after the change.
+        return max((cpus for end_ns, cpus in known if end_ns <= suspicion.began_ns), default=0)
+
+    def _look(self, now_ns: int) -> None:
+        for one in list(self._open):
+            if one.is_told:
+                continue  # its answer came while this list was made
+            if now_ns - one.suspicion.noticed_ns < LOOKS_S[one.looks] * 1e9:
+                continue
+            one.looks += 1
+            is_last = one.looks == len(LOOKS_S)
+            window = self._window(one)
+            if is_last:
+                self._drop(one)
+            self._explainer.ask(window, is_last_look=is_last, answer=self._answer(one, window))
+
+    def _drop(self, one: _Open) -> None:
+        with suppress(ValueError):  # the other thread did
+            self._open.remove(one)
+
+    def _window(self, one: _Open) -> Window:
+        began_ns = one.suspicion.began_ns
+        before = [
+            moment for moment in self._kept
+            if moment.end_ns <= began_ns and began_ns - moment.start_ns <= BEFORE_S * 1e9
+        ]  # fmt: skip
+        after = [moment for moment in self._kept if moment.start_ns >= began_ns]
+        victim = one.suspicion.pid
+        one.facts = [one.facts[0], self._facts.read(victim, self._wakers(victim, after))]
+        pids = {pid for moment in (*before, *after) for pid in moment.processes}
+        return Window(
+            victim=victim,
+            cpus=os.cpu_count() or 1,
+            before=before,
+            after=after,
+            who={pid: self._who[pid][1] for pid in pids if pid in self._who},
+            places=list(self._maker.places),
+            facts=one.facts,
+            noticed_by=[str(series) for series in one.suspicion.series],
+        )
+
+    @staticmethod
+    def _wakers(victim: int, moments: Iterable[Moment]) -> list[int]:
+        """Processes that ended its waits, those that ended the longest ones first."""
+        sums: dict[int, int] = {}
+        for moment in moments:
+            one = moment.processes.get(victim)
+            for wait in one.waits if one is not None else ():
+                if wait.waker_pid not in (0, victim):
+                    sums[wait.waker_pid] = sums.get(wait.waker_pid, 0) + wait.blocked_ns
+        return sorted(sums, key=lambda pid: -sums[pid])[:WAKERS]
+
+    def _answer(self, one: _Open, window: Window) -> Callable[[Verdict | None], None]:
+        def answer(verdict: Verdict | None) -> None:
+            if verdict is None or one.is_told:
+                return
+            one.is_told = True
+            self._drop(one)
+            who = window.who.get(window.victim) or Who(window.victim, f"pid {window.victim}")
+            if not verdict.is_fault:
+                self._detector.forget_rest(window.victim)
+            incident = Incident(
+                who.pid, who.name, who.owner or who.cgroup, one.suspicion.began_ns,
+                one.suspicion.noticed_ns, time.monotonic_ns(), tuple(window.noticed_by), verdict,
+            )  # fmt: skip
+            self._tell(incident, window)
+
+        return answer

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde diagnose`: watches this node and says why work became slower, and who did it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonde.errors import SinkError
+from sonde.export.layout import one_line
+
+if TYPE_CHECKING:
+    from sonde.diagnose.incident import Incident
+    from sonde.diagnose.moments import Moment, Window
+    from sonde.diagnose.series import Series
+
+EXAMPLE = """\
+examples:
+  sudo sonde diagnose                  watch the whole machine, until Ctrl-C
+  sudo sonde diagnose --for 30s        for half a minute
+  sudo sonde diagnose --json | jq 'select(.verdict.change == null) | .verdict'
+  sudo sonde diagnose --keep incidents.d, then: sonde incidents incidents.d
+
+Prints an incident when a process has become slower and the cause is known, or is not after a fair
+look. An offender is named only with evidence from that very time. No data leaves this machine.
+"""
+TICK_S = 0.25
+HZ = 49
+STACK_GAP_MS = 40.0
+"""Stacks tell two causes of fifteen: fewer of them do, and each new one costs."""
+LEAST_CPU = 0.02
+"""Of processes in the file of `--rows`."""
+NICE = -5
+"""It is to see in time that others lack a CPU."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `diagnose` to the commands."""
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="watch this node: what became slower, why, and who did it",
+        description="Watch this node, and explain slowdowns as they happen.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--for", type=_seconds, metavar="S", dest="seconds", help="end after S seconds (30, 30s)")
+    add("--json", action="store_true", help="print each incident as a line of JSON")
+    add("--all", action="store_true", help="also changes that are no fault")
+    add("--keep", type=Path, metavar="FOLDER", help="write each incident with its rows there")
+    add("--rows", type=Path, metavar="FILE",
+        help="write what is watched of each process, a line of JSON a tick")  # fmt: skip
+    add("--no-device", action="store_true", help="leave out device calls")
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text.removesuffix("s"))) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Watch until the time is over, or a signal. Raises SondeError where it cannot start."""
+    from sonde.cli.abort_signals import AbortOnSecondSignal
+
+    with AbortOnSecondSignal():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    import os
+
+    from sonde import procfs
+    from sonde.cli.record import require_host
+    from sonde.config import load
+
+    procfs.BROKER.warm_up()
+    flags: dict[str, object] = {"tick_s": TICK_S, "hz": HZ, "stack_gap_ms": STACK_GAP_MS}
+    if args.no_device:
+        flags |= {"device_calls": False, "device_metrics": False}
+    config = load(flags, defaults={"host_metrics": True, "host_hz": 0, "device_metrics": False})
+    require_host()
+    from sonde.agent import Agent
+    from sonde.agent.recent import Recent
+    from sonde.agent.watcher import Watcher
+    from sonde.host import descriptors
+
+    descriptors.raise_limit()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: signals.append(number))
+    printer = Printer(args.json, args.all, args.keep)
+    agent = Agent(config, Recent())
+    note = Notebook(args.rows).take if args.rows else None
+    watcher = Watcher(printer.take, agent.frames_of, agent.process, config.hz, note)
+    agent.observe(watcher)
+    watcher.start()
+    agent.start()
+    print("sonde: watching", file=sys.stderr, flush=True)
+    until_s = time.monotonic() + (args.seconds or float("inf"))
+    agent.run(lambda: bool(signals) or time.monotonic() >= until_s, lambda _: None, until_s)
+    watcher.close()
+    agent.stop()
+    for text in agent.left_behind():
+        print(f"sonde: {one_line(text)}", file=sys.stderr)
+    lost = {name: count for name, count in watcher.losses.items() if count}
+    if lost:
+        print(f"sonde: lost: {one_line(json.dumps(lost))}", file=sys.stderr)
+    return 0
+
+
+class Notebook:
+    """Writes a line a tick: `{"from": ns, "to": ns, "processes": {PID: {series: value}}}`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises SinkError."""
+        from sonde.private_files import create
+
+        self._fd = create(path, force=True).fd
+
+    def take(self, moment: Moment, values: dict[int, dict[Series, float]]) -> None:
+        """One tick."""
+        import os
+
+        found = {}
+        for pid, row in values.items():
+            disk = sum(use.bytes for use in moment.processes[pid].disk) / moment.seconds
+            if max(row.values()) > LEAST_CPU or disk:
+                found[pid] = {str(name): round(value, 4) for name, value in row.items()}
+                found[pid]["disk_bytes"] = round(disk)
+        line = {"from": moment.start_ns, "to": moment.end_ns, "processes": found}
+        with contextlib.suppress(OSError):
+            os.write(self._fd, json.dumps(line).encode() + b"\n")
+
+
+class Printer:
+    """Prints incidents as they come, and keeps them."""
+
+    def __init__(self, as_json: bool, changes_too: bool, folder: Path | None) -> None:
+        self._as_json = as_json
+        self._changes_too = changes_too
+        self._folder = folder
+        self._count = 0
+
+    def take(self, incident: Incident, window: Window) -> None:
+        """From the thread that explains."""
+        if not incident.verdict.is_fault and not self._changes_too:
+            return
+        from sonde.cli.incidents import as_json, as_text
+
+        self._count += 1
+        if self._folder is not None:
+            self._keep(self._folder, incident, window)
+        print(as_json(incident) if self._as_json else as_text(incident), flush=True)
+
+    def _keep(self, folder: Path, incident: Incident, window: Window) -> None:
+        from sonde.cli.incidents import write
+
+        name = f"{incident.began_ns // 1_000_000}-{incident.victim}-{self._count}.json.gz"
+        try:
+            write(folder, name, incident, window)
+        except SinkError as error:
+            print(f"sonde: {one_line(error.cause)}", file=sys.stderr, flush=True)

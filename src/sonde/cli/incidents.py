@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sonde incidents`: what `sonde diagnose --keep` wrote, told again or explained anew."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sonde.errors import CaptureError, UsageError
+from sonde.export.layout import one_line
+
+if TYPE_CHECKING:
+    from sonde.diagnose.incident import Incident, Verdict
+    from sonde.diagnose.moments import Window
+
+EXAMPLE = """\
+examples:
+  sonde incidents incidents.d            every incident of a folder
+  sonde incidents one.json.gz --json     one of them, as a line of JSON
+  sonde incidents incidents.d --anew     explained again from the rows, by this version's rules
+"""
+MOST_BYTES = 64 << 20
+"""Of one incident, unpacked."""
+SUFFIX = ".json.gz"
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `incidents` to the commands."""
+    parser = subparsers.add_parser(
+        "incidents",
+        help="incidents that were kept: cause, offender, evidence",
+        description="Tell incidents that `sonde diagnose --keep` wrote.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("paths", nargs="+", type=Path, metavar="PATH", help="files, or folders of them")
+    add("--json", action="store_true", help="a line of JSON each")
+    add("--anew", action="store_true", help="explain the rows again")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print them, the oldest first. Raises CaptureError for what cannot be read."""
+    import msgspec
+
+    from sonde.diagnose.explain import explain
+
+    for path in _files(args.paths):
+        incident, window = read(path)
+        if args.anew:
+            verdict = explain(window, is_last_look=True)
+            assert verdict is not None
+            incident = msgspec.structs.replace(incident, verdict=verdict)
+        print(as_json(incident) if args.json else as_text(incident))
+    return 0
+
+
+def _files(paths: list[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        found = sorted(path.glob(f"*{SUFFIX}"))
+        if not found:
+            raise UsageError(
+                f"no incidents in {path}", "`sonde diagnose --keep FOLDER` writes some."
+            )
+        yield from found
+
+
+def read(path: Path) -> tuple[Incident, Window]:
+    """An incident and the rows that it rests on. Raises CaptureError."""
+    import msgspec
+
+    from sonde.diagnose.recorded import Recorded
+    from sonde.input_files import open_input
+
+    try:
+        with open_input(path) as file, gzip.GzipFile(fileobj=file) as unpacked:
+            raw = unpacked.read(MOST_BYTES + 1)
+        if len(raw) > MOST_BYTES:
+            raise CaptureError(f"{path} is larger than {MOST_BYTES:,} bytes unpacked")
+        recorded = msgspec.json.decode(raw, type=Recorded)
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+        raise CaptureError(
+            f"{path} holds no incident: {error}", "Name a file of `sonde diagnose --keep`."
+        ) from error
+    return recorded.incident, recorded.window
+
+
+def write(folder: Path, name: str, incident: Incident, window: Window) -> None:
+    """Keep an incident. Raises SinkError."""
+    import msgspec
+
+    from sonde.diagnose.recorded import Recorded, shrunk
+    from sonde.private_files import make_folder, replacing
+
+    raw = msgspec.json.encode(Recorded(1, incident, shrunk(window)))
+    make_folder(folder)
+    with replacing(folder / name) as file:
+        file.write(gzip.compress(raw, 6, mtime=0))
+
+
+def as_json(incident: Incident) -> str:
+    """One line."""
+    import msgspec
+
+    plain = msgspec.to_builtins(incident)
+    plain["verdict"]["cause"] = str(incident.verdict.cause)
+    return json.dumps(plain)
+
+
+def as_text(incident: Incident) -> str:
+    """A few lines: who, why, by whom, what speaks for it, what to do."""
+    verdict = incident.verdict
+    found_s = (incident.noticed_ns - incident.began_ns) / 1e9
+    explained_s = (incident.explained_ns - incident.noticed_ns) / 1e9
+    head = f"{incident.victim_name} ({incident.victim})"
+    if incident.victim_owner:
+        head += f" of {incident.victim_owner}"
+    lines = [
+        f"{head}: {_told(verdict)}",
+        f"  noticed after {found_s:.1f} s by {', '.join(incident.noticed_by)}, explained "
+        f"{explained_s:.1f} s later",
+    ]
+    for number, candidate in enumerate(verdict.candidates[:3]):
+        if number:
+            lines.append(f"  or {candidate.cause} ({candidate.share:.0%} of the lost time)")
+        if (who := candidate.offender) is not None:
+            owner = f" of {who.owner}" if who.owner else ""
+            lines.append(f"    by {who.name} ({who.pid}){owner}: {who.evidence}")
+        lines += [f"    {text}" for text in candidate.evidence]
+        lines += [f"    against: {text}" for text in candidate.against]
+        if candidate.next_step and not number:
+            lines.append(f"    next: {candidate.next_step}")
+    return "\n".join(one_line(line) for line in lines)
+
+
+def _told(verdict: Verdict) -> str:
+    if verdict.change is not None:
+        return f"no fault: {verdict.change}, {verdict.reason}"
+    first = verdict.candidates[0]
+    slower = f"{verdict.slowdown:.1f} times as slow" if verdict.slowdown > 1.05 else "slower"
+    return f"{slower}: {first.cause} ({first.share:.0%} of the lost time)"

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A window with what several causes ask of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from sonde.diagnose.incident import Offender
+from sonde.diagnose.lost_time import Lost, Part, family, lost_time
+from sonde.diagnose.moments import DiskUse, Facts, Moment, Who, Window
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a process did a second."""
+
+    cpu: float = 0.0
+    disk_bytes: float = 0.0
+    disk_requests: float = 0.0
+    disk_s: float = 0.0
+    major_faults: float = 0.0
+    reclaim_s: float = 0.0
+    retransmits: float = 0.0
+    segments: float = 0.0
+
+
+class Case:
+    """One slowdown to be explained."""
+
+    def __init__(self, window: Window) -> None:
+        self.window = window
+        self.victim = window.victim
+        self.own = family(window)
+        self.lost: Lost = lost_time(window)
+        self.first = window.facts[0] if window.facts else Facts()
+        self.last = window.facts[-1] if window.facts else Facts()
+
+    @property
+    def between_s(self) -> float:
+        """Between the two readings of facts."""
+        return max(1e-3, (self.last.time_ns - self.first.time_ns) / 1e9)
+
+    @cached_property
+    def before(self) -> dict[int, Rates]:
+        """By process."""
+        return _rates(self.window.before)
+
+    @cached_property
+    def after(self) -> dict[int, Rates]:
+        """By process."""
+        return _rates(self.window.after)
+
+    def grew(self, field: str, pid: int) -> float:
+        """By how much a rate of a process rose."""
+        now = getattr(self.after.get(pid, Rates()), field)
+        was = getattr(self.before.get(pid, Rates()), field)
+        return float(now - was)
+
+    def others(self) -> Iterable[int]:
+        """Processes of others that did something, the kernel's threads left out."""
+        for pid in self.after:
+            who = self.window.who.get(pid)
+            if pid not in self.own and not (who is not None and who.is_kernel):
+                yield pid
+
+    def name(self, pid: int) -> str:
+        """Of a process."""
+        who = self.window.who.get(pid)
+        return who.name if who is not None else f"pid {pid}"
+
+    def offender(self, pid: int, evidence: str, share: float) -> Offender:
+        """A process as offender."""
+        who = self.window.who.get(pid, Who(pid, f"pid {pid}"))
+        return Offender(pid, who.name, who.owner or who.cgroup, evidence, min(1.0, share))
+
+    def disk(self, moments: Iterable[Moment], pids: Iterable[int]) -> dict[str, DiskUse]:
+        """Requests of processes by device, in all."""
+        found: dict[str, DiskUse] = {}
+        wanted = set(pids)
+        for moment in moments:
+            for pid in wanted & moment.processes.keys():
+                for use in moment.processes[pid].disk:
+                    one = found.setdefault(use.device, DiskUse(use.device, ""))
+                    one.count += use.count
+                    one.ns += use.ns
+                    one.queue_ns += use.queue_ns
+                    one.bytes += use.bytes
+        return found
+
+    def wakers(self, *parts: Part) -> list[tuple[int, int, float]]:
+        """(pid, tid, seconds a second more) of threads that ended such waits, most first."""
+        more: dict[tuple[int, int], float] = defaultdict(float)
+        for part in parts:
+            for who, seconds in self.lost.after.wakers.get(part, {}).items():
+                more[who] += seconds
+            for who, seconds in self.lost.before.wakers.get(part, {}).items():
+                more[who] -= seconds
+        return sorted(
+            ((pid, tid, seconds) for (pid, tid), seconds in more.items() if seconds > 0),
+            key=lambda it: -it[2],
+        )
+
+    def places(self, reason: str | None, tids: Iterable[int] = ()) -> list[tuple[str, float]]:
+        """Places of the victim in the time after, with their share, most first. `reason`: of a
+        wait, '' on a CPU, None any."""
+        sums: dict[str, float] = defaultdict(float)
+        chosen = set(tids)
+        for moment in self.window.after:
+            one = moment.processes.get(self.victim)
+            for place in one.places if one is not None else ():
+                if reason is not None and place.reason != reason:
+                    continue
+                if (not chosen or place.tid in chosen) and place.place < len(self.window.places):
+                    sums[self.window.places[place.place].text] += place.ns
+        whole = sum(sums.values())
+        ranked = sorted(sums.items(), key=lambda it: -it[1])
+        return [(text, ns / whole) for text, ns in ranked if text and whole]
+
+
+def _rates(moments: list[Moment]) -> dict[int, Rates]:
+    sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * 8)
+    seconds = max(1e-3, sum(moment.seconds for moment in moments))
+    for moment in moments:
+        for pid, one in moment.processes.items():
+            row = sums[pid]
+            row[0] += one.usage.cpu_ns / 1e9
+            row[1] += sum(use.bytes for use in one.disk)
+            row[2] += sum(use.count for use in one.disk)
+            row[3] += sum(use.ns for use in one.disk) / 1e9
+            row[4] += one.usage.major_faults
+            row[5] += one.usage.reclaim_ns / 1e9
+            row[6] += sum(flow.segments for flow in one.flows if flow.operation == "retransmit")
+            row[7] += sum(flow.segments for flow in one.flows if flow.operation == "receive")
+    return {pid: Rates(*(value / seconds for value in row)) for pid, row in sums.items()}

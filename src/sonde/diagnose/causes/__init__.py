@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Causes, one concern a file. Each says from a `Case` how much of the lost time it accounts for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sonde.diagnose.case import Case
+from sonde.diagnose.causes import (
+    cpu,
+    disk,
+    file_system,
+    frozen,
+    garbage,
+    loader,
+    locks,
+    memory,
+    network,
+)
+from sonde.diagnose.incident import Candidate
+
+Judge = Callable[[Case], Candidate | None]
+
+JUDGES: tuple[Judge, ...] = (
+    frozen.judge,
+    cpu.quota,
+    cpu.pinning,
+    cpu.contention,
+    memory.judge,
+    disk.throttle,
+    disk.fsync,
+    disk.contention,
+    file_system.judge,
+    loader.judge,
+    garbage.judge,
+    locks.interpreter,
+    locks.own,
+    network.path,
+    network.dependency,
+)
+"""All of them; of two with the same share, the one that comes first is the more special."""

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Without a CPU: a quota, a bad choice of CPUs, or others who use them.
+
+Looks like: threads are ready and wait. Under a quota the kernel counts throttled periods; with bad
+pinning CPUs that the process may not use are idle; else somebody else's CPU time rose.
+What to do: raise the quota, widen the set of CPUs, or move one of the two.
+"""
+
+from __future__ import annotations
+
+from sonde.diagnose.case import Case
+from sonde.diagnose.incident import Candidate, FaultCause, Offender
+from sonde.diagnose.lost_time import Part
+
+LEAST = 0.05
+"""Seconds a second."""
+LEAST_IDLE = 0.25
+"""Of the CPUs that it may not use, summed: as much is left over."""
+THROTTLED = 0.2
+"""Throttled time by lost time, from which on the quota is the reason."""
+OFFENCE = 0.1
+"""CPUs that somebody else must have taken more, to be an offender."""
+OF_LOST = 0.3
+"""And of what the victim lost."""
+TOLD = 3
+
+
+def quota(case: Case) -> Candidate | None:
+    """The quota of its control group."""
+    ready = case.lost.parts.get(Part.READY, 0.0)
+    throttled, periods = _throttled(case)
+    of_ready = _by_quota(case)
+    if ready < LEAST or not periods or of_ready < THROTTLED:
+        return None
+    share = case.lost.share(Part.READY) * of_ready
+    evidence = (
+        f"without a CPU for {ready:.2f} s more of each second",
+        f"throttled in {periods} periods, {throttled:.2f} s of each second; "
+        f"its quota is {case.last.quota:g} CPUs",
+    )
+    step = "Raise the CPU limit of its control group, or start fewer threads."
+    return Candidate(FaultCause.CPU_QUOTA, share, evidence, next_step=step)
+
+
+def pinning(case: Case) -> Candidate | None:
+    """The CPUs it may use are fewer than before, or full while others are idle."""
+    ready = case.lost.parts.get(Part.READY, 0.0)
+    by_pinning = _by_pinning(case)
+    if ready < LEAST or not by_pinning:
+        return None
+    share = case.lost.share(Part.READY) * by_pinning * (1 - _by_quota(case))
+    allowed = ", ".join(map(str, case.last.allowed))
+    evidence = [
+        f"without a CPU for {ready:.2f} s more of each second",
+        f"it may use {case.last.cpus_allowed} of {case.last.cpus} CPUs ({allowed}), while "
+        f"{_idle_elsewhere(case):.2f} of the others were idle",
+    ]
+    if _is_narrowed(case):
+        evidence.append(f"before it might use {case.first.cpus_before}")
+    step = "Let it use more CPUs (taskset, cpuset), or place it where nobody else is."
+    return Candidate(FaultCause.BAD_PINNING, share, tuple(evidence), next_step=step)
+
+
+def contention(case: Case) -> Candidate | None:
+    """Others use the CPUs."""
+    ready = case.lost.parts.get(Part.READY, 0.0)
+    left = ready * (1 - _by_quota(case)) * (1 - _by_pinning(case))
+    if ready < LEAST or left < LEAST:
+        return None
+    evidence = [f"without a CPU for {ready:.2f} s more of each second"]
+    more = sorted(((case.grew("cpu", pid), pid) for pid in case.others()), reverse=True)
+    took = sum(max(0.0, cpu) for cpu, _ in more)
+    offender: Offender | None = None
+    against: list[str] = []
+    if more and more[0][0] >= max(OFFENCE, OF_LOST * min(left, 1.0) / 2):
+        cpu, pid = more[0]
+        offender = case.offender(pid, f"used {cpu:.2f} CPUs more since then", cpu / max(took, 0.01))
+        evidence += [
+            f"{case.name(pid)} ({pid}) used {cpu:.2f} CPUs more"
+            for cpu, pid in more[:TOLD]
+            if cpu >= OFFENCE
+        ]
+    else:
+        against.append("no other process used notably more CPU time")
+    share = case.lost.share(Part.READY) * left / ready * (1.0 if offender else 0.3)
+    step = "Give it CPUs of its own, or the other one a quota."
+    return Candidate(
+        FaultCause.CPU_CONTENTION, share, tuple(evidence), tuple(against), offender, step
+    )
+
+
+def _throttled(case: Case) -> tuple[float, int]:
+    """(seconds a second, periods) between the two readings."""
+    seconds = max(0.0, case.last.throttled_s - case.first.throttled_s) / case.between_s
+    return seconds, max(0, case.last.throttled_periods - case.first.throttled_periods)
+
+
+def _by_quota(case: Case) -> float:
+    """Share of the time without a CPU in which its group was throttled: all its threads wait then,
+    so that of the thread which waited most is what throttled time is held against."""
+    before, after = case.lost.before.times, case.lost.after.times
+    most = max(
+        (row.get(Part.READY, 0.0) - before.get(tid, {}).get(Part.READY, 0.0)
+         for tid, row in after.items()), default=0.0,
+    )  # fmt: skip
+    throttled, _ = _throttled(case)
+    return min(1.0, throttled / most) if most > 0 else 0.0
+
+
+def _is_narrowed(case: Case) -> bool:
+    """Whether it might use more CPUs before it became slower."""
+    return 0 < case.last.cpus_allowed < case.first.cpus_before
+
+
+def _by_pinning(case: Case) -> float:
+    """Share of the time without a CPU that it would not have lost on the CPUs it may not use."""
+    ready = case.lost.parts.get(Part.READY, 0.0)
+    idle = _idle_elsewhere(case)
+    if _is_narrowed(case):
+        return 1.0
+    return min(1.0, idle / ready) if ready > 0 and idle >= LEAST_IDLE else 0.0
+
+
+def _idle_elsewhere(case: Case) -> float:
+    """CPUs idle among those that it may not use."""
+    if case.last.cpus_allowed >= case.last.cpus:
+        return 0.0
+    allowed = set(case.last.allowed)
+    return sum(1 - busy for cpu, busy in case.last.cpu_busy.items() if cpu not in allowed)

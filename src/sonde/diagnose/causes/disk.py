@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits for disks: a limit, others who use the device, or the program's own fsync.
+
+Looks like: threads wait in reads, writes or fsync. Under a limit the time passes before requests
+reach the device; with contention requests take longer in it while somebody else's rose; with fsync
+the program asks for more of them than before, and each takes as long as ever.
+What to do: raise the limit, move one of the two, or sync less often.
+"""
+
+from __future__ import annotations
+
+from sonde.diagnose.case import Case
+from sonde.diagnose.incident import Candidate, FaultCause, Offender
+from sonde.diagnose.lost_time import Part
+
+LEAST = 0.05
+IN_DEVICE = 0.5
+"""Device time by waiting time, above which no limit before the device holds it back."""
+MORE_SYNCS = 1.5
+LEAST_SYNCS = 2.0
+OFFENCE_BYTES = 2e6
+"""Bytes a second more on the device that make an offender."""
+OFFENCE_TIME = 0.1
+"""Or request time, s a second."""
+
+
+def throttle(case: Case) -> Candidate | None:
+    """A limit of its control group on block devices."""
+    lost = _lost(case)
+    if lost < LEAST or not case.last.disk_limits:
+        return None
+    in_device = sum(use.ns for use in case.disk(case.window.after, case.own).values()) / 1e9
+    seconds = case.lost.after.seconds
+    waiting = sum(_waiting(case)) * seconds
+    if waiting <= 0 or in_device > IN_DEVICE * waiting:
+        return None
+    evidence = (
+        f"waited {lost:.2f} s more of each second for files",
+        f"{in_device / max(waiting, 1e-9):.0%} of the waiting was in the device",
+        "limits of its control group: " + "; ".join(case.last.disk_limits[:4]),
+    )
+    share = case.lost.share(Part.DISK, Part.SYNC)
+    step = "Raise the limit on the device (blkio.throttle, io.max)."
+    return Candidate(FaultCause.DISK_THROTTLE, share, evidence, next_step=step)
+
+
+def contention(case: Case) -> Candidate | None:
+    """Others use the device."""
+    lost = _lost(case)
+    if lost < LEAST:
+        return None
+    more = sorted(
+        ((case.grew("disk_bytes", pid), pid) for pid in case.others()
+         if case.grew("disk_bytes", pid) >= OFFENCE_BYTES
+         or case.grew("disk_s", pid) >= OFFENCE_TIME),
+        reverse=True,
+    )  # fmt: skip
+    was, now = _per_request(case, before=True), _per_request(case, before=False)
+    if not more:
+        return None
+    size, pid = more[0]
+    # Its own requests are slower, or its device is full of theirs.
+    slower = now > 1.3 * was if was else now > 0
+    share = case.lost.share(Part.DISK, Part.SYNC) * (1.0 if slower else 0.3)
+    offender: Offender | None = None
+    if slower:
+        took = sum(grew for grew, _ in more)
+        seconds = case.grew("disk_s", pid)
+        text = f"{size / 1e6:.1f} MB/s and {seconds:.2f} s of requests a second more"
+        offender = case.offender(pid, text, size / max(took, 1.0))
+    evidence = (
+        f"waited {lost:.2f} s more of each second for files",
+        f"a request took {now * 1e3:.2f} ms, before {was * 1e3:.2f}",
+        *(f"{case.name(one)} ({one}) moved {grew / 1e6:.1f} MB/s more" for grew, one in more[:3]),
+    )
+    step = "Give one of the two another device, or limit the other."
+    return Candidate(FaultCause.DISK_CONTENTION, share, evidence, (), offender, step)
+
+
+def fsync(case: Case) -> Candidate | None:
+    """It waits for its own files to be on the disk, more often than before."""
+    lost = case.lost.parts.get(Part.SYNC, 0.0)
+    was, now = (side.counts.get(Part.SYNC, 0.0) for side in (case.lost.before, case.lost.after))
+    if lost < LEAST or now < max(LEAST_SYNCS, MORE_SYNCS * was):
+        return None
+    evidence = (
+        f"waited {lost:.2f} s more of each second in fsync and the like",
+        f"{now:.0f} such waits a second, before {was:.0f}",
+        *(f"in {text}" for text, _ in case.places("sync to disk")[:2]),
+    )
+    share = case.lost.share(Part.SYNC)
+    return Candidate(
+        FaultCause.FSYNC, share, evidence, next_step="Sync less often, or in another thread."
+    )
+
+
+def _lost(case: Case) -> float:
+    return case.lost.parts.get(Part.DISK, 0.0) + case.lost.parts.get(Part.SYNC, 0.0)
+
+
+def _waiting(case: Case) -> list[float]:
+    return [
+        row.get(Part.DISK, 0.0) + row.get(Part.SYNC, 0.0) for row in case.lost.after.times.values()
+    ]
+
+
+def _per_request(case: Case, before: bool) -> float:
+    """Seconds of a request of the victim's, its own alone; with none, of a wait for the disk."""
+    moments = case.window.before if before else case.window.after
+    uses = case.disk(moments, case.own).values()
+    count, ns = sum(use.count for use in uses), sum(use.ns for use in uses)
+    return ns / 1e9 / count if count else 0.0

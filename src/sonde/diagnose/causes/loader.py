@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A slow loader: a worker of the same program hands its results over later than before.
+
+Looks like: threads wait, in a pipe, a queue or for a lock, until a process that the program started
+ends the wait; that one works or waits longer for each piece.
+What to do: more workers, or faster ones; look at what they wait for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sonde.diagnose.case import Case
+from sonde.diagnose.incident import Candidate, FaultCause
+from sonde.diagnose.lost_time import Part, lost_time
+
+LEAST = 0.08
+OF_LOST = 0.25
+"""Of what the process lost, its worker must work or wait more."""
+OWN = (Part.SLEEP, Part.DISK, Part.SYNC, Part.SERVED, Part.LOCK, Part.ASKED, Part.OTHER)
+"""What a worker waits for that is no lack of a CPU, nor of somebody who takes its results."""
+
+
+def judge(case: Case) -> Candidate | None:
+    """Waits that a descendant ended."""
+    lost = case.lost.parts.get(Part.HANDED, 0.0)
+    if lost < LEAST:
+        return None
+    wakers = [it for it in case.wakers(Part.HANDED) if it[0] in case.own and it[0] != case.victim]
+    if not wakers:
+        return None
+    pid = wakers[0][0]
+    cpu = case.grew("cpu", pid)
+    of_worker = lost_time(msgspec.structs.replace(case.window, victim=pid)).parts
+    working = max(0.0, cpu) + sum(of_worker.get(part, 0.0) for part in OWN)
+    hindered = of_worker.get(Part.READY, 0.0) + of_worker.get(Part.STOPPED, 0.0)
+    evidence = (
+        f"waited {lost:.2f} s more of each second for its own {case.name(pid)} ({pid})",
+        f"that one used {cpu:+.2f} CPUs, and waited {working - max(0.0, cpu):.2f} s more itself",
+    )
+    against: tuple[str, ...] = ()
+    if working < max(LEAST, OF_LOST * lost) or hindered > working:
+        against = (f"that one lacked a CPU for {hindered:.2f} s more itself",)
+    share = case.lost.share(Part.HANDED) * (0.3 if against else 1.0)
+    step = "Look at what its workers do, or start more of them."
+    return Candidate(FaultCause.SLOW_LOADER, share, evidence, against, next_step=step)

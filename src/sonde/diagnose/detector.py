@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Notices, tick by tick, that a process loses time that it did not lose before.
+
+The baseline of each series is the median of the last seconds and its median absolute deviation
+(robust: Rousseeuw and Croux 1993); a rise counts that is both many deviations and a share of time
+worth telling. Two ticks in a row, or one that is far out, make a suspicion. What follows is
+explained, and most suspicions end there: only a verdict that names a fault becomes an incident.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass, field
+
+from sonde.diagnose.moments import CodePlace, Moment, Place
+from sonde.diagnose.series import (
+    NETWORK_REASONS,
+    PACE_FALL,
+    SURE,
+    UNSURE,
+    Series,
+    moves_bytes,
+    values,
+)
+
+BASELINE_S = 15.0
+"""How far back the baseline reaches: it follows what changes slowly, and what has stayed."""
+SEEN_S = 1.0
+"""Stacks of a process older than this are named: its baseline needs them."""
+LEAST_S = 3.0
+"""A process younger than this has no baseline, so is no victim."""
+RECENT_TICKS = 2
+DEVIATIONS = 5.0
+FAR_OUT = 2.5
+"""A rise of so many times what counts is believed after one tick."""
+LARGE = 0.3
+"""Seconds a second, or share: so large a rise is looked at however much it varied before."""
+WORKS_ON = 0.95
+NORMAL = 1.4826
+"""Median absolute deviation to standard deviation, of a normal distribution."""
+DISK_S = 3.0
+"""After its last request a wait may still be for a disk: a limit holds requests back so long."""
+LEAST_CPU = 0.03
+"""CPUs that a process uses or would use, below which it is at rest, unless it calls a device."""
+LEAST_PACE = 6.0
+"""Pieces of work a second below which they say nothing about half a second."""
+STEADY_PACE = 0.5
+"""Spread of the pace, by its median, from which on it says nothing."""
+REST_S = 12.0
+"""After a suspicion no other one of the same process by the same series, until its baseline has
+taken in the new."""
+FORGETS = 0.98
+"""Of what was, at each tick."""
+SOCKET_PLACES = 256
+WATCHED = 512
+"""Processes: those that were active last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """A process may have become slower."""
+
+    pid: int
+    began_ns: int
+    noticed_ns: int
+    series: tuple[Series, ...]
+
+
+@dataclass(slots=True)
+class _Watched:
+    ticks: deque[tuple[int, int, dict[Series, float]]] = field(default_factory=deque)
+    """(start, end, values)"""
+    rests_until_ns: int = 0
+    suspected: frozenset[Series] = frozenset()
+    """By what it was suspected of late."""
+    sockets: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Time in sockets by thread and place, what is older counting less."""
+    is_active: bool = False
+    """It uses a CPU, and has done so for a while."""
+    moved_ns: int = 0
+    """When it read or wrote on a device last."""
+
+    def note_sockets(self, places: list[Place]) -> None:
+        """Take in where threads waited in sockets."""
+        for place in places:
+            if place.reason in NETWORK_REASONS and place.place:
+                key = place.tid, place.place
+                self.sockets[key] = self.sockets.get(key, 0.0) * FORGETS + place.ns
+        while len(self.sockets) > SOCKET_PLACES:
+            del self.sockets[next(iter(self.sockets))]
+
+    def usual(self) -> dict[int, int]:
+        """Where each thread waits in sockets mostly: to be asked, of a thread that also asks."""
+        found: dict[int, tuple[float, int]] = {}
+        for (tid, place), ns in self.sockets.items():
+            found[tid] = max(found.get(tid, (0.0, 0)), (ns, place))
+        return {tid: place for tid, (_, place) in found.items()}
+
+
+class Detector:
+    """All processes of a node."""
+
+    def __init__(self, mine: Container[int] = ()) -> None:
+        """`mine`: processes of Sonde's own, which are no victims."""
+        self._mine = mine
+        self._watched: dict[int, _Watched] = {}
+
+    def add(
+        self, moment: Moment, places: list[CodePlace], kernel: Container[int]
+    ) -> list[Suspicion]:
+        """Take in a tick; who may have become slower by it. `kernel`: threads of the kernel."""
+        found = []
+        for pid, one in moment.processes.items():
+            if pid in self._mine or pid in kernel:
+                continue
+            watched = self._watched.pop(pid, None) or _Watched()
+            self._watched[pid] = watched  # the last one in order
+            if moves_bytes(one):
+                watched.moved_ns = moment.end_ns
+            has_disk = moment.end_ns - watched.moved_ns < DISK_S * 1e9 and watched.moved_ns > 0
+            now = values(one, moment.seconds, places, kernel, pid, has_disk, watched.usual())
+            watched.note_sockets(one.places)
+            watched.ticks.append((moment.start_ns, moment.end_ns, now))
+            while len(watched.ticks) > 1 and moment.end_ns - watched.ticks[0][0] > BASELINE_S * 1e9:
+                watched.ticks.popleft()
+            span_ns = moment.end_ns - watched.ticks[0][0]
+            if span_ns > SEEN_S * 1e9:
+                used = sum((end - start) * row[Series.CPU] for start, end, row in watched.ticks)
+                watched.is_active = used > LEAST_CPU * span_ns
+            suspicion = _judge(pid, watched)
+            if suspicion is None:
+                continue
+            if moment.end_ns >= watched.rests_until_ns:
+                watched.suspected = frozenset()
+            if not watched.suspected.issuperset(suspicion.series):  # something else than before
+                watched.rests_until_ns = moment.end_ns + int(REST_S * 1e9)
+                watched.suspected |= frozenset(suspicion.series)
+                found.append(suspicion)
+        while len(self._watched) > WATCHED:
+            del self._watched[next(iter(self._watched))]
+        return found
+
+    def may_be_victim(self, pid: int) -> bool:
+        """Whether a process has a past, and uses CPUs enough to be one."""
+        watched = self._watched.get(pid)
+        return watched is not None and watched.is_active
+
+    def latest(self, end_ns: int) -> dict[int, dict[Series, float]]:
+        """The series of the tick that ended then, by process."""
+        return {
+            pid: watched.ticks[-1][2]
+            for pid, watched in self._watched.items()
+            if watched.ticks[-1][1] == end_ns
+        }
+
+    def forget_rest(self, pid: int) -> None:
+        """A suspicion came to nothing: it may be suspected again at once."""
+        if (watched := self._watched.get(pid)) is not None:
+            watched.rests_until_ns = 0
+
+
+def _judge(pid: int, watched: _Watched) -> Suspicion | None:
+    ticks = list(watched.ticks)
+    if len(ticks) <= RECENT_TICKS or ticks[-1][1] - ticks[0][0] < LEAST_S * 1e9:
+        return None
+    before, recent = ticks[:-RECENT_TICKS], ticks[-RECENT_TICKS:]
+    rows = [row for _, _, row in before]
+    cpu = statistics.median(row[Series.CPU] for row in rows)
+    pace = statistics.median(row[Series.PACE] for row in rows)
+    if cpu < LEAST_CPU:
+        return None
+    changed: dict[Series, int] = {}
+    for series, (least, spread) in SURE.items():
+        since = _rise(series, rows, recent, least, spread)
+        if since:
+            changed[series] = since
+    for series, (least, spread) in UNSURE.items():
+        since = _rise(series, rows, recent, least, spread)
+        if not since:
+            continue
+        if _slower(rows, recent, cpu, pace) or (series == Series.LOCK and _works_on(recent, cpu)):
+            changed[series] = since
+    if not changed:
+        return None
+    return Suspicion(pid, min(changed.values()), recent[-1][1], tuple(changed))
+
+
+def _rise(
+    series: Series,
+    rows: list[dict[Series, float]],
+    recent: list[tuple[int, int, dict[Series, float]]],
+    least: float,
+    spread: float,
+) -> int:
+    """When the first tick began in which the series is out of the ordinary; 0: it is not."""
+    column = [row[series] for row in rows]
+    usual = statistics.median(column)
+    last = recent[-1][2][series]
+    if last - usual <= least:  # most ticks end here
+        return 0
+    deviation = NORMAL * statistics.median(abs(value - usual) for value in column)
+    counts = max(least, min(LARGE, DEVIATIONS * max(spread, deviation)))
+    if last - usual <= counts:
+        return 0
+    if all(row[series] - usual > counts for _, _, row in recent):
+        return recent[0][0]
+    return recent[-1][0] if last - usual > FAR_OUT * counts else 0
+
+
+def _slower(
+    rows: list[dict[Series, float]],
+    recent: list[tuple[int, int, dict[Series, float]]],
+    cpu: float,
+    pace: float,
+) -> bool:
+    """Whether less was done in the last ticks: by the pace where that is steady, else by CPU."""
+    return any(
+        _fell(series, rows, recent, usual, least)
+        for series, usual, least in ((Series.PACE, pace, LEAST_PACE), (Series.CPU, cpu, LEAST_CPU))
+    )
+
+
+def _works_on(recent: list[tuple[int, int, dict[Series, float]]], cpu: float) -> bool:
+    """Whether it uses its CPUs as before: threads that have less to do wait for locks, too."""
+    return statistics.fmean(row[Series.CPU] for _, _, row in recent) > WORKS_ON * cpu
+
+
+def _fell(
+    series: Series,
+    rows: list[dict[Series, float]],
+    recent: list[tuple[int, int, dict[Series, float]]],
+    usual: float,
+    least: float,
+) -> bool:
+    if usual < least:
+        return False
+    deviation = NORMAL * statistics.median(abs(row[series] - usual) for row in rows)
+    if deviation > STEADY_PACE * usual:
+        return False
+    now = statistics.fmean(row[series] for _, _, row in recent)
+    return usual - now > max(PACE_FALL * usual, 2.5 * deviation)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a window to a verdict: by where the lost time went, else honestly nothing.
+
+Each cause claims a share of the lost time and brings its evidence. The largest claim wins; where
+none claims enough, the cause is unknown. Changes that are no fault are told apart by structure: a
+program that does more has more work done, one that is asked for less waits to be asked, and one
+that writes a checkpoint waits for its own bytes, for a moment.
+"""
+
+from __future__ import annotations
+
+from sonde.diagnose.case import Case
+from sonde.diagnose.causes import JUDGES
+from sonde.diagnose.incident import Candidate, Change, FaultCause, Verdict
+from sonde.diagnose.lost_time import Part, lost_time
+from sonde.diagnose.moments import Window
+
+LEAST_LOST = 0.06
+"""Seconds a second."""
+LEAST_SLOWDOWN = 1.1
+CLAIMED = 0.4
+"""Share of the lost time from which on a cause is named."""
+LASTS = 0.3
+"""Of the lost time must be there in the last moments still."""
+LAST_MOMENTS = 2
+MORE_WORK = 1.15
+"""Pace, and CPU time, by what they were, of a program that has more to do."""
+LEAST_PACE = 4.0
+"""Pieces of work a second that say anything."""
+OWN_BYTES = 2e6
+"""Written or read a second more by the program itself."""
+UNKNOWN_SLOWDOWN = 1.4
+UNKNOWN_LOST = 0.25
+"""From these on a slowdown without a cause is told of."""
+TRANSIENT = frozenset((FaultCause.FSYNC, FaultCause.UNKNOWN, FaultCause.LOCK))
+"""Look at first like a checkpoint or a phase: believed at the second look only."""
+
+OF_LOAD = frozenset(
+    (
+        *(FaultCause.UNKNOWN, FaultCause.CPU_CONTENTION, FaultCause.LOCK),
+        *(FaultCause.INTERPRETER_LOCK, FaultCause.REMOTE_DEPENDENCY),
+    )
+)
+"""What more to do brings with it, if nobody else is seen to take anything."""
+
+
+def explain(window: Window, *, is_last_look: bool) -> Verdict | None:
+    """The verdict; None where a later look will tell."""
+    case = Case(window)
+    lost = case.lost
+    parts = {str(part): round(seconds, 4) for part, seconds in lost.parts.items()}
+    candidates = _candidates(case)
+    change, reason = _change(case, candidates)
+    verdict = Verdict(tuple(candidates), round(lost.slowdown, 3), parts, change, reason)
+    if is_last_look:
+        return verdict
+    if change is not None or verdict.cause in TRANSIENT:
+        return None
+    return verdict
+
+
+def _candidates(case: Case) -> list[Candidate]:
+    found = [candidate for judge in JUDGES if (candidate := judge(case)) is not None]
+    found.sort(key=lambda it: -it.share)  # stable: of equal ones the more special first
+    if not found or found[0].share < CLAIMED:
+        evidence = tuple(
+            f"{part}: {seconds:.2f} s more of each second"
+            for part, seconds in sorted(case.lost.parts.items(), key=lambda it: -it[1])[:3]
+        )
+        left = 1.0 - sum(it.share for it in found)
+        found.insert(0, Candidate(FaultCause.UNKNOWN, max(0.0, left), evidence))
+    return found
+
+
+def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str]:
+    """What speaks for a change that is no fault."""
+    lost, window = case.lost, case.window
+    cause = candidates[0].cause
+    stands = cause == FaultCause.FROZEN and candidates[0].share == 1.0
+    if not stands and lost.whole < LEAST_LOST:
+        return Change.PASSED, "next to no time was lost"
+    if not stands and not _lasts(window, lost.whole):
+        return Change.PASSED, "it was over before it could be explained"
+    by_itself = cause in OF_LOAD and candidates[0].offender is None
+    if by_itself and lost.before.pace > LEAST_PACE and lost.after.cpu > MORE_WORK * lost.before.cpu:
+        ratio = lost.after.pace / lost.before.pace
+        if ratio > MORE_WORK:
+            return Change.LOAD, f"it does {ratio:.2f} times as many pieces of work"
+    if cause != FaultCause.UNKNOWN:
+        return None, ""
+    largest = max(lost.parts, key=lambda part: lost.parts[part])
+    if largest == Part.NETWORK and lost.asks_nobody:
+        return Change.LOAD, "it waits to be asked"
+    moved = case.grew("disk_bytes", case.victim)
+    if largest in (Part.DISK, Part.SYNC) and moved > OWN_BYTES:
+        return Change.OWN_WORK, f"it moves {moved / 1e6:.1f} MB/s more itself"
+    if lost.slowdown < UNKNOWN_SLOWDOWN or lost.whole < UNKNOWN_LOST:
+        return Change.PASSED, "a small slowdown that no cause accounts for"
+    return None, ""
+
+
+def _lasts(window: Window, whole: float) -> bool:
+    last = window.after[-LAST_MOMENTS:]
+    if len(window.after) <= LAST_MOMENTS:
+        return True
+    of_end = Window(
+        window.victim, window.cpus, window.before, last, window.who, window.places, window.facts
+    )
+    return lost_time(of_end).whole >= LASTS * whole

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What diagnosis says: an incident with its cause, its offender and what speaks for them."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class FaultCause(enum.StrEnum):
+    """Why work became slower."""
+
+    CPU_CONTENTION = "cpu-contention"
+    CPU_QUOTA = "cpu-quota"
+    BAD_PINNING = "bad-pinning"
+    RECLAIM = "reclaim"
+    DISK_THROTTLE = "disk-throttle"
+    DISK_CONTENTION = "disk-contention"
+    FSYNC = "fsync"
+    SLOW_FILE_SYSTEM = "slow-file-system"
+    SLOW_LOADER = "slow-loader"
+    INTERPRETER_LOCK = "interpreter-lock"
+    LOCK = "lock"
+    FROZEN = "frozen"
+    GARBAGE_COLLECTION = "garbage-collection"
+    SLOW_NETWORK = "slow-network"
+    REMOTE_DEPENDENCY = "remote-dependency"
+    UNKNOWN = "unknown"
+
+
+class Change(enum.StrEnum):
+    """Changes that are no fault."""
+
+    LOAD = "load"
+    """There is more, or less, to do."""
+    OWN_WORK = "own-work"
+    """The program does something else: an evaluation, a checkpoint, larger batches."""
+    PASSED = "passed"
+    """It was over before it could be explained."""
+
+
+class Offender(msgspec.Struct, frozen=True):
+    """Who took what the victim lacks, with the evidence of that interval."""
+
+    pid: int
+    name: str
+    owner: str
+    evidence: str
+    share: float = 0.0
+    """Of the lost time, as far as it can be told; 0: not told."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One cause, and how much of the lost time it accounts for."""
+
+    cause: FaultCause
+    share: float
+    """0..1"""
+    evidence: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    offender: Offender | None = None
+    next_step: str = ""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What an explanation comes to: causes, the likeliest first, or a change that is no fault."""
+
+    candidates: tuple[Candidate, ...]
+    slowdown: float
+    """Time of a piece of work by what it took before; 1: unchanged."""
+    lost: dict[str, float]
+    """Where the time went: seconds more in a second, by part."""
+    change: Change | None = None
+    reason: str = ""
+    """Why it is no fault."""
+
+    @property
+    def cause(self) -> FaultCause:
+        """The likeliest one."""
+        return self.candidates[0].cause if self.candidates else FaultCause.UNKNOWN
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether somebody is to be told."""
+        return self.change is None
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """A slowdown that was noticed and explained. Times: CLOCK_MONOTONIC, ns."""
+
+    victim: int
+    victim_name: str
+    victim_owner: str
+    began_ns: int
+    """Estimate: the start of the first interval that was out of the ordinary."""
+    noticed_ns: int
+    explained_ns: int
+    noticed_by: tuple[str, ...]
+    verdict: Verdict

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of a process went that it lost: its threads' time before and after, by part."""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sonde.diagnose.moments import Moment, ProcessMoment, Role, Wait, Window
+from sonde.diagnose.series import (
+    DISK_REASONS,
+    NETWORK_REASONS,
+    PIECE_REASONS,
+    SYNC_REASON,
+    moves_bytes,
+)
+
+LEAST_CPU = 0.02
+LEAST_ENDED = 2.0
+"""A thread with neither so much CPU time a second nor so many waits a second had no work."""
+
+
+class Part(enum.StrEnum):
+    """A part of a thread's time."""
+
+    CPU = "cpu"
+    GARBAGE = "garbage"
+    """On a CPU, in the garbage collector."""
+    READY = "ready"
+    STOPPED = "stopped"
+    DISK = "disk"
+    SYNC = "sync"
+    SERVED = "served"
+    """Waited for a process of somebody else."""
+    HANDED = "handed"
+    """Waited for a process or a thread of the same program."""
+    NETWORK = "network"
+    """In sockets, where the thread waited mostly before."""
+    ASKED = "asked"
+    """In sockets, elsewhere in the code: it asked somebody."""
+    LOCK = "lock"
+    INTERPRETER_LOCK = "interpreter-lock"
+    SLEEP = "sleep"
+    OTHER = "other"
+
+
+HINDRANCES = tuple(part for part in Part if part not in (Part.CPU, Part.SLEEP))
+Times = dict[int, dict[Part, float]]
+"""Seconds a second by thread and part."""
+
+
+@dataclass(slots=True)
+class Side:
+    """Before, or after."""
+
+    seconds: float
+    times: Times
+    ended: dict[int, float]
+    """Waits that ended a second, by thread."""
+    wakers: dict[Part, dict[tuple[int, int], float]]
+    """Seconds a second that threads (pid, tid) ended."""
+    longest: dict[Part, float]
+    """The longest single wait, s."""
+    counts: dict[Part, float]
+    """Waits a second."""
+    pace: float
+    cpu: float
+
+
+@dataclass(slots=True)
+class Lost:
+    """What changed between the two."""
+
+    before: Side
+    after: Side
+    parts: dict[Part, float] = field(default_factory=dict)
+    """Seconds more in a second, of threads that worked before."""
+    slowdown: float = 1.0
+
+    asks_nobody: bool = False
+    """It made no connection itself, or takes some: it waits in sockets to be asked, where it mostly
+    did before."""
+
+    @property
+    def whole(self) -> float:
+        """All of it but time on a CPU, asleep, or waiting to be asked."""
+        idle = (Part.NETWORK,) if self.asks_nobody else ()
+        return sum(self.parts.get(part, 0.0) for part in HINDRANCES if part not in idle)
+
+    def share(self, *parts: Part) -> float:
+        """Of the lost time."""
+        whole = self.whole
+        return sum(self.parts.get(part, 0.0) for part in parts) / whole if whole > 0 else 0.0
+
+
+def lost_time(window: Window) -> Lost:
+    """Of the victim."""
+    before = side(window, window.before)
+    after = side(window, window.after)
+    lost = Lost(before, after)
+    facts = window.facts
+    lost.asks_nobody = not any(it.peers for it in facts) or any(it.listens for it in facts)
+    parts: dict[Part, float] = defaultdict(float)
+    for tid in worked(before):
+        mine, now = before.times.get(tid, {}), after.times.get(tid, {})
+        for part in Part:
+            more = now.get(part, 0.0) - mine.get(part, 0.0)
+            if more > 0:
+                parts[part] += more
+    lost.parts = dict(parts)
+    lost.slowdown = _slowdown(before, after)
+    return lost
+
+
+def worked(one: Side) -> list[int]:
+    """Threads that had work."""
+    busy = (Part.CPU, Part.GARBAGE, Part.READY)
+    return [
+        tid
+        for tid in {*one.times, *one.ended}
+        if sum(one.times.get(tid, {}).get(part, 0.0) for part in busy) >= LEAST_CPU
+        or one.ended.get(tid, 0.0) >= LEAST_ENDED
+    ]
+
+
+def side(window: Window, moments: Iterable[Moment]) -> Side:
+    """Sums of the victim over some moments."""
+    kernel = {pid for pid, who in window.who.items() if who.is_kernel}
+    own = family(window)
+    everything = (*window.before, *window.after)
+    of_victim = [one for it in everything if (one := it.processes.get(window.victim))]
+    usual = _usual_sockets(window)
+    has_disk = any(map(moves_bytes, of_victim))
+    times: Times = defaultdict(lambda: defaultdict(float))
+    ended: dict[int, float] = defaultdict(float)
+    wakers: dict[Part, dict[tuple[int, int], float]] = defaultdict(lambda: defaultdict(float))
+    longest: dict[Part, float] = defaultdict(float)
+    counts: dict[Part, float] = defaultdict(float)
+    seconds = calls = pieces = cpu_ns = 0.0
+    for moment in moments:
+        seconds += moment.seconds
+        one = moment.processes.get(window.victim)
+        if one is None:
+            continue
+        calls += sum(call.count for call in one.calls)
+        cpu_ns += one.usage.cpu_ns
+        in_lock, asked = _add_places(window, one, times, usual)
+        for wait in one.waits:
+            ended[wait.tid] += wait.count
+            pieces += wait.count * (wait.reason in PIECE_REASONS)
+            part = part_of(wait, window.victim, kernel, own)
+            if part == Part.DISK and not has_disk:
+                part = Part.OTHER
+            blocked = float(wait.blocked_ns)
+            if part == Part.NETWORK:
+                elsewhere = min(blocked, asked.get((wait.tid, wait.reason), 0.0))
+                asked[wait.tid, wait.reason] = asked.get((wait.tid, wait.reason), 0.0) - elsewhere
+                times[wait.tid][Part.ASKED] += elsewhere
+                blocked -= elsewhere
+            if part in (Part.LOCK, Part.HANDED):
+                inside = min(blocked, in_lock.get((wait.tid, wait.reason), 0.0))
+                times[wait.tid][Part.INTERPRETER_LOCK] += inside
+                blocked -= inside
+            times[wait.tid][part] += blocked
+            times[wait.tid][Part.READY] += wait.ready_ns
+            counts[part] += wait.count
+            longest[part] = max(longest[part], wait.max_ns / 1e9)
+            wakers[part][wait.waker_pid, wait.waker_tid] += wait.blocked_ns
+    second = 1e-9 / max(seconds, 1e-3)
+    return Side(
+        seconds,
+        {tid: {part: ns * second for part, ns in row.items()} for tid, row in times.items()},
+        {tid: count * second * 1e9 for tid, count in ended.items()},
+        {part: {it: ns * second for it, ns in row.items()} for part, row in wakers.items()},
+        dict(longest),
+        {part: count * second * 1e9 for part, count in counts.items()},
+        (calls or pieces) * second * 1e9,
+        cpu_ns * second,
+    )
+
+
+def part_of(wait: Wait, pid: int, kernel: Container[int], own: Container[int]) -> Part:
+    """What a wait was for, by its reason and who ended it."""
+    waker = wait.waker_pid
+    by_kernel = waker == 0 or waker in kernel
+    if wait.reason == "stopped":
+        return Part.STOPPED
+    if wait.reason == SYNC_REASON:
+        return Part.SYNC
+    if wait.reason in DISK_REASONS:
+        if by_kernel:
+            return Part.DISK
+        return Part.HANDED if waker == pid or waker in own else Part.SERVED
+    if wait.reason in NETWORK_REASONS:
+        # A datagram over loopback is handed over by its sender: no evidence of a common program.
+        return Part.HANDED if waker in own and waker != pid else Part.NETWORK
+    if wait.reason == "futex":
+        return Part.HANDED if waker in own and waker != pid else Part.LOCK
+    if wait.reason == "sleep":
+        return Part.SLEEP
+    return Part.OTHER
+
+
+def family(window: Window) -> set[int]:
+    """The victim and its descendants."""
+    found = {window.victim}
+    children: dict[int, list[int]] = defaultdict(list)
+    for pid, who in window.who.items():
+        children[who.parent].append(pid)
+    waiting = [window.victim]
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return found
+
+
+def _usual_sockets(window: Window) -> dict[int, int]:
+    """Where each thread of the victim waited in sockets mostly, before."""
+    sums: dict[tuple[int, int], float] = defaultdict(float)
+    for moment in window.before:
+        one = moment.processes.get(window.victim)
+        for place in one.places if one is not None else ():
+            if place.reason in NETWORK_REASONS and place.place:
+                sums[place.tid, place.place] += place.ns
+    found: dict[int, tuple[float, int]] = {}
+    for (tid, number), ns in sums.items():
+        found[tid] = max(found.get(tid, (0.0, 0)), (ns, number))
+    return {tid: number for tid, (_, number) in found.items()}
+
+
+def _add_places(
+    window: Window, one: ProcessMoment, times: Times, usual: Mapping[int, int]
+) -> tuple[dict[tuple[int, str], float], dict[tuple[int, str], float]]:
+    """Adds on-CPU time, by samples scaled to what the kernel counted; returns, by (thread, reason),
+    the time in waits for the interpreter's lock, and in sockets elsewhere than usual."""
+    sampled = sum(place.ns for place in one.places if not place.reason)
+    scale = one.usage.cpu_ns / sampled if sampled and one.usage.cpu_ns else 1.0
+    in_lock: dict[tuple[int, str], float] = defaultdict(float)
+    asked: dict[tuple[int, str], float] = defaultdict(float)
+    for place in one.places:
+        known = place.place < len(window.places)
+        role = window.places[place.place].role if known else Role.UNKNOWN
+        if not place.reason:
+            part = Part.GARBAGE if role == Role.GARBAGE else Part.CPU
+            times[place.tid][part] += place.ns * scale
+        elif role == Role.INTERPRETER_LOCK:
+            in_lock[place.tid, place.reason] += place.ns
+        elif place.reason in NETWORK_REASONS and place.place != usual.get(place.tid, place.place):
+            asked[place.tid, place.reason] += place.ns
+    if not sampled:
+        times[window.victim][Part.CPU] += one.usage.cpu_ns
+    return in_lock, asked
+
+
+def _slowdown(before: Side, after: Side) -> float:
+    """By the work that is done: what is counted, or CPU time, whichever fell more."""
+    ratios = [1.0]
+    for was, now in ((before.pace, after.pace), (before.cpu, after.cpu)):
+        if was > LEAST_CPU:
+            ratios.append(was / max(now, 0.01 * was))
+    return min(100.0, max(ratios))

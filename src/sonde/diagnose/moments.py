@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of the node in one short interval, as diagnosis reads it.
+
+Small records that go to the child that explains, and into recorded incidents, as JSON arrays:
+fields are only ever added, at the end, with a default. All lengths in ns unless a name says else.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Role(enum.IntEnum):
+    """What code does, as far as its stack tells."""
+
+    UNKNOWN = 0
+    CODE = 1
+    GARBAGE = 2
+    """The interpreter looks for garbage."""
+    INTERPRETER_LOCK = 3
+    """Waits for the lock of the interpreter."""
+    HAND_OVER = 4
+    """Waits in a queue, a future or a condition."""
+    LOADER = 5
+
+
+class Usage(msgspec.Struct, array_like=True):
+    """What a process used, by the kernel's own counters."""
+
+    cpu_ns: int = 0
+    ready_ns: int = 0
+    """Ready, without a CPU."""
+    voluntary: int = 0
+    involuntary: int = 0
+    migrations: int = 0
+    major_faults: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    reclaim_ns: int = 0
+
+
+class Wait(msgspec.Struct, array_like=True):
+    """Waits of one thread for one reason."""
+
+    tid: int
+    reason: str
+    """Class of the wait, as in the table activity."""
+    call: str
+    count: int = 0
+    """How many ended."""
+    blocked_ns: int = 0
+    ready_ns: int = 0
+    max_ns: int = 0
+    waker_pid: int = 0
+    """Whose thread ended most of them; 0: an interrupt, or not known."""
+    waker_tid: int = 0
+
+
+class Place(msgspec.Struct, array_like=True):
+    """Time of one thread in one piece of code."""
+
+    tid: int
+    reason: str
+    """'' on a CPU, else the class of the wait."""
+    place: int
+    """Index into `Window.places`."""
+    ns: float = 0.0
+
+
+class DiskUse(msgspec.Struct, array_like=True):
+    """Requests of a process to a block device."""
+
+    device: str
+    operation: str
+    count: int = 0
+    ns: int = 0
+    """In the queue and in the device."""
+    queue_ns: int = 0
+    bytes: int = 0
+
+
+class Call(msgspec.Struct, array_like=True):
+    """Calls of one function of a device's API."""
+
+    name: str
+    count: int = 0
+    ns: int = 0
+
+
+class FlowUse(msgspec.Struct, array_like=True):
+    """TCP of a process with one peer."""
+
+    peer: str
+    operation: str
+    """send | receive | retransmit"""
+    segments: int = 0
+    bytes: int = 0
+    round_trip_ns: int = 0
+    """Longest smoothed one seen."""
+
+
+class ProcessMoment(msgspec.Struct, array_like=True):
+    """One process."""
+
+    usage: Usage = msgspec.field(default_factory=Usage)
+    waits: list[Wait] = msgspec.field(default_factory=list)
+    places: list[Place] = msgspec.field(default_factory=list)
+    disk: list[DiskUse] = msgspec.field(default_factory=list)
+    calls: list[Call] = msgspec.field(default_factory=list)
+    flows: list[FlowUse] = msgspec.field(default_factory=list)
+
+
+class Moment(msgspec.Struct, array_like=True):
+    """The node in one interval."""
+
+    start_ns: int
+    end_ns: int
+    processes: dict[int, ProcessMoment] = msgspec.field(default_factory=dict)
+    left_out: int = 0
+    """Processes for which there was no room."""
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return max(1e-3, (self.end_ns - self.start_ns) / 1e9)
+
+
+class Who(msgspec.Struct, frozen=True):
+    """A process, and whose it is."""
+
+    pid: int
+    name: str
+    parent: int = 0
+    owner: str = ""
+    """The narrowest owner that is known: a job, a pod, a container, a unit, a user."""
+    cgroup: str = ""
+    is_kernel: bool = False
+
+
+class CodePlace(msgspec.Struct, array_like=True, frozen=True):
+    """A piece of code."""
+
+    role: Role
+    text: str
+    """'function file:line' of the innermost code of the program; '' unknown."""
+
+
+class Facts(msgspec.Struct):
+    """What files of the kernel say of the victim at a time."""
+
+    time_ns: int = 0
+    state: str = ""
+    """Of its first thread: R, S, D, T, ..."""
+    is_frozen: bool = False
+    """Its control group is."""
+    cpus_allowed: int = 0
+    cpus: int = 0
+    """Online in the machine; with `cpu_busy`, 0..1 of each since the last reading."""
+    allowed: list[int] = msgspec.field(default_factory=list)
+    cpu_busy: dict[int, float] = msgspec.field(default_factory=dict)
+    quota: float = 0.0
+    """CPUs that its control group may use; 0: no quota."""
+    throttled_s: float = 0.0
+    """Its control groups, since they were made."""
+    throttled_periods: int = 0
+    memory_limit: int = 0
+    memory_usage: int = 0
+    memory_limit_hits: int = 0
+    disk_limits: list[str] = msgspec.field(default_factory=list)
+    """Limits on block devices that its control group has, as the kernel writes them."""
+    file_servers: list[int] = msgspec.field(default_factory=list)
+    """Of the processes that woke it, those that serve a FUSE file system."""
+    peers: dict[str, str] = msgspec.field(default_factory=dict)
+    """Ends of connections that it made itself: 'address:port' to its state."""
+    listens: bool = False
+    """It takes connections of others."""
+    cpus_before: int = 0
+    """How many CPUs it was allowed before it became slower; 0: not known."""
+
+
+class Window(msgspec.Struct):
+    """All that an explanation rests on."""
+
+    victim: int
+    cpus: int
+    before: list[Moment]
+    after: list[Moment]
+    who: dict[int, Who]
+    places: list[CodePlace]
+    facts: list[Facts]
+    """First when it was noticed, last when it was explained."""
+    noticed_by: list[str] = msgspec.field(default_factory=list)
+    """Series that changed."""

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An incident as it is kept: with the rows that it rests on, so that it can be explained again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sonde.diagnose.incident import Incident
+from sonde.diagnose.lost_time import family
+from sonde.diagnose.moments import CodePlace, Moment, ProcessMoment, Role, Window
+
+TICKS_BEFORE = 32
+LEAST_CPU_NS = 2_000_000
+"""Of another process in a moment; who used less took nothing."""
+
+
+class Recorded(msgspec.Struct):
+    """The content of a file."""
+
+    version: int
+    incident: Incident
+    window: Window
+
+
+def shrunk(window: Window) -> Window:
+    """The same window with waits and places of the victim's family alone: of others, an
+    explanation asks what they used."""
+    own = family(window)
+    before = [_of_family(moment, own) for moment in window.before[-TICKS_BEFORE:]]
+    after = [_of_family(moment, own) for moment in window.after]
+    used = {
+        place.place
+        for moment in (*before, *after)
+        for one in moment.processes.values()
+        for place in one.places
+    }
+    empty = CodePlace(Role.UNKNOWN, "")
+    last = max(used, default=0) + 1
+    places = [
+        place if number in used else empty for number, place in enumerate(window.places[:last])
+    ]
+    there = own | {pid for moment in (*before, *after) for pid in moment.processes}
+    who = {pid: one for pid, one in window.who.items() if pid in there or one.is_kernel}
+    return msgspec.structs.replace(window, before=before, after=after, places=places, who=who)
+
+
+def _of_family(moment: Moment, own: set[int]) -> Moment:
+    processes = {
+        pid: one if pid in own else ProcessMoment(one.usage, [], [], one.disk, [], [])
+        for pid, one in moment.processes.items()
+        if pid in own or one.usage.cpu_ns >= LEAST_CPU_NS or one.disk
+    }
+    return Moment(moment.start_ns, moment.end_ns, processes, moment.left_out)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is watched of each process: shares of time that work lost, and how fast it goes on.
+
+Time of a thread is conserved: what it no longer spends on a CPU it spends waiting. So a slowdown
+shows as more time in a state in which work does not go on, whatever the program does.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Container, Mapping
+
+from sonde.diagnose.moments import CodePlace, ProcessMoment, Role
+
+DISK_REASONS = frozenset(("page fault", "read", "write", "file", "memory"))
+"""Waits that are for a file where an interrupt, or the kernel, ends them."""
+SYNC_REASON = "sync to disk"
+NETWORK_REASONS = frozenset(("socket", "poll"))
+PIECE_REASONS = NETWORK_REASONS | {"read", "write", "page fault"}
+"""Waits for something that comes in pieces; those for locks and time come in any number."""
+IDLE_NS = 2_000_000_000
+"""A wait that has lasted so long and goes on is that of a thread without work."""
+LEAST_WORK_S = 0.25
+"""CPU and run-queue time in a second that a share refers to at least: of less, it means little."""
+LEAST_SAMPLED_S = 0.05
+"""The same, of samples."""
+
+
+class Series(enum.StrEnum):
+    """A number a tick."""
+
+    READY = "ready"
+    """Run-queue time as a share of that and CPU time."""
+    STOPPED = "stopped"
+    DISK = "disk"
+    """Seconds a second in which its threads waited for files, ended by the kernel."""
+    SYNC = "sync"
+    SERVED = "served"
+    """The same, ended by another process: a file server, a pipe."""
+    NETWORK = "network"
+    ASKED = "asked"
+    """In sockets, elsewhere in the code than where the thread usually waits: it asked somebody."""
+    LOCK = "lock"
+    RECLAIM = "reclaim"
+    GARBAGE = "garbage"
+    """Share of its samples in the garbage collector."""
+    INTERPRETER_LOCK = "interpreter-lock"
+    """Estimate from stacks: seconds a second."""
+    CPU = "cpu"
+    PACE = "pace"
+    """Device calls, or waits that ended, a second: pieces of work."""
+
+
+SURE: Mapping[Series, tuple[float, float]] = {
+    Series.READY: (0.15, 0.03),
+    Series.STOPPED: (0.30, 0.02),
+    Series.DISK: (0.12, 0.03),
+    Series.SYNC: (0.10, 0.02),
+    Series.ASKED: (0.15, 0.04),
+    Series.RECLAIM: (0.02, 0.003),
+    Series.GARBAGE: (0.20, 0.04),
+    Series.INTERPRETER_LOCK: (0.15, 0.03),
+}
+"""Series that are time lost, whatever else happens: least rise, least spread."""
+UNSURE: Mapping[Series, tuple[float, float]] = {
+    Series.SERVED: (0.15, 0.03),
+    Series.NETWORK: (0.15, 0.04),
+    Series.LOCK: (0.15, 0.04),
+}
+"""Series that are idle time, too: their rise counts where the pace falls as well."""
+PACE_FALL = 0.18
+"""Of the pace, or of the CPU time, that is a slowdown."""
+
+
+def moves_bytes(moment: ProcessMoment) -> bool:
+    """Whether a process read or wrote files on devices: else no interrupt that ended a read came
+    from a disk."""
+    usage = moment.usage
+    return bool(moment.disk or usage.read_bytes or usage.major_faults)
+
+
+def values(
+    moment: ProcessMoment,
+    seconds: float,
+    places: list[CodePlace],
+    kernel: Container[int],
+    pid: int,
+    has_disk: bool,
+    usual: Mapping[int, int],
+) -> dict[Series, float]:
+    """The series of one process in one interval. `kernel`: threads of the kernel; `has_disk`: it
+    read or wrote on devices of late; `usual`: where in the code threads wait in sockets
+    mostly, by thread."""
+    ready = disk = sync = served = network = lock = stopped = 0.0
+    ended = 0
+    for wait in moment.waits:
+        ready += wait.ready_ns
+        if not wait.count and wait.max_ns > IDLE_NS and wait.reason != "stopped":
+            continue  # it has waited since long before
+        blocked = wait.blocked_ns
+        ended += wait.count * (wait.reason in PIECE_REASONS)
+        if wait.reason in DISK_REASONS:
+            if wait.waker_pid == 0 or wait.waker_pid in kernel:
+                disk += blocked * has_disk
+            elif wait.waker_pid != pid:
+                served += blocked
+            else:
+                lock += blocked
+        elif wait.reason == SYNC_REASON:
+            sync += blocked
+        elif wait.reason in NETWORK_REASONS:
+            network += blocked
+        elif wait.reason == "futex":
+            lock += blocked
+        elif wait.reason == "stopped" and wait.tid == pid:
+            stopped += blocked
+    samples = garbage = waiting = asked = 0.0
+    for place in moment.places:
+        role = places[place.place].role if place.place < len(places) else Role.UNKNOWN
+        if not place.reason:
+            samples += place.ns
+            garbage += place.ns * (role == Role.GARBAGE)
+        elif role == Role.INTERPRETER_LOCK:
+            waiting += place.ns
+        elif place.reason in NETWORK_REASONS and place.place != usual.get(place.tid, place.place):
+            asked += place.ns
+    second = 1e-9 / seconds
+    cpu = moment.usage.cpu_ns
+    work = max(LEAST_WORK_S / second, ready + cpu)
+    return {
+        Series.READY: ready / work,
+        Series.STOPPED: stopped * second,
+        Series.DISK: disk * second,
+        Series.SYNC: sync * second,
+        Series.SERVED: served * second,
+        Series.NETWORK: network * second,
+        Series.ASKED: asked * second,
+        Series.LOCK: lock * second,
+        Series.RECLAIM: moment.usage.reclaim_ns * second,
+        Series.GARBAGE: garbage / samples if samples * second > LEAST_SAMPLED_S else 0.0,
+        Series.INTERPRETER_LOCK: waiting * second,
+        Series.CPU: cpu * second,
+        Series.PACE: (sum(it.count for it in moment.calls) or ended) / seconds,
+    }

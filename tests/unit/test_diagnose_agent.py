@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent does for diagnosis: rows summed, facts of processes, the child that explains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from test_diagnose import process, ticks, window
+
+from sonde.agent.explainer import Explainer
+from sonde.agent.moments import PROCESSES, MomentMaker, place_of
+from sonde.agent.recent import MOST_BYTES, Recent
+from sonde.agent.victim_facts import FactReader
+from sonde.collect.collector import Batch
+from sonde.diagnose.incident import FaultCause
+from sonde.diagnose.moments import Role
+from sonde.model.code import Frame, KnownFrame
+from sonde.model.rows import Rows
+
+TICK_NS = 250_000_000
+
+
+def frame(kind, function, binary="libpython3.11.so", file=""):
+    return KnownFrame(1, Frame(kind, function, binary, file=file, line=8 if file else 0))
+
+
+OWN = frame("python", "step", file="train.py")
+
+
+@pytest.mark.parametrize(
+    ("frames", "role"),
+    [
+        ([frame("user", "visit_decref"), frame("user", "gc_collect_main"), OWN], Role.GARBAGE),
+        ([frame("user", "pthread_cond_timedwait", "libc.so.6"), frame("user", "take_gil"), OWN],
+         Role.INTERPRETER_LOCK),
+        ([OWN], Role.CODE),
+        # Names of the program's own functions decide nothing.
+        ([frame("python", "gc_collect_main", file="train.py")], Role.CODE),
+        ([frame("python", "take_gil", file="train.py")], Role.CODE),
+    ],
+)  # fmt: skip
+def test_what_a_stack_tells(frames, role):
+    place = place_of(frames)
+    assert place.role == role
+    assert place.text.endswith("train.py:8")
+
+
+def activity(kind, name, pid, count, ns, waker=0, op="", size=0):
+    return (0, kind, name, "", op, "", 0, pid, 0, pid, count, ns, size, ns, waker, waker)
+
+
+def test_rows_of_a_thread_are_summed_by_reason():
+    rows = [
+        activity("blocked", "read", 5, 1, 100, waker=7),
+        activity("blocked", "read", 5, 2, 50),
+        activity("runqueue", "read", 5, 2, 30),
+        activity("block", "vda", 5, 3, 900, op="read", size=4096),
+        activity("block-queue", "vda", 5, 3, 400, op="read"),
+    ]
+    usage = (0, 5, 0, 1000, 30, 1, 2, 3, 4, 0, 6, 7, 8, 0, 9, 0)
+    moment = MomentMaker(lambda _: (), 1e7).make(
+        0, TICK_NS, [Batch(rows=Rows(activity=rows, usage=[usage]))]
+    )
+    one = moment.processes[5]
+    (wait,) = one.waits
+    assert (wait.count, wait.blocked_ns, wait.ready_ns, wait.waker_pid) == (3, 150, 30, 7)
+    assert (one.usage.cpu_ns, one.usage.major_faults, one.usage.reclaim_ns) == (1000, 6, 9)
+    (disk,) = one.disk
+    assert (disk.count, disk.ns, disk.queue_ns, disk.bytes) == (3, 900, 400, 4096)
+
+
+def test_processes_beyond_the_bound_are_left_out_and_counted():
+    rows = [activity("blocked", "read", pid, 1, pid) for pid in range(1, PROCESSES + 11)]
+    moment = MomentMaker(lambda _: (), 1e7).make(0, TICK_NS, [Batch(rows=Rows(activity=rows))])
+    assert (len(moment.processes), moment.left_out) == (PROCESSES, 10)
+    assert min(moment.processes) == 11  # those that did least are left out
+
+
+def test_facts_of_a_stopped_process():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        os.kill(child.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 5
+        while FactReader().read(child.pid).state != "T" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        facts = FactReader().read(child.pid)
+        assert facts.state == "T"
+        assert facts.cpus_allowed == len(os.sched_getaffinity(child.pid))
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_facts_of_a_process_that_is_gone_are_empty():
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert FactReader().read(child.pid).state == ""
+
+
+def test_peers_are_those_that_a_process_asked_itself():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = (
+            "import socket, sys, time\n"
+            f"one = socket.create_connection(('127.0.0.1', {port}))\n"
+            "print('there', flush=True); time.sleep(60)"
+        )
+        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        accepted, _ = server.accept()
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            asked, me = FactReader().read(child.pid), FactReader().read(os.getpid())
+        finally:
+            child.kill()
+            child.communicate()
+            accepted.close()
+    assert asked.peers == {f"127.0.0.1:{port}": "established"}
+    assert not asked.listens
+    assert me.listens
+    assert f"127.0.0.1:{port}" not in me.peers
+
+
+def test_the_child_explains():
+    explainer = Explainer()
+    explainer.start()
+    answers = []
+    answered = threading.Event()
+
+    def answer(verdict):
+        answers.append(verdict)
+        answered.set()
+
+    try:
+        one = window(ticks(p100=process(0.5, 0.4), p200=process(0.9)))
+        explainer.ask(one, is_last_look=True, answer=answer)
+        assert answered.wait(20)
+        assert answers[0].cause == FaultCause.CPU_CONTENTION
+        assert explainer.pids
+        # One that dies is replaced.
+        answered.clear()
+        os.kill(next(iter(explainer.pids)), signal.SIGKILL)
+        time.sleep(0.1)
+        explainer.ask(one, is_last_look=True, answer=answer)
+        assert answered.wait(20)
+        assert answers[1] == answers[0]
+        assert explainer.left_out == 0
+    finally:
+        explainer.close()
+
+
+def test_the_last_chunks_are_kept_within_a_bound():
+    recent = Recent()
+    for number in range(5):
+        recent.write(bytes([number]) * (MOST_BYTES // 3))
+    assert [chunk[0] for chunk in recent.chunks()] == [2, 3, 4]
