@@ -24,6 +24,7 @@ from served import Server
 from stored_chunks import as_of, recorded, rows_of
 
 QUERIES = 5
+STALL_S = 0.5
 
 
 @dataclass(slots=True)
@@ -31,6 +32,8 @@ class Tally:
     """What the agents saw."""
 
     acks_s: list[float] = field(default_factory=list)
+    stalled_seconds: set[int] = field(default_factory=set)
+    """Seconds before the end in which an acknowledgement took longer than STALL_S."""
     failures: int = 0
     sample_rows: int = 0
     sent_bytes: int = 0
@@ -59,6 +62,8 @@ async def agent(number: int, port: int, ends: float, period_s: float, tally: Tal
         await reader.readexactly(length)
         if answer.startswith(b"HTTP/1.1 200"):
             tally.acks_s.append(time.monotonic() - started)
+            if tally.acks_s[-1] > STALL_S:
+                tally.stalled_seconds.add(round(time.monotonic() - ends))
             tally.sample_rows += rows_of(source, "sample")
             tally.sent_bytes += len(body)
             seq += 1
@@ -141,6 +146,14 @@ def main() -> int:
                 server.ask(question, **{"from": 0, **more})
                 times.append(time.monotonic() - started)
             asked[f"{question}{' of a node' if more else ''}"] = statistics.median(times)
+        told = {
+            name: float(value)
+            for name, _, value in (
+                line.partition(" ")
+                for line in server.get("/metrics")[1].decode().splitlines()
+                if line.startswith("sonde_server_log_")
+            )
+        }
         store_bytes = sum(p.stat().st_size for p in Path(folder).rglob("*.parquet"))
     acks = sorted(tally.acks_s)
     result = {
@@ -151,8 +164,16 @@ def main() -> int:
         "ack_p50_ms": round(1e3 * acks[count // 2], 1),
         "ack_p99_ms": round(1e3 * acks[int(count * 0.99)], 1),
         "ack_max_ms": round(1e3 * acks[-1], 1),
+        "sync_mean_ms": round(
+            1e3
+            * told["sonde_server_log_sync_seconds_total"]
+            / told["sonde_server_log_syncs_total"],
+            1,
+        ),
+        "sync_max_ms": round(1e3 * told["sonde_server_log_longest_sync_seconds"], 1),
         "memory_most_mb": max(tally.rss_bytes) >> 20,
         "memory_median_mb": int(statistics.median(tally.rss_bytes)) >> 20,
+        "stalled_seconds": len(tally.stalled_seconds),
         "not_acknowledged": tally.failures,
         "stored": stored,
         "sample_rows_sent": tally.sample_rows,

@@ -28,6 +28,7 @@ def exposition(service: Service) -> str:
     add("sonde_server_log_bytes_total", "counter", wal.record_bytes)
     add("sonde_server_log_syncs_total", "counter", wal.syncs)
     add("sonde_server_log_sync_seconds_total", "counter", wal.sync_ns / 1e9)
+    add("sonde_server_log_longest_sync_seconds", "gauge", wal.longest_sync_ns / 1e9)
     add("sonde_server_log_failures_total", "counter", wal.failures)
     add("sonde_server_log_refused_total", "counter", wal.refused)
     for name, count in sorted(service.catalog.counters().items()):

@@ -62,6 +62,7 @@ class WalCounters:
     record_bytes: int = 0
     syncs: int = 0
     sync_ns: int = 0
+    longest_sync_ns: int = 0
     failures: int = 0
     refused: int = 0
     error: str = ""
@@ -180,7 +181,9 @@ class Wal:
                 os.fdatasync(self._fd)
                 self._synced += size
                 self.counters.syncs += 1
-                self.counters.sync_ns += time.perf_counter_ns() - started
+                took_ns = time.perf_counter_ns() - started
+                self.counters.sync_ns += took_ns
+                self.counters.longest_sync_ns = max(self.counters.longest_sync_ns, took_ns)
             except OSError as failed:
                 error = failed
                 self._give_up()
