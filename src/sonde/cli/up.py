@@ -197,8 +197,10 @@ def _summarize(place: _Place, started_s: float) -> None:
             break
         chunks = nodes[0]["chunks"] if nodes else -1
         time.sleep(1.5)
+    if chunks < 1:
+        raise SinkError("nothing was observed in that time", "see above, or run it for longer")
     totals = place.ask("totals", **given)
-    print(f"sonde: {totals['n']:,.0f} samples of CPU time in {max(chunks, 0)} chunks; most in")
+    print(f"sonde: {totals['n']:,.0f} samples of CPU time in {chunks} chunks; most in")
     for row in place.ask("top", limit=SHOWN, **given):
         share = 100 * row["own_ns"] / max(totals["ns"], 1)
         name = row["function"] or "(no name)"
