@@ -18,8 +18,8 @@ import pytest
 
 pytestmark = pytest.mark.bpf
 
-ANSWERS_S = 30.0
-"""It takes about 8 s on a machine with nothing else to do."""
+ANSWERS_S = 60.0
+"""It takes some 8 s; three times as much to run as there are cores makes that 20 to 40 s."""
 
 
 class Up:
