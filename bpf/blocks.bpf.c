@@ -15,8 +15,16 @@
 #include "stack.h"
 #include "task.h"
 #include "host_types.h"
+#include "share.h"
 
 #define OPERATION 0xff
+#define ROWS 0		  /* what is shared */
+#define EVERYBODY (~0ULL) /* no party's number */
+#define HANDED_IN (~1ULL) /* the party of what a kernel thread hands in: no user's number */
+
+/* New rows of a second: so many are first come, first served, then so many are each party's. */
+const volatile u64 free_rows = 1024;
+const volatile u64 most_rows_of_one_party = 256;
 
 SWAPPED_ROWS(requests, struct block_key, struct block_value, 4096)
 SPARE_ROWS(requests, struct block_key, struct block_value, 512)
@@ -25,6 +33,7 @@ struct in_flight {
 	struct block_key key;
 	u64 began_ns;
 	u64 issued_ns;
+	u64 party; /* who asked */
 	u32 bytes;
 };
 
@@ -43,11 +52,13 @@ static __always_inline void begin(struct request *rq, u64 began, u64 issued)
 	struct gendisk *disk = BPF_CORE_READ(rq, q, disk);
 	struct in_flight f = {.began_ns = began, .issued_ns = issued, .bytes = rq->__data_len};
 
+	f.party = HANDED_IN;
 	if (!(task->flags & PF_KTHREAD)) {
 		if (!watched(task->tgid))
 			return;
 		f.key.tgid = task->tgid;
 		f.key.start_ns = start_of(task);
+		f.party = party_of(task);
 	} else if (filter_targets) {
 		return;
 	}
@@ -104,7 +115,10 @@ static __always_inline void end(struct request *rq)
 	if (!f)
 		return;
 	key = f->key;
-	v = find_row(&requests, &key, &zero);
+	v = known_row(&requests, &key);
+	if (!v && (within_share(EVERYBODY, ROWS, free_rows) ||
+		   within_share(f->party, ROWS, most_rows_of_one_party)))
+		v = find_row(&requests, &key, &zero);
 	if (!v) { /* by device and operation */
 		key.tgid = 0;
 		key.start_ns = 0;

@@ -15,6 +15,7 @@ import pytest
 from control_groups import group
 
 from sonde.attach import library
+from sonde.collect import blocks
 from sonde.collect.kernel import Kernel, by_cpus
 from sonde.collect.launch_sites import OF_ONE_PARTY, OF_ONE_PROCESS, ROWS, LaunchSites
 from sonde.collect.tasks import TaskCollector
@@ -163,3 +164,56 @@ def test_root_of_a_container_cannot_crowd_out_the_keepers_of_slurms_steps(tasks,
 
     assert steps["42", "1"] == 1
     assert steps["4711", "0"] <= 4 * 3
+
+
+READERS = """
+import mmap, os, sys
+f = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+page = mmap.mmap(-1, 4096)
+for number in range(int(sys.argv[2])):
+    if (pid := os.fork()) == 0:
+        os.preadv(f, [page], 4096 * number)
+        os._exit(0)
+    os.wait()
+    print(pid)
+"""
+
+
+def test_processes_of_a_user_that_read_a_disk_leave_others_their_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "data"
+    file.write_bytes(bytes(8 << 20))
+    os.sync()
+    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        folder.chmod(0o755)
+    try:
+        os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        pytest.skip("needs O_DIRECT")
+    monkeypatch.setattr(blocks, "ROWS", 1024)
+    monkeypatch.setattr(blocks, "FREE_ROWS", 128)
+    monkeypatch.setattr(blocks, "OF_ONE_PARTY", 128)
+    collector = blocks.BlockCollector(Kernel(None))
+    collector.start()
+    try:
+        collector.drain(0, False)
+        command = ["/usr/bin/python3", "-I", "-c", READERS, str(file)]
+        for user, count in ((NOBODY, "1500"), (DAEMON, "4")):
+            done = subprocess.run(
+                [*command, count],
+                capture_output=True,
+                user=user,
+                group=user,
+                extra_groups=[],
+                cwd="/",
+                check=True,
+            )
+        batch = collector.drain(0, False)
+    finally:
+        collector.stop()
+    if not batch.seen:
+        pytest.skip("the file system is on no block device")
+    pids = {row[7] for row in batch.rows["activity"]}
+    assert {int(pid) for pid in done.stdout.split()} <= pids
+    assert collector.losses()["by_process"] > 100

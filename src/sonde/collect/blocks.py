@@ -19,6 +19,11 @@ FIELDS = (
 OPERATIONS = {0: "read", 1: "write", 2: "flush", 3: "discard", 5: "erase", 9: "zero"}
 """enum req_op of linux/blk_types.h"""
 MINOR_BITS = 20
+ROWS = 4_096
+FREE_ROWS = 4
+OF_ONE_PARTY = 16
+"""What part of the rows may be made in a second by whoever comes first, and what part besides by
+each user or container (bpf/share.h)."""
 
 
 class BlockCollector(Attached):
@@ -34,7 +39,9 @@ class BlockCollector(Attached):
         old_programs, new_programs = ("on_first_issue", "on_complete"), ("on_start", "on_done")
         self._programs = (*new_programs, "on_issue") if new else old_programs
         skip = old_programs if new else (*new_programs, "on_issue")
-        super().__init__(kernel.load("blocks", {}, skip=skip, own_stacks=True))
+        shares = {"free_rows": ROWS // FREE_ROWS, "most_rows_of_one_party": ROWS // OF_ONE_PARTY}
+        most = {"requests": ROWS}
+        super().__init__(kernel.load("blocks", shares, skip=skip, own_stacks=True, most=most))
         self._devices: dict[int, str] = {}
         expect_fields(self._bpf, "requests", FIELDS)
 
