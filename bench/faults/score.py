@@ -179,10 +179,50 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
     return {"median": round(statistics.median(ranked), 3), "p95": round(last, 3)}
 
 
+def brief(trial: Line) -> Line:
+    """A trial without its rows: what was done, and what was said."""
+    alarm = alarm_of(trial)
+    found: Line = {
+        "trial": f"{trial['fault']}/{trial['victim']}/{trial['level']}/{trial['seed']}",
+        "slowdown": round(slowdown(trial), 2),
+        "others_cpu": trial["others_cpu"],
+        "agent_cpu": trial["agent_cpu"],
+        "false_alarms": [causes_of(it)[0] for it in false_alarms(trial)],
+    }
+    if trial["trouble"]:
+        found["trouble"] = trial["trouble"]
+    if alarm is not None:
+        found |= {
+            "detection_s": round(_delay(trial), 3),
+            "explanation_s": round((alarm["explained_ns"] - alarm["noticed_ns"]) / 1e9, 3),
+            "causes": causes_of(alarm),
+            "offender": _offender(trial),
+        }
+    return found
+
+
+def table(found: Line) -> list[str]:
+    """Rows of a page: cause, trials, detected, named right, delays, what else was named."""
+    rows = []
+    for cause, its in found["causes"].items():
+        delays = its["detection_s"]
+        delay = f"{delays['median']:.2f}" if delays else "–"
+        named = ", ".join(
+            f"{name} {count}" for name, count in its["named"].items() if name != cause
+        )
+        rows.append(
+            f"| {cause} | {its['trials']} | {its['detected']:.0%} | {its['top1']:.0%} | {delay} | "
+            f"{named or '–'} |"
+        )
+    return rows
+
+
 def main(files: Sequence[Path], to: Path | None) -> None:
     """Print the scores of files of trials."""
     trials = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     found = scores(trials)
+    found["each"] = [brief(trial) for trial in trials]
     if to is not None:
         to.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+    print("\n".join(table(found)))
+    print(json.dumps({name: it for name, it in found.items() if not isinstance(it, list)}))

@@ -31,11 +31,11 @@ BEFORE_S: Final = 12.0
 """Of what went before, as much is compared with."""
 LOOKS_S: Final = (0.6, 1.4)
 """After a suspicion, when it is looked at: what passes, or is no fault, shows in between."""
-OPEN: Final = 8
+OPEN: Final = 16
 """Suspicions at a time; more are left out and counted."""
-EXPLAINED_PER_S: Final = 0.5
+EXPLAINED_PER_S: Final = 1.5
 """In the long run: what explaining costs is bounded, whatever happens on the node."""
-BURST: Final = 6.0
+BURST: Final = 12.0
 WAKERS: Final = 8
 """Processes of which it is asked whether they serve files."""
 NAMES: Final = 8_192
@@ -111,7 +111,9 @@ class Watcher:
         kernel = {pid for pid, (_, who) in self._who.items() if who.is_kernel}
         passed_s = (now_ns - since_ns) / 1e9
         self._tokens = min(BURST, self._tokens + passed_s * EXPLAINED_PER_S)
-        for suspicion in self._detector.add(moment, self._maker.places, kernel):
+        found = self._detector.add(moment, self._maker.places, kernel)
+        # Where there is no room for all, those that lost most come first.
+        for suspicion in sorted(found, key=lambda it: -it.lost):
             self.suspicions += 1
             if len(self._open) >= OPEN or self._tokens < 1:
                 self.left_out += 1

@@ -66,6 +66,8 @@ class Suspicion:
     began_ns: int
     noticed_ns: int
     series: tuple[Series, ...]
+    lost: float = 0.0
+    """Largest rise among them."""
 
 
 @dataclass(slots=True)
@@ -184,7 +186,9 @@ def _judge(pid: int, watched: _Watched) -> Suspicion | None:
             changed[series] = since
     if not changed:
         return None
-    return Suspicion(pid, min(changed.values()), recent[-1][1], tuple(changed))
+    last = recent[-1][2]
+    lost = max(last[it] - statistics.median(row[it] for row in rows) for it in changed)
+    return Suspicion(pid, min(changed.values()), recent[-1][1], tuple(changed), lost)
 
 
 def _rise(
