@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Final
 
 SPAN_S: Final = 60.0
@@ -36,6 +37,14 @@ class Recent:
     def span_s(self) -> float:
         """How far back it reaches."""
         return time.monotonic() - self._kept[0][0] if self._kept else 0.0
+
+    def losses(self) -> Mapping[str, int]:
+        """None: what is let go of is meant to be."""
+        return {}
+
+    def metrics(self) -> Mapping[str, float]:
+        """None."""
+        return {}
 
     def close(self) -> None:
         """Nothing comes any more."""
