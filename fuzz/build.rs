@@ -7,7 +7,7 @@ fn main() {
     println!("cargo:rerun-if-changed=../abi/inject.h");
     cc::Build::new()
         .compiler("clang")
-        .files(["modules.c", "words.c"].map(|it| format!("{folder}/{it}")))
+        .files(["modules.c", "pointer_scan.c"].map(|it| format!("{folder}/{it}")))
         .std("gnu11")
         .opt_level(1)
         .define("dl_iterate_phdr", "given_modules")

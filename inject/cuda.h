@@ -4,7 +4,7 @@
 #define SONDE_CUDA_H
 
 #include "driver.h"
-#include "own.h"
+#include "internal.h"
 
 #pragma GCC visibility push(hidden)
 
@@ -18,10 +18,10 @@ extern struct driver driver;
 
 enum sample_state { SAMPLE_FREE, SAMPLE_TAKEN, SAMPLE_QUEUED };
 
-/* What the gate kernel and the host tell each other, in pinned memory. */
-struct gate_word {
-	volatile uint32_t open;	 /* host: the pair is whole */
-	volatile uint32_t tired; /* device: did not wait any longer */
+/* What the gate kernel and the host exchange, in pinned memory. */
+struct gate_state {
+	volatile uint32_t open;	     /* host: the pair is whole */
+	volatile uint32_t timed_out; /* device: the delay ended before the pair was whole */
 };
 
 struct sample {
@@ -34,7 +34,7 @@ struct sample {
 	_Atomic uint64_t use;	/* which one of this sample: the launch's number */
 	struct sample *before;	/* in the same stream when this one was begun, or NULL */
 	uint64_t before_use;
-	struct gate_word *gate;
+	struct gate_state *gate;
 	struct inject_record record;
 	struct frames frames;
 };
@@ -69,7 +69,7 @@ struct pool {
 
 /* ---- cuda_pool.c ---- */
 
-/* The pool of the thread's current context, or NULL: then our thread is asked to make one, unless
+/* The pool of the thread's current context, or NULL: then one is requested of our thread, unless
  * *for_good. */
 struct pool *pool_here(bool *for_good);
 struct sample *pool_take(struct pool *pool);
@@ -97,11 +97,11 @@ void gate_make(struct pool *pool);
 /* ---- cuda_pool.c, by our thread ---- */
 
 /* In a step. */
-void pools_turn(void);
+void pools_poll(void);
 bool pools_pending(void);
 /* In a forked child, and where the driver was unloaded: no context or event is there any more. */
 void pools_forget(void);
-/* Between steps_stop and steps_go_on: those of this context, of this device, or all, are gone. */
+/* Between steps_stop and steps_resume: those of this context, of this device, or all, are gone. */
 void pools_of_context_gone(cu_context context);
 void pools_of_device_gone(int device);
 void pools_gone(void);
@@ -109,13 +109,15 @@ void pools_nothing_wanted(void);
 
 /* ---- profilers.c ---- */
 
+/* Another tool traces kernels or copies: nothing of ours may go into a stream. */
+bool cuda_yields(void);
 struct hook_list profiler_hooks(void);
-/* Find CUPTI. True: it was not there, or elsewhere, so words looked at before may lead to it. */
+/* Find CUPTI. True: it was not there, or elsewhere, so slots checked before may lead to it. */
 bool profilers_found(void);
 /* Our hooks are taken out, or this is a forked child: what is switched off goes unseen. */
 void profilers_forget(void);
 
-/* ---- cuda.c: one call between the events of a pair ---- */
+/* ---- cuda_launches.c: one call between the events of a pair ---- */
 
 struct launch {
 	struct section *section;
@@ -135,7 +137,7 @@ void launch_end(struct launch *l, cu_result launched);
 
 /* ---- cuda_sections.c ---- */
 
-/* A thread between its look for a pool and the end of its pair. */
+/* A thread between its search for a pool and the end of its pair. */
 struct section {
 	_Atomic uint32_t tid; /* 0: free */
 	_Atomic uint64_t since_ns;
@@ -149,7 +151,7 @@ bool launches_under_way(void);
 /* Until none is, for some 5 ms at most. */
 void launches_wait_out(void);
 /* By our own thread: clear up after threads that ended in one. */
-void sections_turn(void);
+void sections_poll(void);
 /* In a forked child. */
 void sections_forget(void);
 
@@ -185,9 +187,15 @@ struct hook_list {
 	const struct hook *table;
 	unsigned count;
 };
+struct hook_list launch_hooks(void);
+typedef cu_result(*launch_kernel_fn) LAUNCH_PARAMETERS;
+/* The driver's own cuLaunchKernel; NULL: not found yet. */
+launch_kernel_fn real_launch_kernel(void);
+/* In a forked child: no stream of it is being captured. */
+void captures_forget(void);
 struct hook_list copy_hooks(void);
 /* By our thread: what calls that wait have left. */
-void cuda_waits_turn(void);
+void cuda_waits_poll(void);
 bool cuda_waits_pending(void);
 void cuda_waits_forget(void);
 struct hook_list context_hooks(void);

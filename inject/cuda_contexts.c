@@ -2,14 +2,14 @@
 // Contexts that are taken away: with them go their events, which must not be touched again.
 //
 // While a context is destroyed our thread takes no step in the driver at all; what it had made there is
-// forgotten before it goes on. A context that is used again gets a pool anew.
+// forgotten before it goes on. A context that is used again gets a new pool.
 #include "cuda.h"
 
 static cu_result gone_with(cu_context context, cu_result result)
 {
 	pools_nothing_wanted();
 	pools_of_context_gone(context); // whatever the result: it may be that of work from before
-	steps_go_on();
+	steps_resume();
 	return result;
 }
 
@@ -23,7 +23,7 @@ static cu_result released(int device, cu_result result)
 	pools_nothing_wanted();
 	if (!stays)
 		pools_of_device_gone(device);
-	steps_go_on();
+	steps_resume();
 	return result;
 }
 
@@ -31,14 +31,14 @@ static cu_result reset(int device, cu_result result)
 {
 	pools_nothing_wanted();
 	pools_of_device_gone(device);
-	steps_go_on();
+	steps_resume();
 	return result;
 }
 
 static cu_result all_gone(cu_result result)
 {
 	pools_gone();
-	steps_go_on();
+	steps_resume();
 	return result;
 }
 

@@ -147,7 +147,7 @@ WAIT(cuMemcpyDtoH_v2, (void *to, cu_pointer from, size_t bytes), (to, from, byte
 WAIT(cuMemcpyDtoH_v2_ptds, (void *to, cu_pointer from, size_t bytes), (to, from, bytes), bytes,
      COPY_D2H, NULL)
 
-void cuda_waits_turn(void)
+void cuda_waits_poll(void)
 {
 	for (int k = 0; k < HELD; k++) {
 		struct held *h = &held[k];

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gate: a kernel of ours that waits until the whole pair behind it is in the stream, or some time is
-// over (GATE_NS): it ends by itself whatever becomes of the host's thread. A pair whose gate grew tired is not
-// used. And what a pair says of a kernel that does nothing.
+// over (GATE_NS): it ends by itself whatever becomes of the host's thread. A pair whose gate timed out is not
+// used. And what a pair measures of a kernel that does nothing.
 #include "cuda.h"
 
-/* What CUPTI says that a kernel which does nothing takes, less what its pair lacks of the overhead of a
+/* What CUPTI measures of a kernel that does nothing, less what its pair lacks of the overhead of a
  * kernel with work to do: with this, the pairs of kernels of 0.9 to 160 us agreed with CUPTI to within
  * 0.5 us (short) and 0.9 us (long) on an H200. */
 #define NULL_KERNEL_NS 400
@@ -45,7 +45,7 @@ static uint32_t lower_quartile(uint32_t *of, unsigned n)
 	return n ? of[n / 4] : 0;
 }
 
-// What a pair says of a kernel that does nothing: not the kernel's, so not to be counted. What else
+// What a pair measures of a kernel that does nothing: not the kernel's, so not to be counted. What else
 // the device does meanwhile only makes a pair longer, so not the median.
 static uint32_t measure_bias(struct pool *p, bool gated)
 {
@@ -74,7 +74,7 @@ static uint32_t measure_bias(struct pool *p, bool gated)
 		}
 		if (ok && !step_is_unwanted() &&
 		    !driver.cuEventElapsedTime(&ms, s->begin, s->end) &&
-		    !(s->gated && s->gate->tired))
+		    !(s->gated && s->gate->timed_out))
 			found[n++] = (uint32_t)(ms * 1e6f);
 	}
 	if (!step_is_unwanted()) // else it goes with its context
@@ -88,15 +88,15 @@ out:
 static void load(struct pool *p)
 {
 	cu_module module;
-	struct gate_word *words;
+	struct gate_state *states;
 	if (driver.cuModuleLoadData(&module, gate_code) ||
 	    driver.cuModuleGetFunction(&p->nothing, module, "sonde_nothing") ||
 	    driver.cuModuleGetFunction(&p->gate, module, "sonde_gate"))
 		p->gate = NULL;
-	else if (driver.cuMemHostAlloc((void **)&words, POOL_SAMPLES * 64, CU_HOST_PORTABLE))
+	else if (driver.cuMemHostAlloc((void **)&states, POOL_SAMPLES * 64, CU_HOST_PORTABLE))
 		p->gate = NULL;
 	for (int k = 0; p->gate && k < POOL_SAMPLES; k++)
-		p->samples[k].gate = (void *)((char *)words + 64 * k);
+		p->samples[k].gate = (void *)((char *)states + 64 * k);
 }
 
 void gate_make(struct pool *p)

@@ -18,10 +18,10 @@ bool pair_enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream, b
 {
 	s->gated = false;
 	if (gated) {
-		uint64_t word = (uint64_t)(uintptr_t)s->gate, limit = GATE_NS;
-		void *parameters[] = {&word, &limit};
+		uint64_t state = (uint64_t)(uintptr_t)s->gate, limit = GATE_NS;
+		void *parameters[] = {&state, &limit};
 		s->gate->open = 0;
-		s->gate->tired = 0;
+		s->gate->timed_out = 0;
 		s->gated = driver.cuLaunchKernel(pool->gate, 1, 1, 1, 1, 1, 1, 0, stream,
 						 parameters, NULL) == CU_OK;
 	}
@@ -49,7 +49,7 @@ bool pair_enqueue_end(struct sample *s, cu_stream stream)
 }
 
 // A pair that may hold time of the host is of no use, and it is not any pair: the first launches after a pause
-// are, whose weight others would have to carry. So a gate is asked for when more than one in nine are such.
+// are, whose weight others would have to carry. So a gate is requested when more than one in nine are such.
 #define FAILED_WEIGHS 8u
 #define MOST_WITHOUT 64u
 
@@ -153,8 +153,8 @@ void pair_read(struct pool *p, struct sample *s)
 	struct inject_record *record = &s->record;
 	if (r == CU_OK)
 		r = driver.cuEventElapsedTime(&ms, s->begin, s->end);
-	bool tired = s->gated && s->gate->tired;
-	if (r != CU_OK || ms < 0 || tired || s->unproved) {
+	bool timed_out = s->gated && s->gate->timed_out;
+	if (r != CU_OK || ms < 0 || timed_out || s->unproved) {
 		COUNT(lost_order, !s->unproved);
 		if (r == CU_OK)
 			sampling_carry(record->type, record->weight);

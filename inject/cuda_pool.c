@@ -127,7 +127,7 @@ static void turn_of_pool(struct pool *p)
 	}
 }
 
-void pools_turn(void)
+void pools_poll(void)
 {
 	cu_context context = atomic_exchange(&wanted, NULL);
 	if (context)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which threads are in a launch that is timed, from the look for a pool to the end of the pair.
+// Which threads are in a launch that is timed, from the search for a pool to the end of the pair.
 //
 // A capture waits until none is. A thread may end in there: a launch that blocks in the driver is a
 // place where pthread_cancel acts, and a handler of the program may call pthread_exit. It runs nothing of
@@ -60,7 +60,7 @@ static bool has_ended(uint32_t tid)
 	return syscall(SYS_tgkill, getpid(), tid, 0) && errno == ESRCH;
 }
 
-void sections_turn(void)
+void sections_poll(void)
 {
 	for (int k = 0; k < SECTIONS; k++) {
 		struct section *s = &sections[k];

@@ -14,9 +14,9 @@ pthread_mutex_t modules_walking = PTHREAD_MUTEX_INITIALIZER;
 int modules_walk(int (*each)(struct dl_phdr_info *, size_t, void *), void *data)
 {
 	pthread_mutex_lock(&modules_walking);
-	int said = dl_iterate_phdr(each, data);
+	int result = dl_iterate_phdr(each, data);
 	pthread_mutex_unlock(&modules_walking);
-	return said;
+	return result;
 }
 
 const char *base_name(const char *path)
@@ -26,8 +26,8 @@ const char *base_name(const char *path)
 }
 
 // How many bytes there are from here to the end of a segment of the module with these rights. What its
-// tables say is the module's own word: one that was packed or stripped by force may say anything, and the
-// dynamic linker looks at few of them.
+// tables hold is only claimed by the module: one that was packed or stripped may hold anything, and the
+// dynamic linker reads few of them.
 static size_t bytes_at(const struct dl_phdr_info *i, const void *at, uint32_t rights)
 {
 	uintptr_t address = (uintptr_t)at - i->dlpi_addr;

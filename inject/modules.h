@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The dynamic linker's list, for the files that walk it: modules.c and words.c. */
+/* The dynamic linker's list, for the files that iterate over it: modules.c and pointer_scan.c. */
 #ifndef SONDE_MODULES_H
 #define SONDE_MODULES_H
 
-#include "own.h"
+#include "internal.h"
 
 #pragma GCC visibility push(hidden)
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // OpenCL commands, some of them timed by the profiling information of their events.
 //
-// A queue must have been made with profiling for that: it is asked for in every queue that is made
-// while we watch. Commands in older queues are counted as lost. We are called through words of the
+// A queue must have been made with profiling for that: it is requested for every queue that is made
+// while we watch. Commands in older queues are counted as lost. We are called through pointer slots of the
 // program that lead to the loader's functions, or by the loader itself (opencl_layer.c).
-#include "own.h"
+#include "internal.h"
 
 #include <string.h>
 
@@ -269,33 +269,33 @@ static const char *const loader_and_devices[] = {
 };
 static const struct hooks hooks = {table, sizeof table / sizeof *table, 1, loader_and_devices};
 
-bool opencl_begin(void)
+static enum inject_reason opencl_begin(void)
 {
 	if (real_clEnqueueNDRangeKernel)
-		return true;
+		return INJECT_OK;
 #define RESOLVE(name, arguments)                                                                   \
 	if (!(cl.name = (cl_int(*) arguments)module_symbol("libOpenCL", #name)))                   \
-		return false;
+		return INJECT_NO_LIBRARY;
 	CL_FUNCTIONS(RESOLVE)
 	for (unsigned k = 0; k < hooks.count; k++)
 		__atomic_store_n(table[k].real, module_symbol("libOpenCL", table[k].name),
 				 __ATOMIC_RELEASE);
-	return real_clEnqueueNDRangeKernel != NULL;
+	return real_clEnqueueNDRangeKernel ? INJECT_OK : INJECT_NO_LIBRARY;
 }
 
-unsigned opencl_hook(bool in, bool only_new)
+static unsigned opencl_hook(bool in, bool only_new)
 {
 	if (is_layer && in)
 		return hooks.count;
 	return real_clEnqueueNDRangeKernel ? hooks_apply(&hooks, in, only_new) : 0;
 }
 
-const struct hooks *opencl_hooks(void)
+static const struct hooks *opencl_hooks(void)
 {
 	return real_clEnqueueNDRangeKernel && !is_layer ? &hooks : NULL;
 }
 
-unsigned opencl_by_loader(void)
+static unsigned opencl_by_loader(void)
 {
 	return is_layer ? hooks.count : 0;
 }
@@ -356,7 +356,7 @@ static void read_command(struct command *c)
 		    cl.clGetEventProfilingInfo(c->event, CL_COMMAND_ENDED, sizeof ended, &ended,
 					       NULL);
 	if (r == CL_OK && status == CL_COMPLETE_STATUS && ended >= started) {
-		// The device's clock is its own; the host enqueued it when the device says that.
+		// The device has its own clock; what it reports as enqueued is when the host enqueued it.
 		if (started >= enqueued)
 			c->record.start_ns += started - enqueued;
 		c->record.end_ns = c->record.start_ns + (ended - started);
@@ -373,7 +373,12 @@ static void read_command(struct command *c)
 	atomic_store(&c->state, COMMAND_FREE);
 }
 
-void opencl_turn(void)
+static bool opencl_pending(void)
+{
+	return atomic_load(&queued) > 0;
+}
+
+static void opencl_poll(void)
 {
 	if (!opencl_pending() || !step_begin())
 		return;
@@ -383,14 +388,20 @@ void opencl_turn(void)
 	step_end();
 }
 
-void opencl_forget(void)
+static void opencl_forget(void)
 {
 	for (int k = 0; k < PENDING; k++)
 		atomic_store(&commands[k].state, COMMAND_FREE);
 	atomic_store(&queued, 0);
 }
 
-bool opencl_pending(void)
-{
-	return atomic_load(&queued) > 0;
-}
+const struct backend opencl_backend = {
+	.requests = INJECT_OPENCL,
+	.begin = opencl_begin,
+	.hook = opencl_hook,
+	.hooks = opencl_hooks,
+	.by_loader = opencl_by_loader,
+	.poll = opencl_poll,
+	.pending = opencl_pending,
+	.forget = opencl_forget,
+};

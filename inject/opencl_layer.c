@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // OPENCL_LAYERS: the OpenCL loader has us stand between a program and its devices before the program's
-// first call returns. So the very first queue is made with profiling, and no word has to be found.
-#include "own.h"
+// first call returns. So the very first queue is made with profiling, and no slot has to be found.
+#include "internal.h"
 
 #include <string.h>
 
@@ -41,7 +41,7 @@ EXPORTED int clInitLayer(unsigned count, void *const *target, unsigned *count_he
 	if (!target || !count_here || !layer)
 		return INVALID_VALUE;
 	if (!shared.header || count > MOST_ENTRIES || entries[0])
-		return INVALID_OPERATION; // the loader goes on without us
+		return INVALID_OPERATION; // the loader continues without us
 	memcpy(entries, target, count * sizeof *entries);
 	if (!opencl_stand_between(entries, count))
 		return INVALID_OPERATION;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which launches are timed: each by chance, with one that follows the rate asked for.
-#include "own.h"
+// Which launches are timed: each by chance, with one that follows the requested rate.
+#include "internal.h"
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -210,7 +210,7 @@ void sampling_refill(uint64_t now)
 	if (stride > MAX_STRIDE)
 		stride = MAX_STRIDE;
 	uint32_t wanted = (uint32_t)(stride + 0.5);
-	if (!wanted) // nothing is asked for, and nothing counted
+	if (!wanted) // nothing is requested, and nothing counted
 		sampling_rest();
 	uint32_t current = atomic_load_explicit(&sampling->stride, memory_order_relaxed);
 	if (every ? wanted != current :

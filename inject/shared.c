@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sealed memory that the agent reads: header, state, ring, names.
-#include "own.h"
+#include "internal.h"
 
 #include <fcntl.h>
 #include <string.h>

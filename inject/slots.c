@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words of modules' data that lead to device functions, as the agent found them from outside. What it
-// says of a word is looked at again before ours goes there: that it lies in writable data of a module
-// that is loaded, and holds the function, or an import of its name that is not bound yet.
+// Pointer slots that lead to device functions, as the agent found them from outside. Before ours goes into
+// one it is checked again: that it lies in writable data of a module that is loaded, and that it holds the
+// function, or an import of its name that is not bound yet.
 #include "modules.h"
 
 #include <elf.h>
@@ -10,9 +10,9 @@
 #define AT_ONCE 128u /* under the loader's lock */
 #define MOST_PLACED 8192u
 
-/* A word that leads to us. */
+/* A slot that leads to us. */
 static struct placed {
-	uintptr_t word, base;
+	uintptr_t slot, base;
 	const struct hook *hook;
 	bool kept; /* seen in this walk */
 } placed[MOST_PLACED];
@@ -115,14 +115,14 @@ static const char *unbound_name(const struct dl_phdr_info *i, const struct dynam
 	return symbol_name(i, d, ELF64_R_SYM(r->r_info));
 }
 
-static void remember(uintptr_t word, uintptr_t base, const struct hook *hook)
+static void remember(uintptr_t slot, uintptr_t base, const struct hook *hook)
 {
 	for (unsigned k = 0; k < placed_count; k++)
-		if (placed[k].word == word) {
-			placed[k] = (struct placed){word, base, hook, true};
+		if (placed[k].slot == slot) {
+			placed[k] = (struct placed){slot, base, hook, true};
 			return;
 		}
-	placed[placed_count++] = (struct placed){word, base, hook, true};
+	placed[placed_count++] = (struct placed){slot, base, hook, true};
 }
 
 static void place(struct dl_phdr_info *i, const struct module *m, const struct dynamic *d,
@@ -136,8 +136,8 @@ static void place(struct dl_phdr_info *i, const struct module *m, const struct d
 		const struct hook *h = name ? hook_named(hooks, name) : hook_of(hooks, s->value);
 		if (!h || is_skipped(hooks, i))
 			continue;
-		if (word_store((void **)s->address, (void *)(uintptr_t)s->value, h->ours,
-			       m->relro_start, m->relro_end)) {
+		if (pointer_store((void **)s->address, (void *)(uintptr_t)s->value, h->ours,
+				  m->relro_start, m->relro_end)) {
 			remember(s->address, m->base, h);
 			t->stored++;
 		}
@@ -170,8 +170,8 @@ static int place_in_module(struct dl_phdr_info *i, size_t size, void *data)
 	if (!read_dynamic(i, &d))
 		d.plt = NULL;
 	for (unsigned k = first; k < t->count && t->slot[k].address < m.high; k++) {
-		void *word = (void *)(uintptr_t)t->slot[k].address;
-		if (module_holds(i, word, sizeof(void *), PF_R | PF_W))
+		void *slot = (void *)(uintptr_t)t->slot[k].address;
+		if (module_holds(i, slot, sizeof(void *), PF_R | PF_W))
 			place(i, &m, &d, t, &t->slot[k]);
 	}
 	return 0;
@@ -222,7 +222,7 @@ static int keep_in_module(struct dl_phdr_info *i, size_t size, void *data)
 	(void)data;
 	for (unsigned k = 0; k < placed_count; k++)
 		if (placed[k].base == i->dlpi_addr &&
-		    module_holds(i, (void *)placed[k].word, sizeof(void *), PF_R | PF_W))
+		    module_holds(i, (void *)placed[k].slot, sizeof(void *), PF_R | PF_W))
 			placed[k].kept = true;
 	return 0;
 }
@@ -236,7 +236,7 @@ static void drop_gone(void)
 	placed_count = count;
 }
 
-void slots_look_again(void)
+void slots_recheck(void)
 {
 	if (!placed_count)
 		return;
@@ -258,9 +258,9 @@ static int put_back_in_module(struct dl_phdr_info *i, size_t size, void *data)
 	struct module m = describe(i);
 	for (unsigned k = 0; k < placed_count; k++)
 		if (placed[k].base == m.base &&
-		    module_holds(i, (void *)placed[k].word, sizeof(void *), PF_R | PF_W))
-			word_store((void **)placed[k].word, placed[k].hook->ours,
-				   *placed[k].hook->real, m.relro_start, m.relro_end);
+		    module_holds(i, (void *)placed[k].slot, sizeof(void *), PF_R | PF_W))
+			pointer_store((void **)placed[k].slot, placed[k].hook->ours,
+				      *placed[k].hook->real, m.relro_start, m.relro_end);
 	return 0;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The stack of a sampled launch: by frame pointers here, or by whoever probes sonde_inject_site.
-#include "own.h"
+// The stack of a sampled launch: by frame pointers here, or by a probe on sonde_inject_site.
+#include "internal.h"
 
 #include <pthread.h>
 #include <string.h>

@@ -51,8 +51,8 @@ type Each = extern "C" fn(*mut dl_phdr_info, usize, *mut c_void) -> c_int;
 extern "C" {
     fn module_symbol(module: *const c_char, name: *const c_char) -> *mut c_void;
     fn hooks_apply(hooks: *const Hooks, on: bool, only_new: bool) -> c_uint;
-    fn words_begin_look(wide: bool);
-    fn words_end_look() -> bool;
+    fn scan_begin(wide: bool);
+    fn scan_end() -> bool;
 }
 
 /// What inject/shared.c has: the second of its addresses is that of counters.
@@ -168,9 +168,9 @@ fuzz_target!(|input: &[u8]| {
         for name in [c"f", c"cuA", c""] {
             module_symbol(c"libm".as_ptr(), name.as_ptr());
         }
-        words_begin_look(false);
+        scan_begin(false);
         let led = hooks_apply(&hooks, true, false);
-        (words_end_look(), led)
+        (scan_end(), led)
     };
     let ours = (0..BYTES).step_by(8).filter(|&at| OURS.contains(&word_of(memory, at))).count();
     assert!(cut || led as usize <= ours * HEADERS);
@@ -182,9 +182,9 @@ fuzz_target!(|input: &[u8]| {
     }
     // SAFETY: as above.
     let cut = unsafe {
-        words_begin_look(true);
+        scan_begin(true);
         hooks_apply(&hooks, false, false);
-        words_end_look()
+        scan_end()
     };
     for at in (0..BYTES).step_by(8) {
         let now = word_of(memory, at);

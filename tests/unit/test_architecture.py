@@ -68,7 +68,9 @@ DOORS: dict[str, set[str]] = {
         *("private_files", "query", "readers"),
     },
     "__init__": {"recording"},
-    "fleet": {"errors", "http_client", "input_files", "private_files", "query", "_native"},
+    "fleet": {
+        *("errors", "http_client", "input_files", "model", "private_files", "query", "_native"),
+    },
 }
 
 # Heavy libraries, and the rooms that may use them: never one that the recorder loads.

@@ -133,13 +133,13 @@ static void without_tokens(void)
 }
 
 static void read_one(const char *name, cu_result at_query, cu_result at_elapsed, float ms,
-		     bool tired, bool unproved)
+		     bool timed_out, bool unproved)
 {
 	static struct pool pool;
-	static struct gate_word gate;
-	struct sample s = {.gated = tired, .unproved = unproved, .gate = &gate};
+	static struct gate_state gate;
+	struct sample s = {.gated = timed_out, .unproved = unproved, .gate = &gate};
 	memset(&pool, 0, sizeof(pool));
-	gate.tired = tired;
+	gate.timed_out = timed_out;
 	s.record = stands_for(INJECT_KERNEL, 6);
 	s.record.start_ns = 1000;
 	queried = at_query, elapsed = at_elapsed, took_ms = ms;
@@ -176,7 +176,7 @@ int main(void)
 	read_one("read-good", CU_OK, CU_OK, 0.01f, false, false);
 	read_one("read-not-ready", CU_NOT_READY, CU_OK, 0.01f, false, false);
 	read_one("read-negative", CU_OK, CU_OK, -1, false, false);
-	read_one("read-tired", CU_OK, CU_OK, 0.01f, true, false);
+	read_one("read-timed-out", CU_OK, CU_OK, 0.01f, true, false);
 	read_one("read-unproved", CU_OK, CU_OK, 0.01f, false, true);
 	read_one("read-no-time", CU_OK, 1, 0.01f, false, false);
 	end_one("end-good", CU_OK, true, false);

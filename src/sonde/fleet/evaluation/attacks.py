@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from sonde.fleet.aggregator import Aggregator, Helper, Leader, Refused, release_request
-from sonde.fleet.evaluation.attack_results import CONFIDENCE, AttackResult, clopper_pearson
+from sonde.fleet.evaluation.attack_results import CONFIDENCE, AttackResult
 from sonde.fleet.evaluation.local_deployment import HOUR_S, START_S, LocalDeployment, small_task
 from sonde.fleet.evaluation.population import Floats, Ints
 from sonde.fleet.evaluation.privacy_audit import audit_canaries, canary_counts, membership_inference
@@ -25,6 +25,7 @@ from sonde.fleet.evaluation.simulated_nodes import overstated_report
 from sonde.fleet.roster import Identity
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Item, Report, encode_job
+from sonde.model.confidence import clopper_pearson
 
 _WORD_BYTES = 6  # bytes that a float holds exactly
 _CLASSES = 8

@@ -20,10 +20,11 @@ import numpy as np
 
 from sonde.fleet import hpke
 from sonde.fleet.aggregator import Aggregator, Helper, Leader
-from sonde.fleet.evaluation.attack_results import CONFIDENCE, AttackResult, clopper_pearson
+from sonde.fleet.evaluation.attack_results import CONFIDENCE, AttackResult
 from sonde.fleet.evaluation.local_deployment import LocalDeployment, small_task
 from sonde.fleet.evaluation.population import Floats
 from sonde.fleet.noise import Mechanism, epsilon_of_rho, rho_of_epsilon
+from sonde.model.confidence import clopper_pearson
 
 BUCKETS = 4096  # each is a separate experiment with independent noise
 RELEASES = 10

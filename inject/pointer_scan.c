@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Words of modules' data that hold a device function's address: bound imports, and the tables that a
-// runtime fills from cuGetProcAddress or dlsym for itself. Where they are is asked under the loader's
-// lock, they are read without it, and written under it again, if their module is still there.
+// Pointer slots: places in modules' data that hold a device function's address. These are bound imports,
+// and tables that a runtime fills from cuGetProcAddress or dlsym. Modules are listed under the loader's
+// lock, read without it, and written under it again, if the module is still there.
 #include "modules.h"
 
 #include <elf.h>
@@ -13,10 +13,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* Of one look: what is left over is read in the next one, and counted. */
-#define LOOK_BYTES (64ul << 20)
-#define LOOK_CPU_NS 20000000ull
-#define WIDE 16u		/* times as much, in the first looks and when ours are taken out */
+/* Of one scan: what is left over is read in the next one, and counted. */
+#define SCAN_BYTES (64ul << 20)
+#define SCAN_CPU_NS 20000000ull
+#define WIDE 16u		/* times as much, in the first scans and when ours are taken out */
 #define HEAD_BYTES (16ul << 20) /* of each segment before the rest of any */
 #define WINDOW_PAGES 4096u
 #define MOST_UNITS 8192u /* a power of two */
@@ -39,47 +39,48 @@ struct protection {
 };
 
 // Adding nothing to it, in the kernel, which answers with an error where it must not be written.
-static bool is_writable(void **word)
+static bool is_writable(void **slot)
 {
 	uint32_t none = 0;
-	return syscall(SYS_futex, &none, FUTEX_WAKE_OP_PRIVATE, 0, 0, word,
+	return syscall(SYS_futex, &none, FUTEX_WAKE_OP_PRIVATE, 0, 0, slot,
 		       FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_EQ, 0)) >= 0;
 }
 
-// Only if it still holds what was read: the host goes on meanwhile.
-bool word_store(void **word, void *before, void *value, uintptr_t relro_start, uintptr_t relro_end)
+// Only if it still holds what was read: the host runs meanwhile.
+bool pointer_store(void **slot, void *before, void *value, uintptr_t relro_start,
+		   uintptr_t relro_end)
 {
-	uintptr_t at = (uintptr_t)word;
-	if (is_writable(word))
-		return __atomic_compare_exchange_n(word, &before, value, false, __ATOMIC_RELEASE,
+	uintptr_t at = (uintptr_t)slot;
+	if (is_writable(slot))
+		return __atomic_compare_exchange_n(slot, &before, value, false, __ATOMIC_RELEASE,
 						   __ATOMIC_RELAXED);
 	if (at < relro_start || at >= relro_end)
 		return false;
 	uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE), page = at & ~(page_bytes - 1);
 	if (mprotect((void *)page, page_bytes, PROT_READ | PROT_WRITE))
 		return false;
-	bool stored = __atomic_compare_exchange_n(word, &before, value, false, __ATOMIC_RELEASE,
+	bool stored = __atomic_compare_exchange_n(slot, &before, value, false, __ATOMIC_RELEASE,
 						  __ATOMIC_RELAXED);
 	mprotect((void *)page, page_bytes, PROT_READ);
 	return stored;
 }
 
-static bool store_word(void **word, void *before, void *value, struct protection relro)
+static bool store_pointer(void **slot, void *before, void *value, struct protection relro)
 {
-	return word_store(word, before, value, relro.start, relro.end);
+	return pointer_store(slot, before, value, relro.start, relro.end);
 }
 
-static bool is_within(struct range r, uintptr_t word)
+static bool is_within(struct range r, uintptr_t slot)
 {
-	return word - r.low <= r.high - r.low;
+	return slot - r.low <= r.high - r.low;
 }
 
-static bool is_wanted(const struct change *c, uintptr_t word)
+static bool is_wanted(const struct change *c, uintptr_t slot)
 {
 	for (unsigned k = 0; k < c->ranges; k++)
-		if (unlikely(is_within(c->theirs[k], word)))
+		if (unlikely(is_within(c->theirs[k], slot)))
 			return true;
-	return unlikely(is_within(c->ours, word));
+	return unlikely(is_within(c->ours, slot));
 }
 
 // ---- what is read -------------------------------------------------------------------------------
@@ -97,9 +98,9 @@ static struct progress {
 	uintptr_t start, at;
 	uint32_t round;
 } progress[2][MOST_UNITS];
-static uint32_t rounds[2]; // one more whenever all is to be read again
+static uint32_t rounds[2]; // incremented whenever all is to be read again
 
-static struct look {
+static struct scan_budget {
 	uint64_t bytes, until_cpu_ns;
 	bool cut;
 	int pagemap;
@@ -112,18 +113,18 @@ static uint64_t cpu_ns(void)
 	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-void words_begin_look(bool wide)
+void scan_begin(bool wide)
 {
 	unsigned times = wide ? WIDE : 1;
-	budget = (struct look){
-		.bytes = LOOK_BYTES * times,
-		.until_cpu_ns = cpu_ns() + LOOK_CPU_NS * times,
+	budget = (struct scan_budget){
+		.bytes = SCAN_BYTES * times,
+		.until_cpu_ns = cpu_ns() + SCAN_CPU_NS * times,
 		.pagemap = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/pagemap",
 					O_RDONLY | O_CLOEXEC),
 	};
 }
 
-bool words_end_look(void)
+bool scan_end(void)
 {
 	if (budget.pagemap >= 0)
 		syscall(SYS_close, budget.pagemap);
@@ -158,7 +159,7 @@ static struct progress *progress_of(const struct change *c, uintptr_t start)
 
 struct found {
 	const struct unit *unit;
-	void **word[64];
+	void **slot[64];
 	void *before[64], *value[64];
 	unsigned count, stored;
 };
@@ -176,8 +177,8 @@ static int store_found(struct dl_phdr_info *i, size_t size, void *data)
 		    at + p->p_memsz < f->unit->end)
 			continue;
 		for (unsigned n = 0; n < f->count; n++)
-			f->stored +=
-				store_word(f->word[n], f->before[n], f->value[n], f->unit->relro);
+			f->stored += store_pointer(f->slot[n], f->before[n], f->value[n],
+						   f->unit->relro);
 	}
 	return 1;
 }
@@ -193,15 +194,15 @@ static void store_all(struct change *c, struct found *f)
 	f->count = 0;
 }
 
-static void look_at_word(void **word, void *value, struct change *c, struct found *f)
+static void check_pointer(void **slot, void *value, struct change *c, struct found *f)
 {
 	for (unsigned k = 0; k < c->hooks->count; k++) {
 		const struct hook *h = &c->hooks->table[k];
 		if (*h->real && value == (c->in ? *h->real : h->ours)) {
-			f->word[f->count] = word;
+			f->slot[f->count] = slot;
 			f->before[f->count] = value;
 			f->value[f->count++] = c->in ? h->ours : *h->real;
-			if (f->count == sizeof f->word / sizeof *f->word)
+			if (f->count == sizeof f->slot / sizeof *f->slot)
 				store_all(c, f);
 			return;
 		}
@@ -210,8 +211,8 @@ static void look_at_word(void **word, void *value, struct change *c, struct foun
 }
 
 // Read through the kernel, which answers with an error where the program has taken the memory or the
-// right to read it away. How far it came: less than the end, when what a look may cost is spent.
-static uintptr_t read_words(uintptr_t at, uintptr_t end, struct change *c, struct found *f)
+// right to read it away. How far it came: less than the end, when the budget of the scan is spent.
+static uintptr_t read_slots(uintptr_t at, uintptr_t end, struct change *c, struct found *f)
 {
 	static uintptr_t copy[8192];
 	while (at < end && !is_spent()) {
@@ -226,8 +227,8 @@ static uintptr_t read_words(uintptr_t at, uintptr_t end, struct change *c, struc
 		}
 		for (long n = 0; n < got / 8; n++)
 			if (is_wanted(c, copy[n]))
-				look_at_word((void **)(at + 8 * (uintptr_t)n), (void *)copy[n], c,
-					     f);
+				check_pointer((void **)(at + 8 * (uintptr_t)n), (void *)copy[n], c,
+					      f);
 		store_all(c, f);
 		budget.bytes -= (uint64_t)got < budget.bytes ? (uint64_t)got : budget.bytes;
 		at += (uintptr_t)got & ~7ul;
@@ -275,7 +276,7 @@ static void read_unit(const struct unit *u, struct change *c)
 				next++;
 			uintptr_t to = page + 4096ul * next;
 			to = to < u->end ? to : u->end;
-			at = touched[k] ? read_words(at, to, c, &f) : to;
+			at = touched[k] ? read_slots(at, to, c, &f) : to;
 		}
 	}
 	if (p)
@@ -319,19 +320,19 @@ static void bind_imports(struct dl_phdr_info *i, const struct dynamic *d, struct
 		const ElfW(Rela) *r = &d->plt[k];
 		if (!module_holds(i, r, sizeof *r, PF_R))
 			return;
-		void **word = (void **)(i->dlpi_addr + r->r_offset);
-		if (ELF64_R_TYPE(r->r_info) != R_X86_64_JUMP_SLOT || (uintptr_t)word % 8 ||
-		    !module_holds(i, word, sizeof *word, PF_R | PF_W))
+		void **slot = (void **)(i->dlpi_addr + r->r_offset);
+		if (ELF64_R_TYPE(r->r_info) != R_X86_64_JUMP_SLOT || (uintptr_t)slot % 8 ||
+		    !module_holds(i, slot, sizeof *slot, PF_R | PF_W))
 			continue;
-		uintptr_t value = (uintptr_t)__atomic_load_n(word, __ATOMIC_RELAXED);
+		uintptr_t value = (uintptr_t)__atomic_load_n(slot, __ATOMIC_RELAXED);
 		if (value < low || value >= high) // bound, be it to somebody else's: theirs
 			continue;
 		const char *name = symbol_name(i, d, ELF64_R_SYM(r->r_info));
 		for (unsigned n = 0; name && n < c->hooks->count; n++) {
 			const struct hook *h = &c->hooks->table[n];
 			if (*h->real && !strcmp(h->name, name)) {
-				store_word(word, (void *)value, h->ours,
-					   relro); // counted when it is read
+				store_pointer(slot, (void *)value, h->ours,
+					      relro); // counted when it is read
 			}
 		}
 	}
@@ -360,7 +361,7 @@ static int collect_module(struct dl_phdr_info *i, size_t size, void *data)
 			high = at + p->p_memsz;
 	}
 	if ((uintptr_t)collect_module >= low && (uintptr_t)collect_module < high)
-		return 0; // our own words must stay what they are
+		return 0; // our own slots must stay what they are
 	for (int k = 0; k < i->dlpi_phnum; k++) {
 		const ElfW(Phdr) *p = &i->dlpi_phdr[k];
 		if (p->p_type == PT_LOAD && (p->p_flags & (PF_R | PF_W)) == (PF_R | PF_W))
@@ -373,18 +374,18 @@ static int collect_module(struct dl_phdr_info *i, size_t size, void *data)
 
 static const char *const never[] = {"linux-vdso", "ld-linux", "libc.so", NULL};
 
-static void widen(struct range *r, void *word)
+static void widen(struct range *r, void *slot)
 {
-	if ((uintptr_t)word < r->low)
-		r->low = (uintptr_t)word;
-	if ((uintptr_t)word > r->high)
-		r->high = (uintptr_t)word;
+	if ((uintptr_t)slot < r->low)
+		r->low = (uintptr_t)slot;
+	if ((uintptr_t)slot > r->high)
+		r->high = (uintptr_t)slot;
 }
 
-// To the range of its library, that the words between two libraries are not all looked at closely.
-static void widen_near(struct change *c, void *word)
+// To the range of its library: slots between two libraries are then not all checked closely.
+static void widen_near(struct change *c, void *slot)
 {
-	uintptr_t at = (uintptr_t)word;
+	uintptr_t at = (uintptr_t)slot;
 	unsigned k = 0;
 	while (k < c->ranges && (at + NEAR < c->theirs[k].low || at > c->theirs[k].high + NEAR))
 		k++;
@@ -392,7 +393,7 @@ static void widen_near(struct change *c, void *word)
 		k--;
 	else if (k == c->ranges)
 		c->theirs[c->ranges++] = (struct range){at, at};
-	widen(&c->theirs[k], word);
+	widen(&c->theirs[k], slot);
 }
 
 unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new)

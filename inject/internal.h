@@ -3,8 +3,8 @@
  * What the files of the library share. It lives in somebody else's process: nothing here prints,
  * allocates from the host's heap, waits for a lock of the host's, or stops the host for what fails.
  */
-#ifndef SONDE_OWN_H
-#define SONDE_OWN_H
+#ifndef SONDE_INTERNAL_H
+#define SONDE_INTERNAL_H
 
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -76,7 +76,7 @@ struct hook {
 	const char *module; /* that defines it; NULL: the device's own library */
 };
 
-/* Written once by our thread, before any word leads to us. */
+/* Written once by our thread, before any slot leads to us. */
 #define REAL(NAME) __atomic_load_n(&real_##NAME, __ATOMIC_RELAXED)
 
 struct hooks {
@@ -96,29 +96,30 @@ extern pthread_mutex_t modules_walking;
 /* Is the memory of another copy of this library mapped here? */
 bool other_copy_is_here(void);
 
-/* ---- words.c: the words of modules' data through which they call device libraries ---- */
+/* ---- pointer_scan.c: slots in modules' data through which they call device libraries ---- */
 
-/* A look begins: what it may read and cost starts again. */
-void words_begin_look(bool wide);
-/* Put ours where words of writable data hold the real ones, or, with `in` false, back. `only_new`: what was
- * not read since the last call without it. Returns how many words were found to lead to us. */
+/* A scan begins: its budget of bytes and CPU time is full again. */
+void scan_begin(bool wide);
+/* Put our functions where slots in writable data hold the real ones, or, with `in` false, put the real ones
+ * back. `only_new`: read what was not read since the last call without it. Returns how many slots lead to us. */
 unsigned hooks_apply(const struct hooks *hooks, bool in, bool only_new);
-/* Whether the look left something for the next one, with only_new. */
-bool words_end_look(void);
-/* Put the real one into this word, if it still holds what was read; under the loader's lock, while its module
+/* Whether the scan left something for the next one, with only_new. */
+bool scan_end(void);
+/* Put the real one into this slot, if it still holds what was read; under the loader's lock, while its module
  * is there. `relro_start`, `relro_end`: where it may be made writable for that. */
-bool word_store(void **word, void *before, void *value, uintptr_t relro_start, uintptr_t relro_end);
+bool pointer_store(void **slot, void *before, void *value, uintptr_t relro_start,
+		   uintptr_t relro_end);
 
-/* ---- slots.c: the same words, as the agent found them from outside ---- */
+/* ---- slots.c: the same slots, as the agent found them from outside ---- */
 
 #define MOST_LISTS 2
-/* Tell the agent which functions these stand in for; a list may be NULL. */
+/* Publish for the agent which functions these stand in for; a list may be NULL. */
 void slots_publish(const struct hooks *const lists[MOST_LISTS]);
 /* Take over the agent's list, if there is a new one. */
 void slots_take(const struct hooks *const lists[MOST_LISTS]);
-/* Modules were loaded or unloaded: forget words of those that are gone. */
-void slots_look_again(void);
-/* How many words lead to us by it. */
+/* Modules were loaded or unloaded: forget slots of those that are gone. */
+void slots_recheck(void);
+/* How many slots lead to us by it. */
 unsigned slots_placed(void);
 /* Put all back. */
 void slots_put_back(void);
@@ -126,7 +127,7 @@ void slots_put_back(void);
 /* ---- sampling.c: which launches are timed ---- */
 
 #define ARMED 1
-#define ARMED_AGAIN 2 /* in a forked child: the next launch begins anew */
+#define ARMED_AGAIN 2 /* in a forked child: the next launch starts again */
 
 /* In memory that a fork wipes: in a child every hook passes on at once. */
 struct sampling {
@@ -146,7 +147,7 @@ bool sampling_create(void);
 
 /* Of one type, in one thread. */
 struct draw {
-	uint16_t left;	 /* launches until the next look at the rest */
+	uint16_t left;	 /* launches until the next check of the rest */
 	uint16_t looked; /* how many `left` was then */
 	uint32_t rest;	 /* after these, launches until the next one to time */
 	uint32_t after;	 /* of the block that this one is of, how many come after it */
@@ -181,7 +182,7 @@ static inline bool sampling_skips(enum inject_type type)
 {
 	if (likely(!atomic_load_explicit(&sampling->armed, memory_order_relaxed)))
 		return true;
-	// A new stride is heard of at once: a thread that launches seldom would take minutes else.
+	// A new stride takes effect at once: otherwise a thread that launches seldom would take minutes.
 	if (likely(self_sampling.of[type].left > 1 &&
 		   self_sampling.epoch ==
 			   atomic_load_explicit(&sampling->epoch, memory_order_relaxed))) {
@@ -207,40 +208,68 @@ static inline void frames_copy(struct frames *to, const struct frames *from)
 void frames_walk(struct frames *to, void *frame, uint64_t caller);
 void frames_put(const struct frames *frames, uint64_t correlation, uint32_t tid);
 
-/* ---- cuda.c and its neighbours: launches timed with events of our own ---- */
+/* ---- backends.c: the device libraries whose launches are timed ---- */
 
-enum inject_reason cuda_begin(void);
-/* Our thread's turn: make pools that were asked for, read events that happened. */
-void cuda_turn(void);
-bool cuda_pending(void);
-/* In a forked child, before anything else: nothing of the parent's is under way there. */
-void cuda_forget(void);
-unsigned cuda_hook(bool in, bool only_new);
-/* What is hooked, where the driver is here; NULL else. */
-const struct hooks *cuda_hooks(void);
-/* No word leads to us any more. */
-void cuda_unhooked(void);
-/* Somebody else traces kernels or copies: nothing of ours may go into a stream. */
-bool cuda_yields(void);
+/* Called by our own thread; `pending` also by the thread that exits the process. */
+struct backend {
+	uint32_t requests; /* bits of inject_control.request that ask for it */
+	/* Find the library. INJECT_OK: its functions are known. */
+	enum inject_reason (*begin)(void);
+	/* Put hooks in, or out, where modules hold pointers to the real functions: hooks_apply. */
+	unsigned (*hook)(bool in, bool only_new);
+	/* What is hooked; NULL: the library is not there, or its loader calls us. */
+	const struct hooks *(*hooks)(void);
+	/* Hooks that the library's loader calls; may be NULL. */
+	unsigned (*by_loader)(void);
+	/* No pointer leads to us any more; may be NULL. */
+	void (*unhooked)(void);
+	/* Make what launches requested, read what has happened. */
+	void (*poll)(void);
+	/* Something was enqueued that is not read yet. */
+	bool (*pending)(void);
+	/* Another tool traces: nothing of ours may go into a stream; may be NULL. */
+	bool (*yields)(void);
+	/* In a forked child, before anything else: nothing of the parent's is under way there. */
+	void (*forget)(void);
+};
+extern const struct backend cuda_backend, opencl_backend;
+
+/* Find the libraries that `request` asks for. INJECT_OK: at least one is there. */
+enum inject_reason backends_begin(uint32_t request);
+unsigned backends_hook(bool in, bool only_new);
+/* Of each, in an order that does not change. */
+void backends_hooks(const struct hooks *lists[MOST_LISTS]);
+unsigned backends_by_loader(void);
+void backends_unhooked(void);
+void backends_poll(bool timing);
+bool backends_pending(void);
+bool backends_yield(void);
+void backends_forget(void);
 
 /* ---- opencl.c ---- */
 
-bool opencl_begin(void);
 /* Be called in the place of entries of a loader's table (struct _cl_icd_dispatch of CL/cl_icd.h). */
 bool opencl_stand_between(void **entries, unsigned count);
-/* In a forked child, before anything else. */
-void opencl_forget(void);
-unsigned opencl_hook(bool in, bool only_new);
-/* NULL, too, where the loader calls us; then: */
-const struct hooks *opencl_hooks(void);
-unsigned opencl_by_loader(void);
-void opencl_turn(void);
-bool opencl_pending(void);
 
-/* ---- start.c ---- */
+/* ---- thread.c: the library's one thread ---- */
 
 uint64_t next_correlation(void);
+bool thread_start(void);
+/* The process exits: read what has happened, for LAST_POLL_NS at most, then stay out of device libraries. */
+void thread_end(void);
+/* Launches are looked at, or pass through. */
+void arm(bool on);
+void nap(uint64_t ns);
+
+/* ---- start.c: the start, forks, the exit ---- */
+
 void start_again_after_fork(void);
+/* Be called around forks. By our thread, before anything else. */
+void watch_forks(void);
+/* A device library is in use: be called at the process's exit before it is. By the thread that uses it. */
+void watch_exit(void);
+
+/* ---- steps.c ---- */
 
 /*
  * Our thread's steps in device libraries. It takes none while a host thread takes a context away or once
@@ -251,9 +280,13 @@ void step_end(void);
 /* In a step, before each call: is somebody waiting for its end? */
 bool step_is_unwanted(void);
 void steps_stop(void);
-void steps_go_on(void);
-/* A device library is in use: be told of the process's exit before it is. By the thread that uses it. */
-void watch_exit(void);
+void steps_resume(void);
+/* In a forked child. */
+void steps_forget(void);
+/* For good: from now on no step begins; waits for the one under way. */
+void steps_close(void);
+/* The next part of a wait: the longer it lasts, the longer the nap. */
+void short_nap(int turn);
 
 #pragma GCC visibility pop
 

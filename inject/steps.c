@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps: when our thread is in a device library, and how others keep it out.
+#include "internal.h"
+
+#define STEP_WAIT_NS 2000000000ull
+
+static _Atomic int stepping, stoppers;
+static _Atomic bool closed;
+
+bool step_is_unwanted(void)
+{
+	return atomic_load(&stoppers) > 0 || atomic_load(&closed);
+}
+
+bool step_begin(void)
+{
+	atomic_store(&stepping, 1);
+	if (likely(!step_is_unwanted()))
+		return true;
+	atomic_store(&stepping, 0);
+	return false;
+}
+
+void step_end(void)
+{
+	atomic_store(&stepping, 0);
+}
+
+void short_nap(int turn)
+{
+	struct timespec t = {0, 20000};
+	if (turn > 100)
+		clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+	else
+		__builtin_ia32_pause();
+}
+
+static void wait_for_step(void)
+{ // bounded: a driver that hangs must not hang the host
+	uint64_t until = now_ns() + STEP_WAIT_NS;
+	for (int i = 0; atomic_load(&stepping) && now_ns() < until; i++)
+		short_nap(i);
+}
+
+void steps_stop(void)
+{
+	atomic_fetch_add(&stoppers, 1);
+	wait_for_step();
+}
+
+void steps_resume(void)
+{
+	atomic_fetch_sub(&stoppers, 1);
+}
+
+void steps_forget(void)
+{
+	atomic_store(&stepping, 0);
+	atomic_store(&stoppers, 0);
+}
+
+void steps_close(void)
+{
+	atomic_store(&closed, true);
+	wait_for_step();
+}
