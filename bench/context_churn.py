@@ -57,10 +57,10 @@ def main() -> int:
                 ]  # fmt: skip
                 bad = [end for end in ends if end.returncode]
                 died += len(bad) if more else 0
-                told = ends[-1].stdout.split()[1:]
+                counts = ends[-1].stdout.split()[1:]
                 why = bad[0].stderr.strip()[-200:] if bad else ""
                 print(f"{way:8} {name:8} ended well {len(ends) - len(bad)} of {len(ends)}", end="")
-                print(f"; launches and lives of the last: {' '.join(told)} {why}", flush=True)
+                print(f"; launches and lives of the last: {' '.join(counts)} {why}", flush=True)
     return 1 if died else 0
 
 

@@ -5,9 +5,9 @@ A load runs all the time and counts its work, with and without a tool by turns. 
 compared with what came right before and after it, which cancels what the machine does slowly (its
 clock, its neighbours). Slowdown is the extra time for the same work.
 
-On a load that fills the machine the tool starts once and is told to pause and to go on, hundreds of
+On a load that fills the machine the tool starts once and is made to pause and resume, hundreds of
 times: the shorter the blocks, the more of the machine's moods they share (one that cannot pause
-is started anew for each of a few stretches). There, time is the load's
+is started again for each of a few stretches). There, time is the load's
 own CPU time (interrupts and BPF programs run on its account), and the CPU time that the tool, and
 the kernel's threads beyond what they use without it, take in its place; what other programs of the
 machine take is left out. On other loads each stretch is a run of its own, by the wall clock.

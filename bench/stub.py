@@ -70,6 +70,6 @@ class StubDevice:
         self._runtime.runtime_synchronize()
 
     def trace(self, run: Callable[[], None]) -> list[tuple[str, int]]:
-        """(name, ns) of each kernel that `run` launches; here what the stub was told."""
+        """(name, ns) of each kernel that `run` launches; here what the stub was given."""
         run()
         return [(name, ns) for name, ns in KERNELS.items() for _ in range(10)]

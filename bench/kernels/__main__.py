@@ -95,8 +95,8 @@ def _observe(kernel: Kernel, folder: Path, limit_s: float, steps: Sequence[str])
     initrd = image.initrd(CACHE, kernel.target, image.ROOT / kernel.native)
     words = f"ONLY={','.join(steps)}" if steps else ""
     boot = asdict(machine.boot(kernel.target, unpacked, initrd, folder, limit_s, words))
-    told = {**boot, "steps": before | boot["steps"], "package": package}
-    note.write_text(json.dumps(told, indent=1))
+    boot_report = {**boot, "steps": before | boot["steps"], "package": package}
+    note.write_text(json.dumps(boot_report, indent=1))
 
 
 def _kernel(kernel: Kernel) -> tuple[Path, str]:
@@ -112,16 +112,16 @@ def _kernel(kernel: Kernel) -> tuple[Path, str]:
 
 
 def _judge(folder: Path) -> dict[str, object]:
-    told = json.loads((folder / "boot.json").read_text())
-    steps = told["steps"]
+    boot_report = json.loads((folder / "boot.json").read_text())
+    steps = boot_report["steps"]
     cells = {}
     for name in page.FEATURES:
         limit = judge.limit_of(name, steps.get("doctor"))
         cells[name] = asdict(judge.judge(name, steps.get(name), folder, limit))
     return {
-        "release": told["release"],
-        "package": told["package"],
-        "init_s": round(told["init_s"]) if told["init_s"] else None,
+        "release": boot_report["release"],
+        "package": boot_report["package"],
+        "init_s": round(boot_report["init_s"]) if boot_report["init_s"] else None,
         "cells": cells,
     }
 

@@ -149,8 +149,8 @@ def held(name: str, flags: list[object], command: list[object], before_s: float)
     except subprocess.TimeoutExpired:
         program.kill()
         out, err = program.communicate()
-    told = {"code": program.returncode, "out": out, "err": err, "pid": program.pid}
-    return finish(recorder, name, told)
+    report = {"code": program.returncode, "out": out, "err": err, "pid": program.pid}
+    return finish(recorder, name, report)
 
 
 def device_calls() -> dict[str, Any]:

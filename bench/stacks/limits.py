@@ -73,12 +73,12 @@ class Figure:
 
 
 @contextmanager
-def _running(command: list[str], told: str = "") -> Iterator[subprocess.Popen[str]]:
+def _running(command: list[str], text: str = "") -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     try:
         assert process.stdin is not None
-        process.stdin.write(told)
+        process.stdin.write(text)
         process.stdin.close()
         yield process
     finally:
@@ -137,7 +137,7 @@ def _peak_bytes(pid: int) -> int:
 
 
 def many_libraries(folder: Path) -> Iterator[Figure]:
-    """A process that has them mapped, told to the kernel."""
+    """A process that has them mapped, loaded into the kernel."""
     paths = [*Path("/usr/lib").glob("**/*.so*"), *BUILT.glob("python-*/lib/**/*.so*")]
     real = sorted({it.resolve() for it in paths if it.is_file()}, key=lambda it: it.stat().st_size)
     spread = real[:: -max(1, len(real) // (LIBRARIES + _NO_CODE))]  # from the largest one on

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The same questions to a C library at every beat of the clock, gathered for whoever reads them
+//! The same questions to a C library at every beat of the clock, gathered for the caller that reads them
 //! later: waking a Python program ten times a second costs a hundred times what it asks for.
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -60,7 +60,7 @@ impl Question {
         let time_ns = now_ns();
         let out = self.out.as_mut_ptr() as usize;
         let a = |at: usize| self.arguments[at].unwrap_or(out);
-        // SAFETY: whoever put the question vouches for the function and for its arguments; an `int`
+        // SAFETY: the caller that put the question vouches for the function and for its arguments; an `int`
         // takes the low half of a register.
         let code = unsafe {
             use std::mem::transmute as to;

@@ -150,7 +150,7 @@ fn encode_table(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<(Vec<u8>, u
     Ok((writer.into_inner().map_err(bad)?, rows))
 }
 
-/// The memory to compress in is kept: made anew for each chunk it costs as much as the work.
+/// The memory to compress in is kept: made again for each chunk it costs as much as the work.
 fn compressed(raw: &[u8]) -> std::io::Result<Vec<u8>> {
     static KEPT: Mutex<Option<zstd::bulk::Compressor<'static>>> = Mutex::new(None);
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);

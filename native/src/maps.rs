@@ -313,7 +313,7 @@ unsafe extern "C" fn on_record(sink: *mut libc::c_void, data: *mut libc::c_void,
     0
 }
 
-/// A ring buffer that stays mapped: mapping it anew costs more than reading it.
+/// A ring buffer that stays mapped: mapping it again costs more than reading it.
 pub struct Ring {
     ring: *mut sys::ring_buffer,
     sink: Box<RingSink>,

@@ -276,7 +276,7 @@ fn event_of(py: Python<'_>, event: Event) -> PyResult<Py<PyAny>> {
 pub struct ProcessEvents {
     rings: Vec<Ring>,
     interest: Interest,
-    /// Read and not told yet.
+    /// Read and not reported yet.
     kept: Vec<Record>,
     lost: u64,
 }

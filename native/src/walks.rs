@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Walks as they came from the kernel, and the frames that their words are known by. A walk all of
-//! whose words are known is named here; the others are told to Python, which knows how.
+//! whose words are known is named here; the others are handed to Python, which knows how.
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
@@ -275,7 +275,7 @@ fn stack_columns<'py>(stacks: &Bound<'py, PyList>) -> PyResult<(Column, Vec<Colu
     let (mut frames, mut told_ids) = (Vec::new(), Vec::new());
     // By the object, which is the same for most.
     let mut ids: HashMap<usize, u64, Factor> = HashMap::default();
-    let mut told = HashSet::new();
+    let mut seen_ids = HashSet::new();
     let (mut values, mut ends) = (Vec::new(), Vec::with_capacity(stacks.len()));
     for stack in stacks {
         for frame in stack.cast::<PyTuple>()? {
@@ -286,7 +286,7 @@ fn stack_columns<'py>(stacks: &Bound<'py, PyList>) -> PyResult<(Column, Vec<Colu
                     let frame = frame.cast::<PyTuple>()?;
                     let id = frame.get_item(0)?.extract()?;
                     ids.insert(object, id);
-                    if told.insert(id) {
+                    if seen_ids.insert(id) {
                         told_ids.push(id);
                         frames.push(frame.get_item(1)?.cast_into::<PyTuple>()?);
                     }

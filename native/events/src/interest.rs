@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which records somebody wants, and how soon. What is wanted is decided in Python and told ahead
+//! Which records somebody wants, and how soon. What is wanted is decided in Python and given ahead
 //! (`follow`, `pass_over`); it is looked up here because records come by the thousand.
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -21,12 +21,12 @@ pub enum Wanted {
 struct MappingFilter {
     /// By device and inode: the path, and until when.
     files: HashMap<(u32, u32, u64), (Vec<u8>, Instant)>,
-    /// Processes whose program was not told yet since they executed it: it names them.
+    /// Processes whose program was not reported yet since they executed it: it names them.
     unnamed: HashSet<u32>,
 }
 
 impl MappingFilter {
-    /// As many as a machine has files with code; all are told anew where there are more.
+    /// As many as a machine has files with code; all are reported again where there are more.
     const MAX_FILES: usize = 16_384;
     const MAX_UNNAMED: usize = 65_536;
 
@@ -112,7 +112,7 @@ impl Family {
     }
 }
 
-/// What was told to be wanted so far: at first everything, all mappings at once.
+/// What is wanted so far: at first everything, all mappings at once.
 #[derive(Default)]
 pub struct Interest {
     family: Family,

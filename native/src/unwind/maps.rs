@@ -234,7 +234,7 @@ impl UnwindMaps {
         self.tables.get(&table).map_or(0, words)
     }
 
-    /// Tell the programs a process's mappings, in place of those told before.
+    /// Load a process's mappings for the programs, in place of those loaded before.
     #[pyo3(signature = (tgid, start_code, ranges, python = None))]
     fn set_process(
         &mut self,
@@ -289,7 +289,7 @@ impl UnwindMaps {
         self.pool.limit(bytes, MAX_CHUNKS);
     }
 
-    /// How many stacks were walked of each process told.
+    /// How many stacks were walked of each loaded process.
     fn walks(&self) -> HashMap<u32, u64> {
         let walks = |tgid: &u32| {
             let value = maps::lookup(self.processes, &tgid.to_ne_bytes(), PROCESS_BYTES)?;

@@ -13,7 +13,7 @@ use crate::maps;
 pub const CHUNK_WORDS: usize = 65536;
 const CHUNK_BYTES: usize = 4 * CHUNK_WORDS;
 const BPF_F_MMAPABLE: u32 = 1 << 10;
-/// The first chunks take no tables: a process whose tables found no room must still be told, or all of
+/// The first chunks take no tables: a process whose tables found no room must still be loaded, or all of
 /// its stacks would be walked by frame pointers.
 const KEPT_CHUNKS: usize = 2;
 /// Chunks are made several at a time, half of those that there are within these bounds: the kernel
