@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import http.client
 import json
 import os
@@ -25,6 +26,7 @@ class Server:
         self._keeps_port = keeps_port
         self.process: subprocess.Popen[str] | None = None
         self.port = 0
+        atexit.register(self.kill)
 
     def __enter__(self) -> Server:
         self.start()

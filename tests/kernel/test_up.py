@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -24,6 +25,8 @@ ANSWERS_S = 60.0
 
 class Up:
     """A running `sonde up`, as from a shell that gave it a process group of its own."""
+
+    started: ClassVar[list[Up]] = []
 
     def __init__(self, state: Path, *flags: str) -> None:
         self.state = state
@@ -38,6 +41,7 @@ class Up:
             text=True,
             start_new_session=True,
         )
+        self.started.append(self)
         assert self.process.stdout
         line = self.process.stdout.readline()
         assert "watching this machine" in line, (state.parent / "up.log").read_text()
@@ -88,6 +92,10 @@ class Up:
 def state(tmp_path: Path) -> Iterator[Path]:
     tmp_path.chmod(0o700)
     yield tmp_path / "state"
+    for up in Up.started:  # of a test that failed
+        if up.process.poll() is None:
+            up.end(signal.SIGTERM)
+    Up.started.clear()
 
 
 def is_there(pid: int) -> bool:
