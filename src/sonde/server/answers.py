@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from sonde.errors import UsageError
 from sonde.export import strict_json
-from sonde.export.stored_pprof import pprof
 from sonde.query import stored, stored_charts, stored_views
 from sonde.query.stored import Selection, StoredSession
 from sonde.server import views
@@ -174,6 +173,8 @@ def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
 
 
 def _pprof(session: StoredSession, options: Options) -> Answer:
+    from sonde.export.stored_pprof import pprof  # and with it protobuf
+
     wanted = options.wanted
     rows, found = _stacks(session, options)
     try:

@@ -86,6 +86,24 @@ ANSWERS: Mapping[str, Schema] = {
             node=_TEXT, labels=_TEXT, time_ns=_WHOLE, value=_NUMBER, least=_NUMBER, most=_NUMBER
         )
     ),
+    "charts": _list(
+        _object(
+            node=_TEXT, series=_TEXT, labels=_TEXT, time_ns=_WHOLE, value=_NUMBER, least=_NUMBER,
+            most=_NUMBER,
+        )
+    ),
+    "devices": _list(
+        _object(
+            node=_TEXT, series=_TEXT, labels=_TEXT, mean=_NUMBER, least=_NUMBER, most=_NUMBER,
+            last=_NUMBER,
+        )
+    ),
+    "kernels": _list(
+        _object(
+            kind=_TEXT, name=_TEXT, runs=_NUMBER, ns=_NUMBER, mean_ns=_NUMBER, most_ns=_WHOLE,
+            timed=_WHOLE,
+        )
+    ),
     "metrics": _list(_object(series=_TEXT, nodes=_WHOLE, rows=_WHOLE)),
     "nodes": _list(
         _object(
@@ -95,4 +113,6 @@ ANSWERS: Mapping[str, Schema] = {
     ),
     "losses": _list(_object(node=_TEXT, name=_TEXT, value=_NUMBER)),
 }  # fmt: skip
-"""By question; of `pprof` there is none, it is no JSON."""
+"""By question. `pprof` is no JSON; `verdict` is what `sonde explain --json` writes, and is part of
+`timeline`, whose columns are described with the page (web/src)."""
+UNDESCRIBED = frozenset({"pprof", "timeline", "verdict"})
