@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.applications import Starlette
 
@@ -65,7 +66,9 @@ def test_a_stored_node_reads_as_the_capture_that_it_sent(session: StoredSession)
         assert found.tables[name].num_rows == sent.tables[name].num_rows, name
     of_store, of_file = of_capture(found), of_capture(sent)
     shift = sent.info.wall_offset_ns
-    assert sorted(of_store.states.start_ns - shift) == sorted(of_file.states.start_ns)
+    # Each chunk has its own offset to the time since 1970: the clocks drift apart in between.
+    drift = np.abs(of_store.states.start_ns - shift - of_file.states.start_ns)
+    assert drift.max() < 10_000
     one, other = explain(of_store).verdicts[0], explain(of_file).verdicts[0]
     assert one.bound == other.bound
     assert [cause.key for cause in one.causes[:2]] == [cause.key for cause in other.causes[:2]]
@@ -129,7 +132,8 @@ def got(static: Path, path: str) -> tuple[int, dict[str, str], str]:
     }
 
     async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
+        await asyncio.Event().wait()
+        return {}
 
     async def send(message: Any) -> None:
         sent.append(message)
