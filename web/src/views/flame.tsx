@@ -172,7 +172,7 @@ function Kernels(): preact.JSX.Element {
           </table>
           <p class="quiet note">Estimated from {grouped(rows.reduce((sum, row) => sum + row.timed, 0))} timed runs.</p>
         </div>
-      ) : <Empty title="No run on a device was timed here">Choose a longer time, or record with device times: <code>sonde record --gpu-time</code> shows how.</Empty>}
+      ) : <Empty title="No run on a device was timed here">Choose a longer time. Which recordings time them is in the help of <code>sonde record</code>.</Empty>}
     </Answer>
   );
 }
