@@ -91,7 +91,7 @@ def test_from_the_overview_by_a_dip_to_the_line_that_stalled(
     wait(chromium, lambda: "cause=" in chromium.current_url and quiet(chromium))
     button(chromium, "On CPU").click()
     button(chromium, "Table").click()
-    wait(chromium, lambda: f"{LINE}  programs.py:3" in text(chromium).replace("\xa0", " "))
+    wait(chromium, lambda: f"{LINE} programs.py:3" in text(chromium))
 
     requested = chromium.execute_script(
         "return performance.getEntriesByType('resource').map((one) => one.name)"

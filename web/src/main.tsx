@@ -36,6 +36,7 @@ function Page(): preact.JSX.Element {
             {(place.view === "range" || place.view === "compare") && <li><span aria-current="page">{place.view === "range" ? times : `Compare · ${times}`}</span></li>}
           </ol>
         </nav>
+        {place.view === "range" && <button class="plain" onClick={() => go({ view: "compare" })}>Compare with the time before</button>}
         <button class="plain" onClick={() => app.setTheme(!palette.dark)} aria-label={palette.dark ? "Use the light theme" : "Use the dark theme"}>
           {palette.dark ? "☀ Light" : "☾ Dark"}
         </button>

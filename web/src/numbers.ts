@@ -56,3 +56,8 @@ export function ago(seconds: number): string {
   if (seconds < 172800) return `${Math.round(seconds / 3600)} h ago`;
   return `${Math.round(seconds / 86400)} days ago`;
 }
+
+/** A sentence of the server with its numbers and units kept together. */
+export function tidy(text: string): string {
+  return text.replace(/(\d) (?=%|ms|s\b|µs|MHz)/g, "$1\u00a0");
+}

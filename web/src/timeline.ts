@@ -5,9 +5,9 @@ import type { SpanColumns, TimelineAnswer, Verdict } from "./api";
 import { makeRow, type Row } from "./draw/boxes";
 import type { Palette } from "./draw/colours";
 
-export const LANE = 16;
+export const LANE = 22;
 const GAP = 8;
-const HALF = 8;
+const HALF = 13;
 
 export interface Span {
   name: string;

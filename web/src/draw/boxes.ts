@@ -74,9 +74,12 @@ export function covered(row: Row, left: number, right: number): number {
   return total;
 }
 
+/** Share of the colour that a box below a pixel gets at least, so that it is seen. */
+const LEAST = 0.25;
+
 export function mixed(over: number, ground: number, share: number): number {
   if (share >= 0.996) return over;
-  const part = Math.round(256 * Math.max(0.12, share));
+  const part = Math.round(256 * Math.max(LEAST, share));
   const rest = 256 - part;
   const red = ((over & 255) * part + (ground & 255) * rest) >> 8;
   const green = (((over >>> 8) & 255) * part + ((ground >>> 8) & 255) * rest) >> 8;

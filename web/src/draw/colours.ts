@@ -41,7 +41,7 @@ const SPANS: Record<string, readonly [number, number, number, number]> = {
   replay: [245, 55, 62, 62], launch: [200, 70, 58, 52], graph_launch: [215, 65, 58, 56], sync: [12, 75, 60, 56],
   alloc: [330, 55, 62, 56], free: [330, 30, 72, 44], pin: [345, 45, 66, 50], event: [190, 30, 70, 44],
   build: [20, 40, 52, 48], other: [210, 14, 70, 46], blocked: [215, 12, 80, 34], runqueue: [35, 95, 55, 54],
-  running: [160, 45, 52, 42], stall: [10, 80, 60, 56],
+  running: [160, 45, 52, 42], stall: [340, 75, 48, 62],
 };
 
 export function paletteOf(dark: boolean): Palette {

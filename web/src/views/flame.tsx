@@ -34,6 +34,10 @@ export function FlamePanel(): preact.JSX.Element {
     <>
       <div class="tools">
         <h2>Stacks</h2>
+        <div class="segments" role="group" aria-label="Shape">
+          <button aria-pressed={place.shape === "graph"} onClick={() => go({ shape: "graph" })}>Graph</button>
+          <button aria-pressed={place.shape === "table"} onClick={() => go({ shape: "table" })}>Table</button>
+        </div>
         <div class="segments" role="group" aria-label="What is counted">
           {KINDS.map(([kind, name, , about]) => (
             <button aria-pressed={!isKernels && place.kind === kind} title={about}
@@ -67,10 +71,6 @@ function Graph({ flame, weight, hint }: { flame: Flame; weight: Weight; hint: st
         {hits && <output class="match">{percent(hits.weight / (tree.total[0] || 1))}</output>}
         <label>Show <select value={hide} onChange={(event) => go({ hide: event.currentTarget.value, focus: [] })}>{HIDES.map(([value, name]) => <option value={value}>{name}</option>)}</select></label>
         <label class="check"><input type="checkbox" checked={place.invert} onChange={(event) => go({ invert: event.currentTarget.checked, focus: [] })} /> Invert</label>
-        <div class="segments" role="group" aria-label="Shape">
-          <button aria-pressed={place.shape === "graph"} onClick={() => go({ shape: "graph" })}>Graph</button>
-          <button aria-pressed={place.shape === "table"} onClick={() => go({ shape: "table" })}>Table</button>
-        </div>
       </div>
       {place.shape === "table" ? <Functions tree={tree} show={show} search={search} /> : <Chart tree={tree} lit={hits?.lit ?? null} show={show} />}
       <div class="under">
@@ -145,13 +145,12 @@ function Functions({ tree, show, search }: { tree: Tree; show: (value: number) =
   return (
     <div class="sheet tall" tabIndex={0} role="region" aria-label="Functions">
       <table>
-        <thead><tr><th>Function</th><th>Binary</th>
-          <th class="number" aria-sort={byTotal ? "none" : "descending"}><button onClick={() => setByTotal(false)}>By itself</button></th>
-          <th class="number" aria-sort={byTotal ? "descending" : "none"}><button onClick={() => setByTotal(true)}>With callees</button></th></tr></thead>
+        <thead><tr><th class="number" aria-sort={byTotal ? "none" : "descending"}><button onClick={() => setByTotal(false)}>By itself</button></th>
+          <th class="number" aria-sort={byTotal ? "descending" : "none"}><button onClick={() => setByTotal(true)}>With callees</button></th><th>Function</th><th>Binary</th></tr></thead>
         <tbody>{rows.map((row) => {
           const fn = tree.functions[row.fn]!;
-          return <tr><td class="code"><button class="link" title={fn.file} onClick={() => go({ search: fn.name, shape: "graph" })}>{fn.label}</button></td><td class="quiet">{fn.binary}</td>
-            <td class="number">{show(row.own)} <small>{percent(row.own / whole)}</small></td><td class="number">{show(row.total)} <small>{percent(row.total / whole)}</small></td></tr>;
+          return <tr><td class="number">{show(row.own)} <small>{percent(row.own / whole)}</small></td><td class="number">{show(row.total)} <small>{percent(row.total / whole)}</small></td>
+            <td class="code"><button class="link" title={fn.file} onClick={() => go({ search: fn.name, shape: "graph" })}>{fn.label}</button></td><td class="quiet">{fn.binary}</td></tr>;
         })}
           {!rows.length && <tr><td colSpan={4} class="none">No function matches. Clear the search.</td></tr>}</tbody>
       </table>
@@ -167,13 +166,13 @@ function Kernels(): preact.JSX.Element {
       {(rows) => rows.length ? (
         <div class="sheet tall" tabIndex={0} role="region" aria-label="Kernels">
           <table>
-            <thead><tr><th>Kernel</th><th>Kind</th><th class="number">GPU time</th><th class="number">Runs</th><th class="number">Mean</th><th class="number">Longest</th></tr></thead>
-            <tbody>{rows.map((row) => <tr><td class="code" title={row.name}>{row.name || row.kind}</td><td>{row.kind}</td><td class="number">{duration(row.ns)}</td>
-              <td class="number">{grouped(row.runs)}</td><td class="number">{duration(row.mean_ns)}</td><td class="number">{duration(row.most_ns)}</td></tr>)}</tbody>
+            <thead><tr><th class="number">GPU time</th><th class="number">Runs</th><th class="number">Mean</th><th class="number">Longest</th><th>Kind</th><th>Kernel</th></tr></thead>
+            <tbody>{rows.map((row) => <tr><td class="number">{duration(row.ns)}</td><td class="number">{grouped(row.runs)}</td><td class="number">{duration(row.mean_ns)}</td>
+              <td class="number">{duration(row.most_ns)}</td><td>{row.kind}</td><td class="code" title={row.name}>{row.name || row.kind}</td></tr>)}</tbody>
           </table>
           <p class="quiet note">Estimated from {grouped(rows.reduce((sum, row) => sum + row.timed, 0))} timed runs.</p>
         </div>
-      ) : <Empty title="No run on a device was timed here">Choose a longer time, or record with device times: <code>sonde record --gpu-time</code> shows how.</Empty>}
+      ) : <Empty title="No run on a device was timed here">Choose a longer time. Which recordings time them is in the help of <code>sonde record</code>.</Empty>}
     </Answer>
   );
 }

@@ -3,7 +3,7 @@
 
 import { useState } from "preact/hooks";
 import type { CauseShare, TimelineAnswer, Verdict } from "../api";
-import { duration, percent } from "../numbers";
+import { duration, percent, tidy } from "../numbers";
 import { Answer, Empty } from "../parts";
 import { useAnswer, useApp } from "../state";
 import { kindOfCause } from "../timeline";
@@ -71,7 +71,7 @@ function One({ verdict, notes }: { verdict: Verdict; notes: string[] }): preact.
       </ul>
       <div class="evidence">
         <h3>Evidence</h3>
-        <ul>{[...verdict.evidence, ...notes].slice(0, all ? 99 : 4).map((line) => <li>{line}</li>)}</ul>
+        <ul>{[...verdict.evidence, ...notes].slice(0, all ? 99 : 4).map((line) => <li>{tidy(line)}</li>)}</ul>
         {verdict.evidence.length + notes.length > 4 && <button class="link" aria-expanded={all} onClick={() => setAll(!all)}>{all ? "Less" : `All ${verdict.evidence.length + notes.length}`}</button>}
       </div>
     </article>

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions of the web page, over chunks of a real GPU, and the page's files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+
+from sonde.analyze.bound import explain
+from sonde.errors import CaptureError
+from sonde.export import strict_json
+from sonde.query import framing, stored_charts
+from sonde.query.capture import read
+from sonde.query.stored import Selection, StoredSession
+from sonde.query.stored_capture import capture_of, run_columns
+from sonde.query.timeline import of_capture
+from sonde.server import pages, views
+from sonde.server.service import Service
+from sonde.store.flush import Flusher
+
+CAPTURE = Path(__file__).parents[1] / "data" / "explain" / "own" / "cpu_quota.sonde"
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredSession]:
+    """A store that holds the capture as node `one`, and other chunks as node `two`."""
+    service = Service(
+        tmp_path_factory.mktemp("web") / "store", open_tenant="default", flushes=False
+    )
+    caller = service.caller("")
+    assert caller
+    content = CAPTURE.read_bytes()[framing.FILE_HEADER.size :]
+    for node in ("one", "two"):
+        for future, _ in service.take(caller, node, content):
+            future.result(20)
+    everything = Selection(0, 1 << 62)
+    service.wal.close()
+    assert Flusher(service.folder, service.catalog).flush().chunks == 6
+    session = service.session(caller, everything)
+    yield session
+    session.close()
+    service.catalog.close()
+    service.tokens.close()
+
+
+def selected(start_s: float = 0.0, end_s: float = 0.0) -> Selection:
+    info = read(CAPTURE).info
+    begin = info.start_ns + info.wall_offset_ns  # rows of samples may begin up to a tick earlier
+    end = info.end_ns + info.wall_offset_ns
+    return Selection(
+        begin + round((start_s or -5) * 1e9),
+        begin + round(end_s * 1e9) if end_s else end + 5_000_000_000,
+        nodes=["one"],
+    )
+
+
+def test_a_stored_node_reads_as_the_capture_that_it_sent(session: StoredSession) -> None:
+    found, sent = capture_of(session, selected()), read(CAPTURE)
+    for name in ("sample", "activity", "span", "device_run", "metric", "thread", "frame"):
+        assert found.tables[name].num_rows == sent.tables[name].num_rows, name
+    of_store, of_file = of_capture(found), of_capture(sent)
+    shift = sent.info.wall_offset_ns
+    # Each chunk has its own offset to the time since 1970: the clocks drift apart in between.
+    drift = np.abs(of_store.states.start_ns - shift - of_file.states.start_ns)
+    assert drift.max() < 10_000
+    one, other = explain(of_store).verdicts[0], explain(of_file).verdicts[0]
+    assert one.bound == other.bound
+    assert [cause.key for cause in one.causes[:2]] == [cause.key for cause in other.causes[:2]]
+    assert len(run_columns(found)) == sent.tables["device_run"].num_rows
+
+
+def test_a_timeline_is_json_with_times_after_its_origin(session: StoredSession) -> None:
+    wanted = selected(3, 6)
+    drawn = views.timeline(session, wanted)
+    assert len(strict_json.dumps(drawn)) < 1 << 20
+    assert drawn["origin_ns"] == wanted.start_ns
+    for name in ("calls", "states"):
+        columns = drawn[name]
+        assert columns["start"]
+        assert all(start <= 3e9 for start in columns["start"])
+        assert all(end >= 0 for end in columns["end"])
+        assert max(columns["track"]) < len(drawn["tracks"])
+    assert drawn["sampled"]
+    assert drawn["runs"]["weight"][0] > 1
+
+
+def test_a_timeline_needs_one_node_that_sent_something(session: StoredSession) -> None:
+    with pytest.raises(CaptureError, match="one node"):
+        views.timeline(session, Selection(0, 1 << 62))
+    with pytest.raises(CaptureError, match="sent nothing"):
+        views.timeline(session, Selection(0, 1_000_000_000, nodes=["one"]))
+
+
+def test_charts_hold_metrics_and_what_was_observed(session: StoredSession) -> None:
+    rows = stored_charts.charts(session, selected(), ["hw.power"], 100).to_pylist()
+    series = {row["series"] for row in rows}
+    assert series == {"hw.power", "sonde.cpu", "sonde.device.busy", "sonde.device.launches"}
+    assert {row["node"] for row in rows} == {"one"}
+    sent = read(CAPTURE).tables["sample"].to_pylist()
+    on_cpu = sum(row["weight_ns"] for row in sent if row["kind"] == "cpu")
+    shown = sum(row["value"] for row in rows if row["labels"] == "cpu")
+    assert shown * 1e9 == pytest.approx(on_cpu, rel=1e-6)
+
+
+def test_devices_and_kernels_add_up(session: StoredSession) -> None:
+    devices = stored_charts.devices(session, selected()).to_pylist()
+    power = next(row for row in devices if row["series"] == "hw.power")
+    assert power["least"] <= power["mean"] <= power["most"]
+    kernels = stored_charts.kernels(session, selected()).to_pylist()
+    runs = [row for row in read(CAPTURE).tables["device_run"].to_pylist() if row["kind"] != "sync"]
+    assert sum(row["runs"] for row in kernels) == pytest.approx(sum(row["weight"] for row in runs))
+
+
+def got(static: Path, path: str) -> tuple[int, dict[str, str], str]:
+    """(status, headers, body) of a GET."""
+    sent: list[dict[str, Any]] = []
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [],
+        "http_version": "1.1",
+        "root_path": "",
+    }
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    app = Starlette(routes=list(pages.routes(static)))
+    asyncio.run(app(scope, receive, send))
+    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    body = b"".join(message.get("body", b"") for message in sent[1:])
+    return sent[0]["status"], headers, body.decode()
+
+
+def test_without_a_built_page_the_server_says_how_to_build_it(tmp_path: Path) -> None:
+    status, headers, body = got(tmp_path, "/")
+    assert status == 503
+    assert "scripts/setup build" in body
+    assert "default-src 'none'" in headers["content-security-policy"]
+
+
+def test_only_files_of_the_page_are_served(tmp_path: Path) -> None:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "index.html").write_text("<!doctype html>")
+    (tmp_path / "secret.js").write_text("no")
+    (tmp_path / "assets" / "a.js").write_text("1")
+    assert got(tmp_path, "/")[1]["cache-control"] == "no-cache"
+    assert got(tmp_path, "/assets/a.js")[1]["content-type"].startswith("text/javascript")
+    for name in ("../secret.js", "..%2fsecret.js", "b.js", "../index.html", ".."):
+        assert got(tmp_path, f"/assets/{name}")[0] == 404, name
