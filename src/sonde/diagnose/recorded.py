@@ -44,9 +44,14 @@ def shrunk(window: Window) -> Window:
     return msgspec.structs.replace(window, before=before, after=after, places=places, who=who)
 
 
+def _of_another(one: ProcessMoment) -> ProcessMoment:
+    again = [flow for flow in one.flows if flow.operation == "retransmit"]
+    return ProcessMoment(one.usage, [], [], one.disk, [], again)
+
+
 def _of_family(moment: Moment, own: set[int]) -> Moment:
     processes = {
-        pid: one if pid in own else ProcessMoment(one.usage, [], [], one.disk, [], [])
+        pid: one if pid in own else _of_another(one)
         for pid, one in moment.processes.items()
         if pid in own or one.usage.cpu_ns >= LEAST_CPU_NS or one.disk
     }
