@@ -238,7 +238,8 @@ def test_at_the_end_probes_that_cannot_come_off_are_left_to_a_child(bpf, monkeyp
     kept = []
 
     class FakeBroker:
-        def keep(self, fd):
+        def keep(self, fd, inode):
+            assert inode
             if not has_child:
                 raise OSError("no child")
             kept.append(fd)
