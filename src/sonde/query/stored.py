@@ -123,10 +123,21 @@ class StoredSession:
         """Release the engine."""
         self._connection.close()
 
-    def arrow(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        """Rows of a query as columns. Raises QueryTimedOutError, CaptureTooLarge."""
-        with _errors():
-            return self._connection.sql(sql, params=list(parameters)).to_arrow_table()
+    def arrow(
+        self, sql: str, parameters: Sequence[Any] = (), chosen: pa.Table | None = None
+    ) -> pa.Table:
+        """Rows of a query as columns; it may name `chosen`, a table of the caller's own.
+
+        Raises QueryTimedOutError, CaptureTooLarge.
+        """
+        if chosen is not None:
+            self._connection.register("chosen", chosen)
+        try:
+            with _errors():
+                return self._connection.sql(sql, params=list(parameters)).to_arrow_table()
+        finally:
+            if chosen is not None:
+                self._connection.unregister("chosen")
 
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.limits import Budget
@@ -74,19 +76,23 @@ def capture_of(session: StoredSession, wanted: Selection) -> Capture:
     """The rows of one node between two times. Raises CaptureError, CaptureTooLarge."""
     if len(wanted.nodes) != 1:
         raise CaptureError("this question is about one node", "give its name as node=NAME")
-    conditions = {name: _where(name, wanted) for name in TABLES}
+    conditions = {name: _where(name, wanted) for name in TABLES if name not in ("stack", "frame")}
     rows = 0
     for name, (clause, parameters) in conditions.items():
-        if name not in ("stack", "frame"):
-            counted = session.arrow(f"SELECT count(*) AS n FROM {name} {clause}", parameters)
-            rows += counted.column("n")[0].as_py()
+        counted = session.arrow(f"SELECT count(*) AS n FROM {name} {clause}", parameters)
+        rows += counted.column("n")[0].as_py()
     if rows > MOST_ROWS:
         raise CaptureTooLarge(
             f"this time has {rows:,} rows, more than {MOST_ROWS:,}", "choose a shorter time"
         )
-    tables = {}
-    for name, (clause, parameters) in conditions.items():
-        tables[name] = _table(name, session, clause, parameters)
+    tables = {
+        name: _table(name, session, clause, parameters)
+        for name, (clause, parameters) in conditions.items()
+    }
+    used = [one.column("stack_id") for one in tables.values() if "stack_id" in one.column_names]
+    tables["stack"] = _dictionary("stack", session, used)
+    frames = [pc.list_flatten(tables["stack"].column("frame_ids"))]
+    tables["frame"] = _dictionary("frame", session, frames)
     budget = Budget("the selected time", 1, _BYTES)
     budget.hold(64 * rows + 40 * frame_count(tables["stack"]))
     return Capture(_info(session, wanted), tables, None)
@@ -94,8 +100,6 @@ def capture_of(session: StoredSession, wanted: Selection) -> Capture:
 
 def _where(name: str, wanted: Selection) -> tuple[str, list[Any]]:
     node = wanted.nodes[0]
-    if name in ("stack", "frame"):
-        return "", []
     if name in _IDENTITY:
         return "WHERE node = ?", [node]
     if name in _INTERVALS:
@@ -104,17 +108,32 @@ def _where(name: str, wanted: Selection) -> tuple[str, list[Any]]:
     return "WHERE node = ? AND time_ns >= ? AND time_ns < ?", [node, wanted.start_ns, wanted.end_ns]
 
 
-def _table(name: str, session: StoredSession, clause: str, parameters: list[Any]) -> pa.Table:
+def _dictionary(name: str, session: StoredSession, used: list[pa.ChunkedArray]) -> pa.Table:
+    """The rows of `stack` or `frame` with the keys that are used: a day has those of all nodes."""
+    parts = [whole_keys.combine_chunks() for whole_keys in used]
+    keys = pc.unique(pa.concat_arrays([pc.fill_null(part, 0) for part in parts]))
+    signed = pa.array(keys.to_numpy(zero_copy_only=False).view(np.int64))
+    clause = "WHERE key IN (SELECT key FROM chosen)"
+    return _table(name, session, clause, [], pa.table({"key": signed}))
+
+
+def _table(
+    name: str,
+    session: StoredSession,
+    clause: str,
+    parameters: list[Any],
+    chosen: pa.Table | None = None,
+) -> pa.Table:
     renamed = _RENAMED | {"stack_id": "key" if name == "stack" else "stack"}
     columns = ", ".join(
         f'"{renamed.get(field.name, field.name)}" AS "{field.name}"' for field in TABLES[name]
     )
     sql = f"SELECT {columns} FROM {name} {clause}"
     if name in ("stack", "frame"):
-        sql = f"SELECT {columns} FROM (SELECT DISTINCT * FROM {name})"
+        sql = f"SELECT {columns} FROM (SELECT DISTINCT ON (key) * FROM {name} {clause})"
     elif name in _IDENTITY:
         sql = f"SELECT {columns} FROM {name} {clause} ORDER BY time_ns"
-    found = session.arrow(sql, parameters)
+    found = session.arrow(sql, parameters, chosen)
     unsigned = {}
     for field in TABLES[name]:
         column = found.column(field.name)
@@ -127,10 +146,6 @@ def _table(name: str, session: StoredSession, clause: str, parameters: list[Any]
         keys = list(zip(*(table.column(key).to_pylist() for key in _IDENTITY[name]), strict=True))
         last = {key: row for row, key in enumerate(keys)}
         table = table.take(pa.array(last.values(), pa.int64()))
-    elif name in ("stack", "frame"):
-        ids = table.column(f"{name}_id").to_pylist()
-        first = {key: row for row, key in reversed(list(enumerate(ids)))}
-        table = table.take(pa.array(sorted(first.values()), pa.int64()))
     return table.unify_dictionaries()
 
 
