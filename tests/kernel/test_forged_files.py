@@ -20,6 +20,7 @@ from sonde.procfs import serve
 from sonde.resolve.binaries import Binaries
 from sonde.resolve.counters import Counters
 from sonde.resolve.mappings import Mapping
+from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.perf_maps import PerfMaps
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
@@ -207,7 +208,8 @@ def _perf_map_name(folder: Path, waits: Path, links_to: str) -> str:
         for where, name in ((folder / "host", "host_secret"), (root / "maps", "own_code")):
             where.mkdir(mode=0o700, exist_ok=True)
             (where / f"perf-{process.pid}.map").write_text(f"{CODE:x} 1000 {name}\n")
-        found = PerfMaps(Counters()).find(_process(process.pid, dead_ns=0), CODE, 1 << 60)
+        maps = PerfMaps(Counters(), NamingBudget())
+        found = maps.find(_process(process.pid, dead_ns=0), CODE, 1 << 60)
     return found.function if found else ""
 
 
