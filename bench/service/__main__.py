@@ -52,7 +52,7 @@ async def agent(number: int, port: int, ends: float, period_s: float, tally: Tal
         source = chunks[(number + seq) % len(chunks)]
         body = as_of(source, node, seq, time.time_ns())
         head = (
-            f"POST /v1/chunks HTTP/1.1\r\nHost: x\r\nX-Sonde-Node: {node}\r\n"
+            f"POST /v1/chunks HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Sonde-Node: {node}\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         )
         started = time.monotonic()
