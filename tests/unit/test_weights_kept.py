@@ -127,7 +127,7 @@ def test_what_is_chosen_beyond_the_tokens_is_carried_by_its_whole_weight(carried
         ("read-good", 0, 0, 1, 1),
         ("read-not-ready", 0, 0, 0, 0),
         ("read-negative", 6, 1, 0, 1),
-        ("read-tired", 6, 1, 0, 1),
+        ("read-timed-out", 6, 1, 0, 1),
         ("read-unproved", 6, 0, 0, 1),  # counted when its pair was made whole
         ("read-no-time", 0, 1, 0, 1),  # the launch failed: it stands for nothing that ran
     ],
