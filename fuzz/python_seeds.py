@@ -68,6 +68,7 @@ def write(save: Save, part: Callable[[bytes], bytes]) -> None:
         # Small numbers alone: at greater bytes the edges begin.
         small = bytes(rng.randrange(128) for _ in range(200 * (number + 1)))
         save("questions", str(number), bytes(it % 2 for it in small))
+        save("stored", str(number), bytes((2, number)) + small)
         save("otlp_profiles", f"made-{number}", b"m" + small[: 60 * (number + 1)])
     _rings(save, part)
     offsets = struct.pack("<79Q", 0x030D0000, 0, *[8 * (it % 12) for it in range(77)])
