@@ -25,6 +25,7 @@ HEAD_BYTES: Final = 64 << 10
 """Greatest size of status line and headers."""
 _PIECE: Final = 64 << 10
 _FRAMING: Final = 8
+_MOST_RETRY_AFTER_S: Final = 300.0
 """Greatest number of bytes on the wire per byte of the body: the overhead of tiny chunks."""
 _ADDRESSES: Final = 4
 """Addresses of a host that are tried."""
@@ -41,10 +42,12 @@ class RequestError(OSError):
 
 @dataclass(frozen=True)
 class Response:
-    """A complete response: status and body."""
+    """A complete response."""
 
     status: int
     body: bytes
+    retry_after_s: float = 0.0
+    """How long the server wants to be left alone; 0: it did not say so in seconds."""
 
 
 def split_url(url: str) -> SplitResult:
@@ -296,4 +299,7 @@ def _read(sock: socket.socket, method: str, end_s: float, max_bytes: int) -> tup
             raise RequestError("the response is too long")
     if length is not None and size < length:
         raise RequestError("the response is truncated")
-    return Response(response.status, b"".join(parts)), not response.will_close
+    wanted = response.getheader("Retry-After", "").strip()
+    retry_after_s = float(wanted) if wanted.isascii() and wanted.isdigit() else 0.0
+    found = Response(response.status, b"".join(parts), min(retry_after_s, _MOST_RETRY_AFTER_S))
+    return found, not response.will_close

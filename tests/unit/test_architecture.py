@@ -343,6 +343,7 @@ WRITERS: dict[str, str] = {
     "readers/nsys_sqlite.py": "SQLite reads a descriptor that is held: read-only and immutable",
     "resolve/build_id_links.py": "links, no files, in a private folder of the run",
     "server/answers.py": "Arrow into memory",
+    "server/collection.py": "SQLite opens its file by name, in the server's own directory",
     "server/tokens.py": "SQLite opens its file by name, in the server's own directory",
     "sinks/spool.py": "new files (O_EXCL) in a folder that is held and that only we can change",
     "store/catalog.py": "SQLite opens its file by name, in the server's own directory",

@@ -27,6 +27,9 @@ class Stub:
         self.taken: list[bytes] = []
         self.tokens: list[str] = []
         self.status: Callable[[bytes], int] = lambda _body: 200
+        self.retry_after = ""
+        self.answer = b"{}"
+        self.asked = 0
         stub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,10 +41,19 @@ class Stub:
                 status = stub.status(body)
                 if status == 200:
                     stub.taken.append(body)
+                self._send(status)
+
+            def do_GET(self) -> None:
+                stub.asked += 1
+                self._send(200)
+
+            def _send(self, status: int) -> None:
                 self.send_response(status)
-                self.send_header("Content-Length", "2")
+                if stub.retry_after:
+                    self.send_header("Retry-After", stub.retry_after)
+                self.send_header("Content-Length", str(len(stub.answer)))
                 self.end_headers()
-                self.wfile.write(b"{}")
+                self.wfile.write(stub.answer)
 
             def log_message(self, *_: Any) -> None:
                 """Say nothing."""
@@ -96,6 +108,45 @@ def test_a_server_that_fails_gets_everything_later(stub: Stub, tmp_path: Path) -
     sink.close()
 
     assert b"".join(stub.taken) == b"<0><1><2><3><4>"
+
+
+def test_a_busy_server_is_left_alone_as_long_as_it_asks(stub: Stub, tmp_path: Path) -> None:
+    stub.status, stub.retry_after = lambda _body: 429, "1"
+    started_s = time.monotonic()
+    sink = ServerSink(stub.url, "one", Spool(tmp_path / "spool"))
+    sink.write(b"chunk")
+    until(lambda: sink.failures == 1)
+    stub.status = lambda _body: 200
+    until(lambda: sink.sent == 1)
+    took_s = time.monotonic() - started_s
+    sink.close()
+
+    assert took_s >= 1
+    assert sink.failures == 1
+
+
+def test_an_operator_pauses_collection_and_resumes_it(
+    stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "SWITCH_S", 0.02)
+    stub.answer = b'{"collect": false}'
+    switched: list[bool] = []
+    sink = ServerSink(stub.url, "one", Spool(tmp_path / "spool"))
+    sink.on_switch(switched.append)
+    sink.write(b"chunk")
+    until(lambda: stub.asked > 3)
+    assert switched == [False]
+    for nonsense in (b"", b"[" * 60_000, b"null", b"\xff"):
+        stub.answer = nonsense
+        asked = stub.asked
+        until(lambda asked=asked: stub.asked > asked)
+    stub.answer = b'{"collect": true}'
+    until(lambda: sink.collects)
+    asked = stub.asked
+    sink.close()
+
+    assert switched == [False, True]
+    assert stub.asked == asked
 
 
 def test_what_waits_is_sent_after_a_restart(stub: Stub, tmp_path: Path) -> None:

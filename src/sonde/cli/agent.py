@@ -16,7 +16,7 @@ from sonde.cli import end_with_input, log_output
 from sonde.errors import UsageError
 
 if TYPE_CHECKING:
-    from sonde.agent import Live, Sink
+    from sonde.agent import Agent, Live, Sink
     from sonde.config import Config
 
 LOG = logging.getLogger("sonde.agent")
@@ -106,6 +106,8 @@ def _run(args: argparse.Namespace) -> int:
     sink = _sink(args, config)
     agent = Agent(config, sink)
     agent.start()
+    if config.server:
+        _obey_server(agent, sink)
     _print_outputs(config, agent.serves_at)
     agent.run(lambda: bool(signals), _no_progress)
     agent.stop()
@@ -165,6 +167,21 @@ def _server_sink(config: Config) -> Sink:
     token_file = Path(config.server_token_file) if config.server_token_file else None
     spool = Spool(folder, config.spool_mb << 20)
     return ServerSink(config.server, config.node or platform.node(), spool, token_file)
+
+
+def _obey_server(agent: Agent, sink: Sink | None) -> None:
+    """Pause and resume as the server's operator says (`sonde collection`)."""
+    from sonde.sinks.server import ServerSink
+
+    def switch(collects: bool) -> None:
+        if collects:
+            agent.resume()
+        else:
+            agent.pause()
+        LOG.warning("the server's operator %s collection", "resumes" if collects else "pauses")
+
+    assert isinstance(sink, ServerSink)
+    sink.on_switch(switch)
 
 
 def _print_outputs(config: Config, address: str) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
     "up": "watch this machine, keep its history, answer questions: agent and server in one",
     "serve": "take chunks of many nodes, remember them, answer questions over HTTP",
     "upload": "send a recording to a server",
+    "collection": "pause and resume the agents that send to a server",
     "token": "make, list and revoke the tokens of a server",
     "fleet": "fleet totals with differential privacy",
 }

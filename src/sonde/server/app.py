@@ -91,6 +91,10 @@ class Api:
                 self._guarded(Scope.INGEST, self._profiles),
                 methods=["POST"],
             ),
+            Route("/v1/collection", self._guarded(Scope.INGEST, self._collection)),
+            Route(
+                "/v1/collection", self._guarded(Scope.ADMIN, self._set_collection), methods=["PUT"]
+            ),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -126,7 +130,7 @@ class Api:
                 try:
                     response = await handler(request, caller)
                 except RefusedRequestError as error:
-                    response = refusal(error.status, error.cause, error.remedy)
+                    response = refusal(error.status, error.cause, error.remedy, **error.headers)
                 except (WalBusyError, WalFailedError) as error:
                     self._service.counters.refuse("disk")
                     response = refusal(503, error.cause, error.remedy, **{"Retry-After": "5"})
@@ -172,7 +176,25 @@ class Api:
             self._give_back(caller, len(body))
         self._service.counters.acked(time.perf_counter() - started)
         new = sum(fresh for _, fresh in taken)
-        return JSONResponse({"accepted": new, "duplicates": len(taken) - new})
+        collect = not self._service.collection.is_paused(caller.tenant)
+        document = {"accepted": new, "duplicates": len(taken) - new, "collect": collect}
+        return JSONResponse(document)
+
+    async def _collection(self, _request: Request, caller: Caller) -> Response:
+        """Whether the tenant's agents are to collect."""
+        self._service.admit(caller, 0)
+        return JSONResponse({"collect": not self._service.collection.is_paused(caller.tenant)})
+
+    async def _set_collection(self, request: Request, caller: Caller) -> Response:
+        """Pause or resume the tenant's agents."""
+        wanted = request.query_params.get("collect", "")
+        if wanted == "true":
+            self._service.collection.resume(caller.tenant)
+        elif wanted == "false":
+            self._service.collection.pause(caller.tenant)
+        else:
+            raise RefusedRequestError(400, "neither on nor off", "give collect=true or false")
+        return await self._collection(request, caller)
 
     async def _profiles(self, request: Request, caller: Caller) -> Response:
         """OTLP profiles: acknowledged as chunks are."""

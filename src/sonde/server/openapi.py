@@ -46,8 +46,9 @@ def document() -> dict[str, Any]:
             "application/json": {
                 "schema": {
                     "type": "object",
-                    "required": ["accepted", "duplicates"],
+                    "required": ["accepted", "duplicates", "collect"],
                     "properties": {
+                        "collect": {"type": "boolean"},
                         "accepted": {"type": "integer"},
                         "duplicates": {"type": "integer"},
                     },
@@ -89,6 +90,23 @@ def document() -> dict[str, Any]:
     }
     listed = {"description": "the tenant's tokens", "content": {"application/json": {"schema": {}}}}
     paths["/v1/tokens"] = {"get": {"responses": {"200": listed} | _REFUSALS}}
+    switch = {
+        "description": "whether the tenant's agents are to collect",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["collect"],
+                    "properties": {"collect": {"type": "boolean"}},
+                }
+            }
+        },
+    }
+    flag = {"name": "collect", "in": "query", "required": True, "schema": {"type": "boolean"}}
+    paths["/v1/collection"] = {
+        "get": {"responses": {"200": switch} | _REFUSALS},
+        "put": {"parameters": [flag], "responses": {"200": switch} | _REFUSALS},
+    }
     for name in ("healthz", "metrics"):
         paths[f"/{name}"] = {"get": {"security": [], "responses": {"200": _TEXT}}}
     paths["/readyz"] = {"get": {"security": [], "responses": {"200": _TEXT, "503": _ERROR}}}

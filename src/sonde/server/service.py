@@ -24,6 +24,7 @@ from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.schema import TABLES
 from sonde.query.stored import Selection, StoredSession
+from sonde.server.collection import Collection
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog
 from sonde.store.record import Record, digest_of
@@ -105,6 +106,11 @@ class RefusedRequestError(SinkError):
         super().__init__(cause, remedy)
         self.status = status
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """When to try again, where that may help."""
+        return {"Retry-After": "5"} if self.status in (429, 503) else {}
+
 
 class Bucket:
     """A token bucket: amounts a second, with a burst of ten seconds."""
@@ -155,6 +161,7 @@ class Service:
             (self.folder / "data").mkdir(mode=0o700, exist_ok=True)
             self.catalog = Catalog(self.folder)
             self.tokens = Tokens(self.folder)
+            self.collection = Collection(self.folder)
             self.wal = Wal(self.folder / "wal")
         except UsageError:
             raise
@@ -189,6 +196,7 @@ class Service:
                 interpreter.give_up(child)
         self.catalog.close()
         self.tokens.close()
+        self.collection.close()
 
     @property
     def is_open(self) -> bool:

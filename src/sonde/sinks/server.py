@@ -9,6 +9,7 @@ the server stores it once.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -22,6 +23,9 @@ from sonde.input_files import open_input
 from sonde.sinks.spool import Spool, SpooledChunk
 
 PATH = "/v1/chunks"
+SWITCH = "/v1/collection"
+SWITCH_S = 10.0
+"""A paused agent asks this often whether to go on."""
 QUEUED = 16
 BATCH_BYTES = 1 << 20
 BATCH_CHUNKS = 32
@@ -78,7 +82,7 @@ class ServerSink:
 
             tls = ssl.create_default_context()
         self._connection = http_client.Connection(parts.hostname or "", parts.port, tls)
-        self._target = parts.path.rstrip("/") + PATH
+        self._base = parts.path.rstrip("/")
         self._headers = {"Content-Type": "application/octet-stream", "X-Sonde-Node": node}
         self._token_file = token_file
         self._read_token()
@@ -94,6 +98,10 @@ class ServerSink:
         self._overrun = 0
         self.error = ""
         """Why the last request failed; '' after a successful one."""
+        self.collects = True
+        """What the server said last: whether this agent is to observe anything."""
+        self._on_switch: Callable[[bool], None] = lambda _collects: None
+        self._retry_after_s = 0.0
         self._thread = threading.Thread(target=self._run, name="sonde-server", daemon=True)
         self._thread.start()
 
@@ -106,6 +114,13 @@ class ServerSink:
                 self._queue.popleft()
                 self._overrun += 1
             self._changed.notify()
+
+    def on_switch(self, call: Callable[[bool], None]) -> None:
+        """Call this, in the sending thread, when the server wants collection to pause (False) or
+        to go on (True)."""
+        self._on_switch = call
+        if not self.collects:
+            call(False)
 
     def close(self) -> None:
         """Try to send what there is for some seconds; the rest waits for the next start."""
@@ -132,11 +147,12 @@ class ServerSink:
 
     def _run(self) -> None:
         attempt = 0
-        due_s = 0.0
+        due_s = ask_s = 0.0
         while True:
             with self._changed:
                 while not (self._queue or self._ended):
-                    left_s = due_s - time.monotonic() if self._spool else None
+                    waits = [due_s] * bool(self._spool) + [ask_s] * (not self.collects)
+                    left_s = min(waits) - time.monotonic() if waits else None
                     if left_s is not None and left_s <= 0:
                         break
                     self._changed.wait(left_s)
@@ -147,7 +163,11 @@ class ServerSink:
                 self._spool.sync()
             if ended or time.monotonic() >= due_s or unspooled:
                 attempt = 0 if self._send_all(unspooled) else attempt + 1
-                due_s = time.monotonic() + backoff_s(attempt) if attempt else 0.0
+                wait_s = self._retry_after_s + backoff_s(attempt)
+                due_s = time.monotonic() + wait_s if attempt else 0.0
+            if not (self.collects or ended) and time.monotonic() >= ask_s:
+                self._ask_switch()
+                ask_s = time.monotonic() + random.uniform(0.8, 1.2) * SWITCH_S
             if ended:
                 self._spool.sync()
                 self._connection.close()
@@ -198,7 +218,7 @@ class ServerSink:
         try:
             answer = self._connection.request(
                 "POST",
-                self._target,
+                self._base + PATH,
                 body,
                 self._headers,
                 deadline_s=REQUEST_S,
@@ -207,15 +227,50 @@ class ServerSink:
         except OSError as error:
             self.failures += 1
             self.error = str(error)
+            self._retry_after_s = 0.0
             return Outcome.AGAIN
+        self._retry_after_s = answer.retry_after_s
         if answer.status == 200:
             self.error = ""
+            self._obey(answer.body)
             return Outcome.TAKEN
         self.failures += 1
         self.error = f"HTTP status {answer.status}"
         if answer.status in (401, 403):
             self._token_again()
         return Outcome.REFUSED if answer.status in _NEVER else Outcome.AGAIN
+
+    def _ask_switch(self) -> None:
+        try:
+            answer = self._connection.request(
+                "GET",
+                self._base + SWITCH,
+                b"",
+                self._headers,
+                deadline_s=REQUEST_S,
+                max_bytes=ANSWER_BYTES,
+            )
+        except OSError as error:
+            self.error = str(error)
+            return
+        if answer.status == 200:
+            self._obey(answer.body)
+        elif answer.status in (401, 403):
+            self._token_again()
+
+    def _obey(self, body: bytes) -> None:
+        """Turn collection on or off as the server says; one that does not know of this wants it
+        on."""
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(document, dict):
+            return
+        collects = document.get("collect") is not False
+        if collects != self.collects:
+            self.collects = collects
+            self._on_switch(collects)
 
     def _token_again(self) -> None:
         """It may have been exchanged since."""
