@@ -82,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from sonde import procfs
     from sonde.cli.record import require_host
+    from sonde.cli.service_manager import ServiceManager
 
     # A daemon has no terminal, and systemd takes death by SIGHUP for a clean exit. Subprocesses
     # inherit this.
@@ -103,13 +104,21 @@ def _run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda number, _frame: signals.append(number))
     if args.end_with_input:
         end_with_input.watch()
+    manager = ServiceManager()
     sink = _sink(args, config)
     agent = Agent(config, sink)
     agent.start()
     if config.server:
         _obey_server(agent, sink)
     _print_outputs(config, agent.serves_at)
-    agent.run(lambda: bool(signals), _no_progress)
+    manager.ready()
+
+    def ends() -> bool:
+        manager.working()
+        return bool(signals)
+
+    agent.run(ends, _no_progress)
+    manager.stopping()
     agent.stop()
     for text in agent.left_behind():
         LOG.warning("%s", text)
