@@ -74,6 +74,7 @@ done
 exit $status
 """
 _OF_THE_RUN = {"ExecStart", "Restart", "WorkingDirectory"}
+_OF_A_DAEMON = {"Type", "WatchdogSec"}
 _UNKNOWN_TO_RUN = {"RestartSteps", "RestartMaxDelaySec"}
 
 
@@ -94,13 +95,21 @@ def can_run() -> bool:
 
 
 def under(
-    unit: str, folder: Path, environ: Mapping[str, str], without: Sequence[str] = ()
+    unit: str,
+    folder: Path,
+    environ: Mapping[str, str],
+    without: Sequence[str] = (),
+    *,
+    daemon: bool = True,
 ) -> list[str]:
     """What to put before a command; `folder` is one it may write to, `without`: capabilities that
-    the unit gives and this run does not have."""
+    the unit gives and this run does not have. `daemon`: whether the command reports to systemd, as
+    the unit's own does."""
     properties = [f"ReadWritePaths={folder}"]
     for name, value in settings(unit):
         if name in _OF_THE_RUN | _UNKNOWN_TO_RUN or name.startswith("Restart"):
+            continue
+        if name in _OF_A_DAEMON and not daemon:
             continue
         if name == "ProtectHome" and sys.base_prefix.startswith(("/home/", "/root/")):
             properties += ["ProtectHome=tmpfs", f"BindReadOnlyPaths={sys.base_prefix}"]

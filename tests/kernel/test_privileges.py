@@ -127,7 +127,7 @@ def seen(folder, beside, expected, without=()) -> set[str]:
         found |= features
         if found >= expected - {"attach"}:
             break
-    worked, _ = attaches(units.under("sonde.service", folder, {}, without))
+    worked, _ = attaches(units.under("sonde.service", folder, {}, without, daemon=False))
     return found | ({"attach"} if worked else set())
 
 
