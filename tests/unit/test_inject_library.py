@@ -240,7 +240,7 @@ def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
         assert memory.seen().status in (abi.Status.IDLE, abi.Status.STARTING)
         memory.ask(request=int(abi.Request.EVENTS), per_second=500)
         for _ in range(100):
-            memory.beat()
+            memory.heartbeat()
             if memory.wait_for(abi.Status.TIMING, timeout_s=0.1).status == abi.Status.TIMING:
                 break
         assert memory.seen().status == abi.Status.TIMING
@@ -249,7 +249,7 @@ def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
         launched = memory.seen().counts["launches"]
         time.sleep(0.5)
         assert memory.seen().counts["launches"] == launched, "nothing is even counted"
-        memory.beat()
+        memory.heartbeat()
         assert memory.wait_for(abi.Status.TIMING, timeout_s=3).status == abi.Status.TIMING
     finally:
         memory.close()
@@ -278,7 +278,7 @@ def test_detach_takes_the_hooks_out_and_attach_puts_them_back(launches, library)
         left = memory.wait_for(abi.Status.LEFT, timeout_s=1)
         assert (left.status, left.counts["hooks"]) == (abi.Status.LEFT, 0)
         memory.ask(request=int(abi.Request.EVENTS), per_second=100)
-        memory.beat()
+        memory.heartbeat()
         assert memory.wait_for(abi.Status.TIMING, timeout_s=1).counts["hooks"]
     finally:
         memory.close()
@@ -294,7 +294,7 @@ def test_kill_switch_is_for_good(launches, library):
         memory.ask(off=abi.KILL)
         assert memory.wait_for(abi.Status.KILLED, timeout_s=1).counts["hooks"] == 0
         memory.ask(off=0, request=int(abi.Request.EVENTS))
-        memory.beat()
+        memory.heartbeat()
         time.sleep(0.5)
         assert memory.seen().status == abi.Status.KILLED
     finally:

@@ -48,13 +48,13 @@ def program(bursts, library):
 
 def begin(memory, request=REQUEST):
     memory.ask(per_second=1000, every=1, request=request)
-    memory.beat()
+    memory.heartbeat()
 
 
 def until(memory, is_so, seconds=5.0):
     deadline_s = time.monotonic() + seconds
     while time.monotonic() < deadline_s:
-        memory.beat()
+        memory.heartbeat()
         if is_so(counts := memory.seen().counts):
             return counts
         time.sleep(0.02)
@@ -90,7 +90,7 @@ def test_launches_are_timed_by_words_found_from_outside(program):
             program.stdin.flush()
             counts = {}
             while program.poll() is None:
-                memory.beat()
+                memory.heartbeat()
                 counts = memory.seen().counts
                 time.sleep(0.02)
         finally:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sonde import _native, procfs
-from sonde.agent import whose
+from sonde.agent import owner_attributes
 from sonde.agent.adaptive_scheduler import AdaptiveScheduler
 from sonde.agent.attaching import Attacher
 from sonde.agent.dictionary import Dictionary
@@ -36,7 +36,7 @@ from sonde.agent.null_process_events import NullProcessEvents
 from sonde.agent.registry import collectors_of
 from sonde.agent.scheduler import Scheduler
 from sonde.agent.scrape_scheduler import ScrapeScheduler
-from sonde.agent.thinning import Thinning
+from sonde.agent.stack_rate_limiter import StackRateLimiter
 from sonde.agent.unwinding import Unwinding
 from sonde.agent.warm_up import warm_up
 from sonde.attach.policy import Policy
@@ -52,7 +52,7 @@ from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.sinks.chunk import ChunkBuilder
 
 if TYPE_CHECKING:
-    from sonde.agent.outlets import Outlets
+    from sonde.agent.exporters import Exporters
     from sonde.resolve.pods import Pods
 
 PODS_S = 2.0
@@ -89,7 +89,7 @@ class Sink(Protocol):
         """Chunks that were taken and will get nowhere, by reason."""
 
     def metrics(self) -> Mapping[str, float]:
-        """What the sink says of itself, by the names of the catalogue."""
+        """Metrics of the sink, by the names of the catalogue."""
 
 
 class Observer(Protocol):
@@ -121,12 +121,12 @@ class Agent:
     """Observes this node into a sink."""
 
     def __init__(self, config: Config, sink: Sink | None, *, privileged: bool = True) -> None:
-        """`sink`: None where nobody keeps rows and only the outlets are fed; then no code is named.
-        `privileged`: False for a user to whom the kernel tells nothing; then only what programs
-        tell themselves is observed: device time."""
+        """`sink`: None where rows only go to exporters; then no code is named.
+        `privileged`: False for a user without access to the kernel's events; then only device time,
+        which programs report themselves, is observed."""
         self._privileged = privileged
         self._observer: Observer | None = None
-        self._naming_debt_s = 0.0
+        self._naming_excess_s = 0.0
         """CPU time spent on names, less what it may take."""
         self._names_now = True
         self._config = config
@@ -147,9 +147,9 @@ class Agent:
         """What collectors have seen, by their names."""
         self._spans = 0
         self._lost: dict[str, int] = {}
-        self._unkept: dict[str, int] = {}
+        self._lost_before_start: dict[str, int] = {}
         """The same from before the start, where nothing is kept."""
-        self._thinning = Thinning()
+        self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
         self._kernel = Kernel(config.pids if privileged else None)
         events = self._make_events()
@@ -174,7 +174,7 @@ class Agent:
             keeps_rows=sink is not None,
         )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
-        self._outlets = self._make_outlets()
+        self._exporters = self._make_exporters()
 
     def observe(self, observer: Observer) -> None:
         """Before `start`: somebody wants to see the rows of each tick."""
@@ -203,24 +203,24 @@ class Agent:
             return ScrapeScheduler(self._config, self._collectors)
         return AdaptiveScheduler(self._config, self._collectors)
 
-    def _make_outlets(self) -> Outlets | None:
+    def _make_exporters(self) -> Exporters | None:
         config = self._config
         if not (config.prometheus or config.otlp):
             return None
-        from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
+        from sonde.agent.exporters import Exporters  # and with it an HTTP server, which few need
 
-        return Outlets(config, self._whose, self._scheduler.request_tick, self._loop_age_s)
+        return Exporters(config, self._owner_of, self._scheduler.request_tick, self._loop_age_s)
 
     def _loop_age_s(self) -> float:
         return time.monotonic() - self._turned_s
 
-    def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        return whose.attributes(*self._resolver.program(pid, start_ns))
+    def _owner_of(self, pid: int, start_ns: int) -> Mapping[str, str]:
+        return owner_attributes.attributes(*self._resolver.program(pid, start_ns))
 
     @property
     def serves_at(self) -> str:
         """HOST:PORT of the page for Prometheus; '' without one."""
-        server = self._outlets.server if self._outlets is not None else None
+        server = self._exporters.server if self._exporters is not None else None
         return server.address if server is not None else ""
 
     def start(self, program: str = "") -> None:
@@ -240,17 +240,17 @@ class Agent:
             collector.start()
         self._event_loop.listen(walkers)
         if self._unwinding.walks and not program:  # one that is not there yet has nothing to warm
-            told = warm_up(walkers, self._event_loop.poll_starting, self._unwinding.stops)
+            batches = warm_up(walkers, self._event_loop.poll_starting, self._unwinding.stops)
             self._begin()
-            self._note(told)
+            self._note(batches)
         for collector in self._collectors:
             if collector not in walkers:
                 collector.start()
         if self._attacher is not None:
             self._attacher.start()
         self._event_loop.listen(self._collectors, [self._attacher] if self._attacher else [])
-        if self._outlets is not None:
-            self._outlets.start()
+        if self._exporters is not None:
+            self._exporters.start()
         _native.release_memory()  # what the way here took
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
         gc.set_threshold(*GC_THRESHOLDS)
@@ -267,7 +267,7 @@ class Agent:
         on_tick: Callable[[Live], None],
         until_s: float = math.inf,
     ) -> None:
-        """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError.
+        """Observe until `stop` is true; `on_tick` gets the progress. Raises SinkError.
 
         `stop` is asked when a signal or an event of a process comes, at every tick, and at
         `until_s` (CLOCK_MONOTONIC).
@@ -334,8 +334,8 @@ class Agent:
                 collector.stop()
             self._unwinding.close()
             self._scheduler.close()
-            if self._outlets is not None:
-                self._outlets.close()
+            if self._exporters is not None:
+                self._exporters.close()
             self._resolver.close()
             if self._sink is not None:
                 self._sink.close()
@@ -351,7 +351,7 @@ class Agent:
         return self._resolver.process(pid, start_ns)
 
     def left_behind(self) -> list[str]:
-        """After `stop`: what has to be said of probes that stay on for a while."""
+        """After `stop`: messages about probes that stay on for a while."""
         return [text for collector in self._collectors for text in collector.left_behind]
 
     def live(self) -> Live:
@@ -367,9 +367,9 @@ class Agent:
             written_bytes=self._sink.written_bytes if self._sink is not None else 0,
         )
 
-    def _note(self, told: list[Batch]) -> None:
-        """Of what was seen before the start: whom it spoke of, and what collectors said."""
-        for batch in told:
+    def _note(self, batches: list[Batch]) -> None:
+        """Record what was seen before the start: processes, and events of collectors."""
+        for batch in batches:
             self._resolver.add_notes(batch.notes, batch.groups)
             self._dictionary.take(batch)
             rows = [row._replace(time_ns=self._started_ns) for row in batch.rows.get("event", ())]
@@ -378,7 +378,9 @@ class Agent:
         self._dictionary.begin()
         self._unwinding.begin(self._dictionary.tails_dropped)
         # What hung while it was looked at for the first time is missing from now on.
-        self._unkept = {n: lost for n, lost in self._losses().items() if n not in LASTING}
+        self._lost_before_start = {
+            n: lost for n, lost in self._losses().items() if n not in LASTING
+        }
 
     def _rehearse(self) -> None:
         """A chunk that nobody gets. The first one asks whose every process is and makes the memory
@@ -396,11 +398,11 @@ class Agent:
             self._stuck_s += late_s
         watched = self._observer is not None
         passed_s = (self._tick_ns - since_ns) / 1e9
-        self._naming_debt_s = max(0.0, self._naming_debt_s - NAMING_SHARE * passed_s)
-        self._names_now = self._naming_debt_s == 0  # of all collectors
+        self._naming_excess_s = max(0.0, self._naming_excess_s - NAMING_SHARE * passed_s)
+        self._names_now = self._naming_excess_s == 0  # of all collectors
         batches = []
         for collector in self._collectors:
-            up_to_now = chunk_ends or (watched and collector.tells_what_goes_on)
+            up_to_now = chunk_ends or (watched and collector.reports_ongoing)
             batches.append(collector.drain(since_ns, up_to_now))
             # Processes in the rows may have come and gone since: know of them before they are
             # named. And new programs wait for their tables: the first drains take tens of ms.
@@ -415,7 +417,7 @@ class Agent:
             named = self._dictionary.named
             self._take(batch)
             if collector.limits_stacks:
-                self._thin(collector, self._dictionary.named - named, since_ns)
+                self._limit_stacks(collector, self._dictionary.named - named, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
         self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
@@ -426,17 +428,17 @@ class Agent:
             self._chunk.add("event", list(ends))
             self._count_self()
 
-    def _thin(self, collector: Collector, named: int, since_ns: int) -> None:
-        if self._thinning.after(named, (self._tick_ns - since_ns) / 1e9):
-            collector.set_stack_divisor(self._thinning.odds)
+    def _limit_stacks(self, collector: Collector, named: int, since_ns: int) -> None:
+        if self._stack_limiter.after(named, (self._tick_ns - since_ns) / 1e9):
+            collector.set_stack_divisor(self._stack_limiter.divisor)
 
     def _take(self, batch: Batch) -> None:
         if batch.group_io:
             batch.metrics += self._group_io.rows(batch, self._tick_ns)
-        if self._outlets is not None:
-            self._outlets.take(batch)
+        if self._exporters is not None:
+            self._exporters.take(batch)
         if self._sink is None:
-            self._dictionary.pass_over(batch)
+            self._dictionary.ignore(batch)
             return
         self._chunk.add("metric", batch.metrics)
         for table, rows in batch.by_table():
@@ -459,14 +461,14 @@ class Agent:
         wants = self._observer.wants_code
         others = {it: owner for it, owner in batch.stacks.items() if not wants(owner[0])}
         if not self._names_now:
-            self._dictionary.pass_over(batch)
+            self._dictionary.ignore(batch)
             return
         batch.stacks = {it: owner for it, owner in batch.stacks.items() if it not in others}
         began_s = time.thread_time()
         self._dictionary.take(batch)
-        self._naming_debt_s += time.thread_time() - began_s
+        self._naming_excess_s += time.thread_time() - began_s
         batch.stacks = others
-        self._dictionary.pass_over(batch)
+        self._dictionary.ignore(batch)
 
     def _losses(self) -> dict[str, int]:
         """What was lost so far, by name."""
@@ -496,14 +498,14 @@ class Agent:
             notice = EventRow(self._tick_ns, "notice", "names_put_off", 0, 0, float(count), text)
             self._chunk.add("event", [notice])
         for name, so_far in self._losses().items():
-            count = so_far - self._unkept.get(name, 0)
+            count = so_far - self._lost_before_start.get(name, 0)
             new = count - self._lost.get(name, 0)
             if new > 0:
                 self._lost[name] = count
                 row = EventRow(self._tick_ns, "loss", name, 0, 0, float(new), "")
                 self._chunk.add("event", [row])
-                if self._outlets is not None:
-                    self._outlets.take_loss(name, float(new))
+                if self._exporters is not None:
+                    self._exporters.take_loss(name, float(new))
                 if name.endswith(".stack_map_full"):
                     self._dictionary.make_room()
 
@@ -514,7 +516,7 @@ class Agent:
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
             ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
-            ("sonde.agent.wait_stack_odds", float(self._thinning.odds)),
+            ("sonde.agent.wait_stack_divisor", float(self._stack_limiter.divisor)),
             *(self._sink.metrics().items() if self._sink is not None else ()),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
             ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
@@ -528,8 +530,8 @@ class Agent:
             rows.append((self._tick_ns, series, "", value))
         rows += self._unwinding.metrics(self._tick_ns)
         self._chunk.add("metric", rows)
-        if self._outlets is not None:
-            self._outlets.take_metrics(rows)
+        if self._exporters is not None:
+            self._exporters.take_metrics(rows)
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)

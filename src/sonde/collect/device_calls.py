@@ -41,7 +41,7 @@ CALL_GOING_ON = 2
 ROWS: Final = 16_384
 FREE_ROWS: Final = 4
 OF_ONE_PARTY: Final = 16
-"""What part of the rows may be made in a second by whoever comes first, and what part besides by
+"""What part of the rows may be made in a second first come, first served, and what part besides by
 each user or container (bpf/share.h). An interval has two such seconds."""
 _LARGEST = 2**62 - 1
 """Rows with larger numbers are left out when a capture is read (query/validation.py)."""
@@ -113,7 +113,7 @@ class DeviceCalls(Collector):
 
     def ignorable_mappings(self) -> Mapping[tuple[FileKey, str], float]:
         """Files that carry no device API."""
-        return self._discovery.dull()
+        return self._discovery.irrelevant_files()
 
     @property
     def is_charged(self) -> bool:

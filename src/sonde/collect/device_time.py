@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What devices did, and for how long, of every process that carries our library.
 
-A process carries it because somebody attached it or started it with it; here it is found, told that
-an agent lives, and asked to time about so many launches a second. Of each block of launches one is
+A process carries it because somebody attached it or started it with it; here it is found, sent
+heartbeats, and asked to time about N launches a second. Of each block of launches one is
 chosen, so a run stands for `weight` like it. What was chosen and could not be timed is a loss, and
 its weight is added to that of the next run of its kind: sums of weights stay true.
 """
@@ -45,15 +45,15 @@ YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick, where there are no events."""
 SOON_S: Final = 1.0
 SILENT_NS: Final = 1_500_000_000
-"""A library that says nothing for so long may have gone with the program that was executed over."""
+"""A library that is silent for so long may have gone with the program that was executed over."""
 STACKS_HELD: Final = 16_384
 """Stacks of launches whose runs have not come yet, a process."""
 MOST_RINGS: Final = 256
 MOST_NOTICES: Final = 256
 LEFT_S: Final = 1.0
 """What a program left behind over which another was executed is read as in a turn of so long."""
-TELL_S: Final = 10.0
-"""How often what timing costs is told."""
+REPORT_S: Final = 10.0
+"""How often the cost of timing is reported."""
 
 _LOST: Final = ("lost_ring", "lost_pool", "lost_order")
 """Counts of launches that were chosen and not timed."""
@@ -89,8 +89,8 @@ class DeviceTime(Collector):
         self._has_events = has_events
         self._look_s = 0.0
         """When to look all the same."""
-        self._tell_s = 0.0
-        """When to tell what timing costs."""
+        self._report_s = 0.0
+        """When to report the cost of timing."""
         self._losses: dict[str, int] = {}
         self._turn_ns = time.monotonic_ns()
         """When rings were read last."""
@@ -101,7 +101,7 @@ class DeviceTime(Collector):
         self._slots = Slots()
         self._withheld: dict[int, tuple[ProcessKey, bool]] = {}
         """By pid: processes that carry the library and are not ours to read; True: another agent
-        reads them, False: somebody wants them left alone. No event tells when that ends."""
+        reads them, False: somebody wants them left alone. No event comes when that ends."""
         self._ask_again_s = 0.0
         self._notices: list[EventRow] = []
         self._paused = False
@@ -111,7 +111,9 @@ class DeviceTime(Collector):
         """Set while some process carries the library, and at the end."""
         self._closing = threading.Lock()
         """Held while descriptors are used or closed: a number may soon be another file."""
-        self._heart = threading.Thread(target=self._beat, name="sonde-beat", daemon=True)
+        self._heart = threading.Thread(
+            target=self._send_heartbeats, name="sonde-heartbeat", daemon=True
+        )
 
     @property
     def pids(self) -> Collection[int]:
@@ -128,12 +130,12 @@ class DeviceTime(Collector):
         self._look(time.monotonic())
         self._heart.start()
 
-    def _beat(self) -> None:
-        """Tell every library that somebody reads; by a thread of its own, as reading may take long.
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats to every library; by a separate thread, as reading may take long.
 
         It goes on in a pause, when nothing is asked for.
         """
-        while not self._stopped.wait(abi.BEAT_NS / 1e9):
+        while not self._stopped.wait(abi.HEARTBEAT_NS / 1e9):
             if not self._processes:
                 self._carried.clear()
                 # Still, after that: none came in between, and nobody ends us.
@@ -142,7 +144,7 @@ class DeviceTime(Collector):
             with self._closing:
                 for process in list(self._processes.values()):
                     with suppress(OSError):
-                        process.memory.beat()
+                        process.memory.heartbeat()
 
     def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
         """Open what has just taken the library in, so that a short process is seen, too."""
@@ -157,7 +159,7 @@ class DeviceTime(Collector):
                     mapping.add(pid)
                     party = self._finder.party_of(pid)
                     self._finder.expect(pid, now_s + SOON_S, party)
-                    if self._finder.is_free(party):  # else its silence tells
+                    if self._finder.is_free(party):  # else its silence shows
                         self._leave_if_replaced(pid)
             elif (
                 isinstance(event, ForkEvent)
@@ -197,10 +199,10 @@ class DeviceTime(Collector):
         seen = self._seen()
         self._take_stacks(batch)  # a launch's stack is taken before it is timed
         self._drain_all(seen, since_ns, now_ns, batch)
-        for pid, told in seen.items():
-            if now_ns - told.counts["beat_ns"] > SILENT_NS:
+        for pid, one in seen.items():
+            if now_ns - one.counts["polled_ns"] > SILENT_NS:
                 self._leave_if_replaced(pid)
-        self._tell_slowdown(now_ns, batch)
+        self._add_slowdown(now_ns, batch)
         self._drain_left(since_ns, now_ns, batch)
         for pid in self._processes.keys() - alive:
             self._drop(pid)
@@ -243,7 +245,7 @@ class DeviceTime(Collector):
         for process in self._processes.values():
             with suppress(OSError):
                 process.memory.want(process.request)
-                process.memory.beat()
+                process.memory.heartbeat()
         self._look(time.monotonic())
 
     def losses(self) -> Mapping[str, int]:
@@ -260,7 +262,7 @@ class DeviceTime(Collector):
     # ---- one process -------------------------------------------------------------------------
 
     def _seen(self) -> dict[int, Seen]:
-        """What every library says now, by pid."""
+        """The state of every library now, by pid."""
         seen = {}
         for pid, process in list(self._processes.items()):
             try:
@@ -330,10 +332,10 @@ class DeviceTime(Collector):
         if process.overhead_controller.look(now_ns / 1e9, seen.counts, process.before):
             process.memory.ask(per_second=process.overhead_controller.per_second)
         self._count_lost(process, seen.counts, now_ns)
-        if seen.reason != process.told:
-            process.told = seen.reason
+        if seen.reason != process.reported_reason:
+            process.reported_reason = seen.reason
             if seen.reason != abi.Reason.OK:
-                self._tell(batch, process, "device_time_refused", seen.why)
+                self._report(batch, process, "device_time_refused", seen.why)
         armed_ns = seen.counts["armed_ns"]
         if process.armed_ns < armed_ns <= now_ns:
             process.armed_ns = armed_ns
@@ -356,8 +358,11 @@ class DeviceTime(Collector):
         if not count:
             return
         process.lost += count
-        if now_ns >= process.lost_told_ns + int(TELL_S * 1e9) and len(self._notices) < MOST_NOTICES:
-            process.lost_told_ns = now_ns
+        if (
+            now_ns >= process.lost_reported_ns + int(REPORT_S * 1e9)
+            and len(self._notices) < MOST_NOTICES
+        ):
+            process.lost_reported_ns = now_ns
             lost, process.lost = process.lost, 0
             text = "records of its device time, names or stacks beyond what is read in a turn"
             name = "device_time_lost"
@@ -417,11 +422,11 @@ class DeviceTime(Collector):
             else:
                 self._count(name, count)
 
-    def _tell_slowdown(self, now_ns: int, batch: Batch) -> None:
+    def _add_slowdown(self, now_ns: int, batch: Batch) -> None:
         """Metrics: how much slower programs are for it, by the trials of all of them."""
-        if now_ns < self._tell_s * 1e9:
+        if now_ns < self._report_s * 1e9:
             return
-        self._tell_s = now_ns / 1e9 + TELL_S
+        self._report_s = now_ns / 1e9 + REPORT_S
         found = (process.overhead_controller.trials.found for process in self._processes.values())
         now = estimate(itertools.chain.from_iterable(found))
         if now is None:
@@ -436,7 +441,7 @@ class DeviceTime(Collector):
             self._losses[name] = self._losses.get(name, 0) + number
 
     @staticmethod
-    def _tell(batch: Batch, process: DeviceProcess, name: str, text: str) -> None:
+    def _report(batch: Batch, process: DeviceProcess, name: str, text: str) -> None:
         pid, start_ns = process.key
         now_ns = time.monotonic_ns()
         batch.add("event", EventRow(now_ns, "notice", name, pid, start_ns, 1.0, text))
@@ -544,7 +549,7 @@ class DeviceTime(Collector):
         )
         per_second = overhead_controller.per_second
         memory.ask(tail=tail, per_second=per_second, request=process.request)
-        memory.beat()
+        memory.heartbeat()
         self._processes[pid] = process
         self._carried.set()
         if process.by_slots:
@@ -566,7 +571,7 @@ class DeviceTime(Collector):
     def _withhold(
         self, key: ProcessKey, before: tuple[ProcessKey, bool] | None, *, to_other: bool
     ) -> None:
-        """Leave a process alone for now; say once where another agent has it."""
+        """Leave a process alone for now; report once where another agent has it."""
         self._withheld[key[0]] = (key, to_other)
         if to_other and before != (key, True):
             text = "its device time is read by another agent or recorder"

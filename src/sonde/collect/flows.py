@@ -42,7 +42,7 @@ class Flow(NamedTuple):
 
 FIELDS = Flow._fields
 MAX_PEERS = 256
-"""Told by name in a tick; bytes to and from the others are one peer, other."""
+"""Peers with a name in a tick; bytes to and from the others are one peer, other."""
 WALK_SHARE = 0.0002
 """Of one core, for the walk over open files: where there are many, it is done less often."""
 WALK_GAP_S = 1.0

@@ -50,7 +50,7 @@ PROGRAMS: Final = (
     *("on_call", "on_user_fault", "on_kernel_fault", "on_pages", "on_end", "on_fork"),
 )
 MOST_PIECES: Final = 16
-"""What is left of one mapping around its holes is followed in so many pieces."""
+"""What is left of one mapping around its holes is followed in at most this many pieces."""
 Range = tuple[int, int]
 """Addresses, the second one behind its end."""
 COMPARE_SHARE: Final = 0.01
@@ -152,8 +152,8 @@ class MemoryCollector(Attached):
     def _compare(self, batch: Batch, since_ns: int) -> None:
         """Take back what was unmapped in a way the programs could not follow.
 
-        The middle of a mapping, say, or all of it by an exec. What a process held when it ended
-        stays as it was: that is what it had come to hold.
+        For example the middle of a mapping, or all of it by an exec. What a process held when it
+        ended stays as it was: that is what it had come to hold.
         """
         space: dict[tuple[int, int], list[Range] | None] = {}
         for address, pid, start, stack_id, size, tid, weight, number, is_part in self._bpf.entries(

@@ -39,7 +39,7 @@ MOST_SPARE: Final = 16_384
 
 
 def _threads() -> int:
-    """Of all processes; 0 where the machine does not say."""
+    """Of all processes; 0 where the machine does not report it."""
     running, _, there = (procfs.read_file("/proc/loadavg") or b"").partition(b"/")
     return int(there.split()[0]) if running and there else 0
 
@@ -60,7 +60,7 @@ class WaitCollector(Collector):
     name = "waits"
     walks_stacks = True
     limits_stacks = True
-    tells_what_goes_on = True
+    reports_ongoing = True
 
     def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
         arguments = _native.tracepoint_arguments("sched_switch")
@@ -124,8 +124,8 @@ class WaitCollector(Collector):
         return batch
 
     def set_stack_divisor(self, divisor: int) -> None:
-        """Take one stack in `divisor` of those that are due; each then stands for so many more."""
-        self._bpf.set_array("thinning", 0, struct.pack("=I", divisor))
+        """Take one stack in `divisor` of those that are due; each then counts `divisor` times."""
+        self._bpf.set_array("stack_divisor", 0, struct.pack("=I", divisor))
 
     def _misses_threads(self) -> bool:
         """Threads turned up that had no state, for want of memory at birth: the walk makes it."""
