@@ -78,7 +78,7 @@ def test_sums_of_weights_are_the_launches_and_durations_the_device_s(launches, l
 def test_what_timing_costs_is_tried_out_and_the_sums_stay_true(launches, library, monkeypatch):
     monkeypatch.setattr("sonde.collect.overhead_controller.GAP_S", 0.2)
     monkeypatch.setattr("sonde.collect.overhead_controller.STRETCH_S", 0.15)
-    monkeypatch.setattr("sonde.collect.device_time.TELL_S", 0.5)
+    monkeypatch.setattr("sonde.collect.device_records.REPORT_S", 0.5)
     process = start(launches, library, 8)
     collector = DeviceTime([process.pid], 0.05)
     find(process.pid).close()
