@@ -35,19 +35,69 @@ def pytest_configure(config: pytest.Config) -> None:
         compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 
-NEED_THE_MACHINE = ("kernel", "integration", "gpu")
-"""Folders of tests that observe the whole machine by its clock."""
+OBSERVE_THE_MACHINE = ("kernel", "integration", "gpu")
+"""Folders of tests that start recorders, agents and servers, and look at their results."""
+
+ALONE = {
+    "test_agent": "holds that nothing is lost, and the recorder's own cost",
+    "test_cpu_truth": "compares CPU time of samples with the kernel's",
+    "test_diagnose_live": "learns what is usual, then sees a change",
+    "test_explain_live": "times what holds up a thread",
+    "test_host_truth": "compares counters of the whole machine",
+    "test_launch_stacks": "compares rates of launches",
+    "test_losses": "fills buffers at a known rate",
+    "test_memory_truth": "compares memory of the whole machine",
+    "test_network_truth": "compares counters of the whole machine",
+    "test_rest": "holds that an agent sleeps on an idle machine",
+    "test_usage_truth": "compares CPU and run queue time with the kernel's",
+    "test_waits_truth": "compares durations of waits",
+}
+"""Files of those folders whose results depend on what else runs, and why: they run one after another.
+The others run beside each other."""
+
+RINGS = "device time"
+"""Tests that read the memory of the library in a process: only one reader may."""
+GROUPS = {
+    stem: RINGS
+    for stem in (
+        *("test_attach", "test_attach_borrowed", "test_attach_command", "test_attach_hostile"),
+        *("test_attach_waits", "test_inject_contexts", "test_inject_gates", "test_inject_hostile"),
+        *("test_inject_library", "test_inject_looks", "test_inject_slots", "test_weights_kept"),
+    )
+}
+"""Files that share something, by what they share: tests of a group run one after another."""
+
+LONGEST = ("test_hanging_reads", "test_privileges", "test_stuck_loop", "test_hostile_processes")
+"""Files that begin first, so that nothing waits for them in the end."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What others do on the machine at that moment is in the result of a test that needs it for
-    itself, so one that fails is run again; the summary names each (RERUN)."""
+    """Which tests need the machine for themselves, and which must not run beside one another.
+
+    What else runs is in the result of a test that observes the machine, so one that fails is run
+    again; the summary names each (RERUN).
+    """
     can_rerun = config.pluginmanager.hasplugin("rerunfailures")
+    can_group = config.pluginmanager.hasplugin("xdist")
     for item in items:
-        if item.path.parent.name in NEED_THE_MACHINE:
+        stem, folder = item.path.stem, item.path.parent.name
+        observes = folder in OBSERVE_THE_MACHINE
+        if folder == "gpu" or (observes and stem in ALONE):
             item.add_marker(pytest.mark.machine)
-        if can_rerun and item.get_closest_marker("machine"):
+        if can_rerun and (observes or item.get_closest_marker("machine")):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
+        if can_group:
+            item.add_marker(pytest.mark.xdist_group(GROUPS.get(stem, f"{folder}/{stem}")))
+    order = {stem: number for number, stem in enumerate(LONGEST)}
+    rank = len(order)
+    items.sort(
+        key=lambda it: (
+            order.get(it.path.stem, rank),
+            it.path.parent.name not in OBSERVE_THE_MACHINE and it.path.stem not in GROUPS,
+            GROUPS.get(it.path.stem, ""),
+        )
+    )
     if os.geteuid() == 0 and Path("/sys/kernel/btf/vmlinux").exists():
         return
     reason = "needs root and a kernel with BTF"

@@ -322,7 +322,7 @@ def test_what_is_no_message_is_a_gap_and_the_next_process_is_heard(stub, watched
     watched.until(lambda: watched.value("hw.power"))
     watched.runner._buffer[:0] = b"\xff\xff\xff\xffrubbish"
     watched.until(lambda: watched.notes)
-    assert watched.notes == [("signal_lost", "nvml: its process says what is no message")]
+    assert watched.notes == [("signal_lost", "nvml: its process sent an invalid message")]
     watched.forget()
     watched.until(lambda: watched.value("hw.power"))
     assert watched.notes[0][0] == "signal_back"

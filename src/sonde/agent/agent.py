@@ -11,28 +11,26 @@ maps it and a process that lives 50 ms is known before it is gone.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import math
-import os
-import platform
 import resource
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sonde import _native, procfs
 from sonde.agent import owner_attributes
 from sonde.agent.adaptive_scheduler import AdaptiveScheduler
 from sonde.agent.attaching import Attacher
+from sonde.agent.chunk_header import ChunkHeader
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.event_loop import EventLoop
 from sonde.agent.group_io import GroupIo
+from sonde.agent.losses import Losses
 from sonde.agent.null_process_events import NullProcessEvents
+from sonde.agent.protocols import Live, Observer, Sink
 from sonde.agent.registry import collectors_of
 from sonde.agent.scheduler import Scheduler
 from sonde.agent.scrape_scheduler import ScrapeScheduler
@@ -57,13 +55,6 @@ if TYPE_CHECKING:
 
 PODS_S = 2.0
 """At the end, wait so long for the names of pods that were asked for last."""
-LOST_EVENTS = "processes.events"
-HUNG = ("processes.hung", "files.hung")
-"""Losses of what makes its readers wait: `procfs.broker`."""
-LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
-"""Losses that go on: what is counted before the start is lost after it, too."""
-STUCK = "agent.seconds_stuck"
-"""Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
 NAMING_SHARE = 0.1
 """Of a CPU, for naming code where rows are watched as they come."""
 LATE_S = 3.0
@@ -72,49 +63,6 @@ GC_THRESHOLDS = (10_000, 20, 20)
 """A tick makes thousands of rows, none of which is part of a cycle."""
 REHEARSED = 2_000
 """Rows of a chunk in which a lot happens."""
-
-
-class Sink(Protocol):
-    """Takes finished chunks."""
-
-    written_bytes: int
-
-    def write(self, chunk: bytes) -> None:
-        """Take a chunk, or raise SinkError and leave what was there."""
-
-    def close(self) -> None:
-        """No more chunks come."""
-
-    def losses(self) -> Mapping[str, int]:
-        """Chunks that were taken and will get nowhere, by reason."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """Metrics of the sink, by the names of the catalogue."""
-
-
-class Observer(Protocol):
-    """Sees the rows of each tick, in this process, before they are encoded."""
-
-    def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
-        """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
-        Must return within milliseconds and keep no batch."""
-
-    def wants_code(self, pid: int) -> bool:
-        """Whether stacks of a process are to be named: nobody else's are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """How far a recording is."""
-
-    elapsed_s: float
-    samples: int
-    waits: int
-    device_calls: int
-    spans: int
-    lost: int
-    processes: int
-    written_bytes: int
 
 
 class Agent:
@@ -131,24 +79,17 @@ class Agent:
         self._names_now = True
         self._config = config
         self._sink = sink
-        self._id = str(uuid.uuid4())
-        self._seq = 0
+        self._header = ChunkHeader(config)
         self._started_ns = 0
         self._tick_ns = 0
         self._turned_s = time.monotonic()
         """When the loop last did."""
-        self._stuck_s = 0.0
-        """How long nothing was read out, beyond what was meant."""
         self._gc_before = gc.get_threshold()
         self._pause_asked = False
-        self._program: ProgramRun | None = None
         self._paused_ns = 0  # before the chunk in the making
         self._counts: Counter[str] = Counter()
         """What collectors have seen, by their names."""
         self._spans = 0
-        self._lost: dict[str, int] = {}
-        self._lost_before_start: dict[str, int] = {}
-        """The same from before the start, where nothing is kept."""
         self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
         self._kernel = Kernel(config.pids if privileged else None)
@@ -172,6 +113,10 @@ class Agent:
         self._event_loop = EventLoop(
             config, events, self._resolver, self._unwinding, self._collectors, self._scheduler,
             keeps_rows=sink is not None,
+        )  # fmt: skip
+        self._losses = Losses(
+            self._collectors, self._kernel, self._unwinding, self._dictionary, self._event_loop,
+            self._resolver, self._attacher, sink,
         )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
         self._exporters = self._make_exporters()
@@ -321,7 +266,7 @@ class Agent:
 
         `program`: the run that this recording saw from its start to its end.
         """
-        self._program = program
+        self._header.program = program
         try:
             self._tick(chunk_ends=True)
             if self._sink is not None:
@@ -362,7 +307,7 @@ class Agent:
             waits=self._counts["waits"],
             device_calls=self._counts["device_calls"],
             spans=self._spans,
-            lost=sum(self._lost.values()),
+            lost=self._losses.total,
             processes=self._dictionary.processes,
             written_bytes=self._sink.written_bytes if self._sink is not None else 0,
         )
@@ -377,10 +322,7 @@ class Agent:
         self._rehearse()
         self._dictionary.begin()
         self._unwinding.begin(self._dictionary.tails_dropped)
-        # What hung while it was looked at for the first time is missing from now on.
-        self._lost_before_start = {
-            n: lost for n, lost in self._losses().items() if n not in LASTING
-        }
+        self._losses.begin()
 
     def _rehearse(self) -> None:
         """A chunk that nobody gets. The first one asks whose every process is and makes the memory
@@ -395,7 +337,7 @@ class Agent:
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
-            self._stuck_s += late_s
+            self._losses.stuck_s += late_s
         watched = self._observer is not None
         passed_s = (self._tick_ns - since_ns) / 1e9
         self._naming_excess_s = max(0.0, self._naming_excess_s - NAMING_SHARE * passed_s)
@@ -470,44 +412,18 @@ class Agent:
         batch.stacks = others
         self._dictionary.ignore(batch)
 
-    def _losses(self) -> dict[str, int]:
-        """What was lost so far, by name."""
-        now = {
-            f"{collector.name}.{name}": count
-            for collector in self._collectors
-            for name, count in collector.losses().items()
-        }
-        now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
-        now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
-        now["stacks.forgotten"] = self._dictionary.forgotten
-        now[LOST_EVENTS] = self._event_loop.lost
-        hung = procfs.BROKER.processes_hung, procfs.BROKER.files_hung
-        now |= zip(HUNG, hung, strict=True)
-        now[STUCK] = round(self._stuck_s)
-        now["processes.mappings"] = self._resolver.counters.mappings_left_out
-        now["processes.names_put_off"] = self._resolver.counters.names_put_off
-        if (it := self._attacher) is not None:
-            now |= {"attach.queue_full": it.left_out, "attach.attaches_failed": it.failed}
-        if self._sink is not None:
-            now |= self._sink.losses()
-        return now
-
     def _count_losses(self) -> None:
         for party, count in self._resolver.budget.newly_over():
             text = f"code of {procfs.name_of(party)} takes too long to name"
             notice = EventRow(self._tick_ns, "notice", "names_put_off", 0, 0, float(count), text)
             self._chunk.add("event", [notice])
-        for name, so_far in self._losses().items():
-            count = so_far - self._lost_before_start.get(name, 0)
-            new = count - self._lost.get(name, 0)
-            if new > 0:
-                self._lost[name] = count
-                row = EventRow(self._tick_ns, "loss", name, 0, 0, float(new), "")
-                self._chunk.add("event", [row])
-                if self._exporters is not None:
-                    self._exporters.take_loss(name, float(new))
-                if name.endswith(".stack_map_full"):
-                    self._dictionary.make_room()
+        for name, new in self._losses.since_last_call():
+            row = EventRow(self._tick_ns, "loss", name, 0, 0, float(new), "")
+            self._chunk.add("event", [row])
+            if self._exporters is not None:
+                self._exporters.take_loss(name, float(new))
+            if name.endswith(".stack_map_full"):
+                self._dictionary.make_room()
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -538,30 +454,10 @@ class Agent:
         if self._sink is None:
             return
         self._dictionary.write(chunk)
-        meta = {
-            "seq": self._seq,
-            "start_ns": chunk.start_ns,
-            "end_ns": self._tick_ns,
-            "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
-            "paused_ns": self._paused_ns,
-            "last": last,
-            "capture": {"id": self._id, "version": _native.VERSION, "host": self._host()},
-        }
+        self._sink.write(self._header.encode(chunk, self._tick_ns, self._paused_ns, last=last))
         self._paused_ns = 0
-        self._seq += 1
-        self._sink.write(chunk.encode(meta))
         del chunk
         gc.collect(0)  # while there are few objects to look at: all of those rows are gone
-
-    def _host(self) -> dict[str, object]:
-        return {
-            "kernel": platform.release(),
-            "machine": platform.machine(),
-            "cpus": os.cpu_count() or 0,
-            "hz": self._config.hz,
-            "whole_machine": self._config.pids is None,
-            **({"program": dataclasses.asdict(self._program)} if self._program else {}),
-        }
 
 
 def _pods(config: Config) -> Pods | None:

@@ -80,7 +80,7 @@ def pack(points: Points, left_out: int) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[Points, int]:
-    """The reverse, without the length. Raises ValueError for what is no message."""
+    """The reverse, without the length. Raises ValueError for an invalid message."""
     try:
         strings, rows, events, left_out = marshal.loads(body)
         metrics: list[MetricRow] = [
@@ -89,7 +89,7 @@ def unpack(body: bytes) -> tuple[Points, int]:
         ]
         return Points(metrics, [EventRow._make(row) for row in events]), int(left_out)
     except (EOFError, TypeError, IndexError) as error:
-        raise ValueError(f"what is no message: {error}") from error
+        raise ValueError(f"an invalid message: {error}") from error
 
 
 class SubprocessRunner:
@@ -135,7 +135,7 @@ class SubprocessRunner:
         try:
             received = self._read(points)
         except ValueError as error:
-            self._replace(points, now_s, f"its process reports {error}")
+            self._replace(points, now_s, f"its process sent {error}")
             return points
         ended = self._child.poll()
         if received:
@@ -230,7 +230,7 @@ class SubprocessRunner:
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MESSAGE_MAX_BYTES:
-                raise ValueError("what is no message")
+                raise ValueError("an invalid message")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
