@@ -71,7 +71,6 @@ LONGEST = ("test_hanging_reads", "test_privileges", "test_stuck_loop", "test_hos
 """Files that begin first, so that nothing waits for them in the end."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Which tests need the machine for themselves, and which must not run beside one another.
 
@@ -79,7 +78,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     again; the summary names each (RERUN).
     """
     can_rerun = config.pluginmanager.hasplugin("rerunfailures")
-    can_group = config.pluginmanager.hasplugin("xdist")
     for item in items:
         stem, folder = item.path.stem, item.path.parent.name
         observes = folder in OBSERVE_THE_MACHINE
@@ -87,8 +85,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.machine)
         if can_rerun and (observes or item.get_closest_marker("machine")):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
-        if can_group:
-            item.add_marker(pytest.mark.xdist_group(GROUPS.get(stem, f"{folder}/{stem}")))
     order = {stem: number for number, stem in enumerate(LONGEST)}
     rank = len(order)
     items.sort(
@@ -104,6 +100,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("bpf"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Tests of a file, and of files that share something, run one after another in one worker.
+
+    Not by the marker `xdist_group`: pytest-xdist 3.8 sets it in vain with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return GROUPS.get(Path(path).stem, path)
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
