@@ -26,7 +26,7 @@ coverage:  ## share of the Python code that the tests run, by package; without t
 	  tests/unit tests/golden tests/integration $(PYTEST_ARGS); status=$$?; \
 	  $(PY) scripts/coverage_by_package.py build/coverage.json; exit $$status
 
-check:  ## lint, types, format, room rules
+check:  ## lint, types, format, dependency rules
 	@scripts/setup build check
 	@scripts/check
 

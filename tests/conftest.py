@@ -57,14 +57,14 @@ The others run beside each other."""
 
 RINGS = "device time"
 """Tests that read the memory of the library in a process: only one reader may."""
-GROUPS = {
-    stem: RINGS
-    for stem in (
+GROUPS = dict.fromkeys(
+    (
         *("test_attach", "test_attach_borrowed", "test_attach_command", "test_attach_hostile"),
         *("test_attach_waits", "test_inject_contexts", "test_inject_gates", "test_inject_hostile"),
         *("test_inject_library", "test_inject_looks", "test_inject_slots", "test_weights_kept"),
-    )
-}
+    ),
+    RINGS,
+)
 """Files that share something, by what they share: tests of a group run one after another."""
 
 LONGEST = ("test_hanging_reads", "test_privileges", "test_stuck_loop", "test_hostile_processes")

@@ -4,12 +4,13 @@
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use libbpf_rs::btf::Btf;
-use libbpf_rs::{Iter, MapCore, Object, ObjectBuilder, ProgramMut};
+use libbpf_rs::{MapCore, Object, ObjectBuilder, ProgramMut};
 use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -336,8 +337,15 @@ impl Bpf {
 
     /// Run an iterator program to its end.
     fn walk(&self, py: Python<'_>, link: u64) -> PyResult<()> {
-        let failed = |e: &libbpf_rs::Error| os_error("cannot walk", e);
-        let mut iter = Iter::new(self.links.first(link)?).map_err(|e| failed(&e))?;
+        let link = self.links.first(link)?.as_fd().as_raw_fd();
+        // Not by libbpf-rs's Iter, whose error does not have the kernel's number.
+        // SAFETY: the link is open.
+        let fd = unsafe { libbpf_sys::bpf_iter_create(link) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error().into());
+        }
+        // SAFETY: it is new, and nobody else's.
+        let mut iter = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         py.detach(|| {
             let mut sink = [0u8; 64];
             while iter.read(&mut sink)? > 0 {}

@@ -17,9 +17,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "sonde"
 
-# A room may import from the rooms named here, and from itself. `cli` may import anything, and
+# A package may import from those named here, and from itself. `cli` may import anything, and
 # nothing imports `cli`. docs/architecture.md says why; change both together.
-DOORS: dict[str, set[str]] = {
+MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "http_client": set(),
     "ownership": set(),
@@ -73,7 +73,7 @@ DOORS: dict[str, set[str]] = {
     },
 }
 
-# Heavy libraries, and the rooms that may use them: never one that the recorder loads.
+# Heavy libraries, and the packages that may use them: never one that the recorder loads.
 HEAVY = {
     "pyarrow": {"query", "fleet", "recording", "server", "store"},
     "duckdb": {"query", "store"},
@@ -123,7 +123,7 @@ def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     """`cli` for src/sonde/cli/main.py, `agent` for src/sonde/agent.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -143,24 +143,24 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-def test_every_room_is_known() -> None:
-    rooms = {room_of(path) for path in modules()} - {"__init__", "__main__", "cli"}
+def test_every_package_is_known() -> None:
+    packages = {package_of(path) for path in modules()} - {"__init__", "__main__", "cli"}
 
-    assert rooms <= set(DOORS), "a new room needs its doors in DOORS and in docs/architecture.md"
+    assert packages <= set(MAY_IMPORT), "a new package needs a row in MAY_IMPORT and in docs/architecture.md"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_rooms_open_only_onto_the_rooms_they_may(path: Path) -> None:
-    room = room_of(path)
-    if room in ("cli", "__main__"):
+def test_packages_import_only_what_they_may(path: Path) -> None:
+    package = package_of(path)
+    if package in ("cli", "__main__"):
         return
-    doors = DOORS.get(room, set()) | {room}
+    allowed = MAY_IMPORT.get(package, set()) | {package}
     for line, name in imports_of(path):
         parts = name.split(".")
         if parts[0] in HEAVY:
-            assert room in HEAVY[parts[0]], f"{path}:{line} imports {parts[0]}"
+            assert package in HEAVY[parts[0]], f"{path}:{line} imports {parts[0]}"
         if parts[0] == "sonde" and parts[1] != "__version__":
-            assert parts[1] in doors, f"{path}:{line}: {room} may not import {name}"
+            assert parts[1] in allowed, f"{path}:{line}: {package} may not import {name}"
 
 
 def dotted_name(path: Path) -> str:
@@ -200,7 +200,7 @@ def test_no_package_has_an_import_circle_among_its_modules() -> None:
     """Imports inside functions count: they hide a circle, and do not break it."""
     packages: dict[str, dict[str, Path]] = {}
     for path in modules():
-        packages.setdefault(room_of(path), {})[dotted_name(path)] = path
+        packages.setdefault(package_of(path), {})[dotted_name(path)] = path
     found = {name: circular(imports_among(names)) for name, names in packages.items()}
 
     assert {name: members for name, members in found.items() if members} == {}
@@ -230,7 +230,7 @@ def descendants(root: str, bases: dict[str, set[str]]) -> set[str]:
 
 
 def observing_modules() -> list[Path]:
-    return [path for path in modules() if room_of(path) in ("agent", "collect")]
+    return [path for path in modules() if package_of(path) in ("agent", "collect")]
 
 
 def type_tests(tree: ast.AST, classes: set[str]) -> list[int]:
@@ -309,7 +309,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
     forbidden = {"print", "exit", "quit", "input"}
     attributes = {("sys", "exit"), ("os", "_exit"), ("sys", "stdout"), ("sys", "stderr")}
     for path in modules():
-        if room_of(path) in ("cli", "__main__"):
+        if package_of(path) in ("cli", "__main__"):
             continue
         text = path.read_text()
         # A module that is run as a process of its own answers its parent on standard output.
@@ -410,8 +410,8 @@ def test_what_root_reads_of_others_is_split_at_line_feeds_alone() -> None:
     threads and control groups may hold: a user who chooses such a name would forge a line."""
     wrong = []
     for path in (path for path in code_files() if path.startswith("src/sonde/")):
-        room, *rest = Path(path).parts[2:]
-        if room not in READS_OTHERS and [room, *rest] != ["cli", "dump.py"]:
+        package, *rest = Path(path).parts[2:]
+        if package not in READS_OTHERS and [package, *rest] != ["cli", "dump.py"]:
             continue
         tree = ast.parse((ROOT / path).read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -432,7 +432,7 @@ def test_no_file_grows_past_one_sitting() -> None:
 
     for path, lines in sizes.items():
         if lines > SIZE_WARNING:
-            warnings.warn(f"{path} has {lines} lines: is there a second room in it?", stacklevel=1)
+            warnings.warn(f"{path} has {lines} lines: is there a second concern in it?", stacklevel=1)
     assert [p for p, lines in sizes.items() if lines >= SIZE_LIMIT] == []
 
 
@@ -444,7 +444,7 @@ def test_most_lines_are_python() -> None:
     assert lines[".py"] > lines.total() / 2, lines.most_common()
 
 
-def test_no_room_is_a_lumber_room() -> None:
+def test_no_package_has_a_name_that_says_nothing() -> None:
     named = [p for p in tracked() if FORBIDDEN_NAMES & set(re.split(r"[/.]", p.lower()))]
 
     assert named == []
@@ -474,7 +474,7 @@ def test_every_source_file_names_its_licence() -> None:
         assert re.search(f"SPDX-License-Identifier: {licence}", head), path
 
 
-def test_bpf_programs_tell_the_kernel_the_same_licence() -> None:
+def test_bpf_programs_name_the_same_licence() -> None:
     programs = [path for path in tracked() if path.endswith(".bpf.c")]
 
     assert programs

@@ -96,7 +96,7 @@ class FlowCollector(Walking):
         if self._walk is None or (now_s < self._next_walk_s and not now_at_last):
             return
         began_s = time.thread_time()
-        self._bpf.walk(self._walk)
+        self._iterators.run(self._walk)
         spent_s = time.thread_time() - began_s
         self._next_walk_s = now_s + max(0.9 * WALK_GAP_S, spent_s / WALK_SHARE)
 

@@ -204,6 +204,32 @@ def expect_fields(bpf: _native.Bpf, rows: str, expected: Sequence[str]) -> None:
         raise InternalError(f"{rows} has the fields {found}, not {list(expected)}", "rebuild Sonde")
 
 
+class Iterators:
+    """Runs an object's iterator programs between ticks.
+
+    A run takes a file descriptor and kernel memory. Where there is none left, it is skipped and
+    counted: what it would have summed up comes with the next one.
+    """
+
+    def __init__(self, bpf: _native.Bpf) -> None:
+        self._bpf = bpf
+        self.skipped = 0
+
+    def run(self, link: int) -> None:
+        """Run a program to its end. Raises OSError for other reasons."""
+        try:
+            self._bpf.walk(link)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            self.skipped += 1
+
+    def losses(self) -> dict[str, int]:
+        """Losses of the object, and runs that were skipped."""
+        skipped = {"walks_skipped": self.skipped} if self.skipped else {}
+        return losses_of(self._bpf) | skipped
+
+
 def losses_of(bpf: _native.Bpf | None) -> dict[str, int]:
     """Losses of an object by name, those that happened only."""
     counts = bpf.losses() if bpf else []

@@ -103,7 +103,7 @@ class MemoryCollector(Attached):
         """What was mapped, unmapped and touched since the last tick."""
         batch = Batch()
         if to_the_end and self._sum is not None:
-            self._bpf.walk(self._sum)
+            self._iterators.run(self._sum)
         for row in self._bpf.drain("memory"):
             pid, tid, start, stack_id, number, is_freed, *sums = row
             kind, name = KINDS.get(number, OTHER)

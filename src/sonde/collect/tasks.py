@@ -68,7 +68,7 @@ class TaskCollector(Walking):
         """Rows of `usage`, and notes on processes and control groups."""
         batch = Batch()
         if self._walk is not None:
-            self._bpf.walk(self._walk)
+            self._iterators.run(self._walk)
         rows = batch.rows["usage"] = []
         for row in self._bpf.drain("usage"):
             pid, start, cpu, ready, runs, waits, preempted, moves, minor, major, *io = row
