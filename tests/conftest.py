@@ -52,8 +52,8 @@ ALONE = {
     "test_usage_truth": "compares CPU and run queue time with the kernel's",
     "test_waits_truth": "compares durations of waits",
 }
-"""Files of those folders whose results depend on what else runs, and why: they run one after another.
-The others run beside each other."""
+"""Files of those folders whose results depend on what else runs, and why: they run one after
+another. The others run beside each other."""
 
 RINGS = "device time"
 """Tests that read the memory of the library in a process: only one reader may."""

@@ -337,12 +337,15 @@ impl Bpf {
 
     /// Run an iterator program to its end.
     fn walk(&self, py: Python<'_>, link: u64) -> PyResult<()> {
+        let failed = |error: std::io::Error| {
+            PyOSError::new_err((error.raw_os_error(), format!("cannot walk: {error}")))
+        };
         let link = self.links.first(link)?.as_fd().as_raw_fd();
         // Not by libbpf-rs's Iter, whose error does not have the kernel's number.
         // SAFETY: the link is open.
         let fd = unsafe { libbpf_sys::bpf_iter_create(link) };
         if fd < 0 {
-            return Err(std::io::Error::last_os_error().into());
+            return Err(failed(std::io::Error::last_os_error()));
         }
         // SAFETY: it is new, and nobody else's.
         let mut iter = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
@@ -351,6 +354,7 @@ impl Bpf {
             while iter.read(&mut sink)? > 0 {}
             Ok(())
         })
+        .map_err(failed)
     }
 
     /// Names of the fields of a drained row: key first, then value.
