@@ -43,12 +43,23 @@ ALONE = {
     "test_cpu_truth": "compares CPU time of samples with the kernel's",
     "test_diagnose_live": "learns what is usual, then sees a change",
     "test_explain_live": "times what holds up a thread",
+    "test_fleet_services": "a thousand clients send within the time of a batch",
+    "test_fleet_view": "nodes send within the time of a batch",
+    "test_generated_trees": "compares shares of samples",
+    "test_go_stacks": "compares shares of samples",
+    "test_hanging_reads": "holds that commands end in time",
+    "test_hostile_processes": "holds what hostile processes cost",
     "test_host_truth": "compares counters of the whole machine",
     "test_launch_stacks": "compares rates of launches",
     "test_losses": "fills buffers at a known rate",
+    "test_many_threads": "holds that ticks come in time",
     "test_memory_truth": "compares memory of the whole machine",
     "test_network_truth": "compares counters of the whole machine",
+    "test_privileges": "looks for samples of short runs",
+    "test_pythons": "compares shares of samples",
     "test_rest": "holds that an agent sleeps on an idle machine",
+    "test_stacks": "compares shares of samples",
+    "test_unwinder": "compares shares of samples",
     "test_usage_truth": "compares CPU and run queue time with the kernel's",
     "test_waits_truth": "compares durations of waits",
 }
@@ -67,7 +78,7 @@ GROUPS = dict.fromkeys(
 )
 """Files that share something, by what they share: tests of a group run one after another."""
 
-LONGEST = ("test_hanging_reads", "test_privileges", "test_stuck_loop", "test_hostile_processes")
+LONGEST = ("test_html_browser", "test_service", "test_stuck_loop", "test_map_locks")
 """Files that begin first, so that nothing waits for them in the end."""
 
 

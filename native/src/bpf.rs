@@ -82,15 +82,25 @@ pub fn os_error(what: &str, error: &libbpf_rs::Error) -> PyErr {
     PyOSError::new_err((number, format!("{what}: {error:#}")))
 }
 
+/// The kernel's number of an error. libbpf-rs does not give out the `io::Error` that an error is made
+/// of, only its text, which ends with the number.
 fn root_errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut cause = Some(error);
     while let Some(current) = cause {
         if let Some(io) = current.downcast_ref::<std::io::Error>() {
             return io.raw_os_error();
         }
+        if let Some(number) = number_in(&current.to_string()) {
+            return Some(number);
+        }
         cause = current.source();
     }
     None
+}
+
+/// The number in "... (os error 24)".
+fn number_in(text: &str) -> Option<i32> {
+    text.rsplit_once("(os error ")?.1.strip_suffix(')')?.parse().ok()
 }
 
 fn map_info(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> MapInfo {

@@ -64,6 +64,7 @@ def test_a_recording_process_that_runs_out_of_descriptors_goes_on() -> None:
 
     collector = TaskCollector(Kernel([os.getpid()]))
     collector.start()
+    collector.drain(0, False)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
@@ -76,3 +77,22 @@ def test_a_recording_process_that_runs_out_of_descriptors_goes_on() -> None:
         collector.stop()
     assert os.getpid() in {row[1] for row in rows}
     assert collector.losses() == {"walks_skipped": 1}
+
+
+@pytest.mark.bpf
+@pytest.mark.machine
+def test_a_program_that_cannot_be_loaded_for_want_of_a_descriptor_says_so() -> None:
+    import resource
+
+    from sonde.collect.cpu import CpuSampler
+    from sonde.collect.kernel import Kernel
+    from sonde.errors import HostError
+
+    kernel = Kernel([os.getpid()])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        with pytest.raises(HostError, match="no file descriptor is left"):
+            CpuSampler(kernel, 99)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
