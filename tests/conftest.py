@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     can_rerun = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
         stem, folder = item.path.stem, item.path.parent.name
-        observes = folder in OBSERVE_THE_MACHINE
+        observes = folder in OBSERVE_THE_MACHINE or stem in GROUPS
         if folder == "gpu" or (observes and stem in ALONE):
             item.add_marker(pytest.mark.machine)
         if can_rerun and (observes or item.get_closest_marker("machine")):

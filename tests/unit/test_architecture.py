@@ -146,9 +146,7 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 def test_every_package_is_known() -> None:
     packages = {package_of(path) for path in modules()} - {"__init__", "__main__", "cli"}
 
-    assert packages <= set(MAY_IMPORT), (
-        "a row in MAY_IMPORT and docs/architecture.md"
-    )
+    assert packages <= set(MAY_IMPORT), "a row in MAY_IMPORT and docs/architecture.md"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -434,9 +432,7 @@ def test_no_file_grows_past_one_sitting() -> None:
 
     for path, lines in sizes.items():
         if lines > SIZE_WARNING:
-            warnings.warn(
-                f"{path} has {lines} lines: is there a second part in it?", stacklevel=1
-            )
+            warnings.warn(f"{path} has {lines} lines: is there a second part in it?", stacklevel=1)
     assert [p for p, lines in sizes.items() if lines >= SIZE_LIMIT] == []
 
 

@@ -19,8 +19,6 @@ from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import MOST_A_TURN, Ring
 from sonde.sinks.chunk import ChunkBuilder
 
-pytestmark = pytest.mark.machine
-
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 HERE = os.getpid()
 

@@ -22,8 +22,6 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 from stub_driver import REQUEST, build, find, start, watch
 
-pytestmark = pytest.mark.machine
-
 ROOT = Path(__file__).parents[2]
 NS_OF = {"shorter(float*)": 20_000, "longer": 60_000, "(graph)": 100_000}
 

@@ -18,8 +18,6 @@ from sonde.collect import slots
 from sonde.collect.slots import Slots
 from stub_driver import build, find, start
 
-pytestmark = pytest.mark.machine
-
 REQUEST = abi.Request.EVENTS | abi.Request.SLOTS
 SLOT = struct.Struct("=QQII")
 

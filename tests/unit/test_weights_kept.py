@@ -33,8 +33,6 @@ from sonde.query import framing
 from sonde.sinks.chunk import columns_of
 from sonde.sinks.series import MetricRegistry
 
-pytestmark = pytest.mark.machine
-
 PROGRAM = Path(__file__).parents[1] / "programs/inject/weights.c"
 DEVICE_RUN = columns_of("device_run")
 KEY = (7, 11)
