@@ -38,48 +38,24 @@ def pytest_configure(config: pytest.Config) -> None:
 OBSERVE_THE_MACHINE = ("kernel", "integration", "gpu")
 """Folders of tests that start recorders, agents and servers, and look at their results."""
 
-ALONE = {
-    "test_agent": "holds that nothing is lost, and the recorder's own cost",
-    "test_cpu_truth": "compares CPU time of samples with the kernel's",
-    "test_diagnose_live": "learns what is usual, then sees a change",
-    "test_explain_live": "times what holds up a thread",
-    "test_fleet_services": "a thousand clients send within the time of a batch",
-    "test_fleet_view": "nodes send within the time of a batch",
-    "test_generated_trees": "compares shares of samples",
-    "test_go_stacks": "compares shares of samples",
-    "test_hanging_reads": "holds that commands end in time",
-    "test_hostile_processes": "holds what hostile processes cost",
-    "test_host_truth": "compares counters of the whole machine",
-    "test_launch_stacks": "compares rates of launches",
-    "test_losses": "fills buffers at a known rate",
-    "test_many_threads": "holds that ticks come in time",
-    "test_memory_truth": "compares memory of the whole machine",
-    "test_network_truth": "compares counters of the whole machine",
-    "test_privileges": "looks for samples of short runs",
-    "test_pythons": "compares shares of samples",
-    "test_rest": "holds that an agent sleeps on an idle machine",
-    "test_stacks": "compares shares of samples",
-    "test_unwinder": "compares shares of samples",
-    "test_usage_truth": "compares CPU and run queue time with the kernel's",
-    "test_waits_truth": "compares durations of waits",
-}
-"""Files of those folders whose results depend on what else runs, and why: they run one after
-another. The others run beside each other."""
+ALONE = ("test_fleet_services", "test_fleet_view")
+"""Files of tests/integration whose parties have to send within the time of a batch. They run one
+after another, as does all of tests/kernel and tests/gpu: there rates, shares and losses are
+compared, and a process that keeps a lock of its memory keeps probes from being put on everywhere.
+The rest of tests/integration runs beside other tests."""
 
 RINGS = "device time"
-"""Tests that read the memory of the library in a process: only one reader may."""
+"""Of tests that read the memory of the library in a process: only one reader may at a time."""
 GROUPS = dict.fromkeys(
     (
         *("test_attach", "test_attach_borrowed", "test_attach_command", "test_attach_hostile"),
         *("test_attach_waits", "test_inject_contexts", "test_inject_gates", "test_inject_hostile"),
         *("test_inject_library", "test_inject_looks", "test_inject_slots", "test_weights_kept"),
+        *("test_prometheus", "test_record_without_root"),  # by recorders of the whole machine
     ),
     RINGS,
 )
 """Files that share something, by what they share: tests of a group run one after another."""
-
-LONGEST = ("test_html_browser", "test_service", "test_stuck_loop", "test_map_locks")
-"""Files that begin first, so that nothing waits for them in the end."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -92,19 +68,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         stem, folder = item.path.stem, item.path.parent.name
         observes = folder in OBSERVE_THE_MACHINE or stem in GROUPS
-        if folder == "gpu" or (observes and stem in ALONE):
+        if folder in ("kernel", "gpu") or stem in ALONE:
             item.add_marker(pytest.mark.machine)
         if can_rerun and (observes or item.get_closest_marker("machine")):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
-    order = {stem: number for number, stem in enumerate(LONGEST)}
-    rank = len(order)
+    # Those that take longest begin first.
     items.sort(
         key=lambda it: (
-            order.get(it.path.stem, rank),
-            it.path.parent.name not in OBSERVE_THE_MACHINE and it.path.stem not in GROUPS,
-            GROUPS.get(it.path.stem, ""),
+            it.path.stem not in GROUPS, it.path.parent.name not in OBSERVE_THE_MACHINE,
         )
-    )
+    )  # fmt: skip
     if os.geteuid() == 0 and Path("/sys/kernel/btf/vmlinux").exists():
         return
     reason = "needs root and a kernel with BTF"

@@ -65,6 +65,7 @@ def test_a_recording_process_that_runs_out_of_descriptors_goes_on() -> None:
     collector = TaskCollector(Kernel([os.getpid()]))
     collector.start()
     collector.drain(0, False)
+    assert collector.losses() == {}
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
