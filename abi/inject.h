@@ -175,9 +175,8 @@ struct inject_state {
 	/* Looks for words that lead to device libraries which ended before all data of the program's
 	 * modules was read; each goes on where the last one ended. */
 	uint64_t looks_cut;
-	uint64_t modules; /* changes when modules were loaded or unloaded */
-	uint64_t
-		slots_refused; /* of the agent's lists, that did not hold what the agent expected */
+	uint64_t modules;	/* changes when modules were loaded or unloaded */
+	uint64_t slots_refused; /* of the agent's lists: not what it expected */
 	uint32_t functions_count;
 	uint32_t functions_seq; /* one more when they are others */
 	uint32_t slots_done;	/* slots_seq of the list that was taken over last */

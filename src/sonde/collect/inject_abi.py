@@ -262,7 +262,7 @@ class State(NamedTuple):
     modules: int
     """changes when modules were loaded or unloaded"""
     slots_refused: int
-    """of the agent's lists, that did not hold what the agent expected"""
+    """of the agent's lists: not what it expected"""
     functions_count: int
     functions_seq: int
     """one more when they are others"""
