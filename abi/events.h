@@ -25,7 +25,7 @@ enum sonde_loss {
 	LOSS_NOTES_FULL,     /* whose a process or what a control group was went unnoted */
 	LOSS_REQUESTS,	     /* a request to a block device found no room while it was under way */
 	LOSS_MAPPINGS,	     /* a mapping found no room: that it is unmapped goes unseen */
-	LOSS_BY_PROCESS,     /* no row of its own: counted by process, without thread and stack */
+	LOSS_BY_PROCESS,     /* no separate row: counted by process, without thread and stack */
 	LOSS_TOGETHER,	     /* not even such a row: counted in one for all that is left */
 	LOSS_SHARE,	     /* beyond what one process or user may take of what all share */
 	LOSS_OVER_BUDGET,    /* a call of a party whose calls of this function cost too much */
@@ -124,7 +124,7 @@ struct dump_value {
 
 /* ---- device calls ---- */
 
-/* How a call tells what became of it. */
+/* How a call reports its outcome. */
 enum call_result {
 	RESULT_STATUS, /* returns its status, 0 is success */
 	RESULT_HANDLE, /* returns a handle, zero is failure; its status goes where status_arg points */
@@ -336,7 +336,7 @@ struct block_key {
 struct block_value {
 	__u64 count;
 	__u64 bytes;
-	__u64 queue_ns;	 /* until the device was told */
+	__u64 queue_ns;	 /* until the request reached the device */
 	__u64 device_ns; /* until it was done */
 	__u64 max_ns;	 /* both, the longest */
 };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the library in a profiled process and the agent say to each other. Python's
+ * What the library in a profiled process and the agent exchange. Python's
  * src/sonde/collect/inject_abi.py is generated from it: python scripts/inject_types.py.
  *
  * ---- how the library starts --------------------------------------------------------------------
@@ -9,8 +9,8 @@
  * nothing and returns 1). It is linked `-z nodelete`, links to libc alone and needs no symbol newer
  * than glibc 2.17. The constructor makes the memory below and one thread with all signals blocked;
  * it calls no device library, prints nothing, and cannot fail the host: where something is missing
- * there is no memory, or its state says why. SONDE_INJECT in the environment: `off`: nothing is made;
- * REQUEST:PER_SECOND (decimal, e.g. 3:200): it begins at once with that and a beat INJECT_AHEAD_NS
+ * there is no memory, or its state gives the reason. SONDE_INJECT in the environment: `off`: nothing is made;
+ * REQUEST:PER_SECOND (decimal, e.g. 3:200): it begins at once with that and a heartbeat INJECT_AHEAD_NS
  * ahead, so that a program started by Sonde is timed from its first launch on (its children inherit
  * the variable and do the same).
  * The built library is sonde._native.inject_library(), as bytes: write them into a memfd or a file.
@@ -38,9 +38,9 @@
  * Words of 8 bytes are aligned and written at once.
  *
  * ---- the life of it ----------------------------------------------------------------------------
- * The agent writes heartbeat_ns at least every INJECT_BEAT_NS. Once it is older than INJECT_IDLE_NS
- * the library goes idle (state INJECT_IDLE) whatever else control says: no hook does more than test a
- * word. A beat that comes back wakes it within 0.5 s. Detach: request = INJECT_LEAVE; hooks are
+ * The agent writes heartbeat_ns at least every INJECT_HEARTBEAT_NS. Once it is older than INJECT_IDLE_NS
+ * the library goes idle (state INJECT_IDLE) whatever else control holds: no hook does more than test a
+ * word. A heartbeat that comes back wakes it within 0.5 s. Detach: request = INJECT_LEAVE; hooks are
  * taken out of the import tables, state INJECT_LEFT; a later request puts them back, so attaching
  * again needs no second load. Kill switch: off = INJECT_KILL; the same, for good (INJECT_KILLED).
  *
@@ -49,8 +49,8 @@
  * stands in for (functions_count entries, then a new functions_seq), and the agent finds the words
  * that hold their addresses from outside: by the relocations of files, and in memory. It writes
  * them, ascending by address, then a new slots_seq. The library looks at each again (in writable
- * data of a loaded module, holding what is said, which is such a function or an import of its name
- * that is not bound yet), puts its own function there, and says slots_done. Without INJECT_SLOTS it
+ * data of a loaded module, holding the given value, which is such a function or an import of its name
+ * that is not bound yet), puts its own function there, and sets slots_done. Without INJECT_SLOTS it
  * looks for itself.
  */
 #ifndef SONDE_INJECT_H
@@ -61,9 +61,9 @@
 #define INJECT_MEMFD "sonde-inject"
 #define INJECT_MAGIC 0x31746a6e69646e73ull /* "sndinjt1", little endian */
 #define INJECT_ABI 2
-#define INJECT_BEAT_NS 250000000ull
+#define INJECT_HEARTBEAT_NS 250000000ull
 #define INJECT_IDLE_NS 1000000000ull
-#define INJECT_AHEAD_NS 5000000000ull /* a beat may lie this far ahead */
+#define INJECT_AHEAD_NS 5000000000ull /* a heartbeat may lie this far ahead */
 
 #define INJECT_HEADER_AT 0
 #define INJECT_CONTROL_AT 4096
@@ -85,7 +85,7 @@ struct inject_header {
 	uint32_t abi;
 	uint32_t bytes;	     /* INJECT_BYTES */
 	uint32_t pid;	     /* in the process's own pid namespace */
-	uint32_t generation; /* 1, and one more in each forked child that begins anew */
+	uint32_t generation; /* 1, and one more in each forked child that begins again */
 	uint64_t born_ns;
 };
 
@@ -110,7 +110,7 @@ struct inject_control {
 	uint32_t off;	      /* INJECT_KILL: stop for good */
 	uint64_t tail;	      /* records taken out of the ring, ever */
 	uint32_t per_second;  /* about how many launches a second to time; 0: none */
-	uint32_t every;	      /* if not 0: one in so many instead */
+	uint32_t every;	      /* if not 0: one launch in `every` instead */
 	uint64_t seed;	      /* of the sampling; 0: the library's choice */
 	uint32_t window;      /* number of the CUPTI window wanted; a new one opens it */
 	uint32_t window_us;   /* its length */
@@ -141,12 +141,12 @@ enum inject_reason {
 	INJECT_CUPTI_UNPROVED, /* a build that is not in the table of proved ones */
 	INJECT_CUPTI_TAKEN,    /* another user holds it */
 	INJECT_CUPTI_DENIED,   /* profiling is restricted to administrators */
-	INJECT_CUPTI_FAILED,   /* cupti_error says which error */
+	INJECT_CUPTI_FAILED,   /* cupti_error has the error */
 	INJECT_NO_MEMORY,
 };
 
 struct inject_state {
-	uint64_t beat_ns;   /* when the library's thread last looked */
+	uint64_t polled_ns; /* when the library's thread last looked */
 	uint32_t status;    /* enum inject_status */
 	uint32_t reason;    /* enum inject_reason */
 	uint64_t head;	    /* records put into the ring, ever; written after them */
@@ -176,7 +176,7 @@ struct inject_state {
 	 * modules was read; each goes on where the last one ended. */
 	uint64_t looks_cut;
 	uint64_t modules;	/* changes when modules were loaded or unloaded */
-	uint64_t slots_refused; /* of the agent's lists, that were not what was said of them */
+	uint64_t slots_refused; /* of the agent's lists: not what it expected */
 	uint32_t functions_count;
 	uint32_t functions_seq; /* one more when they are others */
 	uint32_t slots_done;	/* slots_seq of the list that was taken over last */

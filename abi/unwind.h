@@ -26,7 +26,7 @@ struct unwind_chunk {
 	__u32 words[UNWIND_CHUNK_WORDS];
 };
 
-/* Where the canonical frame address (CFA: rsp before the call) comes from; rules.rs says more. */
+/* Where the canonical frame address (CFA: rsp before the call) comes from; details in rules.rs. */
 enum unwind_cfa {
 	CFA_NONE,
 	CFA_END,
@@ -71,7 +71,7 @@ struct unwind_range {
 
 /*
  * How to find the Python frames of a thread. Offsets in bytes; 0xffff: this build has no such
- * field. src/sonde/unwind/cpython.py tells where they come from.
+ * field. src/sonde/unwind/cpython.py has their sources.
  */
 struct unwind_python {
 	__u64 tss_at;  /* autoTSSkey: {int is_initialized; pthread_key_t key} */
@@ -100,7 +100,7 @@ struct unwind_process {
 	__u32 range_count;
 	struct unwind_python python;
 	__u64 walks; /* counted by the programs: who is worth their room */
-	__u64 told;  /* another random number each time the process is told */
+	__u64 epoch; /* another random number each time the process is loaded */
 };
 
 /* Why a walk ended; 0 is the thread's entry. Counted by kind; names in abi/errors.json. */
@@ -121,14 +121,14 @@ enum unwind_stop {
 	STOP_REGISTERS,	  /* no user registers: a thread on its way in or out */
 	PYTHON_NO_THREAD, /* counted, the walk goes on: no thread state of Python's */
 	PYTHON_MEMORY,	  /* a Python frame could not be read */
-	PYTHON_NO_FRAME,  /* an evaluation loop without a frame of its own */
+	PYTHON_NO_FRAME,  /* an evaluation loop without a separate frame */
 	STOP_SIGNALS,	  /* more signal handlers on one stack than are followed */
 	STOP_TAIL, /* counted in user space: outer pieces were dropped before they were read */
 	STOP_MAX,
 };
 
 /*
- * A Python frame takes two words of a stack, told by their highest bit:
+ * A Python frame takes two words of a stack, marked by their highest bit:
  *     1 << 63 | address of the code object
  *     1 << 63 | its first line << 32 | the instruction's place (bytes from the code object; 3.10: index)
  */

@@ -133,11 +133,11 @@ def cycle(memories: list[InjectMemory], row: dict[str, Any]) -> None:
     request = abi.Request.EVENTS | abi.Request.OPENCL | abi.Request.STACKS
     for memory in memories:
         memory.ask(request=request, per_second=200)
-        memory.beat()
+        memory.heartbeat()
     for memory in memories:
         deadline = time.monotonic() + 2
         while memory.seen().status != abi.Status.TIMING and time.monotonic() < deadline:
-            memory.beat()
+            memory.heartbeat()
             time.sleep(0.01)
         row["timing"] += memory.seen().status == abi.Status.TIMING
     time.sleep(random.uniform(0, 0.03))

@@ -122,7 +122,7 @@ def beat(pairs: list[tuple[Worker, Worker]]) -> None:
     """An agent lives, and has read all."""
     for touched, _ in pairs:
         if touched.memory is not None:
-            touched.memory.beat()
+            touched.memory.heartbeat()
             touched.memory.ask(tail=touched.memory.seen().counts["head"])
 
 
@@ -158,7 +158,7 @@ def enter(phase: str, pairs: list[tuple[Worker, Worker]]) -> None:
             touched.load()
         elif phase in asked:
             assert touched.memory is not None
-            touched.memory.beat()
+            touched.memory.heartbeat()
             touched.memory.ask(**asked[phase])
     for _ in range(5):
         beat(pairs)

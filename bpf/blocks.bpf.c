@@ -4,7 +4,7 @@
  * and which control group they are charged to.
  *
  * Who asked is the task in which the request is accounted. Writeback, and what a limit held back,
- * is handed in by a kernel thread: then the group alone tells.
+ * is handed in by a kernel thread: then only the group is known.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -22,7 +22,7 @@
 #define EVERYBODY (~0ULL) /* no party's number */
 #define HANDED_IN (~1ULL) /* the party of what a kernel thread hands in: no user's number */
 
-/* New rows of a second: so many are first come, first served, then so many are each party's. */
+/* New rows of a second: some are first come, first served, then some for each party. */
 const volatile u64 free_rows = 1024;
 const volatile u64 most_rows_of_one_party = 256;
 
@@ -92,7 +92,7 @@ int BPF_PROG(on_issue, struct request *rq)
 	return 0;
 }
 
-/* Kernels before 6.5 tell of no start: the issue is the first that is seen. */
+/* Kernels before 6.5 report no start: the issue is the first that is seen. */
 SEC("tp_btf/block_rq_issue")
 int BPF_PROG(on_first_issue, struct request *rq)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Reads the arguments of a device call at its entry, as its spec says (abi/events.h). */
+/* Reads the arguments of a device call at its entry, by its spec (abi/events.h). */
 #ifndef SONDE_CALL_ARGUMENTS_H
 #define SONDE_CALL_ARGUMENTS_H
 

@@ -2,12 +2,12 @@
 /*
  * Calls of device APIs (CUDA, OpenCL, ...), seen at the functions' entry and return by uprobes.
  * The programs know no API: the attach cookie names a site (one function of one file), and the
- * entry of `sites` says which arguments to read.
+ * entry of `sites` has which arguments to read.
  *
  * APIs nest: the CUDA runtime calls the driver, a loader calls the loader below it. The outermost
  * call of a thread counts and what it calls in turn does not. While a call is going on, the return
  * address at its entry's stack pointer is the kernel's trampoline (that is how uretprobes work), so
- * one look at that slot tells a nested call from one whose outer call was left by a longjmp.
+ * one look at that slot separates a nested call from one whose outer call was left by a longjmp.
  *
  * Sites are where the stack pointer is still that of the function's entry: return addresses and
  * stack arguments are read relative to it, and the kernel writes its trampoline there.
@@ -36,7 +36,7 @@ const volatile u32 spans_per_s = 250; /* shorter ones become spans up to this ra
 SWAPPED_ROWS(device_calls, struct call_key, struct call_value, 16384)
 SPARE_ROWS(device_calls, struct call_key, struct call_value, 2048)
 
-/* New rows of a second: so many are first come, first served, then so many are each party's. */
+/* New rows of a second: some are first come, first served, then some for each party. */
 const volatile u64 free_rows = 4096;
 const volatile u64 most_rows_of_one_party = 1024;
 #define FREE_SPARE_ROWS 512
@@ -52,7 +52,7 @@ struct {
 	__type(value, struct call_spec);
 } sites SEC(".maps");
 
-/* Every hit of a site, whoever made it and whatever came of it: what the budget is held against. */
+/* Every hit of a site, by any caller and with any outcome: compared with the budget. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, MAX_SITES);
@@ -133,7 +133,7 @@ static __always_inline bool going_on(struct task_struct *task, const struct in_c
 	return page && return_to >= page && return_to < page + 4096;
 }
 
-/* The call that was counted at its entry has not returned, as far as its stack slot tells. */
+/* The call that was counted at its entry has not returned, as far as its stack slot shows. */
 static __always_inline bool inside_seen(const struct in_call *call, u64 sp)
 {
 	return sp <= call->seen_sp && user_word(call->seen_sp) == call->seen_return;

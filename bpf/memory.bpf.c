@@ -5,7 +5,7 @@
  * system call, so it is off unless asked for.
  *
  * Totals are exact; stacks are sampled and weighted (stack.h). A mapping whose stack was taken is
- * remembered by its place, so that what is unmapped is told of the stack that mapped it.
+ * remembered by its place, so that what is unmapped is reported with the stack that mapped it.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -132,7 +132,7 @@ static __always_inline struct memory_key key_of(struct task_struct *task, const 
 /* The next block: as long as brings about one stack in stack_gap_ns. */
 static __always_inline void next_block(struct fault_block *b, u64 now)
 {
-	u64 took = now - b->began_ns, length = stack_odds;
+	u64 took = now - b->began_ns, length = stack_divisor_max;
 
 	if (took >= stack_gap_ns * 16 || !b->length)
 		length = 1; /* it rested: what comes is new */
@@ -140,8 +140,8 @@ static __always_inline void next_block(struct fault_block *b, u64 now)
 		length = b->length * stack_gap_ns / took;
 	if (length > 2 * b->length)
 		length = 2 * b->length;
-	if (length > stack_odds)
-		length = stack_odds;
+	if (length > stack_divisor_max)
+		length = stack_divisor_max;
 	if (!length)
 		length = 1;
 	b->began_ns = now;

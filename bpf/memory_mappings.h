@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * Rows of host memory, and the mappings that are followed so that what is unmapped of them is told
+ * Rows of host memory, and the mappings that are followed so that what is unmapped of them is reported
  * of the stack that mapped it.
  */
 #ifndef SONDE_MEMORY_MAPPINGS_H
@@ -75,7 +75,7 @@ static __always_inline void forget(u32 tgid, u64 from, u64 to)
 	bpf_map_delete_elem(&mapping_ends, &end);
 }
 
-/* So many bytes of a mapping are gone: told of the stack that mapped it. */
+/* Bytes of a mapping are gone: reported with the stack that mapped it. */
 static __always_inline void given_back(u32 tgid, const struct memory_mapping *m, u64 bytes)
 {
 	struct memory_key key = {

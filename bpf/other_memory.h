@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
  * Memory of other tasks, as user space has read it. A program that reads it itself has its pages
- * brought in, and whoever owns them decides how long that takes (FUSE, userfaultfd): meanwhile the
+ * brought in, and their owner decides how long that takes (FUSE, userfaultfd): meanwhile the
  * program cannot be ended, and no other program on the machine can be taken off. So a page that is not
  * here yet is asked for, and the walk is made again once it has come.
  */

@@ -6,10 +6,10 @@
  * The kernel itself notes when a thread was queued (sched_info), and its run queue has a clock that
  * was brought up to date for this very switch: the delay is their difference, as the kernel sums it.
  * on_switch runs under the run-queue lock: it reads two words and adds to this CPU's own counts. It
- * also tells the timer where the run queue of its CPU is, for which not every kernel has a symbol.
+ * also gives the timer the place where the run queue of its CPU is, for which not every kernel has a symbol.
  *
  * The memory for a timer can be refused, for seconds. Until it is had, the sampling clocks of the CPUs
- * look instead (on_beat), which cannot be slowed down while the machine rests.
+ * look instead (on_timer), which cannot be slowed down while the machine rests.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -100,7 +100,7 @@ struct {
 	__type(value, u64);
 } spent SEC(".maps");
 
-/* [0] 0: look no more. [1] 1: tell when the machine is no longer at rest, once. */
+/* [0] 0: look no more. [1] 1: report when the machine is no longer at rest, once. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2);
@@ -146,7 +146,7 @@ static __always_inline void count(u32 which, u64 more)
 		*n += more;
 }
 
-static __always_inline void stir(struct watch *w, const struct pulse *p)
+static __always_inline void mark_active(struct watch *w, const struct pulse *p)
 {
 	const u32 second = 1;
 	u32 *asked = bpf_map_lookup_elem(&wanted, &second);
@@ -170,7 +170,7 @@ static __always_inline u64 look(struct watch *w)
 	bpf_loop(cpus, look_at, &p, 0);
 	if (bpf_ringbuf_output(&pulses, &p, sizeof(p), BPF_RB_NO_WAKEUP))
 		count_loss(LOSS_RING_FULL);
-	stir(w, &p);
+	mark_active(w, &p);
 	rests = !p.busy && p.switches - w->switches <= 2 * idle_gap_ns / busy_gap_ns;
 	w->time_ns = p.time_ns;
 	w->switches = p.switches;
@@ -200,7 +200,7 @@ static int on_time(void *map, u32 *key, struct clock *clock)
 }
 
 SEC("perf_event")
-int on_beat(void *ctx)
+int on_timer(void *ctx)
 {
 	const u32 first = 0;
 	struct watch *w = bpf_map_lookup_elem(&watches, &first);
@@ -209,7 +209,7 @@ int on_beat(void *ctx)
 	if (!w || w->timed || !is_wanted())
 		return 0;
 	last = *(volatile u64 *)&w->time_ns; /* before the clock: another CPU may write it now */
-	/* Each CPU beats; one of them looks. */
+	/* The timer runs on each CPU; one of them looks. */
 	if (bpf_ktime_get_ns() - last >= busy_gap_ns - busy_gap_ns / 4)
 		look(w);
 	return 0;

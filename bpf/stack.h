@@ -40,7 +40,7 @@ static __always_inline void count_loss(u32 which)
  * Which of a thread's events get a stack. The chance is settled before the event's size is known and
  * the event counts for its inverse, so sums of weights are unbiased. About one stack in `stack_gap_ns`
  * a thread among events like the one before, and as many among those of another kind: what comes
- * seldom between much of the same gets one for sure, and the sums are steady. A thread that goes to and
+ * seldom between much of the same gets one for sure, and the sums have little variance. A thread that goes to and
  * fro between two kinds of wait changes with every event and is no dearer.
  */
 struct stack_chance {
@@ -53,7 +53,7 @@ struct stack_chance {
 };
 
 const volatile u64 stack_gap_ns = 10000000;
-const volatile u32 stack_odds = 1024; /* one in so many at the least */
+const volatile u32 stack_divisor_max = 1024; /* one in this many at the least */
 
 /* Note an event in a moving mean of the gaps between such. Returns how many came per stack_gap_ns. */
 static __always_inline u64 note_gap(u64 *mean_ns, u64 *last_ns, u64 now)
@@ -68,22 +68,22 @@ static __always_inline u64 note_gap(u64 *mean_ns, u64 *last_ns, u64 now)
 /* The weight with which this event gets a stack, 0 for none. */
 static __always_inline u32 stack_weight(struct stack_chance *c, s32 kind, u64 now)
 {
-	u64 odds = note_gap(&c->mean_ns, &c->last_ns, now);
+	u64 divisor = note_gap(&c->mean_ns, &c->last_ns, now);
 
 	if (kind != c->kind) {
 		c->kind = kind;
-		odds = note_gap(&c->mean_changed_ns, &c->changed_ns, now);
+		divisor = note_gap(&c->mean_changed_ns, &c->changed_ns, now);
 	}
-	if (now - c->taken_ns < stack_gap_ns && odds > 1) {
-		if (odds > stack_odds)
-			odds = stack_odds;
-		if (bpf_get_prandom_u32() % (u32)odds)
+	if (now - c->taken_ns < stack_gap_ns && divisor > 1) {
+		if (divisor > stack_divisor_max)
+			divisor = stack_divisor_max;
+		if (bpf_get_prandom_u32() % (u32)divisor)
 			return 0;
 	} else {
-		odds = 1;
+		divisor = 1;
 	}
 	c->taken_ns = now;
-	return odds;
+	return divisor;
 }
 
 static __always_inline u32 walk_kernel(void *ctx, struct sonde_stack *s)
@@ -104,7 +104,7 @@ static __always_inline u64 mix(u64 h, u64 v)
 const volatile u64 stack_seed = 0;
 
 /* Hash of the frames and of the process whose addresses they are. In a deep recursion a stack may be
- * what is the tail of another: each has an entry of its own, since they are let go at other times. */
+ * what is the tail of another: each has a separate entry, since they are let go at other times. */
 static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 {
 	u64 h = mix(mix(stack_seed, seed) ^ s->next,

@@ -156,7 +156,7 @@ int on_walk(struct bpf_iter__task *ctx)
 	return walk(task, true);
 }
 
-/* Once at the start: what was counted before we came is not ours to tell. */
+/* Once at the start: what was counted before we came is not reported. */
 SEC("iter/task")
 int on_first_walk(struct bpf_iter__task *ctx)
 {
@@ -189,7 +189,7 @@ static __always_inline void note_cgroup(struct process_note *n, u32 slot, struct
 		}                                                                                  \
 	} while (0)
 
-/* Whose `task` is, now. Version 2 has one hierarchy; of version 1 those that tell most are read. */
+/* Whose `task` is, now. Version 2 has one hierarchy; of version 1 the most specific are read. */
 static __always_inline void note(struct task_struct *task, u32 kind)
 {
 	struct task_struct___owner *leader = (void *)BPF_CORE_READ(task, group_leader);
@@ -232,7 +232,7 @@ static __always_inline void note(struct task_struct *task, u32 kind)
 }
 
 /*
- * Where Slurm uses no control groups, the environment of what slurmstepd starts is all that tells the
+ * Where Slurm uses no control groups, the environment of what slurmstepd starts is all that identifies the
  * step, and both may be gone before anybody could look at it. Every user may call a process
  * slurmstepd, but only root's may speak for a job.
  */

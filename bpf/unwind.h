@@ -36,7 +36,7 @@ static long unwind_step(u32 i, void *arg)
 
 /*
  * What is known of the parent, where a process still runs its parent's program: each exec begins the
- * stack at a place of its own, by chance.
+ * stack at a separate place, by chance.
  */
 static __always_inline struct unwind_process *inherited(struct task_struct___unwind *task)
 {

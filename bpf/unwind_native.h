@@ -191,7 +191,7 @@ static __always_inline long native_step(struct unwind_walk *w, struct task_struc
 			goto mapped;
 		}
 	unmapped:
-		if (w->is_first) /* mapped since it was told */
+		if (w->is_first) /* mapped since the process was loaded */
 			want(w->process.tgid);
 		if (!put(w, pc))
 			return 1;

@@ -60,7 +60,7 @@ none:
 }
 
 /*
- * An evaluation loop of 3.11 or 3.12 that is just being entered: its record in its own frame is told
+ * An evaluation loop of 3.11 or 3.12 that is just being entered: its record in its own frame is recognized
  * to the thread before it is filled in. What counts is its caller's.
  */
 static __always_inline void python_of_caller(struct unwind_walk *w, struct task_struct *task)
@@ -71,7 +71,7 @@ static __always_inline void python_of_caller(struct unwind_walk *w, struct task_
 	if (!read_user(task, &caller, 8, w->entering + at + 8) &&
 	    !read_user(task, &frame, 8, caller + at)) {
 		w->python_frame = frame;
-		w->in_python = 0; /* it has none of its own yet */
+		w->in_python = 0; /* it has none yet */
 	}
 }
 

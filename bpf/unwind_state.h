@@ -63,8 +63,8 @@ struct {
 } unwind_stops SEC(".maps");
 
 /*
- * Rules found lately, by a hash of the code's address and of what its process was told: the same few
- * hundred places come again with every sample, and looking one up anew misses the cache a dozen times.
+ * Rules found lately, by a hash of the code's address and of the epoch of its process: the same few
+ * hundred places come again with every sample, and looking one up again misses the cache a dozen times.
  * Walks that interrupt one another share an entry, so it carries a check over all of it: what was
  * torn is not found.
  */
@@ -148,7 +148,7 @@ static __always_inline void count_stop(u32 why)
 		(*n)++;
 }
 
-/* Ask user space to tell a process (again). */
+/* Ask user space to load a process (again). */
 static __always_inline void want(u32 tgid)
 {
 	const u32 one = 1;

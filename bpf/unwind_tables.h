@@ -121,7 +121,7 @@ static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct
 
 static __always_inline u64 memo_key(const struct unwind_walk *w, u64 address)
 {
-	return (address ^ w->process.told) * 0x9e3779b97f4a7c15ULL;
+	return (address ^ w->process.epoch) * 0x9e3779b97f4a7c15ULL;
 }
 
 static __always_inline u64 memo_check(u64 key, const u64 *rule)

@@ -76,16 +76,16 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, u32);
-} thinning SEC(".maps");
+} stack_divisor SEC(".maps");
 
 static __always_inline u32 thinned(u32 weight)
 {
 	const u32 first = 0;
-	u32 *odds = bpf_map_lookup_elem(&thinning, &first);
+	u32 *divisor = bpf_map_lookup_elem(&stack_divisor, &first);
 
-	if (!odds || *odds <= 1)
+	if (!divisor || *divisor <= 1)
 		return weight;
-	return bpf_get_prandom_u32() % *odds ? 0 : weight * *odds;
+	return bpf_get_prandom_u32() % *divisor ? 0 : weight * *divisor;
 }
 
 static __always_inline u32 state_of(struct task_struct *task)
@@ -310,7 +310,7 @@ int on_switch(u64 *ctx)
 /*
  * Interrupts wake threads too (timers, devices), and the task they happen to stop is not the waker.
  * An interrupt that stopped user code shows in the task's registers: it is in no system call. One
- * that stopped kernel code runs on a stack of its own, and so do we.
+ * that stopped kernel code runs on a separate stack, and so do we.
  */
 #define THREAD_STACK (16 * 1024)
 
@@ -405,7 +405,7 @@ int on_walk(struct bpf_iter__task *ctx)
 		count_loss(LOSS_TASK_STORAGE);
 		return 0;
 	}
-	/* Kernel threads sleep until there is work: their long waits tell nothing. */
+	/* Kernel threads sleep until there is work: their long waits mean nothing. */
 	if (task->flags & PF_KTHREAD || task->on_cpu)
 		return 0;
 	now = bpf_ktime_get_ns();

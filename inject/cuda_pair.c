@@ -113,7 +113,7 @@ static bool is_in_use(const struct sample *s)
 }
 
 // Was the device behind with this stream when the pair was whole? Then there is no time of the host in it,
-// though it had no gate. Told by the pair before it, whose end had not happened yet.
+// though it had no gate. Seen by the pair before it, whose end had not happened yet.
 static bool was_behind(struct pool *pool, const struct sample *s)
 {
 	uint32_t none = GATE_NONE, without = atomic_load(&pool->without);

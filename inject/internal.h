@@ -165,7 +165,7 @@ struct thread_sampling {
 };
 extern __thread struct thread_sampling self_sampling __attribute__((tls_model("initial-exec")));
 
-/* True once in each `stride` launches of a type; *weight says how many it stands for. What is chosen while
+/* True once in each `stride` launches of a type; *weight is how many it stands for. What is chosen while
  * no more may be timed is carried, as one of `type`. */
 bool sampling_due(enum inject_type type, uint32_t *weight);
 /* Something that ran and was chosen could not be timed. */

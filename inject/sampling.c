@@ -62,7 +62,7 @@ static void draw(struct thread_sampling *t, struct draw *of)
 	of->after = t->drawn - place - 1;
 }
 
-static void draw_anew(struct thread_sampling *t, uint32_t mean, uint32_t epoch)
+static void draw_again(struct thread_sampling *t, uint32_t mean, uint32_t epoch)
 {
 	t->drawn = mean, t->epoch = epoch;
 	for (int type = 1; type < SAMPLED_TYPES; type++) {
@@ -80,7 +80,7 @@ static void begin_thread(struct thread_sampling *t, uint32_t mean, uint32_t epoc
 	t->tid = (uint32_t)syscall(SYS_gettid);
 	t->random =
 		(shared.control->seed ? shared.control->seed : now_ns()) ^ ((uint64_t)t->tid << 32);
-	draw_anew(t, mean, epoch);
+	draw_again(t, mean, epoch);
 }
 
 bool sampling_due(enum inject_type type, uint32_t *weight)
@@ -98,7 +98,7 @@ bool sampling_due(enum inject_type type, uint32_t *weight)
 	if (!t->random)
 		begin_thread(t, mean, epoch);
 	else if (t->epoch != epoch)
-		draw_anew(t, mean, epoch);
+		draw_again(t, mean, epoch);
 	if (of->left > 1) { // drawn just now, and this one is not it
 		of->left--;
 		return false;

@@ -86,7 +86,7 @@ void watch_forks(void)
 	}
 }
 
-// In a forked child, at its first launch: memory and a thread of its own.
+// In a forked child, at its first launch: memory and a separate thread.
 void start_again_after_fork(void)
 {
 	if (atomic_exchange(&again_lock, 1))

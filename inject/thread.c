@@ -161,7 +161,7 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 {
 	const struct inject_control *c = shared.control;
 	uint32_t request = __atomic_load_n(&c->request, __ATOMIC_ACQUIRE);
-	uint64_t beat = __atomic_load_n(&c->heartbeat_ns, __ATOMIC_RELAXED);
+	uint64_t heartbeat = __atomic_load_n(&c->heartbeat_ns, __ATOMIC_RELAXED);
 	if (c->off == INJECT_KILL) {
 		disarm();
 		unhook(w);
@@ -172,7 +172,7 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 		unhook(w);
 		return INJECT_LEFT;
 	}
-	w->beating = beat + INJECT_IDLE_NS > now && beat <= now + INJECT_AHEAD_NS;
+	w->beating = heartbeat + INJECT_IDLE_NS > now && heartbeat <= now + INJECT_AHEAD_NS;
 	if (!w->beating || !(request & (INJECT_EVENTS | INJECT_OPENCL | INJECT_WINDOWS))) {
 		disarm();
 		return INJECT_IDLE;
@@ -252,7 +252,7 @@ static void *serve(void *unused)
 		}
 		enum inject_status status = last ? INJECT_LEFT : poll_request(&work, now);
 		SET(status, status);
-		SET(beat_ns, now);
+		SET(polled_ns, now);
 		backends_poll(status == INJECT_TIMING);
 		bool pending = backends_pending();
 		SET(launches, atomic_load(&sampling->seen));

@@ -10,7 +10,7 @@ use std::{
 fn main() {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").unwrap()).join("..");
     let out = PathBuf::from(env::var("OUT_DIR").unwrap());
-    let libbpf = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys says where its headers are");
+    let libbpf = env::var("DEP_BPF_INCLUDE").expect("libbpf-sys sets the folder of its headers");
     let arch = match env::var("CARGO_CFG_TARGET_ARCH").unwrap().as_str() {
         "x86_64" => "x86",
         "aarch64" => "arm64",

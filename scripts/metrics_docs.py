@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from generated import write_or_check
-from sonde.metrics import COSTS, catalogue
+from sonde.metrics import PERIODS_S, catalogue
 from sonde.sinks.exposition import dcgm_fields, name_of
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
@@ -24,7 +24,7 @@ begin with `sonde.`. In a capture, a row of the table `metric` has the name as i
 attributes as its labels. Prometheus has the second name, and dots in attributes become
 underscores.
 
-How often: cheap 10 Hz, steady 1 Hz, dear every 10 s, event as it happens. Series of single
+Rate: fast 10 Hz, normal 1 Hz, slow every 10 s, event as it happens. Series of single
 processes (`process.pid`) are summed by owner and program before they leave the machine: in place
 of the process they have `process.executable.name` and what is known of `k8s.namespace.name`,
 `k8s.pod.name`, `k8s.container.name`; `sonde.slurm.job`, `sonde.slurm.step`, `process.owner`;
@@ -57,18 +57,18 @@ def document() -> str:
         if not metrics:
             continue
         lines += [f"## {GROUPS.get(group, group)}", ""]
-        lines += ["| metric | in Prometheus | unit | kind | attributes | how often | from |"]
+        lines += ["| metric | in Prometheus | unit | kind | attributes | rate | from |"]
         lines += ["|---|---|---|---|---|---|---|"]
         for metric in metrics:
             attributes = ", ".join(f"`{name}`" for name in metric.attributes)
-            period_s = COSTS[metric.cost]
-            often = f"{metric.cost} ({period_s:g} s)" if period_s else metric.cost
+            period_s = PERIODS_S[metric.rate]
+            rate = f"{metric.rate} ({period_s:g} s)" if period_s else metric.rate
             lines.append(
                 f"| `{metric.name}`<br>{metric.brief} | `{name_of(metric)}` | {metric.unit} "
-                f"| {metric.kind} | {attributes} | {often} | {metric.source} |"
+                f"| {metric.kind} | {attributes} | {rate} | {metric.source} |"
             )
         lines.append("")
-    lines += ["## Which devices tell what", ""]
+    lines += ["## Which devices report what", ""]
     lines += [
         "Shown: on an H200. Unverified: with stubs of files and modules alone.",
         "",
@@ -76,9 +76,9 @@ def document() -> str:
     lines += ["| metric | " + " | ".join(SOURCES.values()) + " |"]
     lines += ["|---|" + "---|" * len(SOURCES)]
     for metric in catalogue().values():
-        told = {one.partition(" ")[0] for one in metric.source.split(", ")}
-        if told & set(SOURCES):
-            marks = ("yes" if source in told else "" for source in SOURCES)
+        sources = {one.partition(" ")[0] for one in metric.source.split(", ")}
+        if sources & set(SOURCES):
+            marks = ("yes" if source in sources else "" for source in SOURCES)
             lines.append(f"| `{metric.name}` | " + " | ".join(marks) + " |")
     lines.append("")
     lines += ["## Names of dcgm-exporter", ""]

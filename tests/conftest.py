@@ -35,25 +35,71 @@ def pytest_configure(config: pytest.Config) -> None:
         compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 
-NEED_THE_MACHINE = ("kernel", "integration", "gpu")
-"""Folders of tests that observe the whole machine by its clock."""
+OBSERVE_THE_MACHINE = ("kernel", "integration", "gpu")
+"""Folders of tests that start recorders, agents and servers, and look at their results."""
+
+ALONE = ("test_fleet_services", "test_fleet_view")
+"""Files of tests/integration whose parties have to send within the time of a batch. They run one
+after another, as does all of tests/kernel and tests/gpu: there rates, shares and losses are
+compared, and a process that keeps a lock of its memory keeps probes from being put on everywhere.
+The rest of tests/integration runs beside other tests."""
+
+RINGS = "device time"
+"""Of tests that read the memory of the library in a process: only one reader may at a time."""
+GROUPS = dict.fromkeys(
+    (
+        *("test_attach", "test_attach_borrowed", "test_attach_command", "test_attach_hostile"),
+        *("test_attach_waits", "test_inject_contexts", "test_inject_gates", "test_inject_hostile"),
+        *("test_inject_library", "test_inject_looks", "test_inject_slots", "test_weights_kept"),
+        *("test_prometheus", "test_record_without_root"),  # by recorders of the whole machine
+    ),
+    RINGS,
+)
+"""Files that share something, by what they share: tests of a group run one after another."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What others do on the machine at that moment is in the result of a test that needs it for
-    itself, so one that fails is run again; the summary names each (RERUN)."""
+    """Which tests need the machine for themselves, and which must not run beside one another.
+
+    What else runs is in the result of a test that observes the machine, so one that fails is run
+    again; the summary names each (RERUN).
+    """
     can_rerun = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
-        if item.path.parent.name in NEED_THE_MACHINE:
+        stem, folder = item.path.stem, item.path.parent.name
+        observes = folder in OBSERVE_THE_MACHINE or stem in GROUPS
+        if folder in ("kernel", "gpu") or stem in ALONE:
             item.add_marker(pytest.mark.machine)
-        if can_rerun and item.get_closest_marker("machine"):
+        if can_rerun and (observes or item.get_closest_marker("machine")):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
+    # Those that take longest begin first.
+    items.sort(
+        key=lambda it: (
+            it.path.stem not in GROUPS, it.path.parent.name not in OBSERVE_THE_MACHINE,
+        )
+    )  # fmt: skip
     if os.geteuid() == 0 and Path("/sys/kernel/btf/vmlinux").exists():
         return
     reason = "needs root and a kernel with BTF"
     for item in items:
         if item.get_closest_marker("bpf"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Tests of a file, and of files that share something, run one after another in one worker.
+
+    Not by the marker `xdist_group`: pytest-xdist 3.8 sets it in vain with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return GROUPS.get(Path(path).stem, path)
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

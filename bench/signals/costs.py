@@ -13,7 +13,7 @@ from sonde.collect.devices.gpm import SHORTEST_NS
 from sonde.collect.devices.nvml import NvmlSource, find
 from sonde.collect.devices.nvml_device import NvmlDevice
 from sonde.collect.devices.nvml_library import Nvml, NvmlError
-from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points
+from sonde.collect.polling import FAST_S, NORMAL_S, SLOW_S, Points
 
 ROUNDS = 20
 
@@ -47,15 +47,15 @@ _COUNTS = (("metrics", 1, 0.0), ("metrics", 1, 0.1), ("metrics", 14, 0.0), ("met
 def main() -> int:
     """Print a table: question, median and longest in µs, CPU µs, share of a core."""
     nvml = Nvml()
-    device = find(nvml, _native.Asker(int(1e9 * CHEAP_S)))[0]
+    device = find(nvml, _native.NativePoller(int(1e9 * FAST_S)))[0]
     print(f"{'question':<22}{'median µs':>10}{'longest':>10}{'cpu µs':>10}{'‰ of a core':>12}")
     total = 0.0
     for period_s, readings in (
-        (CHEAP_S, device.cheap()),
-        (STEADY_S, device.steady()),
-        (DEAR_S, device.dear()),
+        (FAST_S, device.fast()),
+        (NORMAL_S, device.normal()),
+        (SLOW_S, device.slow()),
     ):
-        rounds = 20 if period_s == CHEAP_S else 8
+        rounds = 20 if period_s == FAST_S else 8
         for reading in readings:
             times = []
             began_cpu_s = time.process_time()

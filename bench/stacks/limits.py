@@ -190,9 +190,9 @@ class _Watch:
 
 
 @contextmanager
-def _watched(pid: int, folder: Path, knobs: dict[str, int]) -> Iterator[_Watch]:
+def _watched(pid: int, folder: Path, constants: dict[str, int]) -> Iterator[_Watch]:
     kernel = Kernel([pid])
-    kernel._knobs |= knobs
+    kernel._constants |= constants
     sampler = CpuSampler(kernel, HZ)
     resolver = Resolver(grace_ns=10**10)
     resolver.start()
@@ -209,8 +209,8 @@ def long_walks(folder: Path, seconds: float) -> Iterator[Figure]:
     for name, command in interpreters():
         with _running([*command, str(HERE / "nested.py"), str(LEVELS)]) as process:
             time.sleep(0.5)
-            knobs = {"cost_words": FRAMES}
-            with _watched(process.pid, folder / name, knobs) as it:
+            constants = {"cost_words": FRAMES}
+            with _watched(process.pid, folder / name, constants) as it:
                 it.settle(process.pid)
                 before = it.unwinder._maps.cost()
                 it.sampler.start()

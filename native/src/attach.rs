@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loading a library into a live process on one of its own threads, which is borrowed and put back.
+//! Loading a library into a live process on one of the process's threads, which is borrowed and put back.
 //!
 //! What has to happen between a thread's stop and its going on, and nothing else: which process,
-//! which thread, when to try again and what to say are decided in `sonde.attach`.
+//! which thread, when to try again and what to report are decided in `sonde.attach`.
 //!
 //! The rules that make it safe, with the storms that showed them, are in docs/design/attach.md. In
 //! short: the thread sleeps in a call that restarts unnoticed; before it runs anything foreign, a
@@ -10,7 +10,7 @@
 //! into the C library's `rt_sigreturn` stub, so that this program may be killed at any instant; the
 //! load runs under the lock that fork() takes; a wait for the loader's lock is given up after 10 ms.
 //!
-//! Made for a process of its own with a single thread: it forks a guardian and waits for SIGCHLD.
+//! Made for a separate process with a single thread: it forks a guardian and waits for SIGCHLD.
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub struct Landmarks {
     /// Of errno, from the thread pointer.
     pub errno_offset: Option<i64>,
     pub loader_code: Range,
-    /// A C library older than 2.34, whose loader's locks tell their owner only in programs with
+    /// A C library older than 2.34, whose loader's locks show their owner only in programs with
     /// threads.
     pub old_loader: bool,
     /// Where the loader keeps its locks.
@@ -93,7 +93,7 @@ impl Landmarks {
 /// How an attempt on one thread ended.
 #[pyclass(frozen, get_all)]
 pub struct Attempt {
-    /// done: dlopen returned (whether it loaded, the mappings tell); passed-over: not touched;
+    /// done: dlopen returned (whether it loaded, the mappings show); passed-over: not touched;
     /// busy: put back, try again; put-back: put back, it will not do; let-go: goes on by itself;
     /// gone: the thread ended; executed: it executed another program and was let go before that ran.
     outcome: &'static str,

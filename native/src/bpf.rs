@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One loaded BPF object: knobs, links, and the ways out for what it saw. It knows no policy; what
+//! One loaded BPF object: constants, links, and the ways out for what it saw. It knows no policy; what
 //! to attach and what a row means is decided in Python.
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 use libbpf_rs::btf::Btf;
-use libbpf_rs::{Iter, MapCore, Object, ObjectBuilder, ProgramMut};
+use libbpf_rs::{MapCore, Object, ObjectBuilder, ProgramMut};
 use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::columns::Columns;
 use crate::layout::{self, Layout};
-use crate::walks::Walk;
+use crate::walks::RawStack;
 use crate::{maps, perf};
 use links::Links;
 
@@ -35,7 +36,7 @@ pub struct MapInfo {
     pub max_entries: usize,
 }
 
-/// Two row maps and the map that says which one the programs write to.
+/// Two row maps and the map with the one that the programs write to.
 struct Swapped {
     outer: RawFd,
     rows: [MapInfo; 2],
@@ -70,7 +71,7 @@ pub struct Bpf {
     object: Object,
 }
 
-/// libbpf's error as OSError with its number, so that Python can tell EPERM from E2BIG.
+/// libbpf's error as OSError with its number, so that Python can distinguish EPERM from E2BIG.
 pub fn os_error(what: &str, error: &libbpf_rs::Error) -> PyErr {
     let number = match error.kind() {
         libbpf_rs::ErrorKind::PermissionDenied => libc::EPERM,
@@ -81,15 +82,25 @@ pub fn os_error(what: &str, error: &libbpf_rs::Error) -> PyErr {
     PyOSError::new_err((number, format!("{what}: {error:#}")))
 }
 
+/// The kernel's number of an error. libbpf-rs does not give out the `io::Error` that an error is made
+/// of, only its text, which ends with the number.
 fn root_errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
     let mut cause = Some(error);
     while let Some(current) = cause {
         if let Some(io) = current.downcast_ref::<std::io::Error>() {
             return io.raw_os_error();
         }
+        if let Some(number) = number_in(&current.to_string()) {
+            return Some(number);
+        }
         cause = current.source();
     }
     None
+}
+
+/// The number in "... (os error 24)".
+fn number_in(text: &str) -> Option<i32> {
+    text.rsplit_once("(os error ")?.1.strip_suffix(')')?.parse().ok()
 }
 
 fn map_info(btf: &Btf<'_>, map: &libbpf_rs::Map<'_>) -> MapInfo {
@@ -178,10 +189,10 @@ impl Bpf {
 #[pymethods]
 impl Bpf {
     #[new]
-    #[pyo3(signature = (name, knobs, share = HashMap::new(), skip = Vec::new(), most = HashMap::new()))]
+    #[pyo3(signature = (name, constants, share = HashMap::new(), skip = Vec::new(), most = HashMap::new()))]
     fn new(
         name: String,
-        knobs: HashMap<String, u64>,
+        constants: HashMap<String, u64>,
         share: HashMap<String, PyRef<'_, Bpf>>,
         skip: Vec<String>,
         most: HashMap<String, u32>,
@@ -195,7 +206,7 @@ impl Bpf {
         let btf = Btf::from_raw(&name, bytes)
             .map_err(failed)?
             .ok_or_else(|| PyValueError::new_err(format!("BPF object {name} has no BTF")))?;
-        let known = layout::knobs(&btf);
+        let known = layout::constants(&btf);
         let mut open = ObjectBuilder::default()
             .name(&name)
             .map_err(failed)?
@@ -220,11 +231,11 @@ impl Bpf {
             }
             if map_name.ends_with(".rodata") {
                 let data = map.initial_value_mut().unwrap_or_default();
-                for (knob, value) in &knobs {
-                    let (_, offset, size) = known
-                        .iter()
-                        .find(|(name, _, _)| name == knob)
-                        .ok_or_else(|| PyKeyError::new_err(format!("{name} has no knob {knob}")))?;
+                for (constant, value) in &constants {
+                    let (_, offset, size) =
+                        known.iter().find(|(name, _, _)| name == constant).ok_or_else(|| {
+                            PyKeyError::new_err(format!("{name} has no constant {constant}"))
+                        })?;
                     data[*offset..offset + size].copy_from_slice(&value.to_le_bytes()[..*size]);
                 }
             }
@@ -276,7 +287,7 @@ impl Bpf {
         })
     }
 
-    /// Attach a program where its section says (tp_btf, iter). Returns the link.
+    /// Attach a program as its section names (tp_btf, iter). Returns the link.
     fn attach(&mut self, program: &str) -> PyResult<u64> {
         let link = self.program(program)?.attach();
         let link = link.map_err(|e| os_error(&format!("cannot attach {program}"), &e))?;
@@ -336,13 +347,24 @@ impl Bpf {
 
     /// Run an iterator program to its end.
     fn walk(&self, py: Python<'_>, link: u64) -> PyResult<()> {
-        let failed = |e: &libbpf_rs::Error| os_error("cannot walk", e);
-        let mut iter = Iter::new(self.links.first(link)?).map_err(|e| failed(&e))?;
+        let failed = |error: std::io::Error| {
+            PyOSError::new_err((error.raw_os_error(), format!("cannot walk: {error}")))
+        };
+        let link = self.links.first(link)?.as_fd().as_raw_fd();
+        // Not by libbpf-rs's Iter, whose error does not have the kernel's number.
+        // SAFETY: the link is open.
+        let fd = unsafe { libbpf_sys::bpf_iter_create(link) };
+        if fd < 0 {
+            return Err(failed(std::io::Error::last_os_error()));
+        }
+        // SAFETY: it is new, and nobody else's.
+        let mut iter = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         py.detach(|| {
             let mut sink = [0u8; 64];
             while iter.read(&mut sink)? > 0 {}
             Ok(())
         })
+        .map_err(failed)
     }
 
     /// Names of the fields of a drained row: key first, then value.
@@ -378,11 +400,11 @@ impl Bpf {
     }
 
     /// Those of the stacks that are still kept.
-    fn walks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<Walk>> {
+    fn walks(&self, py: Python<'_>, ids: Vec<u64>) -> PyResult<Vec<RawStack>> {
         let map = self.map("stacks")?;
         let (fd, size) = (map.fd, map.value_size);
         let found = py.detach(|| maps::walks(fd, size, &ids));
-        Ok(found.into_iter().map(Walk::new).collect())
+        Ok(found.into_iter().map(RawStack::new).collect())
     }
 
     /// Make room: drop these stacks. One that is seen again is stored again.
@@ -426,7 +448,7 @@ impl Bpf {
         Ok(Columns::new(layout, rows))
     }
 
-    /// Descriptor of a ring of records, to poll until the kernel says that there is something in it.
+    /// Descriptor of a ring of records, to poll until there is something in it.
     fn ring_fileno(&self, ring: &str) -> PyResult<RawFd> {
         Ok(self.map(ring)?.fd)
     }
@@ -524,7 +546,7 @@ impl Bpf {
     }
 }
 
-/// Arguments the running kernel hands to programs on a tracepoint; None where it does not say.
+/// Arguments the running kernel hands to programs on a tracepoint; None where it does not report it.
 #[pyfunction]
 fn tracepoint_arguments(name: &str) -> Option<usize> {
     layout::tracepoint_arguments(name)

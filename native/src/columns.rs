@@ -143,7 +143,7 @@ impl Columns {
         Column::Ints { values: vec![value; self.__len__()] }
     }
 
-    /// A column for the encoder that says the same in every row.
+    /// A column for the encoder with the same value in every row.
     fn constant(&self, text: String) -> Column {
         Column::Texts { values: vec![text; self.__len__()] }
     }

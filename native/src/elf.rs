@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Questions to one ELF file: its build id, where functions start, where a probe is cheap.
+//! Questions to one ELF file: its build id, where functions start, where a probe needs no single step.
 use std::fs::File;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::PathBuf;

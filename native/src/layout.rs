@@ -7,7 +7,7 @@ use libbpf_rs::{AsRawLibbpf, HasSize};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
-/// Arrays of so many integers or fewer are read as fields.
+/// Arrays of this many integers or fewer are read as fields.
 const SHORT_ARRAY: usize = 32;
 
 /// One integer field of a struct.
@@ -125,7 +125,7 @@ pub fn of_struct(btf: &Btf<'_>, name: &str) -> Option<Layout> {
 }
 
 /// Where the `const volatile` globals of an object lie in its read-only data: (name, offset, size).
-pub fn knobs(btf: &Btf<'_>) -> Vec<(String, usize, usize)> {
+pub fn constants(btf: &Btf<'_>) -> Vec<(String, usize, usize)> {
     let Some(section): Option<types::DataSec<'_>> = btf.type_by_name(".rodata") else {
         return Vec::new();
     };

@@ -3,7 +3,6 @@
 //! It moves bytes and knows no policy; `src/sonde/_native.pyi` is its face to Python.
 use pyo3::{prelude::*, types::PyBytes};
 
-mod asker;
 mod attach;
 mod bpf;
 mod chunk;
@@ -14,6 +13,7 @@ mod lines;
 mod maps;
 mod memory;
 mod perf;
+mod poller;
 mod prio;
 mod slots;
 mod symbols;
@@ -30,7 +30,7 @@ fn inject_library(py: Python<'_>) -> Bound<'_, PyBytes> {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(inject_library, module)?)?;
-    asker::register(module)?;
+    poller::register(module)?;
     attach::register(module)?;
     bpf::register(module)?;
     chunk::register(module)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source lines and inlined callers of code, as Python asks for them: slow and hungry beside all else
-//! here. It is for a process of its own (sonde.resolve.lines), under limits that end it.
+//! here. It is for a separate process (sonde.resolve.lines), under limits that end it.
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use sonde_elf::file::ElfFile;
 use sonde_lines::{Lines, Place};
 
 /// For each offset in the file: (function, source file, line) of what is inlined there, innermost
-/// first, and of the function itself last. Empty where the file says nothing.
+/// first, and of the function itself last. Empty where the file has nothing about it.
 #[pyfunction]
 fn source_lines(
     py: Python<'_>,

@@ -416,7 +416,7 @@ pub fn array_values(fd: RawFd, index: u32, value_size: usize, per_cpu: bool) -> 
     Ok(raw)
 }
 
-/// What the kernel says it holds for a map; 0 where it does not say.
+/// What the kernel reports that it holds for a map; 0 where it does not.
 pub fn memory_bytes(fd: RawFd) -> u64 {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
     info.lines()

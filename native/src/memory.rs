@@ -20,7 +20,7 @@ fn release_memory(py: Python<'_>) {
 fn keep_memory() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [
-        (libc::M_MMAP_THRESHOLD, LARGEST_KEPT), // above it each allocation is a mapping of its own
+        (libc::M_MMAP_THRESHOLD, LARGEST_KEPT), // above it each allocation is a separate mapping
         (libc::M_TRIM_THRESHOLD, libc::c_int::MAX),
         (libc::M_TOP_PAD, GROWTH),
         (libc::M_ARENA_MAX, ARENAS),

@@ -26,7 +26,7 @@ pub fn online_cpus() -> Result<Vec<i32>> {
 fn open(attr: &mut abi::perf_event_attr, cpu: i32) -> Result<RawFd> {
     attr.size = size_of::<abi::perf_event_attr>() as u32;
     let flags = u64::from(abi::PERF_FLAG_FD_CLOEXEC);
-    // SAFETY: the attributes are initialised and as large as they say.
+    // SAFETY: the attributes are initialised and as large as their size field.
     let fd = unsafe { sys::perf_event_open(attr, -1, cpu, -1, flags as libc::c_ulong) };
     if fd < 0 {
         return Err(Error::last_os_error());
@@ -148,7 +148,7 @@ impl Drop for Ring {
 /// which costs as little as an attribute of `__slots__`. Several listeners read each event.
 type Int = Py<PyInt>;
 
-/// A process mapped a file, or memory of its own, to execute it.
+/// A process mapped a file, or anonymous memory, to execute it.
 #[pyclass(frozen, get_all, module = "sonde._native")]
 pub struct MmapEvent {
     time_ns: Int,
@@ -309,10 +309,10 @@ impl ProcessEvents {
     }
 }
 
-/// How many of these descriptors have something to read within so many ms; below 0 where a signal
+/// How many of these descriptors have something to read within `timeout_ms`; below 0 where a signal
 /// ended the wait, which is wanted.
 fn poll(fds: &mut [libc::pollfd], timeout_ms: i32) -> i32 {
-    // SAFETY: the slice is as long as it says.
+    // SAFETY: the slice is as long as its length.
     unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as u64, timeout_ms) }
 }
 
@@ -369,16 +369,16 @@ impl ProcessEvents {
         PyList::new(py, events?)
     }
 
-    /// From now on tell of mappings by these processes alone, by those named before, and by those
+    /// From now on report mappings by these processes alone, by those named before, and by those
     /// that descend from either; of what else others do at leisure.
     fn follow(&mut self, pids: Vec<u32>) {
         self.interest.follow(pids);
     }
 
-    /// Tell no more of mappings of this file by this path, for so many seconds, nor of those of no
+    /// Report no more mappings of this file by this path for `seconds`, nor those of no
     /// file; but always of the program that a process executes, which names it.
-    fn pass_over(&mut self, file: (u32, u32, u64), path: OsString, seconds: f64) {
-        self.interest.pass_over(file, path.into_vec(), seconds);
+    fn ignore_mappings(&mut self, file: (u32, u32, u64), path: OsString, seconds: f64) {
+        self.interest.ignore_mappings(file, path.into_vec(), seconds);
     }
 
     /// Events the kernel had no room for, so far.

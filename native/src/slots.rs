@@ -34,7 +34,7 @@ struct Module {
 /// What was found: address, value, index in DT_JMPREL + 1 or 0; whether anything was left out; bytes read.
 type Found = (Vec<(u64, u64, u32)>, bool, u64);
 
-/// Finds slots; keeps what files say.
+/// Finds slots; keeps the imports of files.
 #[pyclass]
 #[derive(Default)]
 pub struct SlotFinder {

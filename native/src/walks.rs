@@ -32,7 +32,7 @@ struct Known {
     role: Role,
 }
 
-/// Hashes words by a random factor: walks ask for some fifty places each, and whoever is watched
+/// Hashes words by a random factor: walks ask for some fifty frames each, and a watched process
 /// chooses their addresses, but does not know the factor.
 struct Words {
     state: u64,
@@ -74,12 +74,12 @@ impl BuildHasher for Factor {
 /// Frames by place.
 #[pyclass]
 #[derive(Default)]
-pub struct Places {
+pub struct FrameCache {
     known: HashMap<Place, Known, Factor>,
 }
 
 #[pymethods]
-impl Places {
+impl FrameCache {
     #[new]
     fn new() -> Self {
         Self::default()
@@ -95,10 +95,10 @@ impl Places {
         self.known.get(&(word, second)).map(|it| it.frame.clone_ref(py))
     }
 
-    /// The frame of a place. `absent`: walks leave it out; `apart`: walks with it are for Python.
-    #[pyo3(signature = (word, second, frame, absent=false, apart=false))]
-    fn put(&mut self, word: u64, second: u64, frame: Py<PyAny>, absent: bool, apart: bool) {
-        let role = match (absent, apart) {
+    /// The frame of a place. `absent`: walks leave it out; `needs_reorder`: Python puts stacks with it together.
+    #[pyo3(signature = (word, second, frame, absent=false, needs_reorder=false))]
+    fn put(&mut self, word: u64, second: u64, frame: Py<PyAny>, absent: bool, needs_reorder: bool) {
+        let role = match (absent, needs_reorder) {
             (true, _) => Role::None,
             (_, true) => Role::Apart,
             _ => Role::Plain,
@@ -118,11 +118,11 @@ impl Places {
 
 /// One walk, leaf first.
 #[pyclass(frozen)]
-pub struct Walk {
+pub struct RawStack {
     walked: Walked,
 }
 
-impl Walk {
+impl RawStack {
     pub fn new(walked: Walked) -> Self {
         Self { walked }
     }
@@ -149,7 +149,7 @@ impl Walk {
 }
 
 #[pymethods]
-impl Walk {
+impl RawStack {
     #[getter]
     fn id(&self) -> u64 {
         self.walked.id
@@ -186,13 +186,13 @@ impl Walk {
 #[pyo3(signature = (walks, kernel, native, python=None))]
 fn frames_of<'py>(
     py: Python<'py>,
-    walks: Vec<Bound<'py, Walk>>,
-    kernel: &Places,
-    native: &Places,
-    python: Option<&Places>,
+    walks: Vec<Bound<'py, RawStack>>,
+    kernel: &FrameCache,
+    native: &FrameCache,
+    python: Option<&FrameCache>,
 ) -> PyResult<Vec<Option<Bound<'py, PyTuple>>>> {
     let mut frames = Vec::new();
-    let mut gather = |walk: &Walk| {
+    let mut gather = |walk: &RawStack| {
         frames.clear();
         for place in walk.kernel_places() {
             frames.push(&kernel.known.get(&place)?.frame);
@@ -213,7 +213,7 @@ fn frames_of<'py>(
 
 /// First words of frames of Python in walks, each once.
 #[pyfunction]
-fn python_codes(walks: Vec<Bound<'_, Walk>>) -> Vec<u64> {
+fn python_codes(walks: Vec<Bound<'_, RawStack>>) -> Vec<u64> {
     let mut seen = HashSet::new();
     for walk in &walks {
         let codes = walk.get().user_places().map(|it| it.0);
@@ -225,11 +225,11 @@ fn python_codes(walks: Vec<Bound<'_, Walk>>) -> Vec<u64> {
 /// The places of walks that are not known yet, each once: in the kernel, in user code, of Python.
 #[pyfunction]
 #[pyo3(signature = (walks, kernel, native, python=None))]
-fn unknown_places(
-    walks: Vec<Bound<'_, Walk>>,
-    kernel: &Places,
-    native: &Places,
-    python: Option<&Places>,
+fn unknown_frames(
+    walks: Vec<Bound<'_, RawStack>>,
+    kernel: &FrameCache,
+    native: &FrameCache,
+    python: Option<&FrameCache>,
 ) -> (Vec<Place>, Vec<Place>, Vec<Place>) {
     let mut found = (Vec::new(), Vec::new(), Vec::new());
     let mut seen = HashSet::new();
@@ -272,7 +272,7 @@ fn columns_of(rows: &[Bound<'_, PyTuple>]) -> PyResult<Vec<Column>> {
 /// encoder: the ids of each stack, and of every frame once its id and the columns of its tuple.
 #[pyfunction]
 fn stack_columns<'py>(stacks: &Bound<'py, PyList>) -> PyResult<(Column, Vec<Column>)> {
-    let (mut frames, mut told_ids) = (Vec::new(), Vec::new());
+    let (mut frames, mut known_ids) = (Vec::new(), Vec::new());
     // By the object, which is the same for most.
     let mut ids: HashMap<usize, u64, Factor> = HashMap::default();
     let mut seen_ids = HashSet::new();
@@ -287,7 +287,7 @@ fn stack_columns<'py>(stacks: &Bound<'py, PyList>) -> PyResult<(Column, Vec<Colu
                     let id = frame.get_item(0)?.extract()?;
                     ids.insert(object, id);
                     if seen_ids.insert(id) {
-                        told_ids.push(id);
+                        known_ids.push(id);
                         frames.push(frame.get_item(1)?.cast_into::<PyTuple>()?);
                     }
                     id
@@ -297,16 +297,16 @@ fn stack_columns<'py>(stacks: &Bound<'py, PyList>) -> PyResult<(Column, Vec<Colu
         }
         ends.push(values.len());
     }
-    let mut columns = vec![Column::Ints { values: told_ids }];
+    let mut columns = vec![Column::Ints { values: known_ids }];
     columns.extend(columns_of(&frames)?);
     Ok((Column::Lists { values, ends }, columns))
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<Places>()?;
-    module.add_class::<Walk>()?;
+    module.add_class::<FrameCache>()?;
+    module.add_class::<RawStack>()?;
     module.add_function(wrap_pyfunction!(python_codes, module)?)?;
     module.add_function(wrap_pyfunction!(frames_of, module)?)?;
-    module.add_function(wrap_pyfunction!(unknown_places, module)?)?;
+    module.add_function(wrap_pyfunction!(unknown_frames, module)?)?;
     module.add_function(wrap_pyfunction!(stack_columns, module)?)
 }

@@ -26,8 +26,8 @@ def keep_memory() -> None:
     """
 
 class SlotFinder:
-    """Finds words of processes' modules that hold functions of device libraries; keeps what files
-    say of their imports."""
+    """Finds words of processes' modules that hold functions of device libraries; keeps the
+    imports of files."""
 
     def __init__(self) -> None: ...
     def find(
@@ -43,7 +43,7 @@ class SlotFinder:
 class Bpf:
     """One loaded BPF object (bpf/NAME.bpf.c). Nothing is attached until asked.
 
-    `knobs` set the object's `const volatile` globals by name; `share` makes it use a map of
+    `constants` set the object's `const volatile` globals by name; `share` makes it use a map of
     another object; `skip` names programs that are not to be loaded; `most` bounds the entries of
     maps by name (of a pair of row maps: of each).
     """
@@ -51,13 +51,13 @@ class Bpf:
     def __init__(
         self,
         name: str,
-        knobs: Mapping[str, int],
+        constants: Mapping[str, int],
         share: Mapping[str, Bpf] = ...,
         skip: Sequence[str] = ...,
         most: Mapping[str, int] = ...,
     ) -> None: ...
     def attach(self, program: str) -> int:
-        """Attach where the program's section says (tp_btf, iter). Returns a link."""
+        """Attach as the program's section names (tp_btf, iter). Returns a link."""
 
     def attach_sampling(self, program: str, hz: int) -> int:
         """Run a program `hz` times a second on every online CPU. Returns a link."""
@@ -88,7 +88,7 @@ class Bpf:
     def drain_columns(self, rows: str) -> Columns:
         """The same, kept packed."""
 
-    def walks(self, ids: Sequence[int]) -> list[Walk]:
+    def walks(self, ids: Sequence[int]) -> list[RawStack]:
         """Those of the stacks that are still kept."""
 
     def forget_stacks(self, ids: Sequence[int], short: Sequence[int] = ()) -> None:
@@ -125,7 +125,7 @@ class Bpf:
     def map_bytes(self) -> int:
         """Kernel memory of the object's maps."""
 
-class Walk:
+class RawStack:
     """The stack of a thread as the kernel brought it back, leaf first; see abi/unwind.h."""
 
     id: int
@@ -138,7 +138,7 @@ class Walk:
     is_long: bool
     """Whether the kernel keeps it in several pieces."""
 
-class Places:
+class FrameCache:
     """Frames by place: (address, 1 where it is a leaf's, else 0), or a Python frame's two words."""
 
     def __init__(self) -> None: ...
@@ -150,9 +150,9 @@ class Places:
         second: int,
         frame: KnownFrame,
         absent: bool = False,
-        apart: bool = False,
+        needs_reorder: bool = False,
     ) -> None:
-        """`absent`: walks leave the frame out; `apart`: no walk with it is named here."""
+        """`absent`: walks leave the frame out; `needs_reorder`: stacks with it are for Python."""
 
     def drop(self, word: int) -> None:
         """Forget all places with this first word."""
@@ -160,22 +160,28 @@ class Places:
     def clear(self) -> None: ...
 
 def frames_of(
-    walks: Sequence[Walk], kernel: Places, native: Places, python: Places | None = None
+    walks: Sequence[RawStack],
+    kernel: FrameCache,
+    native: FrameCache,
+    python: FrameCache | None = None,
 ) -> list[tuple[KnownFrame, ...] | None]:
-    """The frames of each walk, where all are known and none is apart. Without `python` a walk with
-    frames of Python has none."""
+    """The frames of each walk, where all are known and none needs reordering. Without `python` a
+    walk with frames of Python has none."""
 
-def python_codes(walks: Sequence[Walk]) -> list[int]:
+def python_codes(walks: Sequence[RawStack]) -> list[int]:
     """First words of frames of Python in walks, each once."""
 
-def unknown_places(
-    walks: Sequence[Walk], kernel: Places, native: Places, python: Places | None = None
+def unknown_frames(
+    walks: Sequence[RawStack],
+    kernel: FrameCache,
+    native: FrameCache,
+    python: FrameCache | None = None,
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]], list[tuple[int, int]]]:
     """Places of walks that have no frame yet, each once: in the kernel, in user code, of Python."""
 
 def stack_columns(stacks: list[tuple[KnownFrame, ...]]) -> tuple[Column, list[Column]]:
-    """For the encoder: the ids of the frames of each stack; of every frame once, its id and what it
-    says, column by column; of no frame, its ids alone."""
+    """For the encoder: the ids of the frames of each stack; of every frame once, its id and its
+    fields, column by column; of no frame, its ids alone."""
 
 class Columns:
     """Records from a ring or rows of a map, kept packed."""
@@ -216,7 +222,7 @@ class Column:
 
 @final
 class MmapEvent:
-    """A process mapped a file, or memory of its own, to execute it."""
+    """A process mapped a file, or anonymous memory, to execute it."""
 
     def __init__(
         self,
@@ -330,23 +336,23 @@ class ProcessEvents:
         """All events since the last call, in order of time."""
 
     def follow(self, pids: Sequence[int]) -> None:
-        """From now on tell of mappings by these processes, by those named before and by all that
-        descend from either alone; of what else others do it is told, but it wakes nobody."""
-    def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
-        """Tell no more of mappings of a file (major, minor, inode) by this path for a while, nor of
-        those of no file; of the program that a process executes it is told all the same."""
+        """From now on report mappings by these processes, by those named before and by all their
+        descendants only. Other events of other processes are reported but wake nobody."""
+    def ignore_mappings(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
+        """Report no more mappings of a file (major, minor, inode) by this path for a while, nor of
+        those of no file; the program that a process executes is reported all the same."""
 
 Answer = tuple[int, int, list[int]]
 """When (CLOCK_MONOTONIC ns), the code that a function returned, and the numbers it wrote."""
 
-class Asker:
-    """The same questions to a C library at every beat, gathered for whoever reads them later."""
+class NativePoller:
+    """Queries to a C library, repeated at every tick; the answers are kept until they are read."""
 
-    def __init__(self, beat_ns: int) -> None: ...
+    def __init__(self, tick_ns: int) -> None: ...
     def group(self, name: str) -> int:
-        """A group of questions that rest together; returns its number."""
+        """Add a group of queries that share an interval; returns its number."""
 
-    def put(
+    def add_query(
         self,
         group: int,
         function: int,
@@ -354,42 +360,42 @@ class Asker:
         out: bytes,
         fields: Sequence[tuple[int, int]],
         *,
-        silent: int | None = None,
-        telling: int | None = None,
-        every: int = 1,
+        ignored_code: int | None = None,
+        activity_field: int | None = None,
+        every_ticks: int = 1,
     ) -> int:
-        """A question: `function` is the address of an `int f(arguments...)`, one to three integers
-        or pointers; None is that of `out`, which says what it finds there at first; `fields` are
-        offset and size of the numbers wanted of it. Returns its number.
+        """Add a query: `function` is the address of an `int f(arguments...)`, one to three integers
+        or pointers; None is the address of `out`, whose bytes it finds there at first; `fields` are
+        offset and size of the numbers wanted from it. Returns its number.
 
-        `silent`: a code that is no news and no answer; then every answer is to be read soon.
-        `telling`: the field that, by a change, tells that a group at rest no longer is. `every`: it
-        is asked at one beat of so many.
+        `ignored_code`: a return code that means that there is no answer; any answer then makes the
+        group pending. `activity_field`: the field whose change shows that an idle group is active
+        again. `every_ticks`: ticks between two runs.
         """
 
-    def ask(self, number: int) -> Answer:
-        """Ask now; from then on it is asked at beats, if it was answered, until it is not."""
+    def query(self, number: int) -> Answer:
+        """Run a query now; from then on it runs at ticks, if it was answered, until it fails."""
 
-    def take(self, number: int) -> list[Answer]:
-        """What was gathered since the last time."""
+    def drain(self, number: int) -> list[Answer]:
+        """Answers since the last call."""
 
-    def give_up(self, group: int) -> None:
-        """Ask a group no more, and forget what was gathered, until `ask`."""
+    def suspend(self, group: int) -> None:
+        """Stop the queries of a group and drop their answers, until `query`."""
 
-    def pace(self, group: int, beats: int, tells: bool) -> None:
-        """Ask a group at one beat of so many from now on; `tells`: because it is at rest, so that
-        an answer that says otherwise is to be read soon."""
+    def set_interval(self, group: int, ticks: int, reports_activity: bool) -> None:
+        """Run a group's queries every `ticks` ticks from now on. `reports_activity`: the group is
+        idle, so a change of an activity field makes it pending."""
 
-    def calls(self, group: int) -> bool:
-        """Whether something of a group is to be read soon: what failed, what tells."""
+    def is_pending(self, group: int) -> bool:
+        """Whether an answer of a group is to be read soon: an error, an event, activity."""
 
-    def hear(self, group: int) -> None:
-        """It is being read."""
+    def mark_read(self, group: int) -> None:
+        """The answers of a group are being read."""
 
     def wait(self, fd: int, until_ns: int, page: mmap | None = None) -> bool:
-        """Go on asking until a time, until `fd` has something to read (True), or until something is
-        to be read soon. The name of the group that is being asked is written to `page`, which must
-        be writable; its last 8 bytes count beats, of which there is one a second at least."""
+        """Run queries until a time, until `fd` has something to read (True), or until an answer is
+        to be read soon. The name of the running group is written to `page`, which must be
+        writable; its last 8 bytes count ticks, of which there is one a second at least."""
 
 def encode_chunk(meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]) -> bytes:
     """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values."""
@@ -446,7 +452,7 @@ def build_id(path: str) -> str:
 def find_functions(path: str, names: Sequence[str]) -> list[FunctionSite]:
     """Functions that a file defines under one of `names`, each (name, address) once.
 
-    Looks in .dynsym and .symtab, with versions (name@@VERSION) told under the plain name. Indirect
+    Looks in .dynsym and .symtab, with versions (name@@VERSION) found under the plain name. Indirect
     functions (IFUNC) are left out. A file that is no readable ELF file has none.
     """
 
@@ -458,14 +464,14 @@ def probe_sites(
     fewer where `cpu_s` of this thread's processor time is over. The file is read once for all.
 
     Classes: `emulated`; `nop` (of several bytes: emulated by Linux 6.18 and newer, single-stepped
-    by older ones); `single-step` (some 20 times as dear, offset unchanged); `unknown` (not x86, or
+    by older ones); `single-step` (some 20 times the cost, offset unchanged); `unknown` (not x86, or
     a forwarder; offset unchanged). Between `offset` and the site nothing changes the stack pointer
     or an argument register, and nothing in the function jumps there, so that entry and return
     probes see what they would see at the start. `size` 0 is unknown: the site then stays at the
     start.
 
     A forwarder only hands its callers on to a function of another file, through a pointer that is
-    filled at run time (told on x86-64, where it was asked for). Raises OSError where the file
+    filled at run time (found on x86-64, where it was asked for). Raises OSError where the file
     cannot be read.
     """
 
@@ -538,7 +544,7 @@ def source_lines(
 ) -> list[list[tuple[str, str, int]]]:
     """(function, source file, line) of what an ELF file has at offsets of it, from DWARF: inlined
     functions innermost first, at last the function itself; at most `most`, empty where the file
-    and its debug file in /usr/lib/debug say nothing. Takes time and memory as the debug data does.
+    and its debug file in /usr/lib/debug have nothing. Takes time and memory as the debug data does.
     """
 
 def build_unwind_table(path: str, out: str) -> tuple[int, int, int, int, int]:
@@ -588,14 +594,14 @@ class UnwindMaps:
         ranges: Sequence[tuple[int, int, int, int]],
         python: bytes | None = None,
     ) -> None:
-        """Tell a process's executable mappings: (start, end, bias modulo 2^64, table or 0)."""
+        """Load a process's executable mappings: (start, end, bias modulo 2^64, table or 0)."""
 
     def drop_process(self, tgid: int) -> bool: ...
     def limit(self, bytes: int) -> None:
-        """Hold at most so many bytes of tables and mappings."""
+        """Hold at most `bytes` of tables and mappings."""
 
     def walks(self) -> dict[int, int]:
-        """How many stacks were walked of each process told."""
+        """How many stacks were walked of each loaded process."""
 
     def wanted(self) -> list[int]:
         """Processes that walks met without knowing them, since the last call."""
@@ -745,7 +751,7 @@ class Attempt:
     """How an attempt to load on one thread ended."""
 
     outcome: str
-    """done (whether it loaded, the mappings tell), passed-over (not borrowed), busy (put back, try
+    """done (whether it loaded, the mappings show), passed-over (not borrowed), busy (put back, try
     again), put-back (put back, it will not do), let-go (goes on by itself), gone (it ended),
     executed (it executed another program, and was let go before that ran)"""
     why: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node is told to observe: one frozen Config, read once.
+"""What a node observes: one frozen Config, read once.
 
 Later sources win: the file (SONDE_CONFIG, else /etc/sonde/config.toml), the environment
 (SONDE_HZ and so on, one variable a field), then the command's flags.
@@ -43,8 +43,8 @@ class Config:
     device_metrics: bool = True
     """Ask devices what they are doing: use, memory, power, clocks, errors."""
     host_metrics: bool = False
-    """Ask the kernel what the machine is doing. `sonde agent` does unless told otherwise; beside a
-    recording of stacks it would cost as much again."""
+    """Ask the kernel what the machine is doing. `sonde agent` does by default; beside a recording
+    of stacks it would cost as much again."""
     host_hz: int = 100
     """Looks at the run queues a second, while something runs; 0: none."""
     syscalls: bool = False
@@ -136,8 +136,8 @@ def load(
 ) -> Config:
     """The configuration of this process: flags, then the environment, the file, a command's own
     defaults. Raises UsageError for what cannot be read."""
-    told = {**_from_file(environ), **_from_environment(environ)}
-    merged: dict[str, Any] = {**defaults, **told, **flags}
+    settings = {**_from_file(environ), **_from_environment(environ)}
+    merged: dict[str, Any] = {**defaults, **settings, **flags}
     known = {field.name for field in fields(Config)}
     for name in merged:
         if name not in known:
@@ -169,7 +169,7 @@ def _from_file(environ: Mapping[str, str]) -> dict[str, Any]:
         raise UsageError(f"the configuration {error.cause}", "name a file") from error
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(
-            f"cannot read the configuration {path}: {error}", "mend or remove it"
+            f"cannot read the configuration {path}: {error}", "fix or remove it"
         ) from error
     return {name: _of_file(name, value, path) for name, value in table.items()}
 

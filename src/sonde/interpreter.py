@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a child that runs Python is started: the only place that does.
 
-What may hang or die runs in a child of its own, often as root. Such a child runs this installation
+What may hang or die runs in a separate child, often as root. Such a child runs this installation
 of Sonde and nothing else:
 
 - `-I`: neither the working directory nor PYTHONPATH, PYTHONSTARTUP, PYTHONHOME or a user's own
@@ -32,7 +32,7 @@ from sonde.ownership import trusted_folders
 
 STARTER: Final = Path(__file__).resolve().with_name("start_module.py")
 SEARCH_PATH: Final = "SONDE_CHILD_PATH"
-"""Variable that tells the child where else to import from; `start_module` takes it out again."""
+"""Variable with the folders that the child also imports from; `start_module` takes it out again."""
 DEFAULT_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 GIVEN_UP_AFTER_S: Final = 1.0
@@ -47,7 +47,7 @@ _LEFT_OUT: Final = frozenset(
     # The C library's own list of what programs with more rights ignore (unsecvars.h) …
     {"GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH"}
     | {"NIS_PATH", "NLSPATH", "RESOLV_HOST_CONF", "RES_OPTIONS", "TZDIR"}
-    # … what device libraries load because a variable says so, and what a shell runs.
+    # … what device libraries load because of a variable, and what a shell runs.
     | {"CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "OCL_ICD_FILENAMES", "OCL_ICD_VENDORS"}
     | {"BASH_ENV", "ENV", SEARCH_PATH}
 )
@@ -78,7 +78,7 @@ def start(
     pass_fds: Sequence[int] = (),
     own_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a child, in `/`, whose standard output is read through a pipe unless said otherwise.
+    """Start a child, in `/`, whose standard output is read through a pipe unless `stdout` is given.
     Raises OSError."""
     hanging()
     return subprocess.Popen(
@@ -94,12 +94,12 @@ def start(
 
 
 def run(
-    argv: Sequence[str], timeout_s: float, *, said: str = "", pass_fds: Sequence[int] = ()
+    argv: Sequence[str], timeout_s: float, *, stdin: str = "", pass_fds: Sequence[int] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run a child to its end. Raises OSError, subprocess.TimeoutExpired."""
     child = start(argv, stderr=subprocess.PIPE, pass_fds=pass_fds)
     try:
-        out, err = child.communicate(said.encode(), timeout_s)
+        out, err = child.communicate(stdin.encode(), timeout_s)
     except BaseException:
         give_up(child)
         raise

@@ -29,7 +29,7 @@ _FOLDERS: Final = ("/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib")
 
 
 class UntrustedLibraryError(OSError):
-    """A library is there, but somebody else could change it. The message says which and what to
+    """A library is there, but somebody else could change it. The message has which and what to
     do."""
 
 
@@ -141,5 +141,5 @@ def _is_of_our_kind(path: str) -> bool:
             mine = ours.read(20)
     except OSError:
         return False
-    # Class and byte order, then the machine: what lies between says nothing of the kind.
+    # Class and byte order, then the machine: what lies between is not about that.
     return (header[:6], header[18:20]) == (mine[:6], mine[18:20])

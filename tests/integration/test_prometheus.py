@@ -248,7 +248,7 @@ def test_dcgm_names_are_filled_from_metrics_that_there_are():
     ("source", "broken"),
     [
         pytest.param("nvml.0.power", {"fail.nvmlDeviceGetPowerUsage": 4}, id="permission denied"),
-        pytest.param("nvml.0.cheap", {"lost": 1}, id="device lost"),
+        pytest.param("nvml.0.fast", {"lost": 1}, id="device lost"),
         pytest.param(
             "nvml", {"fail.nvmlDeviceGetPowerUsage": 9, "fail.nvmlInit_v2": 9}, id="driver gone"
         ),

@@ -162,7 +162,7 @@ def test_what_the_kernel_side_lost_is_told_while_it_records(monkeypatch):
     shell.ended()
     agent.run(lambda: agent.live().lost > 0, lambda live: None)
     agent.stop()
-    assert agent.live().lost == 3, agent._lost
+    assert agent.live().lost == 3, agent._losses._known
 
 
 def test_losses_reach_the_capture_and_the_summary(record):

@@ -21,8 +21,8 @@ pytestmark = [
 
 STUCK = """
 import sys
-from sonde.agent import event_loop, outlets, top
-outlets.STUCK_S = 2.0
+from sonde.agent import event_loop, exporters, top
+exporters.STUCK_S = 2.0
 
 def hang(*_):
     if len(sys.argv) > 2:

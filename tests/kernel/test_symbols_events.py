@@ -255,14 +255,16 @@ def test_mappings_that_nobody_wants_are_not_told_but_the_program_is() -> None:
     program = next(path for path in all_of_them if path.endswith("/true"))
     assert len(all_of_them) > 1
     for path, file in all_of_them.items():
-        events.pass_over(file, path, 60.0)
+        events.ignore_mappings(file, path, 60.0)
     assert mapped_by_true(events) == {program: all_of_them[program]}
 
     other = next(path for path in all_of_them if path != program)
-    events.pass_over(all_of_them[other], other + ".new", 60.0)  # known by another path from now on
+    events.ignore_mappings(
+        all_of_them[other], other + ".new", 60.0
+    )  # known by another path from now on
     assert mapped_by_true(events).keys() == {program, other}
     for path, file in all_of_them.items():
-        events.pass_over(file, path, 0.0)
+        events.ignore_mappings(file, path, 0.0)
     assert mapped_by_true(events) == all_of_them
 
 
@@ -271,7 +273,7 @@ def passed_over(events: _native.ProcessEvents) -> list[ProcessEvent]:
     told = events.drain()
     for event in told:
         if isinstance(event, MmapEvent) and event.file[2]:
-            events.pass_over(event.file, event.path, 60.0)
+            events.ignore_mappings(event.file, event.path, 60.0)
     return told
 
 
@@ -306,7 +308,7 @@ def test_a_file_that_nobody_mapped_before_is_told_at_once(tmp_path: Path) -> Non
 
 def test_descriptors_are_heard_while_events_are_kept() -> None:
     events = _native.ProcessEvents()
-    events.pass_over((0, 0, 1), "/none", 60.0)
+    events.ignore_mappings((0, 0, 1), "/none", 60.0)
     told = os.eventfd(1)
     for _ in range(3):
         subprocess.run(["/bin/true"], check=True)

@@ -123,7 +123,7 @@ def test_dropping_some_stacks_leaves_the_pieces_that_others_go_on_in(watch, deep
 
 
 def test_without_bpf_loop_stacks_are_walked_by_frame_pointers(watch, deep):
-    it = watch(deep.pid, knobs={"unwind_by_tables": 0})
+    it = watch(deep.pid, constants={"unwind_by_tables": 0})
     it.settle(deep.pid)
     found = it.sample()
     assert found
@@ -137,7 +137,7 @@ def test_every_object_loads_without_bpf_loop(name):
 
 
 def test_a_walk_is_no_longer_than_it_may_be(watch, deep):
-    it = watch(deep.pid, knobs={"unwind_steps": 128})
+    it = watch(deep.pid, constants={"unwind_steps": 128})
     it.settle(deep.pid)
     found = it.sample()
     assert max(len(user) for _, _, user, _ in found.values()) == 128

@@ -26,10 +26,10 @@ class Watch:
         pid: int,
         folder: Path,
         room_bytes: int | None = None,
-        knobs: dict[str, int] | None = None,
+        constants: dict[str, int] | None = None,
     ) -> None:
         self.kernel = Kernel([pid])
-        self.kernel._knobs |= knobs or {}
+        self.kernel._constants |= constants or {}
         self.sampler = CpuSampler(self.kernel, HZ)
         self.resolver = Resolver(grace_ns=10**10)
         self.resolver.start()

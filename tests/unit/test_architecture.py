@@ -19,7 +19,7 @@ PACKAGE = ROOT / "src" / "sonde"
 
 # A package may import from those named here, and from itself. `cli` may import anything, and
 # nothing imports `cli`. docs/architecture.md says why; change both together.
-DEPENDENCIES: dict[str, set[str]] = {
+MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "http_client": set(),
     "ownership": set(),
@@ -146,7 +146,7 @@ def imports_of(path: Path) -> list[tuple[int, str]]:
 def test_every_package_is_known() -> None:
     packages = {package_of(path) for path in modules()} - {"__init__", "__main__", "cli"}
 
-    assert packages <= set(DEPENDENCIES), "add a row to DEPENDENCIES and to the map"
+    assert packages <= set(MAY_IMPORT), "a row in MAY_IMPORT and docs/architecture.md"
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -154,7 +154,7 @@ def test_packages_import_only_what_they_may(path: Path) -> None:
     package = package_of(path)
     if package in ("cli", "__main__"):
         return
-    allowed = DEPENDENCIES.get(package, set()) | {package}
+    allowed = MAY_IMPORT.get(package, set()) | {package}
     for line, name in imports_of(path):
         parts = name.split(".")
         if parts[0] in HEAVY:
@@ -445,7 +445,7 @@ def test_most_lines_are_python() -> None:
     assert lines[".py"] > lines.total() / 2, lines.most_common()
 
 
-def test_no_room_is_a_lumber_room() -> None:
+def test_no_package_has_a_name_that_says_nothing() -> None:
     named = [p for p in tracked() if FORBIDDEN_NAMES & set(re.split(r"[/.]", p.lower()))]
 
     assert named == []
@@ -475,7 +475,7 @@ def test_every_source_file_names_its_licence() -> None:
         assert re.search(f"SPDX-License-Identifier: {licence}", head), path
 
 
-def test_bpf_programs_tell_the_kernel_the_same_licence() -> None:
+def test_bpf_programs_name_the_same_licence() -> None:
     programs = [path for path in tracked() if path.endswith(".bpf.c")]
 
     assert programs

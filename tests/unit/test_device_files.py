@@ -63,7 +63,7 @@ class FakeProbes:
         del self.files[key]
         return True
 
-    def tell(self, name, value, text):
+    def report(self, name, value, text):
         self.notices.append((name, value, text))
 
 
@@ -310,16 +310,16 @@ def test_the_real_cache_names_libraries_that_exist():
 
 def test_what_need_not_be_heard_of_again_is_what_carries_nothing(opened, monkeypatch):
     found = make(FakeProbes("libOpenCL.so.1"))
-    found.dull()  # somebody wants to know
+    found.irrelevant_files()  # somebody wants to know
     events = [mapped(10, 2, "/lib/libc.so.6"), mapped(10, 3, A_LIBRARY)]
     found.on_process_events(events)
-    assert found.dull() == {}  # each was looked at, and may have been the only one
+    assert found.irrelevant_files() == {}  # each was looked at, and may have been the only one
     found.on_process_events(events)
-    (((file, path), _),) = found.dull().items()
+    (((file, path), _),) = found.irrelevant_files().items()
     assert (file, path) == ((8, 1, 2), "/lib/libc.so.6")
     monkeypatch.setattr(discovery, "EXAMINED_FOR_S", 0.0)
     found.on_process_events(events)
-    assert found.dull() == {}
+    assert found.irrelevant_files() == {}
 
 
 def test_a_file_that_is_put_off_is_tried_again_ever_more_rarely(opened, monkeypatch):

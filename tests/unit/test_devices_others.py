@@ -138,7 +138,7 @@ def test_many_open_cards_of_one_user_shut_nobody_else_out(machine, tmp_path, mon
     assert len(pids) == drm_module.CLIENTS_MAX
     assert pids.count(4711) == 2
     points = Points()
-    source._read_dear(points)
+    source._read_slow(points)
     told = {series: value for _, series, _, value in points.metrics}
     assert told["sonde.gpu.clients_left_out"] == 302 - drm_module.CLIENTS_MAX
     monkeypatch.setattr(drm_module, "DESCRIPTORS_MAX", 100)

@@ -14,7 +14,7 @@ from nvml_stub import Stub
 from sonde.collect.devices.gpm import SHORTEST_NS, Gpm
 from sonde.collect.devices.nvml import NvmlSource
 from sonde.collect.devices.nvml_library import Nvml, NvmlError
-from sonde.collect.polling import DEAR_S, Points, Schedule
+from sonde.collect.polling import SLOW_S, Points, Schedule
 
 TRANSMIT, RECEIVE = 20, 21
 SECOND_NS = 1_000_000_000
@@ -28,7 +28,7 @@ class Chip:
         self.now_ns = 1_000 * SECOND_NS
         self.bytes = {TRANSMIT: 5e9, RECEIVE: 7e9}  # what came before nobody counts
         self.began = dict(self.bytes)
-        self._tell()
+        self._report()
         self.gpm = Gpm(Nvml(str(stub.library)), c_void_p(1), {"hw.id": "0"}, None, 0.0)
         self.rows = []
 
@@ -36,9 +36,9 @@ class Chip:
         self.now_ns += round(seconds * 1e9)
         self.bytes[TRANSMIT] += transmit
         self.bytes[RECEIVE] += receive
-        self._tell()
+        self._report()
 
-    def _tell(self):
+    def _report(self):
         values = {f"gpm_bytes_{number}": f"{count:.0f}" for number, count in self.bytes.items()}
         self.stub.answers(values | {"gpm_now": f"{self.now_ns / 1e9:.9f}"})
 
@@ -153,6 +153,6 @@ def test_looking_for_devices_that_came_takes_no_samples(tmp_path, monkeypatch):
         points = Points()
         schedule.run_due(points)
         assert not points.events
-        now_ns += int(DEAR_S * 1e9)
+        now_ns += int(SLOW_S * 1e9)
     assert len(taken) == 4  # of the GPU and of its instance
     schedule.close()

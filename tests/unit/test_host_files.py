@@ -14,7 +14,7 @@ from sonde import procfs
 from sonde.collect.host import files, network
 from sonde.collect.host.files import AGAIN_S, Unmoved
 from sonde.collect.host.network import ALL_LIVES_S, MAX_NAMESPACES, Network, _Lives, _wanted
-from sonde.collect.polling import STEADY_S, Points
+from sonde.collect.polling import NORMAL_S, Points
 from sonde.health.node import _KernelLog
 
 
@@ -32,11 +32,11 @@ def passes(monkeypatch):
 def test_a_line_that_did_not_move_is_worked_out_again_now_and_then(passes):
     lines = Unmoved()
     assert not lines.holds(b"lo: 1")
-    passes(STEADY_S)
+    passes(NORMAL_S)
     assert lines.holds(b"lo: 1")
     assert not lines.holds(b"lo: 2")
     assert lines.holds(b"lo: 2")
-    passes(AGAIN_S + STEADY_S)
+    passes(AGAIN_S + NORMAL_S)
     assert not lines.holds(b"lo: 2")
     assert lines.holds(b"lo: 2")
 

@@ -141,7 +141,7 @@ def test_namespaces_that_are_not_known_are_not_the_hosts(tmp_path: Path) -> None
     with pytest.raises(HostError, match="cannot be read"):
         namespaces.require_host_pids(tmp_path, ours)
     ours.write_text("Name:\tx\n")
-    with pytest.raises(HostError, match="does not say"):
+    with pytest.raises(HostError, match="does not show"):
         namespaces.require_matching_proc(ours)
 
 

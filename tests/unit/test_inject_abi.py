@@ -78,9 +78,9 @@ def test_structs_lie_as_the_compiler_has_them(compiled, struct):
 
 def test_constants_are_the_same(compiled):
     for name in (
-        "MAGIC", "ABI", "BEAT_NS", "IDLE_NS", "AHEAD_NS", "HEADER_AT", "CONTROL_AT", "STATE_AT",
-        "RING_AT", "RECORD_BYTES", "RING_RECORDS", "NAMES_AT", "NAMES_BYTES", "BYTES", "NAME_MAX",
-        "KILL", "FRAMES_EACH", "TYPES",
+        "MAGIC", "ABI", "HEARTBEAT_NS", "IDLE_NS", "AHEAD_NS", "HEADER_AT", "CONTROL_AT",
+        "STATE_AT", "RING_AT", "RECORD_BYTES", "RING_RECORDS", "NAMES_AT", "NAMES_BYTES", "BYTES",
+        "NAME_MAX", "KILL", "FRAMES_EACH", "TYPES",
     ):  # fmt: skip
         assert getattr(abi, name) == compiled[f"INJECT_{name}"], name
     assert abi.RECORD.size == abi.FRAMES.size == abi.RECORD_BYTES

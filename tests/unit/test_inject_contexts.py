@@ -14,8 +14,6 @@ from sonde.collect import inject_abi as abi
 from sonde.collect.device_time import DeviceTime
 from stub_driver import build, find, start, watch
 
-pytestmark = pytest.mark.machine
-
 REQUEST = f"{int(abi.Request.EVENTS | abi.Request.STACKS)}:20000"
 
 

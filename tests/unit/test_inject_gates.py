@@ -11,8 +11,6 @@ from sonde import _native
 from sonde.collect.device_time import DeviceTime
 from stub_driver import REQUEST, build, find, start, watch
 
-pytestmark = pytest.mark.machine
-
 REST = 4
 
 

@@ -19,8 +19,6 @@ from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import MOST_A_TURN, Ring
 from sonde.sinks.chunk import ChunkBuilder
 
-pytestmark = pytest.mark.machine
-
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 HERE = os.getpid()
 
@@ -128,7 +126,7 @@ def test_the_collector_and_the_encoder_stand_it(memory, seed):
         anything = {
             name: rng.choice((0, 1, 1 << 31, (1 << 32) - 1))
             for name in abi.State._fields
-            if name not in ("head", "beat_ns")
+            if name not in ("head", "polled_ns")
         }
         if turn % 3 == 2:  # what the agent wrote is the process's to change, too
             os.pwrite(memory, rng.randbytes(abi.CONTROL.size), abi.CONTROL_AT)

@@ -22,8 +22,6 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 from stub_driver import REQUEST, build, find, start, watch
 
-pytestmark = pytest.mark.machine
-
 ROOT = Path(__file__).parents[2]
 NS_OF = {"shorter(float*)": 20_000, "longer": 60_000, "(graph)": 100_000}
 
@@ -78,7 +76,7 @@ def test_sums_of_weights_are_the_launches_and_durations_the_device_s(launches, l
 def test_what_timing_costs_is_tried_out_and_the_sums_stay_true(launches, library, monkeypatch):
     monkeypatch.setattr("sonde.collect.overhead_controller.GAP_S", 0.2)
     monkeypatch.setattr("sonde.collect.overhead_controller.STRETCH_S", 0.15)
-    monkeypatch.setattr("sonde.collect.device_time.TELL_S", 0.5)
+    monkeypatch.setattr("sonde.collect.device_records.REPORT_S", 0.5)
     process = start(launches, library, 8)
     collector = DeviceTime([process.pid], 0.05)
     find(process.pid).close()
@@ -240,7 +238,7 @@ def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
         assert memory.seen().status in (abi.Status.IDLE, abi.Status.STARTING)
         memory.ask(request=int(abi.Request.EVENTS), per_second=500)
         for _ in range(100):
-            memory.beat()
+            memory.heartbeat()
             if memory.wait_for(abi.Status.TIMING, timeout_s=0.1).status == abi.Status.TIMING:
                 break
         assert memory.seen().status == abi.Status.TIMING
@@ -249,7 +247,7 @@ def test_idle_within_a_second_without_a_heartbeat_and_back(launches, library):
         launched = memory.seen().counts["launches"]
         time.sleep(0.5)
         assert memory.seen().counts["launches"] == launched, "nothing is even counted"
-        memory.beat()
+        memory.heartbeat()
         assert memory.wait_for(abi.Status.TIMING, timeout_s=3).status == abi.Status.TIMING
     finally:
         memory.close()
@@ -278,7 +276,7 @@ def test_detach_takes_the_hooks_out_and_attach_puts_them_back(launches, library)
         left = memory.wait_for(abi.Status.LEFT, timeout_s=1)
         assert (left.status, left.counts["hooks"]) == (abi.Status.LEFT, 0)
         memory.ask(request=int(abi.Request.EVENTS), per_second=100)
-        memory.beat()
+        memory.heartbeat()
         assert memory.wait_for(abi.Status.TIMING, timeout_s=1).counts["hooks"]
     finally:
         memory.close()
@@ -294,7 +292,7 @@ def test_kill_switch_is_for_good(launches, library):
         memory.ask(off=abi.KILL)
         assert memory.wait_for(abi.Status.KILLED, timeout_s=1).counts["hooks"] == 0
         memory.ask(off=0, request=int(abi.Request.EVENTS))
-        memory.beat()
+        memory.heartbeat()
         time.sleep(0.5)
         assert memory.seen().status == abi.Status.KILLED
     finally:

@@ -11,8 +11,6 @@ import pytest
 from sonde import _native
 from stub_driver import PROGRAMS, build, find, start
 
-pytestmark = pytest.mark.machine
-
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):

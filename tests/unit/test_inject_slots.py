@@ -18,8 +18,6 @@ from sonde.collect import slots
 from sonde.collect.slots import Slots
 from stub_driver import build, find, start
 
-pytestmark = pytest.mark.machine
-
 REQUEST = abi.Request.EVENTS | abi.Request.SLOTS
 SLOT = struct.Struct("=QQII")
 
@@ -48,13 +46,13 @@ def program(bursts, library):
 
 def begin(memory, request=REQUEST):
     memory.ask(per_second=1000, every=1, request=request)
-    memory.beat()
+    memory.heartbeat()
 
 
 def until(memory, is_so, seconds=5.0):
     deadline_s = time.monotonic() + seconds
     while time.monotonic() < deadline_s:
-        memory.beat()
+        memory.heartbeat()
         if is_so(counts := memory.seen().counts):
             return counts
         time.sleep(0.02)
@@ -90,7 +88,7 @@ def test_launches_are_timed_by_words_found_from_outside(program):
             program.stdin.flush()
             counts = {}
             while program.poll() is None:
-                memory.beat()
+                memory.heartbeat()
                 counts = memory.seen().counts
                 time.sleep(0.02)
         finally:

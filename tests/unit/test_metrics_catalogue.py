@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde.metrics import COSTS, KINDS, catalogue, labels, labels_of
+from sonde.metrics import KINDS, PERIODS_S, catalogue, labels, labels_of
 from sonde.resolve import Counters
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ def test_a_metric_is_spelt_by_the_rules(metric):
     assert OURS.fullmatch(metric.name)
     assert UNITS.fullmatch(metric.unit)
     assert metric.kind in KINDS
-    assert metric.cost in COSTS
+    assert metric.rate in PERIODS_S
     assert all(OURS.fullmatch(name) or name in ("error.type",) or "." in name
                for name in metric.attributes)  # fmt: skip
     assert metric.source

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from sonde.agent.whose import Holders, attributes
+from sonde.agent.owner_attributes import Holders, attributes
 from sonde.metrics import labels
 from sonde.model.owner import Owner
 from sonde.procfs import parties

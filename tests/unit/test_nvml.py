@@ -201,16 +201,16 @@ def test_a_lost_device_leaves_the_others_and_comes_back(stub, watched):
     watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-1"))
     stub.answers({"0.lost": 1})
     watched.until(lambda: watched.notes)
-    assert "nvml.0.cheap: the GPU is lost" in watched.notes[0][1]
+    assert "nvml.0.fast: the GPU is lost" in watched.notes[0][1]
     watched.forget()
     for _ in range(2):  # messages, each with what was asked since the one before
         told = len(watched.metrics)
         watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-1", since=told))  # noqa: B023
     assert watched.value("hw.power", hw__id="GPU-stub-0") is None
-    assert watched.value("sonde.source.up", sonde__source="nvml.0.cheap") in (None, 0)
+    assert watched.value("sonde.source.up", sonde__source="nvml.0.fast") in (None, 0)
     stub.answers({"0.lost": None})
     watched.until(lambda: watched.value("hw.power", hw__id="GPU-stub-0"))
-    watched.until(lambda: watched.value("sonde.source.up", sonde__source="nvml.0.cheap") == 1)
+    watched.until(lambda: watched.value("sonde.source.up", sonde__source="nvml.0.fast") == 1)
     assert "signal_back" in {name for name, _ in watched.notes}
 
 
@@ -226,24 +226,24 @@ def test_a_gap_ends_also_where_the_source_was_opened_anew_meanwhile(stub, monkey
             now_ns += 1_000_000_000
             schedule.run_due(points)
         return [row[6] for row in points.events], [
-            row[3] for row in points.metrics if row[1:3] == ("sonde.source.up", CHEAP)
+            row[3] for row in points.metrics if row[1:3] == ("sonde.source.up", FAST)
         ]
 
     monkeypatch.setenv("NVML_STUB", stub.environment["NVML_STUB"])
     asked(1)
     stub.answers({"lost": 1})
     notes, up = asked(20)  # the device is looked for, and nothing is found
-    assert notes[0] == "nvml.0.cheap: the GPU is lost: it fell off the bus"
+    assert notes[0] == "nvml.0.fast: the GPU is lost: it fell off the bus"
     assert "nvml: devices came or went" in notes
     assert up[0] == 0
     stub.answers({"lost": None})
     notes, up = asked(40)
-    assert any(note.startswith("nvml.0.cheap: back after") for note in notes), notes
+    assert any(note.startswith("nvml.0.fast: back after") for note in notes), notes
     assert up == [1]
     schedule.close()
 
 
-CHEAP = labels(sonde__source="nvml.0.cheap")
+FAST = labels(sonde__source="nvml.0.fast")
 
 
 def test_a_driver_that_is_unloaded_and_loaded_again(stub, watched):
@@ -261,7 +261,7 @@ def test_a_hung_call_is_named_given_up_and_asked_again(stub, watched):
     watched.until(lambda: watched.value("hw.power"))
     stub.answers({"hang.nvmlDeviceGetMemoryInfo_v2": 1})
     watched.until(lambda: watched.notes)
-    assert watched.notes == [("signal_lost", "nvml: does not answer: it hangs in nvml.0.cheap")]
+    assert watched.notes == [("signal_lost", "nvml: does not answer: it hangs in nvml.0.fast")]
     assert watched.value("sonde.source.up", sonde__source="nvml") == 0
     stub.answers({"hang.nvmlDeviceGetMemoryInfo_v2": None})
     watched.forget()
@@ -322,7 +322,7 @@ def test_what_is_no_message_is_a_gap_and_the_next_process_is_heard(stub, watched
     watched.until(lambda: watched.value("hw.power"))
     watched.runner._buffer[:0] = b"\xff\xff\xff\xffrubbish"
     watched.until(lambda: watched.notes)
-    assert watched.notes == [("signal_lost", "nvml: its process says what is no message")]
+    assert watched.notes == [("signal_lost", "nvml: its process sent an invalid message")]
     watched.forget()
     watched.until(lambda: watched.value("hw.power"))
     assert watched.notes[0][0] == "signal_back"

@@ -76,7 +76,7 @@ def line_of(
 ) -> int:
     """The line that the frame of a function made above shows for one of its instructions."""
     place = python.code.instructions + 2 * nth if python.code.instructions else nth
-    places = _native.Places()
+    places = _native.FrameCache()
     known = code.frame([(process, python)], PYTHON_FRAME | at, 1 << 32 | place, places)
     assert known.frame.function == "f"
     return known.frame.line

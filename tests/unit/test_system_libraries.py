@@ -123,7 +123,7 @@ def test_a_library_of_the_linkers_cache_that_a_user_owns_is_refused_and_counted(
         def __init__(self) -> None:
             self._files = {}
 
-        def tell(self, name: str, value: float, text: str) -> None:
+        def report(self, name: str, value: float, text: str) -> None:
             told.append((name, value, text))
 
         def examine(self, *_: object) -> bool:

@@ -20,8 +20,8 @@ from sonde.agent.run_metrics import RunMetrics
 from sonde.agent.top import _by_process
 from sonde.collect import inject_abi as abi
 from sonde.collect.collector import Batch
+from sonde.collect.device_records import RunReader
 from sonde.collect.device_rows import name_of, row_of
-from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_records import _DIRECTIONS, Ring, Run
 from sonde.collect.ring_budget import Turn
 from sonde.collect.waits import WaitCollector
@@ -32,8 +32,6 @@ from sonde.fleet.result import Result, Row
 from sonde.query import framing
 from sonde.sinks.chunk import columns_of
 from sonde.sinks.series import MetricRegistry
-
-pytestmark = pytest.mark.machine
 
 PROGRAM = Path(__file__).parents[1] / "programs/inject/weights.c"
 DEVICE_RUN = columns_of("device_run")
@@ -212,7 +210,7 @@ def live():
     def weighed(*runs):
         batch, weights = Batch(), {}
         for run in runs:
-            DeviceTime._add_run(DeviceTime([7], 0.05), process, run, batch, weights, Turn.of(1.0))
+            RunReader().add_run(process, run, batch, weights, Turn.of(1.0))
         return batch, weights
 
     return weighed

@@ -79,7 +79,7 @@ pub struct Identity {
     changed: [(i64, i64); 2],
 }
 
-/// What the headers of a file say.
+/// The headers of a file.
 pub struct Layout {
     pub len: u64,
     endian: Endianness,

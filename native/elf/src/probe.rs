@@ -27,7 +27,7 @@ pub struct Place {
     /// The instruction there.
     pub text: String,
     /// Whether it only hands its callers on to a function of another file, and was to be left alone
-    /// then: what is said of its cost is nothing.
+    /// then: its cost is unknown.
     pub is_forwarder: bool,
 }
 

@@ -93,7 +93,7 @@ pub fn decode(raw: &[u8]) -> Vec<(u64, u64)> {
     raw.chunks_exact(RANGE_BYTES).map(|it| (word(&it[..8]), word(&it[8..]))).collect()
 }
 
-/// Bytes that `encode` makes of so many.
+/// Bytes that `encode` makes of `count` values.
 pub const fn encoded(ranges: usize) -> usize {
     RANGE_BYTES * ranges
 }

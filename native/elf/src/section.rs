@@ -74,7 +74,7 @@ impl Found {
         if raw.len() < 24 || u32_at(&raw, 0) != ELFCOMPRESS_ZLIB || u64_at(&raw, 8) > most {
             return Err(too_large());
         }
-        // No more than it says it holds, and room for that at once: growing would hold it twice.
+        // No more than its declared size, and room for that at once: growing would hold it twice.
         let size = u64_at(&raw, 8);
         let mut bytes = Vec::with_capacity(raw.len().saturating_mul(MAX_RATIO).min(size as usize));
         flate2::read::ZlibDecoder::new(&raw[24..]).take(size).read_to_end(&mut bytes)?;

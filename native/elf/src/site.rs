@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where in a function a uprobe is cheap.
+//! Where in a function a uprobe needs no single step.
 //!
 //! The kernel emulates the instruction under a uprobe where it can and single-steps it where it
 //! cannot, which costs some 20 times as much. It emulates pushes of a register, relative jumps,
@@ -75,7 +75,7 @@ fn is_passable(instruction: &Instruction, facts: &mut InstructionInfoFactory) ->
         .all(|it| !(writes(it.access()) && KEPT.contains(&it.register().full_register())))
 }
 
-/// Whether the function hands its callers on before it does anything of its own: its first way out
+/// Whether the function hands its callers on before it does anything else: its first way out
 /// is a jump through a word of the file's data, where the address of another file's function is
 /// put at run time. Stubs that load a library when it is first needed are made so.
 pub fn is_forwarder(body: &[u8]) -> bool {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sections that were packed: unpacked to what they say, and to no more than the caller takes.
+//! Sections that were packed: unpacked to their declared size, and to no more than the caller takes.
 use std::io::Write;
 
 use flate2::write::ZlibEncoder;
@@ -10,7 +10,7 @@ use sonde_images::{file_of, Image};
 
 const SHF_COMPRESSED: u64 = 1 << 11;
 
-/// A file whose section .debug_info holds `raw`, packed, and says that it makes `claimed` bytes.
+/// A file whose section .debug_info holds `raw`, packed, and claims to unpack to `claimed` bytes.
 fn file(packed: &[u8], claimed: u64) -> ElfFile {
     let mut image = Image::default();
     let mut body = vec![1, 0, 0, 0, 0, 0, 0, 0];

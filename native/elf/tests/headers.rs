@@ -49,7 +49,7 @@ fn ask(file: &ElfFile) {
 }
 
 #[test]
-fn a_sound_file_says_what_it_holds() {
+fn a_valid_file_is_read_whole() {
     let (bytes, address) = image();
 
     let file = parse(&bytes).unwrap();
@@ -104,7 +104,7 @@ fn what_is_no_elf_file_is_refused() {
 fn counts_that_no_file_has_are_refused_before_there_is_room_for_them() {
     let (bytes, _) = image();
     let first = sections_at(&bytes);
-    // As many as the first section says: too many to read, though the file claims them.
+    // As many as the first section claims: too many to read, though the file claims them.
     let mut sections = bytes.clone();
     sections[SECTION_COUNT..SECTION_COUNT + 2].fill(0);
     sections[first + 0x20..first + 0x28].copy_from_slice(&u64::MAX.to_le_bytes());

@@ -45,7 +45,7 @@ fn a_probe_moves_to_where_the_kernel_emulates() {
 }
 
 #[test]
-fn a_function_that_only_hands_on_is_told() {
+fn a_function_that_only_hands_on_is_found() {
     let code = [&ENDBR64[..], &FORWARD].concat();
     assert!(place(&code, 10).2);
     let (file, at) = file(&code);

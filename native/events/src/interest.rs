@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which records somebody wants, and how soon. What is wanted is decided in Python and given ahead
-//! (`follow`, `pass_over`); it is looked up here because records come by the thousand.
+//! (`follow`, `ignore_mappings`); it is looked up here because records come by the thousand.
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use perf_event_open_sys::bindings as abi;
 
 use crate::records::{bytes_at, u32_at, Record};
 
-/// How soon somebody wants to hear of a record.
+/// How soon a record is to be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wanted {
     Never,
@@ -16,7 +16,7 @@ pub enum Wanted {
     AtOnce,
 }
 
-/// Mappings that nobody wants to hear of: of files that were looked at and hold nothing.
+/// Mappings to ignore: of files that were looked at and hold nothing.
 #[derive(Default)]
 struct MappingFilter {
     /// By device and inode: the path, and until when.
@@ -65,11 +65,11 @@ impl MappingFilter {
                 let file = record.file();
                 let path = bytes_at(&record.body, 64);
                 let names = file.2 != 0 && path.starts_with(b"/");
-                let dull = match self.files.get(&file) {
+                let ignored = match self.files.get(&file) {
                     Some((known, until)) => known == path && *until >= now,
                     None => file.2 == 0, // no file at all
                 };
-                if !dull {
+                if !ignored {
                     self.unnamed.remove(&pid);
                     return Wanted::AtOnce;
                 }
@@ -96,7 +96,7 @@ impl Family {
     }
 
     /// Whether this is of one of them. Of others all but mappings is wanted, at leisure: their
-    /// names and ends tell who woke whom. Records come in order of time.
+    /// names and ends show who woke whom. Records come in order of time.
     fn has(&mut self, record: &Record) -> bool {
         let Some(pids) = &mut self.0 else { return true };
         let pid = record.pid();
@@ -135,9 +135,9 @@ impl Interest {
         self.family.0.get_or_insert_default().extend(pids);
     }
 
-    /// No more mappings of this file by this path, for so many seconds, nor of those of no file; but
+    /// Ignore mappings of this file by this path for `seconds`, and those of no file; but
     /// always of the program that a process executes, which names it.
-    pub fn pass_over(&mut self, file: (u32, u32, u64), path: Vec<u8>, seconds: f64) {
+    pub fn ignore_mappings(&mut self, file: (u32, u32, u64), path: Vec<u8>, seconds: f64) {
         self.mappings.put(file, path, seconds);
     }
 }

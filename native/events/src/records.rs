@@ -90,12 +90,12 @@ impl Record {
         (u32_at(&self.body, 32), u32_at(&self.body, 36), u64_at(&self.body, 40))
     }
 
-    /// Events that the kernel had no room for, where it says so.
+    /// Events that the kernel had no room for, where it reports them.
     pub fn lost(&self) -> Option<u64> {
         (self.kind == abi::PERF_RECORD_LOST).then(|| u64_at(&self.body, 8))
     }
 
-    /// None where it is of no kind that tells of processes. What is cut short reads as zeros.
+    /// None where its kind is not about processes. What is cut short reads as zeros.
     pub fn event(&self) -> Option<Event> {
         let body = &self.body;
         let (time_ns, pid, second) = (self.time_ns, self.pid(), u32_at(body, 4));

@@ -59,7 +59,7 @@ fn at_first_every_mapping_is_wanted_at_once() {
 #[test]
 fn a_file_is_passed_over_by_this_path_and_for_so_long() {
     let mut some = Interest::default();
-    some.pass_over(FILE, PATH.to_vec(), 10.0);
+    some.ignore_mappings(FILE, PATH.to_vec(), 10.0);
     assert_eq!(wanted(&mut some, &mapping(5, FILE, PATH)), Wanted::Never);
     assert_eq!(wanted(&mut some, &mapping(5, NO_FILE, b"//anon")), Wanted::Never);
     assert_eq!(wanted(&mut some, &mapping(5, FILE, b"/elsewhere")), Wanted::AtOnce);
@@ -69,9 +69,9 @@ fn a_file_is_passed_over_by_this_path_and_for_so_long() {
 }
 
 #[test]
-fn the_program_that_a_process_executes_is_always_told() {
+fn the_program_that_a_process_executes_is_always_reported() {
     let mut some = Interest::default();
-    some.pass_over(FILE, PATH.to_vec(), 10.0);
+    some.ignore_mappings(FILE, PATH.to_vec(), 10.0);
     assert_eq!(wanted(&mut some, &executed(5)), Wanted::Later);
     assert_eq!(wanted(&mut some, &mapping(5, FILE, PATH)), Wanted::Later);
     assert_eq!(wanted(&mut some, &mapping(5, FILE, PATH)), Wanted::Never);
@@ -94,10 +94,10 @@ fn those_who_descend_from_the_chosen_are_chosen() {
 }
 
 #[test]
-fn what_is_told_by_others_without_end_is_forgotten_not_kept() {
+fn events_of_others_without_end_are_dropped_not_kept() {
     let mut some = Interest::default();
     for inode in 1..20_000 {
-        some.pass_over((8, 1, inode), PATH.to_vec(), f64::INFINITY);
+        some.ignore_mappings((8, 1, inode), PATH.to_vec(), f64::INFINITY);
     }
     assert_eq!(wanted(&mut some, &mapping(5, (8, 1, 1), PATH)), Wanted::AtOnce);
     assert_eq!(wanted(&mut some, &mapping(5, (8, 1, 19_999), PATH)), Wanted::Never);
@@ -105,6 +105,6 @@ fn what_is_told_by_others_without_end_is_forgotten_not_kept() {
         assert_eq!(wanted(&mut some, &executed(pid)), Wanted::Later);
     }
     assert_eq!(wanted(&mut some, &mapping(1, (8, 1, 19_999), PATH)), Wanted::Never);
-    some.pass_over(FILE, PATH.to_vec(), f64::NAN);
+    some.ignore_mappings(FILE, PATH.to_vec(), f64::NAN);
     wanted(&mut some, &mapping(5, FILE, b""));
 }

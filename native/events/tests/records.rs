@@ -61,7 +61,7 @@ fn names_births_and_deaths_are_read() {
 }
 
 #[test]
-fn what_the_kernel_lost_is_told() {
+fn what_the_kernel_lost_is_reported() {
     let lost = body(&[&1u64.to_le_bytes(), &5u64.to_le_bytes()]);
     let record = Record::new(abi::PERF_RECORD_LOST, 0, &lost);
     assert_eq!((record.lost(), record.event()), (Some(5), None));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source lines and inlined callers of code, from DWARF. Slow and hungry beside all else here: it
-//! is for a process of its own (sonde.resolve.lines), under limits that end it.
+//! is for a separate process (sonde.resolve.lines), under limits that end it.
 use std::borrow::Cow;
 use std::io::Result;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ fn debug_file(id: &[u8]) -> Option<PathBuf> {
     Some(Path::new(DEBUG_FILES).join(hex(&id[..1])).join(hex(rest) + ".debug"))
 }
 
-/// What several debug files of a package share (dwz): a file of its own, named with its build id.
+/// What several debug files of a package share (dwz): a separate file, named with its build id.
 fn shared_file(file: &ElfFile, path: &Path) -> Option<ElfFile> {
     let link = section::named(file, ".gnu_debugaltlink").ok()??.read(file, MAX_LINK_BYTES).ok()?;
     let end = link.iter().position(|&byte| byte == 0)?;
@@ -77,7 +77,7 @@ impl Lines {
     }
 
     /// What is executed at an address as linked: the innermost inlined function first, the function
-    /// that the code belongs to last. Empty where nothing is said about it.
+    /// that the code belongs to last. Empty where the debug data has nothing about it.
     pub fn find(&self, address: u64, most: usize) -> Vec<Place> {
         let mut places = Vec::new();
         let Ok(mut frames) = self.context.find_frames(address).skip_all_loads() else {

@@ -67,7 +67,7 @@ fn a_file_without_dwarf_has_no_lines() {
 }
 
 #[test]
-fn sections_that_are_cut_say_less_or_nothing() {
+fn sections_that_are_cut_have_less_or_nothing() {
     let (file, address) = own();
     let held =
         |name| section::named(&file, name).unwrap().map(|it| it.read(&file, MOST_BYTES).unwrap());

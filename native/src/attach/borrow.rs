@@ -93,7 +93,7 @@ fn stack_refusal(
         if word == at.sigreturn {
             return Some("it is inside a signal handler".into());
         }
-        // Old words on the stack look like this, too; where locks tell, they are asked instead.
+        // Old words on the stack look like this, too; where locks show their owner, they are read instead.
         if at.old_loader && low <= word && word < high {
             return Some("it is inside the loader".into());
         }

@@ -159,9 +159,9 @@ impl Drop for Guardian {
 /// Wait for the tracer's end; if it was a violent one or it let a thread go, see the thread home.
 /// Allocates little, and nothing that another thread could hold: this process never had a second one.
 fn guard(pipe: i32, shared: &Shared, pid: pid_t, auxv: &[u8], at: &Landmarks) {
-    let mut said = 0u8;
-    // SAFETY: one byte into `said`.
-    if unsafe { libc::read(pipe, std::ptr::from_mut(&mut said).cast(), 1) } == 1 {
+    let mut byte = 0u8;
+    // SAFETY: one byte into `byte`.
+    if unsafe { libc::read(pipe, std::ptr::from_mut(&mut byte).cast(), 1) } == 1 {
         return;
     }
     for _ in 0..TRIES {

@@ -20,7 +20,7 @@ const MFD_CLOEXEC_SEALING: u64 = 3;
 const MFD_EXEC: u64 = 0x10; // known since Linux 6.3
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// How an attempt ended; `Attempt` tells it to Python.
+/// How an attempt ended; `Attempt` reports it to Python.
 pub struct Ended {
     pub outcome: &'static str,
     pub why: String,
@@ -56,7 +56,7 @@ impl From<Stuck> for Trouble {
     }
 }
 
-/// The steps of one load. `stage` says where it is, for the message and for what may be undone.
+/// The steps of one load. `stage` is where it is, for the message and for what may be undone.
 struct Load<'a> {
     it: Borrowed,
     pid: pid_t,

@@ -5,7 +5,7 @@
 //! handler runs, and turns it into EINTR when one does. Some answer EINTR at once, also where there
 //! was no signal but a stop (signal(7), "Interruption of system calls and library functions by stop
 //! signals"; net/core/sock.c, sock_intr_errno, where a socket has a timeout). Those get the kernel's
-//! code for "make it again unless a handler runs", which says the same to a program that expects a
+//! code for "make it again unless a handler runs", which means the same to a program that expects a
 //! signal and nothing to one that does not.
 use libc::user_regs_struct;
 

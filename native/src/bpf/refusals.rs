@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What libbpf says while the kernel refuses an object: which program, and the verifier's reason.
+//! Messages of libbpf while the kernel refuses an object: which program, and the verifier's reason.
 use std::cell::RefCell;
 
 use libbpf_rs::PrintLevel;
@@ -24,7 +24,7 @@ thread_local! {
 
 /// Keep what concerns a refused program; nothing is printed.
 pub fn listen() {
-    libbpf_rs::set_print(Some((PrintLevel::Warn, |_, message| hear(&message))));
+    libbpf_rs::set_print(Some((PrintLevel::Warn, |_, message| on_message(&message))));
 }
 
 /// The program refused since the last call, on this thread.
@@ -45,7 +45,7 @@ pub fn error(object: &str, error: &libbpf_rs::Error) -> PyErr {
     }
 }
 
-fn hear(message: &str) {
+fn on_message(message: &str) {
     let Some((_, rest)) = message.split_once("prog '") else { return };
     let Some((program, rest)) = rest.split_once('\'') else { return };
     let reason = match rest.split_once(LOG_BEGINS) {

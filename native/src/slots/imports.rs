@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a mapped ELF file says of words that may lead into a device library: its imports of such
+//! What a mapped ELF file has about words that may lead into a device library: its imports of such
 //! functions, whether it looks functions up by name, and where its writable data lies. Files are
 //! others': every number is checked against a bound before it is used.
 use std::collections::HashMap;

@@ -63,7 +63,7 @@ pub struct UnwindMaps {
     tables: HashMap<u32, Loaded>,
     ranges: HashMap<u32, Place>,
     next_table: u32,
-    /// Makes what a process was told a number that nobody else can foresee.
+    /// Makes the epoch of a process a number that nobody else can predict.
     random: RandomState,
     tellings: u64,
     // The descriptors above are its.
@@ -284,7 +284,7 @@ impl UnwindMaps {
         place.is_some()
     }
 
-    /// Hold at most so many bytes of tables and mappings; what is there already stays.
+    /// Hold at most `bytes` of tables and mappings; what is there already stays.
     fn limit(&mut self, bytes: usize) {
         self.pool.limit(bytes, MAX_CHUNKS);
     }

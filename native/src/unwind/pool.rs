@@ -85,7 +85,7 @@ impl Pool {
         self.chunks.len() * CHUNK_BYTES
     }
 
-    /// Make no more chunks than fit in so many bytes, nor more than `most`.
+    /// Make no more chunks than fit in `bytes`, nor more than `most`.
     pub fn limit(&mut self, bytes: usize, most: usize) {
         self.max_chunks = (bytes / CHUNK_BYTES).clamp(4, most);
     }

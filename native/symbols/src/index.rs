@@ -50,7 +50,7 @@ struct DebugFile {
 pub struct Index {
     base: u64,
     entries: Vec<Entry>,
-    /// Of each entry, in `SIZE_UNIT`; 0 where the symbol does not say.
+    /// Of each entry, in `SIZE_UNIT`; 0 where the symbol has none.
     sizes: Vec<u16>,
     table: elf::SectionType,
     /// The file that holds the symbols, where it is another than the one that is run.
@@ -92,7 +92,7 @@ struct Source<'file> {
 }
 
 impl Source<'_> {
-    /// How far a symbol reaches that does not say so itself.
+    /// How far a symbol without a size reaches.
     fn reach(&self, symbol: &Symbol) -> u64 {
         // Between exported functions lies code that is not theirs.
         let most = if self.table.kind == elf::SHT_SYMTAB { MAX_UNSIZED_BYTES } else { 1 };
@@ -135,7 +135,7 @@ impl Index {
         let is_function = |it: &Symbol| match it.kind {
             _ if !it.is_defined() => false,
             elf::STT_FUNC | elf::STT_GNU_IFUNC => true,
-            // Assembly code that did not say what it is; local ones are labels.
+            // Assembly code without a type; local ones are labels.
             elf::STT_NOTYPE => it.bind != elf::STB_LOCAL && file.is_code(it.value),
             _ => false,
         };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a just-in-time compiler says about its code: lines `start size name` (hex, hex, text), as
+//! What a just-in-time compiler writes about its code: lines `start size name` (hex, hex, text), as
 //! in the kernel's tools/perf/Documentation/jit-interface.txt. Written by the process that is
 //! watched, so anything may stand there; only that process's own frames are named by it.
 use std::collections::BTreeMap;

@@ -43,7 +43,7 @@ pub struct Table {
 pub type Found = (String, u64, String, u64);
 
 impl Table {
-    /// What `lines`, those of /proc/kallsyms, say.
+    /// What `lines`, those of /proc/kallsyms, hold.
     pub fn read(mut lines: impl BufRead) -> Result<Self> {
         let mut this = Self::default();
         this.modules.push(Module { name: String::new(), base: u64::MAX });

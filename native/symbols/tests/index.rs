@@ -32,32 +32,33 @@ fn names(symbols: &[(&str, u64, u64)], places: &[u64]) -> Vec<Option<(String, u6
     let mut index = Index::build(&file).unwrap();
     let offsets: Vec<_> = places.iter().map(|it| at + it).collect();
     let found = index.find(&file, &offsets);
-    assert_eq!(index.find(&file, &offsets), found); // what is kept says the same
+    assert_eq!(index.find(&file, &offsets), found); // what is kept is the same
     found
 }
 
-fn told(name: &str, into: u64) -> Option<(String, u64)> {
+fn symbol(name: &str, into: u64) -> Option<(String, u64)> {
     Some((name.to_owned(), into))
 }
 
 #[test]
 fn code_has_the_name_of_the_function_that_holds_it() {
     let found = names(&[("f", 0, 16), ("g", 32, 8)], &[0, 15, 16, 31, 32, 39, 40]);
-    let expected = [told("f", 0), told("f", 15), None, None, told("g", 0), told("g", 7), None];
+    let expected =
+        [symbol("f", 0), symbol("f", 15), None, None, symbol("g", 0), symbol("g", 7), None];
     assert_eq!(found, expected);
 }
 
 #[test]
 fn a_function_in_a_larger_one_and_two_names_of_one() {
     let symbols = [("outer", 0, 128), ("inner", 32, 16), ("__alias", 0, 128)];
-    let expected = [told("outer", 8), told("inner", 4), told("outer", 64)];
+    let expected = [symbol("outer", 8), symbol("inner", 4), symbol("outer", 64)];
     assert_eq!(names(&symbols, &[8, 36, 64]), expected);
 }
 
 #[test]
 fn a_function_without_a_size_reaches_to_the_next_one() {
     let found = names(&[("asm", 0, 0), ("next", 64, 8)], &[60, 66, 80]);
-    assert_eq!(found, [told("asm", 60), told("next", 2), None]);
+    assert_eq!(found, [symbol("asm", 60), symbol("next", 2), None]);
 }
 
 #[test]
@@ -79,7 +80,7 @@ fn a_file_cut_or_changed_anywhere_is_no_danger() {
 #[test]
 fn symbols_at_addresses_that_no_file_has_name_nothing() {
     let symbols = [("far", 1 << 40, 8), ("wraps", u64::MAX - 0x1000, 0x2000), ("f", 0, 16)];
-    assert_eq!(names(&symbols, &[4, 200]), [told("f", 4), None]);
+    assert_eq!(names(&symbols, &[4, 200]), [symbol("f", 4), None]);
 }
 
 fn ask(files: &mut Files, file: &File, at: u64) -> Option<(String, u64)> {
@@ -96,8 +97,8 @@ fn of_many_files_those_asked_last_are_kept() {
     let mut files = Files::new(one.bytes() * 8);
 
     for file in &held {
-        assert_eq!(ask(&mut files, file, at + 3), told("f", 3));
-        assert_eq!(ask(&mut files, &held[0], at + 4), told("f", 4));
+        assert_eq!(ask(&mut files, file, at + 3), symbol("f", 3));
+        assert_eq!(ask(&mut files, &held[0], at + 4), symbol("f", 4));
     }
 
     assert_eq!((files.count(), files.evicted()), (8, 12));
@@ -111,10 +112,10 @@ fn a_file_that_was_written_over_is_read_again() {
     let (bytes, at) = image(&[("before", 0, 16)]);
     let file = file_of(&bytes);
     let mut files = Files::new(1 << 20);
-    assert_eq!(ask(&mut files, &file, at), told("before", 0));
+    assert_eq!(ask(&mut files, &file, at), symbol("before", 0));
     let (other, at) = image(&[("afterwards", 0, 16)]);
     file.write_all_at(&other, 0).unwrap();
-    assert_eq!(ask(&mut files, &file, at), told("afterwards", 0));
+    assert_eq!(ask(&mut files, &file, at), symbol("afterwards", 0));
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn the_newer_line_wins_where_memory_was_used_again() {
 }
 
 #[test]
-fn lines_that_say_nothing_are_passed_over() {
+fn lines_without_meaning_are_skipped() {
     let code = code(
         "\n\n1000\n1000 20\n1000 0 empty\nxyz 20 a\n1000 -5 b\nffffffffffffffff 10 over\n\
          10000000000000000 1 long\n1000 20 \n",

@@ -17,7 +17,7 @@ fn found(table: &Table, address: u64) -> Option<(String, u64, String, u64)> {
     table.find(address)
 }
 
-fn told(
+fn symbol(
     name: &str,
     offset: u64,
     module: &str,
@@ -30,8 +30,8 @@ fn told(
 fn functions_of_the_kernel_and_of_modules_are_named() {
     let table = Table::read(LINES.as_bytes()).unwrap();
 
-    assert_eq!(found(&table, 0xffff_ffff_8100_0110), told("__pfx_do_one", 0x10, "", 0x110));
-    let close = told("nvidia_close", 8, "nvidia", 0x48);
+    assert_eq!(found(&table, 0xffff_ffff_8100_0110), symbol("__pfx_do_one", 0x10, "", 0x110));
+    let close = symbol("nvidia_close", 8, "nvidia", 0x48);
     assert_eq!(found(&table, 0xffff_ffff_c000_0048), close);
     assert_eq!(found(&table, 0xffff_ffff_8000_0000), None);
     assert_eq!(found(&table, u64::MAX), None); // further than a function reaches
@@ -64,6 +64,6 @@ fn no_list_takes_more_functions_than_there_is_room_for() {
     let text: String = (1..=1_100_000).map(|at| format!("{at:x}0 T f\n")).collect();
     let table = Table::read(text.as_bytes()).unwrap();
     assert!(found(&table, 0x10).is_some());
-    assert_eq!(found(&table, 0xf_fff0), told("f", 0, "", 0xf_ffe0));
+    assert_eq!(found(&table, 0xf_fff0), symbol("f", 0, "", 0xf_ffe0));
     assert_eq!(found(&table, 0x10c_8e00).map(|it| it.1 > 0), Some(true)); // left out: the last one kept
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a CPython interpreter's file tells about itself: where its evaluation loop is, and how to
+//! What a CPython interpreter's file has about itself: where its evaluation loop is, and how to
 //! get at a thread's state. No debug information is needed, only the symbols that every build of it
 //! exports to its extension modules.
 use std::collections::HashMap;
@@ -172,7 +172,7 @@ fn thread_key(file: &ElfFile, function: Symbol, runtime: Symbol) -> Result<u64> 
     Ok(key)
 }
 
-/// The part of a function that the compiler put elsewhere (".cold"), where no symbol tells: the code
+/// The part of a function that the compiler put elsewhere (".cold"), where no symbol is: the code
 /// that jumps out of the function lead into, other than to a function's start.
 fn moved_away(file: &ElfFile, function: Symbol) -> Result<Option<(u64, u64)>> {
     let end = function.end();

@@ -189,7 +189,7 @@ fn going(gogo: &Body) -> Option<[Range; 2]> {
     ])
 }
 
-/// What holds in a function that changes stacks: as its instructions have it, where they tell.
+/// What holds in a function that changes stacks: as its instructions have it, where they do.
 /// Without a frame (`systemstack` before Go 1.21), the goroutine keeps where it was left.
 fn followed(it: &Body, goroutine: Option<Rule>) -> Vec<Range> {
     if it.name == SYSTEMSTACK && !it.code.starts_with(&PUSH_RBP) {
@@ -261,7 +261,7 @@ impl Go {
         Ok(Some(Self { roots: found.iter().map(range).collect() }))
     }
 
-    /// What holds at an address for which the description says `rule`.
+    /// What holds at an address for which the description has `rule`.
     pub fn rule(&self, at: u64, rule: Rule) -> Rule {
         if is_in(&self.roots, at) {
             return Rule { cfa: Cfa::End, ..Rule::NONE };

@@ -3,7 +3,7 @@
 //!
 //! Once the handler is found, their own frame is written over with what belongs to the handler's
 //! frame, the return address among it, while the canonical frame address still is their own: what
-//! their description says leads astray until they are left. From then on the handler's frame is
+//! their description leads astray until they are left. From then on the handler's frame is
 //! their caller: its address and its stack pointer lie in a structure in their frame. Where that is,
 //! is seen where both are loaded to be shown to a debugger, behind the call that writes the frame.
 //! Source: libgcc/unwind.inc (uw_install_context), libgcc/unwind-dw2.c.

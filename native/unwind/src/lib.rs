@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tables to walk stacks by, made from ELF files and kept on disk; and what the files of CPython and
-//! Go tell about their own stacks.
+//! Go record about their own stacks.
 pub mod cpython;
 pub mod go;
 pub mod handlers;

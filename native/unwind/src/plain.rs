@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Functions that no frame description covers: where they are, and their rules.
 //!
-//! Symbols say where they start; in a stripped file, pointers to them do that the loader relocates
+//! Symbols have their starts; in a stripped file, pointers to them do that the loader relocates
 //! (tables of functions). Only code between descriptions is looked at.
 use std::collections::HashSet;
 use std::io::Result;
@@ -88,7 +88,7 @@ impl<'a> Plain<'a> {
         found.sort_unstable();
         found.dedup_by_key(|it| it.0);
         found.truncate(MAX_FUNCTIONS);
-        // A function ends where the next one starts, whatever its size says.
+        // A function ends where the next one starts, whatever its size is.
         for at in 1..found.len() {
             let next = found[at].0;
             found[at - 1].1 = found[at - 1].1.min(next);

@@ -268,7 +268,7 @@ fn sleb(bytes: &[u8]) -> Option<(i64, &[u8])> {
     Some((value << (64 - bits) >> (64 - bits), rest))
 }
 
-/// Runs call frame instructions and tells where the rule changes.
+/// Runs call frame instructions and reports where the rule changes.
 pub struct Evaluator<'a> {
     pub code_factor: u64,
     pub data_factor: i64,

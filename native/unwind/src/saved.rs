@@ -72,7 +72,7 @@ impl Table {
     }
 }
 
-/// A table in its file: what the header says, held against the length of the file.
+/// A table in its file: its header, checked against the length of the file.
 pub struct Saved {
     file: File,
     crc: u32,

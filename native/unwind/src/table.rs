@@ -3,7 +3,7 @@
 //!
 //! Rows are sorted by address and grouped in pages of 64 KiB of code, so that a row is 4 bytes
 //! (address in its page, number of its rule) and a lookup is a binary search over one page. Each
-//! page begins with a row of its own. Neighbours with the same rule are one row; rules are kept once.
+//! page begins with a separate row. Neighbours with the same rule are one row; rules are kept once.
 //!
 //! Built in one pass over the frame descriptions in order of address: besides the section itself
 //! only 16 bytes a description and the rows are held. Functions that lie between them and have no

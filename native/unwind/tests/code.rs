@@ -168,7 +168,7 @@ fn a_handler_of_signals_is_known_by_what_it_returns_with() {
 }
 
 #[test]
-fn functions_of_go_that_are_not_what_they_say_are_no_danger() {
+fn functions_of_go_with_false_descriptions_are_no_danger() {
     let names = ["runtime.systemstack.abi0", "runtime.morestack.abi0", "gogo", "time.now"];
     for (number, byte) in (0..=255u8).enumerate() {
         let mut image = Image::default();
@@ -204,7 +204,7 @@ fn interpreter(runtime_size: u64) -> (Image, [u64; 3]) {
 }
 
 #[test]
-fn an_interpreter_tells_where_its_threads_are() {
+fn an_interpreter_shows_where_its_threads_are() {
     let (image, [runtime, loop_at, _]) = interpreter(RUNTIME_BYTES);
 
     let found = cpython::find(&file(image)).unwrap().unwrap();

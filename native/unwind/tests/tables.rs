@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tables out of frame descriptions: what their rows say, and descriptions that nobody should believe.
+//! Tables out of frame descriptions: their rows, and descriptions that nobody should believe.
 use sonde_elf::file::{identity_of, ElfFile};
 use sonde_images::{file_of, Image};
 use sonde_unwind::rules::{Cfa, Rbp, Rule};
@@ -67,23 +67,23 @@ fn rsp(offset: i32) -> Rule {
     Rule { cfa: Cfa::Rsp, offset, ..Rule::NONE }
 }
 
-fn said(table: &Table, address: u64, rule: Rule) {
+fn assert_rule(table: &Table, address: u64, rule: Rule) {
     assert_eq!(table.find(address), Some(&rule.encode()[..]), "{address:#x}");
 }
 
 #[test]
-fn rows_say_what_descriptions_say() {
+fn rows_are_as_their_descriptions() {
     let (table, code) = table(&[(0, 32, &FRAMED)]);
 
     assert_eq!((table.descriptions, table.unsupported, table.analysed), (1, 0, 0));
-    said(&table, code, rsp(8));
+    assert_rule(&table, code, rsp(8));
     let kept = Rule { rbp: Rbp::AtCfa, rbp_offset: -16, ..rsp(16) };
-    said(&table, code + 1, kept);
-    said(&table, code + 3, kept);
+    assert_rule(&table, code + 1, kept);
+    assert_rule(&table, code + 3, kept);
     let framed = Rule { cfa: Cfa::Rbp, ..kept };
-    said(&table, code + 4, framed);
-    said(&table, code + 31, framed);
-    said(&table, code + 32, Rule::NONE);
+    assert_rule(&table, code + 4, framed);
+    assert_rule(&table, code + 31, framed);
+    assert_rule(&table, code + 32, Rule::NONE);
     assert_eq!(table.find(code + (1 << 20)), None);
     assert!(table.is_sound());
 }
@@ -94,14 +94,14 @@ fn what_is_described_twice_counts_once_and_gaps_are_gaps() {
 
     assert_eq!(table.descriptions, 3);
     for (at, rule) in [(0, rsp(8)), (7, rsp(8)), (8, Rule::NONE), (32, rsp(8)), (48, Rule::NONE)] {
-        said(&table, code + at, rule);
+        assert_rule(&table, code + at, rule);
     }
 }
 
 #[test]
 fn where_nothing_called_the_way_ends() {
     let (table, code) = table(&[(0, 8, &[UNDEFINED, 16])]);
-    said(&table, code, Rule { cfa: Cfa::End, ..Rule::NONE });
+    assert_rule(&table, code, Rule { cfa: Cfa::End, ..Rule::NONE });
 }
 
 #[test]
@@ -109,8 +109,8 @@ fn entries_of_plt_and_unknown_forms() {
     let plt = [DEF_CFA_EXPRESSION, 11, 0x77, 8, 0x80, 0, 0x3f, 0x1a, 0x3b, 0x2a, 0x33, 0x24, 0x22];
     let strange = [DEF_CFA_EXPRESSION, 1, 0x96]; // nop
     let (table, code) = table(&[(0, 16, &plt), (16, 16, &strange)]);
-    said(&table, code, Rule { cfa: Cfa::Plt, offset: 8, extra: 11, ..Rule::NONE });
-    said(&table, code + 16, Rule { cfa: Cfa::Unsupported, ..Rule::NONE });
+    assert_rule(&table, code, Rule { cfa: Cfa::Plt, offset: 8, extra: 11, ..Rule::NONE });
+    assert_rule(&table, code + 16, Rule { cfa: Cfa::Unsupported, ..Rule::NONE });
     assert_eq!(table.unsupported, 1);
 }
 
@@ -118,7 +118,7 @@ fn entries_of_plt_and_unknown_forms() {
 fn descriptions_of_other_places_are_left_out() {
     let (table, code) = table(&[(1 << 40, 8, &[]), (u64::MAX / 2, 8, &[]), (0, 8, &[])]);
     assert_eq!(table.descriptions, 1);
-    said(&table, code, rsp(8));
+    assert_rule(&table, code, rsp(8));
 }
 
 #[test]
@@ -133,8 +133,8 @@ fn code_that_is_spread_too_wide_has_no_table() {
 #[test]
 fn states_remembered_without_end_take_no_memory() {
     let (table, code) = table(&[(0, 8, &[0x0a; 4096]), (8, 8, &[0x0b; 4096])]);
-    said(&table, code, rsp(8));
-    said(&table, code + 8, rsp(8));
+    assert_rule(&table, code, rsp(8));
+    assert_rule(&table, code + 8, rsp(8));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn a_function_without_a_description_has_the_rules_of_its_instructions() {
     let table = Table::build(&parse(&image.finish()).unwrap()).unwrap();
 
     assert_eq!((table.descriptions, table.analysed), (1, 1));
-    said(&table, code + 64, rsp(8));
+    assert_rule(&table, code + 64, rsp(8));
     let framed = Rule { cfa: Cfa::Rbp, offset: 16, rbp: Rbp::AtCfa, rbp_offset: -16, ..Rule::NONE };
-    said(&table, code + 68, framed);
+    assert_rule(&table, code + 68, framed);
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The composition root of a node: the only room that joins collectors, resolver and sinks."""
+"""The composition root of a node: the only package that joins collectors, resolver and sinks."""
 
-from sonde.agent.agent import Agent, Live, Observer, Sink
+from sonde.agent.agent import Agent
+from sonde.agent.protocols import Live, Observer, Sink
 
 __all__ = ["Agent", "Live", "Observer", "Sink"]

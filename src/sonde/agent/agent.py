@@ -11,32 +11,30 @@ maps it and a process that lives 50 ms is known before it is gone.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import math
-import os
-import platform
 import resource
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sonde import _native, procfs
-from sonde.agent import whose
+from sonde.agent import owner_attributes
 from sonde.agent.adaptive_scheduler import AdaptiveScheduler
 from sonde.agent.attaching import Attacher
+from sonde.agent.chunk_header import ChunkHeader
 from sonde.agent.dictionary import Dictionary
 from sonde.agent.event_loop import EventLoop
 from sonde.agent.group_io import GroupIo
+from sonde.agent.losses import Losses
 from sonde.agent.null_process_events import NullProcessEvents
+from sonde.agent.protocols import Live, Observer, Sink
 from sonde.agent.registry import collectors_of
 from sonde.agent.scheduler import Scheduler
 from sonde.agent.scrape_scheduler import ScrapeScheduler
-from sonde.agent.thinning import Thinning
+from sonde.agent.stack_rate_limiter import StackRateLimiter
 from sonde.agent.unwinding import Unwinding
 from sonde.agent.warm_up import warm_up
 from sonde.attach.policy import Policy
@@ -52,18 +50,11 @@ from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.sinks.chunk import ChunkBuilder
 
 if TYPE_CHECKING:
-    from sonde.agent.outlets import Outlets
+    from sonde.agent.exporters import Exporters
     from sonde.resolve.pods import Pods
 
 PODS_S = 2.0
 """At the end, wait so long for the names of pods that were asked for last."""
-LOST_EVENTS = "processes.events"
-HUNG = ("processes.hung", "files.hung")
-"""Losses of what makes its readers wait: `procfs.broker`."""
-LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
-"""Losses that go on: what is counted before the start is lost after it, too."""
-STUCK = "agent.seconds_stuck"
-"""Loss of seconds in which nothing was read out: what the kernel keeps is bounded."""
 NAMING_SHARE = 0.1
 """Of a CPU, for naming code where rows are watched as they come."""
 LATE_S = 3.0
@@ -74,82 +65,32 @@ REHEARSED = 2_000
 """Rows of a chunk in which a lot happens."""
 
 
-class Sink(Protocol):
-    """Takes finished chunks."""
-
-    written_bytes: int
-
-    def write(self, chunk: bytes) -> None:
-        """Take a chunk, or raise SinkError and leave what was there."""
-
-    def close(self) -> None:
-        """No more chunks come."""
-
-    def losses(self) -> Mapping[str, int]:
-        """Chunks that were taken and will get nowhere, by reason."""
-
-    def metrics(self) -> Mapping[str, float]:
-        """What the sink says of itself, by the names of the catalogue."""
-
-
-class Observer(Protocol):
-    """Sees the rows of each tick, in this process, before they are encoded."""
-
-    def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
-        """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
-        Must return within milliseconds and keep no batch."""
-
-    def wants_code(self, pid: int) -> bool:
-        """Whether stacks of a process are to be named: nobody else's are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """How far a recording is."""
-
-    elapsed_s: float
-    samples: int
-    waits: int
-    device_calls: int
-    spans: int
-    lost: int
-    processes: int
-    written_bytes: int
-
-
 class Agent:
     """Observes this node into a sink."""
 
     def __init__(self, config: Config, sink: Sink | None, *, privileged: bool = True) -> None:
-        """`sink`: None where nobody keeps rows and only the outlets are fed; then no code is named.
-        `privileged`: False for a user to whom the kernel tells nothing; then only what programs
-        tell themselves is observed: device time."""
+        """`sink`: None where rows only go to exporters; then no code is named.
+        `privileged`: False for a user without access to the kernel's events; then only device time,
+        which programs report themselves, is observed."""
         self._privileged = privileged
         self._observer: Observer | None = None
-        self._naming_debt_s = 0.0
+        self._naming_excess_s = 0.0
         """CPU time spent on names, less what it may take."""
         self._names_now = True
         self._config = config
         self._sink = sink
-        self._id = str(uuid.uuid4())
-        self._seq = 0
+        self._header = ChunkHeader(config)
         self._started_ns = 0
         self._tick_ns = 0
         self._turned_s = time.monotonic()
         """When the loop last did."""
-        self._stuck_s = 0.0
-        """How long nothing was read out, beyond what was meant."""
         self._gc_before = gc.get_threshold()
         self._pause_asked = False
-        self._program: ProgramRun | None = None
         self._paused_ns = 0  # before the chunk in the making
         self._counts: Counter[str] = Counter()
         """What collectors have seen, by their names."""
         self._spans = 0
-        self._lost: dict[str, int] = {}
-        self._unkept: dict[str, int] = {}
-        """The same from before the start, where nothing is kept."""
-        self._thinning = Thinning()
+        self._stack_limiter = StackRateLimiter()
         self._chunk = ChunkBuilder(0)
         self._kernel = Kernel(config.pids if privileged else None)
         events = self._make_events()
@@ -173,8 +114,12 @@ class Agent:
             config, events, self._resolver, self._unwinding, self._collectors, self._scheduler,
             keeps_rows=sink is not None,
         )  # fmt: skip
+        self._losses = Losses(
+            self._collectors, self._kernel, self._unwinding, self._dictionary, self._event_loop,
+            self._resolver, self._attacher, sink,
+        )  # fmt: skip
         self._unwinding.limit(self.kernel_bytes())
-        self._outlets = self._make_outlets()
+        self._exporters = self._make_exporters()
 
     def observe(self, observer: Observer) -> None:
         """Before `start`: somebody wants to see the rows of each tick."""
@@ -203,24 +148,24 @@ class Agent:
             return ScrapeScheduler(self._config, self._collectors)
         return AdaptiveScheduler(self._config, self._collectors)
 
-    def _make_outlets(self) -> Outlets | None:
+    def _make_exporters(self) -> Exporters | None:
         config = self._config
         if not (config.prometheus or config.otlp):
             return None
-        from sonde.agent.outlets import Outlets  # and with it an HTTP server, which few need
+        from sonde.agent.exporters import Exporters  # and with it an HTTP server, which few need
 
-        return Outlets(config, self._whose, self._scheduler.request_tick, self._loop_age_s)
+        return Exporters(config, self._owner_of, self._scheduler.request_tick, self._loop_age_s)
 
     def _loop_age_s(self) -> float:
         return time.monotonic() - self._turned_s
 
-    def _whose(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        return whose.attributes(*self._resolver.program(pid, start_ns))
+    def _owner_of(self, pid: int, start_ns: int) -> Mapping[str, str]:
+        return owner_attributes.attributes(*self._resolver.program(pid, start_ns))
 
     @property
     def serves_at(self) -> str:
         """HOST:PORT of the page for Prometheus; '' without one."""
-        server = self._outlets.server if self._outlets is not None else None
+        server = self._exporters.server if self._exporters is not None else None
         return server.address if server is not None else ""
 
     def start(self, program: str = "") -> None:
@@ -240,17 +185,17 @@ class Agent:
             collector.start()
         self._event_loop.listen(walkers)
         if self._unwinding.walks and not program:  # one that is not there yet has nothing to warm
-            told = warm_up(walkers, self._event_loop.poll_starting, self._unwinding.stops)
+            batches = warm_up(walkers, self._event_loop.poll_starting, self._unwinding.stops)
             self._begin()
-            self._note(told)
+            self._note(batches)
         for collector in self._collectors:
             if collector not in walkers:
                 collector.start()
         if self._attacher is not None:
             self._attacher.start()
         self._event_loop.listen(self._collectors, [self._attacher] if self._attacher else [])
-        if self._outlets is not None:
-            self._outlets.start()
+        if self._exporters is not None:
+            self._exporters.start()
         _native.release_memory()  # what the way here took
         gc.freeze()  # tables of the machine's processes and files: not worth a walk each second
         gc.set_threshold(*GC_THRESHOLDS)
@@ -267,7 +212,7 @@ class Agent:
         on_tick: Callable[[Live], None],
         until_s: float = math.inf,
     ) -> None:
-        """Observe until `stop` says so; `on_tick` hears how far it is. Raises SinkError.
+        """Observe until `stop` is true; `on_tick` gets the progress. Raises SinkError.
 
         `stop` is asked when a signal or an event of a process comes, at every tick, and at
         `until_s` (CLOCK_MONOTONIC).
@@ -321,7 +266,7 @@ class Agent:
 
         `program`: the run that this recording saw from its start to its end.
         """
-        self._program = program
+        self._header.program = program
         try:
             self._tick(chunk_ends=True)
             if self._sink is not None:
@@ -334,8 +279,8 @@ class Agent:
                 collector.stop()
             self._unwinding.close()
             self._scheduler.close()
-            if self._outlets is not None:
-                self._outlets.close()
+            if self._exporters is not None:
+                self._exporters.close()
             self._resolver.close()
             if self._sink is not None:
                 self._sink.close()
@@ -351,7 +296,7 @@ class Agent:
         return self._resolver.process(pid, start_ns)
 
     def left_behind(self) -> list[str]:
-        """After `stop`: what has to be said of probes that stay on for a while."""
+        """After `stop`: messages about probes that stay on for a while."""
         return [text for collector in self._collectors for text in collector.left_behind]
 
     def live(self) -> Live:
@@ -362,14 +307,14 @@ class Agent:
             waits=self._counts["waits"],
             device_calls=self._counts["device_calls"],
             spans=self._spans,
-            lost=sum(self._lost.values()),
+            lost=self._losses.total,
             processes=self._dictionary.processes,
             written_bytes=self._sink.written_bytes if self._sink is not None else 0,
         )
 
-    def _note(self, told: list[Batch]) -> None:
-        """Of what was seen before the start: whom it spoke of, and what collectors said."""
-        for batch in told:
+    def _note(self, batches: list[Batch]) -> None:
+        """Record what was seen before the start: processes, and events of collectors."""
+        for batch in batches:
             self._resolver.add_notes(batch.notes, batch.groups)
             self._dictionary.take(batch)
             rows = [row._replace(time_ns=self._started_ns) for row in batch.rows.get("event", ())]
@@ -377,8 +322,7 @@ class Agent:
         self._rehearse()
         self._dictionary.begin()
         self._unwinding.begin(self._dictionary.tails_dropped)
-        # What hung while it was looked at for the first time is missing from now on.
-        self._unkept = {n: lost for n, lost in self._losses().items() if n not in LASTING}
+        self._losses.begin()
 
     def _rehearse(self) -> None:
         """A chunk that nobody gets. The first one asks whose every process is and makes the memory
@@ -393,14 +337,14 @@ class Agent:
         since_ns, self._tick_ns = self._tick_ns, time.monotonic_ns()
         late_s = (self._tick_ns - since_ns) / 1e9 - max(self._config.tick_s, self._config.rest_s)
         if late_s > LATE_S:
-            self._stuck_s += late_s
+            self._losses.stuck_s += late_s
         watched = self._observer is not None
         passed_s = (self._tick_ns - since_ns) / 1e9
-        self._naming_debt_s = max(0.0, self._naming_debt_s - NAMING_SHARE * passed_s)
-        self._names_now = self._naming_debt_s == 0  # of all collectors
+        self._naming_excess_s = max(0.0, self._naming_excess_s - NAMING_SHARE * passed_s)
+        self._names_now = self._naming_excess_s == 0  # of all collectors
         batches = []
         for collector in self._collectors:
-            up_to_now = chunk_ends or (watched and collector.tells_what_goes_on)
+            up_to_now = chunk_ends or (watched and collector.reports_ongoing)
             batches.append(collector.drain(since_ns, up_to_now))
             # Processes in the rows may have come and gone since: know of them before they are
             # named. And new programs wait for their tables: the first drains take tens of ms.
@@ -415,7 +359,7 @@ class Agent:
             named = self._dictionary.named
             self._take(batch)
             if collector.limits_stacks:
-                self._thin(collector, self._dictionary.named - named, since_ns)
+                self._limit_stacks(collector, self._dictionary.named - named, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
         self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
@@ -426,17 +370,17 @@ class Agent:
             self._chunk.add("event", list(ends))
             self._count_self()
 
-    def _thin(self, collector: Collector, named: int, since_ns: int) -> None:
-        if self._thinning.after(named, (self._tick_ns - since_ns) / 1e9):
-            collector.set_stack_divisor(self._thinning.odds)
+    def _limit_stacks(self, collector: Collector, named: int, since_ns: int) -> None:
+        if self._stack_limiter.after(named, (self._tick_ns - since_ns) / 1e9):
+            collector.set_stack_divisor(self._stack_limiter.divisor)
 
     def _take(self, batch: Batch) -> None:
         if batch.group_io:
             batch.metrics += self._group_io.rows(batch, self._tick_ns)
-        if self._outlets is not None:
-            self._outlets.take(batch)
+        if self._exporters is not None:
+            self._exporters.take(batch)
         if self._sink is None:
-            self._dictionary.pass_over(batch)
+            self._dictionary.ignore(batch)
             return
         self._chunk.add("metric", batch.metrics)
         for table, rows in batch.by_table():
@@ -459,53 +403,27 @@ class Agent:
         wants = self._observer.wants_code
         others = {it: owner for it, owner in batch.stacks.items() if not wants(owner[0])}
         if not self._names_now:
-            self._dictionary.pass_over(batch)
+            self._dictionary.ignore(batch)
             return
         batch.stacks = {it: owner for it, owner in batch.stacks.items() if it not in others}
         began_s = time.thread_time()
         self._dictionary.take(batch)
-        self._naming_debt_s += time.thread_time() - began_s
+        self._naming_excess_s += time.thread_time() - began_s
         batch.stacks = others
-        self._dictionary.pass_over(batch)
-
-    def _losses(self) -> dict[str, int]:
-        """What was lost so far, by name."""
-        now = {
-            f"{collector.name}.{name}": count
-            for collector in self._collectors
-            for name, count in collector.losses().items()
-        }
-        now |= {f"targets.{name}": count for name, count in self._kernel.losses().items()}
-        now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
-        now["stacks.forgotten"] = self._dictionary.forgotten
-        now[LOST_EVENTS] = self._event_loop.lost
-        hung = procfs.BROKER.processes_hung, procfs.BROKER.files_hung
-        now |= zip(HUNG, hung, strict=True)
-        now[STUCK] = round(self._stuck_s)
-        now["processes.mappings"] = self._resolver.counters.mappings_left_out
-        now["processes.names_put_off"] = self._resolver.counters.names_put_off
-        if (it := self._attacher) is not None:
-            now |= {"attach.queue_full": it.left_out, "attach.attaches_failed": it.failed}
-        if self._sink is not None:
-            now |= self._sink.losses()
-        return now
+        self._dictionary.ignore(batch)
 
     def _count_losses(self) -> None:
         for party, count in self._resolver.budget.newly_over():
             text = f"code of {procfs.name_of(party)} takes too long to name"
             notice = EventRow(self._tick_ns, "notice", "names_put_off", 0, 0, float(count), text)
             self._chunk.add("event", [notice])
-        for name, so_far in self._losses().items():
-            count = so_far - self._unkept.get(name, 0)
-            new = count - self._lost.get(name, 0)
-            if new > 0:
-                self._lost[name] = count
-                row = EventRow(self._tick_ns, "loss", name, 0, 0, float(new), "")
-                self._chunk.add("event", [row])
-                if self._outlets is not None:
-                    self._outlets.take_loss(name, float(new))
-                if name.endswith(".stack_map_full"):
-                    self._dictionary.make_room()
+        for name, new in self._losses.since_last_call():
+            row = EventRow(self._tick_ns, "loss", name, 0, 0, float(new), "")
+            self._chunk.add("event", [row])
+            if self._exporters is not None:
+                self._exporters.take_loss(name, float(new))
+            if name.endswith(".stack_map_full"):
+                self._dictionary.make_room()
 
     def _count_self(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -514,7 +432,7 @@ class Agent:
             ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
             ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
             ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
-            ("sonde.agent.wait_stack_odds", float(self._thinning.odds)),
+            ("sonde.agent.wait_stack_divisor", float(self._stack_limiter.divisor)),
             *(self._sink.metrics().items() if self._sink is not None else ()),
             *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
             ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
@@ -528,38 +446,18 @@ class Agent:
             rows.append((self._tick_ns, series, "", value))
         rows += self._unwinding.metrics(self._tick_ns)
         self._chunk.add("metric", rows)
-        if self._outlets is not None:
-            self._outlets.take_metrics(rows)
+        if self._exporters is not None:
+            self._exporters.take_metrics(rows)
 
     def _flush(self, last: bool) -> None:
         chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)
         if self._sink is None:
             return
         self._dictionary.write(chunk)
-        meta = {
-            "seq": self._seq,
-            "start_ns": chunk.start_ns,
-            "end_ns": self._tick_ns,
-            "wall_offset_ns": time.time_ns() - time.monotonic_ns(),
-            "paused_ns": self._paused_ns,
-            "last": last,
-            "capture": {"id": self._id, "version": _native.VERSION, "host": self._host()},
-        }
+        self._sink.write(self._header.encode(chunk, self._tick_ns, self._paused_ns, last=last))
         self._paused_ns = 0
-        self._seq += 1
-        self._sink.write(chunk.encode(meta))
         del chunk
         gc.collect(0)  # while there are few objects to look at: all of those rows are gone
-
-    def _host(self) -> dict[str, object]:
-        return {
-            "kernel": platform.release(),
-            "machine": platform.machine(),
-            "cpus": os.cpu_count() or 0,
-            "hz": self._config.hz,
-            "whole_machine": self._config.pids is None,
-            **({"program": dataclasses.asdict(self._program)} if self._program else {}),
-        }
 
 
 def _pods(config: Config) -> Pods | None:

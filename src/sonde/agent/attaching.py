@@ -2,7 +2,7 @@
 """Brings the library for device time into processes that the policy allows, beside the recording.
 
 A process is a candidate once it maps a device's library. Attaches happen one at a time, in a thread
-of their own, each at most once for a process, unless it was stopped just then; a failure makes
+of the attacher, each at most once for a process, unless it was stopped just then; a failure makes
 the next ones to processes of that party wait, and one that is ours alone makes all wait, longer
 each time. The kill switch is looked at before each.
 """
@@ -43,7 +43,7 @@ _REMEMBERED: Final = 65_536
 
 
 class Attacher:
-    """Decides, attaches, and tells what came of it in rows of the table event."""
+    """Decides, attaches, and reports the outcome in rows of the table event."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Attacher:
         self._waiting = AttachQueue()
         self._stopped: dict[Identity, tuple[int, float, float]] = {}
         """Processes that were stopped: party, when to try again (monotonic s), next pause."""
-        self._told: queue.Queue[tuple[str, int, str]] = queue.Queue(WAITING)
+        self._reports: queue.Queue[tuple[str, int, str]] = queue.Queue(WAITING)
         self._ending = threading.Event()
         self._pauses = Pauses()
         self._thread = threading.Thread(target=self._work, name="sonde-attach", daemon=True)
@@ -115,7 +115,7 @@ class Attacher:
         rows: list[EventRow] = []
         with suppress(queue.Empty):
             while True:
-                name, pid, text = self._told.get_nowait()
+                name, pid, text = self._reports.get_nowait()
                 rows.append(EventRow(now_ns, "notice", name, pid, 0, 1.0, text))
         return rows
 
@@ -158,7 +158,7 @@ class Attacher:
                 self.left_out += 1
                 return
             self._stopped[identity] = (party, time.monotonic() + SETTLE_S, 2 * SETTLE_S)
-            self._tell("attach_waits", pid, str(error))
+            self._report("attach_waits", pid, str(error))
             return
         except ProcessGone:
             pass
@@ -168,9 +168,9 @@ class Attacher:
             pause_s = self._pauses.failed(None if is_ours else party, time.monotonic())
             whose = "" if is_ours else f" to a process of {procfs.name_of(party)}"
             text = f"{error.cause}; the next attach{whose} in {pause_s:.0f} s"
-            self._tell("attach_failed", pid, text)
+            self._report("attach_failed", pid, text)
         except (SondeError, OSError) as error:
-            self._tell("attach_refused", pid, str(error))
+            self._report("attach_refused", pid, str(error))
         self._stopped.pop(identity, None)
 
     def _load_into(self, pid: int, party: int) -> None:
@@ -183,8 +183,8 @@ class Attacher:
             return
         self._load(pid)
         self._pauses.worked(party)
-        self._tell("attached", pid, "")
+        self._report("attached", pid, "")
 
-    def _tell(self, name: str, pid: int, text: str) -> None:
+    def _report(self, name: str, pid: int, text: str) -> None:
         with suppress(queue.Full):
-            self._told.put_nowait((name, pid, text))
+            self._reports.put_nowait((name, pid, text))

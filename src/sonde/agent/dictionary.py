@@ -73,7 +73,7 @@ class Dictionary:
         self._resolve_own(batch.own_stacks)
         self.stacks.python.close()
 
-    def pass_over(self, batch: Batch) -> None:
+    def ignore(self, batch: Batch) -> None:
         """Nobody keeps these rows: have the kernel forget their stacks in time."""
         self._forget_when_full(batch.stacks.keys() | batch.launch_stacks.keys())
 
@@ -121,7 +121,7 @@ class Dictionary:
         found = self._kernel.walks(unknown)
         self.forgotten += len(unknown) - len(found)
         found += self._kernel.walks(again) if again else []
-        of_processes: dict[ProcessKey, list[_native.Walk]] = {}
+        of_processes: dict[ProcessKey, list[_native.RawStack]] = {}
         for walk in found:
             of_processes.setdefault(owners[walk.id], []).append(walk)
         for owner, walks in of_processes.items():
@@ -184,7 +184,7 @@ class Dictionary:
         for pid, start_ns in again | {(pid, start_ns) for pid, start_ns, _ in threads}:
             known = self._resolver.process(pid, start_ns)
             if known.owner.pod_uid and not known.owner.pod and (pid, start_ns) not in again:
-                self._podless.add((pid, start_ns))  # its name may come: tell of it once more
+                self._podless.add((pid, start_ns))  # its name may come: write it once more
             yield pid, start_ns, known.ppid, known.comm, known.exe, *_OWNER(known.owner)
 
     def _thread_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:

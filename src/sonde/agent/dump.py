@@ -41,7 +41,7 @@ def dump(pid: int) -> list[ThreadStack]:
             raise ProcessGone(f"process {pid} ended before its threads were looked at")
         reader = StackReader(resolver, unwinding)
         found = stacks(kernel, threads)
-        told = []
+        named = []
         for it in threads:
             process = resolver.processes.find(pid, it.start_ns)
             walk = found.get(it.stack_id)
@@ -55,13 +55,13 @@ def dump(pid: int) -> list[ThreadStack]:
             )
             name = resolver.processes.thread_name(process, it.tid)
             frames = tuple(one.frame for one in known)
-            told.append(ThreadStack(it.tid, name, it.state, frames, whole, why))
-        return told
+            named.append(ThreadStack(it.tid, name, it.state, frames, whole, why))
+        return named
     finally:
         unwinding.close()
         resolver.close()
 
 
 def _sleep(timeout_ms: int) -> None:
-    """Nothing else is to be heard meanwhile."""
+    """No events come meanwhile."""
     time.sleep(timeout_ms / 1000)

@@ -27,8 +27,8 @@ LOOK_S = 0.25
 STACKLESS_LOOK_S = 1.0
 """The same where no stacks are taken."""
 CALM_AFTER_S = 3.0
-"""Without any, a load is steady: then it is looked at every tick alone. Each waking costs some 0.2
-ms, most of it for memory that has gone from the caches."""
+"""Without any, a load is constant: then it is looked at every tick alone. Each wake-up costs some
+0.2 ms, most of it for memory that has gone from the caches."""
 PAUSED_WAIT_MS = 250
 RESYNC_LEAST_S = 0.5
 RESYNC_MOST_S = 30.0

@@ -23,7 +23,7 @@ def ignore_mappings(
     for collector in collectors:
         for (file, path), until_s in collector.ignorable_mappings().items():
             if not _is_wanted(path, collectors):
-                events.pass_over(file, path, until_s - time.monotonic())
+                events.ignore_mappings(file, path, until_s - time.monotonic())
 
 
 def _is_wanted(path: str, collectors: Iterable[Collector]) -> bool:

@@ -26,7 +26,7 @@ class NullProcessEvents:
         """Nothing."""
         return []
 
-    def pass_over(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
+    def ignore_mappings(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
         """Nothing: there is no mapping to ignore."""
 
     def follow(self, pids: Sequence[int]) -> None:

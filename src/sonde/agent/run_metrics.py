@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs on devices as metrics: time by kernel, launches, sizes of copies, grids and blocks.
 
-Rows of the table device_run are a sample; each counts for as many as its weight says, so the sums
-are unbiased. Kernels have names without number: one gets a series of its own once it had a
+Rows of the table device_run are a sample; each counts by its weight, so the sums
+are unbiased. Kernels have names without number: one gets a separate series once it had a
 hundredth of the device's time, at most `KERNELS_NAMED` do, the rest is `other`.
 """
 
@@ -26,10 +26,10 @@ _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
 
 
 class RunMetrics:
-    """Counts runs into a board."""
+    """Counts runs into a registry."""
 
-    def __init__(self, board: MetricRegistry) -> None:
-        self._board = board
+    def __init__(self, registry: MetricRegistry) -> None:
+        self._registry = registry
         self._named: set[str] = set()
         self._weighed: dict[str, float] = {}
         self._all_s = 0.0
@@ -40,7 +40,7 @@ class RunMetrics:
         if kind == "sync":
             return  # time of the host
         seconds = weight * (run.end_time_ns - run.start_time_ns) / 1e9
-        count = self._board.count
+        count = self._registry.count
         count("sonde.gpu.runs", {"sonde.gpu.run.kind": kind}, weight)
         count("sonde.gpu.run.time", {"sonde.gpu.run.kind": kind}, seconds)
         if kind == "kernel":

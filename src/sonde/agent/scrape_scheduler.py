@@ -25,7 +25,7 @@ ANSWERED_S = 1.0
 GAPS = 2
 """Between questions, of which the longest counts: two who ask may ask one soon after the other."""
 LEFT_AFTER = 3
-"""So many gaps without a question, and whoever asked is gone."""
+"""After this many gaps without a request the requester is gone."""
 CROWDED = 1_024
 """Rows of one table, a quarter of what the smallest map of the kernel's holds."""
 CROWDED_SPANS = 3_600
@@ -56,13 +56,13 @@ class ScrapeScheduler(Scheduler):
         self._gaps = [float("inf")] * GAPS
         self._judged_s = float("-inf")
         self._crowded = False
-        self._told_s = -1.0
+        self._reported_s = -1.0
         self._open = True
 
     @staticmethod
     def suits(config: Config) -> bool:
         """Whether this configuration takes nothing that has to be read often: stacks and what
-        attached libraries tell fill their rings."""
+        attached libraries record fills their rings."""
         takes = config.on_cpu or config.off_cpu or config.memory or config.syscalls
         return config.rest_s > config.tick_s and not takes and config.device_time == "off"
 
@@ -119,8 +119,8 @@ class ScrapeScheduler(Scheduler):
         full = max(most / CROWDED, spans / CROWDED_SPANS)
         self._crowded = full * self._rest_s > max(elapsed_s, self._tick_s)
         rest_s = self._wanted_s() if self._wanted_s() > self._tick_s else 0.0
-        if rest_s != self._told_s:
-            self._told_s = rest_s
+        if rest_s != self._reported_s:
+            self._reported_s = rest_s
             for collector in self._collectors:
                 collector.set_interval(rest_s, keep_last_only=True)
         with self._lock:

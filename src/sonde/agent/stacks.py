@@ -29,7 +29,7 @@ ENTRIES = frozenset(
 _MOST_FORKS = 4
 """Generations between a process and the one that is known."""
 NOT_WALKED = -1
-"""In place of a walk's end, where a library took the stack: its last frame tells."""
+"""In place of a walk's end, where a library took the stack: its last frame decides."""
 
 
 def is_whole(frames: Sequence[KnownFrame], stop: int) -> bool:
@@ -67,8 +67,8 @@ class StackReader:
         self.python = PythonCode()
 
     def named(
-        self, process: TrackedProcess, walks: Sequence[_native.Walk]
-    ) -> Iterator[tuple[_native.Walk, tuple[KnownFrame, ...]]]:
+        self, process: TrackedProcess, walks: Sequence[_native.RawStack]
+    ) -> Iterator[tuple[_native.RawStack, tuple[KnownFrame, ...]]]:
         """Walks of one process with their frames."""
         if process.image.pending:
             process.space()
@@ -77,7 +77,7 @@ class StackReader:
         owners = self._owners(process) if codes else []
         if owners:
             python = self.python.frame_cache(owners, codes)
-        *places, pairs = _native.unknown_places(walks, kernel, native, python)
+        *places, pairs = _native.unknown_frames(walks, kernel, native, python)
         self._resolver.prepare(process, *places)
         if python is not None:
             for pair in pairs:
@@ -91,10 +91,10 @@ class StackReader:
     def frames(
         self, process: TrackedProcess, kernel: Sequence[int], user: Sequence[int]
     ) -> list[KnownFrame]:
-        """Frames of a walk. A Python frame is two words of it, told by their highest bit."""
-        has_python = user and max(user) >= PYTHON_FRAME  # the highest bit tells them
+        """Frames of a walk. A Python frame is two words of it, marked by their highest bit."""
+        has_python = user and max(user) >= PYTHON_FRAME  # the highest bit marks them
         owners = self._owners(process) if has_python else []
-        places = _native.Places() if owners else None
+        places = _native.FrameCache() if owners else None
         return self._merged(process, kernel, user, owners, places)
 
     def _merged(
@@ -103,7 +103,7 @@ class StackReader:
         kernel: Sequence[int],
         user: Sequence[int],
         owners: Sequence[tuple[TrackedProcess, Interpreter]],
-        python: _native.Places | None,
+        python: _native.FrameCache | None,
     ) -> list[KnownFrame]:
         """`python`: of frames of Python that are known; None where there are none."""
         if python is None:

@@ -45,12 +45,12 @@ class Unwinding:
             self._unwinder.limit(MAX_KERNEL_BYTES - others_bytes)
 
     def get_ready(
-        self, pids: Iterable[int], hear: Callable[[int], None], program: str = ""
+        self, pids: Iterable[int], poll_events: Callable[[int], None], program: str = ""
     ) -> None:
         """Have the tables of chosen processes made, and wait for them for a while.
 
-        `hear` takes in what processes did, within so many milliseconds. `program`: what one of them
-        will run.
+        `poll_events` drains process events, within as many milliseconds. `program`: what one of
+        them will run.
         """
         if self._unwinder is None:
             return
@@ -59,7 +59,7 @@ class Unwinding:
         self._unwinder.expect(pids)
         deadline_s = time.monotonic() + FIRST_WAIT_S
         while self._unwinder.is_busy and time.monotonic() < deadline_s:
-            hear(int(BUSY_GAP_S * 1000))
+            poll_events(int(BUSY_GAP_S * 1000))
             self._unwinder.update()
         self._unwinder.expect_pages()
 
@@ -69,12 +69,12 @@ class Unwinding:
             self._unwinder.on_process_events(events)
 
     def update(self) -> bool:
-        """Tell the kernel what is new; cheap where nothing is. Returns whether there was
+        """Load what is new into the kernel; little work where nothing is. Returns whether there was
         something."""
         return self._unwinder is not None and self._unwinder.update()
 
     def on_events_lost(self) -> None:
-        """Tell the kernel of all processes again."""
+        """Load all processes into the kernel again."""
         if self._unwinder is not None:
             self._unwinder.resync()
 

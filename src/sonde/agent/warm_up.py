@@ -23,18 +23,18 @@ LACKING = ("no_process", "table_missing")
 
 def warm_up(
     walkers: Sequence[Collector],
-    hear: Callable[[int], None],
+    poll_events: Callable[[int], None],
     ends: Callable[[], Mapping[str, int]],
 ) -> list[Batch]:
     """Let started collectors walk; then what they have seen, up to now, which counts for nothing.
 
-    `hear` takes in what processes did and what walks ask for, within so many milliseconds; `ends`:
+    `poll_events` drains process events and requests of walks, within as many milliseconds; `ends`:
     how walks ended so far, by name (unwind.stop_reasons).
     """
     began_s = quiet_since_s = now_s = time.monotonic()
     lacked = 0
     while now_s < min(began_s + LONGEST_S, quiet_since_s + QUIET_S):
-        hear(GAP_MS)
+        poll_events(GAP_MS)
         now_s = time.monotonic()
         ended = ends()
         if (lack := sum(ended.get(name, 0) for name in LACKING)) != lacked:

@@ -8,19 +8,20 @@ Sampling Techniques, 3rd ed., section 6.4), with Student's quantile, as windows 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from sonde.analyze.blamed_stalls import BlamedStalls
 from sonde.analyze.causes import CAUSES
 from sonde.analyze.intervals import Coverage, Intervals
+from sonde.model.confidence import student_t_quantile
 from sonde.model.timeline import I64, Timeline
 from sonde.model.verdict import BoundShare, Sampling, StepTable
 
 ALL = 0.95
 """From this share of traced time on, a record counts as complete."""
-_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-_NORMAL = 1.96
+_student = cache(student_t_quantile)
 
 
 def sampling_of(
@@ -59,8 +60,7 @@ def half_width(part: I64, length: I64) -> float:
         return 1.0
     rest = part - length * (part.sum() / length.sum())
     spread = float(np.sqrt(count / (count - 1) * (rest**2).sum()) / length.sum())
-    student = _STUDENT[count - 2] if count - 2 < len(_STUDENT) else _NORMAL + 2.5 / (count - 1)
-    return min(1.0, student * spread)
+    return min(1.0, _student(0.975, count - 1) * spread)
 
 
 def _cannot(

@@ -14,7 +14,7 @@ bytes = "ByteCount"                        # an argument; a list of them to mult
 scale = 4                                  # bytes per unit of that
 direction = "h2d"                          # fixed; or { of = ARGUMENT, by = TABLE, mask = M }; or
                                            # { of = POINTER, at = [OFFSET, …], by = TABLE }
-blocking = "blocking_read"                 # the call waits: an argument that says so, or true
+blocking = "blocking_read"                 # the call waits: an argument that decides it, or true
 result = "handle"                          # "status" if left out; or "none"
 status = "errcode_ret"                     # pointer through which a handle's status comes back
 calls_back = true                          # runs functions of its caller: counted at the entry

@@ -183,7 +183,7 @@ class _ApiParser:
         return replace(reading, scale=scale, size_args=size_args)
 
     def _direction(self, reading: Reading, value: object) -> tuple[str, dict[int, str], Reading]:
-        """Fixed direction, directions by number, and the reading that says where the number is."""
+        """Fixed direction, directions by number, and the reading that finds the number."""
         if isinstance(value, str):
             if value not in DIRECTIONS:
                 self._fail(f"direction is one of {', '.join(DIRECTIONS[1:])}, not {value!r}")
@@ -256,5 +256,5 @@ class _ApiParser:
     def _fail(self, what: str) -> NoReturn:
         raise UsageError(
             f"{self._place}: {what}",
-            "mend the table; src/sonde/apis/__init__.py says what it may hold",
+            "fix the table; its format is in src/sonde/apis/__init__.py",
         )

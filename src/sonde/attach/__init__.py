@@ -5,10 +5,10 @@
     glibc     where its C library keeps what a load needs, out of its memory
     threads   which of its threads sleeps where it may be borrowed
     seccomp   whether a thread's filters let a load pass
-    tracer    the attach, in a process of its own
+    tracer    the attach, in a separate process
     remote    starts that process, and turns its answer into words
 
-docs/design/attach.md says why it is safe, with figures.
+docs/design/attach.md explains why it is safe, with figures.
 """
 
 from __future__ import annotations

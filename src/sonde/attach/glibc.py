@@ -148,7 +148,7 @@ def _loader_data(mappings: list[Mapped]) -> tuple[int, int]:
     """The writable mapping of the loader: its globals, locks among them."""
     written = [m for m in mappings if _LOADER.match(m.leaf) and m.prot.startswith("rw")]
     if not written:
-        raise TargetRefused("the process's loader has no data of its own", FOREIGN)
+        raise TargetRefused("the process's loader has no data segment", FOREIGN)
     return written[0].start, written[-1].end
 
 

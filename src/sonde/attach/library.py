@@ -2,7 +2,7 @@
 """The library that is brought into processes, as a file.
 
 It is part of the native module. A file is needed by the dynamic linker of programs that Sonde
-starts, and must outlive Sonde: their children load it, too. So it is kept under a name that tells
+starts, and must outlive Sonde: their children load it, too. So it is kept under a name that shows
 its content, where only its owner can change it and everyone can read it.
 """
 

@@ -2,7 +2,7 @@
 """Keeps attaches to the same process apart: one of the agent, one that somebody asks for.
 
 The lock is a file in a folder of the caller's own: root's, or a user's. Whatever everybody may open
-(/proc/PID, say) everybody may lock, and so keep all attaches to that process away.
+(/proc/PID, for example) everybody may lock, and so keep all attaches to that process away.
 """
 
 from __future__ import annotations

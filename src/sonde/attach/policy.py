@@ -38,7 +38,7 @@ _MOST_ENVIRON_BYTES: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a process can be told by."""
+    """What identifies a process."""
 
     exe: str = ""
     units: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ def _opted(environ: Path) -> bool | None:
         finally:
             file.close()
     except procfs.Hung:
-        return False  # it may have said so, and keeps us from reading it
+        return False  # it may have opted out, and keeps us from reading it
     except OSError:
         return None
     given = dict(entry.partition(b"=")[::2] for entry in reversed(raw.split(b"\0")))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has a library loaded into a live process, by a process of its own, and says what came of it."""
+"""Has a library loaded into a live process, by a separate process, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANGING_OF_PARTY: Final = 2
 """Tracers over processes of one party (procfs.party_of) that were killed and cannot die. With so
 many of them no other process of that party is attached to."""
 MOST_HANGING: Final = 16
-"""The same of all parties; with so many nothing more is attached."""
+"""The same of all parties; at this number nothing more is attached."""
 
 
 _hanging: Final[list[tuple[subprocess.Popen[bytes], int]]] = []
@@ -58,16 +58,19 @@ def load(
         if is_mapped(pid, name):
             return None
         arguments = [str(pid), str(library.absolute()), name, str(wait_s)]
-        said = _run(arguments, wait_s, procfs.party_of(pid))
-    if "error" in said:
-        raised = getattr(errors, str(said["error"]), AttachFailed)
+        outcome = _run(arguments, wait_s, procfs.party_of(pid))
+    if "error" in outcome:
+        raised = getattr(errors, str(outcome["error"]), AttachFailed)
         assert issubclass(raised, SondeError)
-        raise raised(str(said["cause"]), str(said["remedy"]))
-    why = str(said["why"])
-    match said["outcome"]:
+        raise raised(str(outcome["cause"]), str(outcome["remedy"]))
+    why = str(outcome["why"])
+    match outcome["outcome"]:
         case "loaded":
             return Loaded(
-                int(said["tid"]), str(said["call"]), float(said["stop_us"]), int(said["busy"])
+                int(outcome["tid"]),
+                str(outcome["call"]),
+                float(outcome["stop_us"]),
+                int(outcome["busy"]),
             )
         case "refused":
             raise TargetRefused(why, _remedy(why, pid))
@@ -133,8 +136,8 @@ def _run(arguments: list[str], wait_s: float, party: int) -> dict[str, Any]:
         # It answers for all that the target can cause, except what ends it by a signal.
         failed = TracerFailed if tracer.returncode > 0 else AttachFailed
         raise failed(f"the attaching process failed: {last}", "Try again.")
-    said: dict[str, Any] = json.loads(out)
-    return said
+    outcome: dict[str, Any] = json.loads(out)
+    return outcome
 
 
 def load_product(pid: int, wait_s: float = WAIT_S) -> Loaded | None:

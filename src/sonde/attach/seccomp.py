@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Would a thread's seccomp filters let a library be loaded on it? Read, and run by hand.
 
-Containers run under a filter as a rule, so "there is one" says nothing. A filter is a classic BPF
-program over `struct seccomp_data` (linux/seccomp.h, linux/filter.h); it is run here for each call
-that a load makes, with arguments as the load makes them. Where a needed call would be refused, or
-any of them would end the process, the thread is left alone.
+Containers run under a filter as a rule, so that there is one means nothing. A filter is a classic
+BPF program over `struct seccomp_data` (linux/seccomp.h, linux/filter.h); it is run here for each
+call that a load makes, with arguments as the load makes them. Where a needed call would be refused,
+or any of them would end the process, the thread is left alone.
 """
 
 from __future__ import annotations

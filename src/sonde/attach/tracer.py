@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that does one attach: `sonde.attach.tracer PID FILE NAME SECONDS`.
 
-A process of its own, with one thread: ptrace belongs to a thread, a guardian is forked, and
+A separate process, with one thread: ptrace belongs to a thread, a guardian is forked, and
 whatever becomes of the agent meanwhile (kill -9, out of memory), this one sees the borrowed thread
 home. The answer is one line of JSON on standard output.
 """
@@ -151,7 +151,7 @@ class _Attach:
         it.not_before_s = time.monotonic() + pause_s
 
     def _try(self, sleeper: threads.Sleeper) -> bool:
-        """True: it is over, and the answer says how."""
+        """True: it is over, and the answer has the outcome."""
         answer = self._answer
         filters = self._judged(sleeper)
         if filters is None:
@@ -172,7 +172,7 @@ class _Attach:
         if attempt.stopped:
             self._disturb(sleeper.tid)
         if attempt.outcome in ("passed-over", "busy"):
-            self._pass_over(attempt.why)
+            self._skip(attempt.why)
             answer.busy += attempt.outcome == "busy"
             return False
         answer.tid, answer.call = sleeper.tid, threads.SAFE_CALLS[sleeper.call]
@@ -213,7 +213,7 @@ class _Attach:
                 programs = self._borrower.filters(sleeper.tid)
             except OSError as error:
                 if error.errno == errno.EBUSY:  # not now
-                    self._pass_over("it did not stop")
+                    self._skip("it did not stop")
                     return None
                 why: str | None = f"its seccomp filter cannot be read: {error.strerror}"
                 known = (sleeper.filters, why)
@@ -222,35 +222,35 @@ class _Attach:
             self._verdicts[sleeper.tid] = known
         count, why = known
         if why is not None:
-            self._pass_over(why)
+            self._skip(why)
             return None
         return count
 
-    def _pass_over(self, why: str) -> None:
+    def _skip(self, why: str) -> None:
         seen = self._answer.passed_over
         seen[why] = seen.get(why, 0) + 1
 
 
 def main(arguments: list[str]) -> None:
-    """Attach as told, and write the answer."""
+    """Attach as requested, and write the answer."""
     # The terminal's Ctrl-C and a lost reader must not cut an attach short.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     pid, library, name, wait_s = arguments
     try:
-        said = asdict(attach(int(pid), Path(library), name, float(wait_s)))
+        outcome = asdict(attach(int(pid), Path(library), name, float(wait_s)))
     except SondeError as error:
-        said = {"error": type(error).__name__, "cause": error.cause, "remedy": error.remedy}
+        outcome = {"error": type(error).__name__, "cause": error.cause, "remedy": error.remedy}
     except OSError as error:
-        said = {"error": "AttachFailed", "cause": str(error), "remedy": ""}
+        outcome = {"error": "AttachFailed", "cause": str(error), "remedy": ""}
         if process.read_status(int(pid)) is None:
             missing = process.gone(int(pid))
-            said |= {"error": "ProcessGone", "cause": missing.cause}
+            outcome |= {"error": "ProcessGone", "cause": missing.cause}
     except Exception as error:
         # What the process shows may be anything: a failure over it concerns this process alone.
         cause = f"process {pid} could not be read: {type(error).__name__}: {error}"
-        said = {"error": "AttachFailed", "cause": cause, "remedy": "Report it as a bug."}
-    os.write(1, json.dumps(said).encode() + b"\n")
+        outcome = {"error": "AttachFailed", "cause": cause, "remedy": "Report it as a bug."}
+    os.write(1, json.dumps(outcome).encode() + b"\n")
 
 
 if __name__ == "__main__":

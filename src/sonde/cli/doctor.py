@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             "can_record": can_record,
             "findings": [finding.as_json() for finding in findings],
         }
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print(json.dumps(document, indent=2))
     else:
         width = shutil.get_terminal_size((100, 24)).columns
         print(table(findings, width=width, colour=sys.stdout.isatty()))

@@ -74,11 +74,11 @@ def run(args: argparse.Namespace) -> int:
             "devices": [device.about | {"hw.id": device.uuid} for device in facts.devices],
             "results": [asdict(result) for result in results],
         }
-        print(json.dumps(document, indent=2, ensure_ascii=False))
+        print(json.dumps(document, indent=2))
     elif args.slurm:
         print(line(results))
     elif args.kubernetes:
-        print(json.dumps({"conditions": [condition(results)]}, ensure_ascii=False))
+        print(json.dumps({"conditions": [condition(results)]}))
     else:
         width = shutil.get_terminal_size((100, 24)).columns
         print(table(results, width=width, colour=sys.stdout.isatty()))

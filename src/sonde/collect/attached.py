@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from sonde import _native
 from sonde.collect.collector import Collector
-from sonde.collect.kernel import losses_of
+from sonde.collect.kernel import Iterators
 
 
 class Attached(Collector):
@@ -16,6 +16,7 @@ class Attached(Collector):
 
     def __init__(self, bpf: _native.Bpf) -> None:
         self._bpf = bpf
+        self._iterators = Iterators(bpf)
         self._links: list[int] = []
 
     @abstractmethod
@@ -38,7 +39,7 @@ class Attached(Collector):
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
-        return losses_of(self._bpf)
+        return self._iterators.losses()
 
     def memory_bytes(self) -> int:
         """Kernel memory held."""

@@ -22,7 +22,7 @@ MINOR_BITS = 20
 ROWS = 4_096
 FREE_ROWS = 4
 OF_ONE_PARTY = 16
-"""What part of the rows may be made in a second by whoever comes first, and what part besides by
+"""What part of the rows may be made in a second first come, first served, and what part besides by
 each user or container (bpf/share.h)."""
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes may carry our library, told by what /proc shows without a link being read."""
+"""Which processes may carry our library, by what /proc shows without a link being read."""
 
 from __future__ import annotations
 

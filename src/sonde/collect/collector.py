@@ -48,7 +48,7 @@ class Batch(RowLists):
     threads: set[tuple[int, int, int]] = field(default_factory=set)
     """(pid, start_ns, tid) of every thread seen."""
     notes: list[ProcessNote] = field(default_factory=list)
-    """What the kernel told of processes while they were there, in order of time."""
+    """What the kernel reported of processes while they were there, in order of time."""
     group_io: dict[tuple[int, int, str, str], tuple[int, int, int, int]] = field(
         default_factory=dict
     )
@@ -72,7 +72,7 @@ class Batch(RowLists):
 
 
 class ProcessEventListener(Protocol):
-    """Whoever wants to know what processes do."""
+    """A receiver of process events."""
 
     def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
         """Take in what processes did since the last call, in order of time."""
@@ -85,7 +85,7 @@ class Collector(ABC):
     """One concern of the node.
 
     What is not abstract has a default, for a collector that has no such need. The agent knows
-    collectors by this class alone; docs/design/collectors.md says how to add one.
+    collectors by this class alone; how to add one: docs/design/collectors.md.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Collector(ABC):
     """Whether it takes stacks of code that runs anyway: it starts first, and warms up."""
     limits_stacks: bool = False
     """Whether `set_stack_divisor` has an effect."""
-    tells_what_goes_on: bool = False
+    reports_ongoing: bool = False
     """Whether a drain `to_the_end` sums up what has not ended, and costs little: where rows are
     watched as they come, every drain is one."""
     needs_events_first: bool = False
@@ -163,7 +163,7 @@ class Collector(ABC):
 
     @property
     def drain_within_s(self) -> float:
-        """It is to be drained within so many seconds."""
+        """It is to be drained within as many seconds."""
         return math.inf
 
     @property

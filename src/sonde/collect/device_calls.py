@@ -18,11 +18,11 @@ from sonde.apis import Api
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.discovery import Discovery
 from sonde.collect.kernel import (
+    Iterators,
     Kernel,
     by_cpus,
     expect_fields,
     has_uprobe_multi,
-    losses_of,
     refusal,
 )
 from sonde.collect.libraries import FileKey
@@ -41,7 +41,7 @@ CALL_GOING_ON = 2
 ROWS: Final = 16_384
 FREE_ROWS: Final = 4
 OF_ONE_PARTY: Final = 16
-"""What part of the rows may be made in a second by whoever comes first, and what part besides by
+"""What part of the rows may be made in a second first come, first served, and what part besides by
 each user or container (bpf/share.h). An interval has two such seconds."""
 _LARGEST = 2**62 - 1
 """Rows with larger numbers are left out when a capture is read (query/validation.py)."""
@@ -80,6 +80,7 @@ class DeviceCalls(Collector):
         self._bpf = kernel.load(
             "device_calls", shares, ONE_BY_ONE if multi else (), most={"device_calls": rows}
         )
+        self._iterators = Iterators(self._bpf)
         apis = tuple(apis)
         self._probes = Probes(self._bpf, apis, launches, budget, has_multi=multi)
         self._discovery = Discovery(apis, self._probes, pids)
@@ -113,7 +114,7 @@ class DeviceCalls(Collector):
 
     def ignorable_mappings(self) -> Mapping[tuple[FileKey, str], float]:
         """Files that carry no device API."""
-        return self._discovery.dull()
+        return self._discovery.irrelevant_files()
 
     @property
     def is_charged(self) -> bool:
@@ -132,7 +133,7 @@ class DeviceCalls(Collector):
         hits = self._new_hits()
         if hits is not None:
             if to_the_end and self._walk is not None:
-                self._bpf.walk(self._walk)
+                self._iterators.run(self._walk)
             self._add_rows(batch, since_ns, self._bpf.drain("device_calls"))
             self._add_spans(batch, since_ns)
             self._charge(hits)
@@ -170,7 +171,7 @@ class DeviceCalls(Collector):
             "probes_put_off": found.put_off,
             "files_over_share": found.over_share,
         }
-        return {**losses_of(self._bpf), **{name: lost for name, lost in unread.items() if lost}}
+        return {**self._iterators.losses(), **{name: lost for name, lost in unread.items() if lost}}
 
     def memory_bytes(self) -> int:
         """Kernel memory held."""

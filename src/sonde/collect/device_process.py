@@ -50,7 +50,7 @@ class DeviceProcess:
     streams: dict[int, int] = field(default_factory=dict)
     taken: OrderedDict[int, int] = field(default_factory=OrderedDict)
     """Stack ids by the launch's number."""
-    told: abi.Reason = abi.Reason.OK
+    reported_reason: abi.Reason = abi.Reason.OK
     armed_ns: int = 0
     """Since when its launches are chosen, as last reported."""
     by_slots: abi.Request = _BY_ITSELF
@@ -61,7 +61,7 @@ class DeviceProcess:
     """Of its ring, as read last."""
     lost: int = 0
     """Records that were lost and not reported yet."""
-    lost_told_ns: int = 0
+    lost_reported_ns: int = 0
 
     @property
     def request(self) -> abi.Request:

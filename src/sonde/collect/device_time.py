@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What devices did, and for how long, of every process that carries our library.
 
-A process carries it because somebody attached it or started it with it; here it is found, told that
-an agent lives, and asked to time about so many launches a second. Of each block of launches one is
+A process carries it because somebody attached it or started it with it; here it is found, sent
+heartbeats, and asked to time about N launches a second. Of each block of launches one is
 chosen, so a run stands for `weight` like it. What was chosen and could not be timed is a loss, and
 its weight is added to that of the next run of its kind: sums of weights stay true.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import os
-import random
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -26,16 +23,12 @@ from sonde.collect import inject_abi as abi
 from sonde.collect.carriers import may_carry, same_tids
 from sonde.collect.collector import Batch, Collector, ProcessKey
 from sonde.collect.device_process import DeviceProcess, Finder
-from sonde.collect.device_rows import name_of, row_of
+from sonde.collect.device_records import STACKS_HELD, RunReader
 from sonde.collect.inject_memory import LIBRARY, InjectMemory, Seen
-from sonde.collect.inject_records import Ring, Run
+from sonde.collect.inject_records import Ring
 from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.overhead_controller import OverheadController
-from sonde.collect.ring_budget import MOST_SPARE_S, Turn, shares
 from sonde.collect.slots import Slots, slots_asked
-from sonde.collect.slowdown import estimate
-from sonde.metrics import labels
-from sonde.model.rows import EventRow
 
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
@@ -45,18 +38,9 @@ YOUNG_S: Final = 10.0
 """Processes younger than this are looked at in every tick, where there are no events."""
 SOON_S: Final = 1.0
 SILENT_NS: Final = 1_500_000_000
-"""A library that says nothing for so long may have gone with the program that was executed over."""
-STACKS_HELD: Final = 16_384
-"""Stacks of launches whose runs have not come yet, a process."""
+"""A library that is silent for so long may have gone with the program that was executed over."""
 MOST_RINGS: Final = 256
-MOST_NOTICES: Final = 256
-LEFT_S: Final = 1.0
-"""What a program left behind over which another was executed is read as in a turn of so long."""
-TELL_S: Final = 10.0
-"""How often what timing costs is told."""
-
-_LOST: Final = ("lost_ring", "lost_pool", "lost_order")
-"""Counts of launches that were chosen and not timed."""
+"""Processes that are read at a time."""
 
 
 class DeviceTime(Collector):
@@ -89,21 +73,13 @@ class DeviceTime(Collector):
         self._has_events = has_events
         self._look_s = 0.0
         """When to look all the same."""
-        self._tell_s = 0.0
-        """When to tell what timing costs."""
-        self._losses: dict[str, int] = {}
-        self._turn_ns = time.monotonic_ns()
-        """When rings were read last."""
-        self._known_stacks: OrderedDict[int, None] = OrderedDict()
-        self._spare_s = MOST_SPARE_S
-        """Of the time of turns before, not needed there."""
+        self._reader = RunReader()
         self._finder = Finder()
         self._slots = Slots()
         self._withheld: dict[int, tuple[ProcessKey, bool]] = {}
         """By pid: processes that carry the library and are not ours to read; True: another agent
-        reads them, False: somebody wants them left alone. No event tells when that ends."""
+        reads them, False: somebody wants them left alone. No event comes when that ends."""
         self._ask_again_s = 0.0
-        self._notices: list[EventRow] = []
         self._paused = False
         self.left_behind = []
         self._stopped = threading.Event()
@@ -111,7 +87,9 @@ class DeviceTime(Collector):
         """Set while some process carries the library, and at the end."""
         self._closing = threading.Lock()
         """Held while descriptors are used or closed: a number may soon be another file."""
-        self._heart = threading.Thread(target=self._beat, name="sonde-beat", daemon=True)
+        self._heart = threading.Thread(
+            target=self._send_heartbeats, name="sonde-heartbeat", daemon=True
+        )
 
     @property
     def pids(self) -> Collection[int]:
@@ -128,12 +106,12 @@ class DeviceTime(Collector):
         self._look(time.monotonic())
         self._heart.start()
 
-    def _beat(self) -> None:
-        """Tell every library that somebody reads; by a thread of its own, as reading may take long.
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats to every library; by a separate thread, as reading may take long.
 
         It goes on in a pause, when nothing is asked for.
         """
-        while not self._stopped.wait(abi.BEAT_NS / 1e9):
+        while not self._stopped.wait(abi.HEARTBEAT_NS / 1e9):
             if not self._processes:
                 self._carried.clear()
                 # Still, after that: none came in between, and nobody ends us.
@@ -142,7 +120,7 @@ class DeviceTime(Collector):
             with self._closing:
                 for process in list(self._processes.values()):
                     with suppress(OSError):
-                        process.memory.beat()
+                        process.memory.heartbeat()
 
     def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
         """Open what has just taken the library in, so that a short process is seen, too."""
@@ -157,7 +135,7 @@ class DeviceTime(Collector):
                     mapping.add(pid)
                     party = self._finder.party_of(pid)
                     self._finder.expect(pid, now_s + SOON_S, party)
-                    if self._finder.is_free(party):  # else its silence tells
+                    if self._finder.is_free(party):  # else its silence shows
                         self._leave_if_replaced(pid)
             elif (
                 isinstance(event, ForkEvent)
@@ -184,10 +162,7 @@ class DeviceTime(Collector):
         batch = Batch()
         now_ns = time.monotonic_ns()
         looks = not self._has_events or now_ns / 1e9 > self._look_s
-        for notice in self._notices:
-            batch.add("event", notice)
-            batch.threads.add((notice.pid, notice.start_ns, notice.pid))
-        self._notices.clear()
+        self._reader.add_notices(now_ns, batch)
         if not self._paused:
             self._ask_again(now_ns / 1e9)
             self._take_stacks_in_the_kernel()
@@ -196,11 +171,12 @@ class DeviceTime(Collector):
         alive = set(procfs.pids())  # asked first: what a process leaves behind is still read
         seen = self._seen()
         self._take_stacks(batch)  # a launch's stack is taken before it is timed
-        self._drain_all(seen, since_ns, now_ns, batch)
-        for pid, told in seen.items():
-            if now_ns - told.counts["beat_ns"] > SILENT_NS:
+        for pid in self._reader.drain_all(self._processes, seen, since_ns, now_ns, batch):
+            self._drop(pid)
+        for pid, one in seen.items():
+            if now_ns - one.counts["polled_ns"] > SILENT_NS:
                 self._leave_if_replaced(pid)
-        self._tell_slowdown(now_ns, batch)
+        self._reader.add_slowdown(self._processes.values(), now_ns, batch)
         self._drain_left(since_ns, now_ns, batch)
         for pid in self._processes.keys() - alive:
             self._drop(pid)
@@ -243,12 +219,12 @@ class DeviceTime(Collector):
         for process in self._processes.values():
             with suppress(OSError):
                 process.memory.want(process.request)
-                process.memory.beat()
+                process.memory.heartbeat()
         self._look(time.monotonic())
 
     def losses(self) -> Mapping[str, int]:
         """What was lost so far, by name."""
-        counted = dict(self._losses, slots_unread=self._slots.failed)
+        counted = dict(self._reader.losses, slots_unread=self._slots.failed)
         counted["processes_unread"] = self._finder.unread.processes
         losses = {name: count for name, count in counted.items() if count}
         return losses | dict(self._sites.losses() if self._sites else {})
@@ -260,7 +236,7 @@ class DeviceTime(Collector):
     # ---- one process -------------------------------------------------------------------------
 
     def _seen(self) -> dict[int, Seen]:
-        """What every library says now, by pid."""
+        """The state of every library now, by pid."""
         seen = {}
         for pid, process in list(self._processes.items()):
             try:
@@ -279,168 +255,6 @@ class DeviceTime(Collector):
             process.taken[correlation] = stack_id
             if len(process.taken) > STACKS_HELD:
                 process.taken.popitem(last=False)
-
-    def _drain_all(
-        self, seen: Mapping[int, Seen], since_ns: int, now_ns: int, batch: Batch
-    ) -> None:
-        """Read every ring as far as its part of the budget goes, those that want little first."""
-        elapsed_s = (now_ns - self._turn_ns) / 1e9
-        self._turn_ns = now_ns
-        turn = Turn.of(elapsed_s + self._spare_s)
-        wanted = {
-            pid: min(process.ring.waiting(seen[pid].counts["head"]), process.allowed(elapsed_s))
-            for pid in seen
-            if (process := self._processes[pid])
-        }
-        parties = {pid: self._processes[pid].party for pid in seen}
-        parts = shares(wanted, parties, turn.records)
-        began_s = time.thread_time()
-        for pid in sorted(parts, key=lambda it: (parts[it], random.random())):
-            process, most = self._processes[pid], parts[pid]
-            if time.thread_time() > began_s + turn.cpu_s:
-                most = 0
-            try:
-                self._drain(process, seen[pid], since_ns, now_ns, batch, most, turn)
-            except OSError:
-                self._drop(pid)
-        turn.cpu_s -= time.thread_time() - began_s
-        self._spare_s = turn.spare_s
-
-    def _drain(
-        self,
-        process: DeviceProcess,
-        seen: Seen,
-        since_ns: int,
-        now_ns: int,
-        batch: Batch,
-        most: int,
-        turn: Turn,
-    ) -> None:
-        before = process.ring.tail
-        names, stacks = turn.names_left_out, turn.stacks_left_out
-        process.head = seen.counts["head"]
-        taken = process.ring.take(process.head, now_ns, most, turn)
-        read = max(0, process.ring.tail - before - taken.skipped)
-        process.allowance.records -= read
-        turn.records -= read
-        process.memory.ask(tail=process.ring.tail)
-        self._count("records_wrong", taken.wrong)
-        self._lose(process, "records_overwritten", taken.skipped, now_ns)
-        self._lose(process, "names_left_out", turn.names_left_out - names, now_ns)
-        if process.overhead_controller.look(now_ns / 1e9, seen.counts, process.before):
-            process.memory.ask(per_second=process.overhead_controller.per_second)
-        self._count_lost(process, seen.counts, now_ns)
-        if seen.reason != process.told:
-            process.told = seen.reason
-            if seen.reason != abi.Reason.OK:
-                self._tell(batch, process, "device_time_refused", seen.why)
-        armed_ns = seen.counts["armed_ns"]
-        if process.armed_ns < armed_ns <= now_ns:
-            process.armed_ns = armed_ns
-            batch.add("event", EventRow(armed_ns, "timing", "began", *process.key, 1.0, ""))
-        weights: dict[tuple[str, int, int], list[float]] = {}
-        for run in taken.runs:
-            self._add_run(process, run, batch, weights, turn)
-        self._lose(process, "stacks_left_out", turn.stacks_left_out - stacks, now_ns)
-        pid, start_ns = process.key
-        for (name, tid, stack_id), (count, ns, moved) in weights.items():
-            batch.add(
-                "sample",
-                (since_ns, "kernel", name, pid, start_ns, tid, stack_id, count, ns, moved),
-            )
-        batch.seen += len(taken.runs)
-
-    def _lose(self, process: DeviceProcess, name: str, count: int, now_ns: int) -> None:
-        """Count a loss, and note now and then of which process it is."""
-        self._count(name, count)
-        if not count:
-            return
-        process.lost += count
-        if now_ns >= process.lost_told_ns + int(TELL_S * 1e9) and len(self._notices) < MOST_NOTICES:
-            process.lost_told_ns = now_ns
-            lost, process.lost = process.lost, 0
-            text = "records of its device time, names or stacks beyond what is read in a turn"
-            name = "device_time_lost"
-            row = EventRow(now_ns, "notice", name, *process.key, float(lost), text)
-            self._notices.append(row)
-
-    def _add_run(
-        self,
-        process: DeviceProcess,
-        run: Run,
-        batch: Batch,
-        weights: dict[tuple[str, int, int], list[float]],
-        turn: Turn,
-    ) -> None:
-        pid, start_ns = process.key
-        stack_id = process.taken.pop(run.correlation, 0)
-        if stack_id:
-            batch.launch_stacks[stack_id] = process.key
-        else:
-            stack_id = self._stack(process.key, run.stack, batch, turn)
-        tid = run.tid if process.own_tids else pid
-        name, weight = name_of(run), run.weight
-        batch.threads.add((pid, start_ns, tid))
-        stream = process.stream(run.stream)
-        batch.add("device_run", row_of(run, process.key, tid, stack_id, stream))
-        if run.type == abi.Type.SYNC:
-            return  # time of the host, not of a device
-        sums = weights.setdefault((name, tid, stack_id), [0.0, 0.0, 0.0])
-        sums[0] += weight
-        sums[1] += weight * (run.end_ns - run.start_ns)
-        sums[2] += weight * run.bytes
-
-    def _stack(self, key: ProcessKey, addresses: tuple[int, ...], batch: Batch, turn: Turn) -> int:
-        if not addresses:
-            return 0
-        packed = b"".join(word.to_bytes(8, "little") for word in (*key, *addresses))
-        stack_id = int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little") or 1
-        if stack_id in self._known_stacks:
-            self._known_stacks.move_to_end(stack_id)
-        elif turn.stacks <= 0:
-            turn.stacks_left_out += 1
-            return 0
-        else:
-            turn.stacks -= 1
-            self._known_stacks[stack_id] = None
-            if len(self._known_stacks) > STACKS_HELD:
-                self._known_stacks.popitem(last=False)
-        batch.own_stacks[stack_id] = (key, addresses)
-        return stack_id
-
-    def _count_lost(self, process: DeviceProcess, counts: dict[str, int], now_ns: int) -> None:
-        before, process.before = process.before, counts
-        for name in (*_LOST, "lost_names", "yielded_ms", "looks_cut"):
-            count = max(0, min(counts[name] - before[name], 1 << 40))
-            if name == "lost_ring":
-                self._lose(process, name, count, now_ns)
-            else:
-                self._count(name, count)
-
-    def _tell_slowdown(self, now_ns: int, batch: Batch) -> None:
-        """Metrics: how much slower programs are for it, by the trials of all of them."""
-        if now_ns < self._tell_s * 1e9:
-            return
-        self._tell_s = now_ns / 1e9 + TELL_S
-        found = (process.overhead_controller.trials.found for process in self._processes.values())
-        now = estimate(itertools.chain.from_iterable(found))
-        if now is None:
-            return
-        for bound, value in (("median", now.value), ("low", now.low), ("high", now.high)):
-            batch.metrics.append(
-                (now_ns, "sonde.device_time.slowdown", labels(sonde__bound=bound), value)
-            )
-
-    def _count(self, name: str, number: int) -> None:
-        if number:
-            self._losses[name] = self._losses.get(name, 0) + number
-
-    @staticmethod
-    def _tell(batch: Batch, process: DeviceProcess, name: str, text: str) -> None:
-        pid, start_ns = process.key
-        now_ns = time.monotonic_ns()
-        batch.add("event", EventRow(now_ns, "notice", name, pid, start_ns, 1.0, text))
-        batch.threads.add((pid, start_ns, pid))
 
     def _leave_if_replaced(self, pid: int) -> None:
         """Let go of a process in which another program runs now; that may have a library, too."""
@@ -462,11 +276,7 @@ class DeviceTime(Collector):
     def _drain_left(self, since_ns: int, now_ns: int, batch: Batch) -> None:
         left, self._left = self._left, []
         for process in left:
-            with suppress(OSError):
-                turn = Turn.of(LEFT_S)
-                most = process.allowed(LEFT_S)
-                self._drain(process, process.memory.seen(), since_ns, now_ns, batch, most, turn)
-            self._count("records_unread", process.ring.waiting(process.head))
+            self._reader.drain_left(process, since_ns, now_ns, batch)
             with self._closing:
                 process.memory.close()
 
@@ -475,7 +285,7 @@ class DeviceTime(Collector):
         with self._closing:
             process = self._processes.pop(pid, None)
             if process:
-                self._count("records_unread", process.ring.waiting(process.head))
+                self._reader.count("records_unread", process.ring.waiting(process.head))
                 process.memory.close()
                 if self._sites:
                     self._sites.drop(pid)
@@ -523,7 +333,7 @@ class DeviceTime(Collector):
             return
         if not self._has_place(party):
             memory.close()
-            self._count("rings_left_out", 1)
+            self._reader.leave_out(party)
             return
         seen = memory.seen()
         tail = self._first_tail(memory, seen.counts["head"])
@@ -544,7 +354,7 @@ class DeviceTime(Collector):
         )
         per_second = overhead_controller.per_second
         memory.ask(tail=tail, per_second=per_second, request=process.request)
-        memory.beat()
+        memory.heartbeat()
         self._processes[pid] = process
         self._carried.set()
         if process.by_slots:
@@ -560,19 +370,17 @@ class DeviceTime(Collector):
         if count <= held[party] + 1:
             return False
         self._drop(next(pid for pid, process in self._processes.items() if process.party == most))
-        self._count("rings_left_out", 1)
+        self._reader.leave_out(most)
         return True
 
     def _withhold(
         self, key: ProcessKey, before: tuple[ProcessKey, bool] | None, *, to_other: bool
     ) -> None:
-        """Leave a process alone for now; say once where another agent has it."""
+        """Leave a process alone for now; report once where another agent has it."""
         self._withheld[key[0]] = (key, to_other)
         if to_other and before != (key, True):
             text = "its device time is read by another agent or recorder"
-            now_ns = time.monotonic_ns()
-            notice = EventRow(now_ns, "notice", "device_time_refused", *key, 1.0, text)
-            self._notices.append(notice)
+            self._reader.note(key, "device_time_refused", text)
 
     def _ask_again(self, now_s: float) -> None:
         """Open what has become free, or was allowed again."""

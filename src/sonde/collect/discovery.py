@@ -69,7 +69,7 @@ class Discovery:
         probes.users_of = lambda key: self._users.get(key, ())
         self._files_of: dict[int, set[FileKey]] = {}
         self._unmapped: dict[FileKey, float] = {}
-        self._dull: dict[tuple[FileKey, str], float] | None = None
+        self._irrelevant: dict[tuple[FileKey, str], float] | None = None
         self._put_off = PutOffFiles()
         self._shares = PlaceShares()
         self.unread = Unread()
@@ -86,7 +86,7 @@ class Discovery:
         self._examine_waiting(SCAN_S)
 
     def resync(self) -> None:
-        """Take in what is mapped now, whatever was heard of it."""
+        """Take in what is mapped now, whatever events there were."""
         for file in self._mapped_now():
             self._saw(file)
 
@@ -125,10 +125,10 @@ class Discovery:
         """Files not looked at yet."""
         return len(self._urgent) + len(self._others)
 
-    def dull(self) -> dict[tuple[FileKey, str], float]:
+    def irrelevant_files(self) -> dict[tuple[FileKey, str], float]:
         """Files that were mapped again since the last call and carry no device API, with the time
         (CLOCK_MONOTONIC, s) up to which that is taken for granted. The first call has none."""
-        found, self._dull = self._dull or {}, {}
+        found, self._irrelevant = self._irrelevant or {}, {}
         return found
 
     @property
@@ -176,8 +176,8 @@ class Discovery:
         if time.monotonic() - looked_s >= EXAMINED_FOR_S:
             del self._examined[key, path]
             return False
-        if self._dull is not None:
-            self._dull[key, path] = looked_s + EXAMINED_FOR_S
+        if self._irrelevant is not None:
+            self._irrelevant[key, path] = looked_s + EXAMINED_FOR_S
         return True
 
     def _examine_waiting(self, limit_s: float) -> None:
@@ -201,7 +201,9 @@ class Discovery:
             fd = open_mapped(file)
         except OSError:
             if self._is_library(file.name):
-                self._probes.tell("library_gone", file.pid, f"{file.name}: gone before it was read")
+                self._probes.report(
+                    "library_gone", file.pid, f"{file.name}: gone before it was read"
+                )
             return
         try:
             has_probes = self._examine_open(fd, file.key, file.name, file, most_places=room)
@@ -209,7 +211,7 @@ class Discovery:
             if error.count <= PLACES_OF_PARTY:
                 self._refuse(party)
                 return
-            self._probes.tell(
+            self._probes.report(
                 "probe_refused", error.count, f"{error.count} functions of {file.name}"
             )
             has_probes = False
@@ -226,7 +228,7 @@ class Discovery:
     def _refuse(self, party: int) -> None:
         """Leave a file without probes, but look at it for another party that maps it."""
         if text := self._shares.refuse(party):
-            self._probes.tell("probe_refused", 1, text)
+            self._probes.report("probe_refused", 1, text)
 
     def _examine_installed(self, path: str) -> None:
         fd = procfs.open_regular(path, follow=True)
@@ -240,7 +242,7 @@ class Discovery:
         reason = system_libraries.why_not(path)
         if reason and key not in self._put_off:
             self.refused += 1
-            self._probes.tell("library_refused", 1, f"{name}: {reason}")
+            self._probes.report("library_refused", 1, f"{name}: {reason}")
         if self._examine_open(fd, key, name, path, trusted=not reason):
             self._users[key] = {_NOBODY}
 
@@ -274,9 +276,9 @@ class Discovery:
             kept = self._probes.examine(fd, key, name, trusted, most_places)
         except PutOff as put_off:
             if self._put_off.add(key, where, put_off.holder):
-                self._probes.tell("probes_put_off", 1, f"{name}: {put_off}")
+                self._probes.report("probes_put_off", 1, f"{name}: {put_off}")
         except OSError as error:
-            self._probes.tell("probe_refused", 0, f"{name}: {error.strerror}")
+            self._probes.report("probe_refused", 0, f"{name}: {error.strerror}")
         finally:
             if not kept:
                 os.close(fd)
@@ -299,7 +301,7 @@ class Discovery:
         due = {key for key, since_s in self._unmapped.items() if now_s - since_s >= UNMAPPED_S}
         if not due:
             return
-        # Events can be lost: nobody's probes come off while /proc says otherwise.
+        # Events can be lost: nobody's probes come off while /proc shows otherwise.
         for file in mapped_now(self.unread):
             if file.key in due:
                 due.discard(file.key)

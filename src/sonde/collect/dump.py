@@ -134,7 +134,7 @@ def _lowest(bits: int) -> int:
     return bits & -bits
 
 
-def stacks(kernel: Kernel, threads: list[ThreadState]) -> dict[int, _native.Walk]:
+def stacks(kernel: Kernel, threads: list[ThreadState]) -> dict[int, _native.RawStack]:
     """The walks of `threads` by the id of their stack."""
     wanted = [it.stack_id for it in threads if it.stack_id]
     return {found.id: found for found in kernel.walks(wanted)}

@@ -4,7 +4,7 @@
 `cuGetProcAddress` may hand out addresses other than the exported ones, and most programs get the
 driver's functions through it: the runtime does, and so everything that has the runtime linked in
 and its symbols stripped. Where the functions lie in the file is learned by asking the library, in a
-process of its own: it is loaded there, not initialised, and asked for each function's address.
+separate process: it is loaded there, not initialised, and asked for each function's address.
 
 Only for libraries that the system's own dynamic linker would take, and that nobody else can change
 (`system_libraries`): to load a file is to run it.
@@ -37,7 +37,7 @@ def entry_points(fd: int, functions: Iterable[str]) -> list[tuple[str, int]]:
     """
     command = interpreter.command(__name__, str(fd))
     try:
-        done = interpreter.run(command, PATIENCE_S, said="\n".join(functions), pass_fds=[fd])
+        done = interpreter.run(command, PATIENCE_S, stdin="\n".join(functions), pass_fds=[fd])
         done.check_returncode()
         return [(str(name), int(offset)) for name, offset in json.loads(done.stdout)]
     except (OSError, subprocess.SubprocessError, ValueError, TypeError):

@@ -42,7 +42,7 @@ class Flow(NamedTuple):
 
 FIELDS = Flow._fields
 MAX_PEERS = 256
-"""Told by name in a tick; bytes to and from the others are one peer, other."""
+"""Peers with a name in a tick; bytes to and from the others are one peer, other."""
 WALK_SHARE = 0.0002
 """Of one core, for the walk over open files: where there are many, it is done less often."""
 WALK_GAP_S = 1.0
@@ -96,7 +96,7 @@ class FlowCollector(Walking):
         if self._walk is None or (now_s < self._next_walk_s and not now_at_last):
             return
         began_s = time.thread_time()
-        self._bpf.walk(self._walk)
+        self._iterators.run(self._walk)
         spent_s = time.thread_time() - began_s
         self._next_walk_s = now_s + max(0.9 * WALK_GAP_S, spent_s / WALK_SHARE)
 

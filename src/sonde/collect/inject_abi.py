@@ -17,7 +17,7 @@ from typing import NamedTuple
 MEMFD = "sonde-inject"
 MAGIC = 3563590227604041331
 ABI = 2
-BEAT_NS = 250000000
+HEARTBEAT_NS = 250000000
 IDLE_NS = 1000000000
 AHEAD_NS = 5000000000
 HEADER_AT = 0
@@ -101,7 +101,7 @@ class Reason(IntEnum):
     CUPTI_DENIED = 8
     """profiling is restricted to administrators"""
     CUPTI_FAILED = 9
-    """cupti_error says which error"""
+    """cupti_error has the error"""
     NO_MEMORY = 10
 
 
@@ -148,7 +148,7 @@ class Header(NamedTuple):
     pid: int
     """in the process's own pid namespace"""
     generation: int
-    """1, and one more in each forked child that begins anew"""
+    """1, and one more in each forked child that begins again"""
     born_ns: int
 
 
@@ -176,7 +176,7 @@ class Control(NamedTuple):
     per_second: int
     """about how many launches a second to time; 0: none"""
     every: int
-    """if not 0: one in so many instead"""
+    """if not 0: one launch in `every` instead"""
     seed: int
     """of the sampling; 0: the library's choice"""
     window: int
@@ -208,7 +208,7 @@ CONTROL_FIELDS: Mapping[str, tuple[int, str]] = {
 class State(NamedTuple):
     """struct inject_state"""
 
-    beat_ns: int
+    polled_ns: int
     """when the library's thread last looked"""
     status: int
     """enum inject_status"""
@@ -262,7 +262,7 @@ class State(NamedTuple):
     modules: int
     """changes when modules were loaded or unloaded"""
     slots_refused: int
-    """of the agent's lists, that were not what was said of them"""
+    """of the agent's lists: not what it expected"""
     functions_count: int
     functions_seq: int
     """one more when they are others"""
@@ -273,7 +273,7 @@ class State(NamedTuple):
 
 STATE = Struct("=QIIQQQQQQQQQQQQQQQQQQQIIIIIIIIQQQQIIII")
 STATE_FIELDS: Mapping[str, tuple[int, str]] = {
-    "beat_ns": (0, "Q"),
+    "polled_ns": (0, "Q"),
     "status": (8, "I"),
     "reason": (12, "I"),
     "head": (16, "Q"),

@@ -47,7 +47,7 @@ LIBRARY: Final = re.compile(r"sonde-inject-[0-9a-f]+\.so( \(deleted\))?$|^/memfd
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the library says of itself, checked no further than its types."""
+    """The library's state, checked no further than its types."""
 
     status: abi.Status
     reason: abi.Reason
@@ -123,7 +123,7 @@ class InjectMemory:
         return True
 
     def seen(self) -> Seen:
-        """What the library says now."""
+        """The library's state now."""
         values = abi.STATE.unpack(_exactly(self.fd, abi.STATE.size, abi.STATE_AT))
         counts: dict[str, int] = dict(zip(abi.State._fields, values, strict=True))
         status, reason = abi.Status.REFUSED, abi.Reason.OK
@@ -134,7 +134,7 @@ class InjectMemory:
         return Seen(status, reason, counts)
 
     def control(self) -> dict[str, int]:
-        """What was asked of the library last, by whoever did."""
+        """The last request to the library, of any agent."""
         values = abi.CONTROL.unpack(_exactly(self.fd, abi.CONTROL.size, abi.CONTROL_AT))
         return dict(zip(abi.Control._fields, values, strict=True))
 
@@ -159,12 +159,12 @@ class InjectMemory:
         if not self.is_detached():
             self.ask(request=request)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """An agent is alive and reads."""
         self.ask(heartbeat_ns=time.monotonic_ns())
 
     def wait_for(self, *wanted: abi.Status, timeout_s: float) -> Seen:
-        """What the library says once it is in one of these states, or when time is up."""
+        """The library's state once it is in one of these states, or when time is up."""
         deadline = time.monotonic() + timeout_s
         while True:
             seen = self.seen()

@@ -78,7 +78,7 @@ class Ring:
     def __init__(self, fd: int, tail: int) -> None:
         self._fd = fd
         self.tail = tail
-        """Records taken, ever: what the library is to be told."""
+        """Records taken, ever: what is reported to the library."""
         self._names: OrderedDict[int, str] = OrderedDict()
         self._name_bytes = 0
         self._turn: Turn | None = None
@@ -94,7 +94,7 @@ class Ring:
     def take(
         self, head: int, now_ns: int, most: int = MOST_A_TURN, turn: Turn | None = None
     ) -> Taken:
-        """Records up to `head`, as the library gave it, and at most so many.
+        """Records up to `head`, as the library gave it, and at most `most`.
 
         `turn`: what new names may cost. Raises OSError once it is gone.
         """
@@ -102,7 +102,7 @@ class Ring:
         taken = Taken()
         waiting = head - self.tail
         if waiting < 0 or waiting > abi.RING_RECORDS:
-            # A library that began anew, or a process that writes there itself.
+            # A library that began again, or a process that writes there itself.
             taken.skipped += min(abs(waiting), abi.RING_RECORDS)
             self.tail = head
             return taken

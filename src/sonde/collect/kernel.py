@@ -70,16 +70,16 @@ class Kernel:
         self.stacks_most = by_cpus(STACKS)
         self._stack_seed = secrets.randbits(64)
         self._shared: dict[str, _native.Bpf] = {}
-        self._knobs: dict[str, int] = {}
+        self._constants: dict[str, int] = {}
         self._stacks: _native.Bpf | None = None
         if skip_self:
-            self._knobs["self_tgid"] = os.getpid()
+            self._constants["self_tgid"] = os.getpid()
         self._unwind: _native.Bpf | None = None
         self._unwatched = 0
         if pids is not None:
             targets = self.load("targets", {}, own_stacks=True)
             self._shared["targets"] = targets
-            self._knobs["filter_targets"] = 1
+            self._constants["filter_targets"] = 1
             targets.attach("on_fork")
             targets.attach("on_exit")
             self._watch_with_children(frozenset(pids))
@@ -112,36 +112,36 @@ class Kernel:
     def load(
         self,
         name: str,
-        knobs: Mapping[str, int],
+        constants: Mapping[str, int],
         skip: Sequence[str] = (),
         own_stacks: bool = False,
         most: Mapping[str, int] | None = None,
     ) -> _native.Bpf:
-        """Load an object with the common knobs and maps. `most` bounds the entries of its maps.
+        """Load an object with the common constants and maps. `most` bounds the entries of its maps.
 
         Raises HostError with the remedy.
         """
         if not own_stacks:
             _ = self.unwind
         bounds = {"stacks": self.stacks_most, **(most or {})}
-        if "filter_targets" not in self._knobs and name != "targets":
+        if "filter_targets" not in self._constants and name != "targets":
             bounds["targets"] = 1  # nobody asks it
         seed = {} if own_stacks else {"stack_seed": self._stack_seed}
-        bpf = self._load(name, {**self._knobs, **seed, **knobs}, skip, bounds)
+        bpf = self._load(name, {**self._constants, **seed, **constants}, skip, bounds)
         if self._stacks is None and not own_stacks:
             self._stacks = bpf
             self._shared["stacks"] = bpf
         return bpf
 
     def _load(
-        self, name: str, knobs: Mapping[str, int], skip: Sequence[str], most: Mapping[str, int]
+        self, name: str, constants: Mapping[str, int], skip: Sequence[str], most: Mapping[str, int]
     ) -> _native.Bpf:
         try:
-            return _native.Bpf(name, knobs, self._shared, skip, most)
+            return _native.Bpf(name, constants, self._shared, skip, most)
         except OSError as error:
             raise refusal(error) from error
 
-    def walks(self, ids: Sequence[int]) -> list[_native.Walk]:
+    def walks(self, ids: Sequence[int]) -> list[_native.RawStack]:
         """Those of the stacks that are still kept."""
         return self._stacks.walks(ids) if ids and self._stacks else []
 
@@ -172,7 +172,7 @@ class Kernel:
 
 @functools.cache
 def has_uprobe_multi(types: Path = Path("/sys/kernel/btf/vmlinux")) -> bool:
-    """Whether one link may hold probes on many places (Linux 6.6): the kernel's types say so."""
+    """Whether one link may hold probes on many places (Linux 6.6): by the kernel's types."""
     try:
         with types.open("rb") as file:
             return b"\0bpf_uprobe_multi_link\0" in file.read(MOST_TYPE_BYTES)
@@ -186,7 +186,7 @@ def refusal(error: OSError) -> HostError:
     if error.errno in (errno.EPERM, errno.EACCES):
         return PermissionDenied(
             "the kernel does not let this user load BPF programs",
-            "run as root, or grant what `sonde doctor` says is missing",
+            "run as root, or grant what `sonde doctor` lists as missing",
         )
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return HostError("no file descriptor is left", "raise the limit: ulimit -n 65536")
@@ -194,7 +194,7 @@ def refusal(error: OSError) -> HostError:
         return HostError(
             f"the kernel has no memory for it: {text}", "free memory, or lower the rate"
         )
-    return KernelUnsupported(f"the kernel refuses: {text}", "`sonde doctor` says what it lacks")
+    return KernelUnsupported(f"the kernel refuses: {text}", "`sonde doctor` lists what it lacks")
 
 
 def expect_fields(bpf: _native.Bpf, rows: str, expected: Sequence[str]) -> None:
@@ -202,6 +202,32 @@ def expect_fields(bpf: _native.Bpf, rows: str, expected: Sequence[str]) -> None:
     found = bpf.fields(rows)
     if found != list(expected):
         raise InternalError(f"{rows} has the fields {found}, not {list(expected)}", "rebuild Sonde")
+
+
+class Iterators:
+    """Runs an object's iterator programs between ticks.
+
+    A run takes a file descriptor and kernel memory. Where there is none left, it is skipped and
+    counted: what it would have summed up comes with the next one.
+    """
+
+    def __init__(self, bpf: _native.Bpf) -> None:
+        self._bpf = bpf
+        self.skipped = 0
+
+    def run(self, link: int) -> None:
+        """Run a program to its end. Raises OSError for other reasons."""
+        try:
+            self._bpf.walk(link)
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                raise
+            self.skipped += 1
+
+    def losses(self) -> dict[str, int]:
+        """Losses of the object, and runs that were skipped."""
+        skipped = {"walks_skipped": self.skipped} if self.skipped else {}
+        return losses_of(self._bpf) | skipped
 
 
 def losses_of(bpf: _native.Bpf | None) -> dict[str, int]:

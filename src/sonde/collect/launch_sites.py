@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole stacks of launches that the library in a process times: taken by the kernel where the
-library calls an empty function of its own, and told apart by the number of the launch."""
+library calls an empty function, and identified by the number of the launch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ any process may call the site."""
 CHEAP: Final = "emulated"
 """Of _native.probe_sites. A site that some kernel would single-step is refused."""
 LOOK_CPU_S: Final = 1.0
-"""Of one file: whoever wants to may map one that defines the site thousands of times."""
+"""Of one file: anybody may map one that defines the site thousands of times."""
 PUT_OFF_S: Final = 10.0
 """To the next attempt, where somebody would keep the kernel waiting (procfs.map_locks)."""
 INODE: Final = 2
@@ -147,15 +147,15 @@ class LaunchSites:
             del self._files[key]
 
     def close(self) -> list[str]:
-        """Take all probes off; what has to be said of those that stay on for a while."""
+        """Take all probes off; messages about those that stay on for a while."""
         removal = Removal(self._bpf, self._locks)
         for key, probed in self._files.items():
             removal.add(key[INODE], "the library in profiled processes", [probed.link])
-        said = removal.finish()
+        messages = removal.finish()
         for probed in self._files.values():
             os.close(probed.fd)
         self._files = {}
-        return said
+        return messages
 
     def drain(self) -> Iterator[tuple[ProcessKey, int, int]]:
         """(process, correlation, stack id) of each launch since the last call."""

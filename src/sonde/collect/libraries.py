@@ -3,7 +3,7 @@
 
 A path means little: another mount namespace has another file there, a deleted file has none, an
 upgrade puts a new one in its place. What counts is the file that a process runs, named by device
-and inode as its mappings say.
+and inode as in its mappings.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def open_mapped(file: MappedFile) -> int:
     """Open the very file that is mapped. Returns a descriptor; raises OSError where it is gone.
 
     The mapping itself leads to it while the process lives, whatever became of the path; after that
-    the path may, if device and inode still say so.
+    the path may, if device and inode still match.
     """
     for path in (
         f"/proc/{file.pid}/map_files/{file.start:x}-{file.end:x}",
@@ -146,16 +146,16 @@ def open_mapped(file: MappedFile) -> int:
 
 
 def _stat_key(fd: int) -> FileKey:
-    """What stat() says of a file: on most file systems that is its identity, and costs a twentieth
+    """The stat() of a file: on most file systems that is its identity, and costs a twentieth
     of asking for it."""
     found = os.fstat(fd)
     return os.major(found.st_dev), os.minor(found.st_dev), found.st_ino
 
 
 def identity(fd: int) -> FileKey | None:
-    """Device and inode of an open file as its mappings will say; None where it cannot be mapped.
+    """Device and inode of an open file as in its mappings; None where it cannot be mapped.
 
-    stat() may say otherwise: btrfs and overlayfs show another device there than in mappings.
+    stat() may differ: btrfs and overlayfs show another device there than in mappings.
     """
     try:
         with mmap.mmap(fd, 1, mmap.MAP_PRIVATE) as view:

@@ -50,7 +50,7 @@ PROGRAMS: Final = (
     *("on_call", "on_user_fault", "on_kernel_fault", "on_pages", "on_end", "on_fork"),
 )
 MOST_PIECES: Final = 16
-"""What is left of one mapping around its holes is followed in so many pieces."""
+"""What is left of one mapping around its holes is followed in at most this many pieces."""
 Range = tuple[int, int]
 """Addresses, the second one behind its end."""
 COMPARE_SHARE: Final = 0.01
@@ -103,7 +103,7 @@ class MemoryCollector(Attached):
         """What was mapped, unmapped and touched since the last tick."""
         batch = Batch()
         if to_the_end and self._sum is not None:
-            self._bpf.walk(self._sum)
+            self._iterators.run(self._sum)
         for row in self._bpf.drain("memory"):
             pid, tid, start, stack_id, number, is_freed, *sums = row
             kind, name = KINDS.get(number, OTHER)
@@ -152,8 +152,8 @@ class MemoryCollector(Attached):
     def _compare(self, batch: Batch, since_ns: int) -> None:
         """Take back what was unmapped in a way the programs could not follow.
 
-        The middle of a mapping, say, or all of it by an exec. What a process held when it ended
-        stays as it was: that is what it had come to hold.
+        For example the middle of a mapping, or all of it by an exec. What a process held when it
+        ended stays as it was: that is what it had come to hold.
         """
         space: dict[tuple[int, int], list[Range] | None] = {}
         for address, pid, start, stack_id, size, tid, weight, number, is_part in self._bpf.entries(

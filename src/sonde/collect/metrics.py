@@ -22,7 +22,7 @@ from sonde.collect.polling import STIRRED_S, Points, Schedule, Source
 from sonde.metrics import labels
 
 SILENT_S = 3.0
-"""Sources are heard from at least once a second; after this long without a word they hang."""
+"""Sources report at least once a second; after this long without a report they hang."""
 DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|ze_loader)\.so[.0-9]*$")
 """What a process maps before it uses a device."""
 COMERS_MOST = 1_024
@@ -39,7 +39,7 @@ class Runner(Protocol):
         """Begin to ask; never raises for what a source lacks: that is a gap."""
 
     def take(self) -> Points:
-        """What was said since the last call; never blocks."""
+        """Rows since the last call; never blocks."""
 
     def set_min_interval(self, seconds: float) -> None:
         """Poll no more often than this, unless the device's own activity sets the interval; 0: at
@@ -83,7 +83,7 @@ class ThreadRunner:
         self._thread.start()
 
     def take(self) -> Points:
-        """What was said since the last call, and the gap of a source that hangs."""
+        """Rows since the last call, and the gap of a source that hangs."""
         with self._lock:
             points, self._points = self._points, Points()
         name, since_ns = self._asking
@@ -127,13 +127,13 @@ class ThreadRunner:
             self._woken.clear()
             for schedule in self._schedules:
                 schedule.set_min_interval(self._rest_s)
-            said = Points()
-            due_ns = min(schedule.run_due(said) for schedule in self._schedules)
+            points = Points()
+            due_ns = min(schedule.run_due(points) for schedule in self._schedules)
             with self._lock:
                 room = POINTS_KEPT - len(self._points.metrics)
-                self.lost += max(0, len(said.metrics) - room)
-                self._points.metrics += said.metrics[: max(0, room)]
-                self._points.events += said.events[: max(0, room)]
+                self.lost += max(0, len(points.metrics) - room)
+                self._points.metrics += points.metrics[: max(0, room)]
+                self._points.events += points.events[: max(0, room)]
             if not self._ended.is_set():
                 self._woken.wait(max(0.001, (due_ns - time.monotonic_ns()) / 1e9))
         for schedule in self._schedules:
@@ -189,7 +189,7 @@ class Metrics(Collector):
                 if not DRIVER_LIBRARY.search(event.path):
                     continue
                 if len(comers) >= COMERS_MOST:
-                    comers.clear()  # then time alone tells that they do nothing
+                    comers.clear()  # then only a timeout shows that they are idle
                 comers[event.pid] = event.time_ns
                 came = True
             elif comers and isinstance(event, ExitEvent):
@@ -199,19 +199,19 @@ class Metrics(Collector):
                 if all(now_ns - since_ns > STIRRED_S * 1e9 for since_ns in comers.values()):
                     comers.clear()
                     came = False
-                    self._tell(calm=True)
+                    self._signal(is_idle=True)
         if came:
-            self._tell(calm=False)
+            self._signal(is_idle=False)
 
-    def _tell(self, *, calm: bool) -> None:
+    def _signal(self, *, is_idle: bool) -> None:
         for runner in self._runners:
-            if calm:
+            if is_idle:
                 runner.mark_idle()
             else:
                 runner.mark_active()
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
-        """What was said since the last call: rows of `metric` and `event`."""
+        """Rows since the last call: of `metric` and `event`."""
         batch = Batch()
         for runner in self._runners:
             points = runner.take()

@@ -2,7 +2,7 @@
 """Brings memory of a process to the program that walks its threads (bpf/other_memory.h).
 
 A program that reads another process's memory itself waits for pages of a FUSE file, or of memory
-with a handler of its own (userfaultfd), for as long as their owner likes. Nothing ends it
+with a separate handler (userfaultfd), for as long as their owner likes. Nothing ends it
 meanwhile, and no other program of the machine can be removed. So it asks for the pages that it
 lacks, they are read by process_vm_readv(2), which SIGKILL does end, and it walks again.
 """
@@ -26,7 +26,7 @@ MAX_PAGES: Final = 4096
 MAX_PAGES_OF_THREAD: Final = 256
 """Beyond, its memory counts as unreadable."""
 STILL_ROUNDS: Final = 16
-"""After so many, pages count that were read before their thread ran again: some never rest."""
+"""After this many, pages count that were read before their thread ran again: some never rest."""
 MAX_ROUNDS: Final = 4096
 
 _KEY: Final = struct.Struct("=IIQ")

@@ -14,9 +14,9 @@ from typing import Final
 from sonde.collect.slowdown import GAP_S, STRETCH_S, OverheadExperiment
 
 FIRST_COST_NS: Final = 11_000.0
-"""Host time of a timed launch, measured on an H200, until the process tells its own."""
+"""Host time of a timed launch, measured on an H200, until the process has reported its own."""
 CHARGED: Final = 4.0
-"""A timed launch is charged so many times its host time: the device has work with it too."""
+"""A timed launch is charged this many times its host time: the device has work with it too."""
 LEAST_TO_JUDGE: Final = 20
 MOST_A_SECOND: Final = 5_000
 

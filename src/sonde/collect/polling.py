@@ -2,8 +2,8 @@
 """Signals that have to be asked for: sources, how often they are asked, and gaps.
 
 A `Source` is one place that answers: a vendor's library, a file system of the kernel. It names its
-`Poll`s, each with a period: what is cheap is asked at 10 Hz or more, what is dear once in ten
-seconds. A `Schedule` asks them in turn and puts what they say into `Points`.
+`Poll`s, each with a period: fast ones run at 10 Hz or more, slow ones once in ten
+seconds. A `Schedule` runs them in turn and puts their answers into `Points`.
 
 A source may fail at any time (the device is lost, the driver is unloaded, access is denied). Its
 poll raises `SourceUnavailable`, which covers either that poll alone or the whole source. The
@@ -12,7 +12,7 @@ succeeds again, which it marks too. A gap is marked by rows of `sonde.source.up`
 and a notice with its length.
 
 Neither a schedule nor a source may be trusted to return in time: `sonde.collect.metrics` runs each
-in a thread or in a process of its own and marks the gap of one that hangs.
+in a thread or in a separate process and marks the gap of one that hangs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from mmap import mmap
 from typing import Protocol, runtime_checkable
 
-from sonde.metrics import COSTS, MetricRow, labels
+from sonde.metrics import PERIODS_S, MetricRow, labels
 from sonde.model.rows import EventRow
 
-CHEAP_S, STEADY_S, DEAR_S = COSTS["cheap"], COSTS["steady"], COSTS["dear"]
+FAST_S, NORMAL_S, SLOW_S = PERIODS_S["fast"], PERIODS_S["normal"], PERIODS_S["slow"]
 STIRRED_S = 10.0
 """So long does a process take, at most, from mapping a driver's library to its first work."""
 RETRY_FIRST_S, RETRY_LAST_S = 1.0, 30.0
@@ -43,7 +43,7 @@ class SourceUnavailable(Exception):
 
 @dataclass(slots=True)
 class Points:
-    """What sources said: rows of the tables `metric` and `event`."""
+    """Answers of sources: rows of the tables `metric` and `event`."""
 
     metrics: list[MetricRow] = field(default_factory=list)
     events: list[EventRow] = field(default_factory=list)
@@ -65,17 +65,17 @@ class Poll:
     name: str
     """Short, without the source's: utilization, gpm."""
     period_s: float
-    """CHEAP_S, STEADY_S or DEAR_S, unless the source has its own reason."""
+    """FAST_S, NORMAL_S or SLOW_S, unless the source has its own reason."""
     read: Callable[[Points], None]
-    """Asks and adds what was said. Raises SourceUnavailable; returns within milliseconds."""
+    """Queries and adds the answers. Raises SourceUnavailable; returns within milliseconds."""
     at_rest: Callable[[], bool] | None = None
     """Whether what it asks about does nothing."""
-    rest_s: float = STEADY_S
+    rest_s: float = NORMAL_S
     """The period then, where it is longer."""
     calls: Callable[[], bool] = lambda: False
     """Whether an answer is there that cannot wait for its time."""
     paced: Callable[[bool], None] = lambda _: None
-    """Told whether what it asks about is at rest, where that was found to change."""
+    """Called with whether the source is idle, where that changed."""
     may_wait: bool = True
     """Whether nothing is lost where it is asked less often."""
 
@@ -129,7 +129,7 @@ class Gap:
         self.again_ns = now_ns + int(self._retry_s * 1e9)
 
     def retry(self) -> None:
-        """Ask again without waiting: its source was opened anew."""
+        """Ask again without waiting: its source was opened again."""
         if self.again_ns:
             self.again_ns, self._retry_s = 1, RETRY_FIRST_S
 
@@ -143,8 +143,8 @@ class Gap:
 
 
 class Gaps:
-    """Those of a source's signals by name. They outlast the source's being opened anew, so that
-    what was missing before is said to be back after."""
+    """Those of a source's signals by name. They outlast the source's being opened again, so that
+    what was missing before is reported as back after."""
 
     def __init__(self) -> None:
         self._gaps: dict[str, Gap] = {}
@@ -185,7 +185,7 @@ class Schedule:
         asking: Callable[[str], None] = lambda _: None,
         spent: Callable[[], float] | None = None,
     ) -> None:
-        """`asking` hears the name of each poll before it is asked, and '' when it has answered.
+        """`asking` gets the name of each poll before it runs, and '' when it has answered.
         `spent`: CPU time (s) of all that is for this source, where more is than asking it here."""
         self._spent = spent
         self._source = source
@@ -198,7 +198,7 @@ class Schedule:
         """That of the whole source."""
         self._cpu_s = 0.0
         self._read_s = 0.0
-        self._told_ns = 0
+        self._reported_ns = 0
         self._rest_s = 0.0
         self._stirred_until_ns = 0
 
@@ -216,13 +216,13 @@ class Schedule:
         self._hurry(now_ns)
 
     def mark_idle(self) -> None:
-        """Whoever was about to use it is gone: what its answers say counts again."""
+        """Nobody is about to use the device any more: its answers decide again."""
         self._stirred_until_ns = 0
 
     def _hurry(self, now_ns: int) -> None:
         for turn in self._turns:
             if not turn.gap.again_ns:
-                turn.due_ns = min(turn.due_ns, _beat_after(now_ns, turn.poll.period_s))
+                turn.due_ns = min(turn.due_ns, _tick_after(now_ns, turn.poll.period_s))
                 if now_ns < self._stirred_until_ns:
                     turn.set_min_interval(False)
 
@@ -232,8 +232,8 @@ class Schedule:
         )
 
     def _wake(self, now_ns: int) -> None:
-        """Where an answer said that something works, what rested is due now: the time before is
-        told by itself."""
+        """Where an answer shows activity, what was idle is due now: the time before is
+        reported by itself."""
         for turn in self._turns:
             if turn.rests and not self._at_rest(turn.poll):
                 turn.set_min_interval(False)
@@ -255,7 +255,7 @@ class Schedule:
         self._ask_due(now_ns, points)
         self._cpu_s += time.thread_time() - began_cpu_s
         self._read_s += time.perf_counter() - began_s
-        self._tell(points)
+        self._report(points)
         return self._next_ns(now_ns) if self._opened else self._gap.again_ns
 
     def _ask_due(self, now_ns: int, points: Points) -> None:
@@ -267,7 +267,7 @@ class Schedule:
         return any(turn.poll.calls() for turn in self._turns)
 
     def _next_ns(self, now_ns: int) -> int:
-        return min([turn.due_ns for turn in self._turns], default=now_ns + int(DEAR_S * 1e9))
+        return min([turn.due_ns for turn in self._turns], default=now_ns + int(SLOW_S * 1e9))
 
     def close(self) -> None:
         """Close the source."""
@@ -291,7 +291,7 @@ class Schedule:
         finally:
             self._asking("")
         self._opened = True
-        self._told_ns = 0
+        self._reported_ns = 0
         self._gap.there(points, now_ns)
 
     def _ask(self, turn: _Turn, points: Points) -> None:
@@ -312,19 +312,19 @@ class Schedule:
         now_ns = self._clock()
         if turn.gap.again_ns:
             turn.gap.there(points, now_ns)
-        # After a delay, the beats that were missed are skipped.
+        # After a delay, the ticks that were missed are skipped.
         turn.set_min_interval(self._at_rest(turn.poll))
         rest_s = max(
             turn.poll.rest_s if turn.rests else 0.0, self._rest_s if turn.poll.may_wait else 0.0
         )
-        turn.due_ns = _beat_after(now_ns, max(turn.poll.period_s, rest_s))
+        turn.due_ns = _tick_after(now_ns, max(turn.poll.period_s, rest_s))
 
-    def _tell(self, points: Points) -> None:
+    def _report(self, points: Points) -> None:
         """Once a second: that the source answers, and what asking it has cost."""
         now_ns = self._clock()
-        if now_ns - self._told_ns < 1e9:
+        if now_ns - self._reported_ns < 1e9:
             return
-        self._told_ns = now_ns
+        self._reported_ns = now_ns
         source = labels(sonde__source=self._source.name)
         points.add("sonde.source.up", float(self._opened), source, now_ns)
         spent_s = self._cpu_s if self._spent is None else self._spent()
@@ -332,14 +332,14 @@ class Schedule:
         points.add("sonde.source.read_seconds", self._read_s, source, now_ns)
 
 
-def _beat_after(now_ns: int, period_s: float) -> int:
-    """The next beat of the clock: what is asked equally often is asked in one waking."""
+def _tick_after(now_ns: int, period_s: float) -> int:
+    """The next tick of the clock: polls with the same period run in one wake-up."""
     period_ns = int(period_s * 1e9)
     return (now_ns // period_ns + 1) * period_ns
 
 
 def _guarded(ask: Callable[..., None], *arguments: Points) -> None:
-    """What a source did not foresee is a gap too: a defect of one must not silence the others."""
+    """An unexpected error of a source is a gap too: a defect of one must not silence the others."""
     try:
         ask(*arguments)
     except SourceUnavailable:

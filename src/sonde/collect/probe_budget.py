@@ -2,7 +2,7 @@
 """What probed functions cost, by whose calls they are.
 
 Hits are counted by site. Where a site comes near its budget the kernel side (bpf/call_budget.h)
-counts them by party, too, and each user or container is held against the budget of its own. Calls
+counts them by party, too, and each user or container is held against a separate budget. Calls
 of one beyond it are left out for a while, the calls of others are not.
 """
 
@@ -27,8 +27,8 @@ NEAR: Final = 0.25
 PAUSE_S: Final = 60.0
 MOST_PAUSE_S: Final = 960.0
 """For which the calls of a party are left out: twice as long each time."""
-CALM_S: Final = 300.0
-"""Without a debt for so long, hits of a site are counted together again."""
+WITHIN_S: Final = 300.0
+"""Within the budget for so long, hits of a site are counted together again."""
 
 _KEY: Final = struct.Struct("=QII")
 _ON: Final = struct.pack("=I", 1)
@@ -46,7 +46,7 @@ class Allowance:
 
     @property
     def burst_ns(self) -> float:
-        """The largest debt."""
+        """The largest excess."""
         return self.share * self.burst_s * 1e9
 
 
@@ -59,7 +59,7 @@ class Site:
     offset: int
     """In the file, of the probed instruction."""
     cost_class: str
-    debt_ns: float = 0.0
+    excess_ns: float = 0.0
     """Cost so far, of everybody, less what was allowed meanwhile."""
     pause_s: float = PAUSE_S / 2
     """For which it was taken off last."""
@@ -85,7 +85,7 @@ class Account:
     """For which its calls were left out last."""
     hits: int = 0
     """As the kernel counted them last."""
-    debt_ns: float = 0.0
+    excess_ns: float = 0.0
     rate: float = 0.0
     """Hits a second, of the last interval."""
     paused_until_s: float = 0.0
@@ -97,7 +97,7 @@ class Over:
 
     site: Site
     party: int
-    """As procfs.party_of has it; NOBODY where it cannot be told any more."""
+    """As procfs.party_of has it; NOBODY where it is not known any more."""
     rate: float
     pause_s: float
 
@@ -122,7 +122,7 @@ class Budget:
         self._cheap = Allowance(share * 10, 10.0)
         self._near: dict[int, dict[int, Account]] = {}
         """By site, then by party as the kernel numbers it."""
-        self._calm_since_s: dict[int, float] = {}
+        self._within_since_s: dict[int, float] = {}
 
     def charge(
         self, sites: Mapping[int, Site], hits: Mapping[int, int], elapsed_s: float
@@ -133,7 +133,7 @@ class Budget:
         for index, site in sites.items():
             allowed = self._allowance(site)
             self._owe(site, hits.get(index, 0) * site.each_ns, allowed, elapsed_s)
-            if index not in self._near and site.debt_ns > NEAR * allowed.burst_ns:
+            if index not in self._near and site.excess_ns > NEAR * allowed.burst_ns:
                 self._count_by_party(index)
         over = []
         if self._near:
@@ -144,7 +144,7 @@ class Budget:
                 account = self._near[index].setdefault(party, Account(pid, site.pause_s))
                 if self._charge_party(account, site, count, pid, elapsed_s):
                     over.append(self._pause(account, party, site, now_s))
-            self._forget_calm(sites, now_s)
+            self._drop_within_budget(sites, now_s)
         return over
 
     def paused(self, index: int) -> list[int]:
@@ -169,7 +169,7 @@ class Budget:
     def forget(self, index: int) -> None:
         """A site is no more."""
         accounts = self._near.pop(index, None)
-        self._calm_since_s.pop(index, None)
+        self._within_since_s.pop(index, None)
         if accounts is None:
             return
         self._bpf.set_array("near_budget", index, _OFF)
@@ -182,15 +182,15 @@ class Budget:
 
     @staticmethod
     def _owe(of: Site | Account, cost_ns: float, allowed: Allowance, elapsed_s: float) -> None:
-        """No more than twice what may be owed: a debt is over some time after the calls are."""
-        debt_ns = of.debt_ns + cost_ns - allowed.share * elapsed_s * 1e9
-        of.debt_ns = min(max(0.0, debt_ns), 2 * allowed.burst_ns)
+        """No more than twice what may be owed: an excess ends some time after the calls."""
+        excess_ns = of.excess_ns + cost_ns - allowed.share * elapsed_s * 1e9
+        of.excess_ns = min(max(0.0, excess_ns), 2 * allowed.burst_ns)
 
     def _charge_party(
         self, account: Account, site: Site, count: int, pid: int, elapsed_s: float
     ) -> bool:
         """Whether it is over the budget now, and was not before."""
-        # The kernel forgets who was not heard of for long, and begins to count anew.
+        # The kernel forgets who made no calls for long, and begins to count again.
         new = count - account.hits if count >= account.hits else count
         account.hits, account.pid = count, pid
         account.rate = new / max(elapsed_s, 1e-9)
@@ -198,7 +198,7 @@ class Budget:
             return False
         allowed = self._allowance(site)
         self._owe(account, new * site.each_ns, allowed, elapsed_s)
-        return account.debt_ns > allowed.burst_ns
+        return account.excess_ns > allowed.burst_ns
 
     def _count_by_party(self, index: int) -> None:
         self._near[index] = {}
@@ -207,7 +207,7 @@ class Budget:
     def _pause(self, account: Account, number: int, site: Site, now_s: float) -> Over:
         account.pause_s = min(2 * account.pause_s, MOST_PAUSE_S)
         account.paused_until_s = now_s + account.pause_s
-        account.debt_ns = 0.0
+        account.excess_ns = 0.0
         self._leave_out(number, site.index)
         return Over(site, _party_of(number, account.pid), account.rate, account.pause_s)
 
@@ -226,16 +226,16 @@ class Budget:
                     account.paused_until_s = 0.0
                     self._delete("paused_parties", party, index)
 
-    def _forget_calm(self, sites: Mapping[int, Site], now_s: float) -> None:
+    def _drop_within_budget(self, sites: Mapping[int, Site], now_s: float) -> None:
         for index in list(self._near):
             site = sites.get(index)
             is_busy = site is not None and (
-                site.debt_ns > 0
-                or any(it.debt_ns > 0 or it.paused_until_s for it in self._near[index].values())
+                site.excess_ns > 0
+                or any(it.excess_ns > 0 or it.paused_until_s for it in self._near[index].values())
             )
             if is_busy:
-                self._calm_since_s.pop(index, None)
-            elif now_s - self._calm_since_s.setdefault(index, now_s) >= CALM_S:
+                self._within_since_s.pop(index, None)
+            elif now_s - self._within_since_s.setdefault(index, now_s) >= WITHIN_S:
                 self.forget(index)
                 if site is not None:
                     site.pause_s = PAUSE_S / 2

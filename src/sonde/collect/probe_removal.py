@@ -49,19 +49,19 @@ class Removal:
 
     def _leave(self, held: list[tuple[int, str, list[int], procfs.Holder]]) -> list[str]:
         keeper = procfs.Broker()
-        said = []
+        messages = []
         try:
             for inode, name, links, holder in held:
                 for fd in [fd for link in links for fd in self._bpf.link_fds(link)]:
                     pid = keeper.keep(fd, inode)
-                said.append(
+                messages.append(
                     f"the probes on {name} stay until they can be taken off without stopping every"
                     f" fork of the machine: {holder}; process {pid} waits for that"
                 )
         except OSError:  # nobody to leave them to: as they are, they go with this process
             keeper.close()
-            return said
+            return messages
         for _, _, links, _ in held:
             self._bpf.detach_all(links)
         keeper.outlive()
-        return said
+        return messages

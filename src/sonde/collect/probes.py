@@ -65,7 +65,7 @@ class ProbedFile:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something to tell about probes: a row of `event` of kind probe."""
+    """A message about probes: a row of `event` of kind probe."""
 
     name: str
     value: float
@@ -162,7 +162,7 @@ class Probes:
         )
         if len(places) < len(found):
             left_out = len(found) - len(places)
-            self.tell(
+            self.report(
                 "probe_refused", left_out, f"{left_out} functions of {name}: of the same name"
             )
         if found and trusted:
@@ -179,7 +179,7 @@ class Probes:
         self._files[key] = file
         self._attach_all(file, sites)
         count = self.places(key)
-        self.tell("probes_attached", count, f"{count} calls of {name}")
+        self.report("probes_attached", count, f"{count} calls of {name}")
         return True
 
     def _handed_out(self, file: ProbedFile) -> list[tuple[Call, int, int]]:
@@ -219,14 +219,16 @@ class Probes:
             site = sites[offset] = self._new_site(Site(0, call, offset, cost_class))
             if not site.is_cheap:
                 each = site.each_ns / 1000
-                self.tell(
+                self.report(
                     "probe_slow", each, f"{call.function} of {name}: {each:.0f} µs a call ({text})"
                 )
         for count, why in ((too_many, "too many probes"), (too_late, "they take too long to read")):
             if count:
-                self.tell("probe_refused", count, f"{count} functions of {name}: {why}")
+                self.report("probe_refused", count, f"{count} functions of {name}: {why}")
         if passed:
-            self.tell("probes_spared", passed, f"{passed} calls of {name} lead to other libraries")
+            self.report(
+                "probes_spared", passed, f"{passed} calls of {name} lead to other libraries"
+            )
         return list(sites.values())
 
     def _attach_all(self, file: ProbedFile, sites: Sequence[Site]) -> None:
@@ -265,7 +267,7 @@ class Probes:
             except OSError as error:
                 self._on.discard(site.index)
                 self._free.append(site.index)
-                self.tell(
+                self.report(
                     "probe_refused", 1, f"{site.call.function} of {file.name}: {error.strerror}"
                 )
 
@@ -283,19 +285,19 @@ class Probes:
             over.setdefault(where[it.site.index][0], []).append(it)
         now_s = time.monotonic()
         for key, found in over.items():
-            self._tell_over(self._files[key].name, found)
+            self._report_over(self._files[key].name, found)
         if now_s - self._took_off_s >= TAKE_OFF_EVERY_S:
             self._take_off_lonely(where.values(), now_s)
         for key, taken in list(self._taken_off.items()):
             self._put_back(key, [it for it in taken.values() if now_s >= it.until_s])
 
-    def _tell_over(self, name: str, found: Sequence[Over]) -> None:
+    def _report_over(self, name: str, found: Sequence[Over]) -> None:
         """One notice a file: a process may be over the budget in all functions at once."""
         most = max(found, key=lambda it: it.rate)
         text = f"{most.site.call.function} of {name}: {most}; left out for {most.pause_s:.0f} s"
         if len(found) > 1:
             text += f", and {len(found) - 1} more like it"
-        self.tell("calls_left_out", most.rate, text)
+        self.report("calls_left_out", most.rate, text)
 
     def _take_off_lonely(self, sites: Iterable[tuple[FileKey, Site]], now_s: float) -> None:
         """Sites of which calls are left out come off, where the one who makes them is the only one
@@ -318,7 +320,7 @@ class Probes:
                 taken[site.offset] = TakenOff(site, alone[key], now_s + site.pause_s)
             self.take_off(key, *found)
             names = " ".join(sorted({site.call.function for site in found}))
-            self.tell(
+            self.report(
                 "probe_taken_off",
                 len(found),
                 f"{names} of {self._files[key].name}: {procfs.name_of(alone[key])} alone maps it",
@@ -354,7 +356,7 @@ class Probes:
         self._attach_all(self._files[key], sites)
 
     def _may_come_off(self, key: FileKey) -> bool:
-        """Whether nobody keeps the kernel waiting; said where somebody does."""
+        """Whether nobody keeps the kernel waiting; reported where somebody does."""
         now_s = time.monotonic()
         if now_s < self._kept_on.get(key, 0.0):
             return False
@@ -363,11 +365,11 @@ class Probes:
             self._kept_on.pop(key, None)
             return True
         self._kept_on[key] = now_s + KEPT_ON_S
-        self.tell("probes_kept_on", 1, f"{self._files[key].name}: {holder}")
+        self.report("probes_kept_on", 1, f"{self._files[key].name}: {holder}")
         return False
 
     def take_off(self, key: FileKey, *sites: Site) -> None:
-        """Take sites off a file. Others that share a link with them are attached anew, first the
+        """Take sites off a file. Others that share a link with them are attached again, first the
         new, then off with the old: the kernel side counts a hit of both once."""
         file = self._files[key]
         gone = {site.index for site in sites}
@@ -377,7 +379,7 @@ class Probes:
             self._detach(file, *old)  # a gap in what is counted, for want of numbers
         renewed = []
         for site in rest:
-            renewed.append(self._new_site(site, site.debt_ns))
+            renewed.append(self._new_site(site, site.excess_ns))
             self._budget.move(site.index, renewed[-1].index)
         self._attach_all(file, renewed)
         self._detach(file, *(link for link in old if link in file.links))
@@ -394,22 +396,22 @@ class Probes:
         self._taken_off.pop(key, None)
         self._detach(file, *file.links)
         os.close(file.fd)
-        self.tell("probes_detached", 1, f"{file.name}: no process maps it any more")
+        self.report("probes_detached", 1, f"{file.name}: no process maps it any more")
         return True
 
     def close(self) -> list[str]:
-        """Take all probes off; what has to be said of those that stay on for a while."""
+        """Take all probes off; messages about those that stay on for a while."""
         left = Removal(self._bpf, self._locks)
         for key, file in self._files.items():
             left.add(key[INODE], file.name, list(file.links))
-        said = left.finish()
+        messages = left.finish()
         for file in self._files.values():
             os.close(file.fd)
         self._files = {}
-        return said
+        return messages
 
-    def _new_site(self, like: Site, debt_ns: float = 0.0) -> Site:
-        site = replace(like, index=self._free.popleft(), debt_ns=debt_ns)
+    def _new_site(self, like: Site, excess_ns: float = 0.0) -> Site:
+        site = replace(like, index=self._free.popleft(), excess_ns=excess_ns)
         call = site.call
         number = self._at_entry.get((call.api, call.function), 0)
         self._bpf.set_array("sites", site.index, call.reading.packed(number))
@@ -425,7 +427,7 @@ class Probes:
         self._on.difference_update(numbers)
         self._free.extend(numbers)
 
-    def tell(self, name: str, value: float, text: str) -> None:
+    def report(self, name: str, value: float, text: str) -> None:
         """Note something for the next drain."""
         self.notices.append(Notice(name, value, text))
 

@@ -34,7 +34,7 @@ SWITCH_S = 80e-9
 """What following one switch costs."""
 SWITCH_BUDGET = 0.001
 """Share of the node's CPU for that. Where it would be more, switches are followed in one tick of
-many, and a notice says so; what processes waited in all is in `usage`, whatever happens here."""
+many, and a notice is given; what processes waited in all is in `usage`, whatever happens here."""
 REST_S = 10.0
 TRY_S = 0.25
 """For so long switches are followed again, to see whether they are still too many."""
@@ -56,16 +56,16 @@ class QueueCollector(Collector):
 
     def __init__(self, kernel: Kernel, hz: int) -> None:
         self._cpus = min(_possible_cpus(), MAX_CPUS)
-        knobs = {
+        constants = {
             "cpus": self._cpus,
             "busy_gap_ns": 1_000_000_000 // hz,
             "idle_gap_ns": max(IDLE_GAP_NS, 1_000_000_000 // hz),
         }
-        self._bpf = kernel.load("queues", knobs, own_stacks=True)
+        self._bpf = kernel.load("queues", constants, own_stacks=True)
         self._running = False
         self._hz = hz
-        self._beats: int | None = None
-        self._told = False
+        self._timer: int | None = None
+        self._reported = False
         self._labels = [labels(cpu__logical_number=cpu) for cpu in range(self._cpus)]
         self._following: int | None = None
         self._rest_until_s = 0.0
@@ -82,7 +82,7 @@ class QueueCollector(Collector):
             self._running = True
             self._begin()
             if not self._is_timed():
-                self._beats = self._bpf.attach_sampling("on_beat", self._hz)
+                self._timer = self._bpf.attach_sampling("on_timer", self._hz)
         except OSError as error:
             raise refusal(error) from error
         self._delays, self._queues = self._read()
@@ -104,7 +104,7 @@ class QueueCollector(Collector):
 
     def is_on_clocks(self) -> bool:
         """Whether sampling clocks look, for want of a timer."""
-        return self._beats is not None
+        return self._timer is not None
 
     def _keep_looking(self, batch: Batch) -> None:
         """Have the timer look; where it is refused, the sampling clocks, until it no longer is."""
@@ -112,25 +112,25 @@ class QueueCollector(Collector):
             with suppress(OSError):
                 self._begin()
         timed = self._is_timed()
-        if timed and self._beats is not None:
-            self._bpf.detach(self._beats)
-            self._beats = None
-            self._told = False
-        elif not timed and self._beats is None:
+        if timed and self._timer is not None:
+            self._bpf.detach(self._timer)
+            self._timer = None
+            self._reported = False
+        elif not timed and self._timer is None:
             with suppress(OSError):
-                self._beats = self._bpf.attach_sampling("on_beat", self._hz)
-        if not timed and not self._told:
-            self._tell_refusals(batch)
-            self._told = True
+                self._timer = self._bpf.attach_sampling("on_timer", self._hz)
+        if not timed and not self._reported:
+            self._report_refusals(batch)
+            self._reported = True
 
-    def _tell_refusals(self, batch: Batch) -> None:
+    def _report_refusals(self, batch: Batch) -> None:
         """Why there is no timer."""
         memory, other, start = self._bpf.sums("spent", [2, 3, 4])
         text = (
             "run queues are looked at by sampling clocks: the kernel refused a timer"
             f" ({memory} × no memory, {other} × for another reason, {start} × its start)"
         )
-        row = EventRow(time.monotonic_ns(), "notice", "runqueue_beats", 0, 0, 1.0, text)
+        row = EventRow(time.monotonic_ns(), "notice", "runqueue_timer", 0, 0, 1.0, text)
         batch.add("event", row)
 
     def _read(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -154,7 +154,7 @@ class QueueCollector(Collector):
         delays, queues = self._read()
         rows = batch.metrics
         for cpu, label in enumerate(self._labels):
-            self._tell_delays(rows, since_ns, label, self._delays[cpu], delays[cpu])
+            self._report_delays(rows, since_ns, label, self._delays[cpu], delays[cpu])
             looks, running, busy, *_ = (
                 now - before for now, before in zip(queues[cpu], self._queues[cpu], strict=True)
             )
@@ -192,7 +192,7 @@ class QueueCollector(Collector):
             batch.add("event", row)
 
     @staticmethod
-    def _tell_delays(
+    def _report_delays(
         rows: list[MetricRow],
         time_ns: int,
         label: str,
@@ -233,10 +233,10 @@ class QueueCollector(Collector):
         if self._running:
             self._bpf.set_array("wanted", 0, struct.pack("=I", 0))
         self._running = False
-        for link in (self._following, self._beats):
+        for link in (self._following, self._timer):
             if link is not None:
                 self._bpf.detach(link)
-        self._following = self._beats = None
+        self._following = self._timer = None
 
     def pause(self) -> None:
         """Let go; what was summed stays readable."""

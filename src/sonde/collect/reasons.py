@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thread waits for, told from the system call it is in (or from how else it left)."""
+"""What a thread waits for, found from the system call it is in (or from how else it left)."""
 
 from __future__ import annotations
 

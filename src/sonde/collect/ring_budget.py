@@ -26,9 +26,9 @@ LONGEST_TURN_S: Final = 4.0
 MOST_SPARE_S: Final = 1.0
 """Handed on from one turn to the next."""
 LIKELY_RECORDS: Final = 2.0
-"""A launch that was asked for has so many records, and as many again in a burst ..."""
+"""A launch that was asked for has this many records, and as many again in a burst ..."""
 STACK_RECORDS: Final = 12.0
-"""... or so many where its stack comes with it."""
+"""... or this many where its stack comes with it."""
 FIRST_RECORDS: Final = 4_096
 """What was timed before anybody read."""
 
@@ -84,7 +84,7 @@ class Turn:
 
     @classmethod
     def of(cls, seconds: float) -> Turn:
-        """That of a turn which the time of so many seconds goes to."""
+        """The budget of a turn that covers `seconds`."""
         seconds = min(max(seconds, 0.0), LONGEST_TURN_S)
         return cls(
             seconds,

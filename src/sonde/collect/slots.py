@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells libraries in profiled processes which words of the program lead into device libraries.
+"""Lists for libraries in profiled processes which words of the program lead into device libraries.
 
 To look for them in the process would take its processor time, and seconds of it where a framework
 has hundreds of megabytes of data. So they are found from outside, by a subprocess at low priority
@@ -60,11 +60,11 @@ class _Followed:
     modules: int = -1
     sequence: int = 0
     waiting: list[tuple[int, int, int]] = field(default_factory=list)
-    """Slots that are not told yet."""
+    """Slots that are not reported yet."""
 
 
 class Slots:
-    """Follows libraries by their shared memory, in a thread of its own."""
+    """Follows libraries by their shared memory, in a separate thread."""
 
     def __init__(self, child: Sequence[str] = CHILD) -> None:
         self._command = child
@@ -80,11 +80,11 @@ class Slots:
         """Looks that came to nothing: the process could not be read, or took too long."""
         self.cut = 0
         """Looks that ended before all was read."""
-        self.told = 0
-        """Words told to libraries."""
+        self.reported = 0
+        """Slots reported to libraries."""
 
     def follow(self, pid: int, start_ns: int, fd: int) -> None:
-        """Tell the library of a process, whose memory is open as `fd`, which is duplicated. Raises
+        """Follow the library of a process, whose memory is open as `fd`; duplicates that. Raises
         OSError."""
         followed = _Followed(pid, start_ns, os.dup(fd), time.monotonic())
         # A list of an earlier agent's that the library has not come to yet goes before ours.
@@ -138,7 +138,7 @@ class Slots:
             is_free = state.slots_done == followed.sequence
             wants = followed.waiting and is_free
             if wants:
-                self._tell(followed)
+                self._report(followed)
             addresses = _functions(followed.fd, state) if state.functions_seq else []
         if wants or not addresses or not is_free:
             return
@@ -174,9 +174,9 @@ class Slots:
         followed.waiting = [(at, value, plt) for at, value, plt in answer["slots"]]
         with self._lock:
             if followed.fd >= 0 and (followed.waiting or not followed.sequence):
-                self._tell(followed)
+                self._report(followed)
 
-    def _tell(self, followed: _Followed) -> None:
+    def _report(self, followed: _Followed) -> None:
         now = followed.waiting[: abi.SLOTS_MOST]
         followed.waiting = followed.waiting[abi.SLOTS_MOST :]
         followed.sequence = followed.sequence + 1 & 0xFFFFFFFF or 1
@@ -191,7 +191,7 @@ class Slots:
                 (abi.CONTROL_AT + at + 4, struct.pack("=I", followed.sequence)),
             ],
         )
-        self.told += len(now)
+        self.reported += len(now)
 
     # ---- the subprocess -----------------------------------------------------------------------
 

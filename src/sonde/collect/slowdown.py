@@ -2,7 +2,7 @@
 """What timing its launches costs a process, measured while it runs, and held to the budget.
 
 A model of the cost (a launch's host time, charged several times over) sets how many launches are
-timed. It may be wrong for some program, and nothing would tell. So, about once a minute, each
+timed. It may be wrong for some program, and nothing would show it. So, about once a minute, each
 process takes part in a trial: two stretches of some seconds, one with as many launches timed as
 ever and one with an eighth, in random order. What the program does by itself falls on both alike;
 if timing slows it, it launches less often in the one than in the other. The median over the trials
@@ -29,7 +29,7 @@ STRETCH_S: Final = 5.0
 SETTLE_S: Final = 1.0
 """After a change of the rate, until launches count: the library follows it within that."""
 LEAST_LAUNCHES: Final = 100
-"""In a stretch; a program that launches less often cannot be told apart from its own wandering."""
+"""In a stretch; a program that launches less often cannot be separated from its own variation."""
 TRIALS_KEPT: Final = 1_440
 """A day's."""
 LEAST_TRIALS: Final = 6
@@ -140,7 +140,7 @@ class OverheadExperiment:
         self._began, self._counts_s = None, now_s + self._settle_s
 
     def _conclude(self) -> None:
-        """A trial is over: what it says, and whether the rate has to follow."""
+        """A trial is over: its result, and whether the rate has to follow."""
         slower = math.log(self._rates[PART] / self._rates[1.0]) / (1 - PART)
         self._rates = {}
         self.found.append(slower)

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A source in a subprocess: `sonde.collect.subprocess_runner MODULE:CLASS ASKING_FD`.
 
-Both ends of it are here. The child asks its source and writes what it says to standard output, a
-message a second while there is something to say:
+Both ends of it are here. The child asks its source and writes the answers to standard output, a
+message a second while there are any:
 
     u32 length | marshal of (strings, rows, events, left out)
 
 where a row is (time_ns, index of series, index of labels, value) into the strings. It never waits
 for the parent: what the pipe does not take is dropped and counted. In a page of memory that both
 share stands the question that is being asked, so that a hang has a name, and at its end a count
-that goes on as long as the child does, whether it has something to say or not. A byte on its
-standard input says that somebody is about to use a device. The child ends with its parent, or when
+that goes on as long as the child does, whether it has answers or not. A byte on its
+standard input means that somebody is about to use a device. The child ends with its parent, or when
 its standard input closes.
 """
 
@@ -50,7 +50,7 @@ COUNT_BYTES = 8
 """At the end of the page."""
 PIPE_BYTES = 1 << 20
 MESSAGE_MAX_BYTES = 16 << 20
-SAY_EVERY_S = 1.0
+REPORT_EVERY_S = 1.0
 SILENT_S = 3.0
 """A child that does not count for this long hangs."""
 MARK_ACTIVE, MARK_IDLE = b"!", b"."
@@ -80,7 +80,7 @@ def pack(points: Points, left_out: int) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[Points, int]:
-    """The reverse, without the length. Raises ValueError for what is no message."""
+    """The reverse, without the length. Raises ValueError for an invalid message."""
     try:
         strings, rows, events, left_out = marshal.loads(body)
         metrics: list[MetricRow] = [
@@ -89,7 +89,7 @@ def unpack(body: bytes) -> tuple[Points, int]:
         ]
         return Points(metrics, [EventRow._make(row) for row in events]), int(left_out)
     except (EOFError, TypeError, IndexError) as error:
-        raise ValueError(f"what is no message: {error}") from error
+        raise ValueError(f"an invalid message: {error}") from error
 
 
 class SubprocessRunner:
@@ -97,7 +97,7 @@ class SubprocessRunner:
 
     def __init__(self, name: str, source: str, present: Callable[[], bool] = lambda: True) -> None:
         """`source` is MODULE:CLASS of a `Source` that is made without arguments; nothing is started
-        before `present` says that there is something to ask."""
+        before `present` is true."""
         self.name = name
         self.lost = 0
         self.restarts = 0
@@ -106,7 +106,7 @@ class SubprocessRunner:
         self._child: subprocess.Popen[bytes] | None = None
         self._given_up: list[subprocess.Popen[bytes]] = []
         self._buffer = bytearray()
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._count = b""
         self._silent_since_s = 0.0
         """0 while it answers."""
@@ -122,7 +122,7 @@ class SubprocessRunner:
         self._start(time.monotonic())
 
     def take(self) -> Points:
-        """What it said; a gap where it says nothing, and another child in its place."""
+        """Its answers; a gap where it is silent, and another child in its place."""
         points = Points()
         now_s = time.monotonic()
         if self._child is None:
@@ -133,21 +133,21 @@ class SubprocessRunner:
                 self._trouble = ""
             return points
         try:
-            said = self._read(points)
+            received = self._read(points)
         except ValueError as error:
-            self._replace(points, now_s, f"its process says {error}")
+            self._replace(points, now_s, f"its process sent {error}")
             return points
         ended = self._child.poll()
-        if said:
-            self._heard_s = now_s
+        if received:
+            self._received_s = now_s
             self._pause_s = RETRY_FIRST_S
             self._mark_back(points, now_s)
         elif ended is not None:
             how = f"killed by signal {-ended}" if ended < 0 else f"ended with {ended}"
             self._replace(points, now_s, f"its process was {how}" if ended < 0 else how)
         elif self._counts():
-            self._heard_s = max(self._heard_s, now_s)
-        elif now_s > self._heard_s + SILENT_S:
+            self._received_s = max(self._received_s, now_s)
+        elif now_s > self._received_s + SILENT_S:
             self._replace(points, now_s, f"does not answer{self._question()}")
         return points
 
@@ -155,21 +155,21 @@ class SubprocessRunner:
         """Nothing: how often a device is asked depends on what that device does."""
 
     def keep_last_only(self, seconds: float) -> None:
-        """Have the child ask once a second, and say it so often, at least each second."""
+        """Have the child query once in `seconds`, and report as often, at least each second."""
         self._keep_last = b"%d" % max(1, min(round(seconds), KEEP_LAST_MAX_S))
-        self._tell(self._keep_last)
+        self._send(self._keep_last)
 
     def mark_active(self) -> None:
         """Have the child look as if the device were in use."""
-        self._tell(MARK_ACTIVE)
+        self._send(MARK_ACTIVE)
 
     def mark_idle(self) -> None:
-        """Have the child go by what the device says again."""
-        self._tell(MARK_IDLE)
+        """Have the child go by the device's activity again."""
+        self._send(MARK_IDLE)
 
-    def _tell(self, word: bytes) -> None:
+    def _send(self, word: bytes) -> None:
         if self._child is not None and self._child.stdin is not None:
-            with contextlib.suppress(OSError):  # it ended, or has been told often enough
+            with contextlib.suppress(OSError):  # it ended, or its pipe is full
                 os.write(self._child.stdin.fileno(), word)
 
     def stop(self) -> None:
@@ -193,8 +193,8 @@ class SubprocessRunner:
             self._start_at_s = now_s + self._pause_s
             self._pause_s = min(2 * self._pause_s, RETRY_LAST_S)
             return
-        self._tell(self._keep_last)
-        self._heard_s = now_s + STARTS_IN_S - SILENT_S
+        self._send(self._keep_last)
+        self._received_s = now_s + STARTS_IN_S - SILENT_S
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         if self._page_fd < 0:
@@ -226,11 +226,11 @@ class SubprocessRunner:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(fd, PIPE_BYTES):
                 self._buffer += data
-        said = False
+        received = False
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MESSAGE_MAX_BYTES:
-                raise ValueError("what is no message")
+                raise ValueError("an invalid message")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
@@ -239,8 +239,8 @@ class SubprocessRunner:
             points.metrics += more.metrics
             points.events += more.events
             self.lost += left_out
-            said = True
-        return said
+            received = True
+        return received
 
     def _counts(self) -> bool:
         """Whether it went on since the last look."""
@@ -304,7 +304,7 @@ class Asked:
 
 
 def serve(source: Source, asking: Asked, out: int) -> None:
-    """Ask the source until the parent goes away; `out` is where to say what it says."""
+    """Ask the source until the parent goes away; answers are written to `out`."""
     os.set_blocking(out, False)
     schedule = Schedule(source, asking=asking, spent=time.process_time)
     points, left_out, pending = Points(), 0, b""
@@ -312,36 +312,36 @@ def serve(source: Source, asking: Asked, out: int) -> None:
     waiting = select.poll()
     waiting.register(parent, select.POLLIN)
     gathering = source if isinstance(source, Gathering) else None
-    say_at_s = 0.0
+    report_at_s = 0.0
     while True:
         due_ns = schedule.run_due(points)
         asking.count()
         now_s = time.monotonic()
-        if points.events or (now_s >= say_at_s and (points.metrics or pending)):
-            say_at_s = (now_s // SAY_EVERY_S + 1) * SAY_EVERY_S  # with what is due then
+        if points.events or (now_s >= report_at_s and (points.metrics or pending)):
+            report_at_s = (now_s // REPORT_EVERY_S + 1) * REPORT_EVERY_S  # with what is due then
             if pending:
                 left_out += len(points.metrics)
             else:
                 pending, left_out = pack(points, left_out), 0
             points = Points()
             pending = _write(out, pending)
-        until_s = min(due_ns / 1e9, say_at_s if points.metrics or pending else math.inf)
+        until_s = min(due_ns / 1e9, report_at_s if points.metrics or pending else math.inf)
         if gathering is not None:
-            is_told = gathering.wait(parent, int(until_s * 1e9), asking.page)
+            has_input = gathering.wait(parent, int(until_s * 1e9), asking.page)
         else:
-            until_s = min(until_s, now_s + SAY_EVERY_S)  # to count
+            until_s = min(until_s, now_s + REPORT_EVERY_S)  # to count
             wait_s = until_s - time.monotonic()
-            is_told = bool(waiting.poll(max(1.0, math.ceil(1000 * wait_s))))
-        if is_told:
+            has_input = bool(waiting.poll(max(1.0, math.ceil(1000 * wait_s))))
+        if has_input:
             words = os.read(parent, PAGE)
             if not words:
                 schedule.close()
                 return
             for word in map(bytes, zip(words)):
-                _hear(word, schedule, gathering)
+                _handle(word, schedule, gathering)
 
 
-def _hear(word: bytes, schedule: Schedule, gathering: Gathering | None) -> None:
+def _handle(word: bytes, schedule: Schedule, gathering: Gathering | None) -> None:
     """What the parent wrote."""
     if word == MARK_IDLE:
         schedule.mark_idle()

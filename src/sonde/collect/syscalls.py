@@ -47,7 +47,7 @@ class SyscallCollector(Attached):
                 rest = (count - errors, ns, 0, max_ns, 0, 0)
                 batch.add("activity", (since_ns, "syscall", name, "", "", "", 0, *who, *rest))
             if errors:
-                # Time is told once, with those that succeeded where there are any.
+                # Time is counted once, with those that succeeded where there are any.
                 rest = (errors, 0 if count > errors else ns, 0, max_ns, 0, 0)
                 batch.add("activity", (since_ns, "syscall", name, "", "", "", 1, *who, *rest))
             batch.seen += count

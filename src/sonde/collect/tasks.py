@@ -38,7 +38,7 @@ MOST_ROWS: Final = 16_384
 
 
 def _room() -> int:
-    """Processes that have a row of their own in a tick, those too that end in it; the others share
+    """Processes that have separate rows in a tick, those too that end in it; the others share
     one."""
     return min(max(2 * len(procfs.pids()), by_cpus(2 * LEAST_ROWS)), MOST_ROWS)
 
@@ -68,7 +68,7 @@ class TaskCollector(Walking):
         """Rows of `usage`, and notes on processes and control groups."""
         batch = Batch()
         if self._walk is not None:
-            self._bpf.walk(self._walk)
+            self._iterators.run(self._walk)
         rows = batch.rows["usage"] = []
         for row in self._bpf.drain("usage"):
             pid, start, cpu, ready, runs, waits, preempted, moves, minor, major, *io = row
@@ -99,7 +99,7 @@ class TaskCollector(Walking):
         notes = []
         steps = self._steps()
         rows = ring.rows(list(NOTE_FIELDS))
-        # Of a process that came and went since, what its end told is all that is asked for later.
+        # Of a process that came and went since, its exit event is all that is asked for later.
         who_and_why = ring.rows(["tgid", "start_ns", "kind"])
         ends = {(pid, start) for pid, start, kind in who_and_why if kind == _EXIT}
         for time_ns, pid, start, ppid, uid, inner, kind, *groups in rows:

@@ -9,7 +9,7 @@ from typing import Final
 
 from sonde import _native, procfs
 from sonde.collect.collector import Batch, Collector
-from sonde.collect.kernel import Kernel, by_cpus, expect_fields, losses_of, refusal
+from sonde.collect.kernel import Iterators, Kernel, by_cpus, expect_fields, losses_of, refusal
 from sonde.collect.reasons import reason_names, reason_of
 from sonde.model.rows import ActivityTuple, SampleTuple
 from sonde.procfs import START_UNIT_NS
@@ -39,7 +39,7 @@ MOST_SPARE: Final = 16_384
 
 
 def _threads() -> int:
-    """Of all processes; 0 where the machine does not say."""
+    """Of all processes; 0 where the machine does not report it."""
     running, _, there = (procfs.read_file("/proc/loadavg") or b"").partition(b"/")
     return int(there.split()[0]) if running and there else 0
 
@@ -60,7 +60,7 @@ class WaitCollector(Collector):
     name = "waits"
     walks_stacks = True
     limits_stacks = True
-    tells_what_goes_on = True
+    reports_ongoing = True
 
     def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
         arguments = _native.tracepoint_arguments("sched_switch")
@@ -74,6 +74,7 @@ class WaitCollector(Collector):
             },
             most=_room(),
         )
+        self._iterators = Iterators(self._bpf)
         self._links: list[int] = []
         self._switches: list[int] = []
         self._walk: int | None = None
@@ -111,21 +112,21 @@ class WaitCollector(Collector):
         """
         assert self._walk is not None and self._forget is not None
         self._let_go()
-        self._bpf.walk(self._walk)
-        self._bpf.walk(self._forget)
+        self._iterators.run(self._walk)
+        self._iterators.run(self._forget)
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Totals of each thread by reason, weighted stacks, and the long waits one by one."""
         if self._walk is not None and self._switches and (to_the_end or self._misses_threads()):
-            self._bpf.walk(self._walk)
+            self._iterators.run(self._walk)
         batch = Batch()
         self._add_rows(batch, since_ns, self._bpf.drain("waits"))
         self._add_spans(batch)
         return batch
 
     def set_stack_divisor(self, divisor: int) -> None:
-        """Take one stack in `divisor` of those that are due; each then stands for so many more."""
-        self._bpf.set_array("thinning", 0, struct.pack("=I", divisor))
+        """Take one stack in `divisor` of those that are due; each then counts `divisor` times."""
+        self._bpf.set_array("stack_divisor", 0, struct.pack("=I", divisor))
 
     def _misses_threads(self) -> bool:
         """Threads turned up that had no state, for want of memory at birth: the walk makes it."""
@@ -208,7 +209,7 @@ class WaitCollector(Collector):
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
-        return losses_of(self._bpf)
+        return self._iterators.losses()
 
     def memory_bytes(self) -> int:
         """Kernel memory held."""

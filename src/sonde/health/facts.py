@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sonde.metrics import COSTS, MetricRow
+from sonde.metrics import PERIODS_S, MetricRow
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A metric source that failed, by its name: nvml, nvml.events, nvml.0.cheap, nvml.0.power."""
+    """A metric source that failed, by its name: nvml, nvml.events, nvml.0.fast, nvml.0.power."""
 
     name: str
     text: str
@@ -65,7 +65,7 @@ class Gap:
     @property
     def of_device(self) -> bool:
         """Whether it is all metrics of a device with one interval, so that the device is gone."""
-        return bool(self.index) and self.name.rpartition(".")[2] in COSTS
+        return bool(self.index) and self.name.rpartition(".")[2] in PERIODS_S
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def require_matching_proc(status: Path = SELF_STATUS) -> None:
     is_ours = proc_is_ours(status)
     if is_ours is None:
         raise HostError(
-            f"{status} does not say which pid namespace /proc shows",
+            f"{status} does not show which pid namespace /proc shows",
             "Mount a whole /proc, of Linux 4.1 or newer with pid namespaces.",
         )
     if not is_ours:
@@ -86,7 +86,7 @@ def require_host_pids(folder: Path = FOLDER, status: Path = SELF_STATUS) -> None
     is_host = is_initial("pid", folder)
     if is_host is None:
         raise HostError(
-            f"{folder}/pid cannot be read, which tells whether this is a separate pid namespace",
+            f"{folder}/pid cannot be read, which shows whether this is a separate pid namespace",
             f"Mount a whole /proc. {REMEDY}",
         )
     if not is_host:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The catalogue of metrics: name, unit, kind, attributes and cost of every possible series.
+"""The catalogue of metrics: name, unit, kind, attributes and rate of every possible series.
 
 It is abi/metrics.json; `metrics.json` here is a link to it, for installed packages. A new metric is
 a new line there; docs/reference/metrics.md is generated from it.
@@ -18,8 +18,8 @@ MetricRow = tuple[int, str, str, float]
 """A row of the table `metric`: (time_ns, series, labels, value), labels in the form of `labels`."""
 
 KINDS = ("gauge", "counter", "updowncounter")
-COSTS = {"cheap": 0.1, "steady": 1.0, "dear": 10.0, "event": 0.0}
-"""Seconds between two readings; 0 for events."""
+PERIODS_S = {"fast": 0.1, "normal": 1.0, "slow": 10.0, "event": 0.0}
+"""Seconds between two readings of a metric, by its rate; 0 for events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class Metric:
     """In UCUM notation: By, s, W, Cel, 1 for a ratio, {thing} for a count of things."""
     kind: str
     attributes: tuple[str, ...]
-    cost: str
+    rate: str
+    """How often it is read: fast, normal, slow or event (`PERIODS_S`)."""
     source: str
     """Where values come from, for people."""
     brief: str

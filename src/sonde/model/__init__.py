@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frozen records that the rooms hand to one another. They import nothing of ours and do nothing."""
+"""Frozen records that packages hand to one another. They import nothing of ours and do nothing."""

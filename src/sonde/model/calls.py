@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rows of device calls say."""
+"""What rows of device calls hold."""
 
 from __future__ import annotations
 

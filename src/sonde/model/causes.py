@@ -17,7 +17,7 @@ class Bound(StrEnum):
     MEMORY = "memory"
     """The bandwidth of device memory."""
     KERNELS = "kernels"
-    """Kernels whose names do not say whether arithmetic or memory limits them."""
+    """Kernels whose names do not show whether arithmetic or memory limits them."""
     THROTTLED = "throttled"
     """Device clocks below their maximum, for power or temperature."""
     SMALL_KERNELS = "small kernels"
@@ -71,7 +71,7 @@ class Bound(StrEnum):
 _BOUND_TEXTS = {
     Bound.COMPUTE: ("compute-bound", "arithmetic throughput"),
     Bound.MEMORY: ("memory-bound", "device memory bandwidth"),
-    Bound.KERNELS: ("kernel-bound", "compute or memory, kernel names do not say which"),
+    Bound.KERNELS: ("kernel-bound", "compute or memory, kernel names do not show which"),
     Bound.THROTTLED: ("throttled", "device clocks held down by power or temperature"),
     Bound.SMALL_KERNELS: ("device underfilled", "small kernels run one after another"),
     Bound.LAUNCH: ("launch-bound", "CPU time in the launch path"),

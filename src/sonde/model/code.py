@@ -28,7 +28,7 @@ class Frame(NamedTuple):
     def name(self) -> str:
         """What a picture writes on the frame.
 
-        Addresses without a symbol are told apart by nothing that a reader knows, so all of a
+        Addresses without a symbol differ in nothing that a reader knows, so all of a
         binary share one name.
         """
         if self.function:

@@ -56,7 +56,7 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 
 
 def student_t_quantile(p: float, degrees: int) -> float:
-    """The value that Student's t with so many degrees of freedom stays below with probability `p`.
+    """The quantile of Student's t distribution: the value it stays below with probability `p`.
 
     For 0.5 <= p < 1, from I_x(degrees/2, 1/2) with x = degrees / (degrees + t²) (DLMF 8.17).
     """

@@ -13,7 +13,7 @@ def index_of(gpus: Sequence[int], ordinals: Sequence[int]) -> dict[int, int]:
     """Index of each device that a process launched on, from its own ordinals and what it holds.
 
     A process counts the devices that it may see (CUDA_VISIBLE_DEVICES) from 0 on. Where nothing
-    tells which those are, its ordinals stand for indices.
+    lists which those are, its ordinals stand for indices.
     """
     used = sorted(set(ordinals))
     if len(used) == len(gpus):

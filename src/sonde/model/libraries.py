@@ -17,7 +17,7 @@ class CodeKind(IntEnum):
     """The kind of code of one frame."""
 
     NEUTRAL = 0
-    """Says nothing: the kernel, libc, Python itself and its standard library, unknown frames."""
+    """Of no meaning: the kernel, libc, Python itself and its standard library, unknown frames."""
     DEVICE = 1
     """The runtime, the driver, or a library of kernels of a device."""
     DISPATCH = 2

@@ -13,7 +13,7 @@ class Owner:
     user: str = ""
     """Name of the user, or its number where this machine has no name for it."""
     cgroup: str = ""
-    """Path of its control group under the root of the hierarchy that tells most."""
+    """Path of its control group under the root of the most specific hierarchy."""
     runtime: str = ""
     """What made the container: docker | containerd | crio | podman | lxc | nspawn | container."""
     container: str = ""
@@ -51,14 +51,14 @@ class Owner:
 
 
 OWNER_COLUMNS = tuple(field.name for field in fields(Owner))
-"""Columns of the table `process` that say whose it is; `inner_pid` is the last."""
+"""Columns of the table `process` that name its owner; `inner_pid` is the last."""
 
 UNKNOWN = Owner()
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessNote:
-    """What the kernel told of a process while it was there."""
+    """What the kernel reported of a process while it was there."""
 
     time_ns: int
     pid: int
@@ -88,8 +88,8 @@ _VARIABLES = {b"SLURM_JOB_ID": "job", b"SLURM_STEP_ID": "step", b"SLURM_STEPID":
 
 
 def step_of(environment: bytes) -> tuple[str, str] | None:
-    """(job, step) as the environment of a step's program says; nothing else of it is kept."""
-    found = {"job": "", "step": "batch"}  # the batch script itself is told no step
+    """(job, step) from the environment of a step's program; nothing else of it is kept."""
+    found = {"job": "", "step": "batch"}  # the batch script itself has no step
     for variable in environment.split(b"\0"):
         name, _, value = variable.partition(b"=")
         if name in _VARIABLES and value.isdigit():

@@ -316,7 +316,7 @@ class Activity(StrEnum):
     CODE = "code"
     """Any other code: the program's, or what that called on the CPU."""
     UNKNOWN = "unknown"
-    """Its stack was not taken, or ends before it says."""
+    """Its stack was not taken, or ends early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ MOST_PARTS = 64
 
 
 def parts_of(start_ns: int, end_ns: int, tick_ns: int) -> int:
-    """How many equal parts of a record are told apart: none shorter than a tick."""
+    """How many equal parts of a record are kept: none shorter than a tick."""
     return max(1, min(MOST_PARTS, (end_ns - start_ns) // max(1, tick_ns)))
 
 

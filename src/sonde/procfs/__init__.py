@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What /proc says about a process that is still there. Everything may vanish at any time: None."""
+"""What /proc has about a process that is still there. Everything may vanish at any time: None."""
 
 from sonde.procfs.broker import BROKER, Broker, Hung
 from sonde.procfs.files import (

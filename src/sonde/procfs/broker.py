@@ -6,7 +6,7 @@ the lock that /proc/PID/{stat,maps,mem,environ,exe,ns,…} take for as long as h
 that runs from overlayfs above FUSE makes every opening and reading of that file wait, even for
 SIGKILL. So all of that is asked of a child (`serve.py`). Where it does not answer in time it is
 killed, not waited for, and another one is started; the process is left alone for a while. A child
-that cannot die holds nothing of ours: it has a session and descriptors of its own.
+that cannot die holds nothing of ours: it has a separate session and descriptors.
 
 How long is waited is bounded for each party (parties.py), so that many processes of one cost no
 more than one. What a child costs that is started in the place of a lost one is part of it.
@@ -91,8 +91,8 @@ class Broker:
         self._child: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._is_greeted = False
-        """The child has said that it is there."""
-        self._heard = b""
+        """The child has reported that it started."""
+        self._received = b""
         self._fds: list[int] = []
         self._abandoned: list[tuple[subprocess.Popen[bytes], int]] = []
         """With the party over whose process it was."""
@@ -277,7 +277,7 @@ class Broker:
         with self._lock:
             self._mark(who, False)
 
-    def tell(self, request: tuple[Any, ...], generation: int) -> None:
+    def notify(self, request: tuple[Any, ...], generation: int) -> None:
         """What has no answer."""
         with self._lock, suppress(OSError):
             if self._link is not None and generation == self.generation:
@@ -339,7 +339,7 @@ class Broker:
             raise Hung(str(who))
 
     def _is_crowded(self, who: int | None) -> bool:
-        """Whether so many children do not die that none may be lost over this process."""
+        """Whether too many children do not die: then none may be lost over this process."""
         if not self._abandoned:
             return False
         self._reap()
@@ -407,7 +407,7 @@ class Broker:
         assert child.stdout is not None
         child.stdout.close()
         ours.setblocking(False)
-        self._child, self._link, self._heard = child, ours, b""
+        self._child, self._link, self._received = child, ours, b""
         self._generation += 1
         self._is_greeted = False
         return ours
@@ -473,11 +473,11 @@ class Broker:
         if link is None:
             raise OSError(errno.EPIPE, "the reading child ended")
         while True:
-            if len(self._heard) >= _LENGTH.size:
-                (length,) = _LENGTH.unpack_from(self._heard)
+            if len(self._received) >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._received)
                 end = _LENGTH.size + length
-                if len(self._heard) >= end:
-                    raw, self._heard = self._heard[_LENGTH.size : end], self._heard[end:]
+                if len(self._received) >= end:
+                    raw, self._received = self._received[_LENGTH.size : end], self._received[end:]
                     answer: tuple[int, Any] = marshal.loads(raw)
                     return answer
             try:
@@ -493,7 +493,7 @@ class Broker:
             if not more:
                 self._give_up()
                 raise OSError(errno.EPIPE, "the reading child ended")
-            self._heard += more
+            self._received += more
 
     def _is_running(self) -> bool:
         """Whether the child has work on a processor: then the machine is slow, not the process."""
@@ -510,7 +510,7 @@ class Broker:
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._heard = b""
+        self._received = b""
         while self._fds:
             os.close(self._fds.pop())
         if child is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the path of a control group says of the processes in it.
+"""What the path of a control group shows of the processes in it.
 
 Sources: the runtimes' own naming, for both of their drivers (cgroupfs and systemd):
 
@@ -15,7 +15,7 @@ Sources: the runtimes' own naming, for both of their drivers (cgroupfs and syste
 A path is read from its top, component by component, down to the border of what root's services
 named: the first service or scope, the first container, the step of a Slurm job, or the first name
 that none of them gives. Below that border a user, a service or a container makes groups of any
-name, so nothing there says whose a process is. A container further down (docker in docker, kind,
+name, so nothing there shows whose a process is. A container further down (docker in docker, kind,
 rootless podman) is kept as `inner_container`: the word of those who run there.
 """
 
@@ -87,7 +87,7 @@ _MACHINE = re.compile(r"^machine-(?P<name>.+)\.scope$")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What one path says."""
+    """What one path shows."""
 
     path: str
     runtime: str = ""
@@ -109,8 +109,8 @@ class Place:
     """Id of the user for whom root's services made it: systemd's user-N.slice, Slurm's uid_N."""
 
     @property
-    def tells(self) -> int:
-        """How much: a path of a container or a job tells more than that of a unit."""
+    def specificity(self) -> int:
+        """How much: a path of a container or a job specificity more than that of a unit."""
         return (
             4 * bool(self.container or self.job)
             + 2 * bool(self.pod_uid)
@@ -244,7 +244,7 @@ class _Walk:
             self._pod = _dashed(found["uid"])  # SLICE:RUNTIME:ID
         self._container = self._container_at(self._at) or ("", "")
         if self._container[0] == "container" and self._pod:
-            # Under a pod, a bare id is what containerd and docker alike write; say no more.
+            # Under a pod, a bare id is what containerd and docker alike write; report no more.
             self._container = "containerd", self._container[1]
         self._at += 1
 

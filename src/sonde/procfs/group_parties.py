@@ -2,11 +2,11 @@
 """Which party a control group belongs to: somebody who cannot make more of themselves.
 
 Any user makes groups, of any name, below one that was given to them; so do a container and a
-service. What tells is what only root decides: who owns the directories from the root down, and the
+service. What counts is what only root decides: who owns the directories from the root down, and the
 names above the border (`cgroup_paths`). From the top:
 
 1. a directory that is not root's belongs to its user, and all below it;
-2. a container's or a pod's group is that one's, and all below it, whoever owns the directories;
+2. a container's or a pod's group is that one's, and all below it, with directories of any owner;
 3. else the user for whom root's services made it, the job, or the group at the border: a service.
 """
 
@@ -63,7 +63,7 @@ def group_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[Gro
 
 
 def party_of_group(path: str, uid_of: Callable[[str], int]) -> GroupParty:
-    """The party of a group by its path, as `text` has it; `uid_of` says whose the directory of a
+    """The party of a group by its path, as `text` has it; `uid_of` has whose the directory of a
     path is."""
     place = place_of(path)
     is_container = bool(place.container or place.pod_uid)

@@ -68,4 +68,4 @@ class HeldFile:
             os.close(self._fd)
             self._fd = -1
         elif self._pid is not None and not self._is_all:
-            BROKER.tell(("end", self._number), self._child)
+            BROKER.notify(("end", self._number), self._child)

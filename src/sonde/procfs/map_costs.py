@@ -97,7 +97,7 @@ def _run_queue_s() -> float:
 def times_mapped(fd: int, inode: int) -> int | None:
     """How many private mappings of a file a list of mappings has over one and the same place of it,
     with whatever rights: so often is the lock taken for one uprobe there. At least MANY where it is
-    too long to tell; None of an empty list.
+    too long to know; None of an empty list.
 
     By the inode alone: each overlayfs above the same file shows another device.
     """

@@ -15,7 +15,7 @@ namespaces. Their files in /proc take a lock that a process can keep; `status`, 
    container's. Where root began it, and no pid namespace: the user of the process's id, or of the
    first id of its map;
 4. what is in a pid namespace below the machine's, and not known by these rules (begun by root with
-   a user namespace of its own, entered by setns(), or too deep): those of the control group of the
+   a separate user namespace, entered by setns(), or too deep): those of the control group of the
    same user, container or service. Neither a container nor a user chooses that.
 
 /etc/subuid is the machine's, also where Sonde runs in a container that may look at the first

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which processes there are, and what /proc says of one. It may vanish at any time: None."""
+"""Which processes there are, and what /proc has of one. It may vanish at any time: None."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonde.procfs.names import printable, text
 from sonde.procfs.parties import read_status
 
 START_UNIT_NS: Final = 10_000_000
-"""Starts of processes are cut to this, the unit in which /proc tells them."""
+"""Starts of processes are cut to this, the unit of /proc."""
 MAX_PARENTS: Final = 64
 """Followed of one process."""
 _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

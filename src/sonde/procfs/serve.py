@@ -148,7 +148,7 @@ def is_sound(mounts: Mounts, kind: int, overlay: bytes | None) -> bool:
 
 
 def is_surely_sound(mounts: Mounts, handle: int, pid: int) -> bool:
-    """The same of an O_PATH descriptor, told without asking the file system anything."""
+    """The same of an O_PATH descriptor, known without asking the file system anything."""
     device = device_of(handle, pid)
     return device is not None and mounts.type_of(device) in SURE
 
@@ -363,7 +363,7 @@ class Server:
         kind, *rest = request
         if kind == "read":
             self.answer(0, read_file(*rest))
-        elif kind == "each":  # an answer for each path: the asker knows where it hangs
+        elif kind == "each":  # an answer for each path: the caller knows where it hangs
             paths, limit = rest
             for path in paths:
                 try:
@@ -433,7 +433,7 @@ class Server:
 
 
 def ignore_signals() -> None:
-    """Those that end the recorder and whoever is with it."""
+    """Those that end the recorder and those with it."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records the calling program while a block of its code runs.
 
-The recorder is `sonde record -p PID`, a process of its own: what it does costs no time of the
+The recorder is `sonde record -p PID`, a separate process: what it does costs no time of the
 block's own thread. The wall and CPU time of the block are measured here, by the kernel's clocks.
 """
 

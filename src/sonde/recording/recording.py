@@ -174,12 +174,12 @@ class Recording:
         return f"<Recording {self.info.path}: {self.info.duration_ns / 1e9:.3g} s, {rows:,} rows>"
 
     def _repr_html_(self) -> str:
-        """For Jupyter: the verdict above the page of `sonde report`, in a frame of its own."""
+        """For Jupyter: the verdict above the page of `sonde report`, in a separate frame."""
         page = io.BytesIO()
         _exporter("html").write(self._session, out=page)
         text = f"<pre>{html.escape(self.verdict)}</pre>" if self.verdict else ""
         source = html.escape(page.getvalue().decode())
-        # The frame has an origin of its own: the page's code cannot reach the notebook.
+        # The frame has a separate origin: the page's code cannot reach the notebook.
         return (
             f'{text}<iframe sandbox="allow-scripts" srcdoc="{source}" '
             f'style="width: 100%; height: {_FRAME_PX}px; border: 0"></iframe>'

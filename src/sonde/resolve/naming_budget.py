@@ -38,7 +38,7 @@ class NamingBudget:
         self._turn: defaultdict[int, float] = defaultdict(float)
         """Seconds used in this tick."""
         self._over: set[int] = set()
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self.left_out: Counter[int] = Counter()
         """Code locations without a name, by the party whose they are."""
 
@@ -72,6 +72,6 @@ class NamingBudget:
     def newly_over(self) -> list[tuple[int, int]]:
         """(party, code locations so far) of those who have used up their time for the first
         time since the last call."""
-        new = [(party, n) for party, n in self.left_out.items() if party not in self._told]
-        self._told.update(party for party, _ in new)
+        new = [(party, n) for party, n in self.left_out.items() if party not in self._reported]
+        self._reported.update(party for party, _ in new)
         return new

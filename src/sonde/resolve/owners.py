@@ -208,7 +208,7 @@ class OwnerResolver:
 def _owner_at(paths: Iterable[str], user: str) -> Owner:
     """The owner of all processes of a user in these control groups."""
     places = [place_of(path) for path in paths] or [Place("")]
-    best = max(places, key=lambda place: place.tells)  # the first of equals
+    best = max(places, key=lambda place: place.specificity)  # the first of equals
     return Owner(
         user=user,
         cgroup=best.path,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of just-in-time compiled code, from the perf maps that processes write.
 
-The file is /tmp/perf-PID.map in the root directory of the process, with the pid of its own pid
+The file is /tmp/perf-PID.map in the root directory of the process, with the pid in its pid
 namespace (format: jit-interface.txt of Linux perf). Any user can write to /tmp, so the file counts
 only when it belongs to the user of the process.
 """

@@ -129,7 +129,7 @@ class Resolver:
         self._by_offset: LruCache[tuple[int, int], KnownFrame] = LruCache(MAX_FRAMES)
         self._without_file: LruCache[Frame, KnownFrame] = LruCache(MAX_FRAMES // 4)
         """Frames of just-in-time compiled code and unknown ones, by content."""
-        self.kernel_frames = _native.Places()
+        self.kernel_frames = _native.FrameCache()
         """Frames by (kernel address, 1 for a leaf)."""
         self._kernel_build_id = _native.kernel_build_id()
         self._with_frames: set[TrackedProcess] = set()
@@ -345,7 +345,7 @@ class Resolver:
             self._cached_addresses = 0
         self._cached_addresses += 1
         self._with_frames.add(process)
-        process.frames.put(*address, known, apart=known.frame.function == EVAL_FUNCTION)
+        process.frames.put(*address, known, needs_reorder=known.frame.function == EVAL_FUNCTION)
 
     @staticmethod
     def _mappings(process: TrackedProcess, addresses: Sequence[int]) -> list[Mapping | None]:

@@ -63,7 +63,7 @@ class TrackedProcess:
         """When it ended, CLOCK_MONOTONIC; 0 while it lives."""
         self.used_ns = 0
         """When it was last looked up, CLOCK_MONOTONIC."""
-        self.frames = _native.Places()
+        self.frames = _native.FrameCache()
         """Frames by (address, 1 for a leaf)."""
         self.credentials: procfs.Owner | None = None
         """User ids and inner pid, read when its perf map is."""

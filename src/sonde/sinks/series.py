@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sonde.metrics import COSTS, Metric, MetricRow, catalogue
+from sonde.metrics import PERIODS_S, Metric, MetricRow, catalogue
 from sonde.sinks.plain_series import FORGOTTEN_AFTER_S, Last, PartyLookup, PlainSeries, no_party
 from sonde.sinks.tenants import Attributes, HolderLookup, own_id, tenant_of
 
@@ -285,7 +285,7 @@ class MetricRegistry:
         self._plain.forget(now_ns)
         for name, known in self._owned.items():
             metric = catalogue()[name]
-            gone_s = FORGOTTEN_AFTER_S if metric.monotonic else 3 * COSTS[metric.cost] + 2
+            gone_s = FORGOTTEN_AFTER_S if metric.monotonic else 3 * PERIODS_S[metric.rate] + 2
             kept_s = COUNTERS_FORGOTTEN_AFTER_S if metric.monotonic else gone_s
             for attributes, one in list(known.items()):
                 for process, last in list(one.processes.items()):

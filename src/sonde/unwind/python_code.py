@@ -97,7 +97,7 @@ class PythonCode:
         self._frames: LruCache[tuple[int, int], KnownFrame] = LruCache(MAX_FRAMES)
         """By number of the code object and offset of the instruction."""
         self._line_tables = _LineTables(max_line_table_bytes)
-        self._caches: dict[tuple[int, int], _native.Places] = {}
+        self._caches: dict[tuple[int, int], _native.FrameCache] = {}
         """Of each process: frames by the two words of a stack walk."""
         self._memory: tuple[tuple[int, int], procfs.HeldFile] | None = None
         """(process key, open memory) of the process read last."""
@@ -115,7 +115,7 @@ class PythonCode:
 
     def frame_cache(
         self, owners: Sequence[tuple[TrackedProcess, Interpreter]], codes: Iterable[int]
-    ) -> _native.Places:
+    ) -> _native.FrameCache:
         """The cache of a process: frames by the two words of a stack walk.
 
         `owners`: see `frame`. `codes`: first words of the stacks that will be named. Their code
@@ -123,12 +123,14 @@ class PythonCode:
         """
         process, python = owners[0]
         if len(owners) > 1:
-            return _native.Places()  # it has ended: each frame may be in another process's memory
+            return (
+                _native.FrameCache()
+            )  # it has ended: each frame may be in another process's memory
         cache = self._caches.get(process.key)
         if cache is None:
             if sum(map(len, self._caches.values())) > MAX_CACHED_FRAMES:
                 self._caches = {}
-            cache = self._caches[process.key] = _native.Places()
+            cache = self._caches[process.key] = _native.FrameCache()
             return cache
         if len(cache) > MAX_CACHED_FRAMES:
             cache.clear()
@@ -144,7 +146,7 @@ class PythonCode:
         owners: Sequence[tuple[TrackedProcess, Interpreter]],
         code: int,
         where: int,
-        cache: _native.Places,
+        cache: _native.FrameCache,
     ) -> KnownFrame:
         """The frame of two words of a stack walk; NO_FRAME for one to hide.
 

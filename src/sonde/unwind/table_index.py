@@ -2,10 +2,10 @@
 """Which table on disk belongs to which file, kept from one run to the next.
 
 Without it each run compares every file with its table again: a second of CPU for a program of a
-hundred libraries. A file is told by its device, inode, size and the times of its content and its
-inode; the latter nobody can set. That holds for one boot, and for devices of the kernel's own
+hundred libraries. A file is identified by its device, inode, size and the times of its content and
+its inode; the latter nobody can set. That holds for one boot, and for devices of the kernel's own
 numbering: a file system that a user serves has device numbers of the kind that is given away
-again, and tells what it likes, so its files are compared each time.
+again, and reports what it likes, so its files are compared each time.
 """
 
 from __future__ import annotations

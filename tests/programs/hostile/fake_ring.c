@@ -131,7 +131,7 @@ int main(int argc, char **argv)
 		}
 		state->launches = state->sampled = state->timed = head;
 		state->host_ns = head * (rate ? 11000 : 1000);
-		state->beat_ns = now_ns();
+		state->polled_ns = now_ns();
 		__atomic_store_n(&state->head, head, __ATOMIC_RELEASE);
 		usleep(20000);
 	}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What devices say of themselves: NVIDIA's through NVML, AMD's through AMD SMI, others through DRM.
+"""Metrics of devices: NVIDIA's through NVML, AMD's through AMD SMI, others through DRM.
 
 Each vendor's library is loaded in a separate subprocess (`sonde.collect.subprocess_runner`), so
 modules here import only what they need.

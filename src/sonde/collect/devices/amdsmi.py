@@ -13,7 +13,7 @@ from typing import Any
 from sonde import system_libraries
 from sonde.collect.devices.identity import start_of
 from sonde.collect.devices.present import ROCM
-from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import FAST_S, NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 from sonde.metrics import labels_of
 
 MIB, MHZ = 2**20, 1e6
@@ -47,11 +47,11 @@ class AmdSmiSource:
             raise SourceUnavailable("the driver has no device", whole=True)
 
     def polls(self) -> Sequence[Poll]:
-        """By cost; what a device cannot tell is left out."""
+        """By rate; what a device does not support is left out."""
         return (
-            Poll("cheap", CHEAP_S, self._each(self._activity, self._memory, self._power)),
-            Poll("steady", STEADY_S, self._each(self._clocks, self._heat, self._processes)),
-            Poll("dear", DEAR_S, self._each(self._about, self._energy, self._ecc)),
+            Poll("fast", FAST_S, self._each(self._activity, self._memory, self._power)),
+            Poll("normal", NORMAL_S, self._each(self._clocks, self._heat, self._processes)),
+            Poll("slow", SLOW_S, self._each(self._about, self._energy, self._ecc)),
         )
 
     def close(self) -> None:
@@ -80,36 +80,36 @@ class AmdSmiSource:
         return read
 
     def _activity(self, points: Points, handle: Any, me: dict[str, str]) -> None:
-        told = self._smi.amdsmi_get_gpu_activity(handle)
+        answer = self._smi.amdsmi_get_gpu_activity(handle)
         tags = labels_of(me | {"hw.gpu.task": "general"})
-        _put(points, "hw.gpu.utilization", told.get("gfx_activity"), tags, 0.01)
-        _put(points, "sonde.gpu.memory.busy", told.get("umc_activity"), labels_of(me), 0.01)
+        _put(points, "hw.gpu.utilization", answer.get("gfx_activity"), tags, 0.01)
+        _put(points, "sonde.gpu.memory.busy", answer.get("umc_activity"), labels_of(me), 0.01)
 
     def _memory(self, points: Points, handle: Any, me: dict[str, str]) -> None:
-        told = self._smi.amdsmi_get_gpu_vram_usage(handle)
-        _put(points, "hw.gpu.memory.usage", told.get("vram_used"), labels_of(me), MIB)
-        _put(points, "hw.gpu.memory.limit", told.get("vram_total"), labels_of(me), MIB)
+        answer = self._smi.amdsmi_get_gpu_vram_usage(handle)
+        _put(points, "hw.gpu.memory.usage", answer.get("vram_used"), labels_of(me), MIB)
+        _put(points, "hw.gpu.memory.limit", answer.get("vram_total"), labels_of(me), MIB)
 
     def _power(self, points: Points, handle: Any, me: dict[str, str]) -> None:
-        told = self._smi.amdsmi_get_power_info(handle)
+        answer = self._smi.amdsmi_get_power_info(handle)
         watts = next(
             (
-                told[name]
+                answer[name]
                 for name in ("current_socket_power", "socket_power", "average_socket_power")
-                if isinstance(told.get(name), int | float)
+                if isinstance(answer.get(name), int | float)
             ),
             None,
         )
         _put(points, "hw.power", watts, labels_of(me | {"hw.type": "gpu"}), 1)
-        _put(points, "sonde.gpu.power.limit", told.get("power_limit"), labels_of(me), 1)
+        _put(points, "sonde.gpu.power.limit", answer.get("power_limit"), labels_of(me), 1)
 
     def _clocks(self, points: Points, handle: Any, me: dict[str, str]) -> None:
         kinds = self._smi.AmdSmiClkType
         for domain, kind in (("sm", kinds.GFX), ("memory", kinds.MEM)):
-            told = self._smi.amdsmi_get_clock_info(handle, kind)
+            answer = self._smi.amdsmi_get_clock_info(handle, kind)
             tags = labels_of(me | {"sonde.gpu.clock.domain": domain})
-            _put(points, "sonde.gpu.clock", told.get("clk", told.get("cur_clk")), tags, MHZ)
-            _put(points, "sonde.gpu.clock.limit", told.get("max_clk"), tags, MHZ)
+            _put(points, "sonde.gpu.clock", answer.get("clk", answer.get("cur_clk")), tags, MHZ)
+            _put(points, "sonde.gpu.clock.limit", answer.get("max_clk"), tags, MHZ)
 
     def _heat(self, points: Points, handle: Any, me: dict[str, str]) -> None:
         kinds, now = self._smi.AmdSmiTemperatureType, self._smi.AmdSmiTemperatureMetric.CURRENT
@@ -119,17 +119,17 @@ class AmdSmiSource:
             _put(points, "hw.temperature", degrees, tags, 1)
 
     def _processes(self, points: Points, handle: Any, me: dict[str, str]) -> None:
-        for told in self._smi.amdsmi_get_gpu_process_list(handle):
-            pid = int(told["pid"])
+        for answer in self._smi.amdsmi_get_gpu_process_list(handle):
+            pid = int(answer["pid"])
             who = {"process.pid": str(pid), "sonde.process.start": start_of(pid)}
-            held = told.get("memory_usage", {}).get("vram_mem", told.get("mem"))
+            held = answer.get("memory_usage", {}).get("vram_mem", answer.get("mem"))
             _put(points, "sonde.process.gpu.memory", held, labels_of(me | who), 1)
 
     def _about(self, points: Points, handle: Any, me: dict[str, str]) -> None:
-        told = self._smi.amdsmi_get_gpu_asic_info(handle)
+        answer = self._smi.amdsmi_get_gpu_asic_info(handle)
         about = {
-            "hw.name": str(told.get("market_name", "AMD GPU")),
-            "hw.model": str(told.get("market_name", "AMD GPU")),
+            "hw.name": str(answer.get("market_name", "AMD GPU")),
+            "hw.model": str(answer.get("market_name", "AMD GPU")),
             "hw.vendor": "AMD",
             "sonde.gpu.index": str([known for known, _ in self._devices].index(handle)),
             "sonde.gpu.pci.address": str(self._smi.amdsmi_get_gpu_device_bdf(handle)),
@@ -137,19 +137,19 @@ class AmdSmiSource:
         points.add("sonde.gpu.info", 1, labels_of(me | about))
 
     def _energy(self, points: Points, handle: Any, me: dict[str, str]) -> None:
-        told = self._smi.amdsmi_get_energy_count(handle)
-        count = told.get("energy_accumulator", told.get("power"))
-        microjoules = told.get("counter_resolution", 15.3)
+        answer = self._smi.amdsmi_get_energy_count(handle)
+        count = answer.get("energy_accumulator", answer.get("power"))
+        microjoules = answer.get("counter_resolution", 15.3)
         _put(points, "hw.energy", count, labels_of(me | {"hw.type": "gpu"}), microjoules / 1e6)
 
     def _ecc(self, points: Points, handle: Any, me: dict[str, str]) -> None:
-        told = self._smi.amdsmi_get_gpu_total_ecc_count(handle)
+        answer = self._smi.amdsmi_get_gpu_total_ecc_count(handle)
         for kind, name in (("corrected", "correctable"), ("uncorrected", "uncorrectable")):
             tags = labels_of(me | {"hw.type": "gpu", "error.type": kind})
-            _put(points, "hw.errors", told.get(f"{name}_count"), tags, 1)
+            _put(points, "hw.errors", answer.get(f"{name}_count"), tags, 1)
 
 
-def _put(points: Points, series: str, told: object, tags: str, scale: float) -> None:
+def _put(points: Points, series: str, answer: object, tags: str, scale: float) -> None:
     """A value, unless it is the module's 'N/A'."""
-    if isinstance(told, int | float):
-        points.add(series, told * scale, tags)
+    if isinstance(answer, int | float):
+        points.add(series, answer * scale, tags)

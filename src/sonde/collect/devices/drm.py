@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPUs that the kernel's DRM knows, whoever made them: the source `drm`. Unverified on hardware.
+"""GPUs that the kernel's DRM knows, of any vendor: the source `drm`. Unverified on hardware.
 
-What drivers tell is in files: sysfs of the card (amdgpu: use and memory), hwmon beside it (power,
+What drivers report is in files: sysfs of the card (amdgpu: use and memory), hwmon beside it (power,
 temperature, clock, energy, fan), and /proc/PID/fdinfo of processes that hold the card open (engine
 time and memory; amdgpu, i915, xe and others write the same keys, see the kernel's
 Documentation/gpu/drm-usage-stats.rst). Cards of NVIDIA are left to NVML, and with AMD's library
@@ -22,7 +22,7 @@ from sonde import procfs
 from sonde.collect.devices import present
 from sonde.collect.devices.identity import start_of
 from sonde.collect.host.shares import share_out
-from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import FAST_S, NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 from sonde.metrics import labels_of
 
 VENDORS = {present.AMD: "AMD", present.INTEL: "Intel"}
@@ -85,10 +85,10 @@ class DrmSource:
     def polls(self) -> Sequence[Poll]:
         """Files of cards, and of processes that hold them."""
         return (
-            Poll("cheap", CHEAP_S, self._read_cheap),
-            Poll("steady", STEADY_S, self._read_steady),
-            Poll("processes", STEADY_S, self._read_processes),
-            Poll("dear", DEAR_S, self._read_dear),
+            Poll("fast", FAST_S, self._read_fast),
+            Poll("normal", NORMAL_S, self._read_normal),
+            Poll("processes", NORMAL_S, self._read_processes),
+            Poll("slow", SLOW_S, self._read_slow),
         )
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class DrmSource:
 
     # ---- cards ----
 
-    def _read_cheap(self, points: Points) -> None:
+    def _read_fast(self, points: Points) -> None:
         for card in self._cards.values():
             busy = _number(card.folder / "gpu_busy_percent")
             if busy is not None:
@@ -135,7 +135,7 @@ class DrmSource:
             if clock is not None:
                 points.add("sonde.gpu.clock", clock, card.tags(sonde__gpu__clock__domain="sm"))
 
-    def _read_steady(self, points: Points) -> None:
+    def _read_normal(self, points: Points) -> None:
         for card in self._cards.values():
             total = _number(card.folder / "mem_info_vram_total")
             if total is not None:
@@ -153,7 +153,7 @@ class DrmSource:
                     tags = card.tags(hw__type="gpu", hw__sensor_location=where)
                     points.add("hw.temperature", degrees / 1000, tags)
 
-    def _read_dear(self, points: Points) -> None:
+    def _read_slow(self, points: Points) -> None:
         self._find_clients()
         points.add("sonde.gpu.clients_left_out", self._left_out)
         for card in self._cards.values():
@@ -214,19 +214,19 @@ class DrmSource:
     def _read_processes(self, points: Points) -> None:
         seen: set[tuple[str, str]] = set()
         for client in self._clients:
-            told = _pairs(client.fdinfo)
-            card = self._cards.get(told.get("drm-pdev", ""))
-            key = (told.get("drm-pdev", ""), told.get("drm-client-id", ""))
+            answer = _pairs(client.fdinfo)
+            card = self._cards.get(answer.get("drm-pdev", ""))
+            key = (answer.get("drm-pdev", ""), answer.get("drm-client-id", ""))
             if card is None or key in seen:
-                continue  # another descriptor of the same client tells the same
+                continue  # another descriptor of the same client has the same
             seen.add(key)
             who = {"process.pid": str(client.pid), "sonde.process.start": start_of(client.pid)}
-            for name, text in told.items():
+            for name, text in answer.items():
                 if name.startswith(ENGINE) and text.endswith(" ns"):
                     engine = {"sonde.gpu.engine": name.removeprefix(ENGINE)}
                     tags = labels_of(card.me | who | engine)
                     points.add("sonde.process.gpu.engine.time", int(text.split()[0]) / 1e9, tags)
-            held = _held(told)
+            held = _held(answer)
             if held is not None:
                 points.add("sonde.process.gpu.memory", held, labels_of(card.me | who))
 
@@ -239,12 +239,12 @@ def _is_card(path: str) -> bool:
         return False
 
 
-def _held(told: dict[str, str]) -> int | None:
+def _held(answer: dict[str, str]) -> int | None:
     """Bytes of the card's own memory, by the first of the keys that the driver writes."""
     for prefix in MEMORY:
         sizes = [
             int(text.split()[0]) * _UNITS[text.partition(" ")[2]]
-            for name, text in told.items()
+            for name, text in answer.items()
             if name.startswith(prefix) and name.removeprefix(prefix).startswith(_MEMORY_OF_ITS_OWN)
         ]
         if sizes:

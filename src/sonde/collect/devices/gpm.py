@@ -4,9 +4,9 @@
 A sample is a snapshot of the chip's counters (some 0.1 ms); the library turns two of them into
 shares and rates, which takes it 2 ms of CPU time, however few are asked for. It disturbs no
 profiler: the counters are not CUPTI's.
-What is told holds for the whole time between two samples, so nothing is missed between them: a
-sample is given up only when all of what it ends was told, and one that fails makes the next time
-longer.
+An answer holds for the whole time between two samples, so nothing is missed between them: a
+sample is given up only when all metrics that it ends were read, and one that fails makes the next
+time longer.
 
 PCIe bytes are those on the wire, with the headers of packets: 7 to 9 % more than programs copy.
 """
@@ -34,7 +34,7 @@ from sonde.metrics import labels_of
 PERCENT, MIB = 0.01, 2.0**20
 DRAM, PCIE = 10, (20, 21)
 MOST_FAILURES = 30
-"""In a row, of a metric that was told before; then it is asked no more."""
+"""In a row, of a metric that had answers before; then it is asked no more."""
 SHORTEST_NS = 200_000_000
 """Between two samples. The library wants more than 100 ms, as its own are renewed so often."""
 
@@ -92,15 +92,15 @@ class Gpm:
         if not support.isSupportedDevice:
             raise NvmlError(NOT_SUPPORTED)
         self._samples = [nvml.handle("nvmlGpmSampleAlloc") for _ in range(2)]
-        """Told up to here; room for the next."""
+        """The last sample that was reported; memory for the next."""
         self._before_ns = 0
         self._dram_peak = dram_peak
         self._dram_tags = labels_of(identity)
         self._moved: dict[int, float] = {}
         self._known: set[int] = set()
-        """Metrics that it told once."""
+        """Metrics that had an answer once."""
         self._failed = 0
-        """Times in a row that bytes of PCIe were not told."""
+        """Times in a row without an answer for bytes of PCIe."""
         self._rows = {
             number: _Row(series, labels_of({**identity, **attributes}), scale)
             for number, (series, attributes, scale) in METRICS.items()
@@ -109,8 +109,8 @@ class Gpm:
         self._ask_for(list(METRICS))
 
     def read(self, points: Points, now_ns: int) -> None:
-        """Take a sample and tell what happened since the one before. Raises NvmlError; the next
-        then tells of this time too."""
+        """Take a sample and report what happened since the one before. Raises NvmlError; the next
+        then covers this time too."""
         if self._before_ns and now_ns - self._before_ns < SHORTEST_NS:
             return
         before, room = self._samples
@@ -120,7 +120,7 @@ class Gpm:
             instance = c_uint(self._instance)
             self._nvml.call("nvmlGpmMigSampleGet", self._device, instance, room)
         if self._before_ns:
-            self._tell(points, before, room, now_ns)
+            self._report(points, before, room, now_ns)
         self._samples, self._before_ns = [room, before], now_ns
 
     def close(self) -> None:
@@ -128,16 +128,16 @@ class Gpm:
         for sample in self._samples:
             self._nvml.call("nvmlGpmSampleFree", sample)
 
-    def _tell(self, points: Points, before: c_void_p, now: c_void_p, now_ns: int) -> None:
+    def _report(self, points: Points, before: c_void_p, now: c_void_p, now_ns: int) -> None:
         asked = self._asked
         asked.sample1, asked.sample2 = before, now
         self._nvml.call("nvmlGpmMetricsGet", byref(asked))
         found = asked.metrics[: asked.numMetrics]
         missing = [one for one in found if one.metricId in PCIE and self._may_return(one)]
         for metric in found:
-            # The library says NaN where nothing was counted.
-            told = metric.nvmlReturn == SUCCESS and 0 <= metric.value < inf
-            if told and not (missing and metric.metricId in PCIE):
+            # The library has NaN where nothing was counted.
+            is_valid = metric.nvmlReturn == SUCCESS and 0 <= metric.value < inf
+            if is_valid and not (missing and metric.metricId in PCIE):
                 self._add(points, metric.metricId, metric.value, now_ns)
         self._failed = self._failed + 1 if missing else 0
         if missing:
@@ -148,13 +148,13 @@ class Gpm:
             self._ask_for(kept)
 
     def _may_return(self, metric: GpmMetric) -> bool:
-        """Whether one that failed was told before, and may be told again."""
+        """Whether one that failed had an answer before, and may have one again."""
         failed = metric.nvmlReturn and metric.nvmlReturn not in ABSENT
         return bool(failed) and metric.metricId in self._known and self._failed < MOST_FAILURES
 
-    def _add(self, points: Points, number: int, told: float, now_ns: int) -> None:
+    def _add(self, points: Points, number: int, answer: float, now_ns: int) -> None:
         row = self._rows[number]
-        value = told * row.scale
+        value = answer * row.scale
         points.add(row.series, value, row.labels, now_ns)
         if number in PCIE:
             # The chip's own counters have 32 bits: over in 70 ms at full speed.

@@ -2,7 +2,7 @@
 """NVIDIA devices through NVML: the source `nvml`.
 
 GPUs and MIG instances are devices alike; an instance names its GPU as `hw.parent`. What a device
-or its driver cannot tell is asked once and left out. What is asked never waits for the device:
+or its driver does not support is asked once and left out. What is asked never waits for the device:
 PCIe bytes come from counters, not from nvmlDeviceGetPcieThroughput, which blocks for 20 ms.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from mmap import mmap
 
 from sonde import _native
-from sonde.collect.devices.nvml_device import BEATS_AT_REST, NvmlDevice
+from sonde.collect.devices.nvml_device import TICKS_AT_REST, NvmlDevice
 from sonde.collect.devices.nvml_library import (
     ABSENT,
     LIBRARY,
@@ -24,17 +24,17 @@ from sonde.collect.devices.nvml_library import (
     NvmlError,
 )
 from sonde.collect.devices.readings import Readings
-from sonde.collect.polling import CHEAP_S, DEAR_S, STEADY_S, Gaps, Points, Poll, SourceUnavailable
+from sonde.collect.polling import FAST_S, NORMAL_S, SLOW_S, Gaps, Points, Poll, SourceUnavailable
 from sonde.metrics import labels
 
 XID, DOUBLE_BIT_ECC = 0x8, 0x2
 EVENTS_S = 0.2
-"""Errors are told at once when heard of."""
-STEADY_AT_REST_S = 5.0
+"""Errors are reported at once."""
+NORMAL_AT_REST_S = 5.0
 """Of what is asked once a second, while no process holds the device and it does nothing."""
 EVENTS_A_POLL = 64
 XIDS_COUNTED = 64
-"""Distinct (device, number) pairs that get a series of their own."""
+"""Distinct (device, number) pairs that get a separate series."""
 
 
 class NvmlSource:
@@ -42,13 +42,13 @@ class NvmlSource:
 
     name = "nvml"
 
-    def __init__(self, library: str = LIBRARY, cheap_s: float = CHEAP_S) -> None:
+    def __init__(self, library: str = LIBRARY, fast_s: float = FAST_S) -> None:
         self._path = library
-        self._beat_ns = int(cheap_s * 1e9)
-        self._asker = _native.Asker(self._beat_ns)
-        self._told = self._event = -1
-        """Group and question of what devices tell by themselves."""
-        self._rests = self._is_unkept = False
+        self._tick_ns = int(fast_s * 1e9)
+        self._poller = _native.NativePoller(self._tick_ns)
+        self._event_group = self._event_query = -1
+        """Group and query for events of devices."""
+        self._rests = self._keeps_last_only = False
         self._nvml: Nvml | None = None
         self._devices: list[NvmlDevice] = []
         self._events: c_void_p | None = None
@@ -59,9 +59,9 @@ class NvmlSource:
         """Find the devices. Raises SourceUnavailable without a library, driver or device."""
         try:
             self._nvml = nvml = Nvml(self._path)
-            self._asker = _native.Asker(self._beat_ns)
+            self._poller = _native.NativePoller(self._tick_ns)
             try:
-                self._devices = find(nvml, self._asker)
+                self._devices = find(nvml, self._poller)
                 self._events = self._register(nvml)
             except NvmlError:
                 nvml.close()
@@ -76,75 +76,75 @@ class NvmlSource:
         """Three of each device, by cost, and what concerns all of them."""
         polls = []
         for device in self._devices:
-            polls.append(self._cheap(device))
+            polls.append(self._fast(device))
             for name, period_s, rest_s, readings in (
-                ("steady", STEADY_S, STEADY_AT_REST_S, device.steady()),
-                ("dear", DEAR_S, DEAR_S, device.dear()),
+                ("normal", NORMAL_S, NORMAL_AT_REST_S, device.normal()),
+                ("slow", SLOW_S, SLOW_S, device.slow()),
             ):
                 read = Readings(f"{self.name}.{device.name}", readings, self._gaps)
                 polls.append(Poll(f"{device.name}.{name}", period_s, read, device.at_rest, rest_s))
         if self._events is not None:
-            polls.append(self._told_by_devices(self._events))
-        polls.append(Poll("devices", DEAR_S, self._look_for_changes))
+            polls.append(self._events_poll(self._events))
+        polls.append(Poll("devices", SLOW_S, self._look_for_changes))
         self._rests = False
         self._pace_devices()
         return polls
 
     def keep_last_only(self, seconds: float) -> None:
         """Only the last answer of so long counts; 0: each does."""
-        self._is_unkept = seconds > 0
+        self._keeps_last_only = seconds > 0
         self._pace_devices()
 
     def _pace_devices(self) -> None:
         for device in self._devices:
-            device.keep_last_only(self._is_unkept)
+            device.keep_last_only(self._keeps_last_only)
         if self._events is not None:
-            beats = BEATS_AT_REST if self._rests or self._is_unkept else 1
-            self._asker.pace(self._told, beats, self._rests)
+            ticks = TICKS_AT_REST if self._rests or self._keeps_last_only else 1
+            self._poller.set_interval(self._event_group, ticks, self._rests)
 
     def wait(self, fd: int, until_ns: int, page: mmap) -> bool:
-        """Ask what is cheap at every beat, and for what devices tell by themselves."""
-        return self._asker.wait(fd, until_ns, page)
+        """Run fast queries at every tick, and wait for events of devices."""
+        return self._poller.wait(fd, until_ns, page)
 
-    def _cheap(self, device: NvmlDevice) -> Poll:
+    def _fast(self, device: NvmlDevice) -> Poll:
         """Reads what was gathered since."""
-        readings = Readings(f"{self.name}.{device.name}", device.cheap(), self._gaps)
+        readings = Readings(f"{self.name}.{device.name}", device.fast(), self._gaps)
 
         def read(points: Points) -> None:
-            device.hear()
+            device.mark_read()
             readings(points)
 
-        period_s = self._beat_ns / 1e9 if device.counts_at_beats else STEADY_S
-        poll = Poll(f"{device.name}.cheap", period_s, read, device.at_rest, STEADY_AT_REST_S)
-        may_wait = not device.counts_at_beats
+        period_s = self._tick_ns / 1e9 if device.counts_at_ticks else NORMAL_S
+        poll = Poll(f"{device.name}.fast", period_s, read, device.at_rest, NORMAL_AT_REST_S)
+        may_wait = not device.counts_at_ticks
         return replace(poll, calls=device.calls, paced=device.pace, may_wait=may_wait)
 
-    def _told_by_devices(self, events: c_void_p) -> Poll:
+    def _events_poll(self, events: c_void_p) -> Poll:
         """Asked for in between as well, and read at once where there is something."""
         assert self._nvml is not None
-        asker, name = self._asker, "events"
-        self._told = group = asker.group(f"{self.name}.{name}")
+        poller, name = self._poller, "events"
+        self._event_group = group = poller.group(f"{self.name}.{name}")
         function = self._nvml.address("nvmlEventSetWait_v2")
         fields = [
             (getattr(EventData, field).offset, getattr(EventData, field).size)
             for field in ("device", "eventType", "eventData")
         ]
-        self._event = asker.put(
+        self._event_query = poller.add_query(
             group,
             function,
             [events.value, None, 0],  # it never waits
             bytes(sizeof(EventData)),
             fields,
-            silent=TIMEOUT,
-            every=max(1, round(EVENTS_S * 1e9 / self._beat_ns)),
+            ignored_code=TIMEOUT,
+            every_ticks=max(1, round(EVENTS_S * 1e9 / self._tick_ns)),
         )
 
         def pace(rests: bool) -> None:
             self._rests = rests
             self._pace_devices()
 
-        poll = Poll(name, STEADY_S, self._read_events, self._at_rest, STEADY_AT_REST_S)
-        return replace(poll, calls=lambda: asker.calls(group), paced=pace)
+        poll = Poll(name, NORMAL_S, self._read_events, self._at_rest, NORMAL_AT_REST_S)
+        return replace(poll, calls=lambda: poller.is_pending(group), paced=pace)
 
     def _at_rest(self) -> bool:
         return all(device.at_rest() for device in self._devices)
@@ -154,7 +154,7 @@ class NvmlSource:
         nvml, self._nvml = self._nvml, None
         if nvml is None:
             return
-        self._asker = _native.Asker(self._beat_ns)  # nothing is asked of a library let go
+        self._poller = _native.NativePoller(self._tick_ns)  # nothing is asked of a library let go
         try:
             if self._events is not None:
                 nvml.call("nvmlEventSetFree", self._events)
@@ -166,30 +166,30 @@ class NvmlSource:
         nvml.close()
 
     def _register(self, nvml: Nvml) -> c_void_p | None:
-        """Ask to be told of errors; None where no device can."""
+        """Subscribe to errors; None where no device can."""
         events = nvml.handle("nvmlEventSetCreate")
-        told = False
+        registered = False
         for device in self._devices:
             if device.parent:
                 continue
             try:
                 wanted = c_ulonglong(XID | DOUBLE_BIT_ECC)
                 nvml.call("nvmlDeviceRegisterEvents", device.handle, wanted, events)
-                told = True
+                registered = True
             except NvmlError as error:
                 if error.code not in ABSENT:
                     raise
-        if told:
+        if registered:
             return events
         nvml.call("nvmlEventSetFree", events)
         return None
 
     def _read_events(self, points: Points) -> None:
-        asker, number = self._asker, self._event
-        asker.hear(self._told)
-        answers = asker.take(number)
+        poller, number = self._poller, self._event_query
+        poller.mark_read(self._event_group)
+        answers = poller.drain(number)
         for _ in range(EVENTS_A_POLL):
-            answers.append(asker.ask(number))
+            answers.append(poller.query(number))
             if answers[-1][1]:
                 break
         for _, code, (device, kind, data) in answers:
@@ -211,12 +211,12 @@ class NvmlSource:
         points.add("sonde.gpu.xid", self._xids[key], tags)
 
     def _look_for_changes(self, points: Points) -> None:
-        """Open anew when devices came or went; say the XIDs so far again, for late listeners."""
+        """Open again when devices came or went; report the XIDs so far again, for late readers."""
         assert self._nvml is not None
         known = {device.uuid for device in self._devices}
         try:
             if {uuid for _, _, uuid in _handles(self._nvml)} != known:
-                now = find(self._nvml, _native.Asker(self._beat_ns))
+                now = find(self._nvml, _native.NativePoller(self._tick_ns))
                 for device in now:
                     device.close()  # its samples
                 if {device.uuid for device in now} != known:
@@ -228,8 +228,8 @@ class NvmlSource:
             points.add("sonde.gpu.xid", count, tags)
 
 
-def find(nvml: Nvml, asker: _native.Asker) -> list[NvmlDevice]:
-    """GPUs, each followed by its MIG instances; `asker` asks what is cheap. Raises NvmlError."""
+def find(nvml: Nvml, poller: _native.NativePoller) -> list[NvmlDevice]:
+    """GPUs, each followed by its MIG instances; `poller` runs fast queries. Raises NvmlError."""
     found = []
     wholes: dict[str, NvmlDevice] = {}
     driver = nvml.text("nvmlSystemGetDriverVersion")
@@ -239,7 +239,7 @@ def find(nvml: Nvml, asker: _native.Asker) -> list[NvmlDevice]:
             continue
         try:
             parent = wholes[index] if place else None
-            device = NvmlDevice(nvml, handle, name, driver, asker, parent)
+            device = NvmlDevice(nvml, handle, name, driver, poller, parent)
         except NvmlError:
             continue  # lost just now: `sonde health` counts devices
         if not place:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from ctypes import byref, c_int, c_uint, c_void_p
 
-from sonde._native import Asker
+from sonde._native import NativePoller
 from sonde.collect.devices.gpm import Gpm
 from sonde.collect.devices.identity import start_of
-from sonde.collect.devices.nvml_cheap import MHZ, Cheap
+from sonde.collect.devices.nvml_fast import MHZ, FastQueries
 from sonde.collect.devices.nvml_library import (
     ABSENT,
     NOT_AVAILABLE,
@@ -32,8 +32,8 @@ ALL_LINKS = 2**32 - 1
 ENERGY_AT_REST_NS = 25_000_000_000
 """With the third asking in ten seconds each."""
 
-BEATS_AT_REST = 10
-"""Between two cheap questions to a device at rest."""
+TICKS_AT_REST = 10
+"""Between two fast queries to an idle device."""
 
 PCIE_FIELDS = {197: "transmit", 198: "receive"}
 THROTTLE_FIELDS = {
@@ -44,7 +44,7 @@ THROTTLE_FIELDS = {
     271: "hardware_power_brake",
 }
 NVLINK_FIELDS = {138: "transmit", 139: "receive"}
-DEAR_FIELDS: dict[int, tuple[str, dict[str, str]]] = {
+SLOW_FIELDS: dict[int, tuple[str, dict[str, str]]] = {
     94: ("sonde.gpu.pcie.replays", {}),
     142: ("sonde.gpu.remapped_rows", {"error.type": "corrected"}),
     143: ("sonde.gpu.remapped_rows", {"error.type": "uncorrected"}),
@@ -67,10 +67,10 @@ class NvmlDevice:
         handle: c_void_p,
         name: str,
         driver: str,
-        asker: Asker,
+        poller: NativePoller,
         parent: NvmlDevice | None = None,
     ) -> None:
-        """`asker` asks it what is cheap. Raises NvmlError where it does not even say who it is."""
+        """`poller` runs the fast queries. Raises NvmlError where it has no UUID."""
         self.handle = handle
         self.name = name
         self.driver = driver
@@ -83,53 +83,53 @@ class NvmlDevice:
         self._known_tags: dict[tuple[tuple[str, str], ...], str] = {}
         self._process_since_us = 0
         self._in_use = True
-        self._rests = self._is_unkept = False
+        self._rests = self._keeps_last_only = False
         self._energy_again_ns = 0
         self._highest: dict[str, int] = {}
         self._wraps: dict[int, tuple[float, float]] = {}
-        self._asker = asker
-        self._group = asker.group(f"nvml.{name}.cheap")
-        self._cheap = Cheap(nvml, handle, self.tags, asker, self._group)
+        self._poller = poller
+        self._group = poller.group(f"nvml.{name}.fast")
+        self._fast = FastQueries(nvml, handle, self.tags, poller, self._group)
         self._gpm = self._find_gpm()
         self._pcie = [] if self._gpm else [Reading("pcie counters", self._pcie_counters)]
 
     def at_rest(self) -> bool:
         """Whether no process holds it and it did nothing when it was asked last. A chip whose bytes
         are summed up from counters that wrap never is."""
-        return not (self._cheap.busy or self._cheap.moved or self._in_use or self._pcie)
+        return not (self._fast.busy or self._fast.moved or self._in_use or self._pcie)
 
     def calls(self) -> bool:
-        """Whether a cheap answer is there that is to be read at once."""
-        return self._asker.calls(self._group)
+        """Whether an answer to a fast query is to be read at once."""
+        return self._poller.is_pending(self._group)
 
-    def hear(self) -> None:
-        """Cheap answers are read now."""
-        self._asker.hear(self._group)
+    def mark_read(self) -> None:
+        """Answers of fast queries are read now."""
+        self._poller.mark_read(self._group)
 
     def pace(self, rests: bool) -> None:
-        """Ask what is cheap seldom, or at every beat."""
+        """Run fast queries seldom, or at every tick."""
         self._rests = rests
         self._pace()
 
-    def keep_last_only(self, is_unkept: bool) -> None:
+    def keep_last_only(self, last_only: bool) -> None:
         """Nobody keeps the answers but the last one: ask seldom, though it works."""
-        self._is_unkept = is_unkept
+        self._keeps_last_only = last_only
         self._pace()
 
     def _pace(self) -> None:
-        beats = BEATS_AT_REST if self._rests or self._is_unkept else 1
-        self._asker.pace(self._group, beats, self._rests)
+        ticks = TICKS_AT_REST if self._rests or self._keeps_last_only else 1
+        self._poller.set_interval(self._group, ticks, self._rests)
 
     @property
-    def counts_at_beats(self) -> bool:
+    def counts_at_ticks(self) -> bool:
         """Whether it has counters that wrap within a second."""
         return bool(self._pcie)
 
-    def cheap(self) -> list[Reading]:
+    def fast(self) -> list[Reading]:
         """Microseconds each, and what changes within a second."""
-        return [*self._cheap.readings(), *self._pcie]
+        return [*self._fast.readings(), *self._pcie]
 
-    def steady(self) -> list[Reading]:
+    def normal(self) -> list[Reading]:
         """Some tenths of a millisecond, or of interest once a second."""
         return [
             Reading("memory limit", self._memory_limit),
@@ -144,7 +144,7 @@ class NvmlDevice:
             Reading("process use", self._process_use),
         ]
 
-    def dear(self) -> list[Reading]:
+    def slow(self) -> list[Reading]:
         """Milliseconds, or what hardly changes."""
         return [
             Reading("identity", self._identity),
@@ -197,7 +197,7 @@ class NvmlDevice:
             self._known_tags[key] = labels_of(self._me | more)
         return self._known_tags[key]
 
-    # ---- cheap ----
+    # ---- fast ----
 
     def _temperature(self, points: Points, now_ns: int) -> None:
         degrees = self._nvml.number("nvmlDeviceGetTemperature", self.handle, c_int(0))
@@ -222,11 +222,11 @@ class NvmlDevice:
             tags = self.tags(network__io__direction=PCIE_FIELDS[field.fieldId])
             points.add("hw.gpu.io", self._unwrapped(field), tags, now_ns)
 
-    # ---- steady ----
+    # ---- normal ----
 
     def _memory_limit(self, points: Points, now_ns: int) -> None:
-        if self._cheap.memory_bytes:  # told with the use
-            points.add("hw.gpu.memory.limit", self._cheap.memory_bytes, self._tags, now_ns)
+        if self._fast.memory_bytes:  # known from the usage
+            points.add("hw.gpu.memory.limit", self._fast.memory_bytes, self._tags, now_ns)
 
     def _power_limit(self, points: Points, now_ns: int) -> None:
         milliwatts = self._nvml.number("nvmlDeviceGetEnforcedPowerLimit", self.handle)
@@ -294,7 +294,7 @@ class NvmlDevice:
             raise NvmlError(NOT_SUPPORTED)
         self._gpm.read(points, now_ns)
 
-    # ---- dear ----
+    # ---- slow ----
 
     def _throttle_time(self, points: Points, now_ns: int) -> None:
         fields = self._fields([*THROTTLE_FIELDS])
@@ -321,7 +321,7 @@ class NvmlDevice:
 
     def _energy(self, points: Points, now_ns: int) -> None:
         """Milliseconds: less often while it does nothing."""
-        if not (self._cheap.busy or self._in_use) and now_ns < self._energy_again_ns:
+        if not (self._fast.busy or self._in_use) and now_ns < self._energy_again_ns:
             return
         self._energy_again_ns = now_ns + ENERGY_AT_REST_NS
         millijoules = self._nvml.large("nvmlDeviceGetTotalEnergyConsumption", self.handle)
@@ -354,7 +354,7 @@ class NvmlDevice:
                 points.add("hw.errors", total, tags, now_ns)
 
     def _ecc_by_place(self, kind: c_int) -> dict[str, int]:
-        """In the life of the GPU: of its memory and of the chip; '' where it tells neither."""
+        """In the life of the GPU: of its memory and of the chip; '' where it has neither."""
         nvml = self._nvml
         call = "nvmlDeviceGetMemoryErrorCounter"
         try:
@@ -369,9 +369,9 @@ class NvmlDevice:
 
     def _errors(self, points: Points, now_ns: int) -> None:
         known = False
-        for field in self._fields([*DEAR_FIELDS]):
+        for field in self._fields([*SLOW_FIELDS]):
             known = True
-            series, attributes = DEAR_FIELDS[field.fieldId]
+            series, attributes = SLOW_FIELDS[field.fieldId]
             points.add(series, field.number(), labels_of(self._me | attributes), now_ns)
         self._require(known)
 
@@ -381,7 +381,7 @@ class NvmlDevice:
 
     def _highest_clocks(self, points: Points, now_ns: int) -> None:
         for domain, number in _CLOCKS.items():
-            if domain not in self._highest:  # never changes, and takes milliseconds to tell
+            if domain not in self._highest:  # never changes, and takes milliseconds to read
                 mhz = self._nvml.number("nvmlDeviceGetMaxClockInfo", self.handle, number)
                 self._highest[domain] = mhz
             tags = self.tags(sonde__gpu__clock__domain=domain)
@@ -390,7 +390,7 @@ class NvmlDevice:
     # ---- how fields are asked ----
 
     def _fields(self, numbers: list[int], scope: int = 0) -> list[FieldValue]:
-        """Those of the fields that the device can tell."""
+        """Those of the fields that the device supports."""
         values = (FieldValue * len(numbers))()
         for place, number in enumerate(numbers):
             values[place].fieldId = number
@@ -399,7 +399,7 @@ class NvmlDevice:
         return [value for value in values if value.nvmlReturn == SUCCESS]
 
     def _unwrapped(self, field: FieldValue) -> float:
-        """A counter that goes on where one of 32 bits begins anew."""
+        """A counter that goes on where one of 32 bits begins again."""
         value = field.number()
         if field.valueType != UNSIGNED_INT:
             return value

@@ -48,7 +48,7 @@ REASONS = {
     UNKNOWN: "the driver reports an unknown error",
 }
 ABSENT = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION, DEPRECATED})
-"""What the device or the library will not be able to tell later either."""
+"""What the device or the library does not support, now or later."""
 NOT_AVAILABLE = 2**64 - 1
 """A number that the driver does not know."""
 
@@ -287,7 +287,7 @@ class Nvml:
         return out
 
     def fields(self, device: c_void_p, values: ctypes.Array[FieldValue]) -> None:
-        """Ask for field values; each says in nvmlReturn whether it holds."""
+        """Ask for field values; each has in nvmlReturn whether it is valid."""
         self.call("nvmlDeviceGetFieldValues", device, c_int(len(values)), values)
 
     def processes(self, name: str, device: c_void_p) -> list[ProcessInfo]:

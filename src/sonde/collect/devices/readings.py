@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several questions to a device asked together, each with a gap of its own."""
+"""Several questions to a device asked together, each with a separate gap."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Reading:
 
     name: str
     ask: Callable[[Points, int], None]
-    """Adds what the device says at a time (CLOCK_MONOTONIC ns). Raises NvmlError."""
+    """Adds the device's answer at a time (CLOCK_MONOTONIC ns). Raises NvmlError."""
 
 
 class Readings:
-    """The `read` of a poll: asks all, drops for good what the device cannot tell."""
+    """The `read` of a poll: asks all, drops for good what the device does not support."""
 
     def __init__(self, device: str, readings: Sequence[Reading], gaps: Gaps) -> None:
         self._readings = [(reading, gaps.of(f"{device}.{reading.name}")) for reading in readings]

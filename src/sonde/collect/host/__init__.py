@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the machine does, by the kernel's own counters: sources that read its files.
 
-Each module is a concern and a `Source`. Files stay open and are read anew with one call; a counter
-that has not moved is not told again.
+Each module is a concern and a `Source`. Files stay open and are read again with one call; a counter
+that has not moved is not reported again.
 """
 
 from collections.abc import Sequence

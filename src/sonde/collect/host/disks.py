@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.polling import STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, Points, Poll, SourceUnavailable
 
 SECTOR_BYTES = 512
 MAX_DEVICES = 256
@@ -29,7 +29,7 @@ class Disks:
 
     def polls(self) -> Sequence[Poll]:
         """One question."""
-        return [Poll("stats", STEADY_S, self._read)]
+        return [Poll("stats", NORMAL_S, self._read)]
 
     def close(self) -> None:
         """Close the file."""
@@ -44,18 +44,18 @@ class Disks:
             devices += 1
             if devices > MAX_DEVICES:
                 return
-            self._tell(points, procfs.text(words[2]), list(map(int, words[3:14])))
+            self._report(points, procfs.text(words[2]), list(map(int, words[3:14])))
 
-    def _tell(self, points: Points, device: str, stat: list[int]) -> None:
-        tell = self._counters.tell
+    def _report(self, points: Points, device: str, stat: list[int]) -> None:
+        report = self._counters.report
         for direction, first in (("read", 0), ("write", 4)):
             done, merged, sectors, spent_ms = stat[first : first + 4]
             label = labels(system__device=device, disk__io__direction=direction)
-            tell(points, "system.disk.operations", done, label)
-            tell(points, "system.disk.merged", merged, label)
-            tell(points, "system.disk.io", sectors * SECTOR_BYTES, label)
-            tell(points, "system.disk.operation_time", spent_ms / 1000, label)
+            report(points, "system.disk.operations", done, label)
+            report(points, "system.disk.merged", merged, label)
+            report(points, "system.disk.io", sectors * SECTOR_BYTES, label)
+            report(points, "system.disk.operation_time", spent_ms / 1000, label)
         in_flight, busy_ms, _weighted = stat[8:11]
         label = labels(system__device=device)
-        tell(points, "system.disk.io_time", busy_ms / 1000, label)
-        tell(points, "sonde.host.disk.in_flight", in_flight, label)
+        report(points, "system.disk.io_time", busy_ms / 1000, label)
+        report(points, "sonde.host.disk.in_flight", in_flight, label)

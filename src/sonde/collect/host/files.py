@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the kernel that are read again and again, and counters told when they move."""
+"""Files of the kernel that are read again and again, and counters reported when they change."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from functools import lru_cache
 from pathlib import Path
 
 from sonde import metrics
-from sonde.collect.polling import STEADY_S, Points, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, Points, SourceUnavailable
 
 READ_BYTES = 1 << 20
 MAX_SERIES = 32_768
 AGAIN_S = 25.0
-"""A counter that stands still is told again after this long, so that nobody takes it for gone."""
+"""A counter that stands still is reported again after this long, so that it does not look gone."""
 
 
 class KernelFile:
-    """A file kept open. Reading it from its start makes the kernel write it anew."""
+    """A file kept open. Reading it from its start makes the kernel write it again."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
@@ -53,12 +53,12 @@ class KernelFile:
 
 
 class Counters:
-    """Tells values of cumulative series: at the start, when they moved, and now and then."""
+    """Reports values of cumulative series: at the start, when they moved, and now and then."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def tell(self, points: Points, series: str, value: float, labels: str = "") -> None:
+    def report(self, points: Points, series: str, value: float, labels: str = "") -> None:
         """Add a point unless the series stands still."""
         key = (series, labels)
         now_s = time.monotonic()
@@ -66,26 +66,26 @@ class Counters:
         if last is not None and last[0] == value and now_s - last[1] < AGAIN_S:
             return
         if len(self._last) >= MAX_SERIES:
-            self._last.clear()  # tell all of them once more
+            self._last.clear()  # report all of them once more
         self._last[key] = (value, now_s)
         points.add(series, value, labels)
 
 
 class Unmoved:
-    """Lines of counters that are as they were: what they say need not be worked out again, until it
-    is time to tell all of them once more."""
+    """Lines of counters that are as they were: their values need not be parsed again, until it
+    is time to report all of them once more."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
         self._again_s = 0.0
 
     def holds(self, line: bytes) -> bool:
-        """Whether this very line was there before, and was told of late."""
+        """Whether this very line was there before, and was reported lately."""
         if line in self._seen and time.monotonic() < self._again_s:
             return True
         if time.monotonic() >= self._again_s or len(self._seen) >= MAX_SERIES:
             self._seen.clear()
-            self._again_s = time.monotonic() + AGAIN_S + STEADY_S  # `Counters` are ready by then
+            self._again_s = time.monotonic() + AGAIN_S + NORMAL_S  # `Counters` are ready by then
         self._seen.add(line)
         return False
 
@@ -103,5 +103,5 @@ def table(raw: bytes, wanted: Container[bytes] | None = None) -> dict[str, int]:
 
 @lru_cache(maxsize=16_384)
 def labels(**attributes: object) -> str:
-    """As `sonde.metrics.labels`, remembered: sources say the same again and again."""
+    """As `sonde.metrics.labels`, remembered: sources repeat the same ones."""
     return metrics.labels(**attributes)

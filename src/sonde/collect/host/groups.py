@@ -18,14 +18,14 @@ from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels, table
 from sonde.collect.host.pressure import stalls
 from sonde.collect.host.shares import share_out
-from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 
 MAX_GROUPS = 256
-"""Limited groups that are read; how many more there are is told."""
+"""Limited groups that are read; how many more there are is reported."""
 MAX_KEPT_OF_PARTY = 16
 """Groups of one party whose files stay open, four to seven each; others are opened each time."""
 MAX_VISITED = 8_192
-"""Groups of a hierarchy that are looked at; how many more are known is told."""
+"""Groups of a hierarchy that are looked at; how many more are known is reported."""
 LINE_BYTES = 256
 NO_FOLDERS = 2
 """Links to a folder that has none below it, which control groups count (kernfs)."""
@@ -35,7 +35,7 @@ NO_LIMIT_BYTES = 1 << 60
 
 @dataclass(slots=True)
 class _Group:
-    """A limited group and its files, by what they tell."""
+    """A limited group and its files, by what they hold."""
 
     label: str
     files: dict[str, KernelFile] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Groups:
 
     def polls(self) -> Sequence[Poll]:
         """Counters every second; groups are looked for less often."""
-        return [Poll("limits", STEADY_S, self._read), Poll("groups", DEAR_S, self._look)]
+        return [Poll("limits", NORMAL_S, self._read), Poll("groups", SLOW_S, self._look)]
 
     def close(self) -> None:
         """Close every file."""
@@ -110,56 +110,56 @@ class Groups:
                     raw = file.read()
                 except SourceUnavailable:
                     continue  # removed; the next look sees it
-                getattr(self, f"_tell_{what}")(points, group.label, raw)
+                getattr(self, f"_report_{what}")(points, group.label, raw)
 
-    def _tell_cpu(self, points: Points, label: str, raw: bytes) -> None:
-        """cpu.stat: version 1 tells ns, version 2 µs."""
+    def _report_cpu(self, points: Points, label: str, raw: bytes) -> None:
+        """cpu.stat: version 1 has ns, version 2 µs."""
         found = table(raw)
-        tell = self._counters.tell
+        report = self._counters.report
         throttled_s = found.get("throttled_time", 0) / 1e9 + found.get("throttled_usec", 0) / 1e6
-        tell(points, "sonde.cgroup.cpu.periods", found.get("nr_periods", 0), label)
-        tell(points, "sonde.cgroup.cpu.throttled", found.get("nr_throttled", 0), label)
-        tell(points, "sonde.cgroup.cpu.throttled_time", throttled_s, label)
+        report(points, "sonde.cgroup.cpu.periods", found.get("nr_periods", 0), label)
+        report(points, "sonde.cgroup.cpu.throttled", found.get("nr_throttled", 0), label)
+        report(points, "sonde.cgroup.cpu.throttled_time", throttled_s, label)
 
-    def _tell_memory_events(self, points: Points, label: str, raw: bytes) -> None:
+    def _report_memory_events(self, points: Points, label: str, raw: bytes) -> None:
         found = table(raw)
-        tell = self._counters.tell
-        tell(points, "sonde.cgroup.memory.limit_hits", found.get("max", 0), label)
-        tell(points, "sonde.cgroup.memory.oom_kills", found.get("oom_kill", 0), label)
+        report = self._counters.report
+        report(points, "sonde.cgroup.memory.limit_hits", found.get("max", 0), label)
+        report(points, "sonde.cgroup.memory.oom_kills", found.get("oom_kill", 0), label)
 
-    def _tell_memory_failcnt(self, points: Points, label: str, raw: bytes) -> None:
-        self._counters.tell(points, "sonde.cgroup.memory.limit_hits", int(raw), label)
+    def _report_memory_failcnt(self, points: Points, label: str, raw: bytes) -> None:
+        self._counters.report(points, "sonde.cgroup.memory.limit_hits", int(raw), label)
 
-    def _tell_memory_oom_control(self, points: Points, label: str, raw: bytes) -> None:
+    def _report_memory_oom_control(self, points: Points, label: str, raw: bytes) -> None:
         kills = table(raw).get("oom_kill", 0)
-        self._counters.tell(points, "sonde.cgroup.memory.oom_kills", kills, label)
+        self._counters.report(points, "sonde.cgroup.memory.oom_kills", kills, label)
 
-    def _tell_memory_usage(self, points: Points, label: str, raw: bytes) -> None:
-        self._counters.tell(points, "sonde.cgroup.memory.usage", int(raw), label)
+    def _report_memory_usage(self, points: Points, label: str, raw: bytes) -> None:
+        self._counters.report(points, "sonde.cgroup.memory.usage", int(raw), label)
 
-    def _tell_memory_stat(self, points: Points, label: str, raw: bytes) -> None:
+    def _report_memory_stat(self, points: Points, label: str, raw: bytes) -> None:
         found = table(raw)
-        tell = self._counters.tell
+        report = self._counters.report
         major = found.get("total_pgmajfault", found.get("pgmajfault", 0))
-        tell(points, "sonde.cgroup.memory.major_faults", major, label)
+        report(points, "sonde.cgroup.memory.major_faults", major, label)
         freed = found.get("pgsteal")
         if freed is not None:
-            tell(points, "sonde.cgroup.memory.reclaimed", freed, label)
+            report(points, "sonde.cgroup.memory.reclaimed", freed, label)
 
-    def _tell_pressure(self, points: Points, label: str, raw: bytes, resource: str) -> None:
+    def _report_pressure(self, points: Points, label: str, raw: bytes, resource: str) -> None:
         path = label[:-1]
         for kind, seconds in stalls(raw):
             both = f'{path},"sonde.pressure":"{kind.decode()}","sonde.resource":"{resource}"}}'
-            self._counters.tell(points, "sonde.cgroup.pressure", seconds, both)
+            self._counters.report(points, "sonde.cgroup.pressure", seconds, both)
 
-    def _tell_pressure_cpu(self, points: Points, label: str, raw: bytes) -> None:
-        self._tell_pressure(points, label, raw, "cpu")
+    def _report_pressure_cpu(self, points: Points, label: str, raw: bytes) -> None:
+        self._report_pressure(points, label, raw, "cpu")
 
-    def _tell_pressure_memory(self, points: Points, label: str, raw: bytes) -> None:
-        self._tell_pressure(points, label, raw, "memory")
+    def _report_pressure_memory(self, points: Points, label: str, raw: bytes) -> None:
+        self._report_pressure(points, label, raw, "memory")
 
-    def _tell_pressure_io(self, points: Points, label: str, raw: bytes) -> None:
-        self._tell_pressure(points, label, raw, "io")
+    def _report_pressure_io(self, points: Points, label: str, raw: bytes) -> None:
+        self._report_pressure(points, label, raw, "io")
 
 
 def _mounts(mountinfo: Path) -> list[procfs.GroupMount]:

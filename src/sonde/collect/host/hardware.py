@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from sonde.collect.host.files import labels
-from sonde.collect.polling import STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, Points, Poll, SourceUnavailable
 
 _SYSCALL = {"x86_64": 298, "aarch64": 241}
 _PERF_TYPE_HARDWARE = 0
@@ -53,7 +53,7 @@ class Hardware:
 
     def polls(self) -> Sequence[Poll]:
         """One question."""
-        return [Poll("counters", STEADY_S, self._read)]
+        return [Poll("counters", NORMAL_S, self._read)]
 
     def close(self) -> None:
         """Stop them."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 
 MAX_KINDS = 64
-"""Hard interrupts told by kind, those that come most often; the others are one kind, other."""
+"""Hard interrupts reported by kind, those that come most often; the others are one kind, other."""
 
 
 class Interrupts:
@@ -31,7 +31,7 @@ class Interrupts:
 
     def polls(self) -> Sequence[Poll]:
         """Both kinds; the hard ones are a long file on a large machine."""
-        return [Poll("soft", STEADY_S, self._read_soft), Poll("hard", DEAR_S, self._read_hard)]
+        return [Poll("soft", NORMAL_S, self._read_soft), Poll("hard", SLOW_S, self._read_hard)]
 
     def close(self) -> None:
         """Close the files."""
@@ -40,20 +40,20 @@ class Interrupts:
 
     def _read_soft(self, points: Points) -> None:
         for kind, cpus, counts in _rows(self._soft.read()):
-            self._tell(points, "sonde.host.softirqs", kind.lower(), cpus, counts)
+            self._report(points, "sonde.host.softirqs", kind.lower(), cpus, counts)
 
     def _read_hard(self, points: Points) -> None:
         rows = sorted(_rows(self._hard.read()), key=lambda row: -sum(row[2]))
         rest: list[int] = []
         for number, (kind, cpus, counts) in enumerate(rows):
             if number < MAX_KINDS:
-                self._tell(points, "sonde.host.interrupts", kind, cpus, counts)
+                self._report(points, "sonde.host.interrupts", kind, cpus, counts)
             else:
                 rest = [a + b for a, b in zip(rest or [0] * len(counts), counts, strict=True)]
         if rest:
-            self._tell(points, "sonde.host.interrupts", "other", rows[0][1], rest)
+            self._report(points, "sonde.host.interrupts", "other", rows[0][1], rest)
 
-    def _tell(
+    def _report(
         self, points: Points, series: str, kind: str, cpus: Sequence[int], counts: Sequence[int]
     ) -> None:
         for cpu, count in zip(cpus, counts, strict=True):
@@ -65,7 +65,7 @@ class Interrupts:
                     self._labels.clear()
                 label = labels(sonde__interrupt=kind, cpu__logical_number=cpu)
                 self._labels[kind, cpu] = label
-            self._counters.tell(points, series, count, label)
+            self._counters.report(points, series, count, label)
 
 
 def _rows(raw: bytes) -> list[tuple[str, list[int], list[int]]]:

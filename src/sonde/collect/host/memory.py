@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sonde.collect.host.files import Counters, KernelFile, labels, table
-from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 
 NODES = Path("/sys/devices/system/node")
 
@@ -76,9 +76,9 @@ class Memory:
     def polls(self) -> Sequence[Poll]:
         """Faults and reclaim every second, sizes and nodes less often."""
         return [
-            Poll("vmstat", STEADY_S, self._read_vmstat),
-            Poll("meminfo", DEAR_S, self._read_meminfo),
-            Poll("nodes", DEAR_S, self._read_nodes),
+            Poll("vmstat", NORMAL_S, self._read_vmstat),
+            Poll("meminfo", SLOW_S, self._read_meminfo),
+            Poll("nodes", SLOW_S, self._read_nodes),
         ]
 
     def close(self) -> None:
@@ -88,23 +88,23 @@ class Memory:
 
     def _read_vmstat(self, points: Points) -> None:
         found = table(self._vmstat.read(), _WANTED)
-        tell = self._counters.tell
+        report = self._counters.report
         faults = found.get("pgfault", 0), found.get("pgmajfault", 0)
         for name, (series, kind) in VMSTAT.items():
             if name in found:
                 value = faults[0] - faults[1] if name == "pgfault" else found[name]
                 key = "fault__type" if series.endswith("faults") else "direction"
                 label = labels(**{f"system__paging__{key}": kind})
-                tell(points, series, value, label)
+                report(points, series, value, label)
         for name, (what, who) in RECLAIM.items():
             if name in found:
                 label = labels(sonde__reclaim=what, sonde__reclaim__by=who)
-                tell(points, "sonde.host.reclaim.pages", found[name], label)
+                report(points, "sonde.host.reclaim.pages", found[name], label)
         stalls = sum(value for name, value in found.items() if name in STALLS)
-        tell(points, "sonde.host.reclaim.stalls", stalls)
+        report(points, "sonde.host.reclaim.stalls", stalls)
         for name, series in OTHER.items():
             if name in found:
-                tell(points, series, found[name])
+                report(points, series, found[name])
 
     def _read_meminfo(self, points: Points) -> None:
         found = _meminfo(self._meminfo.read())
@@ -124,7 +124,7 @@ class Memory:
             for name, value in table(numastat.read()).items():
                 if name in NUMASTAT:
                     label = labels(sonde__numa__node=number, sonde__numa__allocation=NUMASTAT[name])
-                    self._counters.tell(points, "sonde.host.numa.allocations", value, label)
+                    self._counters.report(points, "sonde.host.numa.allocations", value, label)
             found = _meminfo(meminfo.read())
             for name, state in (("MemFree", "free"), ("MemUsed", "used")):
                 if name in found:

@@ -16,7 +16,7 @@ from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, Unmoved, labels
 from sonde.collect.host.queues import queue_stats
 from sonde.collect.host.shares import share_out
-from sonde.collect.polling import DEAR_S, STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
 
 MAX_NAMESPACES = 32
 """Namespaces that are read; how many more there are is reported."""
@@ -60,7 +60,7 @@ class _Namespace:
         self.lines = Unmoved()
         """Of `dev`."""
         self.wanted: dict[bytes, list[tuple[int, str, str]]] = {}
-        """By a line of names in `snmp` or `netstat`: place, series and labels of what is told."""
+        """By a line of names in `snmp` or `netstat`: place, series and labels of each counter."""
 
     def close(self) -> None:
         for file in (self.dev, self.snmp, self.netstat):
@@ -87,11 +87,11 @@ class Network:
     def polls(self) -> Sequence[Poll]:
         """Counters every second; new namespaces are looked for less often."""
         return [
-            Poll("counters", STEADY_S, self._read),
-            Poll("softnet", STEADY_S, self._read_softnet),
-            Poll("queues", STEADY_S, self._read_queues),
-            Poll("namespaces", DEAR_S, self._look),
-            Poll("netstat", DEAR_S, self._read_netstat),
+            Poll("counters", NORMAL_S, self._read),
+            Poll("softnet", NORMAL_S, self._read_softnet),
+            Poll("queues", NORMAL_S, self._read_queues),
+            Poll("namespaces", SLOW_S, self._look),
+            Poll("netstat", SLOW_S, self._read_netstat),
         ]
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Network:
 
     def _read(self, points: Points) -> None:
         for namespace in self._namespaces.values():
-            # The process through which it was found may have ended; an open file goes on to tell.
+            # The process through which it was found may have ended; an open file can still be read.
             with suppress(SourceUnavailable):
                 self._read_dev(points, namespace)
                 self._read_protocols(points, namespace, namespace.snmp.read())
@@ -144,7 +144,7 @@ class Network:
                     network__io__direction=direction,
                     sonde__network__namespace=namespace.label,
                 )
-                self._counters.tell(points, series, int(values[column]), label)
+                self._counters.report(points, series, int(values[column]), label)
 
     def _read_protocols(self, points: Points, namespace: _Namespace, raw: bytes) -> None:
         lines = raw.split(b"\n")
@@ -157,7 +157,7 @@ class Network:
             numbers = values.split()
             for place, series, label in wanted:
                 if place < len(numbers):
-                    self._counters.tell(points, series, int(numbers[place]), label)
+                    self._counters.report(points, series, int(numbers[place]), label)
 
     def _read_softnet(self, points: Points) -> None:
         """Of each CPU: taken off the queue, dropped because it was full, ended by the budget."""
@@ -169,7 +169,7 @@ class Network:
             label = labels(cpu__logical_number=cpu)
             for series, word in zip(("processed", "dropped", "squeezed"), words, strict=False):
                 name = f"sonde.host.softnet.{series}"
-                self._counters.tell(points, name, int(word, 16), label)
+                self._counters.report(points, name, int(word, 16), label)
 
     def _read_queues(self, points: Points) -> None:
         for stat in queue_stats():
@@ -180,11 +180,11 @@ class Network:
                 ("overlimits", stat.overlimits),
                 ("backlog", stat.backlog_bytes),
             ):
-                self._counters.tell(points, f"sonde.host.queue.{series}", value, label)
+                self._counters.report(points, f"sonde.host.queue.{series}", value, label)
 
 
 def _wanted(heads: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
-    """Of a line of names: the place of each that is told, its series and labels."""
+    """Of a line of names: the place of each that is reported, its series and labels."""
     protocol, *names = heads.decode("ascii", "replace").split() or [""]
     for place, name in enumerate(names, 1):
         known = _PROTOCOLS.get(f"{protocol[:-1]}.{name}")

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.polling import STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, Points, Poll, SourceUnavailable
 
 FOLDER = Path("/proc/pressure")
 RESOURCES = ("cpu", "memory", "io", "irq")
 
 
 class Pressure:
-    """Stalls of the machine; a kernel without PSI is a gap that says so."""
+    """Stalls of the machine; a kernel without PSI is a gap with that reason."""
 
     name = "pressure"
 
@@ -25,7 +25,7 @@ class Pressure:
         self._labels: dict[tuple[str, bytes], str] = {}
 
     def open(self) -> None:
-        """Find what the kernel tells of. Raises SourceUnavailable."""
+        """Find the files that the kernel has. Raises SourceUnavailable."""
         paths = {name: self._folder / name for name in RESOURCES}
         files = {name: KernelFile(path) for name, path in paths.items() if path.exists()}
         if not files:
@@ -39,7 +39,7 @@ class Pressure:
 
     def polls(self) -> Sequence[Poll]:
         """One question."""
-        return [Poll("stalls", STEADY_S, self._read)]
+        return [Poll("stalls", NORMAL_S, self._read)]
 
     def close(self) -> None:
         """Close the files."""
@@ -53,7 +53,7 @@ class Pressure:
                 if label is None:
                     label = labels(sonde__resource=resource, sonde__pressure=kind.decode())
                     self._labels[resource, kind] = label
-                self._counters.tell(points, "sonde.host.pressure", seconds, label)
+                self._counters.report(points, "sonde.host.pressure", seconds, label)
 
 
 def stalls(raw: bytes) -> list[tuple[bytes, float]]:

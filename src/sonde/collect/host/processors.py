@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.polling import STEADY_S, Points, Poll, SourceUnavailable
+from sonde.collect.polling import NORMAL_S, Points, Poll, SourceUnavailable
 
 MODES = ("user", "nice", "system", "idle", "iowait", "interrupt", "softirq", "steal")
 """Of /proc/stat in its order; guest time is in user time already."""
@@ -32,7 +32,7 @@ class Processors:
 
     def polls(self) -> Sequence[Poll]:
         """One question."""
-        return [Poll("time", STEADY_S, self._read)]
+        return [Poll("time", NORMAL_S, self._read)]
 
     def close(self) -> None:
         """Close the file."""
@@ -44,9 +44,11 @@ class Processors:
             if name.startswith(b"cpu") and len(name) > 3:
                 for mode, value in zip(MODES, values, strict=False):
                     seconds = int(value) * self._tick_s
-                    self._counters.tell(points, "system.cpu.time", seconds, self._label(name, mode))
+                    self._counters.report(
+                        points, "system.cpu.time", seconds, self._label(name, mode)
+                    )
             elif name in PLAIN:
-                self._counters.tell(points, PLAIN[name], int(values[0]))
+                self._counters.report(points, PLAIN[name], int(values[0]))
             elif name == b"procs_running":
                 points.add("sonde.host.runnable", int(values[0]))
             elif name == b"procs_blocked":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way out for metrics while they are fresh: the page for Prometheus, the push to OTLP.
+"""The direction out for metrics while they are fresh: the page for Prometheus, the push to OTLP.
 
 Takes the same rows that go into chunks, and makes counters of what chunks keep as exact totals:
 calls of devices, losses.
@@ -14,8 +14,8 @@ from operator import add
 from typing import Any
 
 from sonde import _native, health, procfs
+from sonde.agent.owner_attributes import Holders
 from sonde.agent.run_metrics import RunMetrics
-from sonde.agent.whose import Holders
 from sonde.collect.collector import Batch
 from sonde.config import Config
 from sonde.metrics import Metric, MetricRow, labels, labels_of
@@ -32,7 +32,7 @@ _DIRECTIONS = {"h2d": "receive", "d2h": "transmit"}
 HEALTH_S = 30.0
 """How often health is judged, at most: its checks read some files."""
 SETTLES_S = 5.0
-"""Before that, devices may not have said all."""
+"""Before that, devices may not have answered all queries."""
 
 STUCK_S = 30.0
 STUCK_INTERVALS = 3
@@ -41,28 +41,28 @@ LOOP_AGE = "sonde.agent.loop_age_seconds"
 Families = list[tuple[Metric, list[Series]]]
 
 
-class Outlets:
-    """Everything that lets metrics out of this process."""
+class Exporters:
+    """Everything that exports metrics of this process."""
 
     def __init__(
         self,
         config: Config,
-        whose: OwnerLookup,
+        owner_of: OwnerLookup,
         fresh: Callable[[], None] = lambda: None,
         loop_age_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`fresh` returns when what is new was taken, or soon anyway; `loop_age_s` says how long
-        ago who takes it last did. Both are called from threads of outlets. Raises UsageError for a
-        bad address, SinkError where it cannot be listened on."""
-        self.board = MetricRegistry(
-            whose, party_of_group=procfs.GroupParties().of, holder_of=Holders().of
+        """`fresh` returns when new rows were taken, or soon anyway; `loop_age_s` is the time since
+        the loop that takes them last turned. Both are called from threads of exporters. Raises
+        UsageError for a bad address, SinkError where it cannot be listened on."""
+        self.registry = MetricRegistry(
+            owner_of, party_of_group=procfs.GroupParties().of, holder_of=Holders().of
         )
-        self._runs = RunMetrics(self.board)
+        self._runs = RunMetrics(self.registry)
         self._fresh = fresh
         self._loop_age_s = loop_age_s
         self._stuck_s = max(STUCK_S, STUCK_INTERVALS * max(config.tick_s, config.rest_s))
         """A loop that did not turn for so long is stuck."""
-        self._whose = whose
+        self._owner_of = owner_of
         self._dcgm_names = config.dcgm_names
         self._host = procfs.printable(platform.node())
         self._examined_s = time.monotonic() + SETTLES_S - HEALTH_S
@@ -85,16 +85,16 @@ class Outlets:
         )
 
     def start(self) -> None:
-        """Begin to let out."""
-        for outlet in (self.server, self.pusher):
-            if outlet is not None:
-                outlet.start()
+        """Start the exporters."""
+        for exporter in (self.server, self.pusher):
+            if exporter is not None:
+                exporter.start()
 
     def close(self) -> None:
-        """Let out what there is, and stop."""
-        for outlet in (self.server, self.pusher):
-            if outlet is not None:
-                outlet.close()
+        """Export what there is, and stop."""
+        for exporter in (self.server, self.pusher):
+            if exporter is not None:
+                exporter.close()
 
     def take(self, batch: Batch) -> None:
         """Rows that a collector handed over."""
@@ -108,33 +108,33 @@ class Outlets:
 
     def take_metrics(self, rows: Iterable[MetricRow]) -> None:
         """Rows of the table metric."""
-        self.board.record(rows)
+        self.registry.record(rows)
 
     def take_loss(self, name: str, count: float) -> None:
         """Something was lost."""
-        self.board.count("sonde.agent.lost", {"sonde.loss": name}, count)
+        self.registry.count("sonde.agent.lost", {"sonde.loss": name}, count)
 
     def families(self) -> Families:
         """What there is now; of a loop that is stuck, how long it has been so, alone."""
         if self._is_stuck():
             return [
                 (metric, series)
-                for metric, series in self._board_with_age()
+                for metric, series in self._families_with_age()
                 if metric.name == LOOP_AGE
             ]
         self._fresh()
         if self.pusher is not None:
             now_ns = time.monotonic_ns()
             done, failed = float(self.pusher.pushed), float(self.pusher.failed)
-            self.board.record(
+            self.registry.record(
                 (now_ns, "sonde.otlp.pushes", labels(sonde__outcome=outcome), count)
                 for outcome, count in (("done", done), ("failed", failed))
             )
-        found = self._board_with_age()
+        found = self._families_with_age()
         if time.monotonic() - self._examined_s > HEALTH_S:
             self._examined_s = time.monotonic()
-            self.board.record(_health(found))
-            found = self.board.families()
+            self.registry.record(_health(found))
+            found = self.registry.families()
         return found
 
     def failure(self) -> str:
@@ -156,31 +156,31 @@ class Outlets:
     def _is_stuck(self) -> bool:
         return self._loop_age_s() > self._stuck_s
 
-    def _board_with_age(self) -> Families:
-        self.board.record([(time.monotonic_ns(), LOOP_AGE, "", self._loop_age_s())])
-        return self.board.families()
+    def _families_with_age(self) -> Families:
+        self.registry.record([(time.monotonic_ns(), LOOP_AGE, "", self._loop_age_s())])
+        return self.registry.families()
 
     def _take_calls(self, row: ActivityRow) -> None:
-        way = {}
+        direction = {}
         if row.direction:
-            way = {"network.io.direction": _DIRECTIONS.get(row.direction, row.direction)}
+            direction = {"network.io.direction": _DIRECTIONS.get(row.direction, row.direction)}
         call: Mapping[str, str] = {"sonde.api": row.api, "sonde.op": row.op}
         failed = {"error.type": str(row.status)} if row.status not in (0, STATUS_UNKNOWN) else {}
-        count_of = self.board.count
-        count_of("sonde.device.calls", {**call, **way, **failed}, float(row.count))
+        count_of = self.registry.count
+        count_of("sonde.device.calls", {**call, **direction, **failed}, float(row.count))
         count_of("sonde.device.call.time", call, row.ns / 1e9)
         if row.bytes:
-            count_of("sonde.device.call.io", {**call, **way}, float(row.bytes))
+            count_of("sonde.device.call.io", {**call, **direction}, float(row.bytes))
 
     def _take_usage(self, rows: Sequence[UsageTuple]) -> None:
         """Summed up by owner first: many short processes are few owners."""
         sums: dict[int, tuple[Mapping[str, str], Iterable[Any]]] = {}
         for _, pid, start_ns, *counts in rows:
-            owner = self._whose(pid, start_ns)
+            owner = self._owner_of(pid, start_ns)
             known = sums.get(id(owner))  # it is held there: nothing else has its number
             sums[id(owner)] = (owner, tuple(map(add, known[1], counts)) if known else counts)
         for owner, total in sums.values():
-            self.board.count_owned(
+            self.registry.count_owned(
                 owner,
                 [
                     (series, attributes, count / unit)
@@ -209,7 +209,7 @@ USAGE: Sequence[tuple[str, Mapping[str, str], float]] = (
 
 
 def _health(families: Families) -> list[MetricRow]:
-    """The checks of `sonde health`, over what devices said last."""
+    """The checks of `sonde health`, over the last metrics of devices."""
     rows = [
         (0, metric.name, labels_of(one.attributes), one.value)
         for metric, series in families

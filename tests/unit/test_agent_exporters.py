@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from sonde.agent.outlets import Outlets
+from sonde.agent.exporters import Exporters
 from sonde.collect.collector import Batch
 from sonde.config import Config
 from sonde.metrics import labels
@@ -15,10 +15,12 @@ from sonde.sinks.chunk import columns_of
 
 
 @pytest.fixture
-def outlets():
-    outlets = Outlets(Config(prometheus="127.0.0.1:0"), lambda pid, start: {"process.owner": "ann"})
-    yield outlets
-    outlets.close()
+def exporters():
+    exporters = Exporters(
+        Config(prometheus="127.0.0.1:0"), lambda pid, start: {"process.owner": "ann"}
+    )
+    yield exporters
+    exporters.close()
 
 
 def row(table, **values):
@@ -26,15 +28,15 @@ def row(table, **values):
     return tuple(values.get(name, "" if name in texts else 0) for name in columns_of(table))
 
 
-def test_calls_are_counted_by_what_they_do_and_not_by_process(outlets):
+def test_calls_are_counted_by_what_they_do_and_not_by_process(exporters):
     copy = {"kind": "device", "api": "cuda-runtime", "op": "copy", "direction": "h2d"}
     batch = Batch()
     for pid in (1, 2):
         batch.add("activity", row("activity", **copy, pid=pid, count=5, ns=2_000_000, bytes=4096))
     batch.add("activity", row("activity", **copy | {"status": 2}, pid=3, count=1))
     batch.add("activity", row("activity", kind="blocked", name="futex", count=9, ns=1))
-    outlets.take(batch)
-    page = outlets.page()
+    exporters.take(batch)
+    page = exporters.page()
     call = 'network_io_direction="receive",sonde_api="cuda-runtime",sonde_op="copy"'
     assert f"sonde_device_calls_total{{{call}}} 10.0" in page
     assert f'sonde_device_calls_total{{error_type="2",{call}}} 1.0' in page
@@ -43,23 +45,23 @@ def test_calls_are_counted_by_what_they_do_and_not_by_process(outlets):
     assert "futex" not in page
 
 
-def test_what_processes_used_is_told_by_owner(outlets):
+def test_what_processes_used_is_told_by_owner(exporters):
     batch = Batch()
     for pid in (1, 2):
         batch.add("usage", row("usage", pid=pid, start_ns=10, cpu_ns=500_000_000))
-    outlets.take(batch)
-    assert 'process_cpu_time_seconds_total{process_owner="ann"} 1.0' in outlets.page()
+    exporters.take(batch)
+    assert 'process_cpu_time_seconds_total{process_owner="ann"} 1.0' in exporters.page()
 
 
-def test_use_is_summed_up_by_owner_and_kind(outlets):
+def test_use_is_summed_up_by_owner_and_kind(exporters):
     told = {1: {"process.owner": "ann"}, 2: {"process.owner": "bob"}}
-    outlets._whose = lambda pid, start: told[pid]
+    exporters._owner_of = lambda pid, start: told[pid]
     for _ in range(2):
         batch = Batch()
         for pid, faults in ((1, 3), (2, 5), (1, 4)):
             batch.add("usage", row("usage", pid=pid, minor_faults=faults, voluntary=faults * 10))
-        outlets.take(batch)
-    page = outlets.page()
+        exporters.take(batch)
+    page = exporters.page()
     for who, faults in (("ann", 14.0), ("bob", 10.0)):
         name = f'process_owner="{who}",system_paging_fault_type="minor"'
         assert f"process_paging_faults_total{{{name}}} {faults}" in page
@@ -67,21 +69,21 @@ def test_use_is_summed_up_by_owner_and_kind(outlets):
         assert f"process_context_switches_total{{{name}}} {10 * faults}" in page
 
 
-def test_runs_on_devices_are_counted(outlets):
+def test_runs_on_devices_are_counted(exporters):
     batch = Batch()
     run = {"kind": "kernel", "name": "gemm", "weight": 4.0, "end_time_ns": 1_000_000}
     batch.add("device_run", row("device_run", **run))
-    outlets.take(batch)
-    assert 'sonde_gpu_kernel_time_seconds_total{sonde_gpu_kernel="gemm"} 0.004' in outlets.page()
+    exporters.take(batch)
+    assert 'sonde_gpu_kernel_time_seconds_total{sonde_gpu_kernel="gemm"} 0.004' in exporters.page()
 
 
-def test_losses_are_told_by_name(outlets):
-    outlets.take_loss("waits.ring_full", 7)
-    assert 'sonde_agent_lost_total{sonde_loss="waits.ring_full"} 7.0' in outlets.page()
+def test_losses_are_told_by_name(exporters):
+    exporters.take_loss("waits.ring_full", 7)
+    assert 'sonde_agent_lost_total{sonde_loss="waits.ring_full"} 7.0' in exporters.page()
 
 
-def test_names_cannot_break_the_page(outlets):
+def test_names_cannot_break_the_page(exporters):
     evil = 'x"} 1\nhw_power_watts 9\\'
-    outlets.take_metrics([(1, "hw.power", labels(hw__id=evil), 5.0)])
-    for line in outlets.page().splitlines():
+    exporters.take_metrics([(1, "hw.power", labels(hw__id=evil), 5.0)])
+    for line in exporters.page().splitlines():
         assert not line.startswith("hw_power_watts 9")

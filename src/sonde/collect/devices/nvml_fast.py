@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device is asked ten times a second.
+"""Queries to a device that run ten times a second.
 
 Waking up with cold caches is most of what that costs, and Python around a call of a microsecond the
-rest. So native code asks (`sonde._native.Asker`), and once a second the answers are read, each with
-its time: functions are looked up and labels written before the first question, and an answer is one
-row appended.
+rest. So native code runs them (`sonde._native.NativePoller`), and once a second the answers are
+read, each with its time: functions are looked up and labels written before the first query, and an
+answer is one row appended.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ THROTTLE_REASONS = {
     0x400: "reliability",
 }
 """Bits of nvmlClocksEventReasons*; idle (1) and clocks set by a user (2) are no throttling."""
-THROTTLE_TOLD_NS = 5_000_000_000
+THROTTLE_REPORTED_AGAIN_NS = 5_000_000_000
 """Throttle reasons are rows when they change, and after this long."""
 
 Ask = Callable[[Points, int], None]
@@ -47,7 +47,7 @@ Answers = Callable[[], list[tuple[int, int, list[int]]]]
 NvmlError."""
 
 
-class Cheap:
+class FastQueries:
     """The questions of microseconds to one device, and what the others want to know of them."""
 
     def __init__(
@@ -55,12 +55,12 @@ class Cheap:
         nvml: Nvml,
         handle: c_void_p,
         tags: Callable[..., str],
-        asker: _native.Asker,
+        poller: _native.NativePoller,
         group: int,
     ) -> None:
-        """`tags` makes labels of this device, `group` is its questions' in `asker`."""
+        """`tags` makes labels of this device, `group` is its questions' in `poller`."""
         self._nvml = nvml
-        self._asker = asker
+        self._poller = poller
         self._group = group
         self._handle = handle
         self._tags = tags
@@ -69,10 +69,10 @@ class Cheap:
         self.moved = True
         """Whether memory was taken or given back between the two times that it was asked last."""
         self.memory_bytes = 0
-        """How much memory it has, once told."""
+        """How much memory it has, once known."""
 
     def readings(self) -> list[Reading]:
-        """Each with a gap of its own."""
+        """Each with a separate gap."""
         return [
             Reading("utilization", self._utilization()),
             Reading("memory", self._memory()),
@@ -81,16 +81,16 @@ class Cheap:
             Reading("throttle", self._throttle()),
         ]
 
-    def _question(
+    def _query(
         self,
         name: str,
         out: Structure | c_uint | c_ulonglong,
         fields: Sequence[tuple[int, int]],
         *arguments: int,
-        telling: int | None = None,
+        activity_field: int | None = None,
     ) -> Answers:
         """`fields`: offset and size of the numbers of `out` that are wanted."""
-        asker, group = self._asker, self._group
+        poller, group = self._poller, self._group
         try:
             function = self._nvml.address(name)
         except NvmlError as error:
@@ -101,17 +101,19 @@ class Cheap:
 
             return unknown
         given = [self._handle.value, *arguments, None]
-        number = asker.put(group, function, given, bytes(out), fields, telling=telling)
+        number = poller.add_query(
+            group, function, given, bytes(out), fields, activity_field=activity_field
+        )
 
         def answers() -> list[_native.Answer]:
-            found = asker.take(number) or [asker.ask(number)]
+            found = poller.drain(number) or [poller.query(number)]
             good = [answer for answer in found if not answer[1]]
-            if good:  # if there is an error behind them, it is told when it is asked again
+            if good:  # if there is an error behind them, it comes with the next query
                 return good
             code = found[-1][1]
             if code:
                 if code in DEVICE | WHOLE:
-                    asker.give_up(group)
+                    poller.suspend(group)
                 raise NvmlError(code)
             return found
 
@@ -119,7 +121,9 @@ class Cheap:
 
     def _utilization(self) -> Ask:
         fields = [_field(Utilization, "gpu"), _field(Utilization, "memory")]
-        answers = self._question("nvmlDeviceGetUtilizationRates", Utilization(), fields, telling=0)
+        answers = self._query(
+            "nvmlDeviceGetUtilizationRates", Utilization(), fields, activity_field=0
+        )
         general, plain = self._tags(hw__gpu__task="general"), self._tags()
 
         def read(points: Points, now_ns: int) -> None:
@@ -134,7 +138,7 @@ class Cheap:
     def _memory(self) -> Ask:
         fields = [_field(Memory, "used"), _field(Memory, "total")]
         out = Memory(version=MEMORY_VERSION)
-        answers = self._question("nvmlDeviceGetMemoryInfo_v2", out, fields, telling=0)
+        answers = self._query("nvmlDeviceGetMemoryInfo_v2", out, fields, activity_field=0)
         plain, last = self._tags(), -1
 
         def read(points: Points, now_ns: int) -> None:
@@ -150,7 +154,7 @@ class Cheap:
         return read
 
     def _power(self) -> Ask:
-        answers = self._question("nvmlDeviceGetPowerUsage", c_uint(), _WHOLE_UINT)
+        answers = self._query("nvmlDeviceGetPowerUsage", c_uint(), _WHOLE_UINT)
         tags = self._tags(hw__type="gpu")
 
         def read(points: Points, now_ns: int) -> None:
@@ -160,7 +164,7 @@ class Cheap:
         return read
 
     def _clock(self) -> Ask:
-        answers = self._question("nvmlDeviceGetClockInfo", c_uint(), _WHOLE_UINT, SM_CLOCK)
+        answers = self._query("nvmlDeviceGetClockInfo", c_uint(), _WHOLE_UINT, SM_CLOCK)
         tags = self._tags(sonde__gpu__clock__domain="sm")
 
         def read(points: Points, now_ns: int) -> None:
@@ -171,17 +175,17 @@ class Cheap:
 
     def _throttle(self) -> Ask:
         whole = [(0, sizeof(c_ulonglong))]
-        ask = self._question("nvmlDeviceGetCurrentClocksEventReasons", c_ulonglong(), whole)
+        ask = self._query("nvmlDeviceGetCurrentClocksEventReasons", c_ulonglong(), whole)
         old_name = "nvmlDeviceGetCurrentClocksThrottleReasons"
-        before = self._question(old_name, c_ulonglong(), whole)
+        before = self._query(old_name, c_ulonglong(), whole)
         reasons = [
             (bit, self._tags(sonde__gpu__throttle__reason=name))
             for bit, name in THROTTLE_REASONS.items()
         ]
-        told_bits, told_ns = -1, 0
+        reported_bits, reported_ns = -1, 0
 
         def read(points: Points, now_ns: int) -> None:
-            nonlocal ask, told_bits, told_ns
+            nonlocal ask, reported_bits, reported_ns
             try:
                 found = ask()
             except NvmlError as error:
@@ -190,9 +194,9 @@ class Cheap:
                 found = before()
                 ask = before  # as older drivers call it
             for time_ns, _, (bits,) in found:
-                if bits == told_bits and time_ns - told_ns < THROTTLE_TOLD_NS:
+                if bits == reported_bits and time_ns - reported_ns < THROTTLE_REPORTED_AGAIN_NS:
                     continue
-                told_bits, told_ns = bits, time_ns
+                reported_bits, reported_ns = bits, time_ns
                 for bit, tags in reasons:
                     row = (time_ns, "sonde.gpu.throttled", tags, float(bool(bits & bit)))
                     points.metrics.append(row)

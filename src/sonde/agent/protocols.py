@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agent asks of those that take its rows, and what it reports of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sonde.collect.collector import Batch
+
+
+class Sink(Protocol):
+    """Takes finished chunks."""
+
+    written_bytes: int
+
+    def write(self, chunk: bytes) -> None:
+        """Take a chunk, or raise SinkError and leave what was there."""
+
+    def close(self) -> None:
+        """No more chunks come."""
+
+    def losses(self) -> Mapping[str, int]:
+        """Chunks that were taken and will get nowhere, by reason."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the sink, by the names of the catalogue."""
+
+
+class Observer(Protocol):
+    """Sees the rows of each tick, in this process, before they are encoded."""
+
+    def on_tick(self, since_ns: int, now_ns: int, batches: Sequence[Batch]) -> None:
+        """What was seen from `since_ns` to `now_ns` (CLOCK_MONOTONIC), waits that go on included.
+        Must return within milliseconds and keep no batch."""
+
+    def wants_code(self, pid: int) -> bool:
+        """Whether stacks of a process are to be named: nobody else's are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """How far a recording is."""
+
+    elapsed_s: float
+    samples: int
+    waits: int
+    device_calls: int
+    spans: int
+    lost: int
+    processes: int
+    written_bytes: int

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose processes are left out where too many carry the library."""
+
+from __future__ import annotations
+
+import os
+
+from sonde import procfs
+from sonde.collect.collector import Batch
+from sonde.collect.device_records import MAX_PARTIES, REPORT_S, RunReader
+from sonde.model.rows import EventRow
+
+SECOND_NS = 1_000_000_000
+ME = procfs.party_of(os.getpid())
+
+
+def notices(reader: RunReader, now_ns: int) -> list[EventRow]:
+    batch = Batch()
+    reader.add_notices(now_ns, batch)
+    return [row for row in batch.records(EventRow) if row.name == "rings_left_out"]
+
+
+def test_rings_left_out_are_reported_by_party() -> None:
+    reader = RunReader()
+    for party in (ME, ME, 65534):
+        reader.leave_out(party)
+
+    first, second = notices(reader, 100 * SECOND_NS)
+
+    assert (first.value, second.value) == (2, 1)
+    assert procfs.name_of(ME) in first.text
+    assert procfs.name_of(65534) in second.text
+    assert reader.losses == {"rings_left_out": 3}
+
+
+def test_they_are_reported_now_and_then_and_each_once() -> None:
+    reader = RunReader()
+    reader.leave_out(ME)
+    assert len(notices(reader, 100 * SECOND_NS)) == 1
+    reader.leave_out(ME)
+    assert notices(reader, 101 * SECOND_NS) == []
+    later_ns = int((101 + REPORT_S) * SECOND_NS)
+    assert [row.value for row in notices(reader, later_ns)] == [1]
+    assert notices(reader, 2 * later_ns) == []
+
+
+def test_any_number_of_parties_takes_a_bounded_number_of_rows() -> None:
+    reader = RunReader()
+    for party in range(1000, 1000 + 4 * MAX_PARTIES):
+        reader.leave_out(party)
+    rows = notices(reader, 100 * SECOND_NS)
+
+    assert len(rows) <= MAX_PARTIES + 1
+    assert sum(row.value for row in rows) == 4 * MAX_PARTIES
