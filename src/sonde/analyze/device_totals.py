@@ -15,7 +15,14 @@ from dataclasses import replace
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
 from sonde.analyze.offenders import OtherUse
-from sonde.analyze.ranking import LEAST_SHARE, STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
+from sonde.analyze.ranking import (
+    LEAST_SHARE,
+    STALLED,
+    UNDERFILLED_BOUND,
+    mixed,
+    ranked_bounds,
+    with_stalls,
+)
 from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.collectives import is_collective
@@ -80,7 +87,7 @@ def with_runs(
         KernelClassShare(bound, *_sum_of(group, timed_ns)) for bound, group in classes.items()
     ]
     shares.sort(key=lambda one: -one.ns)
-    causes, bounds = verdict.causes, verdict.bounds
+    bounds = verdict.bounds
     lines = [f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"]
     if by_counters and any(class_of(one.name) == Bound.KERNELS for one in kernels):
         lines.append(_counter_evidence(active))
@@ -90,18 +97,18 @@ def with_runs(
         lines += [one.text for one in others[:2]]
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
-    if shares and computed >= 1 - STALLED and alone >= UNDERFILLED_BOUND * computing:
-        one_by_one = computing <= ALONE * timed_ns
-        bounds = [BoundShare(Bound.SMALL_KERNELS if one_by_one else shares[0].bound, computed)]
-        advice = [Advice(next_step_of_bound(bounds[0].key), 0.0), *verdict.advice]
-    elif shares and computed >= 1 - STALLED:
-        bounds = mixed([BoundShare(one.bound, one.share) for one in shares])
-        advice = [Advice(next_step_of_bound(bounds[0].key), 0.0), *verdict.advice]
+    of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
+    causes = _attributed(verdict, computed, of_device, time)
+    advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
+    parts = [(one.bound, one.share) for one in causes]
+    if shares and computed >= 1 - STALLED:
+        ranked_kernels = mixed([BoundShare(one.bound, one.share) for one in shares])
+        if alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
+            ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
+        bounds = with_stalls(ranked_kernels, parts)
+        advice.append(Advice(next_step_of_bound(bounds[0].key), 0.0))
     else:
-        of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
-        causes = _attributed(verdict, computed, of_device, time)
-        bounds = ranked_bounds((one.bound, one.share) for one in causes) or bounds
-        advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
+        bounds = ranked_bounds(parts) or bounds
     before, after = set(cause_lines(verdict.causes)), cause_lines(causes)
     evidence = [*after, *(line for line in verdict.evidence[1:] if line not in before)]
     ranked = sorted(ran, key=lambda one: -one.ns)
@@ -162,9 +169,10 @@ def _attributed(
     device did in them comes first (`device`: shares of the time), then what the thread was blocked
     by. Code and launches are left:
 
+    - Code keeps its time: without it the device would have had its work that much earlier.
     - The thread's waits for the device delay all launches behind them: launches count as
-      synchronization up to the length of the waits, and so does code that is not longer than they
-      are. Code that is longer keeps its time: without it the time would shrink by more.
+      synchronization up to the length of the waits, and so do waits that are longer than the
+      device computed.
     - Launches come last: they go on while the device computes.
     """
     stalled = max(0.0, 1.0 - computed)
@@ -181,11 +189,11 @@ def _attributed(
     for cause, share in own.items():
         found[cause] = found.get(cause, 0.0) + share * min(1.0, stalled / max(blocked, 1e-9))
     stalled = max(0.0, stalled - blocked)
-    kept = min(code, stalled) if waits < code else 0.0
-    synchronized = min(waits, stalled - kept, launch + (0.0 if kept else code))
-    left_code = kept or min(max(0.0, code - max(0.0, synchronized - launch)), stalled)
-    left = max(0.0, stalled - synchronized - left_code)
-    found[Cause.HOST] = left_code
+    kept = min(code, stalled)
+    in_vain = max(0.0, waits - computed)  # the device ran nothing, either
+    synchronized = min(waits, stalled - kept, launch + in_vain)
+    left = max(0.0, stalled - synchronized - kept)
+    found[Cause.HOST] = kept
     found[Cause.SYNCHRONIZATION] = found.get(Cause.SYNCHRONIZATION, 0.0) + synchronized
     found[Cause.LAUNCH] = min(max(0.0, launch - synchronized), left)
     found[Cause.UNKNOWN] = min(unknown, left - found[Cause.LAUNCH])

@@ -10,7 +10,7 @@ are printed, and decide nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sonde.analyze.causes import HAND_OVERS, IO_REASONS, descends
@@ -31,6 +31,11 @@ from sonde.model.verdict import CauseShare, CodeLocation
 
 FOR_COPIES = 0.8
 """From this many copies to the device per wait, the waits are for the copies."""
+COPIED_NS_PER_BYTE = 1.0
+"""Copies to the host take at most this long, on the slowest links; a call that takes longer waited
+for the work before the copy. Used where no such copy was timed on the device."""
+POLLS = 0.9
+"""A function that receives and sleeps for this share of its time, and does nothing else, polls."""
 BURSTS = 0.5
 """A function whose samples lie in fewer than half of the parts of a record that samples at random
 times would lie in, runs in bursts."""
@@ -65,6 +70,7 @@ _OF_ACTIVITY = {
     Activity.COPY: Cause.COPY,
     Activity.DEVICE_WAIT: Cause.SYNCHRONIZATION,
     Activity.FILE: Cause.IO,
+    Activity.EXCHANGE: Cause.COLLECTIVE,
     Activity.CODE: Cause.HOST,
     Activity.UNKNOWN: Cause.UNKNOWN,
 }
@@ -119,16 +125,23 @@ class ThreadTime:
             self.wait_places[one.place] += ns
 
 
-def thread_time(timeline: Timeline, totals: Sequence[Total]) -> ThreadTime:
-    """The time of threads by cause. `totals`: theirs, without waits for one another."""
+def thread_time(
+    timeline: Timeline, totals: Sequence[Total], timed: Collection[CopyDirection] = ()
+) -> ThreadTime:
+    """The time of threads by cause. `totals`: theirs, without waits for one another; `timed`:
+    directions of copies whose time on the device is known, and counted there."""
     found = ThreadTime()
     called: dict[Activity, int] = defaultdict(int)
     for one in totals:
         if one.kind != TotalKind.CALL:
             continue
         called[_ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)] += one.ns
-        if one.call == CallKind.SYNC or _reads_back(one):
+        if one.call == CallKind.SYNC:
             found.wait(one.ns, one)
+        elif one.call == CallKind.COPY and one.direction == CopyDirection.D2H:
+            copied = 0 if CopyDirection.D2H in timed else _copying_ns(one)
+            found.add(Cause.COPY, copied, one)
+            found.wait(one.ns - copied, one)
         else:
             found.add(_OF_CALL.get(one.call, Cause.LAUNCH), one.ns, one)
     inside = sum(called.values())
@@ -144,6 +157,7 @@ def thread_time(timeline: Timeline, totals: Sequence[Total]) -> ThreadTime:
                 continue
         found.add(cause_of(timeline, one), length, one)
     _on_cpu(found, totals, called, inside)
+    _with_polling(found)
     if _wait_for_copies(totals):
         found.ns[Cause.COPY] += found.waited
         found.waited = 0
@@ -196,6 +210,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.RUN_QUEUE
     if total.wait_detail == WaitDetail.GIL:
         return Cause.GIL
+    if total.wait_detail == WaitDetail.EXCHANGE:
+        return Cause.COLLECTIVE
     if total.wait_detail == WaitDetail.COMPUTE:
         return Cause.HOST
     if total.wait_detail == WaitDetail.INPUT or _is_handed_over(timeline, total):
@@ -222,11 +238,30 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     return descends(timeline, other, me)
 
 
-def _reads_back(total: Total) -> bool:
-    """Whether calls copy results to the host (a loss, a flag): they wait for the device."""
-    if total.call != CallKind.COPY or total.direction != CopyDirection.D2H or not total.count:
-        return False
-    return total.bytes <= RESULT_BYTES * total.count
+def _copying_ns(total: Total) -> int:
+    """How long calls that copy to the host copied at most: else they wait for the work before.
+
+    Small ones read a result (a loss, a flag) and do nothing but wait.
+    """
+    if total.bytes <= RESULT_BYTES * total.count:
+        return 0
+    return min(total.ns, round(COPIED_NS_PER_BYTE * total.bytes))
+
+
+def _with_polling(found: ThreadTime) -> None:
+    """Counts sleeps between attempts to receive as waiting for what is received.
+
+    Only of functions that do nothing else: what sleeps in a function that also works may be there
+    for any reason.
+    """
+    spent = functions(found)
+    for place, ns in list(found.places[Cause.SLEEP].items()):
+        causes = spent[function_of(place)]
+        both = causes.get(Cause.INPUT, 0) + causes.get(Cause.SLEEP, 0)
+        if causes.get(Cause.INPUT, 0) and both >= POLLS * sum(causes.values()):
+            for key, amount in ((Cause.SLEEP, -ns), (Cause.INPUT, ns)):
+                found.ns[key] += amount
+                found.places[key][place] += amount
 
 
 def _wait_for_copies(totals: Iterable[Total]) -> bool:

@@ -13,7 +13,7 @@ one, the backward pass in another) launch in turns, and get one verdict together
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +33,9 @@ from sonde.analyze.thread_time import (
 )
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import (
+    Activity,
     CallKind,
+    CopyDirection,
     StateKind,
     ThreadOwner,
     Timeline,
@@ -58,11 +60,19 @@ FUNCTION = 0.1
 """Functions of the program with this share of the time are described in evidence."""
 FUNCTIONS = 3
 """At most this many."""
+TURNS = 0.05
+"""Threads that wait for one another for this part of the time, either way, take turns."""
+LEAST_WORK = 0.1
+"""Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 LEAST_ACTIVE = 0.05
 """Without calls of a device: threads with a smaller fraction of the busiest one's time."""
 FIRST_THREAD = 0.5
-"""Without calls of a device: a process's first thread comes first if it has this fraction."""
+"""Without calls of a device: a process's first thread comes first if it has this fraction, or waits
+for other threads for this part of the time."""
+LEAST_WAITS = 10
+"""A thread that went on fewer times is idle: it waits for the program's end."""
 
+_BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 _RUN_KINDS = (TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED)
 _CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
 """What a thread does on a CPU, by its stacks."""
@@ -104,11 +114,16 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
     timed_ns = max(1, timed[1] - timed[0]) if timed else window
     verdicts = []
     _waits_for_device(timeline, by_track)
-    for turns in _in_turns(timeline, chosen, by_track):
+    for turns in _in_turns(timeline, chosen, by_track, window):
         pid = timeline.tracks[turns[0]].pid
         mine = runs[pid]
+        work = sum(one.ns for one in mine if one.kind == TotalKind.RUN and one.track in turns)
+        whole_work = sum(one.ns for one in mine if one.kind == TotalKind.RUN)
+        if verdicts and work < LEAST_WORK * whole_work:
+            continue
         totals = [one for track in turns for one in by_track[track]]
-        verdict, time = _verdict(timeline, turns, totals, window)
+        copies = {one.direction for one in mine if one.call == CallKind.COPY}
+        verdict, time = _verdict(timeline, turns, totals, window, copies)
         span = timed or (timeline.start_ns, timeline.end_ns)
         active = _active(timeline, pid, span)
         others = others_on_device(timeline, timeline.gpus_of.get(pid, ()), {pid}, span)
@@ -122,23 +137,34 @@ def _without_device(
     """Verdicts on the busiest threads of a capture in which nothing called a device.
 
     A program works in the thread that is busiest. If the first thread of its process is about as
-    busy, or waits for others, it is the one that the program waits for.
+    busy, or goes on again and again when others let it, it is the one that the program waits for.
     """
     _add_states(timeline, by_track)
+    _add_samples(timeline, by_track)
     active: dict[int, int] = defaultdict(int)
+    waits: dict[int, int] = defaultdict(int)
+    ended_by: dict[int, int] = defaultdict(int)
     for track, totals in by_track.items():
-        owner = timeline.tracks[track].owner
-        if owner == ThreadOwner.PROGRAM:
-            busy = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
-            active[track] = sum(one.ns for one in totals if one.kind in busy)
-    ranked = sorted(((ns, track) for track, ns in active.items() if ns), reverse=True)
+        if timeline.tracks[track].owner != ThreadOwner.PROGRAM:
+            continue
+        for one in totals:
+            active[track] += one.ns if one.kind in _BUSY else 0
+            if one.kind == TotalKind.BLOCKED:
+                waits[track] += one.count
+                ended_by[track] += one.waker_ns if one.waker_track in by_track else 0
+    ranked = sorted(active, key=lambda track: (active[track], waits[track]), reverse=True)
+    ranked = [track for track in ranked if active[track] or waits[track] >= LEAST_WAITS]
     if not ranked:
         return []
-    most = ranked[0][0]
-    chosen = [track for ns, track in ranked[:THREADS] if ns >= LEAST_ACTIVE * most]
-    first = [t for t in chosen if timeline.tracks[t].number == timeline.tracks[t].pid]
-    if first and active[first[0]] >= FIRST_THREAD * most:
-        chosen.sort(key=lambda track: track != first[0])
+    most = active[ranked[0]]
+    chosen = [track for track in ranked[:THREADS] if active[track] >= LEAST_ACTIVE * most]
+    pid = timeline.tracks[ranked[0]].pid
+    first = next(
+        (t for t in ranked if timeline.tracks[t].number == timeline.tracks[t].pid == pid), -1
+    )
+    is_let = waits[first] >= LEAST_WAITS and ended_by[first] >= FIRST_THREAD * window
+    if first >= 0 and (active[first] >= FIRST_THREAD * most or is_let):
+        chosen = [first, *(track for track in chosen if track != first)][:THREADS]
     verdicts = []
     for track in chosen:
         verdict, _ = _verdict(timeline, [track], by_track[track], window)
@@ -169,6 +195,27 @@ def _add_states(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
                 wait_detail=WaitDetail(detail),
             )
             by_track[track].append(total)
+
+
+def _add_samples(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
+    """Adds on-CPU samples of threads without totals of them, as other profilers record them."""
+    samples = timeline.samples
+    known = {t for t, all_of in by_track.items() for o in all_of if o.kind == TotalKind.SAMPLED}
+    keys = np.stack([samples.track, samples.name, samples.fault], axis=1).astype(np.int64)
+    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    ns = np.bincount(inverse.reshape(-1), samples.weight_ns, len(different))
+    count = np.bincount(inverse.reshape(-1), minlength=len(different))
+    for (track, name, fault), sum_ns, of in zip(
+        different.tolist(), ns.tolist(), count.tolist(), strict=True
+    ):
+        if track in known:
+            continue
+        doing = Activity.PAGE_FAULT if fault else Activity.CODE
+        total = Total(
+            track, TotalKind.SAMPLED, doing, CallKind.OTHER, round(sum_ns), 0,
+            place=timeline.names[name], samples=of,
+        )  # fmt: skip
+        by_track[track].append(total)
 
 
 def _active(timeline: Timeline, pid: int, span: tuple[int, int]) -> dict[Bound, float]:
@@ -259,35 +306,56 @@ def _split(verdict: Verdict, of_threads: list[Verdict]) -> Verdict:
 
 
 def _in_turns(
-    timeline: Timeline, chosen: list[int], by_track: dict[int, list[Total]]
+    timeline: Timeline, chosen: list[int], by_track: dict[int, list[Total]], window: int
 ) -> list[list[int]]:
-    """Groups of threads that wait for one another, without these waits in `by_track`."""
-    groups: dict[int, list[int]] = {}
+    """Groups of threads that launch in turns, without their waits for one another in `by_track`.
+
+    A wait in a queue that another thread fills is no turn, but where that thread launches more.
+    """
+    launched = {track: _launching_ns(by_track[track]) for track in chosen}
+
+    def is_turn(one: Total) -> bool:
+        waker = one.waker_track
+        if waker not in launched or waker == one.track or one.name != "futex":
+            return False
+        if timeline.tracks[waker].pid != timeline.tracks[one.track].pid:
+            return False
+        if one.kind != TotalKind.BLOCKED or one.wait_detail == WaitDetail.INPUT:
+            return False
+        return one.wait_detail != WaitDetail.HAND_OVER or launched[waker] >= launched[one.track]
+
+    waited: dict[tuple[int, int], int] = defaultdict(int)
     for track in chosen:
-        others: set[int] = set()
-        kept = []
-        for one in by_track[track]:
-            waker = one.waker_track if one.waker_track in chosen else track
-            mine = timeline.tracks[waker].pid == timeline.tracks[track].pid
-            if one.kind == TotalKind.BLOCKED and one.name == "futex" and mine and waker != track:
-                others.add(waker)
-            else:
-                kept.append(one)
+        for one in filter(is_turn, by_track[track]):
+            waited[track, one.waker_track] += one.waker_ns
+    groups = {track: [track] for track in chosen}
+    for (track, waker), ns in waited.items():
+        if min(ns, waited.get((waker, track), 0)) >= TURNS * window:
+            both = {*groups[track], *groups[waker]}
+            groups |= dict.fromkeys(both, sorted(both, key=chosen.index))
+    for track in chosen:
+        mine = groups[track]
+        kept = [one for one in by_track[track] if not (one.waker_track in mine and is_turn(one))]
         by_track[track] = kept
-        joined = [groups[one] for one in [track, *others] if one in groups]
-        group = sorted(
-            {track, *others, *(one for each in joined for one in each)}, key=chosen.index
-        )
-        groups |= dict.fromkeys(group, group)
     return [group for track, group in groups.items() if track == group[0]]
 
 
+def _launching_ns(totals: Iterable[Total]) -> int:
+    """On-CPU time on the launch path, by the stacks."""
+    path = (Activity.LAUNCH_PATH, Activity.FULL_QUEUE)
+    return sum(one.ns for one in totals if one.kind == TotalKind.SAMPLED and one.name in path)
+
+
 def _verdict(
-    timeline: Timeline, turns: list[int], totals: list[Total], window: int
+    timeline: Timeline,
+    turns: list[int],
+    totals: list[Total],
+    window: int,
+    timed: Collection[CopyDirection] = (),
 ) -> tuple[Verdict, ThreadTime]:
     """The verdict on threads that launch in turns, under the name of the first."""
     track = turns[0]
-    time = thread_time(timeline, totals)
+    time = thread_time(timeline, totals, timed)
     # Time without a CPU within a call that waits counts as without a CPU.
     ns = time.ns
     beyond = max(0, time.waited + sum(ns.values()) - window * len(turns))

@@ -111,6 +111,8 @@ class WaitDetail(IntEnum):
     """Within a call of a device's API."""
     COMPUTE = 6
     """For other threads of a computation on the CPU."""
+    EXCHANGE = 7
+    """For other processes of the job, in a collective of the host."""
 
 
 class TrackKind(StrEnum):
@@ -313,6 +315,8 @@ class Activity(StrEnum):
     """It polled in a call that waits for the device."""
     FILE = "file"
     """The kernel read or wrote files, pipes or sockets for it."""
+    EXCHANGE = "exchange"
+    """It was in a library that exchanges data with other processes of the job."""
     CODE = "code"
     """Any other code: the program's, or what that called on the CPU."""
     UNKNOWN = "unknown"

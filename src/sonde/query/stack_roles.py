@@ -51,6 +51,8 @@ class StackRoles:
     """'function file:line', or a function of machine code."""
     hands_over: Mask
     """The stack waits in a queue, a future or a condition."""
+    exchanges: Mask
+    """The stack is in a library that exchanges data with other processes of the job."""
     computes: Mask
     """The stack is in a computation on the CPU, which may run in several threads."""
     owner: U8
@@ -102,6 +104,8 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     activity[alone] = _CODE[Activity.UNKNOWN]  # somewhere in the driver; the rest is missing
     launches &= ~alone
     activity[launches] = _CODE[Activity.LAUNCH_PATH]
+    exchanges = has(inner & (kind == CodeKind.EXCHANGE)) & ~in_device
+    activity[exchanges] = _CODE[Activity.EXCHANGE]
     activity[compiled] = _CODE[Activity.BUILD]
     for number, kind_of_call in enumerate(CallKind):
         if kind_of_call in _OF_CALL:
@@ -118,7 +122,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     waits = has((kind == CodeKind.HAND_OVER) & (at <= own[parents]) if len(flat) else telling)
     waits &= ~in_dispatch & ~in_device  # a framework waits for its own threads
     owners = _owners(kind, parents, stacks)
-    return StackRoles(activity, place, places, waits, on_cpu, owners)
+    return StackRoles(activity, place, places, waits, exchanges, on_cpu, owners)
 
 
 def _owners(kind: U8, parents: I64, stacks: int) -> U8:
