@@ -41,6 +41,8 @@ NAMES: Final[dict[str, frozenset[str]]] = {
     "sleep_or_remote_wait": frozenset({"io", "sleep"}),
     "allocator": frozenset({"allocation"}),
     "straggler_rank": frozenset({"communication", "io"}),
+    "memory": frozenset({"page fault"}),
+    "pause": frozenset({"sleep"}),
     "healthy": frozenset({"compute", "memory", "kernels", "device", "small kernels"}),
 }
 """What Sonde calls it (bounds, and causes of stalls)."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from bench.explain.renaming import Renamer, of_tables, of_timeline, verdicts_of
+
 from sonde.analyze.merge import merged, with_interpreter_lock
 from sonde.query.capture import read
 from sonde.query.timeline import of_capture

@@ -3,11 +3,12 @@
 
 import os
 import tempfile
+from typing import IO
 
 from kit import Kit, work
 
 
-def append(file, record: bytes) -> None:
+def append(file: IO[bytes], record: bytes) -> None:
     file.write(record)
     file.flush()
     os.fsync(file.fileno())

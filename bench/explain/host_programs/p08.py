@@ -3,11 +3,12 @@
 
 import multiprocessing
 import zlib
+from multiprocessing.connection import Connection
 
 from kit import Kit, work
 
 
-def produce(there) -> None:
+def produce(there: Connection) -> None:
     image = bytes(range(256)) * 2000
     while True:
         for _ in range(3):
@@ -15,7 +16,7 @@ def produce(there) -> None:
         there.send_bytes(packed)
 
 
-def next_batch(here) -> bytes:
+def next_batch(here: Connection) -> bytes:
     return here.recv_bytes()
 
 

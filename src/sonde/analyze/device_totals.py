@@ -9,7 +9,7 @@ follows from the speed of the timed ones.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sonde.analyze.advice import next_step, next_step_of_bound
@@ -37,6 +37,8 @@ from sonde.model.verdict import (
 )
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
+LEAST_STREAM_WAITS = 10
+"""Fewer waits of streams for events in a record are of its start, not of its steps."""
 _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 """Causes that show in the thread's waits for the device."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
@@ -107,6 +109,10 @@ def with_runs(
             ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
         bounds = with_stalls(ranked_kernels, parts)
         advice.append(Advice(next_step_of_bound(bounds[0].key), 0.0))
+        dependent, line = _of_other_streams(runs, calls, timed_ns)
+        if dependent >= LEAST_SHARE:
+            bounds.append(BoundShare(Bound.DEPENDENCY, dependent))
+            lines.append(line)
     else:
         bounds = ranked_bounds(parts) or bounds
     before, after = set(cause_lines(verdict.causes)), cause_lines(causes)
@@ -120,6 +126,33 @@ def with_runs(
         kernel_classes=shares,
         evidence=[verdict.evidence[0], *lines, *evidence],
         advice=advice,
+    )
+
+
+def _of_other_streams(
+    runs: Iterable[Total], calls: Iterable[Total], timed_ns: int
+) -> tuple[float, str]:
+    """(share of the time, evidence) of the work of the second stream, where streams wait for one
+    another and hardly ever run at a time: the first one, with the most work, waits meanwhile.
+
+    Work that is spread over many streams is that of a pool, whose streams come one after another.
+    """
+    waits = [one for one in calls if one.kind == TotalKind.CALL and one.call == CallKind.EVENT]
+    count = sum(one.count for one in waits)
+    streams: dict[str, int] = defaultdict(int)
+    for one in runs:
+        streams[one.name] += one.ns if one.kind == TotalKind.STREAM else 0
+    whole = sum(streams.values())
+    if count < LEAST_STREAM_WAITS or not whole or whole > ALONE * timed_ns:
+        return 0.0, ""
+    share = sorted(streams.values())[-2] / timed_ns if len(streams) > 1 else 0.0
+    places: dict[str, int] = defaultdict(int)
+    for one in waits:
+        places[one.place] += one.ns
+    where = "".join(f", in {one.function}" for one in locations(places, 1)[:1] if one.function)
+    return share, (
+        f"streams waited for events of other streams {count:,} times{where}; the work of a second "
+        f"stream ran for {100 * share:.0f} % of the time, hardly ever at the same time"
     )
 
 

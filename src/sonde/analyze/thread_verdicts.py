@@ -73,7 +73,10 @@ LEAST_WAITS = 10
 """A thread that went on fewer times is idle: it waits for the program's end."""
 
 _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
-_RUN_KINDS = (TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED)
+_RUN_KINDS = (
+    *(TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED),
+    TotalKind.STREAM,
+)
 _CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
 """What a thread does on a CPU, by its stacks."""
 _WAITS = {

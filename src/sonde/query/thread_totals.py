@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     Activity,
     CallKind,
@@ -152,7 +153,7 @@ def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     for row, key in enumerate(zip(lanes.of(rows).tolist(), kinds, names, ways, strict=True)):
         if key[1] in ASKED:
             groups.setdefault(key, []).append(row)
-    made = []
+    made = _of_streams(lanes, rows)
     for (lane, kind, name, way), mine in groups.items():
         ns, heavy = length[mine], weight[mine]
         usual = int(np.median(ns))
@@ -182,6 +183,24 @@ def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
             taken = round((heavy * beyond).sum())
             made.append(Total(lane, TotalKind.INTERRUPTED, name, CallKind.OTHER, taken, 0))
     return made
+
+
+def _of_streams(lanes: Lanes, rows: pa.Table) -> list[Total]:
+    """Kernels and graphs by stream."""
+    ran = pc.is_in(rows.column("kind").cast(pa.string()), pa.array(["kernel", "replay"]))
+    rows = rows.filter(ran)
+    names = rows.column("name").combine_chunks()
+    exchanges = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
+    rows = rows.filter(pa.array(~exchanges[names.indices.to_numpy()]))
+    keys = np.stack([lanes.of(rows).astype(np.int64), whole(rows, "stream")], axis=1)
+    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
+    weight = rows.column("weight").to_numpy()
+    ns = np.bincount(inverse.reshape(-1), weight * length, len(different)).round().tolist()
+    return [
+        Total(lane, TotalKind.STREAM, str(stream), CallKind.OTHER, int(sum_ns), 0)
+        for (lane, stream), sum_ns in zip(different.tolist(), ns, strict=True)
+    ]
 
 
 def _sampled(

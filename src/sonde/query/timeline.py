@@ -45,9 +45,9 @@ from sonde.query.thread_totals import (
     set_owners,
     totals_of,
 )
-from sonde.query.wait_parts import GIL_FRAMES
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
 from sonde.query.validation import frame_count
+from sonde.query.wait_parts import GIL_FRAMES
 
 _DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
 _ROW_BYTES = {"sample": 448, "activity": 512, "span": 320, "device_run": 512, "metric": 256}
