@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from sonde.analyze.bound import explain
 from sonde.export import verdict as texts
+from sonde.model.timeline import Timeline
 from sonde.recording.timelines import open_timeline
 
 LARGE: Final = 0.35
@@ -103,15 +104,14 @@ def summary(judged: list[Judged]) -> str:
     )
 
 
-def judge(truth_file: Path) -> Judged:
-    """One recording against its truth."""
+def judge(truth_file: Path, timeline: Timeline | None = None) -> Judged:
+    """One recording against its truth. `timeline`: the recording, if it was read already."""
     truth = json.loads(truth_file.read_text())
     name, _, seed = truth_file.name.removesuffix(".truth.json").partition("-")
     classes = [cause["class"] for cause in truth["causes"]] or ["healthy"]
     one = Judged(name, int(seed), classes, float(truth["lost_share"]))
     try:
-        capture = truth_file.with_name(truth_file.name.removesuffix(".truth.json") + ".sonde")
-        document = texts.document(explain(open_timeline([capture])))
+        document = texts.document(explain(timeline or open_timeline([capture_of(truth_file)])))
     except Exception as error:
         one.failure = f" {type(error).__name__}: {error}"
         return one
@@ -125,6 +125,11 @@ def judge(truth_file: Path) -> Judged:
         function = re.split(r"[ (]", places[0])[0].split(".")[-1]
         one.place_right = any(function in text for text in locations)
     return one
+
+
+def capture_of(truth_file: Path) -> Path:
+    """The recording that a truth belongs to."""
+    return truth_file.with_name(truth_file.name.removesuffix(".truth.json") + ".sonde")
 
 
 def _named(document: dict[str, Any]) -> tuple[dict[str, float], list[str]]:

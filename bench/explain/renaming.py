@@ -28,6 +28,9 @@ from sonde.recording.timelines import timeline_of
 
 WORDS = ("loader", "prefetch", "sonde", "cuda-EvtHandlr", "gil", "dali", "lock", "main", "input")
 """Names that misled once, among the random ones."""
+TRAPS = ("take_gil", "munmap", "vfs_read", "sched_yield", "cuLaunchKernel", "exc_page_fault",
+         "cudaStreamSynchronize", "all_reduce", "get", "recv_bytes", "wait")  # fmt: skip
+"""Names of the kernel's and of libraries' functions, for Python functions of the program."""
 _FRAME = re.compile(r"^(?P<file>[^()]*)(?P<line>\(\d+\): )(?P<function>.*)$")
 
 
@@ -37,8 +40,13 @@ class Renamer:
     def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
         self._known: dict[str, str] = {}
+        self._traps = list(TRAPS)
+        self._random.shuffle(self._traps)
 
-    def __call__(self, name: str) -> str:
+    def __call__(self, name: str, trap: bool = False) -> str:
+        """The other name; one of `TRAPS`, while there are any, for the first names with `trap`."""
+        if name not in self._known and trap and self._traps:
+            self._known[name] = self._traps.pop()
         if name not in self._known:
             word = self._random.choice(WORDS)
             self._known[name] = f"{word}_{self._random.randrange(1 << 40):x}"
@@ -52,7 +60,7 @@ def of_timeline(timeline: Timeline, new: Renamer) -> Timeline:
     def name(number: int, text: str) -> str:
         frame = _FRAME.match(text)
         if frame and kind_of_frame(text) == CodeKind.OWN_PYTHON:
-            function = new(frame["function"])
+            function = new(frame["function"], trap=True)
             return f"{new(frame['file'])}.py{frame['line']}{function}"
         named = number in ranges and "#" not in text
         return new(text) if named else text
@@ -75,7 +83,7 @@ def of_tables(capture: Capture, new: Renamer) -> Capture:
         native = row["kind"] == "user" and row["function"]
         native = native and kind_of_native(row["binary"], "") == CodeKind.OWN_NATIVE
         if own_python or native:
-            row["function"] = new(row["function"])
+            row["function"] = new(row["function"], trap=own_python)
         if own_python:
             row["file"] = new(row["file"]) + ".py"
     tables = {**capture.tables, "frame": _changed(capture.tables["frame"], rows)}

@@ -8,18 +8,18 @@ import time
 from kit import Kit, work
 
 
-def feed(kit: Kit, records: queue.Queue) -> None:
+def feed(kit: Kit, records: queue.Queue[bytes]) -> None:
     while True:
         time.sleep(0.02 if kit.on else 0.0002)
         records.put(b"record")
 
 
-def take(records: queue.Queue) -> bytes:
+def take(records: queue.Queue[bytes]) -> bytes:
     return records.get()
 
 
 def main(kit: Kit) -> None:
-    records: queue.Queue = queue.Queue(64)
+    records: queue.Queue[bytes] = queue.Queue(64)
     for _ in range(2):
         threading.Thread(target=feed, args=(kit, records), daemon=True).start()
     kit.cause("input_pipeline", take)

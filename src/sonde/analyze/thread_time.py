@@ -329,8 +329,9 @@ def cause_lines(causes: Iterable[CauseShare]) -> list[str]:
     ]
 
 
-def whom(timeline: Timeline, track: int) -> str:
-    """A thread, and what it mostly did: 'worker (12), on a CPU in load train.py:8'."""
+def whom(timeline: Timeline, track: int, cause: Cause) -> str:
+    """A thread that others waited for, and what it mostly did: 'worker (12), on a CPU in load
+    train.py:8'. Who holds the interpreter lock does so on a CPU."""
     one = timeline.tracks[track]
     if one.owner == ThreadOwner.DRIVER:
         return f"{one.label}, a thread of the driver"
@@ -338,7 +339,8 @@ def whom(timeline: Timeline, track: int) -> str:
     running = sum(total.ns for total in mine if total.kind == TotalKind.SAMPLED)
     waits = [total for total in mine if total.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE)]
     longest = max(waits, key=lambda total: total.ns, default=None)
-    if longest is not None and longest.ns > running and longest.name != "futex":
+    waits_most = longest is not None and longest.ns > running and longest.name != "futex"
+    if longest is not None and waits_most and cause != Cause.GIL:
         if longest.kind == TotalKind.RUNQUEUE:
             return f"{one.label}, mostly waiting for a CPU"
         where = f" in {longest.place}" if longest.place else ""

@@ -117,13 +117,9 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
     timed_ns = max(1, timed[1] - timed[0]) if timed else window
     verdicts = []
     _waits_for_device(timeline, by_track)
-    for turns in _in_turns(timeline, chosen, by_track, window):
+    for turns in _with_work(_in_turns(timeline, chosen, by_track, window), timeline, runs):
         pid = timeline.tracks[turns[0]].pid
         mine = runs[pid]
-        work = sum(one.ns for one in mine if one.kind == TotalKind.RUN and one.track in turns)
-        whole_work = sum(one.ns for one in mine if one.kind == TotalKind.RUN)
-        if verdicts and work < LEAST_WORK * whole_work:
-            continue
         totals = [one for track in turns for one in by_track[track]]
         copies = {one.direction for one in mine if one.call == CallKind.COPY}
         verdict, time = _verdict(timeline, turns, totals, window, copies)
@@ -132,6 +128,20 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
         others = others_on_device(timeline, timeline.gpus_of.get(pid, ()), {pid}, span)
         verdicts.append(with_runs(verdict, mine, totals, window, timed_ns, active, others, time))
     return verdicts
+
+
+def _with_work(
+    groups: list[list[int]], timeline: Timeline, runs: Mapping[int, list[Total]]
+) -> list[list[int]]:
+    """The groups of threads that asked for a good part of the device's time for their process; all
+    of a process whose runs are not known."""
+    found = []
+    for turns in groups:
+        mine = [one for one in runs[timeline.tracks[turns[0]].pid] if one.kind == TotalKind.RUN]
+        work = sum(one.ns for one in mine if one.track in turns)
+        if work >= LEAST_WORK * sum(one.ns for one in mine):
+            found.append(turns)
+    return found or groups
 
 
 def _without_device(
@@ -441,7 +451,7 @@ def _facts(
     most = max(others, key=lambda track: others[track], default=-1)
     if most < 0 or length < LEAST_SHARE * window or others[most] < ENDED * length:
         return []
-    return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most)}"]
+    return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most, cause)}"]
 
 
 def _bounds(causes: list[CauseShare], waited: float) -> list[BoundShare]:
