@@ -51,6 +51,7 @@ _OF_KIND = {
     CodeKind.COMPILER: _Role.BUILD,
     CodeKind.OWN_PYTHON: _Role.CODE,
     CodeKind.LIBRARY: _Role.CODE,
+    CodeKind.STORAGE: _Role.CODE,
     CodeKind.LOADER: _Role.CODE,
     CodeKind.HAND_OVER: _Role.CODE,
 }

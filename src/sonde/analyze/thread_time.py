@@ -46,13 +46,12 @@ LINES = 4
 
 _OF_CALL = {
     CallKind.COPY: Cause.COPY,
-    CallKind.SET: Cause.COPY,
     CallKind.ALLOC: Cause.ALLOCATION,
     CallKind.FREE: Cause.ALLOCATION,
     CallKind.PIN: Cause.ALLOCATION,
     CallKind.BUILD: Cause.BUILD,
 }
-"""All other calls are the launch path."""
+"""All other calls are the launch path; memory sets are as short as launches, and queue like them."""
 _OF_REASON = {
     **dict.fromkeys(IO_REASONS, Cause.IO),
     "futex": Cause.LOCK,
@@ -77,7 +76,6 @@ _OF_ACTIVITY = {
 _ACTIVITY_OF_CALL = {
     CallKind.SYNC: Activity.DEVICE_WAIT,
     CallKind.COPY: Activity.COPY,
-    CallKind.SET: Activity.COPY,
     CallKind.ALLOC: Activity.ALLOCATION,
     CallKind.FREE: Activity.ALLOCATION,
     CallKind.PIN: Activity.ALLOCATION,

@@ -36,6 +36,8 @@ class CodeKind(IntEnum):
     """Python code of the program."""
     OWN_NATIVE = 9
     """Machine code of the program, or of an extension module."""
+    STORAGE = 12
+    """A framework's code that serializes, saves and loads."""
     EXCHANGE = 11
     """Exchanges data with other processes of the job: gloo, MPI, UCC."""
     SONDE = 10
@@ -63,6 +65,7 @@ _NEUTRAL_BINARY = re.compile(
     r"|python[\d.]*$|\[)"
 )
 _EXCHANGE_BINARY = re.compile(r"^lib(mpi|gloo|ucc|ucp|ucs|horovod|ccl)\b")
+_STORAGE_FUNCTION = re.compile(r"^(caffe2::serialize::|mz_|torch::jit::(Unp|P)ickler)")
 _EXCHANGE_FUNCTION = re.compile(r"^(c10d|gloo)::")
 _EXCHANGE_FILE = re.compile(
     r"^(torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py|mpi4py/"
@@ -143,7 +146,7 @@ def kind_of_file(file: str, function: str = "") -> CodeKind:
         is_run = _COMPILED_FILE.match(file)
         return CodeKind.DISPATCH if is_run else CodeKind.COMPILER
     if _FRAMEWORK_FILE.match(file):
-        return CodeKind.LIBRARY if _NO_DISPATCH_FILE.match(file) else CodeKind.DISPATCH
+        return CodeKind.STORAGE if _NO_DISPATCH_FILE.match(file) else CodeKind.DISPATCH
     top, folder, _ = file.partition("/")
     standard = top in _STANDARD_PACKAGES if folder else top.removesuffix(".py") in _STANDARD
     if standard:
@@ -166,6 +169,8 @@ def kind_of_native(binary: str, function: str) -> CodeKind:
     if _DISPATCH_BINARY.match(binary):
         if _EXCHANGE_FUNCTION.match(function):
             return CodeKind.EXCHANGE
+        if _STORAGE_FUNCTION.match(function):
+            return CodeKind.STORAGE
         if _CPU_FUNCTION.search(function):
             return CodeKind.CPU_KERNEL
         return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.DISPATCH

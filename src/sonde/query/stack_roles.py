@@ -24,7 +24,6 @@ _CODE = {one: number for number, one in enumerate(ACTIVITIES)}
 _OF_CALL = {
     CallKind.SYNC: Activity.DEVICE_WAIT,
     CallKind.COPY: Activity.COPY,
-    CallKind.SET: Activity.COPY,
     CallKind.ALLOC: Activity.ALLOCATION,
     CallKind.FREE: Activity.ALLOCATION,
     CallKind.PIN: Activity.ALLOCATION,
@@ -35,6 +34,7 @@ _ENTRY = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
 _TELLING = (
     *(CodeKind.DEVICE, CodeKind.DISPATCH, CodeKind.CPU_KERNEL, CodeKind.COMPILER),
     *(CodeKind.LIBRARY, CodeKind.OWN_NATIVE, CodeKind.OWN_PYTHON, CodeKind.HAND_OVER),
+    CodeKind.STORAGE,
 )
 """Kinds whose innermost frame tells what the CPU does."""
 
@@ -89,6 +89,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     in_device = has(inner & (kind == CodeKind.DEVICE))
     in_dispatch = has(inner & (kind == CodeKind.DISPATCH))
     on_cpu = has(inner & (kind == CodeKind.CPU_KERNEL))
+    stores = has(inner & (kind == CodeKind.STORAGE))
     loads = has(kind == CodeKind.LOADER)
     # The outermost entry into the device's API says what was asked for.
     entry = np.zeros(stacks + 1, np.uint8)
@@ -96,7 +97,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     entry[parents[entries]] = call[entries]  # the last one stays
     # A library between the framework and the CPU (an image codec, NumPy) is no launch path.
     launches = in_device | (
-        in_dispatch & ~on_cpu & np.isin(leaf_kind, (CodeKind.DISPATCH, CodeKind.DEVICE))
+        in_dispatch & ~on_cpu & ~stores & np.isin(leaf_kind, (CodeKind.DISPATCH, CodeKind.DEVICE))
     )
     activity = np.full(stacks + 1, _CODE[Activity.CODE], np.uint8)
     activity[leaf >= len(flat)] = _CODE[Activity.UNKNOWN]
@@ -114,7 +115,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     activity[loads] = _CODE[Activity.INPUT]
     place = np.full(stacks + 1, -1, np.int32)
     native = first(kind == CodeKind.OWN_NATIVE)
-    library = first(np.isin(kind, (CodeKind.LIBRARY, CodeKind.DISPATCH)))
+    library = first(np.isin(kind, (CodeKind.LIBRARY, CodeKind.STORAGE, CodeKind.DISPATCH)))
     for found in (library, native, own):
         known = found < len(flat)
         named = place_of[flat[found[known]]] if known.any() else np.zeros(0, np.int32)
