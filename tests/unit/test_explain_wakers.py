@@ -144,6 +144,22 @@ def test_a_copy_to_the_host_waits_for_the_work_before_it(writer, told, timed):
     assert shares(verdict).get(Cause.COPY, 0.0) < 0.04
 
 
+def test_waits_behind_copies_are_for_the_kernels_that_ran_meanwhile(writer, told):
+    """Three inputs to the device and a result back in each step, each with a wait."""
+    key = process(writer)
+    copies = {"count": 900, "moved": 90_000_000, "direction": "h2d"}
+    writer.calls(key, 42, "cudaMemcpyAsync", seconds=0.1, op="copy", **copies)
+    writer.calls(key, 42, "cudaStreamSynchronize", count=1000, seconds=2.6, op="sync")
+    writer.wait(key, 42, "sync to disk", 1.5, stack=writer.stack(FETCH, "fsync"))
+    on_cpu(writer, key, 0.5, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.5)
+    runs(writer, key, 0.002, kind="copy", direction="h2d", bytes=100_000)
+    (verdict,) = told()
+
+    assert verdict.bounds[0].key == Bound.IO
+    assert shares(verdict).get(Cause.COPY, 0.0) < 0.06
+
+
 @pytest.mark.parametrize(("working", "cause"), [(0.05, Cause.INPUT), (1.0, Cause.SLEEP)])
 def test_a_function_that_only_receives_and_sleeps_polls(writer, told, working, cause):
     key = process(writer)

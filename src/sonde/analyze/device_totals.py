@@ -37,6 +37,8 @@ from sonde.model.verdict import (
 )
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
+LARGE_PLACE = 0.1
+"""Places that asked for less of the kernels' time are not named."""
 LEAST_STREAM_WAITS = 10
 """Fewer waits of streams for events in a record are of its start, not of its steps."""
 _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
@@ -95,6 +97,8 @@ def with_runs(
         lines.append(_counter_evidence(active))
     if exchanged >= LEAST_SHARE:
         lines.append(f"collectives ran for about {100 * exchanged:.0f} % of the time")
+    if line := _asked_for_in(_kernels_of_places(runs)):
+        lines.append(line)
     if others:
         lines += [one.text for one in others[:2]]
     computing = sum(one.ns for one in kernels)
@@ -126,6 +130,25 @@ def with_runs(
         kernel_classes=shares,
         evidence=[verdict.evidence[0], *lines, *evidence],
         advice=advice,
+    )
+
+
+def _kernels_of_places(runs: Iterable[Total]) -> dict[str, int]:
+    """The time of kernels by the place in the program that asked for them; '' not known."""
+    found: dict[str, int] = defaultdict(int)
+    for one in runs:
+        if one.kind == TotalKind.STREAM:
+            found[one.place] += one.ns
+    return found
+
+
+def _asked_for_in(places: Mapping[str, int]) -> str:
+    """Evidence: the places that asked for most of the kernels' time."""
+    whole = sum(places.values())
+    ranked = [one for one in locations(dict(places), whole) if one.share >= LARGE_PLACE]
+    named = [f"{one.function} {100 * one.share:.0f} %" for one in ranked if one.function]
+    return f"kernels by the code that launched them, of their time: {', '.join(named)}" * bool(
+        named
     )
 
 
@@ -202,6 +225,8 @@ def _attributed(
     device did in them comes first (`device`: shares of the time), then what the thread was blocked
     by. Code and launches are left:
 
+    - Waits behind copies to the device, one for one, are the copies', as far as they are longer
+      than the device computed.
     - Code keeps its time: without it the device would have had its work that much earlier.
     - The thread's waits for the device delay all launches behind them: launches count as
       synchronization up to the length of the waits, and so do waits that are longer than the
@@ -215,6 +240,11 @@ def _attributed(
         found[cause] = min(waits, share, stalled)
         waits -= found[cause]
         stalled -= found[cause]
+    if time.for_copies:
+        copying = min(stalled, max(0.0, waits - computed))
+        found[Cause.COPY] += copying
+        waits -= copying
+        stalled -= copying
     own = {one.key: one.share for one in verdict.causes}
     code, launch = own.pop(Cause.HOST, 0.0), own.pop(Cause.LAUNCH, 0.0)
     unknown = own.pop(Cause.UNKNOWN, 0.0)

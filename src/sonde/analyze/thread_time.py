@@ -41,6 +41,8 @@ BURSTS = 0.5
 times would lie in, runs in bursts."""
 LEAST_SAMPLES = 10
 """Fewer samples of a function do not show bursts."""
+WAITED_HOPS = 3
+"""Threads that each wait for the next one, and are named."""
 LINES = 4
 """Places that are named for a cause, those with the most time."""
 
@@ -51,7 +53,7 @@ _OF_CALL = {
     CallKind.PIN: Cause.ALLOCATION,
     CallKind.BUILD: Cause.BUILD,
 }
-"""All other calls are the launch path; memory sets are as short as launches, and queue like them."""
+"""All other calls are the launch path: memory sets are short, and queue like launches."""
 _OF_REASON = {
     **dict.fromkeys(IO_REASONS, Cause.IO),
     "futex": Cause.LOCK,
@@ -102,6 +104,8 @@ class ThreadTime:
     waited: int = 0
     """In calls that wait for the device."""
     wait_places: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    for_copies: bool = False
+    """Waits for the device follow copies to it, one for one."""
     spread: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By function: (on-CPU samples, `Total.when`)."""
 
@@ -156,9 +160,7 @@ def thread_time(
         found.add(cause_of(timeline, one), length, one)
     _on_cpu(found, totals, called, inside)
     _with_polling(found)
-    if _wait_for_copies(totals):
-        found.ns[Cause.COPY] += found.waited
-        found.waited = 0
+    found.for_copies = _wait_for_copies(totals)
     return found
 
 
@@ -327,9 +329,10 @@ def cause_lines(causes: Iterable[CauseShare]) -> list[str]:
     ]
 
 
-def whom(timeline: Timeline, track: int, cause: Cause) -> str:
+def whom(timeline: Timeline, track: int, cause: Cause, seen: tuple[int, ...] = ()) -> str:
     """A thread that others waited for, and what it mostly did: 'worker (12), on a CPU in load
-    train.py:8'. Who holds the interpreter lock does so on a CPU."""
+    train.py:8'. Who holds the interpreter lock does so on a CPU. `seen`: tracks that wait for it,
+    and were named already."""
     one = timeline.tracks[track]
     if one.owner == ThreadOwner.DRIVER:
         return f"{one.label}, a thread of the driver"
@@ -341,6 +344,8 @@ def whom(timeline: Timeline, track: int, cause: Cause) -> str:
     if longest is not None and waits_most and cause != Cause.GIL:
         if longest.kind == TotalKind.RUNQUEUE:
             return f"{one.label}, mostly waiting for a CPU"
+        if behind := _waited_for(timeline, track, waits, seen):
+            return f"{one.label}, which waits for {behind}"
         where = f" in {longest.place}" if longest.place else ""
         return f"{one.label}, mostly waiting: {longest.name}{where}"
     places: dict[str, int] = defaultdict(int)
@@ -349,3 +354,33 @@ def whom(timeline: Timeline, track: int, cause: Cause) -> str:
             places[total.place] += total.ns
     found = locations(places, running)
     return f"{one.label}, on a CPU in {found[0].function}" if found else one.label
+
+
+def _waited_for(
+    timeline: Timeline, track: int, waits: Sequence[Total], seen: tuple[int, ...]
+) -> str:
+    """Who ended most of a thread's waits, and what that one mostly did; '' nobody that is known.
+
+    A thread that only passes on what others of its process made stands for the busiest of them.
+    """
+    ended: dict[int, int] = defaultdict(int)
+    for one in waits:
+        if one.kind == TotalKind.BLOCKED and one.waker_track >= 0:
+            ended[one.waker_track] += one.waker_ns
+    whole = sum(one.ns for one in waits)
+    before = timeline.tracks[track].pid
+    processes: dict[int, int] = defaultdict(int)
+    for other, ns in ended.items():
+        processes[timeline.tracks[other].pid] += ns
+    processes.pop(before, None)
+    most = max(processes, key=lambda pid: processes[pid], default=0)
+    if len(seen) >= WAITED_HOPS or 2 * sum(processes.values()) < whole or not most:
+        return ""
+    busy: dict[int, int] = defaultdict(int)
+    for total in timeline.totals:
+        if timeline.tracks[total.track].pid == most and total.kind == TotalKind.SAMPLED:
+            busy[total.track] += total.ns
+    busiest = max(busy, key=lambda other: busy[other], default=-1)
+    if busiest < 0 or busiest in seen:
+        return ""
+    return whom(timeline, busiest, Cause.INPUT, (*seen, track))

@@ -122,7 +122,7 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
         mine = runs[pid]
         totals = [one for track in turns for one in by_track[track]]
         copies = {one.direction for one in mine if one.call == CallKind.COPY}
-        verdict, time = _verdict(timeline, turns, totals, window, copies)
+        verdict, time = _verdict(timeline, turns, totals, window, copies, bool(mine))
         span = timed or (timeline.start_ns, timeline.end_ns)
         active = _active(timeline, pid, span)
         others = others_on_device(timeline, timeline.gpus_of.get(pid, ()), {pid}, span)
@@ -365,10 +365,14 @@ def _verdict(
     totals: list[Total],
     window: int,
     timed: Collection[CopyDirection] = (),
+    has_runs: bool = False,
 ) -> tuple[Verdict, ThreadTime]:
     """The verdict on threads that launch in turns, under the name of the first."""
     track = turns[0]
     time = thread_time(timeline, totals, timed)
+    if time.for_copies and not has_runs:
+        time.ns[Cause.COPY] += time.waited
+        time.waited = 0
     # Time without a CPU within a call that waits counts as without a CPU.
     ns = time.ns
     beyond = max(0, time.waited + sum(ns.values()) - window * len(turns))

@@ -109,7 +109,7 @@ def totals_of(
     return [
         *_totals(lanes, frames, tables),
         *_sampled(lanes, frames, tables["sample"], span, tick_ns),
-        *_runs(lanes, run, shared),
+        *_runs(lanes, frames, run, shared),
     ]
 
 
@@ -134,7 +134,7 @@ def parents_of(process: pa.Table) -> dict[int, int]:
     )
 
 
-def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
+def _runs(lanes: Lanes, frames: Frames, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     """Estimated totals of runs on devices, from runs sampled one by one.
 
     Where another process used the device, kernels that took far longer than usual are cut: the rest
@@ -153,7 +153,7 @@ def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     for row, key in enumerate(zip(lanes.of(rows).tolist(), kinds, names, ways, strict=True)):
         if key[1] in ASKED:
             groups.setdefault(key, []).append(row)
-    made = _of_streams(lanes, rows)
+    made = _of_streams(lanes, frames, rows)
     for (lane, kind, name, way), mine in groups.items():
         ns, heavy = length[mine], weight[mine]
         usual = int(np.median(ns))
@@ -185,21 +185,31 @@ def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     return made
 
 
-def _of_streams(lanes: Lanes, rows: pa.Table) -> list[Total]:
-    """Kernels and graphs by stream."""
+def _of_streams(lanes: Lanes, frames: Frames, rows: pa.Table) -> list[Total]:
+    """Kernels and graphs by stream, and by the place in the program that asked for them."""
     ran = pc.is_in(rows.column("kind").cast(pa.string()), pa.array(["kernel", "replay"]))
     rows = rows.filter(ran)
     names = rows.column("name").combine_chunks()
     exchanges = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
     rows = rows.filter(pa.array(~exchanges[names.indices.to_numpy()]))
-    keys = np.stack([lanes.of(rows).astype(np.int64), whole(rows, "stream")], axis=1)
+    place = frames.roles.place[frames.row_of(rows.column("stack_id"))].astype(np.int64)
+    keys = np.stack([lanes.of(rows).astype(np.int64), whole(rows, "stream"), place], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    places = [*frames.roles.places, ""]  # the last one for -1
     length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
     weight = rows.column("weight").to_numpy()
     ns = np.bincount(inverse.reshape(-1), weight * length, len(different)).round().tolist()
     return [
-        Total(lane, TotalKind.STREAM, str(stream), CallKind.OTHER, int(sum_ns), 0)
-        for (lane, stream), sum_ns in zip(different.tolist(), ns, strict=True)
+        Total(
+            lane,
+            TotalKind.STREAM,
+            str(stream),
+            CallKind.OTHER,
+            int(sum_ns),
+            0,
+            place=places[at],
+        )
+        for (lane, stream, at), sum_ns in zip(different.tolist(), ns, strict=True)
     ]
 
 
