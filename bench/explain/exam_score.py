@@ -73,8 +73,8 @@ def main() -> int:
     parser.add_argument(
         "--loaded",
         action="store_true",
-        help="other work kept the CPUs busy: contention for them, which is a cause then, is left "
-        "out of the order of causes of other programs",
+        help="other work kept the CPUs busy: judge the causes of the first verdict without the "
+        "contention for CPUs, which is the largest of all programs then",
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
@@ -123,6 +123,13 @@ def judge(truth_file: Path, timeline: Timeline | None = None, *, loaded: bool = 
         return one
     named, locations = _named(document)
     if loaded and "cpu_starvation" not in classes:
+        causes = document["verdicts"][0]["causes"] if document["verdicts"] else []
+        named = {}
+        for cause in causes:
+            named[cause["bound"]] = named.get(cause["bound"], 0.0) + cause["share"]
+            if cause["key"] == "sleep":
+                named["sleep"] = cause["share"]
+                named["host"] -= cause["share"]
         named.pop("cpu contention", None)
     one.named = sorted(named.items(), key=lambda pair: -pair[1])
     one.is_right = all(_is_named(kind, one, named) for kind in classes)

@@ -144,6 +144,8 @@ def thread_time(
             copied = 0 if CopyDirection.D2H in timed else _copying_ns(one)
             found.add(Cause.COPY, copied, one)
             found.wait(one.ns - copied, one)
+        elif one.direction == CopyDirection.D2D:  # within the device: it queues like a launch
+            found.add(Cause.LAUNCH, one.ns, one)
         else:
             found.add(_OF_CALL.get(one.call, Cause.LAUNCH), one.ns, one)
     inside = sum(called.values())
