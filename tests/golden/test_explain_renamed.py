@@ -18,7 +18,7 @@ from sonde.readers import kineto
 
 DATA = Path(__file__).parents[1] / "data"
 TRACES = sorted((DATA / "explain").glob("*.json.gz"))
-CAPTURES = sorted([*(DATA / "explain/own").glob("*.sonde"), *DATA.glob("device_time/*.sonde")])
+CAPTURES = sorted([*DATA.glob("explain/*/*.sonde"), *DATA.glob("device_time/*.sonde")])
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.partition(".")[0])

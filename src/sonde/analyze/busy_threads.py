@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from sonde.analyze.causes import GENERATIONS, HAND_OVERS
 from sonde.model.timeline import (
     Activity,
     CallKind,
@@ -34,8 +35,9 @@ def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window
     """The tracks of the busiest threads. Totals that only single waits or samples tell of are added
     to `by_track`; `window`: the length of the record in ns.
 
-    A program works in the thread that is busiest. If the first thread of its process is about as
-    busy, or goes on again and again when others let it, it is the one that the program waits for.
+    A program works in the thread that is busiest. If the first thread of its process, or of one
+    that started this one, is about as busy, or goes on again and again when others let it, it is
+    the one that the program waits for.
     """
     _add_states(timeline, by_track)
     _add_samples(timeline, by_track)
@@ -49,21 +51,32 @@ def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window
             active[track] += one.ns if one.kind in _BUSY else 0
             if one.kind == TotalKind.BLOCKED:
                 waits[track] += one.count
-                ended_by[track] += one.waker_ns if one.waker_track in by_track else 0
+                handed = one.waker_track in by_track and one.name in HAND_OVERS
+                ended_by[track] += one.waker_ns if handed else 0
     ranked = sorted(active, key=lambda track: (active[track], waits[track]), reverse=True)
     ranked = [track for track in ranked if active[track] or waits[track] >= LEAST_WAITS]
     if not ranked:
         return []
     most = active[ranked[0]]
     chosen = [track for track in ranked[:THREADS] if active[track] >= LEAST_ACTIVE * most]
-    pid = timeline.tracks[ranked[0]].pid
-    first = next(
-        (t for t in ranked if timeline.tracks[t].number == timeline.tracks[t].pid == pid), -1
-    )
-    is_let = waits[first] >= LEAST_WAITS and ended_by[first] >= FIRST_THREAD * window
-    if first >= 0 and (active[first] >= FIRST_THREAD * most or is_let):
-        chosen = [first, *(track for track in chosen if track != first)][:THREADS]
+    for first in _first_threads(timeline, ranked):
+        is_let = waits[first] >= LEAST_WAITS and ended_by[first] >= FIRST_THREAD * window
+        if active[first] >= FIRST_THREAD * most or is_let:
+            return [first, *(track for track in chosen if track != first)][:THREADS]
     return chosen
+
+
+def _first_threads(timeline: Timeline, ranked: list[int]) -> list[int]:
+    """The first threads of the busiest thread's process and of those that it descends from, the
+    outermost first."""
+    first = {timeline.tracks[t].pid: t for t in ranked
+             if timeline.tracks[t].number == timeline.tracks[t].pid}  # fmt: skip
+    pid, found = timeline.tracks[ranked[0]].pid, []
+    for _ in range(GENERATIONS):
+        if pid in first:
+            found.append(first[pid])
+        pid = timeline.parents.get(pid, 0)
+    return found[::-1]
 
 
 def _add_states(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
