@@ -23,6 +23,7 @@ WORK_WAIT = ("c10d::Work::wait", "libtorch_cpu.so")
 ADD = ("at::_ops::add::call", "libtorch_cpu.so")
 LAUNCH = ("cudaLaunchKernel", "libcudart.so.13")
 SEM_WAIT = ("sem_wait", "libc.so.6")
+COND_WAIT = ("pthread_cond_timedwait", "libc.so.6")
 TAKE_GIL = ("take_gil", "python3.12")
 
 
@@ -262,6 +263,26 @@ def test_a_python_function_may_be_named_like_one_of_the_kernel_or_the_interprete
     (verdict,) = told()
 
     assert set(shares(verdict)) == {Cause.LOCK, Cause.HOST}
+
+
+@pytest.mark.parametrize(
+    ("inside", "cause"),
+    [
+        ((EVAL, COND_WAIT), Cause.GIL),
+        ((GET, COND_WAIT), Cause.INPUT),
+        ((ADD, COND_WAIT), Cause.LOCK),
+    ],
+)
+def test_a_condition_of_the_interpreter_itself_is_its_lock_also_without_symbols(
+    writer, told, inside, cause
+):
+    key = process(writer, 43)
+    stack = writer.stack(STEP, *inside)
+    writer.wait(key, 42, "futex", 3.0, count=600, waker=(42, 43), stack=stack)
+    on_cpu(writer, key, 0.5, STEP, EVAL)
+    (verdict,) = told()
+
+    assert verdict.causes[0].key == cause
 
 
 def test_samples_of_perf_are_explained(tmp_path):

@@ -162,9 +162,11 @@ def _of_other_streams(
     """
     waits = [one for one in calls if one.kind == TotalKind.CALL and one.call == CallKind.EVENT]
     count = sum(one.count for one in waits)
-    streams: dict[str, int] = defaultdict(int)
+    devices: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for one in runs:
-        streams[one.name] += one.ns if one.kind == TotalKind.STREAM else 0
+        if one.kind == TotalKind.STREAM:
+            devices[one.name.partition(" ")[0]][one.name] += one.ns
+    streams = max(devices.values(), key=lambda those: sum(those.values()), default={})
     whole = sum(streams.values())
     if count < LEAST_STREAM_WAITS or not whole or whole > ALONE * timed_ns:
         return 0.0, ""

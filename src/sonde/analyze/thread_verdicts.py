@@ -61,7 +61,7 @@ FUNCTION = 0.1
 FUNCTIONS = 3
 """At most this many."""
 TURNS = 0.05
-"""Threads that wait for one another for this part of the time, either way, take turns."""
+"""Threads that wait for each other for this part of the time, each of them, take turns."""
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 

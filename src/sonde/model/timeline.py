@@ -291,8 +291,8 @@ class TotalKind(StrEnum):
     """Kernel runs with so few thread blocks that most of the device stays idle; they are among
     `RUN`, too."""
     STREAM = "stream"
-    """Kernels and graphs that a device ran for a thread in one stream, whose number is the name;
-    they are among `RUN`, too."""
+    """Kernels and graphs that a device ran for a thread in one stream; the name is the device's
+    number, a space, and the stream's. They are among `RUN`, too."""
     SAMPLED = "sampled"
     """On-CPU time of a thread in one `Activity`, which is the name."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sonde.model.call_kinds import kind_by_name
 from sonde.model.libraries import CodeKind, kind_of_file, kind_of_native
@@ -51,6 +52,8 @@ class StackRoles:
     """'function file:line', or a function of machine code."""
     hands_over: Mask
     """The stack waits in a queue, a future or a condition."""
+    interpreter: Mask
+    """The interpreter itself waits in a condition: on Linux, CPython does for its lock alone."""
     exchanges: Mask
     """The stack is in a library that exchanges data with other processes of the job."""
     computes: Mask
@@ -122,8 +125,13 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
         place[np.flatnonzero(known)[named >= 0]] = named[named >= 0]
     waits = has((kind == CodeKind.HAND_OVER) & (at <= own[parents]) if len(flat) else telling)
     waits &= ~in_dispatch & ~in_device  # a framework waits for its own threads
+    python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
+    in_condition = inner & (kind == CodeKind.HAND_OVER) & ~python
+    beside = inner & (kind != CodeKind.NEUTRAL) & ~in_condition
+    interpreter = has(in_condition) & ~has(beside) & (own < len(flat))
+    waits &= ~interpreter
     owners = _owners(kind, parents, stacks)
-    return StackRoles(activity, place, places, waits, exchanges, on_cpu, owners)
+    return StackRoles(activity, place, places, waits, interpreter, exchanges, on_cpu, owners)
 
 
 def _owners(kind: U8, parents: I64, stacks: int) -> U8:

@@ -193,7 +193,8 @@ def _of_streams(lanes: Lanes, frames: Frames, rows: pa.Table) -> list[Total]:
     exchanges = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
     rows = rows.filter(pa.array(~exchanges[names.indices.to_numpy()]))
     place = frames.roles.place[frames.row_of(rows.column("stack_id"))].astype(np.int64)
-    keys = np.stack([lanes.of(rows).astype(np.int64), whole(rows, "stream"), place], axis=1)
+    lane = lanes.of(rows).astype(np.int64)
+    keys = np.stack([lane, whole(rows, "device"), whole(rows, "stream"), place], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     places = [*frames.roles.places, ""]  # the last one for -1
     length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
@@ -203,13 +204,13 @@ def _of_streams(lanes: Lanes, frames: Frames, rows: pa.Table) -> list[Total]:
         Total(
             lane,
             TotalKind.STREAM,
-            str(stream),
+            f"{device} {stream}",
             CallKind.OTHER,
             int(sum_ns),
             0,
             place=places[at],
         )
-        for (lane, stream, at), sum_ns in zip(different.tolist(), ns, strict=True)
+        for (lane, device, stream, at), sum_ns in zip(different.tolist(), ns, strict=True)
     ]
 
 

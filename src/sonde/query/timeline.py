@@ -246,7 +246,7 @@ def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> E
     kind = coded(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
     stacks = rows.column("stack_id")
     roles, row = frames.roles, frames.row_of(stacks)
-    gil = frames.holding(stacks, GIL_FRAMES)
+    gil = frames.holding(stacks, GIL_FRAMES) | roles.interpreter[row]
     loads = roles.activity[row] == ACTIVITIES.index(Activity.INPUT)
     details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.EXCHANGE, WaitDetail.HAND_OVER)
     chosen = [loads, gil, roles.exchanges[row], roles.hands_over[row]]

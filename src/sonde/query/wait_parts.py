@@ -53,7 +53,7 @@ def parts_of_waits(lanes: Lanes, frames: Frames, sample: pa.Table, activity: pa.
     doing = roles.activity[row]
     in_call = np.isin(doing, [ACTIVITIES.index(one) for one in _IN_CALLS])
     loads = doing == ACTIVITIES.index(Activity.INPUT)
-    held = frames.holding(stacks, GIL_FRAMES)
+    held = frames.holding(stacks, GIL_FRAMES) | roles.interpreter[row]
     details = (
         *(WaitDetail.INPUT, WaitDetail.IN_CALL, WaitDetail.GIL, WaitDetail.EXCHANGE),
         *(WaitDetail.COMPUTE, WaitDetail.HAND_OVER),
