@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--recorded", type=float, help="seconds; default: one less than --seconds")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds; the rest is left out")
     parser.add_argument("--smoke", action="store_true", help="tiny, unrecorded, several at once")
@@ -121,12 +122,13 @@ def _follow(
 ) -> str:
     """Record from READY on, keep the truth; returns what went wrong, '' nothing."""
     recorder: subprocess.Popen[str] | None = None
+    length_s = args.recorded or args.seconds - RECORDED_LESS_S
     truth = None
     for line in lines:
         word, _, rest = line.partition(" ")
         if word == "READY" and not args.smoke:
             pid = json.loads(rest)["pid"]
-            recorder = _recorder(pid, args.out / f"{path.stem}-{seed}.sonde", args.seconds)
+            recorder = _recorder(pid, args.out / f"{path.stem}-{seed}.sonde", length_s)
         elif word == "TRUTH":
             truth = json.loads(rest)
     if recorder is not None:
@@ -142,7 +144,7 @@ def _follow(
 
 def _recorder(pid: int, capture: Path, seconds: float) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sonde", "record", "-q", "--device-time", "-f"]
-    command += ["-p", str(pid), "-d", f"{seconds - RECORDED_LESS_S:g}", "-o", str(capture)]
+    command += ["-p", str(pid), "-d", f"{seconds:g}", "-o", str(capture)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
 

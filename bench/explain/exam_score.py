@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from sonde.analyze.bound import explain
 from sonde.export import verdict as texts
+from sonde.model.timeline import Timeline
 from sonde.recording.timelines import open_timeline
 
 LARGE: Final = 0.35
@@ -41,6 +42,8 @@ NAMES: Final[dict[str, frozenset[str]]] = {
     "sleep_or_remote_wait": frozenset({"io", "sleep"}),
     "allocator": frozenset({"allocation"}),
     "straggler_rank": frozenset({"communication", "io"}),
+    "memory": frozenset({"page fault"}),
+    "pause": frozenset({"sleep"}),
     "healthy": frozenset({"compute", "memory", "kernels", "device", "small kernels"}),
 }
 """What Sonde calls it (bounds, and causes of stalls)."""
@@ -67,9 +70,15 @@ def main() -> int:
     """Judge all recordings of a folder."""
     parser = argparse.ArgumentParser(prog="python -m bench.explain.exam_score")
     parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--loaded",
+        action="store_true",
+        help="other work kept the CPUs busy: judge the causes of the first verdict without the "
+        "contention for CPUs, which is the largest of all programs then",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    judged = [judge(path) for path in sorted(args.folder.glob("*.truth.json"))]
+    judged = [judge(path, loaded=args.loaded) for path in sorted(args.folder.glob("*.truth.json"))]
     for one in judged:
         named = ", ".join(f"{name} {share:.0%}" for name, share in one.named[:4])
         mark = "right" if one.is_right else "WRONG"
@@ -101,19 +110,27 @@ def summary(judged: list[Judged]) -> str:
     )
 
 
-def judge(truth_file: Path) -> Judged:
-    """One recording against its truth."""
+def judge(truth_file: Path, timeline: Timeline | None = None, *, loaded: bool = False) -> Judged:
+    """One recording against its truth. `timeline`: the recording, if it was read already."""
     truth = json.loads(truth_file.read_text())
     name, _, seed = truth_file.name.removesuffix(".truth.json").partition("-")
     classes = [cause["class"] for cause in truth["causes"]] or ["healthy"]
     one = Judged(name, int(seed), classes, float(truth["lost_share"]))
     try:
-        capture = truth_file.with_name(truth_file.name.removesuffix(".truth.json") + ".sonde")
-        document = texts.document(explain(open_timeline([capture])))
+        document = texts.document(explain(timeline or open_timeline([capture_of(truth_file)])))
     except Exception as error:
         one.failure = f" {type(error).__name__}: {error}"
         return one
     named, locations = _named(document)
+    if loaded and "cpu_starvation" not in classes:
+        causes = document["verdicts"][0]["causes"] if document["verdicts"] else []
+        named = {}
+        for cause in causes:
+            named[cause["bound"]] = named.get(cause["bound"], 0.0) + cause["share"]
+            if cause["key"] == "sleep":
+                named["sleep"] = cause["share"]
+                named["host"] -= cause["share"]
+        named.pop("cpu contention", None)
     one.named = sorted(named.items(), key=lambda pair: -pair[1])
     one.is_right = all(_is_named(kind, one, named) for kind in classes)
     one.false_offender = "gpu_cotenant" not in classes and named.get("gpu contention", 0) >= 0.02
@@ -123,6 +140,11 @@ def judge(truth_file: Path) -> Judged:
         function = re.split(r"[ (]", places[0])[0].split(".")[-1]
         one.place_right = any(function in text for text in locations)
     return one
+
+
+def capture_of(truth_file: Path) -> Path:
+    """The recording that a truth belongs to."""
+    return truth_file.with_name(truth_file.name.removesuffix(".truth.json") + ".sonde")
 
 
 def _named(document: dict[str, Any]) -> tuple[dict[str, float], list[str]]:

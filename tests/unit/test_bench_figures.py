@@ -45,6 +45,18 @@ def interval(found: dict[str, float]) -> str:
 
 def claims() -> Iterator[tuple[str, str, str]]:
     """(page, result, what the page has to say by it)"""
+    page, result = "docs/lab/exam.md", "bench/explain/results/exam-1-now.json"
+    exam = loaded(result)
+    wrong = {row["program"] for row in exam if not row["is_right"]}
+    yield page, result, f"{27 - len(wrong)} of 27"
+    yield page, result, f"{sum(row['is_right'] for row in exam)} of {len(exam)}"
+    left_out, renamed = (
+        f"bench/explain/results/{name}.json" for name in ("exam-1-left-out", "renaming")
+    )
+    yield page, left_out, f"program left out: {loaded(left_out)['left_out']} of 27"
+    yield page, renamed, f"{loaded(renamed)['same']} of {len(loaded(renamed)['captures'])} captures"
+    page, result = "docs/lab/explain.md", "bench/explain/results/host-programs.json"
+    yield page, result, f"{sum(row['is_right'] for row in loaded(result))} of 11"
     runs = ("second", "fourth", "fifth")
     for result in [f"bench/explain/results/h200-{run}.csv" for run in runs]:
         rows = loaded(result)

@@ -406,7 +406,7 @@ def test_threads_that_launch_at_once_say_of_what_their_shares_are(writer, told):
     key = writer.process(42, "x", threads=[{"tid": 42, "comm": "x"}, {"tid": 43, "comm": "x"}])
     for tid, other in ((42, 43), (43, 42)):
         writer.calls(key, tid, "cuStreamSynchronize", count=9, seconds=0.5, op="sync")
-        writer.wait(key, tid, "futex", 0.2, waker=(42, other))
+        writer.wait(key, tid, "futex", 0.3, waker=(42, other))
         writer.on_cpu(key, tid, writer.stack(STEP, EVAL), 400)
     verdict = told()
 

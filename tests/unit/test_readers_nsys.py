@@ -173,6 +173,14 @@ def test_a_view_in_place_of_a_table_is_not_run(export):
     assert not len(export.opened().device)
 
 
+def test_a_database_of_rocprofv3_is_refused_as_such(tmp_path):
+    path = tmp_path / "results.db"
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE rocpd_kernel_dispatch_0f3a (id INTEGER, start INTEGER)")
+    with pytest.raises(NotACapture, match="database of rocprofv3"):
+        open_timeline([path])
+
+
 def test_another_database_is_refused(tmp_path):
     path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as database:

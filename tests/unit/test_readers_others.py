@@ -64,6 +64,14 @@ class TestPerfScript:
         with pytest.raises(NotACapture):
             perf_script.read(path)
 
+    @pytest.mark.parametrize("magic", [b"PERFILE2", b"2ELIFREP"])
+    def test_perfs_binary_data_is_refused_with_the_command_that_prints_it(self, tmp_path, magic):
+        path = tmp_path / "perf.data"
+        path.write_bytes(magic + (104).to_bytes(8, "little") + bytes(5000))
+        with pytest.raises(NotACapture) as refused:
+            open_timeline([path])
+        assert f"perf script -i {path}" in refused.value.remedy
+
     @pytest.mark.machine
     @pytest.mark.skipif(not shutil.which("perf"), reason="needs perf")
     def test_what_the_real_perf_prints(self, tmp_path):
@@ -74,6 +82,8 @@ class TestPerfScript:
         ran = subprocess.run([*record, sys.executable, "-c", program], capture_output=True)
         if ran.returncode:
             pytest.skip("perf may not record here")
+        with pytest.raises(NotACapture, match="perf's binary data"):
+            open_timeline([data])
         with text.open("w") as out:
             subprocess.run(["perf", "script", "-i", str(data)], stdout=out, check=True,
                            stderr=subprocess.DEVNULL)  # fmt: skip

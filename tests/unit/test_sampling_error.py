@@ -13,14 +13,17 @@ from sonde.analyze.sampling import _cannot, half_width
 
 # Of Student's distribution at 0.975, for 1, 2, ... degrees of freedom, from published tables.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+LATER = {15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980}
 
 
-@pytest.mark.parametrize(("count", "student"), list(enumerate(STUDENT, 2)))
+@pytest.mark.parametrize(
+    ("count", "student"), [*enumerate(STUDENT, 2), *((n + 1, one) for n, one in LATER.items())]
+)
 def test_half_the_width_is_student_s_quantile_times_the_standard_error(count, student):
     length = np.full(count, 1_000_000)
     part = np.array([500_000 + 1000 * (number % 3) for number in range(count)])
     error = np.std(part / 1e6, ddof=1) / count**0.5
-    assert half_width(part, length) == pytest.approx(student * error, rel=0.01)
+    assert half_width(part, length) == pytest.approx(student * error, rel=0.002)
 
 
 def test_of_many_windows_the_quantile_is_the_normal_distribution_s():

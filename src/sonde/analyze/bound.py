@@ -16,7 +16,7 @@ from sonde.analyze.critical_path import critical_path
 from sonde.analyze.details import detail_of
 from sonde.analyze.kernels import classes_of, top_kernels, underfilled_share
 from sonde.analyze.phases import phases_of
-from sonde.analyze.ranking import STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
+from sonde.analyze.ranking import STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds, with_stalls
 from sonde.analyze.sampling import sampling_of
 from sonde.analyze.stalls import DeviceState, Stalls, devices_of
 from sonde.analyze.steps import steps_of
@@ -170,13 +170,14 @@ def _bounds(
     causes: list[CauseShare], classes: list[KernelClassShare], computing: float, underfilled: float
 ) -> list[BoundShare]:
     unknown = [BoundShare(Bound.UNKNOWN, 0.0)]
+    parts = [(cause.bound, cause.share) for cause in causes]
     if sum(cause.share for cause in causes) >= STALLED or computing <= 0:
-        return ranked_bounds((cause.bound, cause.share) for cause in causes) or unknown
+        return ranked_bounds(parts) or unknown
     if underfilled >= UNDERFILLED_BOUND:
-        return [BoundShare(Bound.SMALL_KERNELS, computing)]
+        return with_stalls([BoundShare(Bound.SMALL_KERNELS, computing)], parts)
     kernels = max(1, sum(one.ns for one in classes))
     shares = [BoundShare(one.bound, computing * one.ns / kernels) for one in classes]
-    return mixed(shares) or unknown
+    return with_stalls(mixed(shares), parts) or unknown
 
 
 def _evidence(

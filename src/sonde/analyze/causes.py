@@ -150,6 +150,11 @@ def descends(timeline: Timeline, pid: int, ancestor: int) -> bool:
     return False
 
 
+def exchange(timeline: Timeline, track: int) -> Intervals:
+    """Blocked in a collective of the host (gloo, MPI) until other processes take part."""
+    return _blocked(timeline, track, HAND_OVERS, WaitDetail.EXCHANGE)
+
+
 def allocation(timeline: Timeline, track: int) -> Intervals:
     """Allocating memory from the driver, or freeing it, which also waits for the device."""
     return _calls(timeline, track, CallKind.ALLOC, CallKind.FREE, CallKind.PIN)
@@ -200,6 +205,7 @@ CLAIMS: tuple[tuple[Cause, Claim], ...] = (
     (Cause.STOPPED, stopped),
     (Cause.RUN_QUEUE, run_queue),
     (Cause.INPUT, input_pipeline),
+    (Cause.COLLECTIVE, exchange),
     (Cause.ALLOCATION, allocation),
     (Cause.BUILD, build),
     (Cause.SYNCHRONIZATION, synchronization),

@@ -9,13 +9,20 @@ follows from the speed of the timed ones.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sonde.analyze.advice import next_step, next_step_of_bound
 from sonde.analyze.kernels import ALONE, class_by_counters, class_of
 from sonde.analyze.offenders import OtherUse
-from sonde.analyze.ranking import LEAST_SHARE, STALLED, UNDERFILLED_BOUND, mixed, ranked_bounds
+from sonde.analyze.ranking import (
+    LEAST_SHARE,
+    STALLED,
+    UNDERFILLED_BOUND,
+    mixed,
+    ranked_bounds,
+    with_stalls,
+)
 from sonde.analyze.thread_time import ThreadTime, cause_lines, locations
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.collectives import is_collective
@@ -30,6 +37,10 @@ from sonde.model.verdict import (
 )
 
 _KERNELS = (CallKind.LAUNCH, CallKind.GRAPH_LAUNCH)
+LARGE_PLACE = 0.1
+"""Places that asked for less of the kernels' time are not named."""
+LEAST_STREAM_WAITS = 10
+"""Fewer waits of streams for events in a record are of its start, not of its steps."""
 _OF_WAITS = (Cause.SYNCHRONIZATION, Cause.GPU_CONTENTION, Cause.COLLECTIVE)
 """Causes that show in the thread's waits for the device."""
 _COUNTERS = {Bound.MEMORY: "memory bandwidth", Bound.COMPUTE: "tensor cores"}
@@ -80,28 +91,34 @@ def with_runs(
         KernelClassShare(bound, *_sum_of(group, timed_ns)) for bound, group in classes.items()
     ]
     shares.sort(key=lambda one: -one.ns)
-    causes, bounds = verdict.causes, verdict.bounds
+    bounds = verdict.bounds
     lines = [f"the device computed about {100 * computed:.0f} % of the time, by runs timed singly"]
     if by_counters and any(class_of(one.name) == Bound.KERNELS for one in kernels):
         lines.append(_counter_evidence(active))
     if exchanged >= LEAST_SHARE:
         lines.append(f"collectives ran for about {100 * exchanged:.0f} % of the time")
+    if line := _asked_for_in(_kernels_of_places(runs)):
+        lines.append(line)
     if others:
         lines += [one.text for one in others[:2]]
     computing = sum(one.ns for one in kernels)
     alone = sum(one.ns for one in runs if one.kind == TotalKind.UNDERFILLED)
-    if shares and computed >= 1 - STALLED and alone >= UNDERFILLED_BOUND * computing:
-        one_by_one = computing <= ALONE * timed_ns
-        bounds = [BoundShare(Bound.SMALL_KERNELS if one_by_one else shares[0].bound, computed)]
-        advice = [Advice(next_step_of_bound(bounds[0].key), 0.0), *verdict.advice]
-    elif shares and computed >= 1 - STALLED:
-        bounds = mixed([BoundShare(one.bound, one.share) for one in shares])
-        advice = [Advice(next_step_of_bound(bounds[0].key), 0.0), *verdict.advice]
+    of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
+    causes = _attributed(verdict, computed, of_device, time)
+    advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
+    parts = [(one.bound, one.share) for one in causes]
+    if shares and computed >= 1 - STALLED:
+        ranked_kernels = mixed([BoundShare(one.bound, one.share) for one in shares])
+        if alone >= UNDERFILLED_BOUND * computing and computing <= ALONE * timed_ns:
+            ranked_kernels = [BoundShare(Bound.SMALL_KERNELS, computed)]
+        bounds = with_stalls(ranked_kernels, parts)
+        advice.append(Advice(next_step_of_bound(bounds[0].key), 0.0))
+        dependent, line = _of_other_streams(runs, calls, timed_ns)
+        if dependent >= LEAST_SHARE:
+            bounds.append(BoundShare(Bound.DEPENDENCY, dependent))
+            lines.append(line)
     else:
-        of_device = {Cause.COPY: copied, Cause.COLLECTIVE: exposed, Cause.GPU_CONTENTION: held_up}
-        causes = _attributed(verdict, computed, of_device, time)
-        bounds = ranked_bounds((one.bound, one.share) for one in causes) or bounds
-        advice = [Advice(next_step(one.key), 0.0) for one in causes if one.share >= LEAST_SHARE]
+        bounds = ranked_bounds(parts) or bounds
     before, after = set(cause_lines(verdict.causes)), cause_lines(causes)
     evidence = [*after, *(line for line in verdict.evidence[1:] if line not in before)]
     ranked = sorted(ran, key=lambda one: -one.ns)
@@ -113,6 +130,54 @@ def with_runs(
         kernel_classes=shares,
         evidence=[verdict.evidence[0], *lines, *evidence],
         advice=advice,
+    )
+
+
+def _kernels_of_places(runs: Iterable[Total]) -> dict[str, int]:
+    """The time of kernels by the place in the program that asked for them; '' not known."""
+    found: dict[str, int] = defaultdict(int)
+    for one in runs:
+        if one.kind == TotalKind.STREAM:
+            found[one.place] += one.ns
+    return found
+
+
+def _asked_for_in(places: Mapping[str, int]) -> str:
+    """Evidence: the places that asked for most of the kernels' time."""
+    whole = sum(places.values())
+    ranked = [one for one in locations(dict(places), whole) if one.share >= LARGE_PLACE]
+    named = [f"{one.function} {100 * one.share:.0f} %" for one in ranked if one.function]
+    return f"kernels by the code that launched them, of their time: {', '.join(named)}" * bool(
+        named
+    )
+
+
+def _of_other_streams(
+    runs: Iterable[Total], calls: Iterable[Total], timed_ns: int
+) -> tuple[float, str]:
+    """(share of the time, evidence) of the work of the second stream, where streams wait for one
+    another and hardly ever run at a time: the first one, with the most work, waits meanwhile.
+
+    Work that is spread over many streams is that of a pool, whose streams come one after another.
+    """
+    waits = [one for one in calls if one.kind == TotalKind.CALL and one.call == CallKind.EVENT]
+    count = sum(one.count for one in waits)
+    devices: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for one in runs:
+        if one.kind == TotalKind.STREAM:
+            devices[one.name.partition(" ")[0]][one.name] += one.ns
+    streams = max(devices.values(), key=lambda those: sum(those.values()), default={})
+    whole = sum(streams.values())
+    if count < LEAST_STREAM_WAITS or not whole or whole > ALONE * timed_ns:
+        return 0.0, ""
+    share = sorted(streams.values())[-2] / timed_ns if len(streams) > 1 else 0.0
+    places: dict[str, int] = defaultdict(int)
+    for one in waits:
+        places[one.place] += one.ns
+    where = "".join(f", in {one.function}" for one in locations(places, 1)[:1] if one.function)
+    return share, (
+        f"streams waited for events of other streams {count:,} times{where}; the work of a second "
+        f"stream ran for {100 * share:.0f} % of the time, hardly ever at the same time"
     )
 
 
@@ -162,9 +227,12 @@ def _attributed(
     device did in them comes first (`device`: shares of the time), then what the thread was blocked
     by. Code and launches are left:
 
+    - Waits behind copies to the device, one for one, are the copies', as far as they are longer
+      than the device computed.
+    - Code keeps its time: without it the device would have had its work that much earlier.
     - The thread's waits for the device delay all launches behind them: launches count as
-      synchronization up to the length of the waits, and so does code that is not longer than they
-      are. Code that is longer keeps its time: without it the time would shrink by more.
+      synchronization up to the length of the waits, and so do waits that are longer than the
+      device computed.
     - Launches come last: they go on while the device computes.
     """
     stalled = max(0.0, 1.0 - computed)
@@ -174,6 +242,11 @@ def _attributed(
         found[cause] = min(waits, share, stalled)
         waits -= found[cause]
         stalled -= found[cause]
+    if time.for_copies:
+        copying = min(stalled, max(0.0, waits - computed))
+        found[Cause.COPY] += copying
+        waits -= copying
+        stalled -= copying
     own = {one.key: one.share for one in verdict.causes}
     code, launch = own.pop(Cause.HOST, 0.0), own.pop(Cause.LAUNCH, 0.0)
     unknown = own.pop(Cause.UNKNOWN, 0.0)
@@ -181,11 +254,11 @@ def _attributed(
     for cause, share in own.items():
         found[cause] = found.get(cause, 0.0) + share * min(1.0, stalled / max(blocked, 1e-9))
     stalled = max(0.0, stalled - blocked)
-    kept = min(code, stalled) if waits < code else 0.0
-    synchronized = min(waits, stalled - kept, launch + (0.0 if kept else code))
-    left_code = kept or min(max(0.0, code - max(0.0, synchronized - launch)), stalled)
-    left = max(0.0, stalled - synchronized - left_code)
-    found[Cause.HOST] = left_code
+    kept = min(code, stalled)
+    in_vain = max(0.0, waits - computed)  # the device ran nothing, either
+    synchronized = min(waits, stalled - kept, launch + in_vain)
+    left = max(0.0, stalled - synchronized - kept)
+    found[Cause.HOST] = kept
     found[Cause.SYNCHRONIZATION] = found.get(Cause.SYNCHRONIZATION, 0.0) + synchronized
     found[Cause.LAUNCH] = min(max(0.0, launch - synchronized), left)
     found[Cause.UNKNOWN] = min(unknown, left - found[Cause.LAUNCH])

@@ -17,12 +17,30 @@ beside it."""
 UNDERFILLED_BOUND = 0.5
 """From this share of the kernel time with one small kernel alone, this is the bound."""
 LEAST_SHARE = 0.05
-"""Smaller causes are not reported in evidence and advice."""
+"""Smaller causes are not reported in evidence and advice, nor beside kernels."""
+MOST_STALLS = 2
+"""Causes of stalls that are reported beside kernels."""
 
 
 def mixed(ranked: Sequence[BoundShare]) -> list[BoundShare]:
     """The first bound, and those about as large; three at most."""
     return [one for one in ranked if one.share >= MIX * ranked[0].share][:3]
+
+
+def with_stalls(
+    kernels: Sequence[BoundShare], parts: Iterable[tuple[Bound, float]]
+) -> list[BoundShare]:
+    """The bounds of a device that is rarely stalled, and the causes of its stalls that are not
+    small: two at most. They are what can be gained without faster kernels."""
+    stalls = [one for one in _ranked(parts) if one.share >= LEAST_SHARE]
+    return [*kernels, *stalls[:MOST_STALLS]]
+
+
+def _ranked(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:
+    shares: dict[Bound, float] = defaultdict(float)
+    for key, share in parts:
+        shares[key] += share
+    return sorted((BoundShare(*one) for one in shares.items()), key=lambda one: -one.share)
 
 
 def _with_large(ranked: Sequence[BoundShare]) -> list[BoundShare]:
@@ -34,9 +52,4 @@ def _with_large(ranked: Sequence[BoundShare]) -> list[BoundShare]:
 
 def ranked_bounds(parts: Iterable[tuple[Bound, float]]) -> list[BoundShare]:
     """The largest bound, and those about as large, from shares of the time by bound."""
-    shares: dict[Bound, float] = defaultdict(float)
-    for key, share in parts:
-        shares[key] += share
-    return _with_large(
-        sorted((BoundShare(*one) for one in shares.items()), key=lambda one: -one.share)
-    )
+    return _with_large(_ranked(parts))

@@ -10,7 +10,7 @@ are printed, and decide nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sonde.analyze.causes import HAND_OVERS, IO_REASONS, descends
@@ -31,23 +31,29 @@ from sonde.model.verdict import CauseShare, CodeLocation
 
 FOR_COPIES = 0.8
 """From this many copies to the device per wait, the waits are for the copies."""
+COPIED_NS_PER_BYTE = 1.0
+"""Copies to the host take at most this long, on the slowest links; a call that takes longer waited
+for the work before the copy. Used where no such copy was timed on the device."""
+POLLS = 0.9
+"""A function that receives and sleeps for this share of its time, and does nothing else, polls."""
 BURSTS = 0.5
 """A function whose samples lie in fewer than half of the parts of a record that samples at random
 times would lie in, runs in bursts."""
 LEAST_SAMPLES = 10
 """Fewer samples of a function do not show bursts."""
+WAITED_HOPS = 3
+"""Threads that each wait for the next one, and are named."""
 LINES = 4
 """Places that are named for a cause, those with the most time."""
 
 _OF_CALL = {
     CallKind.COPY: Cause.COPY,
-    CallKind.SET: Cause.COPY,
     CallKind.ALLOC: Cause.ALLOCATION,
     CallKind.FREE: Cause.ALLOCATION,
     CallKind.PIN: Cause.ALLOCATION,
     CallKind.BUILD: Cause.BUILD,
 }
-"""All other calls are the launch path."""
+"""All other calls are the launch path: memory sets are short, and queue like launches."""
 _OF_REASON = {
     **dict.fromkeys(IO_REASONS, Cause.IO),
     "futex": Cause.LOCK,
@@ -65,13 +71,13 @@ _OF_ACTIVITY = {
     Activity.COPY: Cause.COPY,
     Activity.DEVICE_WAIT: Cause.SYNCHRONIZATION,
     Activity.FILE: Cause.IO,
+    Activity.EXCHANGE: Cause.COLLECTIVE,
     Activity.CODE: Cause.HOST,
     Activity.UNKNOWN: Cause.UNKNOWN,
 }
 _ACTIVITY_OF_CALL = {
     CallKind.SYNC: Activity.DEVICE_WAIT,
     CallKind.COPY: Activity.COPY,
-    CallKind.SET: Activity.COPY,
     CallKind.ALLOC: Activity.ALLOCATION,
     CallKind.FREE: Activity.ALLOCATION,
     CallKind.PIN: Activity.ALLOCATION,
@@ -98,6 +104,8 @@ class ThreadTime:
     waited: int = 0
     """In calls that wait for the device."""
     wait_places: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    for_copies: bool = False
+    """Waits for the device follow copies to it, one for one."""
     spread: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By function: (on-CPU samples, `Total.when`)."""
 
@@ -119,16 +127,25 @@ class ThreadTime:
             self.wait_places[one.place] += ns
 
 
-def thread_time(timeline: Timeline, totals: Sequence[Total]) -> ThreadTime:
-    """The time of threads by cause. `totals`: theirs, without waits for one another."""
+def thread_time(
+    timeline: Timeline, totals: Sequence[Total], timed: Collection[CopyDirection] = ()
+) -> ThreadTime:
+    """The time of threads by cause. `totals`: theirs, without waits for one another; `timed`:
+    directions of copies whose time on the device is known, and counted there."""
     found = ThreadTime()
     called: dict[Activity, int] = defaultdict(int)
     for one in totals:
         if one.kind != TotalKind.CALL:
             continue
         called[_ACTIVITY_OF_CALL.get(one.call, Activity.LAUNCH_PATH)] += one.ns
-        if one.call == CallKind.SYNC or _reads_back(one):
+        if one.call == CallKind.SYNC:
             found.wait(one.ns, one)
+        elif one.call == CallKind.COPY and one.direction == CopyDirection.D2H:
+            copied = 0 if CopyDirection.D2H in timed else _copying_ns(one)
+            found.add(Cause.COPY, copied, one)
+            found.wait(one.ns - copied, one)
+        elif one.direction == CopyDirection.D2D:  # within the device: it queues like a launch
+            found.add(Cause.LAUNCH, one.ns, one)
         else:
             found.add(_OF_CALL.get(one.call, Cause.LAUNCH), one.ns, one)
     inside = sum(called.values())
@@ -144,9 +161,8 @@ def thread_time(timeline: Timeline, totals: Sequence[Total]) -> ThreadTime:
                 continue
         found.add(cause_of(timeline, one), length, one)
     _on_cpu(found, totals, called, inside)
-    if _wait_for_copies(totals):
-        found.ns[Cause.COPY] += found.waited
-        found.waited = 0
+    _with_polling(found)
+    found.for_copies = _wait_for_copies(totals)
     return found
 
 
@@ -196,6 +212,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.RUN_QUEUE
     if total.wait_detail == WaitDetail.GIL:
         return Cause.GIL
+    if total.wait_detail == WaitDetail.EXCHANGE:
+        return Cause.COLLECTIVE
     if total.wait_detail == WaitDetail.COMPUTE:
         return Cause.HOST
     if total.wait_detail == WaitDetail.INPUT or _is_handed_over(timeline, total):
@@ -222,11 +240,30 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     return descends(timeline, other, me)
 
 
-def _reads_back(total: Total) -> bool:
-    """Whether calls copy results to the host (a loss, a flag): they wait for the device."""
-    if total.call != CallKind.COPY or total.direction != CopyDirection.D2H or not total.count:
-        return False
-    return total.bytes <= RESULT_BYTES * total.count
+def _copying_ns(total: Total) -> int:
+    """How long calls that copy to the host copied at most: else they wait for the work before.
+
+    Small ones read a result (a loss, a flag) and do nothing but wait.
+    """
+    if total.bytes <= RESULT_BYTES * total.count:
+        return 0
+    return min(total.ns, round(COPIED_NS_PER_BYTE * total.bytes))
+
+
+def _with_polling(found: ThreadTime) -> None:
+    """Counts sleeps between attempts to receive as waiting for what is received.
+
+    Only of functions that do nothing else: what sleeps in a function that also works may be there
+    for any reason.
+    """
+    spent = functions(found)
+    for place, ns in list(found.places[Cause.SLEEP].items()):
+        causes = spent[function_of(place)]
+        both = causes.get(Cause.INPUT, 0) + causes.get(Cause.SLEEP, 0)
+        if causes.get(Cause.INPUT, 0) and both >= POLLS * sum(causes.values()):
+            for key, amount in ((Cause.SLEEP, -ns), (Cause.INPUT, ns)):
+                found.ns[key] += amount
+                found.places[key][place] += amount
 
 
 def _wait_for_copies(totals: Iterable[Total]) -> bool:
@@ -294,8 +331,10 @@ def cause_lines(causes: Iterable[CauseShare]) -> list[str]:
     ]
 
 
-def whom(timeline: Timeline, track: int) -> str:
-    """A thread, and what it mostly did: 'worker (12), on a CPU in load train.py:8'."""
+def whom(timeline: Timeline, track: int, cause: Cause, seen: tuple[int, ...] = ()) -> str:
+    """A thread that others waited for, and what it mostly did: 'worker (12), on a CPU in load
+    train.py:8'. Who holds the interpreter lock does so on a CPU. `seen`: tracks that wait for it,
+    and were named already."""
     one = timeline.tracks[track]
     if one.owner == ThreadOwner.DRIVER:
         return f"{one.label}, a thread of the driver"
@@ -303,9 +342,12 @@ def whom(timeline: Timeline, track: int) -> str:
     running = sum(total.ns for total in mine if total.kind == TotalKind.SAMPLED)
     waits = [total for total in mine if total.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE)]
     longest = max(waits, key=lambda total: total.ns, default=None)
-    if longest is not None and longest.ns > running and longest.name != "futex":
+    waits_most = longest is not None and longest.ns > running and longest.name != "futex"
+    if longest is not None and waits_most and cause != Cause.GIL:
         if longest.kind == TotalKind.RUNQUEUE:
             return f"{one.label}, mostly waiting for a CPU"
+        if behind := _waited_for(timeline, track, waits, seen):
+            return f"{one.label}, which waits for {behind}"
         where = f" in {longest.place}" if longest.place else ""
         return f"{one.label}, mostly waiting: {longest.name}{where}"
     places: dict[str, int] = defaultdict(int)
@@ -314,3 +356,33 @@ def whom(timeline: Timeline, track: int) -> str:
             places[total.place] += total.ns
     found = locations(places, running)
     return f"{one.label}, on a CPU in {found[0].function}" if found else one.label
+
+
+def _waited_for(
+    timeline: Timeline, track: int, waits: Sequence[Total], seen: tuple[int, ...]
+) -> str:
+    """Who ended most of a thread's waits, and what that one mostly did; '' nobody that is known.
+
+    A thread that only passes on what others of its process made stands for the busiest of them.
+    """
+    ended: dict[int, int] = defaultdict(int)
+    for one in waits:
+        if one.kind == TotalKind.BLOCKED and one.waker_track >= 0:
+            ended[one.waker_track] += one.waker_ns
+    whole = sum(one.ns for one in waits)
+    before = timeline.tracks[track].pid
+    processes: dict[int, int] = defaultdict(int)
+    for other, ns in ended.items():
+        processes[timeline.tracks[other].pid] += ns
+    processes.pop(before, None)
+    most = max(processes, key=lambda pid: processes[pid], default=0)
+    if len(seen) >= WAITED_HOPS or 2 * sum(processes.values()) < whole or not most:
+        return ""
+    busy: dict[int, int] = defaultdict(int)
+    for total in timeline.totals:
+        if timeline.tracks[total.track].pid == most and total.kind == TotalKind.SAMPLED:
+            busy[total.track] += total.ns
+    busiest = max(busy, key=lambda other: busy[other], default=-1)
+    if busiest < 0 or busiest in seen:
+        return ""
+    return whom(timeline, busiest, Cause.INPUT, (*seen, track))

@@ -13,12 +13,13 @@ one, the backward pass in another) launch in turns, and get one verdict together
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from sonde.analyze.advice import next_step, next_step_of_bound
+from sonde.analyze.busy_threads import busiest_threads
 from sonde.analyze.device_totals import with_runs
 from sonde.analyze.offenders import others_on_device
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
@@ -33,8 +34,9 @@ from sonde.analyze.thread_time import (
 )
 from sonde.model.causes import Bound, Cause, CauseDetail
 from sonde.model.timeline import (
+    Activity,
     CallKind,
-    StateKind,
+    CopyDirection,
     ThreadOwner,
     Timeline,
     Total,
@@ -58,12 +60,15 @@ FUNCTION = 0.1
 """Functions of the program with this share of the time are described in evidence."""
 FUNCTIONS = 3
 """At most this many."""
-LEAST_ACTIVE = 0.05
-"""Without calls of a device: threads with a smaller fraction of the busiest one's time."""
-FIRST_THREAD = 0.5
-"""Without calls of a device: a process's first thread comes first if it has this fraction."""
+TURNS = 0.05
+"""Threads that wait for each other for this part of the time, each of them, take turns."""
+LEAST_WORK = 0.1
+"""Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
-_RUN_KINDS = (TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED)
+_RUN_KINDS = (
+    *(TotalKind.RUN, TotalKind.INTERRUPTED, TotalKind.UNDERFILLED),
+    TotalKind.STREAM,
+)
 _CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
 """What a thread does on a CPU, by its stacks."""
 _WAITS = {
@@ -104,11 +109,12 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
     timed_ns = max(1, timed[1] - timed[0]) if timed else window
     verdicts = []
     _waits_for_device(timeline, by_track)
-    for turns in _in_turns(timeline, chosen, by_track):
+    for turns in _with_work(_in_turns(timeline, chosen, by_track, window), timeline, runs):
         pid = timeline.tracks[turns[0]].pid
         mine = runs[pid]
         totals = [one for track in turns for one in by_track[track]]
-        verdict, time = _verdict(timeline, turns, totals, window)
+        copies = {one.direction for one in mine if one.call == CallKind.COPY}
+        verdict, time = _verdict(timeline, turns, totals, window, copies, bool(mine))
         span = timed or (timeline.start_ns, timeline.end_ns)
         active = _active(timeline, pid, span)
         others = others_on_device(timeline, timeline.gpus_of.get(pid, ()), {pid}, span)
@@ -116,59 +122,29 @@ def thread_verdicts(timeline: Timeline) -> list[Verdict]:
     return verdicts
 
 
+def _with_work(
+    groups: list[list[int]], timeline: Timeline, runs: Mapping[int, list[Total]]
+) -> list[list[int]]:
+    """The groups of threads that asked for a good part of the device's time for their process; all
+    of a process whose runs are not known."""
+    found = []
+    for turns in groups:
+        mine = [one for one in runs[timeline.tracks[turns[0]].pid] if one.kind == TotalKind.RUN]
+        work = sum(one.ns for one in mine if one.track in turns)
+        if work >= LEAST_WORK * sum(one.ns for one in mine):
+            found.append(turns)
+    return found or groups
+
+
 def _without_device(
     timeline: Timeline, by_track: dict[int, list[Total]], window: int
 ) -> list[Verdict]:
-    """Verdicts on the busiest threads of a capture in which nothing called a device.
-
-    A program works in the thread that is busiest. If the first thread of its process is about as
-    busy, or waits for others, it is the one that the program waits for.
-    """
-    _add_states(timeline, by_track)
-    active: dict[int, int] = defaultdict(int)
-    for track, totals in by_track.items():
-        owner = timeline.tracks[track].owner
-        if owner == ThreadOwner.PROGRAM:
-            busy = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
-            active[track] = sum(one.ns for one in totals if one.kind in busy)
-    ranked = sorted(((ns, track) for track, ns in active.items() if ns), reverse=True)
-    if not ranked:
-        return []
-    most = ranked[0][0]
-    chosen = [track for ns, track in ranked[:THREADS] if ns >= LEAST_ACTIVE * most]
-    first = [t for t in chosen if timeline.tracks[t].number == timeline.tracks[t].pid]
-    if first and active[first[0]] >= FIRST_THREAD * most:
-        chosen.sort(key=lambda track: track != first[0])
+    """Verdicts on the busiest threads of a capture in which nothing called a device."""
     verdicts = []
-    for track in chosen:
+    for track in busiest_threads(timeline, by_track, window):
         verdict, _ = _verdict(timeline, [track], by_track[track], window)
         verdicts.append(replace(verdict, computing=0.0, without_device=True))
     return verdicts
-
-
-def _add_states(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
-    """Adds single waits of threads without totals of waits."""
-    waits = (TotalKind.BLOCKED, TotalKind.RUNQUEUE)
-    known = {track for track, all_of in by_track.items() for one in all_of if one.kind in waits}
-    states = timeline.states
-    for track in np.unique(states.track).tolist() if len(states) else []:
-        if track in known:
-            continue
-        mine = states.take(states.track == track)
-        columns = (mine.kind, mine.name, mine.wait_detail, mine.waker, mine.duration_ns)
-        for kind, name, detail, waker, ns in zip(*(c.tolist() for c in columns), strict=True):
-            total = Total(
-                track,
-                TotalKind.BLOCKED if kind == StateKind.BLOCKED else TotalKind.RUNQUEUE,
-                timeline.names[name],
-                CallKind.OTHER,
-                ns,
-                1,
-                waker_ns=ns if waker else 0,
-                waker_track=waker - 1,
-                wait_detail=WaitDetail(detail),
-            )
-            by_track[track].append(total)
 
 
 def _active(timeline: Timeline, pid: int, span: tuple[int, int]) -> dict[Bound, float]:
@@ -259,35 +235,60 @@ def _split(verdict: Verdict, of_threads: list[Verdict]) -> Verdict:
 
 
 def _in_turns(
-    timeline: Timeline, chosen: list[int], by_track: dict[int, list[Total]]
+    timeline: Timeline, chosen: list[int], by_track: dict[int, list[Total]], window: int
 ) -> list[list[int]]:
-    """Groups of threads that wait for one another, without these waits in `by_track`."""
-    groups: dict[int, list[int]] = {}
+    """Groups of threads that launch in turns, without their waits for one another in `by_track`.
+
+    A wait in a queue that another thread fills is no turn, but where that thread launches more.
+    """
+    launched = {track: _launching_ns(by_track[track]) for track in chosen}
+
+    def is_turn(one: Total) -> bool:
+        waker = one.waker_track
+        if waker not in launched or waker == one.track or one.name != "futex":
+            return False
+        if timeline.tracks[waker].pid != timeline.tracks[one.track].pid:
+            return False
+        if one.kind != TotalKind.BLOCKED or one.wait_detail == WaitDetail.INPUT:
+            return False
+        return one.wait_detail != WaitDetail.HAND_OVER or launched[waker] >= launched[one.track]
+
+    waited: dict[tuple[int, int], int] = defaultdict(int)
     for track in chosen:
-        others: set[int] = set()
-        kept = []
-        for one in by_track[track]:
-            waker = one.waker_track if one.waker_track in chosen else track
-            mine = timeline.tracks[waker].pid == timeline.tracks[track].pid
-            if one.kind == TotalKind.BLOCKED and one.name == "futex" and mine and waker != track:
-                others.add(waker)
-            else:
-                kept.append(one)
+        for one in filter(is_turn, by_track[track]):
+            waited[track, one.waker_track] += one.waker_ns
+    groups = {track: [track] for track in chosen}
+    for (track, waker), ns in waited.items():
+        if min(ns, waited.get((waker, track), 0)) >= TURNS * window:
+            both = {*groups[track], *groups[waker]}
+            groups |= dict.fromkeys(both, sorted(both, key=chosen.index))
+    for track in chosen:
+        mine = groups[track]
+        kept = [one for one in by_track[track] if not (one.waker_track in mine and is_turn(one))]
         by_track[track] = kept
-        joined = [groups[one] for one in [track, *others] if one in groups]
-        group = sorted(
-            {track, *others, *(one for each in joined for one in each)}, key=chosen.index
-        )
-        groups |= dict.fromkeys(group, group)
     return [group for track, group in groups.items() if track == group[0]]
 
 
+def _launching_ns(totals: Iterable[Total]) -> int:
+    """On-CPU time on the launch path, by the stacks."""
+    path = (Activity.LAUNCH_PATH, Activity.FULL_QUEUE)
+    return sum(one.ns for one in totals if one.kind == TotalKind.SAMPLED and one.name in path)
+
+
 def _verdict(
-    timeline: Timeline, turns: list[int], totals: list[Total], window: int
+    timeline: Timeline,
+    turns: list[int],
+    totals: list[Total],
+    window: int,
+    timed: Collection[CopyDirection] = (),
+    has_runs: bool = False,
 ) -> tuple[Verdict, ThreadTime]:
     """The verdict on threads that launch in turns, under the name of the first."""
     track = turns[0]
-    time = thread_time(timeline, totals)
+    time = thread_time(timeline, totals, timed)
+    if time.for_copies and not has_runs:
+        time.ns[Cause.COPY] += time.waited
+        time.waited = 0
     # Time without a CPU within a call that waits counts as without a CPU.
     ns = time.ns
     beyond = max(0, time.waited + sum(ns.values()) - window * len(turns))
@@ -370,7 +371,7 @@ def _facts(
     most = max(others, key=lambda track: others[track], default=-1)
     if most < 0 or length < LEAST_SHARE * window or others[most] < ENDED * length:
         return []
-    return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most)}"]
+    return [f"{100 * others[most] / length:.0f} % of it ended by {whom(timeline, most, cause)}"]
 
 
 def _bounds(causes: list[CauseShare], waited: float) -> list[BoundShare]:

@@ -49,7 +49,7 @@ class Bound(StrEnum):
     NOT_TAKEN = "not taken"
     """The device did not take work that had been launched; why is not known."""
     DEPENDENCY = "dependency"
-    """A stream waits for work of another device."""
+    """A stream waits for work of another stream or device."""
     HOST = "host"
     """Python or C++ code of the program between launches."""
     DEVICE = "device"
@@ -90,7 +90,7 @@ _BOUND_TEXTS = {
         "device did not take the work",
         "dependency between streams, or another process; not known",
     ),
-    Bound.DEPENDENCY: ("stream dependency", "a stream waits for work of another device"),
+    Bound.DEPENDENCY: ("stream dependency", "a stream waits for work of another stream or device"),
     Bound.HOST: ("host-bound", "Python/C++ code between launches"),
     Bound.DEVICE: ("device-bound", "the device's own work"),
     Bound.UNKNOWN: ("cause unknown", ""),

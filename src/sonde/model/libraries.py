@@ -36,6 +36,10 @@ class CodeKind(IntEnum):
     """Python code of the program."""
     OWN_NATIVE = 9
     """Machine code of the program, or of an extension module."""
+    STORAGE = 12
+    """A framework's code that serializes, saves and loads."""
+    EXCHANGE = 11
+    """Exchanges data with other processes of the job: gloo, MPI, UCC."""
     SONDE = 10
     """Sonde's library in the process."""
 
@@ -59,6 +63,13 @@ _NEUTRAL_BINARY = re.compile(
     r"^(lib(c|m|dl|rt|pthread|stdc\+\+|c\+\+|gcc_s|util|crypto|ssl|z|zstd|lzma|bz2|ffi|numa|jemalloc"
     r"|tcmalloc|mimalloc|protobuf|absl\w*|nvidia-ml|sqlite3|expat)[.-]|ld-linux|ld-musl|libpython"
     r"|python[\d.]*$|\[)"
+)
+_EXCHANGE_BINARY = re.compile(r"^lib(mpi|gloo|ucc|ucp|ucs|horovod|ccl)\b")
+_STORAGE_FUNCTION = re.compile(r"^(caffe2::serialize::|mz_|torch::jit::(Unp|P)ickler)")
+_EXCHANGE_FUNCTION = re.compile(r"^(c10d|gloo)::")
+_EXCHANGE_FILE = re.compile(
+    r"^(torch/distributed/(distributed_c10d|_functional_collectives|nn/functional)\.py|mpi4py/"
+    r"|horovod/)"
 )
 _CPU_FUNCTION = re.compile(r"wrapper_CPU|::(AVX2|AVX512|DEFAULT|NEON|SVE\d*)::|mkldnn|cpublas")
 _COMPILER_FUNCTION = re.compile(r"^(llvm|mlir)::|nvrtc|NVPTXCompiler|CompileToTargetBinary")
@@ -129,11 +140,13 @@ def kind_of_file(file: str, function: str = "") -> CodeKind:
         return CodeKind.LOADER
     if _HAND_OVER_FILE.match(file):
         return CodeKind.HAND_OVER if receives in _RECEIVES else CodeKind.NEUTRAL
+    if _EXCHANGE_FILE.match(file):
+        return CodeKind.EXCHANGE
     if _COMPILER_FILE.match(file):
         is_run = _COMPILED_FILE.match(file)
         return CodeKind.DISPATCH if is_run else CodeKind.COMPILER
     if _FRAMEWORK_FILE.match(file):
-        return CodeKind.LIBRARY if _NO_DISPATCH_FILE.match(file) else CodeKind.DISPATCH
+        return CodeKind.STORAGE if _NO_DISPATCH_FILE.match(file) else CodeKind.DISPATCH
     top, folder, _ = file.partition("/")
     standard = top in _STANDARD_PACKAGES if folder else top.removesuffix(".py") in _STANDARD
     if standard:
@@ -151,7 +164,13 @@ def kind_of_native(binary: str, function: str) -> CodeKind:
         return CodeKind.COMPILER
     if _DEVICE_BINARY.match(binary):
         return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.DEVICE
+    if _EXCHANGE_BINARY.match(binary):
+        return CodeKind.EXCHANGE
     if _DISPATCH_BINARY.match(binary):
+        if _EXCHANGE_FUNCTION.match(function):
+            return CodeKind.EXCHANGE
+        if _STORAGE_FUNCTION.match(function):
+            return CodeKind.STORAGE
         if _CPU_FUNCTION.search(function):
             return CodeKind.CPU_KERNEL
         return CodeKind.COMPILER if _COMPILER_FUNCTION.search(function) else CodeKind.DISPATCH

@@ -111,6 +111,8 @@ class WaitDetail(IntEnum):
     """Within a call of a device's API."""
     COMPUTE = 6
     """For other threads of a computation on the CPU."""
+    EXCHANGE = 7
+    """For other processes of the job, in a collective of the host."""
 
 
 class TrackKind(StrEnum):
@@ -288,6 +290,9 @@ class TotalKind(StrEnum):
     UNDERFILLED = "underfilled"
     """Kernel runs with so few thread blocks that most of the device stays idle; they are among
     `RUN`, too."""
+    STREAM = "stream"
+    """Kernels and graphs that a device ran for a thread in one stream; the name is the device's
+    number, a space, and the stream's. They are among `RUN`, too."""
     SAMPLED = "sampled"
     """On-CPU time of a thread in one `Activity`, which is the name."""
 
@@ -313,6 +318,8 @@ class Activity(StrEnum):
     """It polled in a call that waits for the device."""
     FILE = "file"
     """The kernel read or wrote files, pipes or sockets for it."""
+    EXCHANGE = "exchange"
+    """It was in a library that exchanges data with other processes of the job."""
     CODE = "code"
     """Any other code: the program's, or what that called on the CPU."""
     UNKNOWN = "unknown"

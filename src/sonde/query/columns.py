@@ -106,8 +106,12 @@ class Frames:
         return self._holding(stack_ids, pc.match_substring_regex(self._file, pattern))
 
     def holding(self, stack_ids: Any, functions: tuple[str, ...]) -> Mask:
-        """Whether each stack contains one of the functions."""
+        """Whether each stack contains one of the functions of the kernel or of a library.
+
+        The program's own Python functions may be named as they are.
+        """
         named = pc.is_in(self._function, value_set=pa.array(functions))
+        named = pc.and_(named, pc.not_equal(self._kind, "python"))
         return self._holding(stack_ids, named)
 
     def _holding(self, stack_ids: Any, named: Any) -> Mask:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sonde.model.call_kinds import kind_by_name
 from sonde.model.libraries import CodeKind, kind_of_file, kind_of_native
@@ -24,7 +25,6 @@ _CODE = {one: number for number, one in enumerate(ACTIVITIES)}
 _OF_CALL = {
     CallKind.SYNC: Activity.DEVICE_WAIT,
     CallKind.COPY: Activity.COPY,
-    CallKind.SET: Activity.COPY,
     CallKind.ALLOC: Activity.ALLOCATION,
     CallKind.FREE: Activity.ALLOCATION,
     CallKind.PIN: Activity.ALLOCATION,
@@ -35,6 +35,7 @@ _ENTRY = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
 _TELLING = (
     *(CodeKind.DEVICE, CodeKind.DISPATCH, CodeKind.CPU_KERNEL, CodeKind.COMPILER),
     *(CodeKind.LIBRARY, CodeKind.OWN_NATIVE, CodeKind.OWN_PYTHON, CodeKind.HAND_OVER),
+    CodeKind.STORAGE,
 )
 """Kinds whose innermost frame tells what the CPU does."""
 
@@ -51,6 +52,10 @@ class StackRoles:
     """'function file:line', or a function of machine code."""
     hands_over: Mask
     """The stack waits in a queue, a future or a condition."""
+    interpreter: Mask
+    """The interpreter itself waits in a condition: on Linux, CPython does for its lock alone."""
+    exchanges: Mask
+    """The stack is in a library that exchanges data with other processes of the job."""
     computes: Mask
     """The stack is in a computation on the CPU, which may run in several threads."""
     owner: U8
@@ -87,6 +92,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     in_device = has(inner & (kind == CodeKind.DEVICE))
     in_dispatch = has(inner & (kind == CodeKind.DISPATCH))
     on_cpu = has(inner & (kind == CodeKind.CPU_KERNEL))
+    stores = has(inner & (kind == CodeKind.STORAGE))
     loads = has(kind == CodeKind.LOADER)
     # The outermost entry into the device's API says what was asked for.
     entry = np.zeros(stacks + 1, np.uint8)
@@ -94,7 +100,7 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     entry[parents[entries]] = call[entries]  # the last one stays
     # A library between the framework and the CPU (an image codec, NumPy) is no launch path.
     launches = in_device | (
-        in_dispatch & ~on_cpu & np.isin(leaf_kind, (CodeKind.DISPATCH, CodeKind.DEVICE))
+        in_dispatch & ~on_cpu & ~stores & np.isin(leaf_kind, (CodeKind.DISPATCH, CodeKind.DEVICE))
     )
     activity = np.full(stacks + 1, _CODE[Activity.CODE], np.uint8)
     activity[leaf >= len(flat)] = _CODE[Activity.UNKNOWN]
@@ -102,6 +108,8 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     activity[alone] = _CODE[Activity.UNKNOWN]  # somewhere in the driver; the rest is missing
     launches &= ~alone
     activity[launches] = _CODE[Activity.LAUNCH_PATH]
+    exchanges = has(inner & (kind == CodeKind.EXCHANGE)) & ~in_device
+    activity[exchanges] = _CODE[Activity.EXCHANGE]
     activity[compiled] = _CODE[Activity.BUILD]
     for number, kind_of_call in enumerate(CallKind):
         if kind_of_call in _OF_CALL:
@@ -110,15 +118,20 @@ def stack_roles(frame: pa.Table, flat: I64, parents: I64, stacks: int) -> StackR
     activity[loads] = _CODE[Activity.INPUT]
     place = np.full(stacks + 1, -1, np.int32)
     native = first(kind == CodeKind.OWN_NATIVE)
-    library = first(np.isin(kind, (CodeKind.LIBRARY, CodeKind.DISPATCH)))
+    library = first(np.isin(kind, (CodeKind.LIBRARY, CodeKind.STORAGE, CodeKind.DISPATCH)))
     for found in (library, native, own):
         known = found < len(flat)
         named = place_of[flat[found[known]]] if known.any() else np.zeros(0, np.int32)
         place[np.flatnonzero(known)[named >= 0]] = named[named >= 0]
     waits = has((kind == CodeKind.HAND_OVER) & (at <= own[parents]) if len(flat) else telling)
     waits &= ~in_dispatch & ~in_device  # a framework waits for its own threads
+    python = np.append(pc.equal(frame.column("kind"), "python").to_numpy(), False)[flat]
+    in_condition = inner & (kind == CodeKind.HAND_OVER) & ~python
+    beside = inner & (kind != CodeKind.NEUTRAL) & ~in_condition
+    interpreter = has(in_condition) & ~has(beside) & (own < len(flat))
+    waits &= ~interpreter
     owners = _owners(kind, parents, stacks)
-    return StackRoles(activity, place, places, waits, on_cpu, owners)
+    return StackRoles(activity, place, places, waits, interpreter, exchanges, on_cpu, owners)
 
 
 def _owners(kind: U8, parents: I64, stacks: int) -> U8:

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.collectives import is_collective
 from sonde.model.timeline import (
     Activity,
     CallKind,
@@ -23,6 +24,7 @@ from sonde.model.timeline import (
 )
 from sonde.query.columns import Frames, Lanes, blocks_of, coded, texts_of, whole
 from sonde.query.stack_roles import ACTIVITIES
+from sonde.query.wait_parts import WaitPart, parts_of_waits
 
 WAYS = {
     "h2d": CopyDirection.H2D,
@@ -58,7 +60,6 @@ FILE_FRAMES = (
     *("__sys_recvmsg", "io_submit_one", "vfs_iter_read", "vfs_iter_write"),
 )
 """The kernel reads or writes for the thread."""
-GIL_FRAMES = ("take_gil", "PyEval_RestoreThread", "PyGILState_Ensure")
 ASKED = {
     "kernel": CallKind.LAUNCH,
     "replay": CallKind.GRAPH_LAUNCH,
@@ -81,10 +82,8 @@ _LAUNCHES = (
 """A thread that yields in one of them waits for a free slot in the device's queue."""
 MOSTLY = 0.4
 """A thread that yields for this share of its time in launches finds the queue full all the time."""
-_IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
-"""What a thread that is blocked within a device's call does there."""
-MOST_PARTS = 16
-"""Places that the waits of one thread for one reason are split into: the longest."""
+MOST_WAKERS = 8
+"""Threads that the waits of one thread for one reason are split by, where no stack was taken."""
 STRETCHED = 4
 """A kernel that took this many times its usual time, and a turn of a rival longer, was held up."""
 TURN_NS = 1_000_000
@@ -110,7 +109,7 @@ def totals_of(
     return [
         *_totals(lanes, frames, tables),
         *_sampled(lanes, frames, tables["sample"], span, tick_ns),
-        *_runs(lanes, run, shared),
+        *_runs(lanes, frames, run, shared),
     ]
 
 
@@ -135,7 +134,7 @@ def parents_of(process: pa.Table) -> dict[int, int]:
     )
 
 
-def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
+def _runs(lanes: Lanes, frames: Frames, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     """Estimated totals of runs on devices, from runs sampled one by one.
 
     Where another process used the device, kernels that took far longer than usual are cut: the rest
@@ -154,7 +153,7 @@ def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     for row, key in enumerate(zip(lanes.of(rows).tolist(), kinds, names, ways, strict=True)):
         if key[1] in ASKED:
             groups.setdefault(key, []).append(row)
-    made = []
+    made = _of_streams(lanes, frames, rows)
     for (lane, kind, name, way), mine in groups.items():
         ns, heavy = length[mine], weight[mine]
         usual = int(np.median(ns))
@@ -186,6 +185,35 @@ def _runs(lanes: Lanes, rows: pa.Table, shared: Collection[int]) -> list[Total]:
     return made
 
 
+def _of_streams(lanes: Lanes, frames: Frames, rows: pa.Table) -> list[Total]:
+    """Kernels and graphs by stream, and by the place in the program that asked for them."""
+    ran = pc.is_in(rows.column("kind").cast(pa.string()), pa.array(["kernel", "replay"]))
+    rows = rows.filter(ran)
+    names = rows.column("name").combine_chunks()
+    exchanges = np.array([*map(is_collective, names.dictionary.to_pylist()), False])
+    rows = rows.filter(pa.array(~exchanges[names.indices.to_numpy()]))
+    place = frames.roles.place[frames.row_of(rows.column("stack_id"))].astype(np.int64)
+    lane = lanes.of(rows).astype(np.int64)
+    keys = np.stack([lane, whole(rows, "device"), whole(rows, "stream"), place], axis=1)
+    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    places = [*frames.roles.places, ""]  # the last one for -1
+    length = whole(rows, "end_time_ns") - whole(rows, "start_time_ns")
+    weight = rows.column("weight").to_numpy()
+    ns = np.bincount(inverse.reshape(-1), weight * length, len(different)).round().tolist()
+    return [
+        Total(
+            lane,
+            TotalKind.STREAM,
+            f"{device} {stream}",
+            CallKind.OTHER,
+            int(sum_ns),
+            0,
+            place=places[at],
+        )
+        for (lane, device, stream, at), sum_ns in zip(different.tolist(), ns, strict=True)
+    ]
+
+
 def _sampled(
     lanes: Lanes, frames: Frames, table: pa.Table, span: tuple[int, int], tick_ns: int
 ) -> list[Total]:
@@ -203,7 +231,9 @@ def _sampled(
     loads = about == ACTIVITIES.index(Activity.INPUT)
     code = about == ACTIVITIES.index(Activity.CODE)
     about[code & frames.holding(stacks, FILE_FRAMES)] = ACTIVITIES.index(Activity.FILE)
-    about[fault & ~loads] = ACTIVITIES.index(Activity.PAGE_FAULT)
+    # What another thread or process hands over is taken apart here, out of a queue or a pipe.
+    about[code & roles.hands_over[row]] = ACTIVITIES.index(Activity.INPUT)
+    about[fault & ~loads & ~roles.hands_over[row]] = ACTIVITIES.index(Activity.PAGE_FAULT)
     about[full] = ACTIVITIES.index(Activity.FULL_QUEUE)
     keys = np.stack([lane.astype(np.int64), about, roles.place[row].astype(np.int64)], axis=1)
     made = []
@@ -236,7 +266,8 @@ def _sampled(
 
 
 def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[Total]:
-    activity, within = tables["activity"], _within(lanes, frames, tables["sample"])
+    activity = tables["activity"]
+    within = parts_of_waits(lanes, frames, tables["sample"], activity)
     keys = ["pid", "tid", "kind", "name", "op", "direction", "waker_tid"]
     plain = activity.select([*keys, "ns", "count", "bytes"])
     texts = {}
@@ -262,71 +293,54 @@ def _totals(lanes: Lanes, frames: Frames, tables: dict[str, pa.Table]) -> list[T
             continue
         if kind == "device":
             call = CallKind.EVENT if "StreamWaitEvent" in name else CALLS.get(op, call)
-        longest = max(group)
         ns, count, moved = (sum(row[at] for row in group) for at in (0, 2, 3))
         way = WAYS.get(direction, CopyDirection.UNKNOWN)
-        waker = lanes.comm(longest[1])
         total = Total(
-            number, _KINDS[kind], name, call, ns, count, waker, longest[0],
-            waker_track=lanes.of_tid(longest[1]), bytes=moved, direction=way,
+            number, _KINDS[kind], name, call, ns, count, bytes=moved, direction=way
         )  # fmt: skip
-        totals += _parted(total, within.get((number, kind, name), {}))
+        parts_here = within.get((number, kind, name)) or _by_waker(group)
+        totals += _parted(lanes, total, parts_here, max(group))
     return totals
 
 
-Part = tuple[WaitDetail, str]
-"""What a wait was for, and its place in the program."""
+def _by_waker(group: Sequence[tuple[int, ...]]) -> dict[WaitPart, float]:
+    """The shares of the threads that ended the waits, where no stack was taken."""
+    whole_ns = sum(row[0] for row in group)
+    ranked = sorted(group, reverse=True)[:MOST_WAKERS]
+    if not whole_ns or not any(row[1] for row in ranked):
+        return {}
+    return {WaitPart(WaitDetail.NONE, "", row[1]): row[0] / whole_ns for row in ranked}
 
 
-def _parted(total: Total, within: Mapping[Part, float]) -> list[Total]:
-    """The total, split: `within` has the share of each part; what is left has no detail."""
+def _parted(
+    lanes: Lanes, total: Total, parts: Mapping[WaitPart, float], longest: tuple[int, ...]
+) -> list[Total]:
+    """The total, split by shares; what is left has no detail.
+
+    `longest`: (ns, thread that ended it) of the longest part by the thread that ended it, for parts
+    of which that thread is not known.
+    """
     made = []
     left = total
-    for (what, place), part in within.items():
+    usual = longest[0] / max(1, total.ns)
+    for part, share in parts.items():
         columns = {
-            name: min(getattr(left, name), round(getattr(total, name) * part))
-            for name in ("ns", "count", "bytes", "waker_ns")
+            name: min(getattr(left, name), round(getattr(total, name) * share))
+            for name in ("ns", "count", "bytes")
         }
-        made.append(replace(total, **columns, wait_detail=what, place=place))
         rest = {name: getattr(left, name) - amount for name, amount in columns.items()}
         left = replace(left, **rest)
+        known = part.waker_tid >= 0
+        tid = part.waker_tid if known else longest[1]
+        made.append(
+            replace(
+                total,
+                **columns,
+                wait_detail=part.detail,
+                place=part.place,
+                waker=lanes.comm(tid),
+                waker_track=lanes.of_tid(tid),
+                waker_ns=round(columns["ns"] * (1.0 if known else usual)) if tid else 0,
+            )
+        )
     return [*made, left] if left.ns or left.count or not made else made
-
-
-def _within(
-    lanes: Lanes, frames: Frames, sample: pa.Table
-) -> dict[tuple[int, str, str], dict[Part, float]]:
-    """By thread, kind and reason of a wait, or function of a device call: the share of each `Part`,
-    from the sampled stacks."""
-    rows = sample.filter(pc.is_in(sample.column("kind"), pa.array(["blocked", "device"])))
-    stacks = rows.column("stack_id")
-    weight = whole(rows, "weight_ns")
-    kinds, names = texts_of(rows, "kind"), texts_of(rows, "name")
-    roles, row = frames.roles, frames.row_of(stacks)
-    activity = roles.activity[row]
-    in_call = np.isin(activity, [ACTIVITIES.index(one) for one in _IN_CALLS])
-    loads = activity == ACTIVITIES.index(Activity.INPUT)
-    held = frames.holding(stacks, GIL_FRAMES)
-    details = (
-        *(WaitDetail.INPUT, WaitDetail.IN_CALL, WaitDetail.GIL),
-        *(WaitDetail.COMPUTE, WaitDetail.HAND_OVER),
-    )
-    chosen = [loads, in_call, held, roles.computes[row], roles.hands_over[row]]
-    about = np.select(chosen, details, 0)
-    places = roles.place[row]
-    sums: dict[tuple[int, str, str], dict[Part, int]] = {}
-    columns = (lanes.of(rows), about, places, weight)
-    figures = (column.tolist() for column in columns)
-    for kind, name, lane, what, place, ns in zip(kinds, names, *figures, strict=True):
-        detail = WaitDetail(what) if kind == "blocked" else WaitDetail.NONE
-        if detail == WaitDetail.GIL and name != "futex":
-            detail = WaitDetail.NONE
-        part = detail, roles.places[place] if place >= 0 else ""
-        parts = sums.setdefault((lane, kind, name), {})
-        parts[part] = parts.get(part, 0) + int(ns)
-    found = {}
-    for key, parts in sums.items():
-        all_ns = sum(parts.values())
-        ranked = sorted(parts.items(), key=lambda item: -item[1])
-        found[key] = {part: ns / all_ns for part, ns in ranked[:MOST_PARTS] if all_ns}
-    return found

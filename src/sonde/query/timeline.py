@@ -40,7 +40,6 @@ from sonde.query.thread_totals import (
     ASKED,
     CALLS,
     FAULT_FRAMES,
-    GIL_FRAMES,
     WAYS,
     parents_of,
     set_owners,
@@ -48,6 +47,7 @@ from sonde.query.thread_totals import (
 )
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
 from sonde.query.validation import frame_count
+from sonde.query.wait_parts import GIL_FRAMES
 
 _DEVICE_KINDS = {"copy": DeviceKind.COPY, "set": DeviceKind.SET}
 _ROW_BYTES = {"sample": 448, "activity": 512, "span": 320, "device_run": 512, "metric": 256}
@@ -246,9 +246,10 @@ def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> E
     kind = coded(rows, "kind", {"runqueue": int(StateKind.RUNQUEUE)})
     stacks = rows.column("stack_id")
     roles, row = frames.roles, frames.row_of(stacks)
-    gil = frames.holding(stacks, GIL_FRAMES)
+    gil = frames.holding(stacks, GIL_FRAMES) | roles.interpreter[row]
     loads = roles.activity[row] == ACTIVITIES.index(Activity.INPUT)
-    details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.HAND_OVER)
+    details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.EXCHANGE, WaitDetail.HAND_OVER)
+    chosen = [loads, gil, roles.exchanges[row], roles.hands_over[row]]
     return events(
         start_ns=whole(rows, "start_time_ns"),
         end_ns=whole(rows, "end_time_ns"),
@@ -256,7 +257,7 @@ def _states(naming: Interner, lanes: Lanes, frames: Frames, rows: pa.Table) -> E
         name=names_of(naming, rows, "name"),
         track=lanes.of(rows),
         waker=lanes.wakers(rows),
-        wait_detail=np.select([loads, gil, roles.hands_over[row]], details, 0).astype(np.uint8),
+        wait_detail=np.select(chosen, details, 0).astype(np.uint8),
     )
 
 

@@ -164,6 +164,11 @@ class _Reader:
         self._sets(device)
         self._calls(calls)
         self._ranges(host)
+        if any(name.startswith("rocpd_") for name in self._columns):
+            raise NotACapture(
+                f"{self._budget.name} is a database of rocprofv3, which is not read yet",
+                "trace with torch.profiler, or record with sonde record --device-time",
+            )
         if not (len(device.start) or len(calls.start) or len(host.start)):
             raise NotACapture(
                 f"{self._budget.name} has no table of Nsight Systems with events of a device",

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from sonde.query.capture import Capture
 
 _HEAD_BYTES = 4096
+_PERF_DATA = (b"PERFILE2", b"2ELIFREP", b"PERFFILE")
+"""Begins perf.data, in either byte order, and of before Linux 2.6.36."""
 
 
 def open_timeline(paths: Sequence[Path]) -> Timeline:
@@ -83,6 +85,12 @@ def _open(path: Path) -> Timeline:
         return nsys_sqlite.read(path)
     if otlp_profiles.looks_like(head):
         return otlp_profiles.read(path)
+    if head.startswith(_PERF_DATA):
+        raise NotACapture(
+            f"{path} is perf's binary data, which names no function: perf finds the names in the "
+            "binaries of the machine that recorded it",
+            f"run `perf script -i {path} > perf.txt` there, and give perf.txt",
+        )
     text = head.decode("utf-8", "replace")
     if kineto.looks_like(text):
         return kineto.read(path)

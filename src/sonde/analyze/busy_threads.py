@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which threads a capture is about in which nothing called a device."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from sonde.analyze.causes import GENERATIONS, HAND_OVERS
+from sonde.model.timeline import (
+    Activity,
+    CallKind,
+    StateKind,
+    ThreadOwner,
+    Timeline,
+    Total,
+    TotalKind,
+    WaitDetail,
+)
+
+THREADS = 3
+"""At most this many."""
+LEAST_ACTIVE = 0.05
+"""Without calls of a device: threads with a smaller fraction of the busiest one's time."""
+FIRST_THREAD = 0.5
+"""Without calls of a device: a process's first thread comes first if it has this fraction, or waits
+for other threads for this part of the time."""
+LEAST_WAITS = 10
+"""A thread that went on fewer times is idle: it waits for the program's end."""
+_BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
+
+
+def busiest_threads(timeline: Timeline, by_track: dict[int, list[Total]], window: int) -> list[int]:
+    """The tracks of the busiest threads. Totals that only single waits or samples tell of are added
+    to `by_track`; `window`: the length of the record in ns.
+
+    A program works in the thread that is busiest. If the first thread of its process, or of one
+    that started this one, is about as busy, or goes on again and again when others let it, it is
+    the one that the program waits for.
+    """
+    _add_states(timeline, by_track)
+    _add_samples(timeline, by_track)
+    active: dict[int, int] = defaultdict(int)
+    waits: dict[int, int] = defaultdict(int)
+    ended_by: dict[int, int] = defaultdict(int)
+    for track, totals in by_track.items():
+        if timeline.tracks[track].owner != ThreadOwner.PROGRAM:
+            continue
+        for one in totals:
+            active[track] += one.ns if one.kind in _BUSY else 0
+            if one.kind == TotalKind.BLOCKED:
+                waits[track] += one.count
+                handed = one.waker_track in by_track and one.name in HAND_OVERS
+                ended_by[track] += one.waker_ns if handed else 0
+    ranked = sorted(active, key=lambda track: (active[track], waits[track]), reverse=True)
+    ranked = [track for track in ranked if active[track] or waits[track] >= LEAST_WAITS]
+    if not ranked:
+        return []
+    most = active[ranked[0]]
+    chosen = [track for track in ranked[:THREADS] if active[track] >= LEAST_ACTIVE * most]
+    for first in _first_threads(timeline, ranked):
+        is_let = waits[first] >= LEAST_WAITS and ended_by[first] >= FIRST_THREAD * window
+        if active[first] >= FIRST_THREAD * most or is_let:
+            return [first, *(track for track in chosen if track != first)][:THREADS]
+    return chosen
+
+
+def _first_threads(timeline: Timeline, ranked: list[int]) -> list[int]:
+    """The first threads of the busiest thread's process and of those that it descends from, the
+    outermost first."""
+    first = {timeline.tracks[t].pid: t for t in ranked
+             if timeline.tracks[t].number == timeline.tracks[t].pid}  # fmt: skip
+    pid, found = timeline.tracks[ranked[0]].pid, []
+    for _ in range(GENERATIONS):
+        if pid in first:
+            found.append(first[pid])
+        pid = timeline.parents.get(pid, 0)
+    return found[::-1]
+
+
+def _add_states(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
+    """Adds single waits of threads without totals of waits."""
+    waits = (TotalKind.BLOCKED, TotalKind.RUNQUEUE)
+    known = {track for track, all_of in by_track.items() for one in all_of if one.kind in waits}
+    states = timeline.states
+    for track in np.unique(states.track).tolist() if len(states) else []:
+        if track in known:
+            continue
+        mine = states.take(states.track == track)
+        columns = (mine.kind, mine.name, mine.wait_detail, mine.waker, mine.duration_ns)
+        for kind, name, detail, waker, ns in zip(*(c.tolist() for c in columns), strict=True):
+            total = Total(
+                track,
+                TotalKind.BLOCKED if kind == StateKind.BLOCKED else TotalKind.RUNQUEUE,
+                timeline.names[name],
+                CallKind.OTHER,
+                ns,
+                1,
+                waker_ns=ns if waker else 0,
+                waker_track=waker - 1,
+                wait_detail=WaitDetail(detail),
+            )
+            by_track[track].append(total)
+
+
+def _add_samples(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
+    """Adds on-CPU samples of threads without totals of them, as other profilers record them."""
+    samples = timeline.samples
+    known = {t for t, all_of in by_track.items() for o in all_of if o.kind == TotalKind.SAMPLED}
+    keys = np.stack([samples.track, samples.name, samples.fault], axis=1).astype(np.int64)
+    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    ns = np.bincount(inverse.reshape(-1), samples.weight_ns, len(different))
+    count = np.bincount(inverse.reshape(-1), minlength=len(different))
+    for (track, name, fault), sum_ns, of in zip(
+        different.tolist(), ns.tolist(), count.tolist(), strict=True
+    ):
+        if track in known:
+            continue
+        doing = Activity.PAGE_FAULT if fault else Activity.CODE
+        total = Total(
+            track, TotalKind.SAMPLED, doing, CallKind.OTHER, round(sum_ns), 0,
+            place=timeline.names[name], samples=of,
+        )  # fmt: skip
+        by_track[track].append(total)

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waits belong to what they were for and to who ended them; other time to the code it is in."""
+
+from __future__ import annotations
+
+import pytest
+
+from captures import START_NS, Writer
+from sonde.analyze.bound import explain
+from sonde.export.verdict import render
+from sonde.model.causes import Bound, Cause
+from sonde.recording.timelines import open_timeline
+
+MS = 1_000_000
+EVAL = ("_PyEval_EvalFrameDefault", "python3.12")
+STEP = ("step", "[python]", "train.py", 88, "python")
+FETCH = ("fetch", "[python]", "train.py", 20, "python")
+LOOKUP = ("lookup", "[python]", "train.py", 30, "python")
+GET = ("Queue.get", "[python]", "queue.py", 171, "python")
+NEXT = ("_try_get_data", "[python]", "torch/utils/data/dataloader.py", 1200, "python")
+ALL_REDUCE = ("all_reduce", "[python]", "torch/distributed/distributed_c10d.py", 3075, "python")
+WORK_WAIT = ("c10d::Work::wait", "libtorch_cpu.so")
+ADD = ("at::_ops::add::call", "libtorch_cpu.so")
+LAUNCH = ("cudaLaunchKernel", "libcudart.so.13")
+SEM_WAIT = ("sem_wait", "libc.so.6")
+COND_WAIT = ("pthread_cond_timedwait", "libc.so.6")
+TAKE_GIL = ("take_gil", "python3.12")
+
+
+@pytest.fixture
+def writer():
+    return Writer(seconds=5)
+
+
+@pytest.fixture
+def told(writer, tmp_path):
+    def told():
+        return explain(open_timeline([writer.write(tmp_path / "a.sonde")])).verdicts
+
+    return told
+
+
+def process(writer, *tids):
+    threads = [{"tid": tid, "comm": f"t{tid}"} for tid in (42, *tids)]
+    return writer.process(42, "train", threads=threads)
+
+
+def runs(writer, key, share, *, tid=42, stream=7, count=50, **more):
+    """Kernels that take a share of the 5 s."""
+    for number in range(count):
+        start = START_NS + 5000 * MS * number // count
+        end = start + round(5000 * MS * share / (count * 20))
+        row = {"kind": "kernel", "name": "gemm", "weight": 20.0, "source": "event"}
+        row |= {"start_time_ns": start, "end_time_ns": end, "tid": tid, "stream": stream}
+        writer.rows["device_run"].append({**key, **row, "grid": "512,1,1", **more})
+
+
+def on_cpu(writer, key, seconds, *stack, tid=42):
+    writer.on_cpu(key, tid, writer.stack(*stack), round(seconds * 99))
+
+
+def shares(verdict):
+    return {one.key: one.share for one in verdict.causes}
+
+
+def without_sample(writer, key, tid, seconds, waker):
+    """Waits of which no stack was taken."""
+    writer.wait(key, tid, "futex", seconds, count=100, waker=(42, waker))
+    writer.rows["sample"].pop()
+
+
+def test_each_wait_has_its_own_waker_and_the_thread_that_launches_in_turns_takes_no_input(
+    writer, told
+):
+    """The backward pass in one thread, batches from another: not all waits have one waker."""
+    key = process(writer, 43, 44)
+    without_sample(writer, key, 42, 0.2, 43)
+    writer.wait(key, 42, "futex", 1.8, count=100, waker=(42, 43), stack=writer.stack(STEP, ADD))
+    batches = writer.stack(STEP, NEXT, GET, SEM_WAIT)
+    writer.wait(key, 42, "futex", 1.5, count=90, waker=(42, 44), stack=batches)
+    writer.wait(key, 43, "futex", 3.0, count=90, waker=(42, 42), stack=writer.stack(ADD))
+    on_cpu(writer, key, 1.4, STEP, ADD, LAUNCH)
+    on_cpu(writer, key, 1.9, ADD, LAUNCH, tid=43)
+    runs(writer, key, 0.2)
+    runs(writer, key, 0.2, tid=43)
+    (verdict,) = told()
+
+    assert shares(verdict)[Cause.INPUT] == pytest.approx(0.3, abs=0.05)
+    assert Cause.LOCK not in shares(verdict)
+    (fact,) = next(one.facts for one in verdict.causes if one.key == Cause.INPUT)
+    assert "t44 (44)" in fact
+
+
+@pytest.mark.parametrize("skipped", [0, 1, 2])
+def test_rows_are_joined_by_order_with_one_without_a_stack_anywhere_among_them(
+    writer, told, skipped
+):
+    key = process(writer, 43, 44)
+    waits = [(1.0, 400, 43, (STEP, TAKE_GIL)), (3.0, 20, 44, (LOOKUP, SEM_WAIT))]
+    for number in range(3):
+        if number == skipped:
+            without_sample(writer, key, 42, 0.5, 43)
+        if waits and number != skipped:
+            seconds, count, waker, stack = waits.pop(0)
+            where = writer.stack(*stack)
+            writer.wait(key, 42, "futex", seconds, count=count, waker=(42, waker), stack=where)
+    runs(writer, key, 0.002)
+    facts = {one.key: "".join(one.facts) for one in told()[0].causes}
+
+    assert "100 % of it ended by t43" in facts[Cause.GIL]
+    assert "100 % of it ended by t44" in facts[Cause.LOCK]
+
+
+def test_a_thread_that_asks_for_little_of_the_devices_time_is_not_told_of(writer, told):
+    """It sleeps between requests, which is no stall of the device that another thread feeds."""
+    key = process(writer, 43, 44)
+    writer.wait(key, 42, "futex", 2.0, waker=(42, 44), stack=writer.stack(LOOKUP, SEM_WAIT))
+    writer.wait(key, 42, "futex", 0.1, waker=(42, 43), stack=writer.stack(STEP, TAKE_GIL))
+    writer.wait(key, 43, "sleep", 4.2, stack=writer.stack(FETCH, ("nanosleep", "libc.so.6")))
+    on_cpu(writer, key, 1.5, STEP, ADD, LAUNCH)
+    on_cpu(writer, key, 0.7, FETCH, ADD, LAUNCH, tid=43)
+    runs(writer, key, 0.5)
+    runs(writer, key, 0.03, tid=43)
+    (verdict,) = told()
+
+    assert verdict.bounds[0].key == Bound.LOCK
+    assert Cause.SLEEP not in shares(verdict)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_copy_to_the_host_waits_for_the_work_before_it(writer, told, timed):
+    """2,000 copies of 64 kB take 0.1 s at most; the calls take 2.5, as the kernels do."""
+    key = process(writer)
+    copies = {"count": 2000, "moved": 131_000_000, "direction": "d2h"}
+    stack = writer.stack(STEP, ADD)
+    writer.calls(key, 42, "cudaMemcpyAsync", seconds=2.5, op="copy", stack=stack, **copies)
+    writer.wait(key, 42, "poll", 2.0, waker=(900, 901), stack=writer.stack(LOOKUP, "epoll_wait"))
+    on_cpu(writer, key, 0.4, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.5)
+    if timed:
+        runs(writer, key, 0.002, kind="copy", direction="d2h", bytes=65_536)
+    (verdict,) = told()
+
+    assert verdict.bounds[0].key == Bound.IO
+    assert shares(verdict).get(Cause.COPY, 0.0) < 0.04
+
+
+def test_waits_behind_copies_are_for_the_kernels_that_ran_meanwhile(writer, told):
+    """Three inputs to the device and a result back in each step, each with a wait."""
+    key = process(writer)
+    copies = {"count": 900, "moved": 90_000_000, "direction": "h2d"}
+    writer.calls(key, 42, "cudaMemcpyAsync", seconds=0.1, op="copy", **copies)
+    writer.calls(key, 42, "cudaStreamSynchronize", count=1000, seconds=2.6, op="sync")
+    writer.wait(key, 42, "sync to disk", 1.5, stack=writer.stack(FETCH, "fsync"))
+    on_cpu(writer, key, 0.5, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.5)
+    runs(writer, key, 0.002, kind="copy", direction="h2d", bytes=100_000)
+    (verdict,) = told()
+
+    assert verdict.bounds[0].key == Bound.IO
+    assert shares(verdict).get(Cause.COPY, 0.0) < 0.06
+
+
+@pytest.mark.parametrize(("working", "cause"), [(0.05, Cause.INPUT), (1.0, Cause.SLEEP)])
+def test_a_function_that_only_receives_and_sleeps_polls(writer, told, working, cause):
+    key = process(writer)
+    writer.wait(key, 42, "sleep", 2.5, count=2500, stack=writer.stack(FETCH, "nanosleep"))
+    on_cpu(writer, key, 0.5, FETCH, GET, EVAL)
+    on_cpu(writer, key, working, FETCH, EVAL)
+    runs(writer, key, 0.1)
+    (verdict,) = told()
+
+    assert shares(verdict)[cause] >= 0.5
+
+
+def test_code_keeps_its_time_beside_waits_that_are_longer(writer, told):
+    key = process(writer)
+    writer.calls(key, 42, "cuStreamSynchronize", count=800, seconds=2.8, op="sync")
+    on_cpu(writer, key, 1.8, FETCH, EVAL)
+    on_cpu(writer, key, 0.4, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.6)
+    (verdict,) = told()
+
+    assert verdict.bounds[0].key == Bound.HOST
+    assert shares(verdict)[Cause.HOST] == pytest.approx(0.36, abs=0.02)
+    assert verdict.causes[0].locations[0].function.startswith("fetch train.py")
+
+
+def test_a_collective_of_the_host_is_communication(writer, told):
+    key = process(writer, 43)
+    stack = writer.stack(STEP, ALL_REDUCE, WORK_WAIT, ("pthread_cond_wait", "libc.so.6"))
+    writer.wait(key, 42, "futex", 3.0, count=200, waker=(42, 43), stack=stack)
+    on_cpu(writer, key, 1.0, STEP, ADD, LAUNCH)
+    runs(writer, key, 0.1)
+    (verdict,) = told()
+
+    assert verdict.bounds[0].key == Bound.COMMUNICATION
+    assert verdict.causes[0].locations[0].function == "step train.py:88"
+
+
+@pytest.mark.parametrize(
+    ("waits", "second", "is_named"), [(500, 0.2, True), (0, 0.2, False), (500, 0.03, False)]
+)
+def test_work_of_a_second_stream_for_which_the_first_one_waits(
+    writer, told, waits, second, is_named
+):
+    key = process(writer)
+    if waits:
+        stack = writer.stack(LOOKUP, ADD)
+        writer.calls(
+            key, 42, "cudaStreamWaitEvent", count=waits, seconds=0.01, op="sync", stack=stack
+        )
+    writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=4.0, op="sync")
+    runs(writer, key, 0.78)
+    runs(writer, key, second, stream=13, kind="replay", name="")
+    (verdict,) = told()
+    named = [one.share for one in verdict.bounds if one.key == Bound.DEPENDENCY]
+
+    assert named == ([pytest.approx(0.2, abs=0.01)] if is_named else [])
+    assert any("in lookup train.py:30" in line for line in verdict.evidence) == is_named
+
+
+def test_stalls_of_a_busy_device_are_named_beside_its_kernels(writer, told):
+    key = process(writer)
+    writer.wait(key, 42, "sync to disk", 0.5, stack=writer.stack(FETCH, "fsync"))
+    writer.calls(key, 42, "cuStreamSynchronize", count=50, seconds=4.0, op="sync")
+    runs(writer, key, 0.88)
+    (verdict,) = told()
+
+    assert [one.key for one in verdict.bounds] == [Bound.COMPUTE, Bound.IO]
+    assert verdict.bounds[1].share == pytest.approx(0.1, abs=0.01)
+    assert sum(one.share for one in verdict.causes) <= 0.13
+
+
+def test_without_a_device_the_first_thread_is_told_of_where_others_let_it_go_on(writer, told):
+    """It is hardly ever on a CPU, and waits for the lock that a busy thread holds."""
+    key = process(writer, 43)
+    stack = writer.stack(LOOKUP, SEM_WAIT)
+    writer.wait(key, 42, "futex", 4.8, count=300, waker=(42, 43), stack=stack)
+    on_cpu(writer, key, 0.05, STEP, EVAL)
+    on_cpu(writer, key, 4.5, FETCH, EVAL, tid=43)
+    first = told()[0]
+
+    assert first.device_name == "t42 (42)"
+    assert first.bounds[0].key == Bound.LOCK
+    assert "on a CPU in fetch train.py:20" in first.causes[0].facts[0]
+
+
+def test_a_thread_that_waits_for_the_end_only_is_not_told_of(writer, told):
+    key = process(writer, 43)
+    writer.wait(key, 42, "futex", 4.9, count=1, waker=(42, 43), stack=writer.stack(LOOKUP))
+    on_cpu(writer, key, 4.5, FETCH, EVAL, tid=43)
+
+    assert [one.device_name for one in told()] == ["t43 (43)"]
+
+
+def test_a_python_function_may_be_named_like_one_of_the_kernel_or_the_interpreter(writer, told):
+    key = process(writer)
+    names = ("take_gil", "munmap", "vfs_read")
+    stack = writer.stack(*((name, "[python]", "train.py", 9, "python") for name in names), SEM_WAIT)
+    writer.wait(key, 42, "futex", 2.0, count=300, stack=stack)
+    writer.on_cpu(key, 42, stack, 200)
+    (verdict,) = told()
+
+    assert set(shares(verdict)) == {Cause.LOCK, Cause.HOST}
+
+
+@pytest.mark.parametrize(
+    ("inside", "cause"),
+    [
+        ((EVAL, COND_WAIT), Cause.GIL),
+        ((GET, COND_WAIT), Cause.INPUT),
+        ((ADD, COND_WAIT), Cause.LOCK),
+    ],
+)
+def test_a_condition_of_the_interpreter_itself_is_its_lock_also_without_symbols(
+    writer, told, inside, cause
+):
+    key = process(writer, 43)
+    stack = writer.stack(STEP, *inside)
+    writer.wait(key, 42, "futex", 3.0, count=600, waker=(42, 43), stack=stack)
+    on_cpu(writer, key, 0.5, STEP, EVAL)
+    (verdict,) = told()
+
+    assert verdict.causes[0].key == cause
+
+
+def test_samples_of_perf_are_explained(tmp_path):
+    lines = [
+        f"app 100/100 [000] {second}.{part:02}0000: 10000000 cpu-clock:\n"
+        f"\t  1000 {'parse' if part % 4 else 'emit'}+0x10 (/usr/bin/app)\n"
+        for second in range(5)
+        for part in range(0, 99, 3)
+    ]
+    path = tmp_path / "perf.txt"
+    path.write_text("\n".join(lines))
+    explanation = explain(open_timeline([path]))
+
+    assert explanation.verdicts[0].bounds[0].key == Bound.HOST
+    assert "parse" in render(explanation)
