@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import calendar
 import logging
-import os
 import time
 import uuid
 from collections import Counter
@@ -16,7 +15,8 @@ from pathlib import Path
 import duckdb
 
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.flush import REMEMBERED_NS, engine
+from sonde.store.flush import REMEMBERED_NS
+from sonde.store.parquet import ROW_GROUP, sync_file
 from sonde.store.tables import DICTIONARIES, time_column
 from sonde.store.wal import sync_folder
 
@@ -84,12 +84,11 @@ def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
         connection.execute(
             f"COPY (SELECT {choice} FROM read_parquet([{sources}], union_by_name = true,"
             f" hive_partitioning = false) ORDER BY {order})"
-            f" TO {_literal(whole)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 65536)"
+            f" TO {_literal(whole)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})"
         )
         rows = connection.execute(f"SELECT count(*) FROM read_parquet({_literal(whole)})")
         found = rows.fetchone()
-        with whole.open("rb") as file:
-            os.fsync(file.fileno())
+        sync_file(whole)
         sync_folder(whole.parent)
     except (OSError, duckdb.Error):
         whole.unlink(missing_ok=True)
@@ -107,6 +106,18 @@ def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
         found[0] if found else 0,
         whole.stat().st_size,
         1 + max(one.level for one in files),
+    )
+
+
+def engine() -> duckdb.DuckDBPyConnection:
+    """An engine for compaction: little memory, no extension from a network."""
+    return duckdb.connect(
+        config={
+            "memory_limit": "128MiB",
+            "threads": 1,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+        }
     )
 
 
