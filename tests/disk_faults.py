@@ -2,7 +2,7 @@
 """A store on a disk that loses its power, fills up or fails: tests/programs/store/disk_faults.c.
 
 `python disk_faults.py losses DIR` writes a store and leaves what each sync made durable;
-`python disk_faults.py refusals DIR ERROR EVERY` writes stores while calls that change the disk are
+`python disk_faults.py refusals DIR ERROR TRIES` writes stores while calls that change the disk are
 refused. Both are run with the library preloaded (`run`); `KeptDisk` makes directories as they are
 after a power loss.
 """
@@ -235,26 +235,27 @@ def _losses(folder: Path) -> object:
     return acknowledged
 
 
-def _refusals(folder: Path, error: int, every: int) -> object:
-    """Try a store for every so-manieth call refused; a full disk refuses all that follow, too."""
+def _refusals(folder: Path, error: int, tries: int) -> object:
+    """Write stores, in each of which another call is refused; a full disk refuses the next ones,
+    too. The calls are spread evenly over those that a store takes."""
     shim = ctypes.CDLL(os.environ["LD_PRELOAD"])
     shim.disk_faults_calls.restype = ctypes.c_long
-    first, last, tried, lost = 1, 1 << 30, 0, []
-    while first <= last:
+    count = 12 if error == errno.ENOSPC else 1
+    calls, wrong, acks = 0, [], []
+    for number in range(tries + 1):
+        first = 0 if not number else 1 + (calls * (number - 1) + calls // 2) // tries
         store = folder / str(first)
         store.mkdir()
         acknowledged: list[Record] = []
-        count = 12 if error == errno.ENOSPC else 1
         shim.disk_faults_refuse(ctypes.c_long(first), ctypes.c_long(count), error)
         write_store(store, acknowledged.append)
-        digests = {record.digest.hex() for record in acknowledged}
-        last = min(last, shim.disk_faults_calls())
+        calls = calls or shim.disk_faults_calls()
         shim.disk_faults_refuse(ctypes.c_long(0), ctypes.c_long(0), 0)
-        lost += [f"call {first}: {problem}" for problem in wrong_in(store, digests)]
+        digests = {record.digest.hex() for record in acknowledged}
+        wrong += [f"call {first}: {problem}" for problem in wrong_in(store, digests)]
+        acks.append(len(acknowledged))
         shutil.rmtree(store)
-        tried += 1
-        first += every
-    return {"tried": tried, "calls": last, "wrong": lost}
+    return {"calls": calls, "acknowledged": acks, "wrong": wrong}
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ import pytest
 
 import disk_faults
 
-LOSSES = 24
-"""Times of a power loss that are tried of some 150, each with and without unsynced names."""
+LOSSES = 16
+"""Times of a power loss that are tried, each with and without names that were not synced."""
+TRIES = 12
+"""Calls that are refused, of some hundreds."""
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +45,13 @@ def test_a_power_loss_costs_nothing_that_was_acknowledged(tmp_path: Path, shim: 
 def test_whatever_call_the_disk_refuses_nothing_acknowledged_is_lost(
     tmp_path: Path, shim: Path, error: int
 ) -> None:
-    found: Any = disk_faults.run(shim, "refusals", tmp_path / "stores", str(error), "17")
+    found: Any = disk_faults.run(shim, "refusals", tmp_path / "stores", str(error), str(TRIES))
 
+    every = disk_faults.ROUNDS * disk_faults.CHUNKS_A_ROUND
     assert found["wrong"] == []
-    assert found["tried"] > 10
+    assert found["calls"] > 100
+    assert found["acknowledged"][0] == every
+    assert min(found["acknowledged"]) < every
 
 
 def test_the_disk_of_the_tests_forgets_what_was_not_synced(tmp_path: Path, shim: Path) -> None:
