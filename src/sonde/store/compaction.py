@@ -16,8 +16,8 @@ import duckdb
 
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.flush import REMEMBERED_NS
-from sonde.store.parquet import ROW_GROUP, sync_file
-from sonde.store.tables import DICTIONARIES, time_column
+from sonde.store.parquet import ROW_GROUP, order_of, sync_file, write_batches
+from sonde.store.tables import DICTIONARIES
 from sonde.store.wal import sync_folder
 
 LOG = logging.getLogger("sonde.store")
@@ -72,22 +72,21 @@ def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
     path = Path(first.path).with_name(f"{uuid.uuid4().hex}.parquet")
     whole = folder / path
     sources = ", ".join(_literal(folder / one.path) for one in files)
-    order = f"node, {time_column(first.name)}"
-    choice = "*"
+    choice, order = "*", order_of(first.name)
     if first.name in DICTIONARIES:
-        choice, order = "DISTINCT ON (key) *", "key"
+        choice, order = "DISTINCT ON (key) *", ("key",)
     connection = engine()
     spill = folder / "spill"
     spill.mkdir(mode=0o700, exist_ok=True)
     connection.execute(f"SET temp_directory = {_literal(spill)}")
     try:
-        connection.execute(
-            f"COPY (SELECT {choice} FROM read_parquet([{sources}], union_by_name = true,"
-            f" hive_partitioning = false) ORDER BY {order})"
-            f" TO {_literal(whole)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {ROW_GROUP})"
+        rows = write_batches(
+            connection.sql(
+                f"SELECT {choice} FROM read_parquet([{sources}], union_by_name = true,"
+                f" hive_partitioning = false) ORDER BY {', '.join(order)}"
+            ).to_arrow_reader(ROW_GROUP),
+            whole,
         )
-        rows = connection.execute(f"SELECT count(*) FROM read_parquet({_literal(whole)})")
-        found = rows.fetchone()
         sync_file(whole)
         sync_folder(whole.parent)
     except (OSError, duckdb.Error):
@@ -103,7 +102,7 @@ def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
         first.hour,
         min(one.min_ns for one in files),
         max(one.max_ns for one in files),
-        found[0] if found else 0,
+        rows,
         whole.stat().st_size,
         1 + max(one.level for one in files),
     )
