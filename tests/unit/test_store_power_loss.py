@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,18 @@ import pytest
 
 import disk_faults
 
-LOSSES = 16
+LOSSES = 10
 """Times of a power loss that are tried, each with and without names that were not synced."""
-TRIES = 12
+TRIES = 8
 """Calls that are refused, of some hundreds."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that is possible: a real disk would be waited for at each of many syncs."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as made:
+        yield Path(made)
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +36,9 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_a_power_loss_costs_nothing_that_was_acknowledged(tmp_path: Path, shim: Path) -> None:
-    acknowledged: Any = disk_faults.run(shim, "losses", tmp_path / "store")
-    disk = disk_faults.KeptDisk(tmp_path / "store", tmp_path / "store.kept")
+def test_a_power_loss_costs_nothing_that_was_acknowledged(folder: Path, shim: Path) -> None:
+    acknowledged: Any = disk_faults.run(shim, "losses", folder / "store")
+    disk = disk_faults.KeptDisk(folder / "store", folder / "store.kept")
     assert len(acknowledged) == disk_faults.ROUNDS * disk_faults.CHUNKS_A_ROUND
 
     at_acks = {syncs for _, syncs in acknowledged}
@@ -36,16 +46,16 @@ def test_a_power_loss_costs_nothing_that_was_acknowledged(tmp_path: Path, shim: 
     for syncs in sorted(at_acks | set(between)):
         expected = {digest for digest, then in acknowledged if then <= syncs}
         for keeps_names in (False, True):
-            after = tmp_path / f"after-{syncs}-{keeps_names}"
+            after = folder / f"after-{syncs}-{keeps_names}"
             disk.after_power_loss(syncs, after, keeps_names=keeps_names)
             assert disk_faults.wrong_in(after, expected) == [], (syncs, keeps_names)
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
 def test_whatever_call_the_disk_refuses_nothing_acknowledged_is_lost(
-    tmp_path: Path, shim: Path, error: int
+    folder: Path, shim: Path, error: int
 ) -> None:
-    found: Any = disk_faults.run(shim, "refusals", tmp_path / "stores", str(error), str(TRIES))
+    found: Any = disk_faults.run(shim, "refusals", folder / "stores", str(error), str(TRIES))
 
     every = disk_faults.ROUNDS * disk_faults.CHUNKS_A_ROUND
     assert found["wrong"] == []

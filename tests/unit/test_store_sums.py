@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,13 @@ def add(folder: Path, catalog: Catalog, numbers: range) -> None:
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setattr(compaction, "COMPACTED_FROM", 2)
-    found = Service(tmp_path / "store", flushes=False)
+    memory = Path("/dev/shm")  # there is nothing to be waited for
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path) as folder:
+        yield from made(Path(folder, "store"))
+
+
+def made(folder: Path) -> Iterator[Service]:
+    found = Service(folder, flushes=False)
     for begin in (0, 14):
         add(found.folder, found.catalog, range(begin, begin + 14))
     yield found
