@@ -23,7 +23,7 @@ from sonde.store.tables import SUMMED
 from sonde.store.wal import Wal
 from stored_chunks import as_of, recorded
 
-CHUNKS = recorded()
+CHUNKS = recorded()[::4]
 BEGIN_NS = 1_800_000_000 * 10**9
 S = 10**9
 ME = Caller("me", "lab", frozenset(Scope))
@@ -82,7 +82,7 @@ def test_sums_answer_what_rows_do(service: Service) -> None:
     compact(service.folder, service.catalog)
     (summed,) = service.catalog.files("lab", SUMMED)
     (sample,) = service.catalog.files("lab", "sample")
-    assert summed.row_count < sample.row_count
+    assert 2 * summed.row_count <= sample.row_count
 
     sums = [answers(service, wanted) for wanted in selections]
 

@@ -63,14 +63,12 @@ def compact(folder: Path, catalog: Catalog) -> Compacted:
             continue
         try:
             merged = _merged(folder, files)
-            made = [merged]
-            if merged.name == "sample":
-                made.append(_summed(folder, merged))
         except duckdb.Error as error:
             LOG.warning("%d files of %s stay: %s", len(files), files[0].name, error)
             catalog.leave(files)
             done.failed += 1
             continue
+        made = [merged, *_sums_of(folder, merged)]
         old_sums = [summed[name] for one in files if (name := Path(one.path).name) in summed]
         catalog.replace(made, files + old_sums, time.time_ns())
         done.gone += len(files) + len(old_sums)
@@ -105,23 +103,32 @@ def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
     )
 
 
-def _summed(folder: Path, sample: StoredFile) -> StoredFile:
-    """A file of `sample` summed: what questions over many hours are answered from."""
-    path = Path(
-        "data", sample.tenant, SUMMED, *Path(sample.path).parts[3:]
-    )  # day, hour and name as the file has them
+def _sums_of(folder: Path, sample: StoredFile) -> list[StoredFile]:
+    """A file of `sample` summed: what questions over many hours are answered from. None of another
+    table, nor where it would have more than half as many rows."""
+    if sample.name != "sample":
+        return []
+    # Day, hour and name as the file has them.
+    path = Path("data", sample.tenant, SUMMED, *Path(sample.path).parts[3:])
     make_folders(folder, path.parent)
-    rows = _copied(
-        folder,
-        "SELECT node, kind, name, pid, start_ns, stack, min(time_ns) AS time_ns,"
-        " sum(weight_count) AS weight_count, sum(weight_ns) AS weight_ns,"
-        " sum(weight_bytes) AS weight_bytes, count(*) AS rows"
-        f" FROM read_parquet({_literal(folder / sample.path)}, hive_partitioning = false)"
-        " GROUP BY ALL ORDER BY node, kind, name, pid, stack",
-        path,
-    )
+    try:
+        rows = _copied(
+            folder,
+            "SELECT node, kind, name, pid, start_ns, stack, min(time_ns) AS time_ns,"
+            " sum(weight_count) AS weight_count, sum(weight_ns) AS weight_ns,"
+            " sum(weight_bytes) AS weight_bytes, count(*) AS rows"
+            f" FROM read_parquet({_literal(folder / sample.path)}, hive_partitioning = false)"
+            " GROUP BY ALL ORDER BY node, kind, name, pid, stack",
+            path,
+        )
+    except duckdb.Error as error:
+        LOG.warning("%d rows are not summed up: %s", sample.row_count, error)
+        return []
+    if 2 * rows > sample.row_count:
+        (folder / path).unlink()
+        return []
     size = (folder / path).stat().st_size
-    return replace(sample, path=str(path), name=SUMMED, row_count=rows, size_bytes=size)
+    return [replace(sample, path=str(path), name=SUMMED, row_count=rows, size_bytes=size)]
 
 
 def _copied(folder: Path, sql: str, path: Path) -> int:
