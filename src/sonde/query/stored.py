@@ -239,8 +239,8 @@ def frames(session: StoredSession, keys: Sequence[int]) -> pa.Table:
     return session.arrow(
         "SELECT key, any_value(kind) AS kind, any_value(function) AS function,"
         ' any_value("binary") AS "binary", any_value(file) AS file, any_value(line) AS line'
-        " FROM frame WHERE key IN (SELECT unnest(?::BIGINT[])) GROUP BY key ORDER BY key",
-        [list(keys)],
+        " FROM frame WHERE key IN (SELECT key FROM chosen) GROUP BY key ORDER BY key",
+        chosen=pa.table({"key": pa.array(keys, pa.int64())}),
     )
 
 

@@ -30,7 +30,7 @@ class FlameNode:
     kind: str
     value: float = 0.0
     self_value: float = 0.0
-    children: dict[tuple[str, str, str], FlameNode] = field(default_factory=dict)
+    children: dict[int, FlameNode] = field(default_factory=dict)
 
     def plain(self, least: float) -> dict[str, Any]:
         """As nested objects, heaviest child first, without boxes lighter than `least`."""
@@ -48,6 +48,15 @@ class FlameNode:
         return found
 
 
+def _named(frame: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """(name, binary, kind) that a frame is shown as."""
+    if frame is None:
+        return "[unknown]", "", "unknown"
+    binary = str(frame["binary"])
+    bare = binary if binary.startswith("[") else f"[{binary or 'unknown'}]"
+    return frame["function"] or bare, binary, frame["kind"]
+
+
 def flame_tree(
     rows: Sequence[Mapping[str, Any]], frames: Mapping[int, Mapping[str, Any]], value: str
 ) -> dict[str, Any]:
@@ -56,24 +65,24 @@ def flame_tree(
     `rows`: frame_keys (leaf first) and weights; `frames`: by key; `value`: which weight counts.
     """
     root = FlameNode("all", "", "")
-    values = []
+    values: list[FlameNode] = []
+    numbers: dict[tuple[str, str, str], int] = {}
+    boxes: dict[int, tuple[int, tuple[str, str, str]]] = {}
+    # What a frame is shown as, and its number: frames of a function at several lines are alike.
     for row in rows:
         weight = float(row[value])
         if not weight:
             continue
         at = root
         at.value += weight
-        for key in list(reversed(row["frame_keys"]))[:DEEPEST]:
-            frame = frames.get(key)
-            if frame is None:
-                named = "[unknown]", "", "unknown"
-            else:
-                binary = str(frame["binary"])
-                bare = binary if binary.startswith("[") else f"[{binary or 'unknown'}]"
-                named = frame["function"] or bare, binary, frame["kind"]
-            child = at.children.get(named)
+        for key in row["frame_keys"][: -DEEPEST - 1 : -1]:
+            box = boxes.get(key)
+            if box is None:
+                named = _named(frames.get(key))
+                box = boxes[key] = numbers.setdefault(named, len(numbers)), named
+            child = at.children.get(box[0])
             if child is None:
-                child = at.children[named] = FlameNode(*named)
+                child = at.children[box[0]] = FlameNode(*box[1])
                 values.append(child)
             child.value += weight
             at = child
