@@ -40,7 +40,7 @@ from sonde.store.tables import (
 )
 from sonde.store.wal import sealed_segments, secret_of
 
-BATCH_BYTES = 32 << 20
+BATCH_BYTES = 20 << 20
 """Memory of the chunks of a batch, decompressed; with what is made of them, and two more batches on
 their way, about an eighth of what is used."""
 BATCH_CHUNKS = 512

@@ -189,7 +189,7 @@ REFUSABLE(int, link, is_watched(from), (const char *from, const char *to), (from
 		mode_t mode = 0;                                                                   \
 		va_list more;                                                                      \
                                                                                                    \
-		if (flags & O_CREAT) {                                               \
+		if (flags & O_CREAT) {                                                             \
 			va_start(more, flags);                                                     \
 			mode = va_arg(more, mode_t);                                               \
 			va_end(more);                                                              \
