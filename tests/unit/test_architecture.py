@@ -347,8 +347,9 @@ WRITERS: dict[str, str] = {
     "server/tokens.py": "SQLite opens its file by name, in the server's own directory",
     "sinks/spool.py": "new files (O_EXCL) in a folder that is held and that only we can change",
     "store/catalog.py": "SQLite opens its file by name, in the server's own directory",
-    "store/flush.py": "Parquet under a random name, in the server's own directory; synced",
+    "store/flush.py": "what ends the flusher, put aside in the server's own directory",
     "store/flusher.py": "a lock, empty, in the server's own directory",
+    "store/parquet.py": "Parquet under a random name, in the server's own directory; synced",
     "store/wal.py": "new segments (O_EXCL) and a lock, in the server's own directory",
     "unwind/cache_folder.py": "the mode of a folder that only root and we can exchange",
 }

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -307,26 +308,48 @@ def unpack_chunk(
 
     Raises DamagedChunkError, CaptureTooLarge.
     """
+    meta, streams = streams_of(chunk, budget)
+    with damage():
+        tables = {
+            name: messages.read_streams([one], TABLES[name].names, budget.hold)[0]
+            for name, one in streams.items()
+        }
+    return meta, tables
+
+
+def streams_of(
+    chunk: framing.RawChunk, budget: Budget
+) -> tuple[dict[str, Any], dict[str, messages.Stream]]:
+    """(metadata, tables as streams of Arrow whose messages were checked) of a chunk.
+
+    Raises DamagedChunkError, CaptureTooLarge.
+    """
     meta = chunk_meta(chunk.meta)
     if not is_plausible(meta["raw_len"], len(chunk.payload)):
         raise DamagedChunkError("it decompresses to an implausible size")
     budget.unpack(meta["raw_len"])
-    try:
+    streams: dict[str, messages.Stream] = {}
+    with damage():
         raw = pa.decompress(chunk.payload, decompressed_size=meta["raw_len"], codec="zstd")
-        tables: dict[str, pa.Table] = {}
         for entry in meta["tables"]:
             name, offset, length = entry["name"], entry["offset"], entry["length"]
             if name not in TABLES or not length:
                 continue
-            if name in tables:
+            if name in streams:
                 raise DamagedChunkError(f"table {name} comes twice")
             if not 0 <= offset <= offset + length <= raw.size:
                 raise DamagedChunkError(f"table {name} lies outside its payload")
-            part = raw.slice(offset, length)
-            tables[name] = messages.read_table(part, TABLES[name].names, budget.hold)
+            streams[name] = messages.checked(raw.slice(offset, length))
+    return meta, streams
+
+
+@contextmanager
+def damage() -> Iterator[None]:
+    """Whatever a wrong content raises becomes a DamagedChunkError."""
+    try:
+        yield
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedChunkError(str(error)) from error
-    return meta, tables
 
 
 def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int, int]:
@@ -336,7 +359,7 @@ def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int
     Raises DamagedChunkError, CaptureTooLarge.
     """
     carried = [column for column in table.column_names if column.startswith("carry_")]
-    try:
+    with damage():
         validation.check_columns(name, table)
         budget.hold(validation.casting_bytes(name, table))
         table, cut = validation.truncate_names(table)
@@ -345,8 +368,6 @@ def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int
         for column in carried:
             fitting = fitting.append_column(column, table.column(column))
         fitting, left_out = validation.valid_rows(name, fitting)
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedChunkError(str(error)) from error
     return fitting, left_out, cut
 
 

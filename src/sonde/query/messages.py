@@ -12,7 +12,8 @@ Message.fbs beside it; a table of FlatBuffers begins with the distance back to i
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -26,6 +27,7 @@ COLUMN_BYTES = 512
 """Memory that Arrow uses for a batch, and for each of its columns, without any rows."""
 
 _CONTINUES = 0xFFFFFFFF
+_U16, _I32, _U32, _I64 = (struct.Struct(f"<{kind}").unpack_from for kind in "HiIq")
 _SCHEMA, _RECORD_BATCH = 1, 3
 _HEADER_TYPE, _HEADER, _BODY_LENGTH = 1, 2, 3
 _LENGTH, _COMPRESSION = 0, 3
@@ -35,27 +37,93 @@ class RefusedError(ValueError):
     """A stream that Sonde's writer does not make."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream whose messages were checked, undecoded."""
+
+    schema: bytes
+    """The message that comes first."""
+    batches: pa.Buffer
+    """The messages after it."""
+    count: int
+    """Number of record batches."""
+
+
+def checked(raw: pa.Buffer) -> Stream:
+    """A stream with its messages checked. Raises RefusedError."""
+    view, at, count = memoryview(raw), 0, -1
+    begin = 0
+    while len(view) - at >= 8:  # less is padding
+        continues, length = struct.unpack_from("<II", view, at)
+        if continues != _CONTINUES:
+            raise RefusedError("a message of an old format")
+        if length == 0:
+            break  # the end of the stream
+        start = at + 8
+        if length > min(MOST_META_BYTES, len(view) - start):
+            raise RefusedError(f"metadata of {length} bytes")
+        kind, body = _check_message(bytes(view[start : start + length]))
+        if kind != (_SCHEMA if count < 0 else _RECORD_BATCH):
+            raise RefusedError(f"a message of kind {kind}")
+        start += length
+        if not 0 <= body <= len(view) - start:
+            raise RefusedError(f"a body of {body} bytes")
+        at = start + body
+        if count < 0:
+            begin = at
+        count += 1
+        if count > MOST_BATCHES:
+            raise RefusedError(f"more than {MOST_BATCHES} batches")
+    if count < 0:
+        raise RefusedError("a stream without a schema")
+    return Stream(bytes(view[:begin]), raw.slice(begin, at - begin), count)
+
+
+def memory_bytes(stream: Stream, columns: int) -> int:
+    """What Arrow uses for the batches of a stream of which so many columns are wanted, at most."""
+    return stream.count * (BATCH_BYTES + COLUMN_BYTES * columns)
+
+
 def read_table(raw: pa.Buffer, wanted: Collection[str], hold: Callable[[int], None]) -> pa.Table:
     """The wanted columns of a stream; `hold` is called with the bytes that are about to be used.
 
     Raises RefusedError, pyarrow.ArrowException or OSError for an invalid stream.
     """
-    batches = _checked_batches(raw)
-    stream = pa.ipc.open_stream(raw)
-    names = stream.schema.names
-    if len(names) > MOST_COLUMNS:
-        raise RefusedError(f"{len(names)} columns")
-    chosen = [number for number, name in enumerate(names) if name in wanted]
-    if len({names[number] for number in chosen}) != len(chosen):
+    return read_streams([checked(raw)], wanted, hold)[0]
+
+
+def read_streams(
+    streams: Sequence[Stream], wanted: Collection[str], hold: Callable[[int], None]
+) -> tuple[pa.Table, list[int]]:
+    """(the wanted columns of streams with the same schema, number of rows of each).
+
+    Reading many together costs a fraction of reading each. Raises as `read_table`.
+    """
+    schema = pa.ipc.read_schema(pa.py_buffer(streams[0].schema))
+    if len(schema.names) > MOST_COLUMNS:
+        raise RefusedError(f"{len(schema.names)} columns")
+    chosen = [number for number, name in enumerate(schema.names) if name in wanted]
+    if len({schema.names[number] for number in chosen}) != len(chosen):
         raise RefusedError("a column comes twice")
     for number in chosen:
-        _check_type(stream.schema.field(number))
-    hold(batches * (BATCH_BYTES + COLUMN_BYTES * len(chosen)))
+        _check_type(schema.field(number))
+    for one in streams:
+        hold(memory_bytes(one, len(chosen)))
+    joined = pa.py_buffer(b"".join([streams[0].schema, *(one.batches for one in streams)]))
     options = pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
-    table = pa.ipc.open_stream(raw, options=options).read_all()
+    reader = pa.ipc.open_stream(joined, options=options)
+    batches = list(reader)
+    if len(batches) != sum(one.count for one in streams):
+        raise RefusedError("not the batches that were announced")
+    table = pa.Table.from_batches(batches, reader.schema)
     # A checksum shows that these are the writer's bytes, not that the writer was honest.
     table.validate(full=True)
-    return table
+    rows = []
+    at = 0
+    for one in streams:
+        rows.append(sum(batch.num_rows for batch in batches[at : at + one.count]))
+        at += one.count
+    return table, rows
 
 
 def _check_type(field: pa.Field) -> None:
@@ -71,50 +139,21 @@ def _check_type(field: pa.Field) -> None:
         raise RefusedError(f"column {field.name} is {str(kind)[:80]}")
 
 
-def _checked_batches(raw: pa.Buffer) -> int:
-    """Check every message of the stream; return the number of record batches."""
-    view, at, batches = memoryview(raw), 0, 0
-    first = True
-    while at < len(view):
-        if len(view) - at < 8:
-            break  # padding
-        continues, length = struct.unpack_from("<II", view, at)
-        if continues != _CONTINUES:
-            raise RefusedError("a message of an old format")
-        if length == 0:
-            break  # the end of the stream
-        at += 8
-        if length > min(MOST_META_BYTES, len(view) - at):
-            raise RefusedError(f"metadata of {length} bytes")
-        kind, body = _check_message(bytes(view[at : at + length]))
-        if kind != (_SCHEMA if first else _RECORD_BATCH):
-            raise RefusedError(f"a message of kind {kind}")
-        at += length
-        if not 0 <= body <= len(view) - at:
-            raise RefusedError(f"a body of {body} bytes")
-        at += body
-        batches += not first
-        first = False
-        if batches > MOST_BATCHES:
-            raise RefusedError(f"more than {MOST_BATCHES} batches")
-    return batches
-
-
 def _check_message(meta: bytes) -> tuple[int, int]:
     """(kind, length of the body) of a message. Raises RefusedError."""
     try:
-        table = struct.unpack_from("<I", meta)[0]
-        kind_at, header_at, body_at = (
-            _field(meta, table, number) for number in (_HEADER_TYPE, _HEADER, _BODY_LENGTH)
-        )
+        table = _U32(meta, 0)[0]
+        kind_at = _field(meta, table, _HEADER_TYPE)
+        header_at = _field(meta, table, _HEADER)
+        body_at = _field(meta, table, _BODY_LENGTH)
         kind = meta[kind_at] if kind_at else 0
-        body = struct.unpack_from("<q", meta, body_at)[0] if body_at else 0
+        body = _I64(meta, body_at)[0] if body_at else 0
         if kind == _RECORD_BATCH and header_at:
-            header = header_at + struct.unpack_from("<I", meta, header_at)[0]
+            header = header_at + _U32(meta, header_at)[0]
             if _field(meta, header, _COMPRESSION):
                 raise RefusedError("a compressed batch")
             rows_at = _field(meta, header, _LENGTH)
-            rows = struct.unpack_from("<q", meta, rows_at)[0] if rows_at else 0
+            rows = _I64(meta, rows_at)[0] if rows_at else 0
             if not 0 <= rows <= max(0, 8 * body):  # at least one bit per row
                 raise RefusedError(f"{rows} rows in {body} bytes")
     except (struct.error, IndexError) as error:
@@ -124,12 +163,11 @@ def _check_message(meta: bytes) -> tuple[int, int]:
 
 def _field(meta: bytes, table: int, number: int) -> int:
     """Offset of a field of a FlatBuffers table, 0 where it is missing."""
-    vtable = table - struct.unpack_from("<i", meta, table)[0]
+    vtable = table - _I32(meta, table)[0]
     if vtable < 0:
         raise RefusedError("metadata with an offset out of range")
-    size = struct.unpack_from("<H", meta, vtable)[0]
     entry = 4 + 2 * number
-    if entry + 2 > size:
+    if entry + 2 > _U16(meta, vtable)[0]:
         return 0
-    offset: int = struct.unpack_from("<H", meta, vtable + entry)[0]
+    offset: int = _U16(meta, vtable + entry)[0]
     return table + offset if offset else 0

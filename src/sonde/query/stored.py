@@ -8,6 +8,7 @@ parameter, never text of the SQL. The engine may read the given directory and no
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ MOST_PLACES = 2_000_000
 MOST_FRAMES = 100_000
 MOST_SERIES = 1_000
 MOST_ROWS = 10_000
+SUMS = "sample_sums"
+"""Rows of `sample` of which many may be summed up as one: without threads, for questions whose
+answers are sums over the whole time. `rows` says how many a row is."""
 _OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
 
 
@@ -104,16 +108,8 @@ class StoredSession:
                 "autoload_known_extensions": False,
             }
         )
-        for name in (*TABLES, "chunk"):
-            paths = files.get(name, ())
-            if paths:
-                listed = ", ".join(map(_literal, paths))
-                source = (
-                    f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
-                )
-                self._connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {source}')
-            else:
-                self._connection.register(name, _empty(name))
+        self._files = files
+        self._views: set[str] = set()
         folders = ", ".join(_literal(path) for path in (allowed, spill) if path)
         self._connection.execute(f"SET allowed_directories = [{folders}]")
         self._connection.execute("SET enable_external_access = false")
@@ -122,6 +118,28 @@ class StoredSession:
     def close(self) -> None:
         """Release the engine."""
         self._connection.close()
+
+    def _make_views(self, sql: str) -> None:
+        """Make what a query may name: each costs a look at every file of its table."""
+        for name in (*TABLES, "chunk", SUMS):
+            if name in self._views or not re.search(rf"\b{name}\b", sql):
+                continue
+            self._views.add(name)
+            paths = self._files.get(name, ())
+            if name == SUMS:
+                self._make_sums(self._files.get(name, self._files.get("sample", ())))
+            elif paths:
+                self._connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {_source(paths)}')
+            else:
+                self._connection.register(name, _empty(name))
+
+    def _make_sums(self, paths: Sequence[Path]) -> None:
+        columns = "SELECT *, CAST(1 AS BIGINT) AS rows FROM sample"
+        if any(path.parts[-4] == "sample_summed" for path in paths):
+            columns = f"SELECT * REPLACE (coalesce(rows, 1) AS rows) FROM {_source(paths)}"
+        else:
+            self._make_views("sample")
+        self._connection.execute(f'CREATE VIEW "{SUMS}" AS {columns}')
 
     def arrow(
         self, sql: str, parameters: Sequence[Any] = (), chosen: pa.Table | None = None
@@ -134,6 +152,7 @@ class StoredSession:
             self._connection.register("chosen", chosen)
         try:
             with _errors():
+                self._make_views(sql)
                 return self._connection.sql(sql, params=list(parameters)).to_arrow_table()
         finally:
             if chosen is not None:
@@ -149,6 +168,11 @@ class StoredSession:
             yield
         finally:
             timer.cancel()
+
+
+def _source(paths: Sequence[Path]) -> str:
+    listed = ", ".join(map(_literal, paths))
+    return f"read_parquet([{listed}], union_by_name = true, hive_partitioning = false)"
 
 
 def _literal(path: Path) -> str:
@@ -197,7 +221,7 @@ def flame_graph(session: StoredSession, wanted: Selection, limit: int = MOST_STA
     return session.arrow(
         "WITH weight AS ("
         " SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
-        f" FROM sample {clause} GROUP BY stack"
+        f" FROM {SUMS} {clause} GROUP BY stack"
         f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack LIMIT {int(limit)}), "
         "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
         " WHERE key IN (SELECT stack FROM weight) GROUP BY key) "
@@ -215,8 +239,8 @@ def frames(session: StoredSession, keys: Sequence[int]) -> pa.Table:
     return session.arrow(
         "SELECT key, any_value(kind) AS kind, any_value(function) AS function,"
         ' any_value("binary") AS "binary", any_value(file) AS file, any_value(line) AS line'
-        " FROM frame WHERE key IN (SELECT unnest(?::BIGINT[])) GROUP BY key ORDER BY key",
-        [list(keys)],
+        " FROM frame WHERE key IN (SELECT key FROM chosen) GROUP BY key ORDER BY key",
+        chosen=pa.table({"key": pa.array(keys, pa.int64())}),
     )
 
 
@@ -233,16 +257,16 @@ def totals(session: StoredSession, wanted: Selection) -> dict[str, float]:
     """Sum of all weights of a selection: rows, n, ns, bytes."""
     clause, parameters = wanted.sql()
     row = session.arrow(
-        "SELECT count(*) AS rows, coalesce(sum(weight_count), 0) AS n,"
+        "SELECT coalesce(sum(rows), 0) AS rows, coalesce(sum(weight_count), 0) AS n,"
         " coalesce(sum(weight_ns), 0) AS ns, coalesce(sum(weight_bytes), 0) AS bytes"
-        f" FROM sample {clause}",
+        f" FROM {SUMS} {clause}",
         parameters,
     ).to_pylist()[0]
     return {name: float(value) for name, value in row.items()}
 
 
 _MEMBERS = (
-    "WITH weight AS (SELECT stack, sum(weight_ns) AS ns FROM sample {clause} GROUP BY stack), "
+    "WITH weight AS (SELECT stack, sum(weight_ns) AS ns FROM sample_sums {clause} GROUP BY stack), "
     "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
     " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
     "member AS (SELECT DISTINCT key AS stack, unnest(frame_keys) AS frame FROM once), "

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sonde.query.stored import MOST_POINTS, MOST_ROWS, Selection, StoredSession
+from sonde.query.stored import MOST_POINTS, MOST_ROWS, SUMS, Selection, StoredSession
 
 MOST_LANES = 500
 MOST_SPANS = 20_000
@@ -30,7 +30,7 @@ class FlameNode:
     kind: str
     value: float = 0.0
     self_value: float = 0.0
-    children: dict[tuple[str, str, str], FlameNode] = field(default_factory=dict)
+    children: dict[int, FlameNode] = field(default_factory=dict)
 
     def plain(self, least: float) -> dict[str, Any]:
         """As nested objects, heaviest child first, without boxes lighter than `least`."""
@@ -48,6 +48,15 @@ class FlameNode:
         return found
 
 
+def _named(frame: Mapping[str, Any] | None) -> tuple[str, str, str]:
+    """(name, binary, kind) that a frame is shown as."""
+    if frame is None:
+        return "[unknown]", "", "unknown"
+    binary = str(frame["binary"])
+    bare = binary if binary.startswith("[") else f"[{binary or 'unknown'}]"
+    return frame["function"] or bare, binary, frame["kind"]
+
+
 def flame_tree(
     rows: Sequence[Mapping[str, Any]], frames: Mapping[int, Mapping[str, Any]], value: str
 ) -> dict[str, Any]:
@@ -56,24 +65,24 @@ def flame_tree(
     `rows`: frame_keys (leaf first) and weights; `frames`: by key; `value`: which weight counts.
     """
     root = FlameNode("all", "", "")
-    values = []
+    values: list[FlameNode] = []
+    numbers: dict[tuple[str, str, str], int] = {}
+    boxes: dict[int, tuple[int, tuple[str, str, str]]] = {}
+    # What a frame is shown as, and its number: frames of a function at several lines are alike.
     for row in rows:
         weight = float(row[value])
         if not weight:
             continue
         at = root
         at.value += weight
-        for key in list(reversed(row["frame_keys"]))[:DEEPEST]:
-            frame = frames.get(key)
-            if frame is None:
-                named = "[unknown]", "", "unknown"
-            else:
-                binary = str(frame["binary"])
-                bare = binary if binary.startswith("[") else f"[{binary or 'unknown'}]"
-                named = frame["function"] or bare, binary, frame["kind"]
-            child = at.children.get(named)
+        for key in row["frame_keys"][: -DEEPEST - 1 : -1]:
+            box = boxes.get(key)
+            if box is None:
+                named = _named(frames.get(key))
+                box = boxes[key] = numbers.setdefault(named, len(numbers)), named
+            child = at.children.get(box[0])
             if child is None:
-                child = at.children[named] = FlameNode(*named)
+                child = at.children[box[0]] = FlameNode(*box[1])
                 values.append(child)
             child.value += weight
             at = child
@@ -162,7 +171,7 @@ def overview(session: StoredSession, wanted: Selection) -> pa.Table:
     return session.arrow(
         "WITH c AS (SELECT node, count(*) AS chunks, min(start_ns) AS first_ns,"
         f" max(end_ns) AS last_ns, sum(end_ns - start_ns) / 1e9 AS seconds FROM chunk {chunk}"
-        f" GROUP BY node), s AS (SELECT node, {sums} FROM sample {plain} GROUP BY node), "
+        f" GROUP BY node), s AS (SELECT node, {sums} FROM {SUMS} {plain} GROUP BY node), "
         f"l AS (SELECT node, sum(value) AS lost FROM event {plain} AND kind = 'loss' GROUP BY node)"
         " SELECT c.*, s.* EXCLUDE (node), coalesce(l.lost, 0) AS lost FROM c"
         " LEFT JOIN s USING (node) LEFT JOIN l USING (node)"
@@ -178,7 +187,7 @@ def processes(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.
     who = ", ".join(f"any_value({name}) AS {name}" for name in names)
     return session.arrow(
         "WITH w AS (SELECT node, pid, start_ns, sum(weight_count) AS n, sum(weight_ns) AS ns,"
-        f" sum(weight_bytes) AS bytes FROM sample {clause} GROUP BY ALL"
+        f" sum(weight_bytes) AS bytes FROM {SUMS} {clause} GROUP BY ALL"
         f" ORDER BY ns DESC, bytes DESC, node, pid LIMIT {min(int(limit), MOST_ROWS)}), "
         f"p AS (SELECT node, pid, start_ns, {who} FROM process"
         " WHERE (node, pid, start_ns) IN (SELECT node, pid, start_ns FROM w) GROUP BY ALL) "
@@ -193,7 +202,7 @@ def names(session: StoredSession, wanted: Selection, limit: int = 50) -> pa.Tabl
     clause, parameters = wanted.sql()
     return session.arrow(
         "SELECT name, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
-        f" FROM sample {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name"
+        f" FROM {SUMS} {clause} GROUP BY name ORDER BY ns DESC, bytes DESC, name"
         f" LIMIT {min(int(limit), MOST_ROWS)}",
         parameters,
     )

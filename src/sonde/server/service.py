@@ -23,12 +23,12 @@ from sonde.ownership import only_ours
 from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.schema import TABLES
-from sonde.query.stored import Selection, StoredSession
+from sonde.query.stored import SUMS, Selection, StoredSession
 from sonde.server.collection import Collection
 from sonde.server.tokens import Caller, Scope, Tokens
-from sonde.store.catalog import Catalog
+from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.record import Record, digest_of
-from sonde.store.tables import DICTIONARIES
+from sonde.store.tables import DICTIONARIES, SUMMED
 from sonde.store.wal import Wal
 
 LOG = logging.getLogger("sonde.server")
@@ -317,6 +317,8 @@ class Service:
             some = self.catalog.files(caller.tenant, name, wanted.start_ns, wanted.end_ns)
             files[name] = [self.folder / one.path for one in some]
             days |= {one.day for one in some}
+            if name == "sample":
+                files[SUMS] = self._sums_of(caller.tenant, some, wanted)
         for name in DICTIONARIES:
             files[name] = [
                 self.folder / one.path
@@ -332,6 +334,22 @@ class Service:
             )
         except OSError as error:
             raise CaptureError(f"the store cannot be read: {error}", "try again") from error
+
+    def _sums_of(self, tenant: str, samples: list[StoredFile], wanted: Selection) -> list[Path]:
+        """Files of samples, or their sums where all of a file is wanted."""
+        sums = {
+            Path(one.path).name: one.path
+            for one in self.catalog.files(tenant, SUMMED, wanted.start_ns, wanted.end_ns)
+        }
+        return [
+            self.folder
+            / (
+                sums.get(Path(one.path).name, one.path)
+                if wanted.start_ns <= one.min_ns and one.max_ns < wanted.end_ns
+                else one.path
+            )
+            for one in samples
+        ]
 
     def _keep_flushing(self) -> None:
         """Start the flusher, and again where it died."""

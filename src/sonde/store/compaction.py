@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import calendar
 import logging
-import os
 import time
 import uuid
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
 import duckdb
 
 from sonde.store.catalog import Catalog, StoredFile
-from sonde.store.flush import REMEMBERED_NS, engine
-from sonde.store.tables import DICTIONARIES, time_column
+from sonde.store.flush import REMEMBERED_NS
+from sonde.store.parquet import ROW_GROUP, make_folders, order_of, sync_file, write_batches
+from sonde.store.tables import DICTIONARIES, SUMMED
 from sonde.store.wal import sync_folder
 
 LOG = logging.getLogger("sonde.store")
@@ -50,7 +50,13 @@ def compact(folder: Path, catalog: Catalog) -> Compacted:
     def place(one: StoredFile) -> tuple[str, str, str, int]:
         return one.tenant, one.name, one.day, -1 if one.name in DICTIONARIES else one.hour
 
-    small = [one for one in catalog.files() if one.size_bytes < LARGEST_BYTES and one.level >= 0]
+    every = catalog.files()
+    summed = {Path(one.path).name: one for one in every if one.name == SUMMED}
+    small = [
+        one
+        for one in every
+        if one.size_bytes < LARGEST_BYTES and one.level >= 0 and one.name != SUMMED
+    ]
     for _, group in groupby(sorted(small, key=place), place):
         files = sorted(group, key=lambda one: one.size_bytes)[:MOST_AT_ONCE]
         if len(files) < COMPACTED_FROM:
@@ -62,8 +68,10 @@ def compact(folder: Path, catalog: Catalog) -> Compacted:
             catalog.leave(files)
             done.failed += 1
             continue
-        catalog.replace([merged], files, time.time_ns())
-        done.gone += len(files)
+        made = [merged, *_sums_of(folder, merged)]
+        old_sums = [summed[name] for one in files if (name := Path(one.path).name) in summed]
+        catalog.replace(made, files + old_sums, time.time_ns())
+        done.gone += len(files) + len(old_sums)
     return done
 
 
@@ -72,30 +80,15 @@ def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
     path = Path(first.path).with_name(f"{uuid.uuid4().hex}.parquet")
     whole = folder / path
     sources = ", ".join(_literal(folder / one.path) for one in files)
-    order = f"node, {time_column(first.name)}"
-    choice = "*"
+    choice, order = "*", order_of(first.name)
     if first.name in DICTIONARIES:
-        choice, order = "DISTINCT ON (key) *", "key"
-    connection = engine()
-    spill = folder / "spill"
-    spill.mkdir(mode=0o700, exist_ok=True)
-    connection.execute(f"SET temp_directory = {_literal(spill)}")
-    try:
-        connection.execute(
-            f"COPY (SELECT {choice} FROM read_parquet([{sources}], union_by_name = true,"
-            f" hive_partitioning = false) ORDER BY {order})"
-            f" TO {_literal(whole)} (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 65536)"
-        )
-        rows = connection.execute(f"SELECT count(*) FROM read_parquet({_literal(whole)})")
-        found = rows.fetchone()
-        with whole.open("rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(whole.parent)
-    except (OSError, duckdb.Error):
-        whole.unlink(missing_ok=True)
-        raise
-    finally:
-        connection.close()
+        choice, order = "DISTINCT ON (key) *", ("key",)
+    rows = _copied(
+        folder,
+        f"SELECT {choice} FROM read_parquet([{sources}], union_by_name = true,"
+        f" hive_partitioning = false) ORDER BY {', '.join(order)}",
+        path,
+    )
     return StoredFile(
         str(path),
         first.tenant,
@@ -104,9 +97,68 @@ def _merged(folder: Path, files: list[StoredFile]) -> StoredFile:
         first.hour,
         min(one.min_ns for one in files),
         max(one.max_ns for one in files),
-        found[0] if found else 0,
+        rows,
         whole.stat().st_size,
         1 + max(one.level for one in files),
+    )
+
+
+def _sums_of(folder: Path, sample: StoredFile) -> list[StoredFile]:
+    """A file of `sample` summed: what questions over many hours are answered from. None of another
+    table, nor where it would have more than half as many rows."""
+    if sample.name != "sample":
+        return []
+    # Day, hour and name as the file has them.
+    path = Path("data", sample.tenant, SUMMED, *Path(sample.path).parts[3:])
+    make_folders(folder, path.parent)
+    try:
+        rows = _copied(
+            folder,
+            "SELECT node, kind, name, pid, start_ns, stack, min(time_ns) AS time_ns,"
+            " sum(weight_count) AS weight_count, sum(weight_ns) AS weight_ns,"
+            " sum(weight_bytes) AS weight_bytes, count(*) AS rows"
+            f" FROM read_parquet({_literal(folder / sample.path)}, hive_partitioning = false)"
+            " GROUP BY ALL ORDER BY node, kind, name, pid, stack",
+            path,
+        )
+    except duckdb.Error as error:
+        LOG.warning("%d rows are not summed up: %s", sample.row_count, error)
+        return []
+    if 2 * rows > sample.row_count:
+        (folder / path).unlink()
+        return []
+    size = (folder / path).stat().st_size
+    return [replace(sample, path=str(path), name=SUMMED, row_count=rows, size_bytes=size)]
+
+
+def _copied(folder: Path, sql: str, path: Path) -> int:
+    """Write the rows of a query to a durable file; returns how many."""
+    whole = folder / path
+    connection = engine()
+    spill = folder / "spill"
+    spill.mkdir(mode=0o700, exist_ok=True)
+    connection.execute(f"SET temp_directory = {_literal(spill)}")
+    try:
+        rows = write_batches(connection.sql(sql).to_arrow_reader(ROW_GROUP), whole)
+        sync_file(whole)
+        sync_folder(whole.parent)
+    except (OSError, duckdb.Error):
+        whole.unlink(missing_ok=True)
+        raise
+    finally:
+        connection.close()
+    return rows
+
+
+def engine() -> duckdb.DuckDBPyConnection:
+    """An engine for compaction: little memory, no extension from a network."""
+    return duckdb.connect(
+        config={
+            "memory_limit": "128MiB",
+            "threads": 1,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+        }
     )
 
 

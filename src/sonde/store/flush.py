@@ -1,38 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the log to Parquet: batch after batch, each of bounded memory.
 
-```
-DIR/data/TENANT/TABLE/day=2026-11-23/hour=08/ID.parquet      sorted by node and time
-```
-
 One flush writes one file a table and hour, for all nodes together: a file a node would be thousands
-of tiny ones a minute. Rows of a node are next to one another and row groups carry least and
-greatest node, so that a query of one node reads its part alone.
+of tiny ones a minute (parquet.py). While one thread writes the files of a batch and makes it count,
+another decodes the next one, and the log is read on.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import time
 import uuid
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sonde.limits import Budget
-from sonde.query import framing
-from sonde.query.capture import DamagedChunkError, conformed, unpack_chunk
+from sonde.query import framing, messages
+from sonde.query.capture import DamagedChunkError, conformed, damage, streams_of
+from sonde.query.schema import TABLES
 from sonde.store.catalog import Catalog, StoredFile
+from sonde.store.parquet import make_durable, remove, write_file
 from sonde.store.record import Damage, Record, scan
 from sonde.store.tables import (
     CHUNK_NUMBER,
@@ -40,12 +37,12 @@ from sonde.store.tables import (
     Hasher,
     Origin,
     stored_tables,
-    time_column,
 )
-from sonde.store.wal import sealed_segments, secret_of, sync_folder
+from sonde.store.wal import sealed_segments, secret_of
 
-BATCH_BYTES = 32 << 20
-"""Memory of the chunks, as sent, that are in memory together; about a sixth of what that takes."""
+BATCH_BYTES = 20 << 20
+"""Memory of the chunks of a batch, decompressed; with what is made of them, and two more batches on
+their way, about an eighth of what is used."""
 BATCH_CHUNKS = 512
 CHUNK_BYTES = 256 << 20
 """Memory that one chunk may take to decode."""
@@ -62,7 +59,6 @@ ASIDE_BYTES = 256 << 20
 REMEMBERED_NS = 3 * 86_400 * 10**9
 """How long after it came a chunk's digest is in the catalog, so that this stays small. Whether an
 older chunk is stored is read from the files of its hour."""
-_ROW_GROUP = 65_536
 _KNOWN_KEYS = 8 << 20
 """Keys of dictionaries kept in memory (8 bytes each); beyond, some rows are stored again until they
 are compacted."""
@@ -82,30 +78,40 @@ class Flushed:
     size_bytes: int = 0
 
 
-def engine() -> duckdb.DuckDBPyConnection:
-    """An engine for flushing and compaction: little memory, no extension from a network."""
-    return duckdb.connect(
-        config={
-            "memory_limit": "128MiB",
-            "threads": 1,
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-        }
-    )
+_Hour = tuple[str, str, int]
+"""A tenant, a day and an hour."""
 
 
 @dataclass(slots=True)
 class _Batch:
     """Chunks that are stored by one transaction."""
 
-    fresh: dict[tuple[str, str, int], list[Unpacked]] = field(default_factory=dict)
-    """By tenant, day and hour."""
+    fresh: dict[_Hour, list[Unpacked]] = field(default_factory=dict)
     digests: set[bytes] = field(default_factory=set)
     size_bytes: int = 0
     records: int = 0
     duplicates: int = 0
     undecodable: int = 0
     damaged: int = 0
+
+
+class _Stage:
+    """A thread that does one thing at a time, and nothing more where one has failed."""
+
+    def __init__(self, name: str) -> None:
+        self._pool = ThreadPoolExecutor(1, name)
+        self._last: Future[None] | None = None
+
+    def wait(self) -> None:
+        """Until it does nothing. Raises what the last thing has raised, once."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Begin the next thing once the last one is done. Raises what that has raised."""
+        self.wait()
+        self._last = self._pool.submit(work)
 
 
 class Flusher:
@@ -115,23 +121,37 @@ class Flusher:
         self._folder, self._catalog = folder, catalog
         self._id = uuid.uuid4().hex
         self._wal_secret = secret_of(folder / "wal")
-        self._hasher = Hasher(engine(), catalog.secret())
+        self._hasher = Hasher(catalog.secret())
         self._known: OrderedDict[tuple[str, str, str], Any] = OrderedDict()
+        self._decoder, self._writer = _Stage("sonde-decode"), _Stage("sonde-store")
+        self._in_flight: deque[set[bytes]] = deque(maxlen=2)
+        """Names of the chunks of the batches that are decoded and written."""
 
     def flush(self, most_segments: int = 1 << 30) -> Flushed:
         """Flush what is sealed. Raises OSError where the disk refuses, sqlite3.Error."""
         done = Flushed()
-        for path in sealed_segments(self._folder / "wal")[:most_segments]:
-            done.segments += 1
-            name = str(path.relative_to(self._folder))
-            self._flush_segment(path, name, done)
-            path.unlink()
-            self._catalog.forget_segment(name)
+        try:
+            for path in sealed_segments(self._folder / "wal")[:most_segments]:
+                done.segments += 1
+                self._flush_segment(path, str(path.relative_to(self._folder)), done)
+            self._wait()
+        finally:
+            for stage in (self._decoder, self._writer):
+                with suppress(Exception):  # where it matters it is raised already
+                    stage.wait()
+            self._in_flight.clear()
         return done
+
+    def _wait(self) -> None:
+        """Until nothing is decoded or written. Raises what has been raised there."""
+        self._decoder.wait()
+        self._writer.wait()
 
     def _flush_segment(self, path: Path, name: str, done: Flushed) -> None:
         end = start = self._catalog.read_bytes(name)
         deaths = self._catalog.attempt(name, start, self._id)
+        # Who has died here is to be found: one thing at a time.
+        is_careful, alone = deaths > 0, BATCH_CHUNKS if deaths >= DEATHS_OF_BATCH else 0
         batch = _Batch()
         for found in scan(path, self._wal_secret, start):
             end = found.end
@@ -145,17 +165,25 @@ class Flusher:
             else:
                 self._take(found.item, batch)
             is_full = batch.size_bytes >= BATCH_BYTES or batch.records >= BATCH_CHUNKS
-            if is_full or deaths >= DEATHS_OF_BATCH:
+            if is_full or alone:
                 self._flush_batch(batch, name, end, done)
-                batch = _Batch()
-                deaths = self._catalog.attempt(name, end, self._id)
+                if is_careful:
+                    self._wait()
+                batch, deaths, alone = _Batch(), 0, max(0, alone - 1)
         if end > start:
             self._flush_batch(batch, name, end, done)
+
+        def forget() -> None:
+            path.unlink()
+            self._catalog.forget_segment(name)
+
+        self._decoder.begin(lambda: self._writer.begin(forget))
 
     def _take(self, record: Record, batch: _Batch) -> None:
         """Decode a record into a batch. Whatever it holds, it costs itself at most."""
         batch.records += 1
-        if record.digest in batch.digests or self._catalog.known([record.digest]):
+        is_here = any(record.digest in some for some in (batch.digests, *self._in_flight))
+        if is_here or self._catalog.known([record.digest]):
             batch.duplicates += 1
             return
         batch.digests.add(record.digest)
@@ -182,16 +210,39 @@ class Flusher:
             (folder / f"{record.digest.hex()}.chunk").write_bytes(record.body)
 
     def _flush_batch(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
+        """Have a batch decoded and written, each once the one before it is."""
+        self._decoder.begin(lambda: self._decode(batch, segment, end, done))
+        self._in_flight.append(batch.digests)
+
+    def _decode(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
+        parts = []
+        while batch.fresh:
+            place, some = batch.fresh.popitem()
+            batch.undecodable += len(some)
+            for part in self._tables_of(some):
+                batch.undecodable -= len(part.origins)
+                parts.append((place, part))
+        self._writer.begin(lambda: self._store(batch, parts, segment, end, done))
+
+    def _store(
+        self,
+        batch: _Batch,
+        parts: list[tuple[_Hour, _Ready]],
+        segment: str,
+        end: int,
+        done: Flushed,
+    ) -> None:
         files: list[StoredFile] = []
         learned: list[tuple[tuple[str, str, str], Any]] = []
-        stored: list[Origin] = []
-        refused = 0
-        for (tenant, day, hour), some in batch.fresh.items():
-            for part in self._tables_of(some):
-                refused += part.refused
-                files += self._write(tenant, day, hour, part, learned)
-                stored += part.origins
-        undecodable = batch.undecodable + sum(map(len, batch.fresh.values())) - len(stored)
+        stored = [one for _, part in parts for one in part.origins]
+        try:
+            for place, part in parts:
+                for one in self._write_files(place, part, learned):
+                    files.append(one)
+        except BaseException:
+            remove(self._folder, files)
+            raise
+        make_durable(self._folder, files)
         self._catalog.commit(
             files,
             [(one.digest, one.received_ns) for one in stored],
@@ -200,37 +251,37 @@ class Flusher:
             {
                 "chunks_stored": len(stored),
                 "chunks_duplicate": batch.duplicates,
-                "chunks_undecodable": undecodable,
+                "chunks_undecodable": batch.undecodable,
                 "log_parts_damaged": batch.damaged,
-                "rows_refused": refused,
+                "rows_refused": sum(part.refused for _, part in parts),
             },
         )
         for key, keys in learned:
             self._learn(key, keys)
+        self._catalog.attempt(segment, end, self._id)
         done.chunks += len(stored)
         done.duplicates += batch.duplicates
         done.damaged += batch.damaged
-        done.undecodable += undecodable
+        done.undecodable += batch.undecodable
         done.size_bytes += sum(one.size_bytes for one in files)
 
     def _tables_of(self, chunks: list[Unpacked]) -> Iterator[_Ready]:
         """Chunks of one hour as tables of the store.
 
-        They are checked together, which is several times faster than one by one. Where one of them
-        is wrong, or all are too large, each is checked alone, and the wrong ones are left out.
+        They are decoded and checked together, which is many times faster than one by one. Where
+        that fails, because one of them is wrong or all are too large, each half is tried, until the
+        wrong ones are alone. They are left out.
         """
         try:
             yield self._ready(chunks)
             return
         except Exception as error:  # as in `_take`
-            LOG.warning("%d chunks are decoded one by one: %r", len(chunks), error)
-        for one in chunks:
-            try:
-                ready = self._ready([one])
-            except Exception as error:
-                LOG.warning("a chunk of %s cannot be stored: %r", one.origin.node, error)
-                continue
-            yield ready
+            if len(chunks) == 1:
+                LOG.warning("a chunk of %s cannot be stored: %r", chunks[0].origin.node, error)
+                return
+        middle = len(chunks) // 2
+        yield from self._tables_of(chunks[:middle])
+        yield from self._tables_of(chunks[middle:])
 
     def _ready(self, chunks: list[Unpacked]) -> _Ready:
         tables, refused = joined(chunks)
@@ -250,15 +301,12 @@ class Flusher:
             for one in self._catalog.files(chunk.tenant, "chunk", chunk.start_ns, chunk.end_ns + 1)
         )
 
-    def _write(
-        self,
-        tenant: str,
-        day: str,
-        hour: int,
-        ready: _Ready,
-        learned: list[tuple[tuple[str, str, str], Any]],
+    def _write_files(
+        self, place: _Hour, ready: _Ready, learned: list[tuple[tuple[str, str, str], Any]]
     ) -> Iterator[StoredFile]:
+        tenant, day, hour = place
         origins = ready.origins
+        span = min(one.start_ns for one in origins), max(one.end_ns for one in origins)
         for name, table in ready.tables.items():
             if name in DICTIONARIES:
                 at = (tenant, day, name)
@@ -269,8 +317,7 @@ class Flusher:
                 table = table.filter(pa.array(fresh))
                 learned.append((at, keys[fresh]))
             if table.num_rows:
-                span = min(one.start_ns for one in origins), max(one.end_ns for one in origins)
-                yield write_file(self._folder, tenant, name, day, hour, table, span, 0)
+                yield write_file(self._folder, tenant, name, day, hour, table, span)
 
     def _known_keys(self, at: tuple[str, str, str]) -> Any:
         keys = self._known.get(at)
@@ -298,10 +345,10 @@ class Flusher:
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """A chunk in memory, its tables as they were sent."""
+    """A chunk in memory, its tables as they were sent: checked messages, undecoded."""
 
     origin: Origin
-    tables: dict[str, pa.Table]
+    streams: dict[str, messages.Stream]
     size_bytes: int
     """Memory of the tables."""
 
@@ -322,10 +369,12 @@ def unpack(record: Record) -> Unpacked:
     if not isinstance(raw, framing.RawChunk):
         raise DamagedChunkError("no chunk with correct checksums")
     budget = Budget(f"a chunk of {record.node}", len(record.body), CHUNK_BYTES)
-    meta, tables = unpack_chunk(raw, budget)
+    meta, streams = streams_of(raw, budget)
+    for name, stream in streams.items():
+        budget.hold(messages.memory_bytes(stream, len(TABLES[name])))
     size = len(record.body)
     origin = Origin(record.tenant, record.node, record.digest, record.received_ns, size, meta)
-    return Unpacked(origin, tables, max(budget.held_bytes, size))
+    return Unpacked(origin, streams, max(budget.held_bytes, size))
 
 
 def joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
@@ -333,24 +382,26 @@ def joined(chunks: list[Unpacked]) -> tuple[dict[str, pa.Table], int]:
 
     Raises DamagedChunkError, CaptureTooLarge.
     """
-    parts: dict[str, dict[str, list[pa.Table]]] = {}
+    alike: dict[tuple[str, bytes, int], list[int]] = {}
     for number, chunk in enumerate(chunks):
-        for name, table in chunk.tables.items():
-            numbers = pa.array(np.full(table.num_rows, number, np.int32))
-            table = table.append_column(CHUNK_NUMBER, numbers)
-            of_writer = parts.setdefault(name, {})
-            of_writer.setdefault(str(table.schema), []).append(table)
+        for name, stream in chunk.streams.items():
+            # What is not padded would put the buffers that follow at odd addresses.
+            is_padded = not (len(stream.schema) % 8 or stream.batches.size % 8)
+            kind = name, stream.schema, -1 if is_padded else number
+            alike.setdefault(kind, []).append(number)
     budget = Budget("a batch of chunks", sum(one.origin.size_bytes for one in chunks), JOINED_BYTES)
     refused = 0
-    found = {}
-    for name, of_writers in parts.items():
-        fitting = []
-        for some in of_writers.values():
-            table, left_out, _ = conformed(name, pa.concat_tables(some), budget)
-            refused += left_out
-            fitting.append(table)
-        found[name] = pa.concat_tables(fitting)
-    return found, refused
+    found: dict[str, list[pa.Table]] = {}
+    for (name, _, _), numbers in alike.items():
+        streams = [chunks[number].streams[name] for number in numbers]
+        with damage():
+            table, rows = messages.read_streams(streams, TABLES[name].names, budget.hold)
+            of_chunk = pa.array(np.repeat(np.array(numbers, np.int32), rows))
+            table = table.combine_chunks().append_column(CHUNK_NUMBER, of_chunk)
+        table, left_out, _ = conformed(name, table, budget)
+        refused += left_out
+        found.setdefault(name, []).append(table)
+    return {name: pa.concat_tables(some) for name, some in found.items()}, refused
 
 
 def _hour_of(origin: Origin) -> tuple[str, int]:
@@ -359,55 +410,3 @@ def _hour_of(origin: Origin) -> tuple[str, int]:
     is_close = abs(origin.start_ns - origin.received_ns) <= CLOSE_NS
     at = time.gmtime((origin.start_ns if is_close else origin.received_ns) // 10**9)
     return time.strftime("%Y-%m-%d", at), at.tm_hour
-
-
-def write_file(
-    folder: Path,
-    tenant: str,
-    name: str,
-    day: str,
-    hour: int,
-    table: pa.Table,
-    span_ns: tuple[int, int],
-    level: int,
-) -> StoredFile:
-    """Write a durable file; it counts once it is in the catalog. Raises OSError."""
-    if "node" in table.column_names and name not in DICTIONARIES:
-        table = _sorted(table, time_column(name))
-    relative = Path("data", tenant, name, f"day={day}", f"hour={hour:02d}")
-    path = relative / f"{uuid.uuid4().hex}.parquet"
-    made_folders(folder, relative)
-    least, most = span_ns
-    if time_column(name) in table.column_names:
-        times = pc.min_max(table.column(time_column(name))).as_py()
-        least, most = min(least, times["min"]), max(most, times["max"])
-    whole = folder / path
-    try:
-        pq.write_table(table, whole, compression="zstd", row_group_size=_ROW_GROUP)
-        with whole.open("rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(whole.parent)
-    except BaseException:
-        whole.unlink(missing_ok=True)
-        raise
-    size = whole.stat().st_size
-    return StoredFile(str(path), tenant, name, day, hour, least, most, table.num_rows, size, level)
-
-
-def _sorted(table: pa.Table, time: str) -> pa.Table:
-    """By node, then by time."""
-    node = table.column("node").cast(pa.string()).dictionary_encode().combine_chunks()
-    names = np.array(node.dictionary.to_pylist(), object)
-    ranks = np.argsort(np.argsort(names))[node.indices.to_numpy()]
-    order = np.lexsort((table.column(time).to_numpy(), ranks))
-    return table.take(pa.array(order))
-
-
-def made_folders(folder: Path, relative: Path) -> None:
-    """Make folders durable, from the outermost that is missing."""
-    at = folder
-    for part in relative.parts:
-        at /= part
-        if not at.is_dir():
-            at.mkdir(mode=0o700, exist_ok=True)
-            sync_folder(at.parent)

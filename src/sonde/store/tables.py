@@ -16,17 +16,23 @@ from __future__ import annotations
 
 import json
 import os
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.query.validation import MOST_FRAMES
+
 DICTIONARIES = ("frame", "stack", "process", "thread")
 """Tables whose rows are stored once a tenant and day, told apart by `key`."""
+SUMMED = "sample_summed"
+"""Rows of `sample` of one compacted file, summed over its threads and times: without `tid`, with
+`time_ns` (the least) and `rows` (how many). Each file has the name of the file that it sums."""
 TIMES = ("time_ns", "start_time_ns", "end_time_ns")
 CHUNK = pa.schema(
     {
@@ -48,6 +54,11 @@ _FACTOR = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
 chooses the ids of a chunk cannot know which would equal those of another chunk."""
 _CHUNK_FACTOR = np.uint64(int.from_bytes(os.urandom(8), "little") | 1)
 """Another odd one."""
+_FACTORS_BY_PLACE = tuple(np.frombuffer(os.urandom(8 * MOST_FRAMES), np.uint64) for _ in range(2))
+"""For each place in a list, drawn for each process."""
+
+_KNOWN_TEXTS, _KNOWN_CHARS = 50_000, 512
+"""Texts of which a hasher remembers the words, and the longest of them."""
 
 CHUNK_NUMBER = "carry_chunk"
 """Column of every table of a batch: which of its chunks a row is from."""
@@ -82,46 +93,155 @@ def time_column(name: str) -> str:
     return "start_time_ns" if name in ("span", "device_run") else "time_ns"
 
 
-@dataclass(frozen=True, slots=True)
 class Hasher:
     """Keys by content: 64 bits that nobody can foresee without the secret."""
 
-    engine: duckdb.DuckDBPyConnection
-    secret: bytes
-    """32 bytes, the same for the life of the store."""
+    def __init__(self, secret: bytes) -> None:
+        """`secret`: 32 bytes, the same for the life of the store."""
+        self._secret = secret
+        self._words = struct.unpack("<2Q", blake2b(b"rows", digest_size=16, key=secret).digest())
+        self._texts: dict[str, int] = {}
 
     def of_rows(self, table: pa.Table) -> Any:
-        """64 bits of the MD5 of the secret and each row's values."""
-        texts = (f"coalesce(CAST({_quoted(n)} AS VARCHAR), '')" for n in table.column_names)
-        # With their lengths: no text can look like the end of one and the begin of another.
-        parts = " || ".join(f"length({text}) || ':' || {text}" for text in texts)
-        self.engine.register("rows_to_hash", table)
-        try:
-            found = self.engine.sql(
-                f"SELECT md5_number_lower(? || {parts}) AS key FROM rows_to_hash",
-                params=[self.secret.hex()],
-            ).to_arrow_table()
-        finally:
-            self.engine.unregister("rows_to_hash")
-        return found.column("key").to_numpy()
+        """SipHash-2-4 of each row's values, texts as 64 bits of their keyed BLAKE2b.
+
+        Chunks repeat what they name, so each content is hashed once.
+        """
+        rows, first = contents(table.columns)
+        chosen = table.take(pa.array(first))
+        return siphash(self._words, [self._word_of(column) for column in chosen.columns])[rows]
+
+    def _word_of(self, column: pa.ChunkedArray) -> Any:
+        whole = column.combine_chunks()
+        kind = whole.type
+        if pa.types.is_string(kind) or pa.types.is_dictionary(kind):
+            found = whole if pa.types.is_dictionary(kind) else whole.dictionary_encode()
+            words = [self._text(text) for text in found.dictionary.to_pylist()]
+            return np.array(words, np.uint64)[found.indices.to_numpy()]
+        return whole.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+
+    def _text(self, text: str) -> int:
+        word = self._texts.get(text)
+        if word is None:
+            digest = blake2b(text.encode(), digest_size=8, key=self._secret).digest()
+            word = int.from_bytes(digest, "little")
+            if len(text) <= _KNOWN_CHARS:
+                if len(self._texts) >= _KNOWN_TEXTS:
+                    self._texts.clear()
+                self._texts[text] = word
+        return word
 
     def of_lists(self, keys: Any, offsets: Any, complete: Any) -> Any:
         """64 bits of the keyed BLAKE2b of each list of keys, and whether it is complete."""
-        whole = memoryview(np.ascontiguousarray(keys, np.uint64).tobytes())
-        places = (8 * (offsets - offsets[0])).tolist()
-        flags = [b"\x01" if it else b"\x00" for it in complete.tolist()]
-        start = blake2b(digest_size=8, key=self.secret)
+        keys = np.ascontiguousarray(keys, np.uint64)
+        places = offsets - offsets[0]
+        rows, first = contents([complete, *_list_digests(keys, places)])
+        whole = memoryview(keys.tobytes())
+        start = blake2b(digest_size=8, key=self._secret)
         digests = bytearray()
-        for first, last, flag in zip(places, places[1:], flags, strict=False):
+        for at, end, is_complete in zip(
+            (8 * places[first]).tolist(),
+            (8 * places[first + 1]).tolist(),
+            complete[first].tolist(),
+            strict=True,
+        ):
             one = start.copy()
-            one.update(flag)
-            one.update(whole[first:last])
+            one.update(b"\x01" if is_complete else b"\x00")
+            one.update(whole[at:end])
             digests += one.digest()
-        return np.frombuffer(bytes(digests), np.uint64)
+        return np.frombuffer(bytes(digests), np.uint64)[rows]
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+def contents(columns: Sequence[Any]) -> tuple[Any, Any]:
+    """(number of the content of each row, a row that has each content): exact, no hash.
+
+    `columns`: of Arrow, or arrays, all of the same length and without nulls.
+    """
+    rows = np.zeros(len(columns[0]), np.int64)
+    count = 1
+    for column in columns:
+        numbers, values = _numbered(column)
+        if count * values >= 1 << 62:
+            rows, count = _numbered(rows)
+        rows = rows * values + numbers
+        count *= max(values, 1)
+    rows, count = _numbered(rows)
+    first = np.zeros(count, np.int64)
+    first[rows[::-1]] = np.arange(len(rows) - 1, -1, -1)
+    return rows, first
+
+
+def _numbered(column: Any) -> tuple[Any, int]:
+    """(number of each value, how many there are)."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else pa.array(column)
+    found = whole if pa.types.is_dictionary(whole.type) else whole.dictionary_encode()
+    return found.indices.to_numpy().astype(np.int64), len(found.dictionary)
+
+
+def _list_digests(keys: Any, places: Any) -> tuple[Any, Any, Any]:
+    """(128 bits of each list of keys, its length).
+
+    Sums of products with random numbers that never leave this process: two lists that nobody has
+    made with these numbers in hand are alike with a chance of 2^-120.
+    """
+    lengths = np.diff(places)
+    within = np.arange(len(keys)) - np.repeat(places[:-1], lengths)
+    found = []
+    with np.errstate(over="ignore"):
+        for factors in _FACTORS_BY_PLACE:
+            products = keys * factors[within]
+            sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
+            found.append(sums[places[1:]] - sums[places[:-1]])
+    return found[0], found[1], lengths
+
+
+def siphash(key: tuple[int, int], words: Sequence[Any]) -> Any:
+    """SipHash-2-4 of rows of 64-bit words, given by column (Aumasson, Bernstein 2012).
+
+    The words are what its input is cut into: the same as of the bytes of a row.
+    """
+    rows = len(words[0])
+    low, high = (np.full(rows, part, np.uint64) for part in key)
+    v0, v1, v2, v3 = (
+        part ^ np.uint64(int.from_bytes(letters, "big"))
+        for part, letters in zip(
+            (low, high, low, high),
+            (b"somepseu", b"dorandom", b"lygenera", b"tedbytes"),
+            strict=True,
+        )
+    )
+    with np.errstate(over="ignore"):
+        for word in (*words, np.full(rows, (8 * len(words) & 0xFF) << 56, np.uint64)):
+            v3 ^= word
+            for _ in range(2):
+                _sip_round(v0, v1, v2, v3)
+            v0 ^= word
+        v2 ^= np.uint64(0xFF)
+        for _ in range(4):
+            _sip_round(v0, v1, v2, v3)
+    return v0 ^ v1 ^ v2 ^ v3
+
+
+def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> None:
+    """One round, in place."""
+    for one, other, bits, swapped in ((v0, v1, 13, True), (v2, v3, 16, False)):
+        one += other
+        _rotate(other, bits)
+        other ^= one
+        if swapped:
+            _rotate(one, 32)
+    for one, other, bits, swapped in ((v0, v3, 21, False), (v2, v1, 17, True)):
+        one += other
+        _rotate(other, bits)
+        other ^= one
+        if swapped:
+            _rotate(one, 32)
+
+
+def _rotate(words: Any, bits: int) -> None:
+    right = words >> np.uint64(64 - bits)
+    words <<= np.uint64(bits)
+    words |= right
 
 
 def stored_tables(

@@ -96,6 +96,7 @@ class Wal:
         draft.rename(self.folder)  # held before others see it
         self._secret = secret_of(folder)
         sync_folder(folder)
+        sync_folder(folder.parent)
         self._segment_bytes, self._segment_s = segment_bytes, segment_s
         self._on_sealed = on_sealed
         self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
@@ -209,13 +210,17 @@ class Wal:
 
     def _open(self) -> None:
         self._number += 1
-        self._path = self.folder / f"{self._number:012d}{OPEN}"
-        self._fd = os.open(
-            self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND, 0o600
-        )
+        path = self.folder / f"{self._number:012d}{OPEN}"
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND, 0o600)
+        try:
+            sync_folder(self.folder)
+        except OSError:  # nothing may be acknowledged in a file whose name is not durable
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        self._path, self._fd = path, fd
         self._synced = 0
         self._opened_at = time.monotonic()
-        sync_folder(self.folder)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
