@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FORMATS = ("table", "summary", "html", "pprof", "folded", "speedscope", "json")
-RESULT = Path(__file__).parent / "reports_result.json"
+RESULT = Path(__file__).parent / "results" / "reports.json"
 
 
 @dataclass(frozen=True, slots=True)
