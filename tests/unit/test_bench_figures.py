@@ -176,6 +176,24 @@ def test_the_table_of_storms() -> None:
             ], row["mode"]
 
 
+REPORTS = "bench/results/reports.json"
+
+
+@pytest.mark.parametrize("cost", loaded(REPORTS)["costs"], ids=lambda cost: cost["format"])
+def test_the_costs_of_reports_are_those_measured(cost: dict[str, Any]) -> None:
+    row = row_of("docs/guide/everyday.md", REPORTS, f"{cost['format']} |")
+    assert f"| {cost['cpu_s']:.1f} s | {cost['peak_mb']} MB |" in row
+
+
+def test_the_score_of_the_gate_is_the_one_measured() -> None:
+    result = loaded("bench/results/diff.json")
+    said = (
+        f"{result['found']} of {result['changed']} changes were found, "
+        f"{result['false']} of {result['unchanged']} pairs without one"
+    )
+    assert said in text_of("docs/guide/everyday.md")
+
+
 def test_every_result_is_named_and_every_name_is_a_result() -> None:
     named = {found for page in PAGES for found in RESULT.findall(page.read_text())}
     there = {

@@ -6,8 +6,9 @@ import pytest
 
 from captures import SECOND_NS, START_NS, Writer, chunk, file_header, filled, meta, scene
 from sonde.limits import Budget
-from sonde.query.capture import _Merge, read
+from sonde.query.capture import read
 from sonde.query.framing import CHUNK_HEADER
+from sonde.query.merging import Merge
 from sonde.query.validation import ROW_BYTES
 
 
@@ -122,9 +123,9 @@ def test_what_makes_no_sense_is_counted_by_its_bytes(tmp_path):
 
 
 def test_of_a_process_that_every_chunk_names_one_row_is_held(monkeypatch):
-    monkeypatch.setattr("sonde.query.capture._COMPACT_ROWS", 10)
+    monkeypatch.setattr("sonde.query.merging._COMPACT_ROWS", 10)
     table = filled("process", [{"pid": pid, "start_ns": 1} for pid in range(4)])
-    merge = _Merge(Budget("a", 1, 1 << 40))
+    merge = Merge(Budget("a", 1, 1 << 40))
     held = []
     for _ in range(9):
         merge.add("process", table)

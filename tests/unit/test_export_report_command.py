@@ -210,3 +210,24 @@ def test_nothing_is_left_in_the_working_folder(capture, tmp_path):
     command = [sys.executable, "-m", "sonde", "report", str(capture)]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     assert list(Path(folder).iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["table", "html", "pprof", "folded", "speedscope", "json"])
+def test_a_recording_comes_through_a_pipe_and_its_report_leaves_through_one(capture, name):
+    command = [sys.executable, "-m", "sonde", "report", "-", "--format", name]
+    done = subprocess.run(command, input=capture.read_bytes(), capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert len(done.stdout) > 100
+    assert [path.name for path in capture.parent.iterdir()] == [capture.name]
+
+
+def test_a_pipe_without_end_is_given_up(capture, monkeypatch):
+    monkeypatch.setenv("SONDE_READ_LIMIT", "3M")
+    command = [sys.executable, "-m", "sonde", "report", "-"]
+    with Path("/dev/zero").open("rb") as zero:
+        endless = subprocess.Popen(["cat"], stdin=zero, stdout=subprocess.PIPE)
+        done = subprocess.run(command, stdin=endless.stdout, capture_output=True, text=True)
+        endless.stdout.close()
+        endless.wait()
+    assert done.returncode == 1
+    assert "more than 0.003 GB came through" in done.stderr

@@ -2,9 +2,10 @@
 """What changed between two whole runs of the same program: wall time, CPU time, functions.
 
 All times are for the whole run, so a program that does more work is slower by exactly that work.
-Wall and CPU times are the kernel's own counters. Those of functions are estimated from samples; a
-change of those is certain if it exceeds the Poisson error of both counts (for all comparisons
-together: 5 %, Bonferroni).
+Wall and CPU times are the kernel's own counters. How long a program waited for a CPU depends on
+what else ran: wall time counts as changed only by more than that can explain. Times of functions
+are estimated from samples; a change of those is certain if it exceeds the Poisson error of both
+counts (for all comparisons together: 5 %, Bonferroni).
 
 How much runs of a program differ from one another is not known from one run of each side; then the
 allowed change has to be larger than that. With several runs a change is certain only if each run
@@ -39,6 +40,8 @@ class RecordedRun:
     program: ProgramRun
     functions: Sequence[FunctionUse]
     """On-CPU time of the run's processes."""
+    runqueue_ns: int = 0
+    """How long its threads were ready and had no CPU, together."""
 
 
 def compare_runs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> Difference:
@@ -46,7 +49,7 @@ def compare_runs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) ->
 
     Wall and CPU time come first, then functions: the certain changes, the costliest first.
     """
-    wall = _exact("wall time", *([run.program.wall_ns for run in side] for side in (before, after)))
+    wall = _wall(before, after)
     cpu = _exact(CPU_TIME, *([run.program.cpu_ns for run in side] for side in (before, after)))
     cpu_ns = max(1.0, cpu.before)
     functions = [
@@ -67,6 +70,19 @@ def _exact(name: str, before: Sequence[float], after: Sequence[float]) -> Change
     was, now = median(before), median(after)
     weight = now / was - 1 if was else 0.0
     return Change(ChangeKind.RUN, name, was, now, weight, certain=_separate(before, after))
+
+
+def _wall(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> Change:
+    """Wall time, changed for certain only if no wait for a CPU makes the sides overlap."""
+    most = [[run.program.wall_ns for run in side] for side in (before, after)]
+    least = [
+        [run.program.wall_ns - min(run.runqueue_ns, run.program.wall_ns) for run in side]
+        for side in (before, after)
+    ]
+    was, now = (median(side) for side in most)
+    certain = max(most[0]) < min(least[1]) or max(most[1]) < min(least[0])
+    weight = now / was - 1 if was else 0.0
+    return Change(ChangeKind.RUN, "wall time", was, now, weight, certain)
 
 
 def _separate(before: Sequence[float], after: Sequence[float]) -> bool:

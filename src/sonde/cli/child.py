@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import pwd
 import shlex
@@ -58,8 +59,14 @@ class Child:
             self._environ = environment_before_sudo(self._user, environ)
         if extra_environ is not None:
             self._environ |= extra_environ(self._environ)
-        program = shutil.which(self.command[0], path=self._environ.get("PATH", os.defpath))
+        path = self._environ.get("PATH", os.defpath)
+        program = shutil.which(self.command[0], path=path)
         if program is None:
+            if shutil.which(self.command[0], os.F_OK, path):
+                raise CommandNotExecutable(
+                    f"cannot run {self.command[0]}: {os.strerror(errno.EACCES)}",
+                    "Make it executable: chmod +x, or name the interpreter that runs it.",
+                )
             raise CommandNotFound(
                 f"there is no program {self.command[0]}", "Check its name, or give its whole path."
             )

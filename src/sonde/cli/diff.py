@@ -119,8 +119,11 @@ def _recorded_run(path: Path) -> RecordedRun | None:
         return None  # another tool's file
     if capture.info.program is None:
         return None
+    session = Session(capture)
     return RecordedRun(
-        capture.info.program, queries.top_functions(Session(capture), ProfileKind.ON_CPU)
+        capture.info.program,
+        queries.top_functions(session, ProfileKind.ON_CPU),
+        sum(use.runqueue_ns for use in queries.processes(session)),
     )
 
 

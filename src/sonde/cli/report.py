@@ -49,6 +49,7 @@ examples:
   sonde report run.sonde
   sonde report run.sonde --format flamegraph            writes run.html
   sonde report run.sonde --format html --metric off-cpu --pid 4211 -o waits.html
+  ssh node cat run.sonde | sonde report - --format folded
   sonde report run.sonde --format pprof --lines          with inlined functions and source lines
   sonde report run.sonde --format json | jq '.device_calls[] | {function, calls, bytes}'
 """
@@ -85,6 +86,8 @@ _FORMER_METRIC_NAMES = {
 }
 """Accepted for scripts that were written for version 0.2 and before; not in the help."""
 
+_UNUSED_TABLES = ("span",)
+"""No format of a report shows single intervals; they are a third of a capture."""
 _PROGRESS_AFTER_S = 1.0
 
 
@@ -97,7 +100,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="a capture (.sonde)")
+    parser.add_argument(
+        "file", metavar="FILE", type=_capture, help="a capture (.sonde); - for standard input"
+    )
     parser.add_argument("--format", choices=_FORMATS, default="table", help="see below")
     parser.add_argument(
         "--metric",
@@ -175,9 +180,13 @@ def _recorded_kinds(session: Session, chosen: _Format) -> tuple[ProfileKind, ...
 
 def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
     """The file to write, None for standard output."""
-    if args.output == "-" or (args.output is None and not chosen.suffix):
-        if chosen.suffix == ".pb.gz" and sys.stdout.isatty():
-            raise UsageError("a pprof profile is binary", "name a file with -o, or pipe it")
+    from sonde.input_files import own_descriptor
+
+    piped = own_descriptor(args.file) is not None
+    if args.output == "-" or (args.output is None and (piped or not chosen.suffix)):
+        if chosen.suffix and sys.stdout.isatty():
+            what = "a pprof profile is binary" if chosen.suffix == ".pb.gz" else "it is no text"
+            raise UsageError(f"{what}: not for a terminal", "name a file with -o, or pipe it")
         return None
     output: Path = Path(args.output) if args.output else args.file.with_suffix(chosen.suffix)
     with contextlib.suppress(OSError):
@@ -187,9 +196,13 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
 
 
 def _open(path: Path, lines: bool) -> Session:
+    import pyarrow
+
     from sonde.query.capture import read
     from sonde.query.session import Session
 
+    # This pool gives memory back at once; Arrow's own keeps a fifth of what a report needs.
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     began = time.monotonic()
     shown = False
 
@@ -202,7 +215,7 @@ def _open(path: Path, lines: bool) -> Session:
             shown = True
 
     try:
-        capture = read(path, on_progress)
+        capture = read(path, on_progress, _UNUSED_TABLES)
         return Session(_with_lines(capture) if lines else capture)
     finally:
         if shown:
@@ -254,6 +267,10 @@ def _to_standard_output(write: Callable[..., None]) -> None:
         raise SinkError(
             f"cannot write to standard output: {error.strerror or error}", "write to a file with -o"
         ) from error
+
+
+def _capture(text: str) -> Path:
+    return Path("/dev/stdin" if text == "-" else text)
 
 
 def _metric(text: str) -> str:

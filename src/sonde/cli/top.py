@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sonde import procfs
 from sonde.cli import blocked_processes
@@ -17,7 +17,7 @@ from sonde.errors import UsageError
 from sonde.export.layout import one_line, size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from sonde.agent.top import Top, Usage
 
@@ -25,6 +25,7 @@ EXAMPLE = """\
 examples:
   sonde top                          every process, refreshed each second, until Ctrl-C
   sonde top -p 4711 --interval 5     one process and what it launches on devices
+  sonde top --sort memory            who has most of it
   sonde top --once --json | jq '.processes[] | select(.device.busy > 0.5)'
 
 Device columns need the library in a process: `sonde attach PID`, or `sonde record -- CMD`; a
@@ -34,6 +35,14 @@ share of the elapsed time: an estimate from the runs that were timed.
 BUDGET: Final = 0.01
 CLEAR: Final = "\033[H\033[J"
 SPARE_LINES: Final = 5
+ORDERS: Final[dict[str, Callable[[Usage], Any]]] = {
+    "busy": lambda one: 0,  # as `Top.look` gives them: by device, then by CPU
+    "cpu": lambda one: -one.cpu,
+    "memory": lambda one: -one.resident_bytes,
+    "device": lambda one: -one.device.busy if one.device else 0.0,
+    "pid": lambda one: one.pid,
+    "name": lambda one: one.name,
+}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,6 +57,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("-p", "--pid", type=int, action="append", metavar="PID", help="only these; may be repeated")
     add("--interval", type=_seconds, default=1.0, metavar="S", help="refresh interval (default 1)")
+    add("--sort", choices=ORDERS, default="busy", metavar="KEY",
+        help=f"{', '.join(ORDERS)} (default: busy, devices before CPUs)")  # fmt: skip
     add("--lines", type=int, default=0, metavar="N", help="of processes (default: as many as fit)")
     add("--once", action="store_true", help="print once, then exit")
     add("--json", action="store_true", help="print each update as a line of JSON")
@@ -94,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _show(top: Top, args: argparse.Namespace) -> None:
-    found = top.look()
+    found = in_order(top.look(), args.sort)
     if args.json:
         document = {
             "processes": [asdict(one) for one in found],
@@ -108,27 +119,33 @@ def _show(top: Top, args: argparse.Namespace) -> None:
     print((CLEAR if sys.stdout.isatty() and not args.once else "") + screen, flush=True)
 
 
+def in_order(found: Sequence[Usage], key: str) -> list[Usage]:
+    """The processes by one of `ORDERS`."""
+    return sorted(found, key=ORDERS[key])
+
+
 def table(found: Sequence[Usage], lines: int, width: int, note: str = "") -> str:
     """The busiest processes, their totals, and a note on what is missing."""
     devices = [one.device for one in found if one.device is not None]
     cpus = sum(one.cpu for one in found)
+    # Without anything on a device its columns would only take the room of names.
+    head = f"{'BUSY %':>7} {'LAUNCHES/S':>11} {'COPIED/S':>10} " if devices else ""
     text = [
         f"{len(found)} processes, {cpus:.2f} CPUs busy; {len(devices)} timed on devices, "
         f"{sum(one.launches_per_s for one in devices):,.0f} launches/s",
-        f"{'PID':>8} {'USER':<10} {'CPU %':>7} {'MEMORY':>9} {'BUSY %':>7} {'LAUNCHES/S':>11} "
-        f"{'COPIED/S':>10}  PROCESS",
+        f"{'PID':>8} {'USER':<10} {'CPU %':>7} {'MEMORY':>9} {head} PROCESS",
     ]
     for one in found[:lines]:
         it = one.device
         on_device = (
-            f"{it.busy * 100:7.1f} {it.launches_per_s:11,.0f} {size(it.copied_bytes_per_s):>10}"
+            f"{it.busy * 100:7.1f} {it.launches_per_s:11,.0f} {size(it.copied_bytes_per_s):>10} "
             if it is not None
-            else f"{'-':>7} {'-':>11} {'-':>10}"
+            else f"{'-':>7} {'-':>11} {'-':>10} "
         )
         memory = size(one.resident_bytes)
         text.append(
             f"{one.pid:>8} {one.user[:10]:<10} {one.cpu * 100:7.1f} {memory:>9} "
-            f"{on_device}  {one.name}"
+            f"{on_device if devices else ''} {one.name}"
         )
     if note:
         text.append(note)

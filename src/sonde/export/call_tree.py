@@ -8,13 +8,18 @@ child of their nearest heavier ancestor, which keeps every sum exact.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
-from sonde.export.stack_frames import leaf_label
-from sonde.model.code import NO_STACK, Frame
+import numpy as np
+import numpy.typing as npt
+
+from sonde.export.stack_frames import I64, distinct_stacks, leaf_label, root_first_blocks
+from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.model.profile import Profile, ProfileKind
+from sonde.query.grouping import grouped
 
 LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
 """Stands for the frames that were merged."""
@@ -22,7 +27,8 @@ LIGHT = Frame(kind="unknown", function="(lighter stacks)", binary="")
 _ROOT = 0
 NODE_BYTES = 256
 """Memory for a node while the tree is built."""
-_NODES_AT_ONCE = 4_096
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -73,119 +79,156 @@ def build(
 
     `hold` is called with the bytes that the tree is about to use before light nodes are merged.
     """
-    builder = _TreeBuilder(hold)
-    ends = [builder.add(profile) for profile in profiles]
-    new_node, folded = builder.merge_light(_shares(builder.parent, profiles, ends), max_nodes)
+    functions = _Functions()
+    nodes = _Nodes(hold)
+    used = distinct_stacks(profiles)
+    if profiles:
+        nodes.add_stacks(profiles[0].stacks, used, functions)
+    ends = [nodes.add_labels(profile, used, functions) for profile in profiles]
+    new_node, folded = nodes.merge_light(_weights(profiles, ends), max_nodes, functions)
     kinds = {
-        profile.kind: _rows(profile, [new_node[node] for node in nodes])
-        for profile, nodes in zip(profiles, ends, strict=True)
+        profile.kind: _rows(profile, new_node[at].tolist())
+        for profile, at in zip(profiles, ends, strict=True)
     }
-    return CallTree(builder.functions, builder.parent, builder.function, kinds, folded)
+    parent, function = nodes.parent.tolist(), nodes.function.tolist()
+    return CallTree(functions.listed, parent, function, kinds, folded)
 
 
-class _TreeBuilder:
-    """A tree while stacks are added to it."""
+class _Functions:
+    """The functions of a tree, numbered."""
+
+    def __init__(self) -> None:
+        self.listed: list[Function] = []
+        self._numbers: dict[tuple[str, str, str], int] = {}
+
+    def number(self, frame: Frame) -> int:
+        key = (frame.name, frame.binary, frame.file)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.listed)
+            self.listed.append(Function(frame.name, frame.kind, frame.binary, frame.file))
+        self.listed[number].add_line(frame.line)
+        return number
+
+
+class _Nodes:
+    """The nodes of a tree, level by level: all stacks advance by one frame at a time."""
 
     def __init__(self, hold: Callable[[int], None]) -> None:
         self._hold = hold
-        self.functions: list[Function] = []
-        self.parent = array("i", [-1])
-        self.function = array("i", [-1])
-        self._function_numbers: dict[tuple[str, str, str], int] = {}
-        self._children: dict[tuple[int, int], int] = {}
-        self._function_of_frame: dict[int, int] = {}
-        self._node_of_stack: dict[int, int] = {}
+        self.parent: I64 = np.array([-1], np.int64)
+        self.function: I64 = np.array([-1], np.int64)
+        self._levels = [0, 1]
+        """First node of each level, and the number of nodes."""
+        self._leaf: I64 = np.zeros(0, np.int64)
+        """The innermost node of each stack that was added."""
 
-    def add(self, profile: Profile) -> list[int]:
-        """Add the stacks of a profile; return the leaf node of each row."""
-        nodes = []
-        for row in profile:
-            node = self._node_of_stack.get(row.stack)
-            if node is None:
-                node = self._node_of_stack[row.stack] = self._add_stack(profile, row.stack)
-            if end := leaf_label(profile, row):
-                on_gpu = profile.kind in (ProfileKind.GPU_CALLS, ProfileKind.GPU_TIME)
-                kind = "call" if on_gpu else "wait"
-                node = self._child(node, self._number(Frame(kind, end, "")))
-            nodes.append(node)
-        return nodes
+    def add_stacks(self, stacks: Stacks, used: I64, functions: _Functions) -> None:
+        """Add the stacks `used`, ascending."""
+        of_frame = np.full(len(stacks.frames), -1, np.int32)
+        depths, parts = [], []
+        for _, flat, ends in root_first_blocks(stacks, used):
+            for index in np.unique(flat[of_frame[flat] < 0]).tolist():
+                of_frame[index] = functions.number(stacks.frames[index])
+            parts.append(of_frame[flat])
+            depths.append(np.diff(ends, prepend=0))
+        flat = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+        depth = np.concatenate(depths) if depths else np.zeros(0, np.int64)
+        self._hold(flat.nbytes + 6 * depth.nbytes)
+        starts = np.cumsum(depth) - depth
+        deepest_first = np.argsort(-depth, kind="stable")
+        starts, sorted_depth = starts[deepest_first], depth[deepest_first]
+        node = np.zeros(len(depth), np.int64)
+        levels = int(sorted_depth[0]) if len(depth) else 0
+        # How many stacks are deeper than each level.
+        deeper = np.searchsorted(-sorted_depth, -np.arange(levels), side="left")
+        parents, numbers = [self.parent], [self.function]
+        for level, count in enumerate(deeper.tolist()):
+            function = flat[starts[:count] + level]
+            node[:count], *added = self._children(node[:count], function)
+            parents.append(added[0])
+            numbers.append(added[1])
+        empty = sorted_depth == 0
+        if empty.any():
+            count = int(empty.sum())
+            nothing = np.full(count, functions.number(NO_STACK))
+            node[empty], *added = self._children(np.zeros(count, np.int64), nothing)
+            parents.append(added[0])
+            numbers.append(added[1])
+        self.parent, self.function = np.concatenate(parents), np.concatenate(numbers)
+        self._leaf = np.empty_like(node)
+        self._leaf[deepest_first] = node
 
-    def _add_stack(self, profile: Profile, stack: int) -> int:
-        stacks, of_frame, children = profile.stacks, self._function_of_frame, self._children
-        indices = stacks.indices(stack)
-        if not len(indices):
-            return self._child(_ROOT, self._number(NO_STACK))
-        node, last = _ROOT, -1
-        for index in reversed(indices):
-            function = of_frame.get(index)
-            if function is None:
-                function = of_frame[index] = self._number(stacks.frames[index])
-            if function == last and not stacks.frames[index].function:
-                continue  # As `stack_frames.root_first`, which would be half as fast here.
-            last = function
-            child = children.get((node, function))
-            node = self._child(node, function) if child is None else child
+    def add_labels(self, profile: Profile, used: I64, functions: _Functions) -> I64:
+        """Add the labels on top of a profile's stacks; return the innermost node of each row."""
+        node = self._leaf[np.searchsorted(used, np.asarray(profile.row_stack, np.int64))]
+        on_gpu = profile.kind in (ProfileKind.GPU_CALLS, ProfileKind.GPU_TIME)
+        kind = "call" if on_gpu else "wait"
+        labels = [leaf_label(profile, row) for row in profile]
+        known = {text: functions.number(Frame(kind, text, "")) for text in set(labels) if text}
+        number = np.array([known.get(text, -1) for text in labels], np.int64)
+        labelled = number >= 0
+        if labelled.any():
+            node[labelled], *added = self._children(node[labelled], number[labelled])
+            self.parent = np.concatenate((self.parent, added[0]))
+            self.function = np.concatenate((self.function, added[1]))
         return node
 
-    def _child(self, node: int, function: int) -> int:
-        key = (node, function)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = len(self.parent)
-            if not child % _NODES_AT_ONCE:
-                self._hold(_NODES_AT_ONCE * NODE_BYTES)
-            self.parent.append(node)
-            self.function.append(function)
-        return child
+    def _children(self, node: I64, function: npt.NDArray[Any]) -> tuple[I64, I64, I64]:
+        """(the child of each node with this function; parents and functions of these new nodes).
 
-    def _number(self, frame: Frame) -> int:
-        key = (frame.name, frame.binary, frame.file)
-        number = self._function_numbers.get(key)
-        if number is None:
-            number = self._function_numbers[key] = len(self.functions)
-            self.functions.append(Function(frame.name, frame.kind, frame.binary, frame.file))
-        self.functions[number].add_line(frame.line)
-        return number
+        They are a level of their own.
+        """
+        distinct, index = grouped((node << 32) | function)
+        self._hold(len(distinct) * NODE_BYTES)
+        first = self._levels[-1]
+        self._levels.append(first + len(distinct))
+        return first + index, distinct >> 32, distinct & 0xFFFFFFFF
 
-    def merge_light(self, shares: Sequence[float], max_nodes: int) -> tuple[Sequence[int], int]:
+    def merge_light(
+        self, weights: Sequence[tuple[I64, Floats]], max_nodes: int, functions: _Functions
+    ) -> tuple[I64, int]:
         """Keep the heaviest nodes; return (new node of each old one, number of merged nodes)."""
         count = len(self.parent)
         if count <= max_nodes:
-            return range(count), 0
-        least = sorted(shares, reverse=True)[max_nodes]
-        light = self._number(LIGHT)
-        parent, function = self.parent, self.function
-        self.parent, self.function, self._children = array("i", [-1]), array("i", [-1]), {}
-        new_node = array("i", [0]) * count
-        kept = bytearray(count)
-        kept[_ROOT] = 1
-        folded = 0
-        for node in range(1, count):
-            above = parent[node]
-            # No child is heavier than its parent, so the kept nodes form a tree.
-            if shares[node] > least:
-                kept[node] = 1
-                new_node[node] = self._child(new_node[above], function[node])
-            else:
-                folded += 1
-                new_node[node] = (
-                    self._child(new_node[above], light) if kept[above] else new_node[above]
-                )
-        return new_node, folded
+            return np.arange(count), 0
+        shares = self._shares(weights)
+        least = np.partition(shares, count - 1 - max_nodes)[count - 1 - max_nodes]
+        # No child is heavier than its parent, so the kept nodes form a tree.
+        kept = shares > least
+        kept[_ROOT] = True
+        above = np.where(kept, np.arange(count), self.parent)
+        while not kept[above].all():
+            above = above[above]
+        new_node = np.cumsum(kept) - 1
+        folded = np.flatnonzero(~kept)
+        under, which = np.unique(above[folded], return_inverse=True)
+        merged = int(kept.sum()) + np.arange(len(under))
+        parents, function = self.parent[kept], self.function[kept]
+        parents[1:] = new_node[parents[1:]]
+        self.parent = np.concatenate((parents, new_node[under]))
+        light = np.full(len(under), functions.number(LIGHT))
+        self.function = np.concatenate((function, light))
+        new_node[folded] = merged[which]
+        return new_node, len(folded)
+
+    def _shares(self, weights: Sequence[tuple[I64, Floats]]) -> Floats:
+        """Weight of each node with its callees, as a share of its kind, summed over the kinds."""
+        shares = np.zeros(len(self.parent))
+        for node, weight in weights:
+            shares += np.bincount(node, weight / (weight.sum() or 1), len(shares))
+        for first, end in reversed([*pairwise(self._levels)][1:]):
+            parents = self.parent[first:end]
+            low, high = int(parents.min()), int(parents.max()) + 1
+            shares[low:high] += np.bincount(parents - low, shares[first:end], high - low)
+        return shares
 
 
-def _shares(
-    parent: Sequence[int], profiles: Sequence[Profile], ends: Sequence[Sequence[int]]
-) -> Sequence[float]:
-    """Weight of each node with its callees, as a share of its kind, summed over the kinds."""
-    shares = array("d", [0.0]) * len(parent)
-    for profile, nodes in zip(profiles, ends, strict=True):
-        whole = sum(profile.row_weight) or 1
-        for node, weight in zip(nodes, profile.row_weight, strict=True):
-            shares[node] += weight / whole
-    for node in range(len(parent) - 1, 0, -1):
-        shares[parent[node]] += shares[node]
-    return shares
+def _weights(profiles: Sequence[Profile], ends: Sequence[I64]) -> list[tuple[I64, Floats]]:
+    return [
+        (at, np.asarray(profile.row_weight, np.float64))
+        for profile, at in zip(profiles, ends, strict=True)
+    ]
 
 
 def _rows(profile: Profile, nodes: Sequence[int]) -> KindRows:

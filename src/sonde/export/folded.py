@@ -15,9 +15,15 @@ from typing import BinaryIO
 
 from sonde.errors import CaptureTooLarge
 from sonde.export.layout import one_line
-from sonde.export.stack_frames import check_size, frames_root_first, leaf_label
-from sonde.model.code import Frame
-from sonde.model.profile import BASIC_KINDS, ProfileKind
+from sonde.export.stack_frames import (
+    PerFrame,
+    check_size,
+    distinct_stacks,
+    leaf_label,
+    root_first,
+)
+from sonde.model.code import NO_STACK, Frame
+from sonde.model.profile import BASIC_KINDS, Profile, ProfileKind
 from sonde.query import queries
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
@@ -37,20 +43,18 @@ def write(
     for kind in kinds:
         profile = queries.profile(session, kind, where)
         check_size(profile)
-        paths: dict[tuple[int, ...], tuple[int, ...]] = {}
-        of_stack: dict[int, tuple[int, ...]] = {}
+        of_stack = _paths(profile, texts)
+        processes = [texts.number(_safe(thread.process.name)) for thread in profile.threads]
         # Lines by indices of their texts: as text they would need many times the capture's memory.
         weights: dict[tuple[int, tuple[int, ...], int], int] = {}
         in_samples = kind == ProfileKind.ON_CPU
         for row, weight in zip(profile, profile.row_weight, strict=True):
-            path = of_stack.get(row.stack)
-            if path is None:
-                frames = frames_root_first(profile.stacks, row.stack)
-                path = tuple(map(texts.of_frame, frames))
-                path = of_stack[row.stack] = paths.setdefault(path, path)
-            process = texts.number(_safe(profile.threads[row.thread].process.name))
             end = leaf_label(profile, row)
-            key = (process, path, texts.number(_safe(end)) if end else -1)
+            key = (
+                processes[row.thread],
+                of_stack[row.stack],
+                texts.number(_safe(end)) if end else -1,
+            )
             weights[key] = weights.get(key, 0) + (row.events if in_samples else weight)
         _check_size(texts, weights)
         unit = 1 if in_samples or kind.is_memory else 1000
@@ -59,6 +63,19 @@ def write(
             if rounded := round(weight / unit):
                 line = ";".join(map(texts.listed.__getitem__, _numbers(key)))
                 out.write(f"{before}{line} {rounded}\n".encode(errors="replace"))
+
+
+def _paths(profile: Profile, texts: _Texts) -> dict[int, tuple[int, ...]]:
+    """The texts of each stack's frames; equal ones are one object."""
+    frames = profile.stacks.frames
+    of_frame = PerFrame(lambda index: texts.of_frame(frames[index]))
+    nothing = (texts.of_frame(NO_STACK),)
+    paths: dict[tuple[int, ...], tuple[int, ...]] = {}
+    of_stack = {}
+    for stack, indices in root_first(profile.stacks, distinct_stacks([profile])):
+        path = tuple(map(of_frame.__getitem__, indices)) or nothing
+        of_stack[stack] = paths.setdefault(path, path)
+    return of_stack
 
 
 class _Texts:

@@ -13,10 +13,11 @@ import gzip
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from sonde.export.pprof_profile_pb2 import Mapping
+from sonde.export.pprof_profile_pb2 import Mapping, Sample
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.export.stack_frames import check_size
 from sonde.model.code import NO_STACK, Frame
+from sonde.model.process import Thread
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, Profile, ProfileKind
 from sonde.query import queries
 from sonde.query.queries import EVERYTHING, Where
@@ -46,10 +47,23 @@ _LABELS = {
     **dict.fromkeys(MEMORY_KINDS, "memory"),
 }
 
-_MOST_PENDING = 1 << 18
-"""A message is written once it has about this many stack frames."""
-_SAMPLE_WEIGHT = 16
-"""Size of a sample without its stack, in units of a stack frame."""
+_MOST_PENDING_BYTES = 1 << 21
+"""A message is written once it has about this many bytes."""
+
+# Samples share stacks and labels, so these parts are encoded once: parts of a message that follow
+# one another are one message. https://protobuf.dev/programming-guides/encoding/#last-one-wins
+_SAMPLE_TAG = bytes([PprofProfile.SAMPLE_FIELD_NUMBER << 3 | 2])
+_LOCATION_IDS_TAG = bytes([Sample.LOCATION_ID_FIELD_NUMBER << 3 | 2])
+
+
+def _varint(number: int) -> bytes:
+    """A whole number that is not negative, 7 bits a byte, the lowest first."""
+    packed = bytearray()
+    while number > 0x7F:
+        packed.append(number & 0x7F | 0x80)
+        number >>= 7
+    packed.append(number)
+    return bytes(packed)
 
 
 def write(
@@ -79,7 +93,9 @@ class _Builder:
         self._text("")  # The format wants '' first.
         self._mappings: dict[tuple[str, str], Mapping] = {}
         self._functions: dict[tuple[str, str, str], int] = {}
-        self._locations: dict[int, int] = {}
+        self._packed: dict[int, bytes] = {}
+        """The number of each frame's location, as a varint."""
+        self._samples = bytearray()
         self._value_at: dict[ProfileKind, int] = {}
         self._values = 0
         for kind in kinds:
@@ -105,29 +121,24 @@ class _Builder:
         with_bytes = len(SAMPLE_TYPES[profile.kind]) == 3
         name_key = self._text(_LABELS.get(profile.kind, ""))
         check_size(profile)
-        stacks: dict[int, list[int]] = {}
-        pid_key, tid_key = self._text("pid"), self._text("tid")
-        process_key, thread_key = self._text("process"), self._text("thread")
+        stacks: dict[int, bytes] = {}
+        labels: dict[tuple[int, str], bytes] = {}
         for row in profile:
-            thread = profile.threads[row.thread]
             values = [0] * self._values
             values[at : at + 2] = row.events, row.bytes if profile.kind.is_memory else row.ns
             if with_bytes:
                 values[at + 2] = row.bytes
-            sample = self.message.sample.add()
-            sample.value.extend(values)
             stack = stacks.get(row.stack)
             if stack is None:
                 stack = stacks[row.stack] = self._stack(profile, row.stack)
-            sample.location_id.extend(stack)
-            sample.label.add(key=pid_key, num=thread.process.pid)
-            sample.label.add(key=tid_key, num=thread.tid)
-            sample.label.add(key=process_key, str=self._text(thread.process.name))
-            sample.label.add(key=thread_key, str=self._text(thread.name))
-            if row.name:
-                sample.label.add(key=name_key, str=self._text(row.name))
-            self._pending += len(stack) + _SAMPLE_WEIGHT
-            if self._pending > _MOST_PENDING:
+            label = labels.get((row.thread, row.name))
+            if label is None:
+                label = self._labels(profile.threads[row.thread], name_key, row.name)
+                labels[row.thread, row.name] = label
+            value = Sample(value=values).SerializeToString()
+            size = _varint(len(stack) + len(value) + len(label))
+            self._samples += b"".join((_SAMPLE_TAG, size, stack, value, label))
+            if len(self._samples) + 8 * self._pending > _MOST_PENDING_BYTES:
                 self._flush()
 
     def finish(self) -> None:
@@ -139,7 +150,9 @@ class _Builder:
     def _flush(self) -> None:
         """Write the message so far: concatenated protobuf messages are merged by the reader."""
         self._write(self.message.SerializeToString())
+        self._write(bytes(self._samples))
         self.message.Clear()
+        self._samples.clear()
         self._pending = 0
 
     def _text(self, text: str) -> int:
@@ -149,22 +162,36 @@ class _Builder:
             self._pending += len(text) // 8
         return self._strings[text]
 
-    def _stack(self, profile: Profile, stack: int) -> list[int]:
-        stacks = profile.stacks
-        indices = stacks.indices(stack)
-        if not len(indices):
-            return [self._location(-1, NO_STACK)]
-        known = self._locations
-        return [known.get(i) or self._location(i, stacks.frames[i]) for i in indices]
+    def _stack(self, profile: Profile, stack: int) -> bytes:
+        """The stack's part of a `Sample`."""
+        indices = profile.stacks.indices(stack)
+        frames = profile.stacks.frames
+        packed = self._packed
+        numbers = [packed.get(i) or self._location(i, frames[i]) for i in indices]
+        text = b"".join(numbers or [self._location(-1, NO_STACK)])
+        return b"".join((_LOCATION_IDS_TAG, _varint(len(text)), text))
 
-    def _location(self, index: int, frame: Frame) -> int:
-        if index not in self._locations:
-            number = self._locations[index] = len(self._locations) + 1
-            location = self.message.location.add(
-                id=number, mapping_id=self._mapping(frame), address=frame.offset
-            )
-            location.line.add(function_id=self._function(frame), line=frame.line)
-        return self._locations[index]
+    def _labels(self, thread: Thread, name_key: int, name: str) -> bytes:
+        """The labels' part of a `Sample`."""
+        sample = Sample()
+        sample.label.add(key=self._text("pid"), num=thread.process.pid)
+        sample.label.add(key=self._text("tid"), num=thread.tid)
+        sample.label.add(key=self._text("process"), str=self._text(thread.process.name))
+        sample.label.add(key=self._text("thread"), str=self._text(thread.name))
+        if name:
+            sample.label.add(key=name_key, str=self._text(name))
+        return sample.SerializeToString()
+
+    def _location(self, index: int, frame: Frame) -> bytes:
+        """The number of a new location, as a varint."""
+        number = len(self._packed) + 1
+        location = self.message.location.add(
+            id=number, mapping_id=self._mapping(frame), address=frame.offset
+        )
+        location.line.add(function_id=self._function(frame), line=frame.line)
+        self._pending += 1
+        packed = self._packed[index] = _varint(number)
+        return packed
 
     def _mapping(self, frame: Frame) -> int:
         key = (frame.binary, frame.build_id)

@@ -10,7 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from sonde.export import strict_json
-from sonde.export.stack_frames import check_size, frames_root_first, leaf_label
+from sonde.export.stack_frames import (
+    PerFrame,
+    check_size,
+    distinct_stacks,
+    leaf_label,
+    root_first,
+)
+from sonde.model.code import NO_STACK, Frame
 from sonde.model.profile import BASIC_KINDS, Profile, ProfileKind
 from sonde.query import queries
 from sonde.query.queries import EVERYTHING, Where
@@ -87,17 +94,18 @@ def _profile(profile: Profile, shared: _Frames) -> dict[str, Any]:
 
 def _samples(profile: Profile, shared: _Frames) -> Iterator[str]:
     """The frame numbers of each row as JSON; those of a stack are formatted once."""
-    stacks = profile.stacks
-    known: dict[int, str] = {}
+    frames = profile.stacks.frames
+
+    def text_of(frame: Frame) -> str:
+        return str(shared.number(frame.name, frame.file or frame.binary, frame.line))
+
+    of_frame = PerFrame(lambda index: text_of(frames[index]))
+    known = {
+        stack: ",".join(map(of_frame.__getitem__, indices)) or text_of(NO_STACK)
+        for stack, indices in root_first(profile.stacks, distinct_stacks([profile]))
+    }
     for row in profile:
-        text = known.get(row.stack)
-        if text is None:
-            numbers = [
-                str(shared.number(frame.name, frame.file or frame.binary, frame.line))
-                for frame in frames_root_first(stacks, row.stack)
-            ]
-            text = known[row.stack] = ",".join(numbers)
         process = profile.threads[row.thread].process
         end = leaf_label(profile, row)
         behind = f",{shared.number(end)}" if end else ""
-        yield f"[{shared.number(process.label)},{text}{behind}]"
+        yield f"[{shared.number(process.label)},{known[row.stack]}{behind}]"

@@ -3,11 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from sonde.errors import CaptureTooLarge
-from sonde.model.code import NO_STACK, Frame, Stacks
+from sonde.model.code import Stacks
 from sonde.model.profile import Profile, ProfileKind, ProfileRow
+
+T = TypeVar("T")
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+_FRAMES_AT_ONCE = 1 << 19
 
 MOST_FRAMES = 100_000_000
 """In all rows of a profile together. An hour on a large machine has some ten million."""
@@ -18,12 +28,8 @@ def check_size(profile: Profile) -> None:
 
     A hostile capture can refer to one deep stack from any number of rows.
     """
-    stacks = profile.stacks
-    depth = [stacks.offsets[row + 1] - stacks.offsets[row] for row in set(profile.row_stack)]
-    if len(profile) * max(depth, default=0) <= MOST_FRAMES:
-        return
-    offsets = stacks.offsets
-    if sum(offsets[row + 1] - offsets[row] for row in profile.row_stack) > MOST_FRAMES:
+    depths = np.diff(np.asarray(profile.stacks.offsets, np.int64))
+    if int(depths[np.asarray(profile.row_stack, np.int64)].sum()) > MOST_FRAMES:
         raise CaptureTooLarge(
             f"the stacks of this capture have more than {MOST_FRAMES:,} frames in all",
             "choose a process (--pid), a metric, or a part of the time (--from, --to); or use "
@@ -47,29 +53,66 @@ def leaf_label(profile: Profile, row: ProfileRow) -> str:
     return f"({row.name})"
 
 
-def root_first(stacks: Stacks, stack: int) -> Iterator[int]:
-    """Indices of a stack's frames, outermost first, as a flame graph shows them.
+class PerFrame(dict[int, T]):
+    """What a format makes of each frame, made when it is first asked for."""
+
+    def __init__(self, make: Callable[[int], T]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, index: int) -> T:
+        value = self[index] = self._make(index)
+        return value
+
+
+def distinct_stacks(profiles: Sequence[Profile]) -> I64:
+    """The stacks that the profiles have, ascending."""
+    rows = [np.asarray(profile.row_stack, np.int64) for profile in profiles]
+    return np.unique(np.concatenate(rows)) if rows else np.zeros(0, np.int64)
+
+
+def root_first(stacks: Stacks, wanted: I64) -> Iterator[tuple[int, list[int]]]:
+    """(stack, indices of its frames), outermost first, as a flame graph shows them.
 
     Only the binary of frames without a symbol is known, so a run of them in one binary is one
     frame. Empty where no stack was recorded.
     """
-    nameless = ""
-    for index in reversed(stacks.indices(stack)):
-        frame = stacks.frames[index]
-        if frame.function:
-            nameless = ""
-        elif frame.name == nameless:
-            continue
-        else:
-            nameless = frame.name
-        yield index
+    for numbers, flat, ends in root_first_blocks(stacks, wanted):
+        indices, begin = flat.tolist(), 0
+        for number, end in zip(numbers.tolist(), ends.tolist(), strict=True):
+            yield number, indices[begin:end]
+            begin = end
 
 
-def frames_root_first(stacks: Stacks, stack: int) -> Iterator[Frame]:
-    """The frames of `root_first`; `NO_STACK` alone where no stack was recorded."""
-    shown = False
-    for index in root_first(stacks, stack):
-        shown = True
-        yield stacks.frames[index]
-    if not shown:
-        yield NO_STACK
+def root_first_blocks(stacks: Stacks, wanted: I64) -> Iterator[tuple[I64, I32, I64]]:
+    """As `root_first`, many stacks at once: (stacks, their frames, end of each in those)."""
+    frames = np.asarray(stacks.frame_indices, np.int32)
+    offsets = np.asarray(stacks.offsets, np.int64)
+    nameless = _nameless(stacks)
+    depths = (offsets[1:] - offsets[:-1])[wanted]
+    block = np.cumsum(depths + 1) // _FRAMES_AT_ONCE
+    cuts = np.flatnonzero(np.diff(block)) + 1
+    for numbers, depth in zip(np.split(wanted, cuts), np.split(depths, cuts), strict=True):
+        ends = np.cumsum(depth)
+        starts = ends - depth
+        whole = int(ends[-1]) if len(ends) else 0
+        at = np.repeat(offsets[numbers + 1] - 1 + starts, depth) - np.arange(whole)
+        flat = frames[at]
+        code = nameless[flat]
+        again = np.zeros(whole, bool)
+        again[1:] = (code[1:] > 0) & (code[1:] == code[:-1])
+        again[starts[depth > 0]] = False
+        shown = np.concatenate((np.zeros(1, np.int64), np.cumsum(~again)))
+        yield numbers, flat[~again], shown[ends]
+
+
+def _nameless(stacks: Stacks) -> I32:
+    """For each frame: 0 where it has a function, else a number of what is shown instead."""
+    numbers: dict[str, int] = {}
+    return np.array(
+        [
+            0 if frame.function else numbers.setdefault(frame.name, len(numbers) + 1)
+            for frame in stacks.frames
+        ],
+        np.int32,
+    )

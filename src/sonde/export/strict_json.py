@@ -94,23 +94,38 @@ def _indented(value: Any, line: str) -> Iterator[str]:
     if isinstance(value, dict):
         comma, inner = "{", f"{line} "
         for key, one in value.items():
-            before = f"{comma}{inner}{encode_basestring_ascii(key)}: "
-            if isinstance(one, str):
-                yield before + encode_basestring_ascii(one)
-            else:
-                yield before
-                yield from _indented(one, inner)
+            yield f"{comma}{inner}{encode_basestring_ascii(key)}: "
+            yield from _indented(one, inner)
             comma = ","
         yield f"{line}}}" if value else "{}"
     elif isinstance(value, list | tuple | Iterator):
         comma, inner = "[", f"{line} "
         for one in value:
-            yield comma + inner
-            yield from _indented(one, inner)
+            yield comma + inner + _item(one, inner)
             comma = ","
         yield "[]" if comma == "[" else f"{line}]"
     else:
         yield dumps(value)
+
+
+def _item(value: Any, line: str) -> str:
+    """An item of a list, as `_indented`, at once."""
+    if type(value) is not dict:
+        return _plain(value) or "".join(_indented(value, line))
+    inner = f"{line} "
+    rows = [
+        f"{encode_basestring_ascii(key)}: {_plain(one) or _item(one, inner)}"
+        for key, one in value.items()
+    ]
+    return f"{{{inner}{f',{inner}'.join(rows)}{line}}}" if rows else "{}"
+
+
+def _plain(value: Any) -> str | None:
+    """A text or a number; None for what may be something else. Most values are one of these."""
+    kind = type(value)
+    if kind is str:
+        return encode_basestring_ascii(value)
+    return int.__repr__(value) if kind is int else None
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import BinaryIO
 from sonde.export import metric_charts
 from sonde.export.layout import columns, duration, loss_line, one_line, percent, rate, size
 from sonde.export.summary import directions
+from sonde.model.answers import Wait
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
 from sonde.query import queries
 from sonde.query.device_callers import device_callers
@@ -34,7 +35,8 @@ def write(
     if ProfileKind.ON_CPU in kinds:
         sections.append(_functions(session, where, limit))
     off_cpu = [kind for kind in kinds if kind in (ProfileKind.OFF_CPU, ProfileKind.RUN_QUEUE)]
-    sections += [_waits(session, kind, where, limit) for kind in off_cpu]
+    waits = queries.waits(session, where) if off_cpu else []
+    sections += [_waits(waits, kind, limit) for kind in off_cpu]
     if ProfileKind.GPU_CALLS in kinds:
         sections.append(_device_calls(session, where, limit))
     if ProfileKind.GPU_TIME in kinds:
@@ -144,8 +146,8 @@ def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
     return _rows(head, rows, (-7, -7, -7, -7, 22, 0), limit)
 
 
-def _waits(session: Session, kind: ProfileKind, where: Where, limit: int) -> Iterator[str]:
-    waits = [wait for wait in queries.waits(session, where) if wait.kind == kind]
+def _waits(every: Sequence[Wait], kind: ProfileKind, limit: int) -> Iterator[str]:
+    waits = [wait for wait in every if wait.kind == kind]
     # Last come threads that slept all the time, and kernel threads.
     waits.sort(key=lambda wait: wait.idle or wait.thread.process.is_kernel)
     rows = [

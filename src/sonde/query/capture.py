@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Hashable, Iterator
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from sonde.errors import CaptureError, CaptureTruncated
+from sonde.errors import CaptureError, CaptureTooLarge, CaptureTruncated
 from sonde.input_files import open_input
-from sonde.limits import Budget, is_plausible
+from sonde.limits import Budget, is_plausible, most_bytes
 from sonde.model.program_run import ProgramRun
 from sonde.query import framing, messages, validation
+from sonde.query.merging import Merge
 from sonde.query.schema import TABLES, conform
 
 Progress = Callable[[int, int], None]
@@ -31,20 +33,12 @@ Progress = Callable[[int, int], None]
 _MAX_RAW_BYTES = 512 << 20
 """A chunk covers seconds of one machine; one that claims more than this is damaged or hostile."""
 _MOST_TABLES = 256
+_PIPE_BYTES = 1 << 20
 _ENGINE_BYTES = 1 << 30
 _FIXED_BYTES = 56 << 20
 """Memory for buffers of Arrow, the SQL engine and the writers, for any capture."""
-_COMPACT_ROWS = 20_000
-"""Duplicate rows of a dictionary are dropped after this many new ones."""
-
-_KEYS: dict[str, tuple[str, ...]] = {
-    "stack": ("stack_id",),
-    "frame": ("frame_id",),
-    "process": ("pid", "start_ns"),
-    "thread": ("pid", "start_ns", "tid"),
-}
-_RENAMED_BY_EXEC = ("process", "thread")
-"""Dictionaries of which the last row counts: a program may rename itself. Others never change."""
+_GROUP_BYTES = 16 << 20
+"""Chunks are checked and merged together up to this decompressed size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,74 +109,8 @@ class DamagedChunkError(Exception):
     """A chunk with correct checksums and invalid content."""
 
 
-@dataclass(slots=True)
-class _Merge:
-    """The tables of the chunks read so far, merged."""
-
-    budget: Budget
-    parts: dict[str, list[pa.Table]] = field(default_factory=lambda: {n: [] for n in TABLES})
-    seen: dict[str, set[Hashable]] = field(default_factory=lambda: {n: set() for n in _KEYS})
-    kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED_BY_EXEC, 0))
-    """Rows left when the parts of a table were last made one."""
-    pending: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED_BY_EXEC, 0))
-    """Rows added since."""
-
-    def add(self, name: str, table: pa.Table) -> None:
-        keys = _KEYS.get(name)
-        if keys and name not in _RENAMED_BY_EXEC:
-            table = self._unseen(name, keys[0], table)
-        if not table.num_rows:
-            return
-        self.budget.hold(table.num_rows * validation.ROW_BYTES[name] + validation.text_bytes(table))
-        if name == "metric":
-            self.budget.hold(validation.LABELS_BYTES * validation.label_set_count(table))
-        if name == "stack":
-            self.budget.hold(validation.FRAME_BYTES * validation.frame_count(table))
-        self.parts[name].append(table)
-        if name in _RENAMED_BY_EXEC:
-            self.pending[name] += table.num_rows
-            if self.pending[name] > self.kept[name] + _COMPACT_ROWS:
-                self._compact(name)
-
-    def _unseen(self, name: str, key: str, table: pa.Table) -> pa.Table:
-        seen = self.seen[name]
-        fresh = []
-        for row, value in enumerate(table.column(key).to_pylist()):
-            if value not in seen:
-                seen.add(value)
-                fresh.append(row)
-        if len(fresh) == table.num_rows:
-            return table
-        # The copy releases the memory of the chunk that it was read from.
-        return table.take(pa.array(fresh, pa.int64()))
-
-    def _compact(self, name: str) -> None:
-        """Keep one row of a process that is in every chunk."""
-        former = pa.concat_tables(self.parts[name])
-        table = _last_of_each(name, former)
-        dropped = former.num_rows - table.num_rows
-        text_bytes = validation.text_bytes(former) - validation.text_bytes(table)
-        self.budget.hold(-dropped * validation.ROW_BYTES[name] - text_bytes)
-        self.parts[name] = [table]
-        self.kept[name], self.pending[name] = table.num_rows, 0
-
-    def tables(self) -> dict[str, pa.Table]:
-        merged = {}
-        for name, schema in TABLES.items():
-            parts = self.parts.pop(name)
-            table = pa.concat_tables(parts).unify_dictionaries() if parts else schema.empty_table()
-            merged[name] = _last_of_each(name, table) if name in _RENAMED_BY_EXEC else table
-        return merged
-
-
-def _last_of_each(name: str, table: pa.Table) -> pa.Table:
-    columns = [table.column(key).to_pylist() for key in _KEYS[name]]
-    last = {key: row for row, key in enumerate(zip(*columns, strict=True))}
-    return table.take(pa.array(last.values(), pa.int64()))
-
-
-def read(path: Path, on_progress: Progress | None = None) -> Capture:
-    """Read a capture file.
+def read(path: Path, on_progress: Progress | None = None, without: Collection[str] = ()) -> Capture:
+    """Read a capture file. Tables named in `without` are passed over and stay empty.
 
     Raises CaptureError (NotACapture, CaptureTruncated, CaptureTooNew) where nothing can be read;
     damage that leaves something readable is reported in the `info` of the result.
@@ -190,11 +118,9 @@ def read(path: Path, on_progress: Progress | None = None) -> Capture:
     try:
         with open_input(path) as file:
             if not file.seekable():
-                raise CaptureError(
-                    f"{path} is a pipe, and a recording must be seekable",
-                    "write it to a file first",
-                )
-            return _read(file, path, on_progress)
+                with _kept(file, path) as kept:
+                    return _read(kept, path, on_progress, without)
+            return _read(file, path, on_progress, without)
     except FileNotFoundError:
         raise CaptureError(
             f"{path} does not exist", "check the path, or record one with `sonde record`"
@@ -213,20 +139,56 @@ def read(path: Path, on_progress: Progress | None = None) -> Capture:
         raise CaptureError(f"{str(path)!r} is not a path: {error}", "check the path") from error
 
 
+def _kept(stream: BinaryIO, path: Path) -> BinaryIO:
+    """What comes through a pipe, as a file without a name. Raises CaptureTooLarge, OSError."""
+    limit_bytes = most_bytes()
+    kept = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    try:
+        while block := stream.read(_PIPE_BYTES):
+            if kept.tell() + len(block) > limit_bytes:
+                raise CaptureTooLarge(
+                    f"more than {limit_bytes / 1e9:.3g} GB came through {path}",
+                    "write the recording to a file first",
+                )
+            kept.write(block)
+    except BaseException:
+        kept.close()
+        raise
+    return kept
+
+
 def engine_bytes(limit_bytes: int) -> int:
     """The SQL engine's part of the memory for a file; beyond it the engine uses the disk."""
     return min(_ENGINE_BYTES, limit_bytes // 4)
 
 
-def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
+def _read(
+    file: BinaryIO, path: Path, on_progress: Progress | None, without: Collection[str]
+) -> Capture:
     size_bytes = file.seek(0, 2)
     file.seek(0)
     framing.check_file_header(file.read(framing.FILE_HEADER.size), str(path))
     budget = Budget(str(path), size_bytes)
     budget.hold(engine_bytes(budget.limit_bytes) + min(_FIXED_BYTES, budget.limit_bytes // 4))
-    merge = _Merge(budget)
+    merge = Merge(budget)
     metas: list[dict[str, Any]] = []
     damaged = damaged_bytes = tail_bytes = rows_refused = names_cut = 0
+    group: list[_Unpacked] = []
+
+    def merge_group() -> None:
+        nonlocal damaged, damaged_bytes, rows_refused, names_cut
+        for checked in _checked(group, budget):
+            if isinstance(checked, _Unpacked):
+                damaged += 1
+                damaged_bytes += checked.size_bytes
+                continue
+            metas.extend(checked.metas)
+            rows_refused += checked.rows_refused
+            names_cut += checked.names_cut
+            for name, table in checked.tables.items():
+                merge.add(name, table)
+        group.clear()
+
     for chunk in framing.chunks(file, size_bytes):
         if isinstance(chunk, framing.BadChunk):
             if chunk.at_end:
@@ -235,19 +197,18 @@ def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
                 damaged += 1
                 damaged_bytes += chunk.size_bytes
             continue
+        chunk_bytes = len(chunk.meta) + len(chunk.payload)
         try:
-            meta, tables, refused, cut = decode_chunk(chunk, budget)
+            group.append(_Unpacked(*unpack_chunk(chunk, budget, without), chunk_bytes))
         except DamagedChunkError:
             damaged += 1
-            damaged_bytes += len(chunk.meta) + len(chunk.payload)
+            damaged_bytes += chunk_bytes
             continue
-        metas.append(meta)
-        rows_refused += refused
-        names_cut += cut
-        for name, table in tables.items():
-            merge.add(name, table)
+        if sum(one.meta["raw_len"] for one in group) > _GROUP_BYTES:
+            merge_group()
         if on_progress:
             on_progress(chunk.end, size_bytes)
+    merge_group()
     if not metas:
         lost = f"{damaged} damaged" if damaged else "cut before its first one was whole"
         raise CaptureTruncated(
@@ -276,7 +237,9 @@ def _read(file: BinaryIO, path: Path, on_progress: Progress | None) -> Capture:
         names_cut=names_cut,
         program=_program(capture["host"].get("program")),
     )
-    return Capture(info, merge.tables(), budget)
+    tables = merge.tables()
+    pa.default_memory_pool().release_unused()  # of the decompressed chunks
+    return Capture(info, tables, budget)
 
 
 def _gaps(numbers: list[int]) -> int:
@@ -284,31 +247,69 @@ def _gaps(numbers: list[int]) -> int:
     return max(numbers) + 1 - len(set(numbers))
 
 
-def decode_chunk(
-    chunk: framing.RawChunk, budget: Budget
-) -> tuple[dict[str, Any], dict[str, pa.Table], int, int]:
-    """(metadata, tables, number of refused rows, number of cut names) of a chunk.
+@dataclass(frozen=True, slots=True)
+class _Unpacked:
+    """A chunk's tables as they were sent."""
 
-    Raises DamagedChunkError; CaptureTooLarge where the file exceeds its budget.
-    """
-    meta, found = unpack_chunk(chunk, budget)
+    meta: dict[str, Any]
+    tables: dict[str, pa.Table]
+    size_bytes: int
+    """In the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Tables of some chunks with Sonde's columns."""
+
+    metas: list[dict[str, Any]]
+    tables: dict[str, pa.Table]
+    rows_refused: int
+    names_cut: int
+
+
+def _checked(group: Sequence[_Unpacked], budget: Budget) -> Iterator[_Checked | _Unpacked]:
+    """The tables of all chunks as one. Where a chunk is damaged, or of another writer than the one
+    before, they come one by one, and damaged ones as they are. Raises CaptureTooLarge."""
+    held_bytes = budget.held_bytes
+    try:
+        if group:
+            yield _checked_together(group, budget)
+        return
+    except DamagedChunkError:
+        if len(group) == 1:
+            yield group[0]
+            return
+    budget.hold(held_bytes - budget.held_bytes)
+    for chunk in group:
+        yield from _checked([chunk], budget)
+
+
+def _checked_together(group: Sequence[_Unpacked], budget: Budget) -> _Checked:
+    """Raises DamagedChunkError, CaptureTooLarge."""
     tables = {}
     refused = names_cut = 0
-    for name, table in found.items():
+    for name in TABLES:
+        parts = [chunk.tables[name] for chunk in group if name in chunk.tables]
+        if not parts:
+            continue
+        try:
+            table = pa.concat_tables(parts).combine_chunks()
+        except (pa.ArrowException, ValueError) as error:
+            raise DamagedChunkError(str(error)) from error
         tables[name], left_out, cut = conformed(name, table, budget)
         refused += left_out
         names_cut += cut
-    return meta, tables, refused, names_cut
+    return _Checked([chunk.meta for chunk in group], tables, refused, names_cut)
 
 
 def unpack_chunk(
-    chunk: framing.RawChunk, budget: Budget
+    chunk: framing.RawChunk, budget: Budget, without: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, pa.Table]]:
     """(metadata, tables as they were sent) of a chunk; `conformed` makes them those of Sonde.
 
-    Raises DamagedChunkError, CaptureTooLarge.
+    Tables named in `without` are left out. Raises DamagedChunkError, CaptureTooLarge.
     """
-    meta, streams = streams_of(chunk, budget)
+    meta, streams = streams_of(chunk, budget, without)
     with damage():
         tables = {
             name: messages.read_streams([one], TABLES[name].names, budget.hold)[0]
@@ -318,11 +319,11 @@ def unpack_chunk(
 
 
 def streams_of(
-    chunk: framing.RawChunk, budget: Budget
+    chunk: framing.RawChunk, budget: Budget, without: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, messages.Stream]]:
     """(metadata, tables as streams of Arrow whose messages were checked) of a chunk.
 
-    Raises DamagedChunkError, CaptureTooLarge.
+    Tables named in `without` are left out. Raises DamagedChunkError, CaptureTooLarge.
     """
     meta = chunk_meta(chunk.meta)
     if not is_plausible(meta["raw_len"], len(chunk.payload)):
@@ -333,7 +334,7 @@ def streams_of(
         raw = pa.decompress(chunk.payload, decompressed_size=meta["raw_len"], codec="zstd")
         for entry in meta["tables"]:
             name, offset, length = entry["name"], entry["offset"], entry["length"]
-            if name not in TABLES or not length:
+            if name not in TABLES or name in without or not length:
                 continue
             if name in streams:
                 raise DamagedChunkError(f"table {name} comes twice")

@@ -27,19 +27,38 @@ def without_probe_frames(stacks: Stacks) -> tuple[Stacks, list[int]]:
     instead = list(range(len(stacks)))
     if not probes:
         return stacks, instead
-    offsets, frame_indices = array("i", stacks.offsets), array("i", stacks.frame_indices)
+    beginning = _beginning_with(stacks, probes)
+    source = np.ascontiguousarray(stacks.frame_indices, np.int32).data
+    offsets, frame_indices = array("i"), array("i")
+    offsets.frombytes(np.ascontiguousarray(stacks.offsets, np.int32).data.cast("B"))
+    frame_indices.frombytes(source.cast("B"))
     added: dict[bytes, int] = {}
-    for number in _beginning_with(stacks, probes):
-        first, end = stacks.offsets[number], stacks.offsets[number + 1]
-        while first < end and stacks.frame_indices[first] in probes:
-            first += 1
-        key = array("i", stacks.frame_indices[first:end]).tobytes()
+    firsts, ends = _after_probes(stacks, beginning, probes)
+    for number, first, end in zip(beginning, firsts, ends, strict=True):
+        key = source[first:end].tobytes()
         if key not in added:
             added[key] = len(offsets) - 1
             frame_indices.frombytes(key)
             offsets.append(len(frame_indices))
         instead[number] = added[key]
     return Stacks(stacks.frames, memoryview(offsets), memoryview(frame_indices)), instead
+
+
+def _after_probes(
+    stacks: Stacks, numbers: list[int], probes: set[int]
+) -> tuple[list[int], list[int]]:
+    """(first frame that is no probe's, end) of each of the stacks."""
+    frames = np.asarray(stacks.frame_indices, np.int32)
+    is_probe = np.zeros(len(stacks.frames), bool)
+    is_probe[list(probes)] = True
+    offsets = np.asarray(stacks.offsets, np.int64)
+    at = np.array(numbers, np.int64)
+    first, ends = offsets[at], offsets[at + 1]
+    going = np.arange(len(at))
+    while len(going := going[first[going] < ends[going]]):
+        going = going[is_probe[frames[first[going]]]]
+        first[going] += 1
+    return first.tolist(), ends.tolist()
 
 
 def _beginning_with(stacks: Stacks, frames: set[int]) -> list[int]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
+
+import numpy as np
 
 from sonde.limits import MOST_NAME_CHARS
 from sonde.model.answers import (
@@ -28,6 +30,7 @@ from sonde.model.answers import (
 from sonde.model.calls import STATUS_UNKNOWN
 from sonde.model.code import Frame, Stacks
 from sonde.model.profile import Profile, ProfileKind
+from sonde.query.function_weights import function_weights
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
 from sonde.query.validation import MOST_NUMBER
@@ -183,28 +186,22 @@ def top_functions(
     session: Session, kind: ProfileKind, where: Where = EVERYTHING, limit: int = 0
 ) -> list[FunctionUse]:
     """Functions by self time, then by total time; `limit` 0 returns all."""
-    functions = session.functions
-    session.index_functions()
     clause, parameters = where.sql("kind = ?")
-    rows = session.rows(
-        "WITH weight AS ("
-        " SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS b"
-        f" FROM sample {clause} GROUP BY stack), "
-        "own AS ("
-        " SELECT l.function, sum(n) AS n, sum(ns) AS ns, sum(b) AS b"
-        " FROM weight w JOIN leaf l ON w.stack = l.stack GROUP BY l.function), "
-        "whole AS ("
-        " SELECT m.function, sum(n) AS n, sum(ns) AS ns, sum(b) AS b"
-        " FROM weight w JOIN member m ON w.stack = m.stack GROUP BY m.function) "
-        "SELECT whole.function, coalesce(own.n, 0), coalesce(own.ns, 0), coalesce(own.b, 0),"
-        " whole.n, whole.ns, whole.b "
-        "FROM whole LEFT JOIN own ON whole.function = own.function "
-        f"ORDER BY 3 DESC, 6 DESC, 1{f' LIMIT {limit}' if limit else ''}",
+    weight = session.arrow(
+        "SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS b"
+        f" FROM sample {clause} GROUP BY stack ORDER BY stack",
         [kind.column_value, *parameters],
     )
+    functions = session.functions
+    stacks = np.asarray(weight.column("stack").to_numpy(), np.int64)
+    weights = [weight.column(name).to_numpy() for name in ("n", "ns", "b")]
+    own, whole = function_weights(session, stacks, weights)
+    seen = np.flatnonzero(whole[3])
+    order = seen[np.lexsort((seen, -whole[1][seen], -own[1][seen]))][: limit or None]
+    columns = [part[order].tolist() for part in (*own[:3], *whole[:3])]
     return [
-        FunctionUse(*functions[number], *(round(weight) for weight in weights))
-        for number, *weights in rows
+        FunctionUse(*functions[number], *(round(weight) for weight in row))
+        for number, *row in zip(order.tolist(), *columns, strict=True)
     ]
 
 
@@ -320,12 +317,19 @@ def own_frame(stacks: Stacks, stack: int) -> Frame | None:
     A frame of the program without a symbol is preferred to one of the C library: its binary is
     known.
     """
-    user = [stacks.frames[i] for i in stacks.indices(stack) if stacks.frames[i].kind != "kernel"]
-    own = [frame for frame in user if not frame.binary.startswith(RUNTIME_LIBRARIES)]
-    named = (frame for frame in own if frame.function)
-    placed = (frame for frame in own if frame.binary and not frame.binary.startswith("["))
-    known = (frame for frame in user if frame.function)
-    return next(chain(named, placed, known), None)
+    placed = known = None
+    for index in stacks.indices(stack):
+        frame = stacks.frames[index]
+        if frame.kind == "kernel":
+            continue
+        if not frame.binary.startswith(RUNTIME_LIBRARIES):
+            if frame.function:
+                return frame
+            if placed is None and frame.binary and not frame.binary.startswith("["):
+                placed = frame
+        elif known is None and frame.function:
+            known = frame
+    return placed or known
 
 
 def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCalls]:

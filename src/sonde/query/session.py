@@ -3,7 +3,7 @@
 
 Tables that queries may read: `sample`, `activity` and `device_run` as in a chunk, with the columns
 `thread`, `process` and (not `activity`) `stack`, indices into the lists here; `process`, `thread`;
-`leaf` and `member`, the leaf function of each stack and all functions in it; `usage` with the
+`leaf`, the leaf function of each stack; `usage` with the
 column `process`; `event` and `metric`.
 The SQL is limited to what both DuckDB and Spark support.
 """
@@ -160,7 +160,7 @@ class Session:
         return chain(self.stacks.frames, [NO_STACK])
 
     def index_functions(self) -> None:
-        """Create the tables `leaf` and `member`, once."""
+        """Create the table `leaf`, once."""
         if not self._functions_indexed:
             self._index_functions()
             self._functions_indexed = True
@@ -176,7 +176,7 @@ class Session:
                 "SELECT pid, start_ns FROM raw_device_run UNION "
                 "SELECT pid, start_ns FROM raw_activity UNION "
                 "SELECT pid, start_ns FROM raw_usage EXCEPT "
-                "SELECT pid, start_ns FROM known_process"
+                "SELECT pid, start_ns FROM known_process ORDER BY 1, 2"
             )
         ]
         columns = {
@@ -230,33 +230,13 @@ class Session:
         )
 
     def _index_functions(self) -> None:
-        count = len(self.stacks)
         of_frame = np.asarray(self.function_of_frame, np.int32)
-        no_stack = of_frame[-1]
         offsets = np.asarray(self.stacks.offsets, np.int64)
-        functions = of_frame[np.asarray(self.stacks.frame_indices, np.int32)]
-        depth = np.diff(offsets)
-        leaves = np.full(count, no_stack, np.int32)
-        leaves[depth > 0] = functions[offsets[:-1][depth > 0]]
-        stack = np.arange(count, dtype=np.int32)
+        leaves = np.full(len(self.stacks), of_frame[-1], np.int32)
+        some = np.flatnonzero(np.diff(offsets))
+        leaves[some] = of_frame[np.asarray(self.stacks.frame_indices, np.int32)[offsets[some]]]
+        stack = np.arange(len(self.stacks), dtype=np.int32)
         self._connection.register("leaf", pa.table({"stack": stack, "function": leaves}))
-        self.hold(4 * functions.nbytes)
-        stride = len(self.functions)
-        pairs = np.repeat(stack.astype(np.int64) * stride, depth) + functions
-        # Sorted by stack already: a stable sort takes advantage of that.
-        pairs.sort(kind="stable")
-        pairs = pairs[np.diff(pairs, prepend=-1) > 0]
-        empty = np.int64(no_stack)  # of stack 0, which has no frames
-        member = np.append(pairs, empty)
-        self._connection.register(
-            "member",
-            pa.table(
-                {
-                    "stack": (member // stride).astype(np.int32),
-                    "function": (member % stride).astype(np.int32),
-                }
-            ),
-        )
 
 
 def _process(row: dict[str, Any]) -> Process:
@@ -266,10 +246,8 @@ def _process(row: dict[str, Any]) -> Process:
 
 def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
     """Stacks with dense indices: 0 is the empty stack, the others follow in table order."""
-    names = [
-        [sys.intern(text) for text in frame.column(name).to_pylist()]
-        for name in ("kind", "function", "binary", "build_id", "file")
-    ]
+    names = [_texts(frame.column(name)) for name in ("kind", "function", "binary")]
+    names += [_texts(frame.column(name)) for name in ("build_id", "file")]
     numbers = [frame.column(name).to_pylist() for name in ("offset", "line")]
     frames = [
         Frame(kind, function, binary, build_id, offset, file, line)
@@ -278,13 +256,20 @@ def _stacks(stack: pa.Table, frame: pa.Table) -> Stacks:
         )
     ]
     frames.append(_UNKNOWN_FRAME)
-    lists = stack.column("frame_ids").combine_chunks()
-    lists = pc.fill_null(lists, pa.scalar([], lists.type)) if lists.null_count else lists
-    flat = pc.index_in(lists.flatten(), value_set=frame.column("frame_id"))
-    flat = pc.fill_null(flat, len(frames) - 1)
-    lengths = pc.list_value_length(lists).cast(pa.int32())
+    column = stack.column("frame_ids")
+    ids = pa.chunked_array([chunk.flatten() for chunk in column.chunks], pa.uint64())
+    flat = pc.index_in(ids, value_set=frame.column("frame_id"))
+    flat = pc.fill_null(flat, len(frames) - 1).combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(column), 0).combine_chunks().cast(pa.int32())
     ends = pc.cumulative_sum(pa.concat_arrays([pa.array([0, 0], pa.int32()), lengths]))
     return Stacks(frames=frames, offsets=_memory(ends), frame_indices=_memory(flat))
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    """The texts of a column; equal ones are one object."""
+    encoded = column.combine_chunks().dictionary_encode()
+    known = [*map(sys.intern, encoded.dictionary.to_pylist())]
+    return [*map(known.__getitem__, encoded.indices.to_pylist())]
 
 
 def _with_stack(rows: pa.Table, stack: pa.Table, wait_stacks: Sequence[int]) -> pa.Table:

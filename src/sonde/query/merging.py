@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of many chunks made one: each dictionary row once, in memory of their own.
+
+Rows read from a chunk lie in the memory that the chunk was decompressed to. So chunks are merged in
+groups: the copy that joins their rows lets go of that memory, and each check runs once a group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sonde.limits import Budget
+from sonde.query import validation
+from sonde.query.schema import TABLES
+
+U64s = npt.NDArray[np.uint64]
+
+_COMPACT_ROWS = 20_000
+"""Duplicate rows of a dictionary are dropped after this many new ones."""
+
+_KEYS: dict[str, tuple[str, ...]] = {
+    "stack": ("stack_id",),
+    "frame": ("frame_id",),
+    "process": ("pid", "start_ns"),
+    "thread": ("pid", "start_ns", "tid"),
+}
+_RENAMED_BY_EXEC = ("process", "thread")
+"""Dictionaries of which the last row counts: a program may rename itself. Others never change."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Keys seen so far: sorted runs, each more than twice as long as the next.
+
+    Sorted, because keys that a file chooses can make any hash table slow.
+    """
+
+    runs: list[U64s] = field(default_factory=list)
+
+    def first_rows(self, keys: U64s) -> npt.NDArray[np.int64]:
+        """The rows that hold a key for the first time, ascending; their keys are seen then."""
+        distinct, first = np.unique(keys, return_index=True)
+        fresh = np.ones(len(distinct), bool)
+        for run in self.runs:
+            at = np.minimum(np.searchsorted(run, distinct), len(run) - 1)
+            fresh &= run[at] != distinct
+        if fresh.any():
+            self.runs.append(distinct[fresh])
+        while len(self.runs) > 1 and len(self.runs[-2]) <= 2 * len(self.runs[-1]):
+            last = self.runs.pop()
+            self.runs[-1] = np.sort(np.concatenate((self.runs[-1], last)))
+        return np.sort(first[fresh])
+
+
+@dataclass(slots=True)
+class Merge:
+    """The tables of the chunks read so far, merged."""
+
+    budget: Budget
+    parts: dict[str, list[pa.Table]] = field(default_factory=lambda: {n: [] for n in TABLES})
+    seen: dict[str, _Seen] = field(default_factory=lambda: {n: _Seen() for n in _KEYS})
+    kept: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED_BY_EXEC, 0))
+    """Rows left when the parts of a table were last made one."""
+    pending: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_RENAMED_BY_EXEC, 0))
+    """Rows added since."""
+
+    def add(self, name: str, table: pa.Table) -> None:
+        """Add rows of a table of the schema. Raises CaptureTooLarge."""
+        keys = _KEYS.get(name)
+        if name in _RENAMED_BY_EXEC:
+            table = _last_of_each(name, table)
+        elif keys:
+            fresh = self.seen[name].first_rows(table.column(keys[0]).to_numpy())
+            if len(fresh) < table.num_rows:
+                table = table.take(pa.array(fresh))
+        if not table.num_rows:
+            return
+        self.budget.hold(table.num_rows * validation.ROW_BYTES[name] + validation.text_bytes(table))
+        if name == "metric":
+            self.budget.hold(validation.LABELS_BYTES * validation.label_set_count(table))
+        if name == "stack":
+            self.budget.hold(validation.FRAME_BYTES * validation.frame_count(table))
+        self.parts[name].append(table)
+        if name in _RENAMED_BY_EXEC:
+            self.pending[name] += table.num_rows
+            if self.pending[name] > self.kept[name] + _COMPACT_ROWS:
+                self._compact(name)
+
+    def _compact(self, name: str) -> None:
+        """Keep one row of a process that is in every chunk."""
+        former = pa.concat_tables(self.parts[name])
+        table = _last_of_each(name, former)
+        dropped = former.num_rows - table.num_rows
+        text_bytes = validation.text_bytes(former) - validation.text_bytes(table)
+        self.budget.hold(-dropped * validation.ROW_BYTES[name] - text_bytes)
+        self.parts[name] = [table]
+        self.kept[name], self.pending[name] = table.num_rows, 0
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Every table of the schema; the parts are let go of."""
+        merged = {}
+        for name, schema in TABLES.items():
+            parts = self.parts.pop(name)
+            table = pa.concat_tables(parts).unify_dictionaries() if parts else schema.empty_table()
+            merged[name] = _last_of_each(name, table) if name in _RENAMED_BY_EXEC else table
+        return merged
+
+
+def _last_of_each(name: str, table: pa.Table) -> pa.Table:
+    columns = [table.column(key).to_pylist() for key in _KEYS[name]]
+    last = {key: row for row, key in enumerate(zip(*columns, strict=True))}
+    if len(last) == table.num_rows:
+        return table
+    return table.take(pa.array(last.values(), pa.int64()))
