@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import ipaddress
 import json
@@ -54,11 +55,19 @@ def _is_direct(host: str) -> bool:
     return True
 
 
+def _is_near(request: Request) -> bool:
+    """Whether the client is this machine: to compress would take longer than to send."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(request.client.host if request.client else "").is_loopback
+    return False
+
+
 def _packed(request: Request, answer: answers.Answer) -> Response:
     """The answer, compressed where the client takes that and it is worth it."""
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     content = answer.content
-    if len(content) > _WORTH_PACKING and "gzip" in request.headers.get("accept-encoding", ""):
+    takes_gzip = "gzip" in request.headers.get("accept-encoding", "") and not _is_near(request)
+    if len(content) > _WORTH_PACKING and takes_gzip:
         content = gzip.compress(content, 1)
         headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
     return Response(content, media_type=answer.media_type, headers=headers)

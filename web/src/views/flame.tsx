@@ -3,8 +3,9 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Flame, KernelRow } from "../api";
-import { build, found, matcher, nodeOf, pathOf, rowsOf, ROW_HEIGHT, table, type Hide, type Tree, type Weight } from "../flame";
+import { build, coloursOf, found, matcher, nodeOf, pathOf, rowsOf, ROW_HEIGHT, table, type Hide, type Tree, type Weight } from "../flame";
 import { css } from "../draw/colours";
+import { Live, useLive } from "../live";
 import { duration, grouped, percent, scaled } from "../numbers";
 import { Answer, Empty, Tooltip } from "../parts";
 import { useAnswer, useApp } from "../state";
@@ -85,21 +86,20 @@ function Graph({ flame, weight, hint }: { flame: Flame; weight: Weight; hint: st
 
 function Chart({ tree, lit, show }: { tree: Tree; lit: Uint8Array | null; show: (value: number) => string }): preact.JSX.Element {
   const { place, go, palette } = useApp();
-  const rows = useMemo(() => rowsOf(tree, palette, lit), [tree, palette, lit]);
+  const rows = useMemo(() => rowsOf(tree, palette.ground, lit), [tree, palette, lit]);
+  const colours = useMemo(() => coloursOf(tree, palette), [tree, palette]);
   const scroller = useRef<HTMLDivElement>(null);
   const focused = useMemo(() => nodeOf(tree, place.focus), [tree, place.focus]);
-  const [hover, setHover] = useState<{ id: number; x: number; y: number } | null>(null);
+  const [hover] = useState(() => new Live<{ id: number; x: number; y: number } | null>(null));
   const labelOf = (node: number): string => tree.functions[tree.fn[node]!]!.label;
   const shown = useMemo(() => ({
-    rows, height: tree.levels * ROW_HEIGHT, left: tree.x[focused]!, right: tree.x[focused]! + (tree.total[focused]! || 1),
+    rows, colours, height: tree.levels * ROW_HEIGHT, left: tree.x[focused]!, right: tree.x[focused]! + (tree.total[focused]! || 1),
     first: 0, last: tree.total[0] || 1, palette, labelOf, isFaded: (node: number) => lit !== null && !lit[node],
   }), [rows, focused, palette, lit]);
   useEffect(() => {
     if (scroller.current) scroller.current.scrollTop = Math.max(0, (tree.depth[focused]! - 2) * ROW_HEIGHT);
   }, [focused, tree]);
   const path = pathOf(tree, focused);
-  const node = hover && hover.id < tree.fn.length ? hover.id : -1;
-  const fn = node >= 0 ? tree.functions[tree.fn[node]!]! : null;
   return (
     <>
       <nav class="crumbs" aria-label="Zoomed to">
@@ -112,25 +112,33 @@ function Chart({ tree, lit, show }: { tree: Tree; lit: Uint8Array | null; show: 
           <div class="canvas">
             <Boxes shown={shown} scroller={scroller} pans={false} label={`Flame graph of ${tree.fn.length} nodes. Arrow keys select a frame, Enter zooms to it. The table shows the same as text.`}
               events={{
-                hover: (id, x, y) => setHover(id < 0 ? null : { id, x, y }),
+                hover: (id, x, y) => hover.set(id < 0 ? null : { id, x, y }),
                 click: (id) => go({ focus: id === focused ? pathOf(tree, tree.parent[id]!) : pathOf(tree, id) }),
               }} />
           </div>
         </div>
       </div>
-      {fn && hover && (
-        <Tooltip x={hover.x} y={hover.y}>
-          <strong>{fn.name}</strong>
-          {fn.file && <p>{fn.file}{fn.line ? `:${fn.line}` : ""}</p>}
-          {fn.binary && <p>{fn.binary}</p>}
-          <dl>
-            <dt>With callees</dt><dd>{show(tree.total[node]!)}, {percent(tree.total[node]! / (tree.total[0] || 1))}</dd>
-            <dt>By itself</dt><dd>{show(tree.own[node]!)}, {percent(tree.own[node]! / (tree.total[0] || 1))}</dd>
-            <dt>Events</dt><dd>about {grouped(tree.count[node]!)}</dd>
-          </dl>
-        </Tooltip>
-      )}
+      <Hovered hover={hover} tree={tree} show={show} />
     </>
+  );
+}
+
+function Hovered({ hover, tree, show }: { hover: Live<{ id: number; x: number; y: number } | null>; tree: Tree; show: (value: number) => string }): preact.JSX.Element | null {
+  const at = useLive(hover);
+  if (!at || at.id >= tree.fn.length) return null;
+  const node = at.id;
+  const fn = tree.functions[tree.fn[node]!]!;
+  return (
+    <Tooltip x={at.x} y={at.y}>
+      <strong>{fn.name}</strong>
+      {fn.file && <p>{fn.file}{fn.line ? `:${fn.line}` : ""}</p>}
+      {fn.binary && <p>{fn.binary}</p>}
+      <dl>
+        <dt>With callees</dt><dd>{show(tree.total[node]!)}, {percent(tree.total[node]! / (tree.total[0] || 1))}</dd>
+        <dt>By itself</dt><dd>{show(tree.own[node]!)}, {percent(tree.own[node]! / (tree.total[0] || 1))}</dd>
+        <dt>Events</dt><dd>about {grouped(tree.count[node]!)}</dd>
+      </dl>
+    </Tooltip>
   );
 }
 

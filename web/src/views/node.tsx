@@ -3,7 +3,7 @@
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import type { ChartRow, NodeRow } from "../api";
+import type { Columns, NodeRow } from "../api";
 import { aligned, chartsOf, dips, SERIES, type Chart, type Dip } from "../charts";
 import { clock, day, duration, percent, scaled } from "../numbers";
 import { Answer, Empty } from "../parts";
@@ -32,7 +32,7 @@ export function NodeView(): preact.JSX.Element {
 
 function Series({ from, to }: { from: number; to: number }): preact.JSX.Element {
   const { place, go } = useApp();
-  const asked = useAnswer<ChartRow[]>("charts", { node: place.node, from, to, series: SERIES, points: 1000 });
+  const asked = useAnswer<Columns>("charts", { node: place.node, from, to, series: SERIES, points: 1000, format: "columns" });
   const open = (left: number, right: number): void => {
     // Totals and samples are kept by the second: a verdict needs some whole ones around a short time.
     const around = right - left < SHORT_S ? AROUND_S : 0;
@@ -61,14 +61,14 @@ function Series({ from, to }: { from: number; to: number }): preact.JSX.Element 
         <button class="primary" onClick={() => open(from, to)}>Open all of it</button>
       </div>
       <Answer asked={asked} loading="Asking for the series…">
-        {(rows) => <Charts rows={rows} from={from} to={to} open={open} />}
+        {(table) => <Charts table={table} from={from} to={to} open={open} />}
       </Answer>
     </>
   );
 }
 
-function Charts(props: { rows: ChartRow[]; from: number; to: number; open: (from: number, to: number) => void }): preact.JSX.Element {
-  const { charts, missing } = useMemo(() => chartsOf(props.rows), [props.rows]);
+function Charts(props: { table: Columns; from: number; to: number; open: (from: number, to: number) => void }): preact.JSX.Element {
+  const { charts, missing } = useMemo(() => chartsOf(props.table), [props.table]);
   const [at, setAt] = useState<number | null>(null);
   const found = useMemo(() => {
     const line = charts.find((chart) => chart.title === "GPU use")?.lines[0] ?? charts.find((chart) => chart.title === "Runs on devices")?.lines[0];

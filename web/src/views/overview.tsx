@@ -2,7 +2,7 @@
 // All nodes, what is wrong first.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { ask, type DeviceRow, type Explanation, type LossRow, type NodeRow } from "../api";
+import { ask, type Columns, type Explanation, type LossRow, type NodeRow } from "../api";
 import { states, type NodeState } from "../devices";
 import { ago, duration, scaled } from "../numbers";
 import { Answer, Empty, Meter } from "../parts";
@@ -20,10 +20,10 @@ export function Overview(): preact.JSX.Element {
   const from = place.from || now - length;
   const to = place.to || now + 1;
   const nodes = useAnswer<NodeRow[]>("nodes", { from, to });
-  const devices = useAnswer<DeviceRow[]>(nodes.answer?.length ? "devices" : null, { from, to });
+  const devices = useAnswer<Columns>(nodes.answer?.length ? "devices" : null, { from, to, format: "columns" });
   const losses = useAnswer<LossRow[]>(nodes.answer?.length ? "losses" : null, { from, to });
   const list = useMemo(
-    () => states(nodes.answer ?? [], devices.answer ?? [], losses.answer ?? [], Math.min(now, to)),
+    () => states(nodes.answer ?? [], devices.answer, losses.answer ?? [], Math.min(now, to)),
     [nodes.answer, devices.answer, losses.answer],
   );
   return (

@@ -13,7 +13,7 @@ import { TimelinePanel } from "./timeline";
 export function RangeView(): preact.JSX.Element {
   const { place } = useApp();
   const ready = Boolean(place.node && place.from && place.to > place.from);
-  const asked = useAnswer<TimelineAnswer>(ready ? "timeline" : null, { node: place.node, from: place.from, to: place.to });
+  const asked = useAnswer<TimelineAnswer>(ready ? "timeline" : null, { node: place.node, from: place.from, to: place.to, format: "columns" });
   if (!ready) return <Empty title="No time is chosen">Choose a node on the overview, then drag over one of its charts.</Empty>;
   return (
     <>
