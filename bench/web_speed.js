@@ -64,8 +64,8 @@ const ANSWERS = {
   flamegraph() {
     const frames = Array.from({ length: 5000 }, (_, i) => ({ kind: "user", function: `f${i}`, binary: `lib${i % 20}`, file: "", line: 0 }));
     const stacks = [];
-    // Trees of 12 levels; each stack adds about five nodes.
-    for (let i = 0; i < SCENE.nodes / 5; i++) {
+    // Trees of 12 levels; each stack adds about 7.5 nodes.
+    for (let i = 0; i < SCENE.nodes / 7.5; i++) {
       const stack = [0];
       for (let d = 0, v = i; d < 7; d++) { stack.push(1 + d * 100 + (v % 6)); v = Math.floor(v / 6); }
       for (let d = 0; d < 5; d++) stack.push(1000 + ((i * 5 + d) % 4000));
@@ -127,21 +127,27 @@ const ANSWERS = {
     }
     return packed(table);
   },
-  losses: () => "[]",
-  verdict: () => '{"verdicts":[],"notes":[]}',
 };
+const NOTHING = { flamegraph: '{"total":{},"frames":[],"stacks":[]}', verdict: '{"verdicts":[],"notes":[]}', timeline: JSON.stringify({
+  origin_ns: 0, begin_ns: 0, end_ns: 1, names: [], tracks: [], causes: [], sampled: false, runs: null, tick_ns: 1e9,
+  ...Object.fromEntries(["calls", "states", "device"].map((name) => [name, { kinds: [], left_out: 0, start: [], end: [], kind: [], name: [], track: [], waker: [] }])),
+  samples: { time: [], track: [], weight: [], name: [], left_out: 0 }, stalls: { device: [], start: [], end: [], cause: [] },
+  explanation: { verdicts: [], notes: [] },
+}) };
 
-const made = {};
+const made = Object.fromEntries(SCENE.answers.map((name) => [name, ANSWERS[name]()]));
 window.asked = {};
+/** Answers wait until they are let go: to make them is not timed. */
+const gate = new Promise((open) => { window.release = () => { window.released = performance.now(); open(); }; });
 window.fetch = async (url) => {
   const name = new URL(url, location).pathname.split("/").pop();
-  const content = (made[name] ??= (ANSWERS[name] ?? (() => "[]"))());
+  asked[name] = true;
+  await gate;
+  const content = made[name] ?? NOTHING[name] ?? "[]";
   if (typeof content === "string") {
-    // The text of an answer is there when it is asked for; parsing it counts.
-    return { ok: true, status: 200, headers: new Headers(), json: async () => { asked[name] ??= performance.now(); return JSON.parse(content); } };
+    return { ok: true, status: 200, headers: new Headers(), json: async () => JSON.parse(content) };
   }
-  return { ok: true, status: 200, headers: new Headers({ "Content-Type": "application/vnd.sonde.columns" }),
-    arrayBuffer: async () => { asked[name] ??= performance.now(); return content; } };
+  return { ok: true, status: 200, headers: new Headers({ "Content-Type": "application/vnd.sonde.columns" }), arrayBuffer: async () => content };
 };
 
 window.drawn = {};

@@ -40,6 +40,16 @@ export function labelsOf(text: string): Record<string, string> {
   }
 }
 
+/** One label, without parsing the others: a fleet has a million rows. */
+function labelOf(text: string, name: string): string {
+  const key = text.indexOf(`"${name}"`);
+  if (key < 0) return "";
+  const from = text.indexOf('"', text.indexOf(":", key + name.length + 2)) + 1;
+  const to = text.indexOf('"', from);
+  const value = text.slice(from, to);
+  return from > 0 && to > from && !text.includes("\\") ? value : String(labelsOf(text)[name] ?? "");
+}
+
 const REASONS_OF_CHOICE = new Set(["gpu_idle", "idle", "application_clocks", "display_clock", "sync_boost", "none"]);
 
 export function states(nodes: readonly NodeRow[], table: Columns | null, losses: readonly LossRow[], nowS: number): NodeState[] {
@@ -47,8 +57,10 @@ export function states(nodes: readonly NodeRow[], table: Columns | null, losses:
   const lost = new Map<string, number>();
   for (const row of losses) lost.set(row.node, (lost.get(row.node) ?? 0) + row.value);
   return nodes.map((node) => stateOf(node, table, byNode.get(node.node) ?? NONE, lost.get(node.node) ?? 0, nowS))
-    .sort((a, b) => b.score - a.score || a.node.localeCompare(b.node, "en", { numeric: true }));
+    .sort((a, b) => b.score - a.score || BY_NAME.compare(a.node, b.node));
 }
+
+const BY_NAME = new Intl.Collator("en", { numeric: true });
 
 /** First row of each node, and the one behind its last: rows of a node follow each other in an answer. */
 type Rows = readonly [first: number, end: number];
@@ -73,9 +85,9 @@ function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost:
   let errors = 0;
   for (let i = first; i < end; i++) {
     const { numbers, texts } = table!;
-    const labels = labelsOf(textAt(texts["labels"], i));
+    const labels = textAt(texts["labels"], i);
     const row = { mean: numbers["mean"]![i]!, most: numbers["most"]![i]!, last: numbers["last"]![i]! };
-    const id = String(labels["hw.id"] ?? "");
+    const id = labelOf(labels, "hw.id");
     if (!id) continue;
     let device = devices.get(id);
     if (!device) {
@@ -83,19 +95,19 @@ function stateOf(node: NodeRow, table: Columns | null, [first, end]: Rows, lost:
       devices.set(id, device);
     }
     switch (textAt(texts["series"], i)) {
-      case "hw.gpu.utilization": if (labels["hw.gpu.task"] === "general") device.utilization = row.mean; break;
+      case "hw.gpu.utilization": if (labelOf(labels, "hw.gpu.task") === "general") device.utilization = row.mean; break;
       case "sonde.gpu.sm.active": device.smActive = row.mean; break;
-      case "sonde.gpu.tensor.active": if (labels["sonde.gpu.precision"] === "any") device.tensor = row.mean; break;
+      case "sonde.gpu.tensor.active": if (labelOf(labels, "sonde.gpu.precision") === "any") device.tensor = row.mean; break;
       case "hw.gpu.memory.usage": device.memory = row.last; break;
       case "hw.gpu.memory.limit": device.memoryLimit = row.last; break;
       case "hw.power": device.power = row.mean; break;
-      case "hw.temperature": if (labels["hw.sensor_location"] === "gpu") device.temperature = row.most; break;
+      case "hw.temperature": if (labelOf(labels, "hw.sensor_location") === "gpu") device.temperature = row.most; break;
       case "sonde.gpu.throttled": {
-        const reason = String(labels["sonde.gpu.throttle.reason"] ?? "");
+        const reason = labelOf(labels, "sonde.gpu.throttle.reason");
         if (row.mean > 0 && !REASONS_OF_CHOICE.has(reason)) throttled.set(reason, Math.max(row.mean, throttled.get(reason) ?? 0));
         break;
       }
-      case "hw.errors": if (labels["error.type"] === "uncorrected") errors += row.most; break;
+      case "hw.errors": if (labelOf(labels, "error.type") === "uncorrected") errors += row.most; break;
     }
   }
   const lastS = node.last_ns / 1e9;

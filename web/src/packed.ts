@@ -15,12 +15,16 @@ export function unpacked(bytes: ArrayBuffer): unknown {
   const head = new DataView(bytes).getUint32(0, true);
   const text = new TextDecoder("utf-8", { fatal: true }).decode(new Uint8Array(bytes, 8, head));
   const base = 8 + Math.ceil(head / 8) * 8;
-  return JSON.parse(text, (_, value: unknown) => {
-    const place = (value as { $?: Place } | null)?.$;
-    if (!place) return value;
-    const [kind, offset, length] = place;
-    return new ARRAYS[kind](bytes, base + offset, length);
-  });
+  const placed = (value: unknown): unknown => {
+    if (typeof value !== "object" || value === null) return value;
+    if (Array.isArray(value)) return typeof value[0] === "object" ? value.map(placed) : value;
+    const place = (value as { $?: Place }).$;
+    if (place) return new ARRAYS[place[0]](bytes, base + place[1], place[2]);
+    const record = value as Record<string, unknown>;
+    for (const name of Object.keys(record)) record[name] = placed(record[name]);
+    return record;
+  };
+  return placed(JSON.parse(text));
 }
 
 /** A table in columns; `text` columns are indices into their values. */

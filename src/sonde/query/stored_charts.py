@@ -73,9 +73,7 @@ def _observed(session: StoredSession, wanted: Selection, step: int) -> pa.Table:
     )
 
 
-def devices(
-    session: StoredSession, wanted: Selection, limit: int = 10 * MOST_ROWS
-) -> pa.Table:
+def devices(session: StoredSession, wanted: Selection, limit: int = 10 * MOST_ROWS) -> pa.Table:
     """Of every node and label set: node, series, labels, mean, least, most, last.
 
     The series are those of `SUMMARY`; `last` is the latest value. At most `limit` rows.

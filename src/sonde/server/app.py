@@ -23,6 +23,7 @@ from starlette.routing import Route
 from sonde.errors import SondeError
 from sonde.server import answers, pages
 from sonde.server.openapi import document
+from sonde.server.opened import Opener
 from sonde.server.selfmetrics import exposition
 from sonde.server.service import AUDIT, Bucket, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
@@ -90,6 +91,7 @@ class Api:
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
         self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
         """One at a time: decoded messages are large."""
+        self._opener = Opener(service.folder / "spill")
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -100,6 +102,7 @@ class Api:
                 self._guarded(Scope.INGEST, self._profiles),
                 methods=["POST"],
             ),
+            Route("/v1/open", self._guarded(Scope.READ, self._open), methods=["POST"]),
             Route("/v1/tokens", self._guarded(Scope.ADMIN, self._tokens)),
             Route("/healthz", self._health),
             Route("/readyz", self._ready),
@@ -279,6 +282,16 @@ class Api:
             return _packed(request, answer)
 
         return handler
+
+    async def _open(self, request: Request, caller: Caller) -> Response:
+        """A file of the caller's as the page shows it; nothing of it is kept."""
+        # Pages of other sites can send other types without asking.
+        if request.headers.get("content-type", "") != "application/octet-stream":
+            raise RefusedRequestError(415, "no file", "send application/octet-stream")
+        self._service.admit(caller, 0)
+        told = request.headers.get("content-length", "")
+        answer = await self._opener.open(int(told) if told.isdigit() else 0, request.stream())
+        return _packed(request, answer)
 
     async def _tokens(self, _request: Request, caller: Caller) -> Response:
         listed = [one for one in self._service.tokens.listed() if one.tenant == caller.tenant]

@@ -87,6 +87,25 @@ def document() -> dict[str, Any]:
             | _REFUSALS,
         }
     }
+    paths["/v1/open"] = {
+        "post": {
+            "summary": "a recording or a trace as the page shows it; nothing of it is kept",
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+                },
+            },
+            "responses": {
+                "200": {
+                    "description": "timeline and flames, packed (docs/design/web.md)",
+                    "content": {"application/vnd.sonde.columns": {"schema": {}}},
+                },
+                "422": _ERROR,
+            }
+            | _REFUSALS,
+        }
+    }
     listed = {"description": "the tenant's tokens", "content": {"application/json": {"schema": {}}}}
     paths["/v1/tokens"] = {"get": {"responses": {"200": listed} | _REFUSALS}}
     for name in ("healthz", "metrics"):
